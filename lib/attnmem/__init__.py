@@ -1,0 +1,20 @@
+"""attnmem: how much can attention memorize?
+
+The library behind the book of the same question. Two attention layers, each written once as a pure
+function over a NamedTuple of weights, the constructions that fill those weights by theorem, and
+the measurements that fill them by training.
+
+Rooms, from the ground up (nothing imports upwards):
+
+========================  =======================================================================
+``checks``                refusing bad input, by name
+``bounds``                every capacity formula, one function each
+``attention``             the two layers
+``independence``          rank, Kruskal rank, general position
+``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
+``constructions``         weights by theorem
+``figures``               drawing: data in, Axes out
+========================  =======================================================================
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,265 @@
+"""The two papers' attention layers, each a pure function over a NamedTuple of weights.
+
+Leading axes ``*runs`` stack independent models. The weights' run axes and the data's run axes
+broadcast against each other as in torch arithmetic; a single model has none. float32 and float64
+mix as in torch arithmetic too: the computation runs in the wider of them.
+
+Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, get_type_hints
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .checks import check_floats, check_size, check_tensor, checked_by, refuse
+
+
+class MHAWeights(NamedTuple):
+    """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3)."""
+
+    W_Q: Float[Tensor, "*runs H d d_h"]
+    W_K: Float[Tensor, "*runs H d d_h"]
+    W_V: Float[Tensor, "*runs H d d_v"]
+    W_O: Float[Tensor, "*runs H*d_v d_o"]
+    W_D: Float[Tensor, "*runs d_o d_out"]
+
+
+class AoTWeights(NamedTuple):
+    """Weights of an attention-only transformer, in the letters of Dana et al. (Sec. 2).
+
+    Their projections act from the left, ``(d_h, d)``, where those of Mahdavi et al. act from the
+    right, ``(d, d_h)``.
+    """
+
+    embedding: Float[Tensor, "*runs N d"]
+    positions: Float[Tensor, "*runs S d"]
+    W_Q: Float[Tensor, "*runs H d_h d"]
+    W_K: Float[Tensor, "*runs H d_h d"]
+    W_V: Float[Tensor, "*runs H d_h d"]
+    W_O: Float[Tensor, "*runs H d d_h"]
+    W_U: Float[Tensor, "*runs N d"]
+
+
+# --- the core that both layers share ------------------------------------------------------------
+
+
+def token_axes(context: Tensor, query: Tensor) -> str:
+    """Einsum axes of a context: own (``...bnd``) or shared by all examples (``...nd``)."""
+    return "...bnd" if context.ndim == query.ndim + 1 else "...nd"
+
+
+def attend(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    context: Float[Tensor, "*examples d"],
+    query: Float[Tensor, "*data B d"],
+) -> tuple[Float[Tensor, "*allruns B H n"], Float[Tensor, "*allruns B H d"]]:
+    r"""Attention weights and attended tokens of every head, for one query per example.
+
+    .. math:: \alpha_h = \operatorname{softmax}(E W_K W_Q^\top e), \qquad z_h = E^\top \alpha_h .
+
+    Computed in the order ``((e W_Q) W_K^T) E^T``: the ``n`` keys are never formed.
+    """
+    tokens = token_axes(context, query)
+    key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
+    key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
+    alpha = torch.einsum(f"...bhd,{tokens}->...bhn", key, context).softmax(dim=-1)
+    return alpha, torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
+
+
+def _widest(*tensors: Tensor) -> list[Tensor]:
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+# --- Mahdavi et al.: multi-head attention over a context and a query ----------------------------
+
+
+@functools.cache
+def _axes(kind: type) -> dict[str, list[str]]:
+    return {name: hint.dim_str.split() for name, hint in get_type_hints(kind).items()}
+
+
+def _check_weights(weights: tuple, kind: type) -> None:
+    """Floats, the number of axes and the sizes that two weights share, each error by name."""
+    if not isinstance(weights, kind):
+        refuse("weights", type(weights).__name__, kind.__name__)
+    runs = weights.W_Q.ndim - 3 if isinstance(weights.W_Q, Tensor) else 0
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, tensor in weights._asdict().items():
+        axes = _axes(kind)[name]
+        check_tensor(f"weights.{name}", tensor, f"({', '.join(axes)})", runs + len(axes) - 1)
+        check_floats(f"weights.{name}", tensor)
+        for axis, size in zip(axes[1:], tensor.shape[runs:], strict=True):
+            known, where = sizes.setdefault(axis, (size, name))
+            if size != known:
+                got = f"{axis} = {size} (shape {tuple(tensor.shape)})"
+                refuse(f"weights.{name}", got, f"{axis} = {known}, as in {where}")
+
+
+def _check_mha_weights(weights: MHAWeights) -> None:
+    _check_weights(weights, MHAWeights)
+    heads, d_v = weights.W_V.shape[-3], weights.W_V.shape[-1]
+    check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
+
+
+def _check_features(weights: MHAWeights, context: Tensor, query: Tensor) -> None:
+    _check_mha_weights(weights)
+    check_tensor("query", query, "(*runs, B, d)", range(2, 99))
+    shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
+    check_tensor("context", context, shape, (query.ndim, query.ndim + 1))
+    for name, tensor in (("query", query), ("context", context)):
+        check_floats(name, tensor)
+        check_size(name, tensor, -1, weights.W_Q.shape[-2], "d of weights.W_Q")
+    if context.ndim == query.ndim + 1:
+        check_size("context", context, -3, query.shape[-2], "the number of queries")
+
+
+def _check_mha(weights: MHAWeights, context: Tensor, query: Tensor, skip: bool) -> None:
+    _check_features(weights, context, query)
+    if skip:
+        check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
+
+
+@checked_by(_check_features)
+def mha_attention(
+    weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
+) -> Float[Tensor, "*runs B H n"]:
+    r"""Attention weights :math:`\alpha_h` of every head: non-negative, each row sums to one.
+
+    Arguments and errors as for :func:`mha`. Source: Mahdavi et al. 2024, Sec. 3, step 2.
+    """
+    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
+    return attend(W_Q, W_K, context, query)[0]
+
+
+@checked_by(_check_features)
+def mha_features(
+    weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
+) -> Float[Tensor, "*runs B H*d"]:
+    r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
+
+    The layer's output is linear in these rows, so what it can memorize is decided by their rank.
+    Arguments and errors as for :func:`mha`. Source: Mahdavi et al. 2024, Sec. 3, step 3.
+    """
+    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
+    return attend(W_Q, W_K, context, query)[1].flatten(-2)
+
+
+@checked_by(_check_mha)
+def mha(
+    weights: MHAWeights,
+    context: Float[Tensor, "*examples n d"],
+    query: Float[Tensor, "*data B d"],
+    *,
+    skip: bool = False,
+) -> Float[Tensor, "*runs B d_out"]:
+    r"""One multi-head attention layer, read out linearly.
+
+    .. math:: y = W_D^\top W_O^\top [W_{V,1}^\top z_1; \dots; W_{V,H}^\top z_H],
+              \qquad z_h = E^\top \operatorname{softmax}(E W_{K,h} W_{Q,h}^\top e)
+
+    Arguments
+        ``weights``: all with the same number of run axes. ``query``: one vector ``e`` per example.
+        ``context``: the tokens ``E`` as rows, one context per example ``(*runs, B, n, d)`` or one
+        for all of them ``(*runs, n, d)``, with the run axes of the query. ``skip``: add the query
+        to the attention output before the read-out (needs ``d_o = d``).
+    Returns
+        The outputs, ``(*runs, B, d_out)``.
+    Raises
+        ``ValueError`` naming the argument: wrong shape, or a dtype other than float32 and float64.
+
+    >>> H, n, d = 2, 3, 5
+    >>> W = torch.ones(H, d, 1)
+    >>> weights = MHAWeights(W, W, W, torch.ones(H, 4), torch.ones(4, 1))
+    >>> mha(weights, torch.zeros(7, n, d), torch.ones(7, d)).shape
+    torch.Size([7, 1])
+
+    Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
+    """
+    *matrices, context, query = _widest(*weights, context, query)
+    W_Q, W_K, W_V, W_O, W_D = matrices
+    _, z = attend(W_Q, W_K, context, query)
+    heads = torch.einsum("...bhd,...hdv->...bhv", z, W_V)
+    o = heads.flatten(-2) @ W_O
+    return (o + query if skip else o) @ W_D
+
+
+# --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
+
+
+def _check_aot(weights: AoTWeights, tokens: Tensor) -> None:
+    _check_weights(weights, AoTWeights)
+    check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
+    if tokens.dtype not in (torch.int32, torch.int64):
+        refuse("tokens", f"dtype {tokens.dtype}", "torch.int64 or torch.int32")
+    check_size("tokens", tokens, -1, weights.positions.shape[-2], "S of weights.positions")
+    vocab = weights.embedding.shape[-2]
+    # Reading values from a GPU would stall it: there, torch's own indexing asserts the range.
+    if tokens.device.type == "cpu" and tokens.numel():
+        low, high = tokens.aminmax()
+        if low < 0 or high >= vocab:
+            refuse("tokens", f"values from {low} to {high}", f"0 to N - 1 = {vocab - 1}")
+
+
+def _embed(
+    embedding: Float[Tensor, "*runs N d"],
+    positions: Float[Tensor, "*runs S d"],
+    tokens: Int[Tensor, "*data B S"],
+) -> Float[Tensor, "*allruns B S d"]:
+    """``x(t, s) = e(t_s) + pos_s``."""
+    rows = tokens.flatten(-2).long()[..., None]  # (*data, B * S, 1)
+    chosen = torch.take_along_dim(*_same_axes(embedding, rows), dim=-2)
+    return chosen.unflatten(-2, tokens.shape[-2:]) + positions[..., None, :, :]
+
+
+def _same_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    axes = max(a.ndim, b.ndim)
+    return a[(None,) * (axes - a.ndim)], b[(None,) * (axes - b.ndim)]
+
+
+@checked_by(_check_aot)
+def aot_features(
+    weights: AoTWeights, tokens: Int[Tensor, "*data B S"]
+) -> Float[Tensor, "*runs B H*d"]:
+    r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
+
+    Arguments and errors as for :func:`aot`. Source: Dana et al. 2025, Sec. 2.
+    """
+    embedding, positions, W_Q, W_K, *_ = _widest(*weights)
+    x = _embed(embedding, positions, tokens)
+    return attend(W_Q.mT, W_K.mT, x, x[..., -1, :])[1].flatten(-2)
+
+
+@checked_by(_check_aot)
+def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, "*runs B N"]:
+    r"""A one-layer attention-only transformer: logits of the token that follows the sequence.
+
+    .. math:: T(t) = W_U \Bigl( x(t, S) + \sum_h W_O^h W_V^h A^h(t) \Bigr), \qquad
+              A^h(t) = \sum_s \operatorname{softmax}_s
+              \bigl( x(t, S)^\top (W_Q^h)^\top W_K^h \, x(t, s) \bigr) \, x(t, s)
+
+    with ``x(t, s) = e(t_s) + pos_s``. Only the last position asks, and it sees all positions.
+
+    Arguments
+        ``weights``: all with the same number of run axes. ``tokens``: integers in ``[0, N)``, one
+        sequence of length ``S`` a row.
+    Returns
+        The logits, ``(*runs, B, N)``.
+    Raises
+        ``ValueError`` naming the argument: wrong shape or dtype, or (on a CPU) a token out of
+        range.
+
+    Source: Dana et al. 2025, equations (1) and (2).
+    """
+    embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
+    x = _embed(embedding, positions, tokens)
+    last = x[..., -1, :]
+    _, A = attend(W_Q.mT, W_K.mT, x, last)
+    values = torch.einsum("...bhd,...hkd->...bhk", A, W_V)
+    return (last + torch.einsum("...bhk,...hdk->...bd", values, W_O)) @ W_U.mT

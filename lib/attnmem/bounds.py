@@ -1,0 +1,118 @@
+"""Every capacity formula of the two papers, one function each.
+
+Prose, figures and tests call these functions; nobody retypes a formula. Letters as on the notation
+page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h`` head dimension, ``T``
+examples, ``N`` vocabulary, ``T_0`` sequences.
+"""
+
+from __future__ import annotations
+
+from .checks import check_integer, check_number
+
+
+def _check_integers(**arguments: int) -> None:
+    for name, value in arguments.items():
+        check_integer(name, value)
+
+
+def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
+    r"""Examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
+
+    Here ``r = min(n, d_h)``, and ``r = min(n, d_h, Q)`` if the queries' Kruskal rank ``Q`` is given
+    (``query_rank``; the assumption of the theorem is ``Q >= n``, under which it changes nothing).
+
+    >>> mha_capacity(heads=32, context=32, head_dim=32)
+    993
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
+    """
+    _check_integers(heads=heads, context=context, head_dim=head_dim)
+    if query_rank is None:
+        query_rank = context
+    check_integer("query_rank", query_rank)
+    return heads * (min(context, head_dim, query_rank) - 1) + 1
+
+
+def shared_context_rank(heads: int, context: int) -> int:
+    r"""Largest rank of the features ``Z`` when all examples share one context: :math:`H(n-1)+1`.
+
+    No weights exceed it, so it bounds the capacity on shared contexts from above.
+
+    >>> shared_context_rank(heads=32, context=32)
+    993
+
+    Source: Mahdavi et al. 2024, Proposition 2.
+    """
+    _check_integers(heads=heads, context=context)
+    return heads * (context - 1) + 1
+
+
+def affine_rank(heads: int, dim: int) -> int:
+    r"""Largest rank of ``Z`` when every token's coordinates have the same sum: :math:`H(d-1)+1`.
+
+    >>> affine_rank(heads=5, dim=13)
+    61
+
+    Source: Mahdavi et al. 2024, Proposition 5.
+    """
+    _check_integers(heads=heads, dim=dim)
+    return heads * (dim - 1) + 1
+
+
+def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
+    r"""Examples beyond which a two-layer ReLU network fails on some admissible data set.
+
+    The whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}` for width ``m``: the number
+    of its weights that matter when all contexts are one constant, per output. Some set with more
+    examples that satisfies the assumptions of Theorem 1 cannot be memorized.
+
+    >>> relu_capacity(width=10, dim=64)
+    661
+
+    Source: Mahdavi et al. 2024, Proposition 3.
+    """
+    _check_integers(width=width, dim=dim, outputs=outputs)
+    return (width * (dim + outputs + 1) + outputs) // outputs
+
+
+def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
+    r"""Associations that an attention-only transformer memorizes: :math:`H d_h + d`.
+
+    Raises ``ValueError`` if ``head_dim > dim``, which the paper's layer excludes.
+
+    >>> aot_capacity(heads=20, head_dim=10, dim=10)
+    210
+
+    Source: Dana et al. 2025, Theorem 1 and Corollary 1.
+    """
+    _check_integers(heads=heads, dim=dim)
+    check_integer("head_dim", head_dim, most=dim)
+    return heads * head_dim + dim
+
+
+def previous_aot_capacity(heads: int, head_dim: int) -> int:
+    r"""The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1`.
+
+    >>> previous_aot_capacity(heads=20, head_dim=10)
+    181
+
+    Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
+    """
+    _check_integers(heads=heads, head_dim=head_dim)
+    return heads * (head_dim - 1) + 1
+
+
+def associations_to_accuracy(count: float, vocab: int, total: int) -> float:
+    r"""Accuracy of a model that knows ``count`` of ``total`` associations and guesses the others.
+
+    :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0` for a uniform prior over ``total`` sequences and
+    ``vocab`` equally likely next tokens; ``0 <= count <= total``.
+
+    >>> associations_to_accuracy(count=210, vocab=50, total=2500)
+    0.10232
+
+    Source: Dana et al. 2025, Corollary 2.
+    """
+    _check_integers(vocab=vocab, total=total)
+    check_number("count", count, least=0, most=total)
+    return 1 / vocab + (1 - 1 / vocab) * count / total
