@@ -85,7 +85,7 @@ def _axes(kind: type) -> dict[str, list[str]]:
     return {name: hint.dim_str.split() for name, hint in get_type_hints(kind).items()}
 
 
-def _check_weights(weights: tuple, kind: type) -> None:
+def _check_weights(weights, kind) -> None:
     """Floats, the number of axes and the sizes that two weights share, each error by name."""
     if not isinstance(weights, kind):
         refuse("weights", type(weights).__name__, kind.__name__)
@@ -102,13 +102,13 @@ def _check_weights(weights: tuple, kind: type) -> None:
                 refuse(f"weights.{name}", got, f"{axis} = {known}, as in {where}")
 
 
-def _check_mha_weights(weights: MHAWeights) -> None:
+def _check_mha_weights(weights) -> None:
     _check_weights(weights, MHAWeights)
     heads, d_v = weights.W_V.shape[-3], weights.W_V.shape[-1]
     check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
 
 
-def _check_features(weights: MHAWeights, context: Tensor, query: Tensor) -> None:
+def _check_features(weights, context, query) -> None:
     _check_mha_weights(weights)
     check_tensor("query", query, "(*runs, B, d)", range(2, 99))
     shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
@@ -120,7 +120,7 @@ def _check_features(weights: MHAWeights, context: Tensor, query: Tensor) -> None
         check_size("context", context, -3, query.shape[-2], "the number of queries")
 
 
-def _check_mha(weights: MHAWeights, context: Tensor, query: Tensor, skip: bool) -> None:
+def _check_mha(weights, context, query, skip) -> None:
     _check_features(weights, context, query)
     if skip:
         check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
@@ -141,7 +141,7 @@ def mha_attention(
 @checked_by(_check_features)
 def mha_features(
     weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
-) -> Float[Tensor, "*runs B H*d"]:
+) -> Float[Tensor, "*runs B Hd"]:
     r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
 
     The layer's output is linear in these rows, so what it can memorize is decided by their rank.
@@ -193,7 +193,7 @@ def mha(
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
 
 
-def _check_aot(weights: AoTWeights, tokens: Tensor) -> None:
+def _check_aot(weights, tokens) -> None:
     _check_weights(weights, AoTWeights)
     check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
     if tokens.dtype not in (torch.int32, torch.int64):
@@ -226,7 +226,7 @@ def _same_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 @checked_by(_check_aot)
 def aot_features(
     weights: AoTWeights, tokens: Int[Tensor, "*data B S"]
-) -> Float[Tensor, "*runs B H*d"]:
+) -> Float[Tensor, "*runs B Hd"]:
     r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
 
     Arguments and errors as for :func:`aot`. Source: Dana et al. 2025, Sec. 2.

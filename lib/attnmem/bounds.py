@@ -7,14 +7,26 @@ examples, ``N`` vocabulary, ``T_0`` sequences.
 
 from __future__ import annotations
 
-from .checks import check_integer, check_number
+from .checks import check_integer, check_number, checked_by
 
 
-def _check_integers(**arguments: int) -> None:
+def _check_integers(**arguments) -> None:
     for name, value in arguments.items():
-        check_integer(name, value)
+        if value is not None:
+            check_integer(name, value)
 
 
+def _check_aot(heads, head_dim, dim) -> None:
+    _check_integers(heads=heads, dim=dim)
+    check_integer("head_dim", head_dim, most=dim)
+
+
+def _check_accuracy(count, vocab, total) -> None:
+    _check_integers(vocab=vocab, total=total)
+    check_number("count", count, least=0, most=total)
+
+
+@checked_by(_check_integers)
 def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
     r"""Examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
 
@@ -26,13 +38,10 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
     """
-    _check_integers(heads=heads, context=context, head_dim=head_dim)
-    if query_rank is None:
-        query_rank = context
-    check_integer("query_rank", query_rank)
-    return heads * (min(context, head_dim, query_rank) - 1) + 1
+    return heads * (min(context, head_dim, query_rank or context) - 1) + 1
 
 
+@checked_by(_check_integers)
 def shared_context_rank(heads: int, context: int) -> int:
     r"""Largest rank of the features ``Z`` when all examples share one context: :math:`H(n-1)+1`.
 
@@ -43,10 +52,10 @@ def shared_context_rank(heads: int, context: int) -> int:
 
     Source: Mahdavi et al. 2024, Proposition 2.
     """
-    _check_integers(heads=heads, context=context)
     return heads * (context - 1) + 1
 
 
+@checked_by(_check_integers)
 def affine_rank(heads: int, dim: int) -> int:
     r"""Largest rank of ``Z`` when every token's coordinates have the same sum: :math:`H(d-1)+1`.
 
@@ -55,10 +64,10 @@ def affine_rank(heads: int, dim: int) -> int:
 
     Source: Mahdavi et al. 2024, Proposition 5.
     """
-    _check_integers(heads=heads, dim=dim)
     return heads * (dim - 1) + 1
 
 
+@checked_by(_check_integers)
 def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
     r"""Examples beyond which a two-layer ReLU network fails on some admissible data set.
 
@@ -71,10 +80,10 @@ def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
 
     Source: Mahdavi et al. 2024, Proposition 3.
     """
-    _check_integers(width=width, dim=dim, outputs=outputs)
     return (width * (dim + outputs + 1) + outputs) // outputs
 
 
+@checked_by(_check_aot)
 def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
     r"""Associations that an attention-only transformer memorizes: :math:`H d_h + d`.
 
@@ -85,11 +94,10 @@ def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
 
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
-    _check_integers(heads=heads, dim=dim)
-    check_integer("head_dim", head_dim, most=dim)
     return heads * head_dim + dim
 
 
+@checked_by(_check_integers)
 def previous_aot_capacity(heads: int, head_dim: int) -> int:
     r"""The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1`.
 
@@ -98,11 +106,11 @@ def previous_aot_capacity(heads: int, head_dim: int) -> int:
 
     Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
     """
-    _check_integers(heads=heads, head_dim=head_dim)
     return heads * (head_dim - 1) + 1
 
 
-def associations_to_accuracy(count: float, vocab: int, total: int) -> float:
+@checked_by(_check_accuracy)
+def associations_to_accuracy(count: int | float, vocab: int, total: int) -> float:
     r"""Accuracy of a model that knows ``count`` of ``total`` associations and guesses the others.
 
     :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0` for a uniform prior over ``total`` sequences and
@@ -113,6 +121,4 @@ def associations_to_accuracy(count: float, vocab: int, total: int) -> float:
 
     Source: Dana et al. 2025, Corollary 2.
     """
-    _check_integers(vocab=vocab, total=total)
-    check_number("count", count, least=0, most=total)
     return 1 / vocab + (1 - 1 / vocab) * count / total

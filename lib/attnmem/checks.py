@@ -43,7 +43,9 @@ def refuse(name: str, got: object, expected: str) -> None:
     raise ValueError(f"{name}: got {got}; expected {expected}")
 
 
-def check_integer(name: str, value: int, *, least: int = 1, most: float = math.inf) -> None:
+def check_integer(
+    name: str, value: object, *, least: int = 1, most: int | float = math.inf
+) -> None:
     """Accept an ``int`` (not a ``bool``, not a float) with ``least <= value <= most``."""
     if not hasattr(value, "__index__") or isinstance(value, (bool, Tensor)):
         refuse(name, repr(value), "an integer")
@@ -52,7 +54,7 @@ def check_integer(name: str, value: int, *, least: int = 1, most: float = math.i
         refuse(name, value, f"an integer of at least {least}{above}")
 
 
-def check_number(name: str, value: float, *, least: float, most: float) -> None:
+def check_number(name: str, value: object, *, least: int | float, most: int | float) -> None:
     """Accept a real number with ``least <= value <= most`` (so not NaN)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse(name, repr(value), "a number")
@@ -60,7 +62,7 @@ def check_number(name: str, value: float, *, least: float, most: float) -> None:
         refuse(name, value, f"a number from {least} to {most}")
 
 
-def check_tensor(name: str, value: Tensor, shape: str, ndim: int | Sequence[int]) -> None:
+def check_tensor(name: str, value: object, shape: str, ndim: int | Sequence[int]) -> None:
     """Accept a torch tensor with one of the numbers of axes ``ndim``; ``shape`` is its name."""
     if not isinstance(value, Tensor):
         refuse(name, type(value).__name__, f"a torch.Tensor of shape {shape}")

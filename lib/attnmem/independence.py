@@ -28,14 +28,12 @@ from .checks import (
 BLOCK = 8192  # subsets whose ranks are computed in one batch
 
 
-def _check_rank(matrix: Tensor, rtol: float | None, dtype: torch.dtype | None) -> None:
+def _check_rank(matrix, rtol, dtype) -> None:
     check_tensor("matrix", matrix, "(*batch, m, n)", range(2, 99))
     _check_entries("matrix", matrix, rtol, dtype)
 
 
-def _check_entries(
-    name: str, value: Tensor, rtol: float | None, dtype: torch.dtype | None = None
-) -> None:
+def _check_entries(name, value, rtol, dtype=None) -> None:
     if value.dtype.is_complex or value.dtype in (torch.float16, torch.bfloat16, torch.bool):
         refuse(name, f"dtype {value.dtype}", "float32, float64 or integers")
     check_finite(name, value)
@@ -84,7 +82,7 @@ def numerical_rank(
 # --- Kruskal rank: every subset ------------------------------------------------------------------
 
 
-def _check_kruskal(vectors: Tensor, rtol: float | None, max_subsets: int) -> None:
+def _check_kruskal(vectors, rtol, max_subsets) -> None:
     check_tensor("vectors", vectors, "(T, d)", 2)
     _check_entries("vectors", vectors, rtol)
     check_integer("max_subsets", max_subsets)
@@ -173,14 +171,7 @@ class SampledKruskalRank(NamedTuple):
 
 
 def _check_sampling(
-    vectors: Tensor,
-    samples: int,
-    seed: int,
-    rtol: float | None,
-    dtype: torch.dtype | None,
-    confidence: float,
-    size: int | None = None,
-    threshold: float = 0.0,
+    vectors, samples, seed, rtol, dtype, confidence, size=None, threshold=0.0
 ) -> None:
     check_tensor("vectors", vectors, "(T, d)", 2)
     _check_entries("vectors", vectors, rtol, dtype)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import NamedTuple
 
-from .checks import refuse
+from .checks import checked_by, refuse
 
 GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
@@ -38,13 +38,17 @@ def claims() -> dict[str, Claim]:
     }
 
 
+def _check_glue(key, value) -> None:
+    if not isinstance(value, (str, int)):
+        refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
+
+
+@checked_by(_check_glue)
 def glue(key: str, value: str | int) -> None:
     """Store a rounded string or an integer under ``key``; pages quote it with ``{glue:text}``.
 
     The same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
     """
-    if not isinstance(value, (str, int)):
-        refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
     data = {f"{GLUE}text/plain": repr(value)}
     _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
 

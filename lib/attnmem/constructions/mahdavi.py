@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import MHAWeights, attend, mha, token_axes
+from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
 from ..checks import (
     check_finite,
@@ -258,16 +258,7 @@ def factor(
 # --- the theorem ----------------------------------------------------------------------------------
 
 
-def _check_examples(
-    contexts: Tensor,
-    queries: Tensor,
-    labels: Tensor,
-    heads: int,
-    head_dim: int,
-    seed: int,
-    value_dim: int | None,
-    skip: bool,
-) -> None:
+def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim, skip) -> None:
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
     check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
@@ -285,9 +276,7 @@ def _check_examples(
     _check_assumptions(contexts, queries, heads, head_dim)
 
 
-def _check_sizes(
-    contexts: Tensor, queries: Tensor, labels: Tensor, value_dim: int | None, skip: bool
-) -> None:
+def _check_sizes(contexts, queries, labels, value_dim, skip) -> None:
     T, d = queries.shape
     outputs = labels.shape[1] if labels.ndim == 2 else 1
     check_size("labels", labels, 0, T, "the number of queries")
@@ -302,7 +291,7 @@ def _check_sizes(
         refuse("labels", f"d_out = {outputs}", f"at most d = {d} with a skip connection")
 
 
-def _check_assumptions(contexts: Tensor, queries: Tensor, heads: int, head_dim: int) -> None:
+def _check_assumptions(contexts, queries, heads, head_dim) -> None:
     """The theorem's hypotheses, but for the queries' independence, which the steps check."""
     n, d = contexts.shape[-2:]
     if n >= d:
@@ -385,7 +374,7 @@ def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o
     """
     outputs = targets.shape[1]
     eye = torch.eye(queries.shape[1] if skip else outputs, outputs).to(queries)
-    scale = targets.abs().max() / queries.abs().max() if skip and targets.any() else 1.0
+    scale = targets.abs().max() / queries.abs().max() if skip else 1.0
     return eye * scale
 
 

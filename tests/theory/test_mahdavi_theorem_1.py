@@ -1,0 +1,307 @@
+"""Theorem 1 built: any admissible sizes, both context modes, with and without skip, any seed."""
+
+import math
+
+import pytest
+import torch
+from attnmem.attention import mha, mha_attention, mha_features
+from attnmem.bounds import mha_capacity
+from attnmem.constructions import mahdavi, memorize_mha
+from attnmem.independence import numerical_rank
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+F64 = {"dtype": torch.float64}
+
+
+def examples(T, n, d, shared, outputs=1, generator=None):
+    draw = {"generator": generator, **F64}
+    contexts = torch.rand(*(() if shared else (T,)), n, d, **draw)
+    return contexts, torch.rand(T, d, **draw), torch.rand(T, outputs, **draw)
+
+
+def error(weights, contexts, queries, labels, skip=False):
+    """One example at a time, as no batched evaluation rounds: the most different order."""
+    rows = [
+        mha(weights, contexts if contexts.ndim == 2 else contexts[t][None], e[None], skip=skip)
+        for t, e in enumerate(queries)
+    ]
+    return float((torch.cat(rows) - labels.reshape(len(labels), -1)).abs().max())
+
+
+@st.composite
+def admissible(draw):
+    d = draw(st.integers(2, 14))
+    sizes = {
+        "d": d,
+        "n": draw(st.integers(1, d - 1)),
+        "heads": draw(st.integers(1, 6)),
+        "head_dim": draw(st.integers(1, d + 2)),
+        "outputs": draw(st.integers(1, min(d, 3))),
+        "shared": draw(st.booleans()),
+        "skip": draw(st.booleans()),
+        "extra": draw(st.integers(0, 2)),
+        "seed": draw(st.integers(0, 2**32)),
+    }
+    sizes["T"] = draw(st.integers(1, mha_capacity(sizes["heads"], sizes["n"], sizes["head_dim"])))
+    return sizes
+
+
+@settings(deadline=None, max_examples=120)
+@given(admissible())
+def test_every_admissible_task_is_memorized(case):
+    generator = torch.Generator().manual_seed(case["seed"])
+    sizes = [case[name] for name in ("T", "n", "d", "shared", "outputs")]
+    contexts, queries, labels = examples(*sizes, generator)
+    value_dim = case["outputs"] + case["extra"]
+    weights = memorize_mha(
+        contexts,
+        queries,
+        labels,
+        heads=case["heads"],
+        head_dim=case["head_dim"],
+        seed=case["seed"],
+        value_dim=value_dim,
+        skip=case["skip"],
+    )
+    d, H = case["d"], case["heads"]
+    output = d if case["skip"] else case["outputs"]
+    assert [tuple(W.shape) for W in weights] == [
+        (H, d, case["head_dim"]),
+        (H, d, case["head_dim"]),
+        (H, d, value_dim),
+        (H * value_dim, output),
+        (output, case["outputs"]),
+    ]
+    assert error(weights, contexts, queries, labels, case["skip"]) <= 1e-8
+    # Rows of comparable length before the rank is judged by float64's default tolerance.
+    assert numerical_rank(mha_features(weights, contexts, queries)) == case["T"]
+
+
+@pytest.mark.parametrize(("heads", "seconds"), [(32, 5), (60, 20)])
+def test_the_papers_size_with_a_shared_context(heads, seconds):
+    T = mha_capacity(heads, 32, 64)
+    contexts, queries, labels = examples(T, 32, 64, shared=True)
+    weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=32, seed=1)
+    assert error(weights, contexts, queries, labels) <= 1e-8
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_narrow_heads_really_are_narrow(shared):
+    contexts, queries, labels = examples(25, 8, 16, shared, outputs=5)
+    weights = memorize_mha(contexts, queries, labels, heads=8, head_dim=4, seed=0)
+    assert weights.W_Q.shape == weights.W_K.shape == (8, 16, 4)
+    assert error(weights, contexts, queries, labels) <= 1e-8
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 7), st.integers(1, 5), st.booleans(), st.integers(0, 2**32))
+def test_poor_queries_reach_the_capacity_of_remark_1(Q, heads, shared, seed):
+    d, n = 12, 9
+    generator = torch.Generator().manual_seed(seed)
+    T = mha_capacity(heads, n, head_dim=d, query_rank=Q)
+    contexts, _, labels = examples(T, n, d, shared, generator=generator)
+    basis = torch.randn(Q, d, generator=generator, **F64)
+    queries = torch.randn(T, Q, generator=generator, **F64) @ basis
+    weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=d, seed=seed)
+    assert error(weights, contexts, queries, labels) <= 1e-8
+
+
+def test_poor_queries_above_the_capacity_of_remark_1_are_refused():
+    queries = torch.randn(9, 3, **F64) @ torch.randn(3, 12, **F64)  # Q = 3, H (Q - 1) + 1 = 7
+    contexts, _, labels = examples(9, 6, 12, shared=True)
+    with pytest.raises(ValueError, match=r"^queries: got .* expected Kruskal rank at least 4"):
+        memorize_mha(contexts, queries, labels, heads=3, head_dim=6, seed=0)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+@pytest.mark.parametrize("skip", [False, True])
+def test_units_do_not_matter(scale, skip):
+    contexts, queries, labels = examples(29, 8, 16, shared=False)
+    for case in ((scale, 1, 1), (1, scale, 1), (1, 1, scale)):
+        E, e, y = (s * x for s, x in zip(case, (contexts, queries, labels), strict=True))
+        weights = memorize_mha(E, e, y, heads=4, head_dim=8, seed=0, skip=skip)
+        assert error(weights, E, e, y, skip) <= 1e-8 * float(y.abs().max())
+
+
+def test_same_seed_same_weights():
+    data = examples(29, 8, 16, shared=True)
+    first, again, other = (memorize_mha(*data, heads=4, head_dim=8, seed=s) for s in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.W_Q, other.W_Q)
+
+
+def test_float32_data_give_float64_weights():
+    contexts, queries, labels = (x.float() for x in examples(29, 8, 16, shared=True))
+    weights = memorize_mha(contexts, queries, labels[:, 0], heads=4, head_dim=8, seed=0)
+    assert weights.W_Q.dtype == torch.float64
+    assert error(weights, contexts, queries, labels) <= 1e-8
+
+
+def test_zero_labels_and_a_single_example():
+    contexts, queries, labels = examples(29, 8, 16, shared=True)
+    for skip in (False, True):
+        zero = memorize_mha(contexts, queries, 0 * labels, heads=4, head_dim=8, seed=0, skip=skip)
+        assert error(zero, contexts, queries, 0 * labels, skip) <= 1e-8
+        one = memorize_mha(contexts[:1], queries[:1], labels[:1], heads=4, head_dim=8, seed=0)
+        assert error(one, contexts[:1], queries[:1], labels[:1]) <= 1e-12
+
+
+# --- the steps of the proof -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("T", "heads"), [(1, 3), (2, 5), (25, 8), (24, 8), (993, 32)])
+def test_every_example_but_the_first_is_served(T, heads):
+    served = mahdavi.serve(T, heads)
+    assert served.shape == (heads, math.ceil((T - 1) / heads))
+    assert set(served.flatten().tolist()) == set(range(1, T))
+    assert all(len(set(row)) == len(row) for row in served.tolist())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_heads_choose_on_what_they_serve_and_are_one_hot_elsewhere(shared):
+    T, n, d, heads = 29, 8, 16, 4
+    contexts, queries, labels = examples(T, n, d, shared)
+    weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=n, seed=0)
+    alpha = mha_attention(weights, contexts, queries)
+    mine = torch.zeros(T, heads, dtype=torch.bool)
+    served = mahdavi.serve(T, heads)
+    mine[served, torch.arange(heads)[:, None]] = True
+    largest = alpha.amax(dim=-1)
+    assert (largest[~mine] == 1.0).all()  # to the last bit: what the computed scale promises
+    assert (largest[mine] < 0.99).all()
+    assert (alpha[mine] > 0).all()
+
+
+def test_the_scale_is_the_least_that_saturates():
+    T, heads, tail = 13, 3, 1e-3
+    contexts, queries, _ = examples(T, 5, 9, shared=False)
+    served = mahdavi.serve(T, heads)
+    generator = torch.Generator().manual_seed(0)
+    duals, free = mahdavi.dual_basis(queries, served)
+    u = mahdavi.separating_direction(contexts, generator)
+    v = mahdavi.orthogonal_direction(free, queries, served, generator)
+    log_alpha = torch.randn(heads, 4, 5, **F64)
+    keys = mahdavi.interpolating_keys(contexts, served, log_alpha)
+    c = mahdavi.saturating_scale(contexts, queries, served, duals, keys, u, v, tail)
+
+    def missing(scale):
+        """Largest attention, over what a head does not serve, on all but its top token."""
+        W = torch.einsum("hdk,hxk->hdx", keys, duals)
+        W = W + scale[:, None, None] * torch.einsum("d,hx->hdx", u, v)
+        alpha = torch.einsum("tnd,hdx,tx->htn", contexts, W, queries).softmax(-1)
+        rest = 1 - alpha.amax(-1)
+        rest[torch.arange(heads)[:, None], served] = 0
+        return rest.amax(1)
+
+    assert (missing(c) <= tail).all()
+    assert (missing(c) >= tail / 4 / 2).all()  # tight but for the other n - 1 = 4 tokens
+    assert (missing(0.9 * c) > missing(c)).all()
+
+
+def test_the_read_out_is_the_least_norm_solution():
+    Z, y = torch.randn(7, 15, **F64), torch.randn(7, 2, **F64)
+    expected = torch.linalg.pinv(Z) @ y
+    torch.testing.assert_close(mahdavi.read_out(Z, y), expected, rtol=1e-10, atol=1e-10)
+
+
+# --- what is not admissible -----------------------------------------------------------------------
+
+
+def broken(name):
+    """Admissible data at T = capacity = 13, H = 4, n = 4, d = 6, with one thing broken."""
+    contexts, queries, labels = examples(13, 4, 6, shared=False)
+    options = {"heads": 4, "head_dim": 4, "seed": 0}
+    match name:
+        case "above capacity":
+            options["heads"] = 3
+        case "narrow heads":
+            options["head_dim"] = 3
+        case "n = d":
+            contexts = torch.rand(13, 6, 6, **F64)
+        case "dependent context rows":
+            contexts[7, 3] = contexts[7, :3].sum(dim=0)
+        case "shared context with a repeated token":
+            contexts = contexts[0]
+            contexts[3] = contexts[1]
+        case "repeated queries":
+            queries[9] = queries[2]
+        case "queries in a plane":
+            queries[:, 2:] = 0
+        case "zero query":
+            queries[0] = 0
+        case "NaN context" | "NaN query" | "NaN label":
+            {"c": contexts, "q": queries, "l": labels}[name[4]].view(-1)[5] = math.nan
+        case "infinite label":
+            labels[3] = math.inf
+        case "half precision":
+            queries = queries.half()
+        case "integer labels":
+            labels = labels.long()
+        case "list":
+            contexts = contexts.tolist()
+        case "one label too few":
+            labels = labels[1:]
+        case "contexts of another dimension":
+            contexts = contexts[..., 1:]
+        case "one context too few":
+            contexts = contexts[1:]
+        case "queries with a third axis":
+            queries = queries[None]
+        case "no examples":
+            contexts, queries, labels = contexts[:0], queries[:0], labels[:0]
+        case "no heads":
+            options["heads"] = 0
+        case "half a head":
+            options["heads"] = 4.5
+        case "head_dim zero":
+            options["head_dim"] = 0
+        case "negative seed":
+            options["seed"] = -1
+        case "value_dim below d_out":
+            labels, options["value_dim"] = torch.rand(13, 3, **F64), 2
+        case "more outputs than a skip has room for":
+            labels, options["skip"] = torch.rand(13, 7, **F64), True
+    return (contexts, queries, labels), options
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("above capacity", "labels: got T = 13 examples; expected T <= .* = 10"),
+        ("narrow heads", "labels: got T = 13 examples; expected T <= .* = 9"),
+        ("n = d", "contexts: got n = 6 tokens in dimension d = 6; expected n < d"),
+        ("dependent context rows", "contexts: got rank 3 in context 7; expected rank n = 4"),
+        ("shared context with a repeated token", "contexts: got rank 3 in context 0"),
+        ("repeated queries", "queries: got .* Kruskal rank at least 4"),
+        ("queries in a plane", "queries: got .* Kruskal rank at least 4"),
+        ("zero query", "queries: got a zero vector"),
+        ("NaN context", "contexts: got 1 entries that are NaN"),
+        ("NaN query", "queries: got 1 entries that are NaN"),
+        ("NaN label", "labels: got 1 entries that are NaN"),
+        ("infinite label", "labels: got 1 entries that are NaN or infinite"),
+        ("half precision", "queries: got dtype torch.float16"),
+        ("integer labels", "labels: got dtype torch.int64"),
+        ("list", "contexts: got list; expected a torch.Tensor"),
+        ("one label too few", "labels: got shape"),
+        ("contexts of another dimension", "contexts: got shape"),
+        ("one context too few", "contexts: got shape"),
+        ("queries with a third axis", "queries: got shape"),
+        ("no examples", "contexts: got shape"),
+        ("no heads", "heads: got 0"),
+        ("half a head", "heads: got 4.5"),
+        ("head_dim zero", "head_dim: got 0"),
+        ("negative seed", "seed: got -1"),
+        ("value_dim below d_out", "value_dim: got 2; expected at least d_out = 3"),
+        ("more outputs than a skip has room for", "labels: got d_out = 7"),
+    ],
+)
+def test_inadmissible_input_is_refused_by_name(what, name):
+    data, options = broken(what)
+    with pytest.raises(ValueError, match=f"^{name}"):
+        memorize_mha(*data, **options)
+
+
+def test_the_cases_above_are_admissible_when_nothing_is_broken():
+    data, options = broken("nothing")
+    assert error(memorize_mha(*data, **options), *data) <= 1e-8

@@ -1,0 +1,219 @@
+"""The layers against loops over the papers' equations, torch's own attention, and laws."""
+
+import pytest
+import torch
+from attnmem.attention import (
+    AoTWeights,
+    MHAWeights,
+    aot,
+    aot_features,
+    mha,
+    mha_attention,
+    mha_features,
+)
+from torch import nn
+
+# Pairwise distinct primes, so that no swapped axis can pass.
+RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
+N, S = 23, 29
+EXACT = {"rtol": 1e-12, "atol": 1e-12}  # a few hundred float64 roundings
+
+
+def mha_weights(*runs, d_o=d, dtype=torch.float64):
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d, d_v), (H * d_v, d_o), (d_o, d_out)]
+    return MHAWeights(*(torch.randn(*runs, *shape, dtype=dtype) for shape in shapes))
+
+
+def aot_weights(*runs, dtype=torch.float64):
+    shapes = [(N, d), (S, d), *[(H, d_h, d)] * 3, (H, d, d_h), (N, d)]
+    return AoTWeights(*(torch.randn(*runs, *shape, dtype=dtype) / 3 for shape in shapes))
+
+
+def data(*runs, shared, dtype=torch.float64):
+    context = torch.randn(*runs, *(() if shared else (B,)), n, d, dtype=dtype)
+    return context, torch.randn(*runs, B, d, dtype=dtype)
+
+
+def softmax(logits):
+    powers = (logits - logits.max()).exp()
+    return powers / powers.sum()
+
+
+def mha_by_the_equations(weights, E, e, skip):
+    """Steps 1-6 of the setting, for one example."""
+    heads = []
+    for W_Q, W_K, W_V in zip(weights.W_Q, weights.W_K, weights.W_V, strict=True):
+        alpha = softmax(E @ W_K @ W_Q.T @ e)
+        heads.append(W_V.T @ (E.T @ alpha))
+    o = weights.W_O.T @ torch.cat(heads)
+    return weights.W_D.T @ (o + e if skip else o)
+
+
+def aot_by_the_equations(weights, sequence):
+    """Equations (1)-(2), for one sequence."""
+    x = weights.embedding[sequence] + weights.positions
+    out = x[-1].clone()
+    for W_Q, W_K, W_V, W_O in zip(weights.W_Q, weights.W_K, weights.W_V, weights.W_O, strict=True):
+        a = softmax(torch.stack([x[-1] @ W_Q.T @ W_K @ x_s for x_s in x]))
+        out += W_O @ W_V @ sum(a_s * x_s for a_s, x_s in zip(a, x, strict=True))
+    return weights.W_U @ out
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_mha_is_the_papers_layer(shared, skip):
+    weights, (context, query) = mha_weights(), data(shared=shared)
+    expected = torch.stack(
+        [
+            mha_by_the_equations(weights, context if shared else context[t], query[t], skip)
+            for t in range(B)
+        ]
+    )
+    torch.testing.assert_close(mha(weights, context, query, skip=skip), expected, **EXACT)
+
+
+def test_aot_is_the_papers_model():
+    weights, tokens = aot_weights(), torch.randint(N, (B, S))
+    expected = torch.stack([aot_by_the_equations(weights, row) for row in tokens])
+    torch.testing.assert_close(aot(weights, tokens), expected, **EXACT)
+
+
+def test_mha_equals_torchs_multihead_attention():
+    width = 4
+    torchs = nn.MultiheadAttention(H * width, H, bias=False, batch_first=True, dtype=torch.float64)
+    W_q, W_k, W_v = (
+        W.detach().T.reshape(H * width, H, width).transpose(0, 1)
+        for W in torchs.in_proj_weight.chunk(3)
+    )
+    W_o = torchs.out_proj.weight.detach().T
+    weights = MHAWeights(W_q / width**0.5, W_k, W_v, W_o, torch.eye(H * width, dtype=W_o.dtype))
+    context = torch.randn(B, n, H * width, dtype=torch.float64)
+    query = torch.randn(B, H * width, dtype=torch.float64)
+    expected = torchs(query[:, None], context, context, need_weights=False)[0][:, 0].detach()
+    torch.testing.assert_close(mha(weights, context, query), expected, **EXACT)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_runs_are_independent_models(shared):
+    weights, (context, query) = mha_weights(RUNS, 2), data(RUNS, 2, shared=shared)
+    together = mha(weights, context, query)
+    for i in range(RUNS):
+        for j in range(2):
+            one = MHAWeights(*(W[i, j] for W in weights))
+            alone = mha(one, context[i, j], query[i, j])
+            torch.testing.assert_close(together[i, j], alone, **EXACT)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_runs_of_weights_and_data_broadcast(shared):
+    context, query = data(shared=shared)
+    many = mha_weights(RUNS)
+    outputs = mha(many, context, query, skip=True)
+    assert outputs.shape == (RUNS, B, d_out)
+    one = MHAWeights(*(W[1] for W in many))
+    torch.testing.assert_close(outputs[1], mha(one, context, query, skip=True), **EXACT)
+    contexts, queries = data(RUNS, shared=shared)
+    outputs = mha(one, contexts, queries, skip=True)
+    expected = mha(one, contexts[1], queries[1], skip=True)
+    torch.testing.assert_close(outputs[1], expected, **EXACT)
+
+
+def test_aot_runs_broadcast():
+    many, tokens = aot_weights(RUNS), torch.randint(N, (B, S))
+    outputs = aot(many, tokens)
+    assert outputs.shape == (RUNS, B, N)
+    one = AoTWeights(*(W[1] for W in many))
+    torch.testing.assert_close(outputs[1], aot(one, tokens), **EXACT)
+    sets = torch.randint(N, (RUNS, B, S))
+    torch.testing.assert_close(aot(one, sets)[1], aot(one, sets[1]), **EXACT)
+
+
+def test_attention_weights_are_convex_combinations():
+    weights, (context, query) = mha_weights(), data(shared=False)
+    alpha = mha_attention(weights, context, query)
+    assert alpha.shape == (B, H, n)
+    assert (alpha >= 0).all()
+    torch.testing.assert_close(alpha.sum(-1), torch.ones(B, H, dtype=alpha.dtype), **EXACT)
+    Z = mha_features(weights, context, query).unflatten(-1, (H, d))
+    torch.testing.assert_close(Z[4, 2], alpha[4, 2] @ context[4], **EXACT)
+
+
+def test_token_order_does_not_matter_to_mha():
+    weights, (context, query) = mha_weights(), data(shared=True)
+    shuffled = context[torch.randperm(n)]
+    torch.testing.assert_close(mha(weights, shuffled, query), mha(weights, context, query), **EXACT)
+
+
+def test_aot_features_are_mha_features_of_the_tokens():
+    weights, tokens = aot_weights(), torch.randint(N, (B, S))
+    x = weights.embedding[tokens] + weights.positions
+    other = mha_weights()._replace(W_Q=weights.W_Q.mT, W_K=weights.W_K.mT)
+    expected = mha_features(other, x, x[:, -1])
+    torch.testing.assert_close(aot_features(weights, tokens), expected, **EXACT)
+
+
+def test_gradients_agree_with_the_equations():
+    weights, (context, query) = mha_weights(), data(shared=True)
+    weights = MHAWeights(*(W.requires_grad_() for W in weights))
+    ours = torch.autograd.grad(mha(weights, context, query).square().sum(), weights)
+    outputs = [mha_by_the_equations(weights, context, e, skip=False) for e in query]
+    theirs = torch.autograd.grad(torch.stack(outputs).square().sum(), weights)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * float(b.abs().max()))
+
+
+def test_float32_stays_float32_and_mixes_upwards():
+    weights, (context, query) = mha_weights(dtype=torch.float32), data(shared=True)
+    assert mha(weights, context.float(), query.float()).dtype == torch.float32
+    assert mha(weights, context, query.float()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w, E, e: (w._replace(W_K=w.W_K[:, :, 1:]), E, e), "weights.W_K"),
+        (lambda w, E, e: (w._replace(W_V=w.W_V[1:]), E, e), "weights.W_V"),
+        (lambda w, E, e: (w._replace(W_O=w.W_O[1:]), E, e), "weights.W_O"),
+        (lambda w, E, e: (w._replace(W_D=w.W_D[0]), E, e), "weights.W_D"),
+        (lambda w, E, e: (w._replace(W_D=w.W_D.half()), E, e), "weights.W_D"),
+        (lambda w, E, e: (tuple(w), E, e), "weights"),
+        (lambda w, E, e: (w, E[..., 1:], e), "context"),
+        (lambda w, E, e: (w, E[1:], e), "context"),
+        (lambda w, E, e: (w, E[0, 0], e), "context"),
+        (lambda w, E, e: (w, E.tolist(), e), "context"),
+        (lambda w, E, e: (w, E.long(), e), "context"),
+        (lambda w, E, e: (w, E, e[0]), "query"),
+        (lambda w, E, e: (w, E, e.half()), "query"),
+    ],
+)
+def test_bad_input_to_mha_is_named(change, name):
+    weights, (context, query) = mha_weights(), data(shared=False)
+    for layer in (mha, mha_features, mha_attention):
+        with pytest.raises(ValueError, match=rf"^{name}: got "):
+            layer(*change(weights, context, query))
+
+
+def test_a_skip_needs_outputs_of_the_querys_size():
+    weights, (context, query) = mha_weights(d_o=d + 1), data(shared=True)
+    with pytest.raises(ValueError, match=r"^weights.W_O: got "):
+        mha(weights, context, query, skip=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w, t: (w, t.float()), "tokens"),
+        (lambda w, t: (w, t[:, 1:]), "tokens"),
+        (lambda w, t: (w, t[0]), "tokens"),
+        (lambda w, t: (w, t + N), "tokens"),
+        (lambda w, t: (w, t - N), "tokens"),
+        (lambda w, t: (w._replace(W_U=w.W_U[1:]), t), "weights.W_U"),
+        (lambda w, t: (w._replace(W_O=w.W_O.mT), t), "weights.W_O"),
+        (lambda w, t: (w._replace(positions=w.positions[:, 1:]), t), "weights.positions"),
+    ],
+)
+def test_bad_input_to_aot_is_named(change, name):
+    weights, tokens = aot_weights(), torch.randint(N, (B, S))
+    for layer in (aot, aot_features):
+        with pytest.raises(ValueError, match=rf"^{name}: got "):
+            layer(*change(weights, tokens))

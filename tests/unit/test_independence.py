@@ -1,0 +1,144 @@
+"""Ranks against planted structure and brute force in exact arithmetic."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from attnmem.independence import (
+    kruskal_rank,
+    numerical_rank,
+    sampled_independence,
+    sampled_kruskal_rank,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+
+def exact_rank(rows):
+    """Gaussian elimination over the rationals."""
+    rows = [[Fraction(int(x)) for x in row] for row in rows]
+    rank = 0
+    for column in range(len(rows[0]) if rows else 0):
+        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for i in range(rank + 1, len(rows)):
+            factor = rows[i][column] / rows[rank][column]
+            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[rank], strict=True)]
+        rank += 1
+    return rank
+
+
+def exact_kruskal_rank(rows):
+    for size in range(1, len(rows) + 1):
+        if any(exact_rank(subset) < size for subset in itertools.combinations(rows, size)):
+            return size - 1
+    return len(rows)
+
+
+integers = st.integers(-3, 3)
+matrices = st.integers(1, 4).flatmap(
+    lambda d: st.lists(st.lists(integers, min_size=d, max_size=d), min_size=1, max_size=6)
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(matrices)
+def test_ranks_of_small_integer_matrices_are_exact(rows):
+    matrix = torch.tensor(rows)
+    assert numerical_rank(matrix) == exact_rank(rows)
+    assert kruskal_rank(matrix) == exact_kruskal_rank(rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(2, 6), st.integers(0, 10**6), st.data())
+def test_a_planted_circuit_decides_the_kruskal_rank(d, seed, data):
+    size = data.draw(st.integers(2, d), label="size of the smallest dependent subset")
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(d + 3, d, dtype=torch.float64, generator=generator)
+    vectors[size - 1] = vectors[: size - 1].sum(dim=0)
+    scales = 10.0 ** torch.randint(-8, 9, (d + 3, 1), generator=generator)
+    assert kruskal_rank(vectors * scales) == size - 1
+
+
+def test_rank_of_a_batch_and_its_tolerance():
+    matrices = torch.diag_embed(torch.tensor([[1.0, 1e-3, 1e-9], [1.0, 0.0, 0.0], [0, 0, 0]]))
+    assert numerical_rank(matrices).tolist() == [2, 1, 0]  # the entry 1e-9 is below float32's unit
+    assert numerical_rank(matrices, dtype=torch.float64).tolist() == [3, 1, 0]
+    assert numerical_rank(matrices, rtol=1e-2).tolist() == [1, 1, 0]
+    assert numerical_rank(matrices[0], rtol=0.0) == 3
+    assert isinstance(numerical_rank(matrices[0]), int)
+    assert numerical_rank(torch.zeros(0, 5)) == 0
+
+
+def test_general_position_needs_no_enumeration_when_all_rows_are_independent():
+    assert kruskal_rank(torch.eye(40), max_subsets=1) == 40
+
+
+def test_kruskal_rank_refuses_what_it_cannot_finish_and_says_what_it_knows():
+    vectors = torch.randn(200, 10, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^vectors: got 200 rows, .* between 2 and 10; .*1313400"):
+        kruskal_rank(vectors)
+    vectors[1] = vectors[0]
+    assert kruskal_rank(vectors) == 1  # a dependent pair ends the search early
+
+
+def test_sampling_finds_what_is_common_and_misses_what_is_rare():
+    vectors = torch.randn(60, 8, dtype=torch.float64)
+    vectors[0] = vectors[1] + vectors[2]  # one dependent triple among 34220
+    assert kruskal_rank(vectors) == 2
+    triples = sampled_independence(vectors, 3, samples=200, seed=0)
+    assert triples.dependent == 0
+    assert triples.dependent_at_most > 1 / math.comb(60, 3)
+    assert sampled_kruskal_rank(vectors, samples=200, seed=0).rank == 8
+    assert sampled_independence(vectors.fill_(1.0), 2, samples=20, seed=0).dependent == 20
+
+
+@pytest.mark.parametrize(("dependent", "samples"), [(0, 5000), (3, 50), (40, 50)])
+def test_the_confidence_bound_is_the_largest_fraction_not_yet_refuted(dependent, samples):
+    # Vectors 0..9 equal: a pair is dependent iff both are among them.
+    vectors = torch.eye(20)
+    test = sampled_independence(vectors, 2, samples=samples, seed=0)
+    assert test.dependent == 0
+    assert test.dependent_at_most == pytest.approx(1 - 0.05 ** (1 / samples))
+    vectors[:dependent] = vectors[0] if dependent else vectors[:0]
+    test = sampled_independence(vectors, 2, samples=samples, seed=0)
+    if test.dependent < samples:
+        assert binom.cdf(test.dependent, samples, test.dependent_at_most) == pytest.approx(0.05)
+    else:
+        assert test.dependent_at_most == 1
+
+
+def test_the_sampled_rank_comes_with_the_tests_on_both_sides():
+    vectors = torch.randn(50, 7, dtype=torch.float64) @ torch.randn(7, 12, dtype=torch.float64)
+    result = sampled_kruskal_rank(vectors, samples=100, seed=3)
+    assert (result.rank, result.passed.size, result.failed.size) == (7, 7, 8)
+    assert result.passed.independent_fraction == 1
+    assert result.failed.dependent == 100
+    nothing = sampled_kruskal_rank(torch.zeros(5, 3), samples=10, seed=0)
+    assert (nothing.rank, nothing.passed) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda v: numerical_rank(v[0]), "matrix"),
+        (lambda v: numerical_rank(v.half()), "matrix"),
+        (lambda v: numerical_rank(v * float("nan")), "matrix"),
+        (lambda v: numerical_rank(v, rtol=-1.0), "rtol"),
+        (lambda v: numerical_rank(v, dtype=torch.float16), "dtype"),
+        (lambda v: kruskal_rank(v[None]), "vectors"),
+        (lambda v: kruskal_rank(v, max_subsets=0), "max_subsets"),
+        (lambda v: sampled_independence(v, 5, seed=0), "size"),
+        (lambda v: sampled_independence(v, 2, samples=0, seed=0), "samples"),
+        (lambda v: sampled_kruskal_rank(v, threshold=1.5, seed=0), "threshold"),
+        (lambda v: sampled_kruskal_rank(v.log(), seed=0), "vectors"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call(-torch.ones(4, 3))
