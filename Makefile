@@ -1,0 +1,75 @@
+# The front door. Each target sets up all that it needs; `make` lists them.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# One thread each, since chapters and notebooks run side by side; no progress bars in outputs.
+export OMP_NUM_THREADS      ?= 1
+export MKL_NUM_THREADS      ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export TQDM_DISABLE         ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+READY  := $(VENV)/.ready
+EXTRAS := book,test,certify
+SHOW    = @printf '\n\033[1m%s\033[0m\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help env book run html test unit nbval lint format wheel lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	$(SHOW) 'Environment: $(VENV) (a minute or two, once)'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or \
+	  sys.exit(f"Python 3.11 to 3.13 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+env: $(READY) ## create the environment in .venv
+
+book: run html ## run every chapter that changed, then build the HTML
+	@printf '\nThe book: file://%s/_build/html/index.html\n' "$$PWD"
+
+run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTER=part/name: one)
+	$(SHOW) 'Chapters'
+	@$(BIN)/python tools/run.py $(if $(FORCE),--force) $(CHAPTER)
+	@$(BIN)/python tools/claims.py
+
+html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
+	$(SHOW) 'HTML'
+	$(BIN)/jupyter-book build . --all -n -W --keep-going
+	@test -s _build/html/book/preface.html
+
+test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
+
+unit: $(READY) ## library, theory and book-structure tests
+	$(SHOW) 'Library, theory, structure of the book'
+	$(BIN)/python -m pytest -q
+
+nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
+	$(SHOW) 'Stored outputs of every chapter'
+	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
+	  --nbval-cell-timeout 300 -p no:doctest -n 2 --dist loadscope book/notebooks
+
+lint: $(READY) ## style and formatting of code and notebooks
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check lib tests tools
+
+format: $(READY) ## mend what `lint` can mend by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format lib tests tools
+
+wheel: $(READY) ## build the library's wheel into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+lock: ## renew constraints.txt from pyproject.toml
+	$(PYTHON) -m venv --clear _build/lock
+	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS)]'
+	_build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean: ## remove everything that can be made again
+	rm -rf _build dist build $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,156 @@
+"""Drawing: data in, Axes out. Nothing here computes a result, and nothing is saved.
+
+Theory is dashed, data are solid or dots; the colours can be told apart by colour-blind readers
+(Okabe and Ito's palette). Captions live in the chapters, so no figure has a title.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Float
+from torch import Tensor
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    raise ImportError("attnmem.figures needs matplotlib: pip install matplotlib") from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9")
+THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+
+
+def use_style() -> None:
+    """The book's look, for all figures drawn after this call."""
+    plt.rcParams.update(
+        {
+            "axes.grid": True,
+            "axes.prop_cycle": plt.cycler(color=CYCLE),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "figure.dpi": 144,
+            "figure.figsize": (6.0, 3.4),
+            "figure.constrained_layout.use": True,
+            "font.size": 10,
+            "grid.alpha": 0.3,
+            "image.cmap": "cividis",
+            "legend.frameon": False,
+        }
+    )
+
+
+def _axes(ax: Axes | None, x: str, y: str) -> Axes:
+    ax = ax or plt.gca()
+    ax.set(xlabel=x, ylabel=y)
+    return ax
+
+
+def sharpening(
+    scales: Float[Tensor, " scales"], alpha: Float[Tensor, "scales n"], ax: Axes | None = None
+) -> Axes:
+    """Attention on each token against the scale of the logits."""
+    ax = _axes(ax, "scale $c$ of the logits", r"attention weight $\alpha_i$")
+    for token, weights in enumerate(alpha.T, start=1):
+        ax.semilogx(scales, weights, label=f"token {token}")
+    ax.legend()
+    return ax
+
+
+def attended_path(
+    tokens: Float[Tensor, "n 2"], path: Float[Tensor, "steps 2"], ax: Axes | None = None
+) -> Axes:
+    """The attended vector ``z`` moving inside the triangle, square, ... of its tokens."""
+    ax = _axes(ax, "first coordinate", "second coordinate")
+    ax.fill(*tokens.T, color=GREY, alpha=0.15, linewidth=0)
+    for token, (x, y) in enumerate(tokens.tolist()):
+        ax.plot(x, y, "o", color=CYCLE[token], markersize=8)
+        ax.annotate(f"token {token + 1}", (x, y), textcoords="offset points", xytext=(6, 6))
+    ax.plot(*path.T, color="black", label=r"$z = E^\top \alpha$")
+    ax.margins(0.2)
+    ax.legend(loc="lower left")
+    return ax
+
+
+def spectra(
+    values: Mapping[str, Float[Tensor, " k"]],
+    tolerances: Mapping[str, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """Singular values, largest first, with the tolerance below which each is counted as zero."""
+    ax = _axes(ax, "index", "singular value")
+    for colour, (name, series) in zip(CYCLE, values.items(), strict=False):
+        ax.semilogy(range(1, len(series) + 1), series, ".-", color=colour, label=name)
+        ax.axhline(tolerances[name], color=colour, linestyle="--", linewidth=1)
+        ax.annotate("tolerance", (1, tolerances[name]), color=colour, va="bottom", fontsize=8)
+    ax.legend()
+    return ax
+
+
+def detection(
+    sizes: Sequence[int],
+    expected: Sequence[float],
+    observed: Sequence[float],
+    ax: Axes | None = None,
+) -> Axes:
+    """Probability that the sampled test meets a planted dependency, against its size."""
+    ax = _axes(ax, "size of the planted dependent set", "chance that a test finds it")
+    ax.plot(sizes, expected, **THEORY, label="exact probability")
+    ax.plot(sizes, observed, "o", color=BLUE, label="observed")
+    ax.legend()
+    return ax
+
+
+def rank_staircase(
+    heads: Sequence[int],
+    ranks: Mapping[str, Sequence[int]],
+    predicted: Sequence[int],
+    ax: Axes | None = None,
+) -> Axes:
+    """Rank of the first heads' features as heads are added, with the predicted line."""
+    ax = _axes(ax, "heads used", "rank of $Z$")
+    for (name, series), marker in zip(ranks.items(), "os^", strict=False):
+        ax.plot(heads, series, marker, markersize=4, label=name)
+    ax.plot(heads, predicted, **THEORY, label="$H(r-1)+1$")
+    ax.legend()
+    return ax
+
+
+def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
+    """Largest attention weight of each head (row) on each example (column)."""
+    ax = _axes(ax, "example", "head")
+    image = ax.imshow(largest.T, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=r"largest $\alpha_i$")
+    return ax
+
+
+def memorized(
+    labels: Float[Tensor, " T"], outputs: Float[Tensor, " T"], ax: Axes | None = None
+) -> Axes:
+    """Outputs against labels, on the diagonal where memorized."""
+    ax = _axes(ax, "label", "output")
+    ends = [float(labels.min()), float(labels.max())]
+    ax.plot(ends, ends, **THEORY, label="output = label")
+    ax.plot(labels, outputs, ".", markersize=3, color=BLUE, label="examples")
+    ax.legend()
+    return ax
+
+
+def residual_cliff(
+    examples: Sequence[int],
+    residuals: Mapping[str, Sequence[float]],
+    capacity: int,
+    ax: Axes | None = None,
+) -> Axes:
+    """Error of the best read-out against the number of examples, with the capacity marked."""
+    ax = _axes(ax, "examples $T$", "root mean square error")
+    for (name, series), marker in zip(residuals.items(), "os^", strict=False):
+        ax.plot(examples, series, marker + "-", markersize=4, label=name)
+    ax.axvline(capacity, **THEORY, label=f"capacity {capacity}")
+    ax.legend()
+    return ax

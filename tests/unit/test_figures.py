@@ -1,0 +1,57 @@
+"""Every figure draws what it is given, on the axes it is given."""
+
+import matplotlib as mpl
+import pytest
+import torch
+from attnmem import figures
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+
+T, H = 7, 3
+CALLS = {
+    "sharpening": (torch.logspace(-1, 1, 5), torch.rand(5, 3)),
+    "attended_path": (torch.rand(3, 2), torch.rand(5, 2)),
+    "spectra": ({"a": torch.rand(4), "b": torch.rand(4)}, {"a": 0.1, "b": 0.2}),
+    "detection": ([2, 3], [0.1, 0.2], [0.1, 0.3]),
+    "rank_staircase": ([1, 2], {"built": [3, 5]}, [3, 5]),
+    "saturation_map": (torch.rand(T, H),),
+    "memorized": (torch.rand(T), torch.rand(T)),
+    "residual_cliff": ([1, 2], {"best read-out": [0.0, 0.1]}, 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_figure_draws_on_the_given_axes(name):
+    _, (ax, other) = plt.subplots(2)
+    assert getattr(figures, name)(*CALLS[name], ax=ax) is ax
+    assert ax.has_data()
+    assert not other.has_data()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    assert not ax.get_title()
+
+
+def test_every_public_figure_is_tried_here():
+    public = {
+        n for n, f in vars(figures).items() if getattr(f, "__module__", "") == figures.__name__
+    }
+    assert {n for n in public if not n.startswith("_")} - {"use_style"} == set(CALLS)
+
+
+def test_data_are_drawn_unchanged():
+    ranks, predicted = [3, 5, 9], [3, 6, 9]
+    ax = figures.rank_staircase([1, 2, 3], {"built": ranks}, predicted)
+    lines = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+    assert lines == {"built": ranks, "$H(r-1)+1$": predicted}
+    largest = torch.rand(T, H)
+    assert (
+        figures.saturation_map(largest, plt.figure().gca()).images[0].get_array()
+        == largest.T.numpy()
+    ).all()

@@ -1,0 +1,102 @@
+"""Where the chapters are, and what makes a text source and a notebook one chapter."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jupytext
+import nbformat
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOK = ROOT / "book"
+TEXT, NOTEBOOKS = BOOK / "text", BOOK / "notebooks"
+
+COLAB = "colab-setup"
+COLAB_SOURCE = """\
+import importlib.util
+import sys
+
+if "google.colab" in sys.modules and importlib.util.find_spec("attnmem") is None:
+    %pip install -q "attnmem @ git+{address}@{branch}"
+"""
+
+
+def chapters() -> list[str]:
+    """Names such as ``mahdavi/capacity-by-construction``, found in ``book/text``."""
+    return sorted(str(path.relative_to(TEXT).with_suffix("")) for path in TEXT.rglob("*.md"))
+
+
+def text_path(chapter: str) -> Path:
+    """The text source: what people edit."""
+    return TEXT / f"{chapter}.md"
+
+
+def notebook_path(chapter: str) -> Path:
+    """The executed notebook: what the book renders."""
+    return NOTEBOOKS / f"{chapter}.ipynb"
+
+
+def config() -> dict:
+    """The book's configuration; ``repository`` is the one place where the address stands."""
+    return yaml.safe_load((ROOT / "_config.yml").read_text())
+
+
+def colab_cell() -> nbformat.NotebookNode:
+    """The first cell of every notebook: on Colab, install the library; elsewhere, nothing."""
+    repository = config()["repository"]
+    source = COLAB_SOURCE.format(address=repository["url"], branch=repository["branch"])
+    cell = nbformat.v4.new_code_cell(source.rstrip(), id=COLAB)
+    cell.metadata["tags"] = [COLAB, "remove-cell"]
+    return cell
+
+
+def has_tag(cell: nbformat.NotebookNode, tag: str) -> bool:
+    """Whether a notebook cell carries ``tag``."""
+    return tag in cell.metadata.get("tags", [])
+
+
+def source_notebook(chapter: str) -> nbformat.NotebookNode:
+    """The text source as a notebook to run: its cells, behind the set-up cell for Colab.
+
+    Cell ids depend on the chapter and the cell's position only, so that a re-run changes none.
+    """
+    notebook = jupytext.read(text_path(chapter))
+    for position, cell in enumerate(notebook.cells):
+        cell.id = hashlib.sha256(f"{chapter} {position}".encode()).hexdigest()[:8]
+    first_code = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    notebook.cells.insert(first_code, colab_cell())
+    return notebook
+
+
+def parameters(chapter: str) -> dict[str, object]:
+    """Names and default values in the chapter's cell tagged ``parameters``, if it has one."""
+    for cell in jupytext.read(text_path(chapter)).cells:
+        if has_tag(cell, "parameters"):
+            return dict(_assignments(cell.source))
+    return {}
+
+
+def _assignments(source: str) -> Iterator[tuple[str, object]]:
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            yield statement.targets[0].id, ast.literal_eval(statement.value)
+
+
+def fingerprint(chapter: str) -> str:
+    """Changes whenever a re-run of the chapter could change its notebook."""
+    paths = [text_path(chapter), notebook_path(chapter), ROOT / "_config.yml"]
+    paths += [ROOT / "constraints.txt", *sorted(ROOT.glob("tools/*.py"))]
+    paths += sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path))
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(str(path.relative_to(ROOT)).encode())
+        digest.update(path.read_bytes() if path.exists() else b"missing")
+    return digest.hexdigest()
+
+
+def _decides(path: Path) -> bool:
+    return path.suffix in {".py", ".toml", ".csv"} and path.is_file()

@@ -1,0 +1,115 @@
+"""Write book/claims.md: every claim of both papers, with the verdict that its chapter recorded.
+
+Nothing on that page is typed: the claims come from attnmem.reporting, the verdicts and their
+evidence from the outputs of the executed notebooks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import groupby
+from typing import NamedTuple
+
+import nbformat
+from attnmem.reporting import METADATA, Claim, claims
+from chapters import BOOK, chapters, notebook_path
+
+PAGE = BOOK / "claims.md"
+NOT_YET = "not yet"
+PAPERS = {
+    "mahdavi": "Memorization Capacity of Multi-Head Attention in Transformers {cite}`mahdavi2024`",
+    "dana": "Memorization in Attention-only Transformers {cite}`dana2025`",
+}
+HEAD = """\
+(ch-claims)=
+# Claims and verdicts
+
+Every numbered statement, figure and table of the two papers, and every finding of our own, with
+what this book can say about it. A verdict is recorded by the cell that checks the claim, when it
+runs; this page is collected from those outputs.
+
+**confirmed**
+: every check of the chapter speaks for the claim, as we read it there;
+
+**contradicted**
+: at least one check, marked ✗, speaks against it, with its evidence beside it;
+
+**not yet**
+: no chapter has reached the claim.
+
+A number stands for one run on one machine; the chapter behind the link shows the code that made it.
+"""
+
+
+class Recorded(NamedTuple):
+    """A verdict found in a notebook."""
+
+    chapter: str
+    verdict: str
+    checks: dict[str, bool]
+
+
+def recorded() -> dict[str, Recorded]:
+    """All verdicts in the executed notebooks, by claim; two on one claim are an error."""
+    found: dict[str, Recorded] = {}
+    for chapter in chapters():
+        for cell in nbformat.read(notebook_path(chapter), 4).cells:
+            for output in cell.get("outputs", []):
+                entry = output.get("metadata", {}).get(METADATA)
+                if entry is None:
+                    continue
+                if entry["claim"] in found:
+                    raise ValueError(f"{chapter} judges {entry['claim']} a second time")
+                found[entry["claim"]] = Recorded(chapter, entry["verdict"], entry["checks"])
+    return found
+
+
+def page() -> str:
+    """The page in MyST Markdown."""
+    verdicts = recorded()
+    known = claims().values()
+    counts = Counter(verdicts[c.key].verdict if c.key in verdicts else NOT_YET for c in known)
+    total = ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", NOT_YET))
+    parts = [HEAD, f"Of {len(known)} claims: {total}.\n"]
+    for paper, group in groupby(known, key=lambda claim: claim.paper):
+        parts.append(f"## {PAPERS[paper]}\n")
+        rows = [_row(claim, verdicts.get(claim.key)) for claim in group]
+        parts.append("\n".join(_TABLE_HEAD.format(paper=paper).splitlines() + rows + [":::", ""]))
+    return "\n".join(parts)
+
+
+_TABLE_HEAD = """\
+:::{{list-table}}
+:header-rows: 1
+:widths: 22 38 40
+:class: claims
+:name: tab-claims-{paper}
+
+* - Claim
+  - says
+  - Verdict and evidence"""
+
+
+def _row(claim: Claim, found: Recorded | None) -> str:
+    return f"* - {claim.label}\n  - {claim.says}\n  - {_evidence(claim.key, found)}"
+
+
+def _evidence(key: str, found: Recorded | None) -> str:
+    if found is None:
+        return NOT_YET
+    marks = [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks.items()]
+    return "\n\n    ".join([f"{{ref}}`{found.verdict} <verdict-{key}>`", *marks])
+
+
+def main() -> int:
+    """Write the page if it changed."""
+    text = page()
+    if not PAGE.exists() or PAGE.read_text() != text:
+        PAGE.write_text(text)
+        print(f"wrote {PAGE.relative_to(BOOK.parent)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
