@@ -47,7 +47,7 @@ class Recorded(NamedTuple):
 
     chapter: str
     verdict: str
-    checks: dict[str, bool]
+    checks: list[tuple[str, bool]]
 
 
 def recorded() -> dict[str, Recorded]:
@@ -98,7 +98,7 @@ def _row(claim: Claim, found: Recorded | None) -> str:
 def _evidence(key: str, found: Recorded | None) -> str:
     if found is None:
         return NOT_YET
-    marks = [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks.items()]
+    marks = [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks]
     return "\n\n    ".join([f"{{ref}}`{found.verdict} <verdict-{key}>`", *marks])
 
 

@@ -55,8 +55,8 @@ def sharpening(
 ) -> Axes:
     """Attention on each token against the scale of the logits."""
     ax = _axes(ax, "scale $c$ of the logits", r"attention weight $\alpha_i$")
-    for token, weights in enumerate(alpha.T, start=1):
-        ax.semilogx(scales, weights, label=f"token {token}")
+    for token, weights in enumerate(alpha.numpy().T, start=1):
+        ax.semilogx(scales.numpy(), weights, label=f"token {token}")
     ax.legend()
     return ax
 
@@ -66,11 +66,11 @@ def attended_path(
 ) -> Axes:
     """The attended vector ``z`` moving inside the triangle, square, ... of its tokens."""
     ax = _axes(ax, "first coordinate", "second coordinate")
-    ax.fill(*tokens.T, color=GREY, alpha=0.15, linewidth=0)
+    ax.fill(*tokens.numpy().T, color=GREY, alpha=0.15, linewidth=0)
     for token, (x, y) in enumerate(tokens.tolist()):
         ax.plot(x, y, "o", color=CYCLE[token], markersize=8)
         ax.annotate(f"token {token + 1}", (x, y), textcoords="offset points", xytext=(6, 6))
-    ax.plot(*path.T, color="black", label=r"$z = E^\top \alpha$")
+    ax.plot(*path.numpy().T, color="black", label=r"$z = E^\top \alpha$")
     ax.margins(0.2)
     ax.legend(loc="lower left")
     return ax
@@ -84,7 +84,7 @@ def spectra(
     """Singular values, largest first, with the tolerance below which each is counted as zero."""
     ax = _axes(ax, "index", "singular value")
     for colour, (name, series) in zip(CYCLE, values.items(), strict=False):
-        ax.semilogy(range(1, len(series) + 1), series, ".-", color=colour, label=name)
+        ax.semilogy(range(1, len(series) + 1), series.numpy(), ".-", color=colour, label=name)
         ax.axhline(tolerances[name], color=colour, linestyle="--", linewidth=1)
         ax.annotate("tolerance", (1, tolerances[name]), color=colour, va="bottom", fontsize=8)
     ax.legend()
@@ -108,14 +108,14 @@ def detection(
 def rank_staircase(
     heads: Sequence[int],
     ranks: Mapping[str, Sequence[int]],
-    predicted: Sequence[int],
+    predicted: Mapping[str, Sequence[int]],
     ax: Axes | None = None,
 ) -> Axes:
-    """Rank of the first heads' features as heads are added, with the predicted line."""
+    """Rank of the first heads' features as heads are added, on its predicted line."""
     ax = _axes(ax, "heads used", "rank of $Z$")
     for (name, series), marker in zip(ranks.items(), "os^", strict=False):
-        ax.plot(heads, series, marker, markersize=4, label=name)
-    ax.plot(heads, predicted, **THEORY, label="$H(r-1)+1$")
+        ax.plot(heads, predicted[name], **THEORY)
+        ax.plot(heads, series, marker, markersize=5, label=name)
     ax.legend()
     return ax
 
@@ -123,7 +123,7 @@ def rank_staircase(
 def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
     """Largest attention weight of each head (row) on each example (column)."""
     ax = _axes(ax, "example", "head")
-    image = ax.imshow(largest.T, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    image = ax.imshow(largest.numpy().T, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
     ax.grid(False)
     ax.figure.colorbar(image, ax=ax, label=r"largest $\alpha_i$")
     return ax
@@ -136,7 +136,7 @@ def memorized(
     ax = _axes(ax, "label", "output")
     ends = [float(labels.min()), float(labels.max())]
     ax.plot(ends, ends, **THEORY, label="output = label")
-    ax.plot(labels, outputs, ".", markersize=3, color=BLUE, label="examples")
+    ax.plot(labels.numpy(), outputs.numpy(), ".", markersize=3, color=BLUE, label="examples")
     ax.legend()
     return ax
 

@@ -69,7 +69,8 @@ def verdict(key: str, checks: Mapping[str, bool]) -> None:
     marks = [f"- {'✓' if holds else '✗'} {evidence}" for evidence, holds in results.items()]
     text = "\n".join([f"**{claim.label}: {word}.**", "", *marks])
     data = {"text/markdown": text, "text/plain": text}
-    _display(data, {METADATA: {"claim": key, "verdict": word, "checks": results}})
+    checks_in_order = [list(item) for item in results.items()]  # notebooks sort the keys of a dict
+    _display(data, {METADATA: {"claim": key, "verdict": word, "checks": checks_in_order}})
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:
