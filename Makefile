@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	$(SHOW) 'Environment: $(VENV) (a minute or two, once)'
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or \
 	  sys.exit(f"Python 3.11 to 3.13 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv --clear $(VENV)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -59,9 +59,11 @@ lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests tools
 
-format: $(READY) ## mend what `lint` can mend by itself
-	$(BIN)/ruff check --fix .
+format: $(READY) ## format code and the cells of the text sources
+	$(BIN)/ruff check --fix lib tests tools
 	$(BIN)/ruff format lib tests tools
+	$(BIN)/jupytext --quiet --to md:myst --pipe '$(BIN)/ruff format --config book/ruff.toml -' \
+	  book/text/*/*.md
 
 wheel: $(READY) ## build the library's wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -20,7 +20,8 @@ COLAB_SOURCE = """\
 import importlib.util
 import sys
 
-if "google.colab" in sys.modules and importlib.util.find_spec("attnmem") is None:
+installed = importlib.util.find_spec("attnmem") is not None
+if "google.colab" in sys.modules and not installed:
     %pip install -q "attnmem @ git+{address}@{branch}"
 """
 

@@ -12,14 +12,16 @@ from itertools import groupby
 from typing import NamedTuple
 
 import nbformat
+
 from attnmem.reporting import METADATA, Claim, claims
+
 from chapters import BOOK, chapters, notebook_path
 
 PAGE = BOOK / "claims.md"
 NOT_YET = "not yet"
 PAPERS = {
-    "mahdavi": "Memorization Capacity of Multi-Head Attention in Transformers {cite}`mahdavi2024`",
-    "dana": "Memorization in Attention-only Transformers {cite}`dana2025`",
+    "mahdavi": ("Multi-head attention: Mahdavi, Liao and Thrampoulidis", "mahdavi2024"),
+    "dana": ("Attention-only transformers: Dana, Pydi and Chevaleyre", "dana2025"),
 }
 HEAD = """\
 (ch-claims)=
@@ -73,7 +75,8 @@ def page() -> str:
     total = ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", NOT_YET))
     parts = [HEAD, f"Of {len(known)} claims: {total}.\n"]
     for paper, group in groupby(known, key=lambda claim: claim.paper):
-        parts.append(f"## {PAPERS[paper]}\n")
+        title, citation = PAPERS[paper]
+        parts.append(f"## {title}\n\nThe claims of {{cite:t}}`{citation}`.\n")
         rows = [_row(claim, verdicts.get(claim.key)) for claim in group]
         parts.append("\n".join(_TABLE_HEAD.format(paper=paper).splitlines() + rows + [":::", ""]))
     return "\n".join(parts)
@@ -87,7 +90,7 @@ _TABLE_HEAD = """\
 :name: tab-claims-{paper}
 
 * - Claim
-  - says
+  - What it says
   - Verdict and evidence"""
 
 

@@ -25,6 +25,8 @@ from pathlib import Path
 import nbformat
 import papermill
 import yaml
+from PIL import Image
+
 from chapters import (
     ROOT,
     chapters,
@@ -34,7 +36,6 @@ from chapters import (
     source_notebook,
     text_path,
 )
-from PIL import Image
 
 RUNS, STAMPS = ROOT / "_build" / "runs", ROOT / "_build" / "stamps"
 COLOURS = 128  # of a stored picture: no visible loss, about a third of the bytes

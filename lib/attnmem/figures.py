@@ -123,20 +123,21 @@ def rank_staircase(
 def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
     """Largest attention weight of each head (row) on each example (column)."""
     ax = _axes(ax, "example", "head")
-    image = ax.imshow(largest.numpy().T, aspect="auto", vmin=0, vmax=1, interpolation="nearest")
+    image = ax.imshow(largest.numpy().T, aspect="auto", vmin=0, vmax=1)
     ax.grid(False)
     ax.figure.colorbar(image, ax=ax, label=r"largest $\alpha_i$")
     return ax
 
 
 def memorized(
-    labels: Float[Tensor, " T"], outputs: Float[Tensor, " T"], ax: Axes | None = None
+    labels: Float[Tensor, " T"], outputs: Mapping[str, Float[Tensor, " T"]], ax: Axes | None = None
 ) -> Axes:
-    """Outputs against labels, on the diagonal where memorized."""
+    """Outputs of several models against the labels, on the diagonal where memorized."""
     ax = _axes(ax, "label", "output")
     ends = [float(labels.min()), float(labels.max())]
     ax.plot(ends, ends, **THEORY, label="output = label")
-    ax.plot(labels.numpy(), outputs.numpy(), ".", markersize=3, color=BLUE, label="examples")
+    for name, series in outputs.items():
+        ax.plot(labels.numpy(), series.numpy(), ".", markersize=3, label=name)
     ax.legend()
     return ax
 

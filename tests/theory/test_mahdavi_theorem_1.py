@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from attnmem.attention import mha, mha_attention, mha_features
 from attnmem.bounds import mha_capacity
 from attnmem.constructions import mahdavi, memorize_mha
 from attnmem.independence import numerical_rank
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 F64 = {"dtype": torch.float64}
 

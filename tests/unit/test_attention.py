@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+
 from attnmem.attention import (
     AoTWeights,
     MHAWeights,
@@ -11,7 +13,6 @@ from attnmem.attention import (
     mha_attention,
     mha_features,
 )
-from torch import nn
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19

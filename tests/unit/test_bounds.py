@@ -1,6 +1,7 @@
 """The formulas against values worked out by hand, and against counts."""
 
 import pytest
+
 from attnmem import bounds
 
 

@@ -3,6 +3,7 @@
 import matplotlib as mpl
 import pytest
 import torch
+
 from attnmem import figures
 
 mpl.use("agg")
@@ -16,7 +17,7 @@ CALLS = {
     "detection": ([2, 3], [0.1, 0.2], [0.1, 0.3]),
     "rank_staircase": ([1, 2], {"built": [3, 5]}, {"built": [3, 5]}),
     "saturation_map": (torch.rand(T, H),),
-    "memorized": (torch.rand(T), torch.rand(T)),
+    "memorized": (torch.rand(T), {"built": torch.rand(T)}),
     "residual_cliff": ([1, 2], {"best read-out": [0.0, 0.1]}, 1),
 }
 

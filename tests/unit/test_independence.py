@@ -6,15 +6,16 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
 from attnmem.independence import (
     kruskal_rank,
     numerical_rank,
     sampled_independence,
     sampled_kruskal_rank,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.stats import binom
 
 
 def exact_rank(rows):

@@ -1,6 +1,7 @@
 """What a chapter leaves behind is readable by machines and cannot be typed by hand."""
 
 import pytest
+
 from attnmem import reporting
 
 

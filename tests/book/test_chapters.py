@@ -1,0 +1,142 @@
+"""The committed notebooks are the text sources, run cleanly from top to bottom, fit to be read."""
+
+import re
+
+import jupytext
+import nbformat
+import pytest
+import yaml
+from jupytext.compare import compare_notebooks
+
+from chapters import (
+    BOOK,
+    COLAB,
+    NOTEBOOKS,
+    ROOT,
+    chapters,
+    colab_cell,
+    config,
+    has_tag,
+    notebook_path,
+    text_path,
+)
+
+LINES, WIDTH, BYTES = 25, 76, 500_000
+CHAPTERS = chapters()
+
+
+def notebook(chapter):
+    return nbformat.read(notebook_path(chapter), 4)
+
+
+def code_cells(chapter):
+    return [cell for cell in notebook(chapter).cells if cell.cell_type == "code"]
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def test_every_notebook_has_a_text_and_every_text_a_notebook():
+    found = {str(p.relative_to(NOTEBOOKS).with_suffix("")) for p in NOTEBOOKS.rglob("*.ipynb")}
+    assert found == set(CHAPTERS)
+
+
+def test_every_page_is_in_the_table_of_contents():
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    listed = {toc["root"]} | {page["file"] for part in toc["parts"] for page in part["chapters"]}
+    pages = {str(p.relative_to(ROOT).with_suffix("")) for p in BOOK.glob("*.md")}
+    assert listed == pages | {f"book/notebooks/{chapter}" for chapter in CHAPTERS}
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_names_are_words_in_kebab_case(chapter):
+    assert re.fullmatch(r"[a-z]+/[a-z]+(-[a-z]+)*", chapter)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_notebook_has_the_cells_of_its_text(chapter):
+    executed = notebook(chapter)
+    executed.cells = [cell for cell in executed.cells if COLAB not in tags(cell)]
+    compare_notebooks(executed, jupytext.read(text_path(chapter)), fmt="md:myst")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_first_cell_installs_the_library_on_colab(chapter):
+    first, *others = code_cells(chapter)
+    assert (first.source, tags(first)) == (colab_cell().source, tags(colab_cell()))
+    assert not any(COLAB in tags(cell) for cell in others)
+    in_text = [cell for cell in jupytext.read(text_path(chapter)).cells if has_tag(cell, COLAB)]
+    assert not in_text, "tools/run.py adds this cell; the text must not have one of its own"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_notebook_ran_from_top_to_bottom_without_error(chapter):
+    cells = code_cells(chapter)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error"]
+    assert not [o.text for o in outputs if o.get("name") == "stderr"]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_nothing_of_the_run_itself_is_stored(chapter):
+    executed = notebook(chapter)
+    assert "papermill" not in executed.metadata
+    for cell in executed.cells:
+        assert not {"papermill", "execution"} & set(cell.metadata)
+        assert cell.metadata.get("tags") != []
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_cells_are_short_and_narrow(chapter):
+    for cell in code_cells(chapter):
+        lines = cell.source.splitlines()
+        assert len(lines) <= LINES, f"{len(lines)} lines:\n{cell.source}"
+        wide = [line for line in lines if len(line) > WIDTH]
+        assert not wide, f"wider than {WIDTH} characters: {wide}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_every_picture_has_a_caption_a_name_and_an_alternative_text(chapter):
+    for cell in code_cells(chapter):
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            shown = cell.metadata.get("mystnb", {})
+            figure = shown.get("figure", {})
+            assert figure.get("caption", "").strip(), f"no caption:\n{cell.source}"
+            assert figure.get("name", "").startswith("fig-"), f"no name:\n{cell.source}"
+            assert shown.get("image", {}).get("alt", "").strip(), f"no alt text:\n{cell.source}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_notebook_is_small_and_its_pictures_are_bitmaps(chapter):
+    assert notebook_path(chapter).stat().st_size < BYTES
+    assert "image/svg+xml" not in notebook_path(chapter).read_text()
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_chapter_can_be_referred_to_and_opens_with_a_title(chapter):
+    body = text_path(chapter).read_text().split("---\n", 2)[2].lstrip()
+    assert re.match(r"\(ch-[a-z0-9-]+\)=\n# \S", body)
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_theorems_are_labelled_and_say_where_they_come_from(chapter):
+    text = text_path(chapter).read_text()
+    for kind, title, label in re.findall(
+        r":::\{prf:(theorem|proposition|lemma|corollary|definition|assumption)\}(.*)\n(.*)", text
+    ):
+        assert re.match(r" .+: .+", title), f"{kind}: no source and name: {title}"
+        assert re.match(r":label: [a-z]+-[a-z0-9-]+", label), f"{kind}{title}: no label"
+
+
+def test_the_address_of_the_repository_stands_in_one_place():
+    address = config()["repository"]["url"]
+    files = [p for p in ROOT.glob("*") if p.is_file() and p.name != "_config.yml"]
+    files += [p for folder in ("lib", "tools", "tests", "book/text") for p in _texts(folder)]
+    files += list(BOOK.glob("*.md"))
+    assert [str(p) for p in files if address in p.read_text(errors="ignore")] == []
+
+
+def _texts(folder):
+    return [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".toml"}]

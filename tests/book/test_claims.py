@@ -1,0 +1,52 @@
+"""The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
+
+import nbformat
+import pytest
+
+from attnmem import reporting
+
+import claims
+from chapters import chapters, notebook_path, text_path
+
+RECORDED = claims.recorded()
+
+
+def test_the_page_is_up_to_date():
+    assert claims.PAGE.read_text() == claims.page(), "make run renews book/claims.md"
+
+
+def test_every_claim_is_on_the_page():
+    page = claims.PAGE.read_text()
+    assert all(f"* - {claim.label}\n" in page for claim in reporting.claims().values())
+    assert page.count("- not yet\n") == len(reporting.claims()) - len(RECORDED)
+
+
+@pytest.mark.parametrize("key", sorted(RECORDED))
+def test_a_verdict_follows_from_its_checks_and_has_a_target(key):
+    found = RECORDED[key]
+    holds = all(result for _, result in found.checks)
+    assert found.checks
+    assert found.verdict == ("confirmed" if holds else "contradicted")
+    assert f"(verdict-{key})=" in text_path(found.chapter).read_text()
+
+
+def test_targets_without_a_verdict_are_promises_not_kept():
+    for chapter in chapters():
+        for line in text_path(chapter).read_text().splitlines():
+            if line.startswith("(verdict-"):
+                assert RECORDED[line[len("(verdict-") : -2]].chapter == chapter
+
+
+def test_a_verdict_is_an_output_of_the_cell_that_computes_it():
+    for chapter in chapters():
+        for cell in nbformat.read(notebook_path(chapter), 4).cells:
+            for output in cell.get("outputs", []):
+                entry = output.get("metadata", {}).get(reporting.METADATA)
+                assert entry is None or f'"{entry["claim"]}"' in cell.source
+
+
+def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
+    doubled = [*chapters(), next(iter(RECORDED.values())).chapter]
+    monkeypatch.setattr(claims, "chapters", lambda: doubled)
+    with pytest.raises(ValueError, match="a second time"):
+        claims.recorded()

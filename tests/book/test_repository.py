@@ -1,0 +1,95 @@
+"""Files that must agree with each other, and what must not be in any of them."""
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from chapters import ROOT, config
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+CONDA_PIP = ENVIRONMENT["dependencies"][-1]["pip"]
+
+
+def tracked():
+    names = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def pins(lines):
+    """Name -> version of the requirements that are pinned exactly."""
+    requirements = [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
+    exact = [(r, re.fullmatch(r"==([^*,]+)", str(r.specifier))) for r in requirements]
+    return {canonicalize_name(r.name): match[1] for r, match in exact if match}
+
+
+CONSTRAINTS = pins((ROOT / "constraints.txt").read_text().splitlines())
+
+
+def test_the_constraints_agree_with_the_pins_of_the_project():
+    lines = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    assert pins(lines).items() <= CONSTRAINTS.items()
+
+
+def test_the_conda_environment_agrees_with_the_constraints():
+    assert "--constraint constraints.txt" in CONDA_PIP
+    assert pins(CONDA_PIP).items() <= CONSTRAINTS.items()
+    assert {"torch", "numpy", "jupyter-book", "papermill", "nbval"} <= pins(CONDA_PIP).keys()
+    python = next(d for d in ENVIRONMENT["dependencies"] if str(d).startswith("python"))
+    assert python.removeprefix("python").startswith(PROJECT["requires-python"])
+
+
+def test_the_constraints_satisfy_every_requirement_of_the_project():
+    lines = PROJECT["dependencies"] + [
+        line
+        for extra in ("book", "test", "certify")
+        for line in PROJECT["optional-dependencies"][extra]
+    ]
+    for requirement in map(Requirement, lines):
+        version = CONSTRAINTS[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+
+
+def test_the_library_needs_little_and_pins_nothing():
+    requirements = [Requirement(line) for line in PROJECT["dependencies"]]
+    assert all(str(r.specifier).startswith(">=") for r in requirements)
+
+
+FORBIDDEN = {
+    "an absolute path": r"(?<![\w.:/*-])/(?:home|root|work|tmp|Users)/\w",
+    "a pickle": r"\bimport pickle\b|\.pkl\b",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_contains(what):
+    here = "tests/book/test_repository.py"
+    for path in tracked():
+        if "assets/mathjax" in str(path) or str(path).endswith(here):
+            continue
+        found = re.search(FORBIDDEN[what], path.read_text(errors="ignore"))
+        assert not found, f"{path.relative_to(ROOT)} contains {what}: {found[0]!r}"
+
+
+def test_no_file_is_large_but_the_vendored_typesetting():
+    large = [p for p in tracked() if p.stat().st_size > 1_000_000 and "mathjax" not in str(p)]
+    assert not large
+
+
+def test_no_folder_is_named_as_sphinx_would_load_it_twice():
+    assert not (ROOT / "_static").exists()
+
+
+def test_the_book_is_built_from_committed_outputs():
+    assert config()["execute"]["execute_notebooks"] == "off"
