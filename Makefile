@@ -71,7 +71,7 @@ wheel: $(READY) ## build the library's wheel into dist/
 lock: ## renew constraints.txt from pyproject.toml
 	$(PYTHON) -m venv --clear _build/lock
 	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS)]'
-	_build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+	_build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean: ## remove everything that can be made again
 	rm -rf _build dist build $(VENV) .pytest_cache .ruff_cache .hypothesis
