@@ -53,7 +53,7 @@ unit: $(READY) ## library, theory and book-structure tests
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
-	  --nbval-cell-timeout 300 -p no:doctest -n 2 --dist loadscope book/notebooks
+	  --nbval-cell-timeout 300 -n 2 --dist loadscope book/notebooks
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .
