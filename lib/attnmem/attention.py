@@ -62,14 +62,77 @@ def attend(
     r"""Attention weights and attended tokens of every head, for one query per example.
 
     .. math:: \alpha_h = \operatorname{softmax}(E W_K W_Q^\top e), \qquad z_h = E^\top \alpha_h .
+    """
+    alpha = attention_weights(W_Q, W_K, context, query)
+    return alpha, torch.einsum(f"...bhn,{token_axes(context, query)}->...bhd", alpha, context)
 
-    Computed in the order ``((e W_Q) W_K^T) E^T``: the ``n`` keys are never formed.
+
+def attention_weights(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    context: Float[Tensor, "*examples d"],
+    query: Float[Tensor, "*data B d"],
+) -> Float[Tensor, "*allruns B H n"]:
+    """The softmax of the logits ``e W_Q W_K^T E^T``, multiplied in the cheapest order.
+
+    Three orders give the same numbers but for rounding; the cost is counted per head in products.
+    In none of them every example's keys are formed, and only the query's position is computed.
     """
     tokens = token_axes(context, query)
-    key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
-    key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
-    alpha = torch.einsum(f"...bhd,{tokens}->...bhn", key, context).softmax(dim=-1)
-    return alpha, torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
+    (B, d), d_h, n = query.shape[-2:], W_Q.shape[-1], context.shape[-2]
+    orders = {
+        "vector by vector": B * (2 * d * d_h + n * d),
+        "head product first": d * d * d_h + B * (d * d + n * d),
+    }
+    if tokens == "...nd":
+        orders["shared keys first"] = 2 * n * d * d_h + B * n * d
+    match min(orders, key=orders.__getitem__):
+        case "shared keys first":
+            keys = torch.einsum("...nd,...hdk->...hnk", context, W_K)
+            asked = torch.einsum("...hdk,...hnk->...dnh", W_Q, keys)
+            logits = torch.einsum("...bd,...dnh->...bnh", query, asked)
+        case "head product first":
+            product = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K)
+            key = torch.einsum("...bd,...dhe->...bhe", query, product)
+            logits = torch.einsum(f"{tokens},...bhd->...bnh", context, key)
+        case _:
+            key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
+            key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
+            logits = torch.einsum(f"{tokens},...bhd->...bnh", context, key)
+    # Heads last while the softmax runs: it is several times slower along a short last axis.
+    return logits.softmax(dim=-2).mT
+
+
+def head_values(
+    alpha: Float[Tensor, "*data B H n"],
+    context: Float[Tensor, "*examples d"],
+    W_V: Float[Tensor, "*runs H d d_v"],
+    tokens: str,
+) -> Float[Tensor, "*allruns B H d_v"]:
+    """``W_V^T z_h``; for a shared context its values are formed first where that is cheaper.
+
+    ``tokens`` as from :func:`token_axes`.
+    """
+    (B, _, n), (d, d_v) = alpha.shape[-3:], W_V.shape[-2:]
+    if tokens == "...nd" and n * d * d_v + B * n * d_v < B * (n * d + d * d_v):
+        values = torch.einsum("...nd,...hdv->...hnv", context, W_V)
+        return torch.einsum("...bhn,...hnv->...bhv", alpha, values)
+    z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
+    return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
+
+
+def add_heads(
+    z: Float[Tensor, "*data B H d"],
+    W_V: Float[Tensor, "*runs H d_h d"],
+    W_O: Float[Tensor, "*runs H d_o d_h"],
+) -> Float[Tensor, "*allruns B d_o"]:
+    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
+    B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
+    if d * d_h * d_o + B * d * d_o < B * d_h * (d + d_o):
+        product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
+        return torch.einsum("...bhd,...hdo->...bo", z, product)
+    values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
+    return torch.einsum("...bhk,...hok->...bo", values, W_O)
 
 
 def _widest(*tensors: Tensor) -> list[Tensor]:
@@ -135,7 +198,7 @@ def mha_attention(
     Arguments and errors as for :func:`mha`. Source: Mahdavi et al. 2024, Sec. 3, step 2.
     """
     W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
-    return attend(W_Q, W_K, context, query)[0]
+    return attention_weights(W_Q, W_K, context, query)
 
 
 @checked_by(_check_features)
@@ -184,8 +247,8 @@ def mha(
     """
     *matrices, context, query = _widest(*weights, context, query)
     W_Q, W_K, W_V, W_O, W_D = matrices
-    _, z = attend(W_Q, W_K, context, query)
-    heads = torch.einsum("...bhd,...hdv->...bhv", z, W_V)
+    alpha = attention_weights(W_Q, W_K, context, query)
+    heads = head_values(alpha, context, W_V, token_axes(context, query))
     o = heads.flatten(-2) @ W_O
     return (o + query if skip else o) @ W_D
 
@@ -261,5 +324,4 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     x = _embed(embedding, positions, tokens)
     last = x[..., -1, :]
     _, A = attend(W_Q.mT, W_K.mT, x, last)
-    values = torch.einsum("...bhd,...hkd->...bhk", A, W_V)
-    return (last + torch.einsum("...bhk,...hdk->...bd", values, W_O)) @ W_U.mT
+    return (last + add_heads(A, W_V, W_O)) @ W_U.mT

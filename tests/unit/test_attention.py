@@ -7,6 +7,7 @@ from torch import nn
 from attnmem.attention import (
     AoTWeights,
     MHAWeights,
+    add_heads,
     aot,
     aot_features,
     mha,
@@ -17,6 +18,8 @@ from attnmem.attention import (
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
 N, S = 23, 29
+# Sizes for which each order of multiplication is the cheapest, with own and with shared contexts.
+ORDERS = [(2, 3, 11, 7, 5), (97, 3, 11, 11, 2), (97, 7, 11, 3, 2), (97, 19, 11, 13, 1)]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}  # a few hundred float64 roundings
 
 
@@ -71,6 +74,30 @@ def test_mha_is_the_papers_layer(shared, skip):
         ]
     )
     torch.testing.assert_close(mha(weights, context, query, skip=skip), expected, **EXACT)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("B", "n", "d", "d_h", "d_v"), ORDERS)
+def test_every_order_of_multiplication_gives_the_papers_layer(shared, B, n, d, d_h, d_v):
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d, d_v), (H * d_v, d), (d, d_out)]
+    weights = MHAWeights(*(torch.randn(shape, dtype=torch.float64) for shape in shapes))
+    context = torch.randn(*(() if shared else (B,)), n, d, dtype=torch.float64) / d
+    query = torch.randn(B, d, dtype=torch.float64)
+    expected = torch.stack(
+        [
+            mha_by_the_equations(weights, context if shared else context[t], query[t], False)
+            for t in range(B)
+        ]
+    )
+    torch.testing.assert_close(mha(weights, context, query), expected, **EXACT)
+
+
+@pytest.mark.parametrize(("B", "d", "d_h"), [(2, 11, 7), (97, 11, 11), (97, 11, 2)])
+def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
+    z, W_V = torch.randn(B, H, d, dtype=torch.float64), torch.randn(H, d_h, d, dtype=torch.float64)
+    W_O = torch.randn(H, 5, d_h, dtype=torch.float64)
+    expected = sum(z[:, h] @ (W_O[h] @ W_V[h]).T for h in range(H))
+    torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
 
 
 def test_aot_is_the_papers_model():
