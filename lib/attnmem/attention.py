@@ -30,7 +30,7 @@ class MHAWeights(NamedTuple):
 
 
 class AoTWeights(NamedTuple):
-    """Weights of an attention-only transformer, in the letters of Dana et al. (Sec. 2).
+    """Weights of an attention-only transformer, in the letters of Dana et al. (equations 1 and 2).
 
     Their projections act from the left, ``(d_h, d)``, where those of Mahdavi et al. act from the
     right, ``(d, d_h)``.
@@ -270,15 +270,13 @@ def _check_aot(weights, tokens) -> None:
             refuse("tokens", f"values from {low} to {high}", f"0 to N - 1 = {vocab - 1}")
 
 
-def _embed(
-    embedding: Float[Tensor, "*runs N d"],
-    positions: Float[Tensor, "*runs S d"],
-    tokens: Int[Tensor, "*data B S"],
+def look_up(
+    embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*allruns B S d"]:
-    """``x(t, s) = e(t_s) + pos_s``."""
+    """The embedding of every token, each run from its own table."""
     rows = tokens.flatten(-2).long()[..., None]  # (*data, B * S, 1)
     chosen = torch.take_along_dim(*_same_axes(embedding, rows), dim=-2)
-    return chosen.unflatten(-2, tokens.shape[-2:]) + positions[..., None, :, :]
+    return chosen.unflatten(-2, tokens.shape[-2:])
 
 
 def _same_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -292,10 +290,10 @@ def aot_features(
 ) -> Float[Tensor, "*runs B Hd"]:
     r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
 
-    Arguments and errors as for :func:`aot`. Source: Dana et al. 2025, Sec. 2.
+    Arguments and errors as for :func:`aot`. Source: Dana et al. 2025, equation (1).
     """
     embedding, positions, W_Q, W_K, *_ = _widest(*weights)
-    x = _embed(embedding, positions, tokens)
+    x = look_up(embedding, tokens) + positions[..., None, :, :]
     return attend(W_Q.mT, W_K.mT, x, x[..., -1, :])[1].flatten(-2)
 
 
@@ -321,7 +319,7 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     Source: Dana et al. 2025, equations (1) and (2).
     """
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
-    x = _embed(embedding, positions, tokens)
+    x = look_up(embedding, tokens) + positions[..., None, :, :]
     last = x[..., -1, :]
     _, A = attend(W_Q.mT, W_K.mT, x, last)
     return (last + add_heads(A, W_V, W_O)) @ W_U.mT

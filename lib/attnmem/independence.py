@@ -201,7 +201,7 @@ def sampled_independence(
     >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
     0
 
-    Source: Mahdavi et al. 2024, Sec. 4 (their test of Assumption 1: 5000 samples, float32).
+    Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
     generator = torch.Generator().manual_seed(seed)
     dependent = 0
@@ -232,7 +232,7 @@ def sampled_kruskal_rank(
     own ``samples`` random subsets. The result is an upper estimate of the Kruskal rank, unless the
     threshold is met by luck; :class:`SampledIndependence` says what the samples do guarantee.
 
-    Source: Mahdavi et al. 2024, Sec. 4 and Appendix J.
+    Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
     """
     low, high = 0, min(vectors.shape) + 1
     passed = failed = None

@@ -36,7 +36,7 @@ def _check_bigrams(generator, vocab, count) -> None:
 def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
     """``count`` uniformly random pairs over ``vocab`` tokens, each followed by its table entry.
 
-    Source: Dana et al. 2025, Sec. 6.
+    Source: Dana et al. 2025, the bigrams of their experiments.
     """
     table = torch.randint(vocab, (vocab, vocab), generator=generator)
     tokens = torch.randint(vocab, (count, 2), generator=generator)
@@ -64,7 +64,7 @@ def context_queries(
 ) -> ContextQueries:
     """Queries and contexts uniform on [0, 1]; labels uniform classes, or reals if None.
 
-    Source: Mahdavi et al. 2024, Sec. 5.1.
+    Source: Mahdavi et al. 2024, synthetic experiments (Figs. 2-5).
     """
     contexts = torch.rand(*(() if shared else (examples,)), context, dim, generator=generator)
     queries = torch.rand(examples, dim, generator=generator)

@@ -1,0 +1,449 @@
+"""The published grids as data, and how to run one.
+
+``runs(name, profile)`` is the plain list of an experiment's trainings, every hyper-parameter
+explicit; ``run(name, profile)`` trains those that the store does not have yet. Profile ``paper`` is
+the published protocol, every run of it; ``quick`` is the same code on a grid that two processor
+cores finish within a minute: a smoke test, never a result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, as_completed
+from typing import Any, NamedTuple
+
+import torch
+
+from . import results, training
+from .checks import check_integer, checked_by, refuse
+from .results import Outcome, Run
+
+PROFILES = ("paper", "quick")
+Cells = list[dict[str, Any]]
+
+
+class Experiment(NamedTuple):
+    """A figure or table of a paper: the cells of its grid for each profile, and its seeds."""
+
+    source: str
+    cells: dict[str, Cells]
+    seeds: dict[str, int]
+
+
+def _grid(**axes: Iterable[Any]) -> Cells:
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+# --- Dana et al. ----------------------------------------------------------------------------------
+
+
+def _bigrams(
+    cells: Cells, *, N: int, batch: int, batches: int, epochs: int = 64, **changes: Any
+) -> Cells:
+    """Bigram trainings; the rate falls from 1e-2 to 0.1 ``lr_end`` (``lr`` is scaled twice)."""
+    common = {
+        "model": "aot",
+        "variant": "code",
+        "N": N,
+        "n": 2,
+        "T": batch * batches,
+        "width": None,
+        "layers": 1,
+        "steps": epochs * batches,
+        "task": "bigrams",
+        "context": None,
+        "batch": batch,
+        "schedule": "linear",
+        "lr": 0.1,
+        "lr_start": 0.1,
+        "lr_end": 0.005,
+    }
+    return [common | changes | {"d_h": cell.get("d")} | cell for cell in cells]
+
+
+def _mlp(cells: Cells, width: Callable[[int, int], int], **sizes: Any) -> Cells:
+    """One head and a feed-forward layer; ``width(d, step)`` from the swept ``step``."""
+    plain = [{"d": cell["d"], "H": 1, "width": width(cell["d"], cell["step"])} for cell in cells]
+    return _bigrams(plain, model="mlp", **sizes)
+
+
+SMALL = {"N": 50, "batch": 256, "batches": 64}
+EXP5 = {"N": 70, "batch": 1024, "batches": 256}
+DIM = {"N": 200, "batch": 1024, "batches": 64}
+DEPTH = {"N": 70, "batch": 512, "batches": 128, "layers": 3}
+DEPTH |= {"lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}  # 2.5e-3 throughout
+QUICK = {"N": 10, "batch": 128, "batches": 16, "epochs": 8}
+QUICK_DEEP = QUICK | {"layers": 3, "lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}
+
+DANA = {
+    "dana-exp1": Experiment(
+        "Dana et al. 2025, Experiment 1",
+        {
+            "paper": _bigrams(_grid(d=range(3, 14), H=range(1, 32, 5)), **SMALL),
+            "quick": _bigrams(_grid(d=[3, 5], H=[1, 6, 11]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-exp2": Experiment(
+        "Dana et al. 2025, Experiment 2",
+        {
+            "paper": _bigrams(_grid(d=[10], H=[20], d_h=range(1, 11)), **SMALL),
+            "quick": _bigrams(_grid(d=[4], H=[5], d_h=[1, 2, 4]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-exp3": Experiment(
+        "Dana et al. 2025, Experiment 3",
+        {
+            "paper": _bigrams(_grid(d=range(5, 16), H=[20], d_h=[10]), **SMALL),
+            "quick": _bigrams(_grid(d=[2, 4, 6], H=[5], d_h=[4]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-exp5-aot": Experiment(
+        "Dana et al. 2025, Experiment 5, attention only",
+        {
+            "paper": _bigrams(_grid(d=[7, 10, 13], H=range(1, 32, 5)), **EXP5),
+            "quick": _bigrams(_grid(d=[4], H=[1, 3, 6]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-exp5-mlp": Experiment(
+        "Dana et al. 2025, Experiment 5, with an MLP of as many parameters",
+        {
+            "paper": _mlp(
+                _grid(d=[7, 10, 13], step=range(0, 31, 5)),
+                lambda d, step: 2 * d * step,
+                lr_end=0.001,
+                **EXP5,
+            ),
+            "quick": _mlp(
+                _grid(d=[4], step=[0, 2, 5]), lambda d, step: 2 * d * step, lr_end=0.001, **QUICK
+            ),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-exp6": Experiment(
+        "Dana et al. 2025, Experiment 6",
+        {
+            "paper": _bigrams(_grid(d=[2], H=range(1, 22, 4)), **SMALL | {"N": 10}),
+            "quick": _bigrams(_grid(d=[2], H=[1, 5, 9]), **QUICK),
+        },
+        {"paper": 20, "quick": 2},
+    ),
+    "dana-dim1": Experiment(
+        "Dana et al. 2025, Experiment 1 in larger dimension",
+        {
+            "paper": _bigrams(_grid(d=[40, 50, 60], H=range(1, 12, 2)), **DIM),
+            "quick": _bigrams(_grid(d=[8], H=[1, 3]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-dim2": Experiment(
+        "Dana et al. 2025, Experiment 2 in larger dimension",
+        {
+            "paper": _bigrams(_grid(d=[50], H=[11], d_h=[1, *range(5, 51, 5)]), **DIM),
+            "quick": _bigrams(_grid(d=[8], H=[3], d_h=[1, 4, 8]), **QUICK),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-dim5": Experiment(
+        "Dana et al. 2025, Experiment 5 in larger dimension",
+        {
+            "paper": _mlp(
+                _grid(d=[40, 50, 60], step=range(0, 21, 4)),
+                lambda d, step: d * step,
+                lr_end=0.001,
+                **DIM,
+            ),
+            "quick": _mlp(
+                _grid(d=[8], step=[0, 4]), lambda d, step: d * step, lr_end=0.001, **QUICK
+            ),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-depth1": Experiment(
+        "Dana et al. 2025, Experiment 1 with three layers",
+        {
+            "paper": _bigrams(_grid(d=[7, 10, 13], H=range(1, 22, 4)), **DEPTH),
+            "quick": _bigrams(_grid(d=[3], H=[1, 5]), **QUICK_DEEP),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-depth2": Experiment(
+        "Dana et al. 2025, Experiment 2 with three layers",
+        {
+            "paper": _bigrams(_grid(d=[10], H=[21], d_h=range(1, 11)), **DEPTH),
+            "quick": _bigrams(_grid(d=[4], H=[3], d_h=[1, 4]), **QUICK_DEEP),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+    "dana-depth5": Experiment(
+        "Dana et al. 2025, Experiment 5 with three layers",
+        {
+            "paper": _mlp(
+                _grid(d=[7, 10, 13], step=range(0, 41, 8)), lambda d, step: d * step, **DEPTH
+            ),
+            "quick": _mlp(_grid(d=[3], step=[0, 8]), lambda d, step: d * step, **QUICK_DEEP),
+        },
+        {"paper": 5, "quick": 2},
+    ),
+}
+
+
+# --- Mahdavi et al. -------------------------------------------------------------------------------
+
+HEADS = CONTEXTS = (1, 5, 10, 20, 30, 40, 50, 60)
+
+
+def _memorization(
+    cells: Cells, *, context: str, real: bool = False, least_steps: int = 50_000, **changes: Any
+) -> Cells:
+    """Contexts and queries of dimension 64, 100 classes or real labels."""
+    common = {
+        "model": "mha",
+        "variant": "code",
+        "N": None if real else 100,
+        "d": 64,
+        "d_h": 64,
+        "width": None,
+        "layers": 1,
+        "task": "reals" if real else "classes",
+        "context": context,
+        "batch": 256,
+        "schedule": "warmup-cosine",
+        "lr": 1e-3,
+        "lr_start": 0.01,
+        "lr_end": 0.0,
+        "evaluate_every": 500,
+        "early_stop": not real,
+    }
+    return [
+        common | {"steps": max(500 * cell["T"] // 256, least_steps)} | changes | cell
+        for cell in cells
+    ]
+
+
+def _thousands(start: int, stop: int, step: int) -> range:
+    return range(start * 1000, stop * 1000 + 1, step * 1000)
+
+
+def _figure(
+    source: str, paper: Cells, quick: Cells, context: str, least_steps: int = 50_000, **kind: Any
+) -> Experiment:
+    small = {"d": 16, "steps": 2000, "evaluate_every": 250}
+    quick = [{"d_h": 16} | cell for cell in quick]
+    return Experiment(
+        source,
+        {
+            "paper": _memorization(paper, context=context, least_steps=least_steps, **kind),
+            "quick": _memorization(quick, context=context, **small | kind),
+        },
+        {"paper": 6, "quick": 2},
+    )
+
+
+QUICK_H = _grid(H=[1, 4], n=[8], T=[500])
+QUICK_N = _grid(H=[4], n=[1, 8], T=[500])
+
+MAHDAVI = {
+    "mahdavi-fig2a": _figure(
+        "Mahdavi et al. 2024, Figure 2a",
+        _grid(H=HEADS, n=[32], T=_thousands(10, 40, 10)),
+        _grid(H=[1, 4, 8], n=[8], T=[500, 1000]),
+        "shared",
+    ),
+    "mahdavi-fig2b": _figure(
+        "Mahdavi et al. 2024, Figure 2b",
+        _grid(H=[20], n=CONTEXTS, T=_thousands(6, 18, 4)),
+        _grid(H=[4], n=[1, 4, 8], T=[500, 1000]),
+        "shared",
+    ),
+    "mahdavi-fig2c": _figure(
+        "Mahdavi et al. 2024, Figure 2c",
+        _grid(H=[30], n=[32], d_h=[*range(10, 61, 5), 64], T=_thousands(10, 20, 5)),
+        _grid(H=[4], n=[8], d_h=[2, 8, 16], T=[500]),
+        "shared",
+        least_steps=300_000,
+    ),
+    "mahdavi-fig3": _figure(
+        "Mahdavi et al. 2024, Figure 3",
+        [{"H": 4, "n": 32, "T": 550}, {"H": 8, "n": 32, "T": 1300}],
+        [{"H": 4, "n": 8, "T": 100}],
+        "shared",
+        least_steps=300_000,
+        early_stop=False,
+    ),
+    "mahdavi-fig4-heads": _figure(
+        "Mahdavi et al. 2024, Figure 4, left",
+        _grid(H=HEADS, n=[32], T=_thousands(30, 130, 20)),
+        QUICK_H,
+        "random",
+    ),
+    "mahdavi-fig4-context": _figure(
+        "Mahdavi et al. 2024, Figure 4, right",
+        _grid(H=[20], n=CONTEXTS, T=_thousands(20, 60, 10)),
+        QUICK_N,
+        "random",
+    ),
+    "mahdavi-fig5-shared-heads": _figure(
+        "Mahdavi et al. 2024, Figure 5",
+        _grid(H=HEADS, n=[32], T=_thousands(10, 30, 5)),
+        QUICK_H,
+        "shared",
+        real=True,
+    ),
+    "mahdavi-fig5-shared-context": _figure(
+        "Mahdavi et al. 2024, Figure 5",
+        _grid(H=[20], n=CONTEXTS, T=_thousands(10, 25, 5)),
+        QUICK_N,
+        "shared",
+        real=True,
+    ),
+    "mahdavi-fig5-random-heads": _figure(
+        "Mahdavi et al. 2024, Figure 5",
+        _grid(H=HEADS, n=[32], T=_thousands(10, 90, 20)),
+        QUICK_H,
+        "random",
+        real=True,
+    ),
+    "mahdavi-fig5-random-context": _figure(
+        "Mahdavi et al. 2024, Figure 5",
+        _grid(H=[20], n=CONTEXTS, T=_thousands(10, 90, 20)),
+        QUICK_N,
+        "random",
+        real=True,
+    ),
+}
+
+EXPERIMENTS = MAHDAVI | DANA
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def _check_name(name, profile, seeds=None) -> None:
+    if name not in EXPERIMENTS:
+        refuse("name", repr(name), f"one of {', '.join(EXPERIMENTS)}")
+    if profile not in PROFILES:
+        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+    if seeds is not None:
+        check_integer("seeds", seeds)
+
+
+@checked_by(_check_name)
+def runs(name: str, profile: str, seeds: int | None = None) -> list[Run]:
+    """All trainings of an experiment, one per cell of its grid and seed.
+
+    ``seeds``: the first so many of them; by default as many as the paper has.
+
+    >>> len(runs("dana-exp1", "paper"))
+    385
+    """
+    experiment = EXPERIMENTS[name]
+    count = seeds or experiment.seeds[profile]
+    return [
+        Run(experiment=name, profile=profile, seed=seed, **cell)
+        for cell in experiment.cells[profile]
+        for seed in range(count)
+    ]
+
+
+def stacks(wanted: Sequence[Run]) -> list[list[Run]]:
+    """Runs that can be trained at once: equal but for their seeds, in the order of the grid."""
+    groups: dict[Run, list[Run]] = {}
+    for run in wanted:
+        groups.setdefault(training.stack_name(run), []).append(run)
+    return list(groups.values())
+
+
+def missing(name: str, profile: str, seeds: int | None = None) -> list[Run]:
+    """The trainings of an experiment that the store does not have."""
+    have = results.known(name, profile)
+    return [run for run in runs(name, profile, seeds) if run.key not in have]
+
+
+def train_stack(stack: list[Run], device: str, tf32: bool) -> list[tuple[Run, Outcome]]:
+    """One unit of work, anywhere: train a stack and return its rows."""
+    outcomes = training.train(stack, device=device, tf32=tf32)
+    return list(zip(stack, outcomes, strict=True))
+
+
+class Progress(NamedTuple):
+    """After each unit: units done and all, rows written, seconds spent, the unit's first run."""
+
+    done: int
+    units: int
+    rows: int
+    seconds: float
+    run: Run
+
+    @property
+    def seconds_left(self) -> float:
+        """At the rate so far."""
+        return self.seconds / self.done * (self.units - self.done)
+
+
+def choose_device(device: str) -> str:
+    """``auto`` is the GPU if there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def run(
+    name: str,
+    profile: str = "paper",
+    device: str = "auto",
+    executor: Executor | None = None,
+    *,
+    seeds: int | None = None,
+    limit_minutes: float | None = None,
+    tf32: bool = False,
+    report: Callable[[Progress], None] | None = None,
+) -> int:
+    """Train what is missing of an experiment and append the rows; returns how many were added.
+
+    Rows land unit by unit (a unit is a stack of seeds), so an interrupted run loses the units in
+    flight and nothing else, and the next call resumes.
+
+    Arguments
+        ``executor``: anything with the interface of ``concurrent.futures`` (processes, or dask's
+        ``Client.get_executor()``); by default units are trained here, one after the other.
+        ``seeds``: the first so many. ``limit_minutes``: start no unit after that time.
+        ``report``: called after each unit.
+    """
+    units = stacks(missing(name, profile, seeds))
+    device = choose_device(device)
+    start, rows = time.monotonic(), 0
+
+    def in_time() -> bool:
+        return limit_minutes is None or time.monotonic() - start < 60 * limit_minutes
+
+    trained = _here if executor is None else _elsewhere
+    for done, unit in enumerate(trained(units, device, tf32, executor, in_time), start=1):
+        rows += results.append(unit)
+        if report:
+            report(Progress(done, len(units), rows, time.monotonic() - start, unit[0][0]))
+    return rows
+
+
+def _here(units, device, tf32, _, in_time):
+    for unit in units:
+        if not in_time():
+            return
+        yield train_stack(unit, device, tf32)
+
+
+def _elsewhere(units, device, tf32, executor, in_time):
+    futures = [executor.submit(train_stack, unit, device, tf32) for unit in units]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+            if not in_time():
+                return
+    finally:
+        for future in futures:
+            future.cancel()

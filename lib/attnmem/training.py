@@ -1,0 +1,404 @@
+"""Many small models trained at once: runs that share shapes are stacked along a leading axis.
+
+Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
+as the same run alone, up to the rounding of batched products. The forward passes are those of
+:mod:`attnmem.attention`; here are initialisations, schedules, and the two papers' training loops.
+
+Where the papers leave something open, this module decides, and says so: see ``# open:``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from . import results, tasks
+from .attention import MHAWeights, add_heads, attend, look_up, mha
+from .checks import refuse
+from .results import Outcome, Run
+
+Parameters = dict[str, Tensor]
+LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
+
+
+class Variant(NamedTuple):
+    """How an attention-only transformer is read: the paper's equations or the published code.
+
+    ``shared_maps``: all heads share one map to dimension ``d_h`` and one back (the code, used where
+    ``d_h`` differs from ``d``), or each head projects from dimension ``d`` (the equations).
+    ``position_in_skip``: positions are added to the residual stream, or to the attention's input
+    only. ``scaled``: logits are divided by the root of ``d_h``, or not.
+    """
+
+    shared_maps: bool
+    position_in_skip: bool
+    scaled: bool
+
+
+VARIANTS = {
+    "code": Variant(shared_maps=True, position_in_skip=False, scaled=True),
+    "own-maps": Variant(shared_maps=False, position_in_skip=False, scaled=True),
+    "skip-positions": Variant(shared_maps=True, position_in_skip=True, scaled=True),
+    "unscaled": Variant(shared_maps=True, position_in_skip=False, scaled=False),
+    "paper": Variant(shared_maps=False, position_in_skip=True, scaled=False),
+}
+
+
+def generator(run: Run, stream: str) -> torch.Generator:
+    """A generator of its own for every run and purpose, the same on every machine."""
+    digest = hashlib.sha256(f"{run.key} {stream}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+
+
+def stack_name(run: Run) -> Run:
+    """What runs of one stack have in common: everything but the seed."""
+    return dataclasses.replace(run, seed=0)
+
+
+# --- initial weights ------------------------------------------------------------------------------
+
+
+def _uniform(g: torch.Generator, bound: float, *shape: int) -> Tensor:
+    return (2 * torch.rand(*shape, generator=g) - 1) * bound
+
+
+def _linear(g: torch.Generator, outputs: int, inputs: int) -> Tensor:
+    """PyTorch's default for ``Linear(inputs, outputs)``, whose weight is ``(outputs, inputs)``."""
+    return _uniform(g, inputs**-0.5, outputs, inputs)
+
+
+def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
+    """Initial weights of an attention-only or MLP transformer as the published code draws them."""
+    variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
+    shared = variant.shared_maps and d_h != d
+    inner = d_h if shared else d
+    P = {"embedding": _linear(g, run.N, d), "unembedding": _linear(g, run.N, d)}
+    for layer in range(run.layers):
+        # open: three rows of positions for two places, a table for every layer
+        P[f"positions.{layer}"] = _linear(g, 3, d if variant.position_in_skip else inner)
+        if shared:  # open: without bias, as the heads are
+            P[f"down.{layer}"] = _linear(g, d_h, d)
+            P[f"up.{layer}"] = _linear(g, d, d_h)
+        xavier = math.sqrt(6 / (3 * d_h + inner))  # over the packed (3 d_h, inner) matrix
+        for name in ("W_Q", "W_K", "W_V"):
+            P[f"{name}.{layer}"] = _uniform(g, xavier, run.H, d_h, inner)
+        P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
+        if run.width:
+            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _with_bias(g, run.width, d)
+            P[f"W_2.{layer}"], P[f"b_2.{layer}"] = _with_bias(g, d, run.width)
+    return P
+
+
+def _with_bias(g: torch.Generator, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    return _linear(g, outputs, inputs), _uniform(g, inputs**-0.5, outputs)
+
+
+def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
+    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``)."""
+    d, d_h, H = run.d, run.d_h, run.H
+    outputs = run.N or 1
+    W_E, b_E = _with_bias(g, d, d)
+    W_D, b_D = _with_bias(g, outputs, d)
+    return {
+        "W_E": W_E,
+        "b_E": b_E,
+        "W_Q": _uniform(g, math.sqrt(6 / (d + d_h)), H, d, d_h),
+        "W_K": _uniform(g, math.sqrt(6 / (d + d_h)), H, d, d_h),
+        "W_V": _uniform(g, math.sqrt(6 / (d + 1)), H, d, 1),
+        "W_O": _uniform(g, math.sqrt(6 / (H + d)), H, d),
+        "W_D": W_D,
+        "b_D": b_D,
+    }
+
+
+# --- forward passes, stacked ----------------------------------------------------------------------
+
+
+def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R B N"]:
+    """Logits after the last token; hidden layers compute every place, the last layer only one."""
+    variant, S = VARIANTS[run.variant], tokens.shape[-1]
+    x = look_up(P["embedding"], tokens)
+    for layer in range(run.layers):
+        positions = P[f"positions.{layer}"][:, None, :S]
+        if variant.position_in_skip:
+            x = x + positions
+        inputs = x @ P[f"down.{layer}"].mT[:, None] if f"down.{layer}" in P else x
+        if not variant.position_in_skip:
+            inputs = inputs + positions
+        places = range(S) if layer + 1 < run.layers else [S - 1]
+        x = torch.stack([_block(P, run, layer, x, inputs, s) for s in places], dim=2)
+    return x[:, :, -1] @ P["unembedding"].mT
+
+
+def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:
+    """Attention of place ``s`` to those up to it, then the feed-forward layer if there is one."""
+    W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
+    if VARIANTS[run.variant].scaled:
+        W_Q = W_Q * run.d_h**-0.5
+    z = attend(W_Q.mT, W_K.mT, inputs[:, :, : s + 1], inputs[:, :, s])[1]
+    update = add_heads(z, W_V, W_O)
+    if f"up.{layer}" in P:
+        update = update @ P[f"up.{layer}"].mT
+    y = x[:, :, s] + update
+    if run.width:
+        hidden = F.gelu(y @ P[f"W_1.{layer}"].mT + P[f"b_1.{layer}"][:, None])
+        y = y + hidden @ P[f"W_2.{layer}"].mT + P[f"b_2.{layer}"][:, None]
+    return y
+
+
+def sinusoids(places: int, dim: int) -> Float[Tensor, "places dim"]:
+    """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
+    angles = torch.arange(places)[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
+
+
+def mha_outputs(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
+) -> Float[Tensor, "R B d_out"]:
+    """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
+    positions = sinusoids(run.n + 1, run.d).to(queries)
+    W_E = P["W_E"].mT
+    own = contexts.ndim == queries.ndim + 1
+    places = (slice(None), None, None) if own else (slice(None), None)
+    E = contexts @ (W_E[:, None] if own else W_E) + P["b_E"][places] + positions[1:]
+    e = queries @ W_E + P["b_E"][:, None] + positions[0]
+    weights = MHAWeights(P["W_Q"] / 8, P["W_K"], P["W_V"], P["W_O"], P["W_D"].mT)
+    return mha(weights, E, e) + P["b_D"][:, None]
+
+
+# --- a stack --------------------------------------------------------------------------------------
+
+
+class Stack:
+    """Runs with the same shapes: their weights along a leading axis, and one fused Adam for all."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device, initial: Callable) -> None:
+        each = [initial(run, generator(run, "weights")) for run in runs]
+        self.runs = list(runs)
+        self.device = device
+        self.parameters = {
+            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
+            for name in each[0]
+        }
+        self.optimizer = torch.optim.Adam(self.parameters.values(), fused=True)
+
+    def step(self, loss: Float[Tensor, " R"], lr: float) -> None:
+        """One Adam step; the runs' gradients do not mix, since the sum of losses separates."""
+        self.optimizer.param_groups[0]["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.sum().backward()
+        self.optimizer.step()
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all runs but those at ``places``, with their optimizer state."""
+        index = torch.tensor(places, device=self.device)
+        old = self.optimizer
+        self.runs = [self.runs[place] for place in places]
+        kept = {name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()}
+        self.optimizer = torch.optim.Adam(kept.values(), fused=True)
+        for before, after in zip(self.parameters.values(), kept.values(), strict=True):
+            state = old.state[before]
+            self.optimizer.state[after] = {
+                "step": state["step"],
+                "exp_avg": state["exp_avg"][index],
+                "exp_avg_sq": state["exp_avg_sq"][index],
+            }
+        self.parameters = kept
+
+
+def _losses(outputs: Tensor, labels: Tensor) -> Float[Tensor, "R B"]:
+    """Cross-entropy for classes, squared error for reals."""
+    if labels.is_floating_point():
+        return (outputs[..., 0] - labels).square()
+    return F.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none")
+
+
+# --- Dana et al.: bigrams -------------------------------------------------------------------------
+
+
+def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[tuple[float, float]]:
+    """Accuracy (mean over the last hundred batches but one) and loss there, for every run."""
+    stack = Stack(runs, device, aot_parameters)
+    run = runs[0]
+    data = [tasks.bigrams(generator(run, "data"), run.N, run.T) for run in runs]
+    tokens, labels = (torch.stack([d[i] for d in data]).to(device) for i in (0, 1))
+    orders = [generator(run, "order") for run in runs]
+    accuracies, losses = [], []
+    batches = run.T // run.batch
+    for epoch in range(run.steps // batches):
+        order = torch.stack([torch.randperm(run.T, generator=g) for g in orders]).to(device)
+        shuffled = torch.take_along_dim(tokens, order[..., None], dim=1)
+        answers = torch.take_along_dim(labels, order, dim=1)
+        lr = linear_by_epoch(run, epoch)
+        for batch in range(batches):
+            part = slice(batch * run.batch, (batch + 1) * run.batch)
+            outputs = aot_logits(stack.parameters, run, shuffled[:, part])
+            loss = _losses(outputs, answers[:, part]).mean(dim=1)
+            stack.step(loss, lr)
+            losses.append(loss.detach())
+            accuracies.append((outputs.argmax(-1) == answers[:, part]).double().mean(dim=1))
+    accuracy, loss = (torch.stack(rows[LAST_BATCHES]).mean(dim=0) for rows in (accuracies, losses))
+    return list(zip(accuracy.tolist(), loss.tolist(), strict=True))
+
+
+def linear_by_epoch(run: Run, epoch: int) -> float:
+    """PyTorch's ``LinearLR``: the factor goes from ``lr_start`` to ``lr_end``, once an epoch."""
+    epochs = run.steps // (run.T // run.batch)
+    return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
+
+
+# --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
+
+
+def train_memorization(runs: Sequence[Run], device: torch.device) -> list[tuple[float, float]]:
+    """Accuracy and loss on the whole set at the best weights (by loss), for every run.
+
+    Runs that reach 100% accuracy leave the stack if ``early_stop``. For real labels the accuracy is
+    None and the loss is the mean square error.
+    """
+    stack = Stack(runs, device, mha_parameters)
+    data = _Examples(runs, device)
+    best: dict[str, tuple[float, float]] = {}
+    place = {run.key: i for i, run in enumerate(runs)}
+    for step, batch in zip(range(runs[0].steps), data.batches(), strict=False):
+        loss = _memorization_loss(stack, data, batch)
+        stack.step(loss, warmup_cosine(runs[0], step))
+        if (step + 1) % runs[0].evaluate_every == 0 or step + 1 == runs[0].steps:
+            for run, now in zip(stack.runs, _evaluate(stack, data), strict=True):
+                if run.key not in best or now[1] < best[run.key][1]:
+                    best[run.key] = now
+            left = [i for i, run in enumerate(stack.runs) if not _finished(run, best[run.key])]
+            if not left:
+                break
+            if len(left) < len(stack.runs):
+                stack.keep(left)
+                data.keep([place[run.key] for run in stack.runs])
+    return [best[run.key] for run in runs]
+
+
+def _finished(run: Run, found: tuple[float, float]) -> bool:
+    return bool(run.early_stop) and found[0] == 1.0
+
+
+def warmup_cosine(run: Run, step: int) -> float:
+    """Linear from ``lr_start`` over the first 5% of the steps, then a cosine to ``lr_end``."""
+    warmup = max(1, round(0.05 * run.steps))
+    if step < warmup:
+        return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)
+    progress = (step - warmup) / max(1, run.steps - warmup)
+    return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+class _Examples:
+    """The data of a stack on its device, with an order of its own for every run."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        first = runs[0]
+        drawn = [
+            tasks.context_queries(
+                generator(run, "data"),
+                run.T,
+                run.n,
+                run.d,
+                shared=run.context == "shared",
+                classes=run.N,
+            )
+            for run in runs
+        ]
+        self.contexts, self.queries, self.labels = (
+            torch.stack(part).to(device) for part in zip(*drawn, strict=True)
+        )
+        self.shared = first.context == "shared"
+        self.orders = [generator(run, "order") for run in runs]
+        self.runs = list(range(len(runs)))
+        self.batch, self.T, self.device = first.batch, first.T, device
+
+    def batches(self) -> Iterator[Int[Tensor, "R B"]]:
+        """Indices of successive batches; an epoch's last batch is filled up by the next epoch."""
+        buffer = torch.empty(len(self.orders), 0, dtype=torch.long)
+        while True:
+            while buffer.shape[1] < self.batch:
+                more = [torch.randperm(self.T, generator=g) for g in self.orders]
+                buffer = torch.cat([buffer, torch.stack(more)], dim=1)
+            yield buffer[self.runs, : self.batch].to(self.device)
+            buffer = buffer[:, self.batch :]
+
+    def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Contexts, queries and labels of the runs still in the stack."""
+        queries = torch.take_along_dim(self.queries, index[..., None], dim=1)
+        labels = torch.take_along_dim(self.labels, index, dim=1)
+        if self.shared:
+            return self.contexts, queries, labels
+        rows = torch.arange(len(index), device=self.device)[:, None]
+        return self.contexts[rows, index], queries, labels
+
+    def keep(self, places: Sequence[int]) -> None:
+        index = torch.tensor([self.runs.index(place) for place in places], device=self.device)
+        self.contexts, self.queries, self.labels = (
+            x[index] for x in (self.contexts, self.queries, self.labels)
+        )
+        self.runs = list(places)
+
+
+def _memorization_loss(stack: Stack, data: _Examples, index: Tensor) -> Float[Tensor, " R"]:
+    contexts, queries, labels = data.at(index)
+    outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
+    return _losses(outputs, labels).mean(dim=1)
+
+
+@torch.no_grad()
+def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[tuple[float | None, float]]:
+    """Accuracy and mean loss over the whole set."""
+    right, total = 0.0, 0.0
+    for start in range(0, data.T, chunk):
+        index = torch.arange(start, min(start + chunk, data.T), device=data.device)
+        contexts, queries, labels = data.at(index.expand(len(stack.runs), -1))
+        outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
+        total = total + _losses(outputs, labels).double().sum(dim=1)
+        if not labels.is_floating_point():
+            right = right + (outputs.argmax(-1) == labels).double().sum(dim=1)
+    losses = (total / data.T).tolist()
+    if data.labels.is_floating_point():
+        return [(None, loss) for loss in losses]
+    return list(zip((right / data.T).tolist(), losses, strict=True))
+
+
+# --- any stack ------------------------------------------------------------------------------------
+
+LOOPS = {"aot": train_bigrams, "mlp": train_bigrams, "mha": train_memorization}
+
+
+def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> list[Outcome]:
+    """Train runs that differ by their seed only, at once; one outcome each, in their order.
+
+    ``tf32`` allows reduced-precision products on a GPU and is recorded in the rows. ``wall_s`` is
+    the stack's time shared equally among its runs.
+    """
+    names = {stack_name(run) for run in runs}
+    if len(names) != 1:
+        refuse("runs", f"{len(names)} different configurations", "runs that differ by their seed")
+    [name] = names
+    if name.model not in LOOPS or (name.model != "mha" and name.variant not in VARIANTS):
+        refuse(
+            "runs", f"model {name.model!r}, variant {name.variant!r}", "a known model and variant"
+        )
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    place = torch.device(device)
+    start = time.perf_counter()
+    found = LOOPS[name.model](runs, place)
+    seconds = (time.perf_counter() - start) / len(runs)
+    kind = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
+    versions = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
+    return [
+        Outcome(accuracy, loss, round(seconds, 3), **versions, tf32=tf32)
+        for accuracy, loss in found
+    ]
