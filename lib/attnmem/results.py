@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -289,8 +290,12 @@ def table(experiment: str, profile: str) -> pd.DataFrame:
     )
 
 
+@functools.cache
 def commit() -> str:
-    """The commit that the code comes from, ``+`` if it has been changed since; else the version."""
+    """The commit that the code comes from, ``+`` if it has been changed since; else the version.
+
+    Asked once a process, since that is when the code was read.
+    """
     from . import __version__
 
     if not in_checkout():
