@@ -27,6 +27,7 @@ from .checks import refuse
 from .results import Outcome, Run
 
 Parameters = dict[str, Tensor]
+Found = tuple[float | None, float]  # accuracy (None for real labels) and loss
 LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
 
 
@@ -225,7 +226,7 @@ def _losses(outputs: Tensor, labels: Tensor) -> Float[Tensor, "R B"]:
 # --- Dana et al.: bigrams -------------------------------------------------------------------------
 
 
-def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[tuple[float, float]]:
+def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
     """Accuracy (mean over the last hundred batches but one) and loss there, for every run."""
     stack = Stack(runs, device, aot_parameters)
     run = runs[0]
@@ -259,7 +260,7 @@ def linear_by_epoch(run: Run, epoch: int) -> float:
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
 
 
-def train_memorization(runs: Sequence[Run], device: torch.device) -> list[tuple[float, float]]:
+def train_memorization(runs: Sequence[Run], device: torch.device) -> list[Found]:
     """Accuracy and loss on the whole set at the best weights (by loss), for every run.
 
     Runs that reach 100% accuracy leave the stack if ``early_stop``. For real labels the accuracy is
@@ -267,7 +268,7 @@ def train_memorization(runs: Sequence[Run], device: torch.device) -> list[tuple[
     """
     stack = Stack(runs, device, mha_parameters)
     data = _Examples(runs, device)
-    best: dict[str, tuple[float, float]] = {}
+    best: dict[str, Found] = {}
     place = {run.key: i for i, run in enumerate(runs)}
     for step, batch in zip(range(runs[0].steps), data.batches(), strict=False):
         loss = _memorization_loss(stack, data, batch)
@@ -285,7 +286,7 @@ def train_memorization(runs: Sequence[Run], device: torch.device) -> list[tuple[
     return [best[run.key] for run in runs]
 
 
-def _finished(run: Run, found: tuple[float, float]) -> bool:
+def _finished(run: Run, found: Found) -> bool:
     return bool(run.early_stop) and found[0] == 1.0
 
 
@@ -356,7 +357,7 @@ def _memorization_loss(stack: Stack, data: _Examples, index: Tensor) -> Float[Te
 
 
 @torch.no_grad()
-def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[tuple[float | None, float]]:
+def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
     """Accuracy and mean loss over the whole set."""
     right, total = 0.0, 0.0
     for start in range(0, data.T, chunk):

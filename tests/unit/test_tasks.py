@@ -1,0 +1,54 @@
+"""The data sets have the published shapes, ranges and laws."""
+
+import pytest
+import torch
+
+from attnmem import tasks
+
+
+def g(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_bigrams_follow_one_fixed_table():
+    data = tasks.bigrams(g(), vocab=7, count=3000)
+    assert data.tokens.shape == (3000, 2)
+    assert torch.equal(data.next_tokens, data.table[data.tokens[:, 0], data.tokens[:, 1]])
+    for values in (data.tokens[:, 0], data.tokens[:, 1], data.table.flatten()):
+        assert set(values.tolist()) == set(range(7))
+    counts = torch.bincount(data.tokens[:, 0] * 7 + data.tokens[:, 1], minlength=49)
+    assert (counts - 3000 / 49).abs().max() < 5 * (3000 / 49) ** 0.5  # five standard deviations
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("classes", [None, 5])
+def test_contexts_and_queries(shared, classes):
+    data = tasks.context_queries(g(), 200, 3, 11, shared=shared, classes=classes)
+    assert data.contexts.shape == ((3, 11) if shared else (200, 3, 11))
+    assert data.queries.shape == (200, 11)
+    for x in (data.contexts, data.queries):
+        assert 0 <= x.min() < 0.1
+        assert 0.9 < x.max() < 1
+    assert data.labels.dtype == (torch.float32 if classes is None else torch.int64)
+    assert classes is None or set(data.labels.tolist()) == set(range(5))
+
+
+def test_the_generator_decides():
+    first, again, other = (tasks.bigrams(g(seed), 5, 50) for seed in (0, 0, 1))
+    assert torch.equal(first.tokens, again.tokens)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: tasks.bigrams(g(), 1, 5), "vocab"),
+        (lambda: tasks.bigrams(g(), 5, 0), "count"),
+        (lambda: tasks.context_queries(g(), 0, 3, shared=True), "examples"),
+        (lambda: tasks.context_queries(g(), 5, 3, shared=True, classes=1), "classes"),
+        (lambda: tasks.context_queries(g(), 5, 3, shared=1), "shared"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call()
