@@ -400,7 +400,7 @@ def run(
     executor: Executor | None = None,
     *,
     seeds: int | None = None,
-    limit_minutes: float | None = None,
+    limit_minutes: int | float | None = None,
     tf32: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> int:

@@ -155,3 +155,68 @@ def residual_cliff(
     ax.axvline(capacity, **THEORY, label=f"capacity {capacity}")
     ax.legend()
     return ax
+
+
+def curves_with_bands(
+    x: Sequence[float],
+    y: Mapping[str, Sequence[Sequence[float]]],
+    published: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Means over seeds with the range between them; published means as crosses.
+
+    ``y[name]`` has one row per point of ``x`` and one column per seed.
+    """
+    ax = _axes(ax, *labels)
+    colours = plt.get_cmap("viridis")(_even(len(y)))
+    for colour, (name, seeds) in zip(colours, y.items(), strict=True):
+        ax.plot(x, [sum(row) / len(row) for row in seeds], "o-", color=colour, ms=3, label=name)
+        ax.fill_between(
+            x, [min(row) for row in seeds], [max(row) for row in seeds], color=colour, alpha=0.25
+        )
+    for name, (where, values) in published.items():
+        colour = dict(zip(y, colours, strict=True))[name]
+        ax.plot(where, values, "x", color="black", markersize=7)
+        ax.plot([], [], "x", color=colour, label=f"{name}, published")
+    ax.legend(fontsize=7, ncols=2)
+    return ax
+
+
+def _even(count: int) -> list[float]:
+    return [0.9 * i / max(count - 1, 1) for i in range(count)]
+
+
+def bounds_below(
+    x: Sequence[float],
+    measured: Sequence[float],
+    bounds: Mapping[str, Sequence[float]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Measured means above the theoretical lower bounds."""
+    ax = _axes(ax, *labels)
+    ax.plot(x, measured, "o-", markersize=4, label="trained")
+    for (name, values), style in zip(bounds.items(), ("--", ":", "-."), strict=False):
+        ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)
+    ax.legend()
+    return ax
+
+
+def laws(
+    x: Sequence[float],
+    y: Sequence[float],
+    intervals: Sequence[tuple[float, float]],
+    fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Points with intervals, and the laws fitted to them (dashed)."""
+    ax = _axes(ax, *labels)
+    below = [value - low for value, (low, _) in zip(y, intervals, strict=True)]
+    above = [high - value for value, (_, high) in zip(y, intervals, strict=True)]
+    ax.errorbar(x, y, [below, above], fmt="o", markersize=4, capsize=3, label="measured")
+    for (name, (where, values)), colour in zip(fits.items(), CYCLE[1:], strict=False):
+        ax.plot(where, values, "--", color=colour, label=name)
+    ax.legend()
+    return ax

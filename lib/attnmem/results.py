@@ -291,6 +291,12 @@ def table(experiment: str, profile: str) -> pd.DataFrame:
 
 
 @functools.cache
+def published(paper: str) -> pd.DataFrame:
+    """Means that a paper published, for comparison: ``dana-2025``."""
+    return pd.read_csv(PACKAGE / "published" / f"{paper}.csv")
+
+
+@functools.cache
 def commit() -> str:
     """The commit that the code comes from, ``+`` if it has been changed since; else the version.
 

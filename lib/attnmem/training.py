@@ -10,6 +10,7 @@ Where the papers leave something open, this module decides, and says so: see ``#
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import time
@@ -162,11 +163,17 @@ def sinusoids(places: int, dim: int) -> Float[Tensor, "places dim"]:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
 
 
+@functools.cache
+def _positions(places: int, dim: int, device: torch.device) -> Float[Tensor, "places dim"]:
+    """On the device once: a captured step may not copy from the host."""
+    return sinusoids(places, dim).to(device)
+
+
 def mha_outputs(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> Float[Tensor, "R B d_out"]:
     """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
-    positions = sinusoids(run.n + 1, run.d).to(queries)
+    positions = _positions(run.n + 1, run.d, queries.device)
     W_E = P["W_E"].mT
     own = contexts.ndim == queries.ndim + 1
     places = (slice(None), None, None) if own else (slice(None), None)
@@ -186,34 +193,100 @@ class Stack:
         each = [initial(run, generator(run, "weights")) for run in runs]
         self.runs = list(runs)
         self.device = device
-        self.parameters = {
-            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
-            for name in each[0]
-        }
-        self.optimizer = torch.optim.Adam(self.parameters.values(), fused=True)
+        self._adopt({name: torch.stack([P[name] for P in each]).to(device) for name in each[0]})
 
-    def step(self, loss: Float[Tensor, " R"], lr: float) -> None:
+    def _adopt(self, parameters: Parameters) -> None:
+        self.parameters = {name: P.requires_grad_() for name, P in parameters.items()}
+        # A captured step reads the rate from the device, where `set_rate` writes it.
+        on_gpu = self.device.type == "cuda"
+        rate = torch.zeros((), device=self.device) if on_gpu else 0.0
+        self.optimizer = torch.optim.Adam(
+            self.parameters.values(), lr=rate, fused=True, capturable=on_gpu
+        )
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the steps to come."""
+        group = self.optimizer.param_groups[0]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+    def step(self, loss: Float[Tensor, " R"]) -> None:
         """One Adam step; the runs' gradients do not mix, since the sum of losses separates."""
-        self.optimizer.param_groups[0]["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
         self.optimizer.step()
 
+    def tensors(self) -> list[Tensor]:
+        """Everything that a step changes: weights and the optimizer's state."""
+        states = [self.optimizer.state[P] for P in self.parameters.values()]
+        return [*self.parameters.values(), *(x for state in states for x in state.values())]
+
     def keep(self, places: Sequence[int]) -> None:
         """Drop all runs but those at ``places``, with their optimizer state."""
         index = torch.tensor(places, device=self.device)
-        old = self.optimizer
+        before = [(P, self.optimizer.state[P]) for P in self.parameters.values()]
         self.runs = [self.runs[place] for place in places]
-        kept = {name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()}
-        self.optimizer = torch.optim.Adam(kept.values(), fused=True)
-        for before, after in zip(self.parameters.values(), kept.values(), strict=True):
-            state = old.state[before]
-            self.optimizer.state[after] = {
-                "step": state["step"],
-                "exp_avg": state["exp_avg"][index],
-                "exp_avg_sq": state["exp_avg_sq"][index],
-            }
-        self.parameters = kept
+        self._adopt({name: P.detach()[index] for name, P in self.parameters.items()})
+        for P, (_, state) in zip(self.parameters.values(), before, strict=True):
+            averages = {name: state[name][index] for name in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[P] = {"step": state["step"], **averages}
+
+
+Batch = Sequence[Tensor]
+Scores = tuple[Tensor, Tensor]  # loss and another number for every run, both without gradient
+
+
+def stepper(stack: Stack, score: Callable[..., Scores], example: Batch) -> Callable[..., Scores]:
+    """A function that takes one batch, makes one step, and returns the batch's scores.
+
+    ``score`` computes the runs' losses and a second number, ``(R,)`` each, from a batch. On a GPU
+    the whole step (forward, backward, optimizer) is captured once as a CUDA graph and replayed, so
+    that a step of a hundred small kernels costs one launch.
+    """
+
+    def step(*batch: Tensor) -> Scores:
+        loss, other = score(*batch)
+        stack.step(loss)
+        return loss.detach(), other.detach()
+
+    return _captured(stack, step, example) if stack.device.type == "cuda" else step
+
+
+def _captured(stack: Stack, step: Callable[..., Scores], example: Batch) -> Callable[..., Scores]:
+    held = [x.clone() for x in example]
+    rehearse(stack, lambda: step(*held))
+    graph = torch.cuda.CUDAGraph()
+    stack.optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        scores = step(*held)
+
+    def replay(*batch: Tensor) -> Scores:
+        for place, x in zip(held, batch, strict=True):
+            place.copy_(x)
+        graph.replay()
+        return scores[0].clone(), scores[1].clone()
+
+    return replay
+
+
+def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
+    """Run a step a few times, as a capture requires, and take back all that it changed.
+
+    The optimizer creates its state at the first step, as zeros; so what was not there before is
+    set to zero.
+    """
+    before = {id(x): x.detach().clone() for x in stack.tensors()}
+    side = torch.cuda.Stream() if stack.device.type == "cuda" else None
+    with torch.cuda.stream(side):
+        for _ in range(times):
+            step()
+    if side is not None:
+        torch.cuda.current_stream().wait_stream(side)
+    with torch.no_grad():
+        for x in stack.tensors():
+            x.copy_(before.get(id(x), torch.zeros_like(x)))
 
 
 def _losses(outputs: Tensor, labels: Tensor) -> Float[Tensor, "R B"]:
@@ -233,21 +306,27 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
     data = [tasks.bigrams(generator(run, "data"), run.N, run.T) for run in runs]
     tokens, labels = (torch.stack([d[i] for d in data]).to(device) for i in (0, 1))
     orders = [generator(run, "order") for run in runs]
-    accuracies, losses = [], []
     batches = run.T // run.batch
+
+    def score(tokens: Tensor, answers: Tensor) -> Scores:
+        outputs = aot_logits(stack.parameters, run, tokens)
+        right = (outputs.argmax(dim=-1) == answers).float().mean(dim=1)
+        return _losses(outputs, answers).mean(dim=1), right
+
+    first = slice(run.batch)
+    step = stepper(stack, score, (tokens[:, first], labels[:, first]))
+    seen = []
     for epoch in range(run.steps // batches):
         order = torch.stack([torch.randperm(run.T, generator=g) for g in orders]).to(device)
         shuffled = torch.take_along_dim(tokens, order[..., None], dim=1)
         answers = torch.take_along_dim(labels, order, dim=1)
-        lr = linear_by_epoch(run, epoch)
+        stack.set_rate(linear_by_epoch(run, epoch))
         for batch in range(batches):
             part = slice(batch * run.batch, (batch + 1) * run.batch)
-            outputs = aot_logits(stack.parameters, run, shuffled[:, part])
-            loss = _losses(outputs, answers[:, part]).mean(dim=1)
-            stack.step(loss, lr)
-            losses.append(loss.detach())
-            accuracies.append((outputs.argmax(-1) == answers[:, part]).double().mean(dim=1))
-    accuracy, loss = (torch.stack(rows[LAST_BATCHES]).mean(dim=0) for rows in (accuracies, losses))
+            seen.append(step(shuffled[:, part], answers[:, part]))
+    loss, accuracy = (
+        torch.stack(scores[LAST_BATCHES]).double().mean(dim=0) for scores in zip(*seen, strict=True)
+    )
     return list(zip(accuracy.tolist(), loss.tolist(), strict=True))
 
 
@@ -270,20 +349,34 @@ def train_memorization(runs: Sequence[Run], device: torch.device) -> list[Found]
     data = _Examples(runs, device)
     best: dict[str, Found] = {}
     place = {run.key: i for i, run in enumerate(runs)}
-    for step, batch in zip(range(runs[0].steps), data.batches(), strict=False):
-        loss = _memorization_loss(stack, data, batch)
-        stack.step(loss, warmup_cosine(runs[0], step))
-        if (step + 1) % runs[0].evaluate_every == 0 or step + 1 == runs[0].steps:
-            for run, now in zip(stack.runs, _evaluate(stack, data), strict=True):
-                if run.key not in best or now[1] < best[run.key][1]:
-                    best[run.key] = now
-            left = [i for i, run in enumerate(stack.runs) if not _finished(run, best[run.key])]
-            if not left:
-                break
-            if len(left) < len(stack.runs):
-                stack.keep(left)
-                data.keep([place[run.key] for run in stack.runs])
+    step = _memorization_step(stack, data)
+    for count, index in zip(range(1, runs[0].steps + 1), data.batches(), strict=False):
+        stack.set_rate(warmup_cosine(runs[0], count - 1))
+        step(index)
+        if count % runs[0].evaluate_every and count < runs[0].steps:
+            continue
+        for run, now in zip(stack.runs, _evaluate(stack, data), strict=True):
+            if run.key not in best or now[1] < best[run.key][1]:
+                best[run.key] = now
+        left = [i for i, run in enumerate(stack.runs) if not _finished(run, best[run.key])]
+        if not left:
+            break
+        if len(left) < len(stack.runs):
+            stack.keep(left)
+            data.keep([place[run.key] for run in stack.runs])
+            step = _memorization_step(stack, data)
     return [best[run.key] for run in runs]
+
+
+def _memorization_step(stack: Stack, data: _Examples) -> Callable[..., Scores]:
+    def score(index: Tensor) -> Scores:
+        contexts, queries, labels = data.at(index)
+        outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
+        loss = _losses(outputs, labels).mean(dim=1)
+        return loss, loss
+
+    example = torch.zeros(len(stack.runs), data.batch, dtype=torch.long, device=stack.device)
+    return stepper(stack, score, (example,))
 
 
 def _finished(run: Run, found: Found) -> bool:
@@ -348,12 +441,6 @@ class _Examples:
             x[index] for x in (self.contexts, self.queries, self.labels)
         )
         self.runs = list(places)
-
-
-def _memorization_loss(stack: Stack, data: _Examples, index: Tensor) -> Float[Tensor, " R"]:
-    contexts, queries, labels = data.at(index)
-    outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
-    return _losses(outputs, labels).mean(dim=1)
 
 
 @torch.no_grad()

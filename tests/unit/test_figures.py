@@ -18,6 +18,14 @@ CALLS = {
     "rank_staircase": ([1, 2], {"built": [3, 5]}, {"built": [3, 5]}),
     "saturation_map": (torch.rand(T, H),),
     "memorized": (torch.rand(T), {"built": torch.rand(T)}),
+    "curves_with_bands": (
+        [1, 2],
+        {"d = 5": [[0.1, 0.2], [0.2, 0.4]]},
+        {"d = 5": ([1], [0.15])},
+        ("heads", "accuracy"),
+    ),
+    "bounds_below": ([1, 2], [0.2, 0.3], {"bound": [0.1, 0.2]}, ("heads", "accuracy")),
+    "laws": ([1, 2], [1, 4], [(0.5, 1.5), (3, 5)], {"square": ([1, 2], [1, 4])}, ("d", "slope")),
     "residual_cliff": ([1, 2], {"best read-out": [0.0, 0.1]}, 1),
 }
 

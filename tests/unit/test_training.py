@@ -51,9 +51,9 @@ def test_a_run_in_a_stack_follows_the_run_alone(name, monkeypatch):
     """For 100 steps the losses agree within float32 rounding, grown by training."""
     paths = []
 
-    def recorded(stack, loss, lr, step=training.Stack.step):
+    def recorded(stack, loss, step=training.Stack.step):
         paths[-1].append(loss.detach().clone())
-        step(stack, loss, lr)
+        step(stack, loss)
 
     monkeypatch.setattr(training.Stack, "step", recorded)
     runs = [dataclasses.replace(FAMILIES[name], seed=seed) for seed in range(3)]
@@ -202,9 +202,9 @@ def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(mo
     runs = [dataclasses.replace(easy, seed=seed) for seed in range(4)]
     sizes = []
 
-    def recorded(stack, loss, lr, step=training.Stack.step):
+    def recorded(stack, loss, step=training.Stack.step):
         sizes.append(len(stack.runs))
-        step(stack, loss, lr)
+        step(stack, loss)
 
     monkeypatch.setattr(training.Stack, "step", recorded)
     together = training.train_memorization(runs, CPU)
@@ -214,6 +214,29 @@ def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(mo
         [alone] = training.train_memorization([run], CPU)
         assert found[0] == alone[0] == 1.0
         assert found[1] == pytest.approx(alone[1], rel=1e-2)
+
+
+@pytest.mark.parametrize("steps_before", [0, 5])
+def test_a_rehearsal_leaves_no_trace(steps_before):
+    """A capture runs a few steps first; weights and optimizer must be as they were."""
+    run = bigram_run()
+    data = training.tasks.bigrams(training.generator(run, "data"), run.N, run.T)
+    paths = []
+    for rehearsed in (False, True):
+        stack = training.Stack([run], CPU, training.aot_parameters)
+        stack.set_rate(1e-2)
+
+        def step(stack=stack):
+            outputs = training.aot_logits(stack.parameters, run, data.tokens[None])
+            loss = training._losses(outputs, data.next_tokens[None]).mean(dim=1)
+            stack.step(loss)
+            return float(loss)
+
+        path = [step() for _ in range(steps_before)]
+        if rehearsed:
+            training.rehearse(stack, step)
+        paths.append(path + [step() for _ in range(10)])
+    assert paths[0] == paths[1]
 
 
 def test_best_weights_count_not_the_last(monkeypatch):

@@ -1,0 +1,300 @@
+"""The grids are the published ones; running them is resumable, on any executor."""
+
+import dataclasses
+import importlib.util
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+import torch
+
+from attnmem import __main__ as cli
+from attnmem import experiments, results, training
+from attnmem.results import Outcome
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    """An empty store, with nothing shipped."""
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
+    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
+    return tmp_path / "new"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Training that takes no time and returns what depends on the run only."""
+
+    def train(runs, *, device, tf32):
+        time.sleep(0.002)
+        return [Outcome(run.seed / 10, float(run.H), 0.0, device, "2", "abc", tf32) for run in runs]
+
+    monkeypatch.setattr(training, "train", train)
+
+
+def of(name, profile="paper"):
+    return experiments.runs(name, profile)
+
+
+def values(name, field):
+    return sorted({getattr(run, field) for run in of(name)})
+
+
+COUNTS = {
+    "dana-exp1": 11 * 7 * 5,
+    "dana-exp2": 10 * 5,
+    "dana-exp3": 11 * 5,
+    "dana-exp5-aot": 3 * 7 * 5,
+    "dana-exp5-mlp": 3 * 7 * 5,
+    "dana-exp6": 6 * 20,
+    "dana-dim1": 3 * 6 * 5,
+    "dana-dim2": 11 * 5,
+    "dana-dim5": 3 * 6 * 5,
+    "dana-depth1": 3 * 6 * 5,
+    "dana-depth2": 10 * 5,
+    "dana-depth5": 3 * 6 * 5,
+    "mahdavi-fig2a": 8 * 4 * 6,
+    "mahdavi-fig2b": 8 * 4 * 6,
+    "mahdavi-fig2c": 12 * 3 * 6,
+    "mahdavi-fig3": 2 * 6,
+    "mahdavi-fig4-heads": 8 * 6 * 6,
+    "mahdavi-fig4-context": 8 * 5 * 6,
+    "mahdavi-fig5-shared-heads": 8 * 5 * 6,
+    "mahdavi-fig5-shared-context": 8 * 4 * 6,
+    "mahdavi-fig5-random-heads": 8 * 5 * 6,
+    "mahdavi-fig5-random-context": 8 * 5 * 6,
+}
+
+
+def test_every_published_experiment_has_every_run():
+    assert {name: len(of(name)) for name in experiments.EXPERIMENTS} == COUNTS
+    mahdavi = [n for n in COUNTS if n.startswith("mahdavi")]
+    assert sum(len(experiments.runs(n, "paper", seeds=1)) for n in mahdavi) == 342
+
+
+def test_no_two_runs_are_the_same():
+    runs = [r for n in COUNTS for p in experiments.PROFILES for r in of(n, p)]
+    assert len({run.key for run in runs}) == len(runs)
+
+
+@pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
+def test_the_learning_rates_are_those_of_the_sheet(name):
+    last = 2.5e-3 if "depth" in name else 1e-4 if name in ("dana-exp5-mlp", "dana-dim5") else 5e-4
+    for run in of(name):
+        assert run.lr * run.lr_start == pytest.approx(2.5e-3 if "depth" in name else 1e-2)
+        assert run.lr * run.lr_end == pytest.approx(last)
+        assert run.steps == 64 * (run.T // run.batch)
+
+
+def test_sizes_of_the_bigram_grids():
+    assert values("dana-exp1", "H") == [1, 6, 11, 16, 21, 26, 31]
+    assert all(run.d == run.d_h for run in of("dana-exp1"))
+    assert values("dana-exp2", "d_h") == list(range(1, 11))
+    assert values("dana-exp3", "d") == list(range(5, 16))
+    assert {(r.d_h, r.H, r.N, r.batch, r.T) for r in of("dana-exp3")} == {(10, 20, 50, 256, 16384)}
+    assert {(r.N, r.d) for r in of("dana-exp6")} == {(10, 2)}
+    mlp = [r for r in of("dana-exp5-mlp") if r.d == 10]
+    assert sorted({r.width for r in mlp}) == [0, 100, 200, 300, 400, 500, 600]
+    assert {(r.N, r.batch, r.T) for r in mlp} == {(70, 1024, 1024 * 256)}
+    assert sorted({r.width for r in of("dana-dim5") if r.d == 40}) == list(range(0, 801, 160))
+    assert sorted({r.width for r in of("dana-depth5") if r.d == 7}) == list(range(0, 281, 56))
+    assert {r.layers for r in of("dana-depth2")} == {3}
+    assert values("dana-dim2", "d_h") == [1, *range(5, 51, 5)]
+
+
+def test_parameters_of_experiment_5_are_equal_by_the_papers_count():
+    for aot, mlp in zip(of("dana-exp5-aot"), of("dana-exp5-mlp"), strict=True):
+        assert (aot.d, aot.seed) == (mlp.d, mlp.seed)
+        assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
+
+
+def test_sizes_of_the_memorization_grids():
+    for name in (n for n in COUNTS if n.startswith("mahdavi")):
+        for run in of(name):
+            least = 300_000 if name in ("mahdavi-fig2c", "mahdavi-fig3") else 50_000
+            assert run.steps == max(500 * run.T // 256, least)
+            assert (run.d, run.batch, run.lr, run.evaluate_every) == (64, 256, 1e-3, 500)
+            assert run.context == ("random" if "fig4" in name or "random" in name else "shared")
+            assert (run.N is None) == (run.task == "reals") == ("fig5" in name)
+            assert run.early_stop == (name != "mahdavi-fig3" and "fig5" not in name)
+    assert values("mahdavi-fig2a", "T") == [10_000, 20_000, 30_000, 40_000]
+    assert values("mahdavi-fig2c", "d_h") == [*range(10, 61, 5), 64]
+    assert {(r.H, r.T) for r in of("mahdavi-fig3")} == {(4, 550), (8, 1300)}
+    assert values("mahdavi-fig4-heads", "T") == list(range(30_000, 130_001, 20_000))
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_run_resumes_and_reports():
+    seen = []
+    first = experiments.run("dana-exp6", "paper", "cpu", seeds=3, report=seen.append)
+    assert first == 18
+    assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 3 * i) for i in range(1, 7)]
+    assert experiments.run("dana-exp6", "paper", "cpu", seeds=3) == 0
+    assert experiments.run("dana-exp6", "paper", "cpu", seeds=4) == 6
+    table = results.table("dana-exp6", "paper")
+    assert len(table) == 24
+    assert (table.loss == table.H).all()
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_time_limit_stops_between_units():
+    assert experiments.run("dana-exp1", "quick", "cpu", limit_minutes=0) == 0
+    added = experiments.run("dana-exp1", "paper", "cpu", limit_minutes=0.05 / 60)
+    assert 0 < added < 385
+    assert added % 5 == 0
+
+
+@pytest.mark.usefixtures("instant")
+def test_any_executor_gives_the_same_rows(store):
+    with ThreadPoolExecutor(3) as pool:
+        assert experiments.run("dana-exp2", "paper", "cpu", pool) == 50
+    by_threads = {k: o for k, (_, o) in results.known("dana-exp2", "paper").items()}
+    results.file_of("dana-exp2", "paper", store).unlink()
+    experiments.run("dana-exp2", "paper", "cpu")
+    assert {k: o for k, (_, o) in results.known("dana-exp2", "paper").items()} == by_threads
+
+
+def test_processes_train_what_one_process_trains(store):
+    spawn = {"mp_context": multiprocessing.get_context("spawn")}
+    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
+    with ProcessPoolExecutor(2, **spawn, **one_thread) as pool:
+        assert experiments.run("dana-dim1", "quick", "cpu", pool) == 4
+    elsewhere = results.table("dana-dim1", "quick").sort_values(["H", "seed"])
+    results.file_of("dana-dim1", "quick", store).unlink()
+    experiments.run("dana-dim1", "quick", "cpu")
+    here = results.table("dana-dim1", "quick").sort_values(["H", "seed"])
+    assert here.accuracy.to_numpy() == pytest.approx(elsewhere.accuracy.to_numpy(), abs=0.02)
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_sweep_killed_at_twenty_moments_ends_with_exactly_its_rows():
+    fork, rng = multiprocessing.get_context("fork"), random.Random(1)
+    for _ in range(20):
+        sweep = fork.Process(target=experiments.run, args=("dana-exp1", "paper", "cpu"))
+        sweep.start()
+        time.sleep(rng.uniform(0.0, 0.05))
+        os.kill(sweep.pid, signal.SIGKILL)
+        sweep.join()
+    killed = len(results.known("dana-exp1", "paper"))
+    assert killed < 385, "the kills came too late to test anything"
+    experiments.run("dana-exp1", "paper", "cpu")
+    rows = results.known("dana-exp1", "paper")
+    assert sorted(rows) == sorted(run.key for run in of("dana-exp1"))
+    for run, outcome in rows.values():
+        assert (outcome.accuracy, outcome.loss) == (run.seed / 10, run.H)
+
+
+def test_an_exception_in_a_unit_keeps_the_rows_before_it(monkeypatch, instant):
+    train = training.train
+
+    def breaks(runs, **options):
+        if runs[0].H == 9:
+            raise RuntimeError("out of memory")
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", breaks)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        experiments.run("dana-exp6", "paper", "cpu")
+    assert sorted(set(results.table("dana-exp6", "paper").H)) == [1, 5]
+
+
+HAS_DASK = importlib.util.find_spec("distributed") is not None
+
+
+@pytest.mark.skipif(not HAS_DASK, reason="needs the extra 'cluster', which make test installs")
+def test_a_dask_worker_killed_in_mid_sweep_loses_nothing(tmp_path):
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        killed = []
+
+        def kill_one_worker(progress):
+            if not killed:
+                killed.append(client.submit(os.getpid, pure=False).result())
+                os.kill(killed[0], signal.SIGKILL)
+
+        pool = client.get_executor()
+        added = experiments.run("dana-exp3", "quick", "cpu", pool, report=kill_one_worker)
+    assert killed
+    assert added == 6
+    assert sorted(results.known("dana-exp3", "quick")) == sorted(
+        run.key for run in of("dana-exp3", "quick")
+    )
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+
+def test_list_and_status_name_every_experiment(capsys):
+    assert cli.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert cli.main(["status", "--profile", "paper"]) == 0
+    status = capsys.readouterr().out
+    for name in experiments.EXPERIMENTS:
+        assert name in listed
+        assert name in status
+    assert "385 paper" in listed
+
+
+@pytest.mark.usefixtures("instant")
+def test_run_shows_progress_and_what_is_left(capsys):
+    assert cli.main(["run", "dana-exp6", "--device", "cpu", "--seeds", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "[6/6] dana-exp6 d=2 d_h=2 H=21 n=2 T=16384: 12 rows" in out
+    assert "0:00:00 left" in out
+    assert "dana-exp6: 12 rows added, 0 missing" in out
+
+
+def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
+    assert cli.main(["run", "dana-exp7"]) == 1
+    assert "name: got 'dana-exp7'; expected one of mahdavi-fig2a" in capsys.readouterr().err
+    path = results.file_of("dana-exp6", "quick", store)
+    path.parent.mkdir(parents=True)
+    path.write_text("not a results file\n")
+    assert cli.main(["run", "dana-exp6", "--profile", "quick"]) == 1
+    assert f"{path}, line 1: " in capsys.readouterr().err
+
+
+def test_the_command_runs_from_a_source_tree_alone(store):
+    """With the source on the path and only what the library depends on imported."""
+    blocked = ["IPython", "flint", "transformers", "dask", "distributed", "jupytext", "papermill"]
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys({!r})); sys.argv[0] = 'attnmem';"
+        "from attnmem.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    ).format([*blocked, "matplotlib"])
+    command = [sys.executable, "-c", code, "run", "dana-exp6", "--profile", "quick", "--seeds", "1"]
+    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(store)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "dana-exp6: 3 rows added, 0 missing" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: experiments.runs("dana-exp9", "paper"), "name"),
+        (lambda: experiments.runs("dana-exp1", "full"), "profile"),
+        (lambda: experiments.runs("dana-exp1", "paper", seeds=0), "seeds"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call()
+
+
+def test_stacks_hold_runs_that_differ_by_seed_only():
+    for stack in experiments.stacks(of("dana-exp1")):
+        assert [run.seed for run in stack] == list(range(5))
+        assert len({dataclasses.replace(run, seed=0) for run in stack}) == 1
