@@ -19,6 +19,7 @@ from chapters import BOOK, chapters, notebook_path
 
 PAGE = BOOK / "claims.md"
 NOT_YET = "not yet"
+WORDS = ("confirmed", "in part", "contradicted", NOT_YET)
 PAPERS = {
     "mahdavi": ("Multi-head attention: Mahdavi, Liao and Thrampoulidis", "mahdavi2024"),
     "dana": ("Attention-only transformers: Dana, Pydi and Chevaleyre", "dana2025"),
@@ -34,8 +35,11 @@ runs; this page is collected from those outputs.
 **confirmed**
 : every check of the chapter speaks for the claim, as we read it there;
 
+**in part**
+: some checks speak for the claim, others, marked ✗, against it;
+
 **contradicted**
-: at least one check, marked ✗, speaks against it, with its evidence beside it;
+: every check speaks against it;
 
 **not yet**
 : no chapter has reached the claim.
@@ -72,7 +76,7 @@ def page() -> str:
     verdicts = recorded()
     known = claims().values()
     counts = Counter(verdicts[c.key].verdict if c.key in verdicts else NOT_YET for c in known)
-    total = ", ".join(f"{counts[word]} {word}" for word in ("confirmed", "contradicted", NOT_YET))
+    total = ", ".join(f"{counts[word]} {word}" for word in WORDS)
     parts = [HEAD, f"Of {len(known)} claims: {total}.\n"]
     for paper, group in groupby(known, key=lambda claim: claim.paper):
         title, citation = PAPERS[paper]

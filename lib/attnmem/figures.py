@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 try:
@@ -158,39 +160,34 @@ def residual_cliff(
 
 
 def curves_with_bands(
-    x: Sequence[float],
-    y: Mapping[str, Sequence[Sequence[float]]],
-    published: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: ArrayLike,
+    y: Mapping[str, ArrayLike],
+    published: Mapping[str, tuple[ArrayLike, ArrayLike]],
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Means over seeds with the range between them; published means as crosses.
+    """Means over seeds in the range between them; published means as crosses.
 
     ``y[name]`` has one row per point of ``x`` and one column per seed.
     """
     ax = _axes(ax, *labels)
-    colours = plt.get_cmap("viridis")(_even(len(y)))
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(y)))
     for colour, (name, seeds) in zip(colours, y.items(), strict=True):
-        ax.plot(x, [sum(row) / len(row) for row in seeds], "o-", color=colour, ms=3, label=name)
-        ax.fill_between(
-            x, [min(row) for row in seeds], [max(row) for row in seeds], color=colour, alpha=0.25
-        )
-    for name, (where, values) in published.items():
-        colour = dict(zip(y, colours, strict=True))[name]
-        ax.plot(where, values, "x", color="black", markersize=7)
-        ax.plot([], [], "x", color=colour, label=f"{name}, published")
-    ax.legend(fontsize=7, ncols=2)
+        seeds = np.asarray(seeds)
+        ax.plot(x, seeds.mean(axis=1), "o-", color=colour, markersize=3, label=name)
+        ax.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.25)
+    for where, values in published.values():
+        ax.plot(where, values, "x", color="black", markersize=7, markeredgewidth=1.5)
+    if published:
+        ax.plot([], [], "x", color="black", label="published")
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     return ax
 
 
-def _even(count: int) -> list[float]:
-    return [0.9 * i / max(count - 1, 1) for i in range(count)]
-
-
 def bounds_below(
-    x: Sequence[float],
-    measured: Sequence[float],
-    bounds: Mapping[str, Sequence[float]],
+    x: ArrayLike,
+    measured: ArrayLike,
+    bounds: Mapping[str, ArrayLike],
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
@@ -204,18 +201,18 @@ def bounds_below(
 
 
 def laws(
-    x: Sequence[float],
-    y: Sequence[float],
-    intervals: Sequence[tuple[float, float]],
-    fits: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    x: ArrayLike,
+    y: ArrayLike,
+    intervals: ArrayLike,
+    fits: Mapping[str, tuple[ArrayLike, ArrayLike]],
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
     """Points with intervals, and the laws fitted to them (dashed)."""
     ax = _axes(ax, *labels)
-    below = [value - low for value, (low, _) in zip(y, intervals, strict=True)]
-    above = [high - value for value, (_, high) in zip(y, intervals, strict=True)]
-    ax.errorbar(x, y, [below, above], fmt="o", markersize=4, capsize=3, label="measured")
+    low, high = np.asarray(intervals).T
+    bars = np.stack([np.asarray(y) - low, high - np.asarray(y)]).clip(min=0)
+    ax.errorbar(x, y, bars, fmt="o", markersize=4, capsize=3, label="measured")
     for (name, (where, values)), colour in zip(fits.items(), CYCLE[1:], strict=False):
         ax.plot(where, values, "--", color=colour, label=name)
     ax.legend()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def glue(key: str, value: str | int) -> None:
 
 
 def verdict(key: str, checks: Mapping[str, bool]) -> None:
-    """Judge a claim by named checks: confirmed if all hold, contradicted otherwise.
+    """Judge a claim by named checks: confirmed if all hold, contradicted if none, else in part.
 
     ``checks`` maps each piece of evidence, a sentence with its measured numbers, to whether it
     speaks for the claim. The verdict is shown, and stored for the claims page.
@@ -64,13 +64,18 @@ def verdict(key: str, checks: Mapping[str, bool]) -> None:
     if not checks:
         refuse(f"verdict {key!r}", "no checks", "at least one")
     results = {evidence: bool(holds) for evidence, holds in checks.items()}
-    word = "confirmed" if all(results.values()) else "contradicted"
+    word = word_for(results.values())
     claim = claims()[key]
     marks = [f"- {'✓' if holds else '✗'} {evidence}" for evidence, holds in results.items()]
     text = "\n".join([f"**{claim.label}: {word}.**", "", *marks])
     data = {"text/markdown": text, "text/plain": text}
     checks_in_order = [list(item) for item in results.items()]  # notebooks sort the keys of a dict
     _display(data, {METADATA: {"claim": key, "verdict": word, "checks": checks_in_order}})
+
+
+def word_for(checks: Iterable[bool]) -> str:
+    """The verdict that follows from the checks."""
+    return {(True,): "confirmed", (False,): "contradicted"}.get((*{*checks},), "in part")
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

@@ -53,7 +53,7 @@ def test_the_conda_environment_agrees_with_the_constraints():
 def test_the_constraints_satisfy_every_requirement_of_the_project():
     lines = PROJECT["dependencies"] + [
         line
-        for extra in ("book", "test", "certify")
+        for extra in ("book", "test", "certify", "cluster")
         for line in PROJECT["optional-dependencies"][extra]
     ]
     for requirement in map(Requirement, lines):

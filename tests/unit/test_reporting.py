@@ -23,7 +23,13 @@ def test_claims_are_complete_and_keyed_by_paper():
 
 
 @pytest.mark.parametrize(
-    ("checks", "word"), [((True, True), "confirmed"), ((True, False), "contradicted")]
+    ("checks", "word"),
+    [
+        ((True, True), "confirmed"),
+        ((True, False), "in part"),
+        ((False, True), "in part"),
+        ((False, False), "contradicted"),
+    ],
 )
 def test_a_verdict_is_what_its_checks_say(displayed, checks, word):
     reporting.verdict(
