@@ -13,6 +13,7 @@ import functools
 from typing import NamedTuple, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -274,14 +275,12 @@ def look_up(
     embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*allruns B S d"]:
     """The embedding of every token, each run from its own table."""
-    rows = tokens.flatten(-2).long()[..., None]  # (*data, B * S, 1)
-    chosen = torch.take_along_dim(*_same_axes(embedding, rows), dim=-2)
-    return chosen.unflatten(-2, tokens.shape[-2:])
-
-
-def _same_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    axes = max(a.ndim, b.ndim)
-    return a[(None,) * (axes - a.ndim)], b[(None,) * (axes - b.ndim)]
+    runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
+    N, d = embedding.shape[-2:]
+    rows = embedding.expand(*runs, N, d).reshape(-1, d)
+    first = N * torch.arange(rows.shape[0] // N, device=tokens.device)
+    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(first), -1)
+    return F.embedding(chosen + first[:, None], rows).view(*runs, *tokens.shape[-2:], d)
 
 
 @checked_by(_check_aot)

@@ -136,9 +136,9 @@ def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[T
         inputs = x @ P[f"down.{layer}"].mT[:, None] if f"down.{layer}" in P else x
         if not variant.position_in_skip:
             inputs = inputs + positions
-        places = range(S) if layer + 1 < run.layers else [S - 1]
-        x = torch.stack([_block(P, run, layer, x, inputs, s) for s in places], dim=2)
-    return x[:, :, -1] @ P["unembedding"].mT
+        if layer + 1 < run.layers:
+            x = torch.stack([_block(P, run, layer, x, inputs, s) for s in range(S)], dim=2)
+    return _block(P, run, layer, x, inputs, S - 1) @ P["unembedding"].mT
 
 
 def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:
@@ -235,38 +235,38 @@ class Stack:
 
 
 Batch = Sequence[Tensor]
-Scores = tuple[Tensor, Tensor]  # loss and another number for every run, both without gradient
+Step = Callable[..., tuple[Tensor, Tensor]]  # batch -> the runs' losses, and the model's outputs
 
 
-def stepper(stack: Stack, score: Callable[..., Scores], example: Batch) -> Callable[..., Scores]:
-    """A function that takes one batch, makes one step, and returns the batch's scores.
+def stepper(stack: Stack, model: Callable[..., tuple[Tensor, Tensor]], example: Batch) -> Step:
+    """A function that takes one batch, makes one step, and returns losses and outputs.
 
-    ``score`` computes the runs' losses and a second number, ``(R,)`` each, from a batch. On a GPU
-    the whole step (forward, backward, optimizer) is captured once as a CUDA graph and replayed, so
-    that a step of a hundred small kernels costs one launch.
+    ``model`` computes the runs' losses ``(R,)`` and its outputs from a batch. What a step returns
+    holds until the next one. On a GPU the whole step (forward, backward, optimizer) is captured
+    once as a CUDA graph and replayed, so that a hundred small kernels cost one launch.
     """
 
-    def step(*batch: Tensor) -> Scores:
-        loss, other = score(*batch)
+    def step(*batch: Tensor) -> tuple[Tensor, Tensor]:
+        loss, outputs = model(*batch)
         stack.step(loss)
-        return loss.detach(), other.detach()
+        return loss.detach(), outputs.detach()
 
     return _captured(stack, step, example) if stack.device.type == "cuda" else step
 
 
-def _captured(stack: Stack, step: Callable[..., Scores], example: Batch) -> Callable[..., Scores]:
+def _captured(stack: Stack, step: Step, example: Batch) -> Step:
     held = [x.clone() for x in example]
     rehearse(stack, lambda: step(*held))
     graph = torch.cuda.CUDAGraph()
     stack.optimizer.zero_grad(set_to_none=True)
     with torch.cuda.graph(graph):
-        scores = step(*held)
+        returned = step(*held)
 
-    def replay(*batch: Tensor) -> Scores:
+    def replay(*batch: Tensor) -> tuple[Tensor, Tensor]:
         for place, x in zip(held, batch, strict=True):
             place.copy_(x)
         graph.replay()
-        return scores[0].clone(), scores[1].clone()
+        return returned
 
     return replay
 
@@ -293,7 +293,8 @@ def _losses(outputs: Tensor, labels: Tensor) -> Float[Tensor, "R B"]:
     """Cross-entropy for classes, squared error for reals."""
     if labels.is_floating_point():
         return (outputs[..., 0] - labels).square()
-    return F.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none")
+    each = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
+    return each.view(labels.shape)
 
 
 # --- Dana et al.: bigrams -------------------------------------------------------------------------
@@ -308,13 +309,13 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
     orders = [generator(run, "order") for run in runs]
     batches = run.T // run.batch
 
-    def score(tokens: Tensor, answers: Tensor) -> Scores:
+    def model(tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
         outputs = aot_logits(stack.parameters, run, tokens)
-        right = (outputs.argmax(dim=-1) == answers).float().mean(dim=1)
-        return _losses(outputs, answers).mean(dim=1), right
+        return _losses(outputs, answers).mean(dim=1), outputs
 
     first = slice(run.batch)
-    step = stepper(stack, score, (tokens[:, first], labels[:, first]))
+    step = stepper(stack, model, (tokens[:, first], labels[:, first]))
+    watched = range(run.steps)[LAST_BATCHES]
     seen = []
     for epoch in range(run.steps // batches):
         order = torch.stack([torch.randperm(run.T, generator=g) for g in orders]).to(device)
@@ -323,11 +324,11 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
         stack.set_rate(linear_by_epoch(run, epoch))
         for batch in range(batches):
             part = slice(batch * run.batch, (batch + 1) * run.batch)
-            seen.append(step(shuffled[:, part], answers[:, part]))
-    loss, accuracy = (
-        torch.stack(scores[LAST_BATCHES]).double().mean(dim=0) for scores in zip(*seen, strict=True)
-    )
-    return list(zip(accuracy.tolist(), loss.tolist(), strict=True))
+            loss, outputs = step(shuffled[:, part], answers[:, part])
+            if epoch * batches + batch in watched:
+                right = (outputs.argmax(dim=-1) == answers[:, part]).double().mean(dim=1)
+                seen.append(torch.stack([right, loss]))
+    return [tuple(found) for found in torch.stack(seen).mean(dim=0).T.tolist()]
 
 
 def linear_by_epoch(run: Run, epoch: int) -> float:
@@ -368,15 +369,14 @@ def train_memorization(runs: Sequence[Run], device: torch.device) -> list[Found]
     return [best[run.key] for run in runs]
 
 
-def _memorization_step(stack: Stack, data: _Examples) -> Callable[..., Scores]:
-    def score(index: Tensor) -> Scores:
+def _memorization_step(stack: Stack, data: _Examples) -> Step:
+    def model(index: Tensor) -> tuple[Tensor, Tensor]:
         contexts, queries, labels = data.at(index)
         outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
-        loss = _losses(outputs, labels).mean(dim=1)
-        return loss, loss
+        return _losses(outputs, labels).mean(dim=1), outputs
 
     example = torch.zeros(len(stack.runs), data.batch, dtype=torch.long, device=stack.device)
-    return stepper(stack, score, (example,))
+    return stepper(stack, model, (example,))
 
 
 def _finished(run: Run, found: Found) -> bool:
