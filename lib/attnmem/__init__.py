@@ -11,8 +11,13 @@ Rooms, from the ground up (nothing imports upwards):
 ``bounds``                every capacity formula, one function each
 ``attention``             the two layers
 ``independence``          rank, Kruskal rank, general position
+``tasks``                 the data sets of the experiments
+``results``               the store of measured rows
+``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem
+``training``              many models trained at once
+``experiments``           the published grids, and how to run them (``python -m attnmem``)
 ``figures``               drawing: data in, Axes out
 ========================  =======================================================================
 """

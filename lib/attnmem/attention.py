@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .checks import check_floats, check_size, check_tensor, checked_by, refuse
 
@@ -134,6 +135,90 @@ def add_heads(
         return torch.einsum("...bhd,...hdo->...bo", z, product)
     values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
     return torch.einsum("...bhk,...hok->...bo", values, W_O)
+
+
+def attend_and_add(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    W_V: Float[Tensor, "*runs H d_v d"],
+    W_O: Float[Tensor, "*runs H d_o d_v"],
+    context: Float[Tensor, "*data B n d"],
+    query: Float[Tensor, "*data B d"],
+) -> Float[Tensor, "*allruns B d_o"]:
+    """``sum_h W_O^h W_V^h z_h`` for own contexts: :func:`attend`, then :func:`add_heads`.
+
+    For short contexts and many examples it is computed with the examples along the last axis and
+    a backward pass written out, which moves half the memory.
+    """
+    (B, n, d), d_h = context.shape[-3:], W_Q.shape[-1]
+    if n > SHORT or d * d_h + B * d > 2 * B * d_h:
+        return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+    asks = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K).flatten(-2)
+    adds = torch.einsum("...hkd,...hok->...hdo", W_V, W_O).flatten(-3, -2)
+    runs = torch.broadcast_shapes(asks.shape[:-2], query.shape[:-2])
+    operands = (query.mT, context.permute(*range(context.ndim - 3), -2, -1, -3), asks, adds)
+    axes = (2, 3, 2, 2)
+    flat = [
+        x.expand(*runs, *x.shape[-k:]).reshape(-1, *x.shape[-k:]).contiguous()
+        for x, k in zip(operands, axes, strict=True)
+    ]
+    out = _ShortAttention.apply(*flat)
+    return out.mT.reshape(*runs, B, -1)
+
+
+SHORT = 8  # tokens up to which a loop over them beats batched products of tiny matrices
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Attention to short own contexts, examples last: ``B`` below is contiguous everywhere.
+
+    ``query`` (R, d, B), ``context`` (R, n, d, B), ``asks`` = all ``W_Q W_K^T`` (R, d, H d),
+    ``adds`` = all ``(W_O W_V)^T`` (R, H d, d_o); returns (R, d_o, B).
+    """
+
+    @staticmethod
+    def forward(ctx, query, context, asks, adds):
+        R, _, d, B = context.shape
+        key = torch.bmm(asks.mT, query).view(R, -1, d, B)
+        alpha = _products(key, context).softmax(dim=1)
+        z = _mixtures(alpha, context)
+        ctx.save_for_backward(query, context, asks, adds, key, alpha, z)
+        return torch.bmm(adds.mT, z.view(R, -1, B))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        query, context, asks, adds, key, alpha, z = ctx.saved_tensors
+        R, n, _, B = context.shape
+        g_z = torch.bmm(adds, g).view_as(z)
+        g_alpha = _products(g_z, context)
+        g_logits = alpha * (g_alpha - (alpha * g_alpha).sum(dim=1, keepdim=True))
+        g_key = _mixtures(g_logits, context).view(R, -1, B)
+        g_context = [
+            (g_z * alpha[:, s, :, None]).addcmul_(key, g_logits[:, s, :, None]).sum(dim=1)
+            for s in range(n)
+        ]
+        return (
+            torch.bmm(asks, g_key),
+            torch.stack(g_context, dim=1),
+            torch.bmm(query, g_key.mT),
+            torch.bmm(z.view(R, -1, B), g.mT),
+        )
+
+
+def _products(x: Tensor, context: Tensor) -> Tensor:
+    """Of ``x`` (R, H, d, B) with every token (R, n, d, B): (R, n, H, B)."""
+    tokens = context.unbind(dim=1)
+    return torch.stack([(x * token[:, None]).sum(dim=2) for token in tokens], dim=1)
+
+
+def _mixtures(weights: Tensor, context: Tensor) -> Tensor:
+    """Sums of the tokens (R, n, d, B) with weights (R, n, H, B): (R, H, d, B)."""
+    first, *others = zip(weights.unbind(dim=1), context.unbind(dim=1), strict=True)
+    mixed = first[0][:, :, None] * first[1][:, None]
+    for weight, token in others:
+        mixed.addcmul_(weight[:, :, None], token[:, None])
+    return mixed
 
 
 def _widest(*tensors: Tensor) -> list[Tensor]:
@@ -320,5 +405,4 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
     x = look_up(embedding, tokens) + positions[..., None, :, :]
     last = x[..., -1, :]
-    _, A = attend(W_Q.mT, W_K.mT, x, last)
-    return (last + add_heads(A, W_V, W_O)) @ W_U.mT
+    return (last + attend_and_add(W_Q.mT, W_K.mT, W_V, W_O, x, last)) @ W_U.mT

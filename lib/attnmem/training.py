@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import results, tasks
-from .attention import MHAWeights, add_heads, attend, look_up, mha
+from .attention import MHAWeights, attend_and_add, look_up, mha
 from .checks import refuse
 from .results import Outcome, Run
 
@@ -146,8 +146,8 @@ def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: in
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
     if VARIANTS[run.variant].scaled:
         W_Q = W_Q * run.d_h**-0.5
-    z = attend(W_Q.mT, W_K.mT, inputs[:, :, : s + 1], inputs[:, :, s])[1]
-    update = add_heads(z, W_V, W_O)
+    seen, asking = inputs[:, :, : s + 1], inputs[:, :, s]
+    update = attend_and_add(W_Q.mT, W_K.mT, W_V, W_O, seen, asking)
     if f"up.{layer}" in P:
         update = update @ P[f"up.{layer}"].mT
     y = x[:, :, s] + update

@@ -10,6 +10,8 @@ from attnmem.attention import (
     add_heads,
     aot,
     aot_features,
+    attend,
+    attend_and_add,
     mha,
     mha_attention,
     mha_features,
@@ -98,6 +100,32 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     W_O = torch.randn(H, 5, d_h, dtype=torch.float64)
     expected = sum(z[:, h] @ (W_O[h] @ W_V[h]).T for h in range(H))
     torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 11])
+@pytest.mark.parametrize("d_h", [2, 13])
+@pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 3), (2, 3))])
+def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, runs):
+    of_weights, of_data = runs
+    shapes = [(H, d, d_h), (H, d, d_h), (H, 5, d), (H, 7, 5)]
+    W_Q, W_K, W_V, W_O = (torch.randn(*of_weights, *s, dtype=torch.float64) for s in shapes)
+    context = torch.randn(*of_data, 97, n, d, dtype=torch.float64)
+    query = torch.randn(*of_data, 97, d, dtype=torch.float64) / d
+    inputs = [x.requires_grad_() for x in (W_Q, W_K, W_V, W_O, context, query)]
+    short = attend_and_add(*inputs)
+    long = add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+    torch.testing.assert_close(short, long, **EXACT)
+    direction = torch.randn_like(long)
+    gradients = [torch.autograd.grad((y * direction).sum(), inputs) for y in (short, long)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12 * float(b.abs().max()))
+
+
+def test_the_written_out_gradient_against_finite_differences():
+    B = 7
+    shapes = [(2, 3, 4), (2, 3, 4), (2, 5, 3), (2, 2, 5), (B, 2, 3), (B, 3)]
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    assert torch.autograd.gradcheck(attend_and_add, inputs)
 
 
 def test_aot_is_the_papers_model():
