@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, as_completed
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 
 from . import results, training
@@ -79,7 +80,7 @@ QUICK_DEEP = QUICK | {"layers": 3, "lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}
 
 DANA = {
     "dana-exp1": Experiment(
-        "Dana et al. 2025, Experiment 1",
+        "Dana et al. 2025, Exp. 1",
         {
             "paper": _bigrams(_grid(d=range(3, 14), H=range(1, 32, 5)), **SMALL),
             "quick": _bigrams(_grid(d=[3, 5], H=[1, 6, 11]), **QUICK),
@@ -87,7 +88,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-exp2": Experiment(
-        "Dana et al. 2025, Experiment 2",
+        "Dana et al. 2025, Exp. 2",
         {
             "paper": _bigrams(_grid(d=[10], H=[20], d_h=range(1, 11)), **SMALL),
             "quick": _bigrams(_grid(d=[4], H=[5], d_h=[1, 2, 4]), **QUICK),
@@ -95,7 +96,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-exp3": Experiment(
-        "Dana et al. 2025, Experiment 3",
+        "Dana et al. 2025, Exp. 3",
         {
             "paper": _bigrams(_grid(d=range(5, 16), H=[20], d_h=[10]), **SMALL),
             "quick": _bigrams(_grid(d=[2, 4, 6], H=[5], d_h=[4]), **QUICK),
@@ -103,7 +104,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-exp5-aot": Experiment(
-        "Dana et al. 2025, Experiment 5, attention only",
+        "Dana et al. 2025, Exp. 5, attention",
         {
             "paper": _bigrams(_grid(d=[7, 10, 13], H=range(1, 32, 5)), **EXP5),
             "quick": _bigrams(_grid(d=[4], H=[1, 3, 6]), **QUICK),
@@ -111,7 +112,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-exp5-mlp": Experiment(
-        "Dana et al. 2025, Experiment 5, with an MLP of as many parameters",
+        "Dana et al. 2025, Exp. 5, MLP",
         {
             "paper": _mlp(
                 _grid(d=[7, 10, 13], step=range(0, 31, 5)),
@@ -126,7 +127,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-exp6": Experiment(
-        "Dana et al. 2025, Experiment 6",
+        "Dana et al. 2025, Exp. 6",
         {
             "paper": _bigrams(_grid(d=[2], H=range(1, 22, 4)), **SMALL | {"N": 10}),
             "quick": _bigrams(_grid(d=[2], H=[1, 5, 9]), **QUICK),
@@ -134,7 +135,7 @@ DANA = {
         {"paper": 20, "quick": 2},
     ),
     "dana-dim1": Experiment(
-        "Dana et al. 2025, Experiment 1 in larger dimension",
+        "Dana et al. 2025, Exp. 1, wider",
         {
             "paper": _bigrams(_grid(d=[40, 50, 60], H=range(1, 12, 2)), **DIM),
             "quick": _bigrams(_grid(d=[8], H=[1, 3]), **QUICK),
@@ -142,7 +143,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-dim2": Experiment(
-        "Dana et al. 2025, Experiment 2 in larger dimension",
+        "Dana et al. 2025, Exp. 2, wider",
         {
             "paper": _bigrams(_grid(d=[50], H=[11], d_h=[1, *range(5, 51, 5)]), **DIM),
             "quick": _bigrams(_grid(d=[8], H=[3], d_h=[1, 4, 8]), **QUICK),
@@ -150,7 +151,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-dim5": Experiment(
-        "Dana et al. 2025, Experiment 5 in larger dimension",
+        "Dana et al. 2025, Exp. 5, wider",
         {
             "paper": _mlp(
                 _grid(d=[40, 50, 60], step=range(0, 21, 4)),
@@ -165,7 +166,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-depth1": Experiment(
-        "Dana et al. 2025, Experiment 1 with three layers",
+        "Dana et al. 2025, Exp. 1, three layers",
         {
             "paper": _bigrams(_grid(d=[7, 10, 13], H=range(1, 22, 4)), **DEPTH),
             "quick": _bigrams(_grid(d=[3], H=[1, 5]), **QUICK_DEEP),
@@ -173,7 +174,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-depth2": Experiment(
-        "Dana et al. 2025, Experiment 2 with three layers",
+        "Dana et al. 2025, Exp. 2, three layers",
         {
             "paper": _bigrams(_grid(d=[10], H=[21], d_h=range(1, 11)), **DEPTH),
             "quick": _bigrams(_grid(d=[4], H=[3], d_h=[1, 4]), **QUICK_DEEP),
@@ -181,7 +182,7 @@ DANA = {
         {"paper": 5, "quick": 2},
     ),
     "dana-depth5": Experiment(
-        "Dana et al. 2025, Experiment 5 with three layers",
+        "Dana et al. 2025, Exp. 5, three layers",
         {
             "paper": _mlp(
                 _grid(d=[7, 10, 13], step=range(0, 41, 8)), lambda d, step: d * step, **DEPTH
@@ -369,6 +370,25 @@ def train_stack(stack: list[Run], device: str, tf32: bool) -> list[tuple[Run, Ou
     """One unit of work, anywhere: train a stack and return its rows."""
     outcomes = training.train(stack, device=device, tf32=tf32)
     return list(zip(stack, outcomes, strict=True))
+
+
+@checked_by(_check_name)
+def stored(name: str, profile: str) -> tuple[pd.DataFrame, str]:
+    """The rows of an experiment in the profile asked for, or, saying so, in the other one.
+
+    Returns the table and the profile it is of; raises ``ValueError`` if the store has neither.
+    """
+    wanted = len(runs(name, profile))
+    table = results.table(name, profile)
+    if len(table):
+        print(f"{len(table)} of {wanted} rows of {name} in the store, profile {profile!r}")
+        return table, profile
+    for other in PROFILES:
+        table = results.table(name, other)
+        if len(table):
+            print(f"no rows of {name} in profile {profile!r}; what follows is profile {other!r}")
+            return table, other
+    return refuse("name", repr(name), "an experiment with stored rows (python -m attnmem run)")
 
 
 class Progress(NamedTuple):

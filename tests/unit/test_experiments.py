@@ -207,6 +207,20 @@ def test_an_exception_in_a_unit_keeps_the_rows_before_it(monkeypatch, instant):
     assert sorted(set(results.table("dana-exp6", "paper").H)) == [1, 5]
 
 
+@pytest.mark.usefixtures("instant")
+def test_missing_rows_are_said_to_be_missing(capsys):
+    with pytest.raises(ValueError, match=r"^name: got 'dana-exp6'; expected an experiment with"):
+        experiments.stored("dana-exp6", "paper")
+    experiments.run("dana-exp6", "quick", "cpu")
+    table, profile = experiments.stored("dana-exp6", "paper")
+    assert (len(table), profile) == (6, "quick")
+    assert "no rows of dana-exp6 in profile 'paper'; what follows" in capsys.readouterr().out
+    experiments.run("dana-exp6", "paper", "cpu", seeds=1)
+    table, profile = experiments.stored("dana-exp6", "paper")
+    assert (len(table), profile) == (6, "paper")
+    assert "6 of 120 rows" in capsys.readouterr().out
+
+
 HAS_DASK = importlib.util.find_spec("distributed") is not None
 
 
