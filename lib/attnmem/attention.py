@@ -13,7 +13,6 @@ import functools
 from typing import NamedTuple, get_type_hints
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -365,7 +364,9 @@ def look_up(
     rows = embedding.expand(*runs, N, d).reshape(-1, d)
     first = N * torch.arange(rows.shape[0] // N, device=tokens.device)
     chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(first), -1)
-    return F.embedding(chosen + first[:, None], rows).view(*runs, *tokens.shape[-2:], d)
+    # Not F.embedding: its backward pass may wait for the host, which a captured step may not.
+    found = rows.index_select(0, (chosen + first[:, None]).flatten())
+    return found.view(*runs, *tokens.shape[-2:], d)
 
 
 @checked_by(_check_aot)

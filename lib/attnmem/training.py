@@ -9,6 +9,7 @@ Where the papers leave something open, this module decides, and says so: see ``#
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -279,6 +280,8 @@ def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
     """
     before = {id(x): x.detach().clone() for x in stack.tensors()}
     side = torch.cuda.Stream() if stack.device.type == "cuda" else None
+    if side is not None:
+        side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(times):
             step()
@@ -482,7 +485,8 @@ def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> li
     torch.backends.cuda.matmul.allow_tf32 = tf32
     place = torch.device(device)
     start = time.perf_counter()
-    found = LOOPS[name.model](runs, place)
+    with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
+        found = LOOPS[name.model](runs, place)
     seconds = (time.perf_counter() - start) / len(runs)
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     versions = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
