@@ -230,7 +230,7 @@ def test_a_rehearsal_leaves_no_trace(steps_before):
             outputs = training.aot_logits(stack.parameters, run, data.tokens[None])
             loss = training._losses(outputs, data.next_tokens[None]).mean(dim=1)
             stack.step(loss)
-            return float(loss)
+            return loss.detach().item()
 
         path = [step() for _ in range(steps_before)]
         if rehearsed:
