@@ -26,6 +26,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seeds", type=int, help="only the first so many seeds")
     run.add_argument("--limit-minutes", type=float, help="start nothing after that time")
     run.add_argument("--processes", type=int, default=1, help="train in so many processes")
+    run.add_argument("--recompute", action="store_true", help="train shipped rows again, elsewhere")
     run.add_argument(
         "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
     )
@@ -74,6 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "seeds": arguments.seeds,
         "limit_minutes": arguments.limit_minutes,
         "tf32": arguments.tf32,
+        "recompute": arguments.recompute,
         "report": _report,
     }
     for name in names:
@@ -87,8 +89,10 @@ def _run(arguments: argparse.Namespace) -> int:
                 initargs=(1,),
             ) as pool:
                 rows = experiments.run(name, arguments.profile, arguments.device, pool, **options)
-        left = len(experiments.missing(name, arguments.profile, arguments.seeds))
-        print(f"{name}: {rows} rows added, {left} missing", flush=True)
+        left = experiments.missing(
+            name, arguments.profile, arguments.seeds, recompute=arguments.recompute
+        )
+        print(f"{name}: {rows} rows added, {len(left)} missing", flush=True)
     return 0
 
 

@@ -147,7 +147,7 @@ def attend_and_add(
     """``sum_h W_O^h W_V^h z_h`` for own contexts: :func:`attend`, then :func:`add_heads`.
 
     For short contexts and many examples it is computed with the examples along the last axis and
-    a backward pass written out, which moves half the memory.
+    a backward pass written out. With two tokens that was about a third faster on a CPU.
     """
     (B, n, d), d_h = context.shape[-3:], W_Q.shape[-1]
     if n > SHORT or d * d_h + B * d > 2 * B * d_h:
@@ -165,7 +165,7 @@ def attend_and_add(
     return out.mT.reshape(*runs, B, -1)
 
 
-SHORT = 8  # tokens up to which a loop over them beats batched products of tiny matrices
+SHORT = 8  # tokens up to which a loop runs over them; its gain was measured at 2 only
 
 
 class _ShortAttention(torch.autograd.Function):

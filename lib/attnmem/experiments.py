@@ -360,9 +360,19 @@ def stacks(wanted: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def missing(name: str, profile: str, seeds: int | None = None) -> list[Run]:
-    """The trainings of an experiment that the store does not have."""
-    have = results.known(name, profile)
+def missing(
+    name: str, profile: str, seeds: int | None = None, *, recompute: bool = False
+) -> list[Run]:
+    """The trainings of an experiment that the store does not have.
+
+    With ``recompute`` the rows that came with the library do not count, only those measured since;
+    they need a folder of their own, so ``ValueError`` if new rows would go among the shipped ones.
+    """
+    root = results.writable_root()
+    if recompute and root.resolve() == results.SHIPPED.resolve():
+        refuse("recompute", "True", "ATTNMEM_MEASUREMENTS to name a folder for the new rows")
+    path = results.file_of(name, profile, root)
+    have = results.read(path) if recompute else results.known(name, profile)
     return [run for run in runs(name, profile, seeds) if run.key not in have]
 
 
@@ -422,6 +432,7 @@ def run(
     seeds: int | None = None,
     limit_minutes: int | float | None = None,
     tf32: bool = False,
+    recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
     """Train what is missing of an experiment and append the rows; returns how many were added.
@@ -433,9 +444,10 @@ def run(
         ``executor``: anything with the interface of ``concurrent.futures`` (processes, or dask's
         ``Client.get_executor()``); by default units are trained here, one after the other.
         ``seeds``: the first so many. ``limit_minutes``: start no unit after that time.
+        ``recompute``: train again what shipped with the library (see :func:`missing`).
         ``report``: called after each unit.
     """
-    units = stacks(missing(name, profile, seeds))
+    units = stacks(missing(name, profile, seeds, recompute=recompute))
     device = choose_device(device)
     start, rows = time.monotonic(), 0
 

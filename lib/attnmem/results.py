@@ -24,6 +24,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from .checks import refuse
+
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"
 
@@ -124,7 +126,7 @@ def _row(run: Run, outcome: Outcome) -> str:
     for name in REAL & set(MEASURED):
         value = getattr(outcome, name)
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"{name}: got {value} for {run}; expected a finite number")
+            refuse(name, f"{value} for {run}", "a finite number")
     values = [*dataclasses.astuple(run), *dataclasses.astuple(outcome), run.key]
     fields = [_text(value) for value in values]
     return _line([*fields, _checksum(fields)])

@@ -221,6 +221,21 @@ def test_missing_rows_are_said_to_be_missing(capsys):
     assert "6 of 120 rows" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("instant")
+def test_recomputing_trains_what_was_shipped_again_and_its_rows_count(monkeypatch):
+    shipped = [run for run in of("dana-exp6") if run.seed < 2]
+    old = Outcome(0.5, -1.0, 0.0, "cpu", "1", "old")
+    results.append([(run, old) for run in shipped], results.SHIPPED)
+    again = {"seeds": 2, "recompute": True}
+    assert experiments.run("dana-exp6", "paper", "cpu", seeds=2) == 0
+    assert experiments.run("dana-exp6", "paper", "cpu", **again) == 12
+    assert experiments.run("dana-exp6", "paper", "cpu", **again) == 0
+    assert (results.table("dana-exp6", "paper").loss > 0).all()
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(results.SHIPPED))
+    with pytest.raises(ValueError, match=r"^recompute: got True; expected ATTNMEM_MEASUREMENTS"):
+        experiments.run("dana-exp6", "paper", "cpu", **again)
+
+
 HAS_DASK = importlib.util.find_spec("distributed") is not None
 
 
