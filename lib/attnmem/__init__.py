@@ -9,8 +9,10 @@ Rooms, from the ground up (nothing imports upwards):
 ========================  =======================================================================
 ``checks``                refusing bad input, by name
 ``bounds``                every capacity formula, one function each
+``balls``                 real numbers with proven error bounds
 ``attention``             the two layers
-``independence``          rank, Kruskal rank, general position
+``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
+``certificates``          proofs that a layer memorizes
 ``tasks``                 the data sets of the experiments
 ``results``               the store of measured rows
 ``scaling``               fits, intervals, which law the data prefer

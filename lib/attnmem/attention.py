@@ -256,7 +256,8 @@ def _check_mha_weights(weights) -> None:
     check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
 
 
-def _check_features(weights, context, query) -> None:
+def check_features(weights, context, query) -> None:
+    """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do."""
     _check_mha_weights(weights)
     check_tensor("query", query, "(*runs, B, d)", range(2, 99))
     shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
@@ -269,12 +270,12 @@ def _check_features(weights, context, query) -> None:
 
 
 def _check_mha(weights, context, query, skip) -> None:
-    _check_features(weights, context, query)
+    check_features(weights, context, query)
     if skip:
         check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
 
 
-@checked_by(_check_features)
+@checked_by(check_features)
 def mha_attention(
     weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
 ) -> Float[Tensor, "*runs B H n"]:
@@ -286,7 +287,7 @@ def mha_attention(
     return attention_weights(W_Q, W_K, context, query)
 
 
-@checked_by(_check_features)
+@checked_by(check_features)
 def mha_features(
     weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
 ) -> Float[Tensor, "*runs B Hd"]:

@@ -67,6 +67,28 @@ def affine_rank(heads: int, dim: int) -> int:
     return heads * (dim - 1) + 1
 
 
+def _check_span(heads, span, through_origin) -> None:
+    check_integer("heads", heads)
+    check_integer("span", span, least=0)
+
+
+@checked_by(_check_span)
+def affine_span_rank(heads: int, span: int, through_origin: bool = False) -> int:
+    r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
+
+    ``span`` is the dimension ``a`` of the subspace ``A``; ``through_origin`` says whether it
+    contains the zero vector. ``n`` shared independent tokens span ``a = n - 1`` (Proposition 2);
+    tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if the sum is 0
+    (Proposition 5). No weights exceed it, and almost all reach it if there are examples enough.
+
+    >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
+    True
+
+    Source: the common form of Mahdavi et al. 2024, Propositions 2 and 5.
+    """
+    return heads * span + (not through_origin)
+
+
 @checked_by(_check_integers)
 def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
     r"""Examples beyond which a two-layer ReLU network fails on some admissible data set.

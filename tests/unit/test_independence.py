@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from attnmem.independence import (
+    kruskal,
     kruskal_rank,
     numerical_rank,
     sampled_independence,
@@ -83,9 +84,81 @@ def test_general_position_needs_no_enumeration_when_all_rows_are_independent():
 def test_kruskal_rank_refuses_what_it_cannot_finish_and_says_what_it_knows():
     vectors = torch.randn(200, 10, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^vectors: got 200 rows, .* between 2 and 10; .*1313400"):
-        kruskal_rank(vectors)
+        kruskal_rank(vectors, max_subsets=10**6)
     vectors[1] = vectors[0]
     assert kruskal_rank(vectors) == 1  # a dependent pair ends the search early
+
+
+def planted(generator):
+    """A few vectors, in half of the cases with some of them dependent, shuffled."""
+    pick = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))  # noqa: E731
+    T, d = pick(1, 8), pick(1, 6)
+    vectors = torch.randn(T, d, dtype=torch.float64, generator=generator)
+    if pick(0, 1):
+        vectors = torch.randint(-2, 3, (T, d), generator=generator).double()
+    if T > 1 and pick(0, 1):
+        size = pick(2, T)
+        mix = torch.randn(size - 1, 1, dtype=torch.float64, generator=generator)
+        vectors[size - 1] = (mix * vectors[: size - 1]).sum(dim=0)
+    return vectors[torch.randperm(T, generator=generator)]
+
+
+def brute_force(vectors):
+    """Every subset of every size by its singular values."""
+    lengths = vectors.norm(dim=1, keepdim=True)
+    units = vectors / lengths.where(lengths > 0, 1.0)
+    for size in range(1, len(units) + 1):
+        subsets = torch.tensor([*itertools.combinations(range(len(units)), size)])
+        if (numerical_rank(units[subsets]) < size).any():
+            return size - 1
+    return len(units)
+
+
+def test_kruskal_rank_is_that_of_brute_force_on_500_sets():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(500):
+        vectors = planted(generator)
+        expected = brute_force(vectors)
+        assert kruskal_rank(vectors) == expected
+        assert kruskal_rank(vectors, method="milp") == expected
+
+
+def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
+    vectors = torch.randn(14, 6, dtype=torch.float64)
+    vectors[11] = vectors[3] - vectors[7] + vectors[9]
+    near = torch.randn(3, 6, dtype=torch.float64)
+    near[0] = near[1] + 1e-9 * near[0]  # close to dependent, and independent
+    expected = brute_force(torch.cat([vectors, near]))
+    assert expected == 3
+    for entries in (1, 100, 2**19):  # blocks of any size
+        monkeypatch.setattr(kruskal, "ENTRIES", entries)
+        assert kruskal_rank(torch.cat([vectors, near])) == expected
+
+
+def test_a_tolerance_counts_near_dependent_sets_as_dependent():
+    vectors = torch.eye(4, dtype=torch.float64).repeat(2, 1)[:5]
+    vectors[4] = vectors[0] + 1e-3 * vectors[1]
+    assert kruskal_rank(vectors) == 2
+    assert kruskal_rank(vectors, rtol=1e-2) == 1
+
+
+def test_the_integer_program_finds_a_circuit_that_no_search_reaches():
+    vectors = torch.randn(40, 37, dtype=torch.float64)
+    vectors[5] = vectors[10:24].sum(dim=0)
+    assert kruskal_rank(vectors, method="milp") == 14
+    with pytest.raises(ValueError, match=r"^vectors: got 40 rows, .* at most max_subsets"):
+        kruskal_rank(vectors, max_subsets=10**5)
+
+
+def test_the_integer_program_says_when_it_cannot_decide():
+    vectors = torch.randn(60, 30, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^vectors: got 60 rows, .*within max_seconds = 0"):
+        kruskal_rank(vectors, method="milp", max_seconds=0)
+    vectors = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0]]
+    vectors[3, 1] = 1e-9
+    assert kruskal_rank(vectors) == 2
+    with pytest.raises(ValueError, match=r"^vectors: got 2 rows that are dependent to the solver"):
+        kruskal_rank(vectors, method="milp")
 
 
 def test_sampling_finds_what_is_common_and_misses_what_is_rare():
@@ -134,6 +207,8 @@ def test_the_sampled_rank_comes_with_the_tests_on_both_sides():
         (lambda v: numerical_rank(v, dtype=torch.float16), "dtype"),
         (lambda v: kruskal_rank(v[None]), "vectors"),
         (lambda v: kruskal_rank(v, max_subsets=0), "max_subsets"),
+        (lambda v: kruskal_rank(v, method="guess"), "method"),
+        (lambda v: kruskal_rank(v, max_seconds=-1), "max_seconds"),
         (lambda v: sampled_independence(v, 5, seed=0), "size"),
         (lambda v: sampled_independence(v, 2, samples=0, seed=0), "samples"),
         (lambda v: sampled_kruskal_rank(v, threshold=1.5, seed=0), "threshold"),

@@ -1,0 +1,25 @@
+"""Linear independence, four ways: numerical rank, exact Kruskal rank, sampled, and certified.
+
+Source of the definitions: Mahdavi et al. 2024, Definitions 1 and 2 and Assumptions 1-3.
+"""
+
+from .certified import CertifiedRank, certified_rank
+from .kruskal import kruskal_rank
+from .numerical import numerical_rank
+from .sampled import (
+    SampledIndependence,
+    SampledKruskalRank,
+    sampled_independence,
+    sampled_kruskal_rank,
+)
+
+__all__ = [
+    "CertifiedRank",
+    "SampledIndependence",
+    "SampledKruskalRank",
+    "certified_rank",
+    "kruskal_rank",
+    "numerical_rank",
+    "sampled_independence",
+    "sampled_kruskal_rank",
+]

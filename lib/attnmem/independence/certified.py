@@ -1,0 +1,160 @@
+"""Ranks proven by computation: a lower bound that no rounding error can spoil."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ..balls import BallMatrix, flint, precision
+from ..checks import check_integer, check_tensor, checked_by, refuse
+from .numerical import check_entries
+
+PRIME_BITS = 62
+MANTISSA_BITS = 53  # of a float64
+FIRST_BITS = 128
+
+Enclosure = Callable[[int], BallMatrix]
+
+
+class CertifiedRank(NamedTuple):
+    """A proven lower bound: the matrix of the given ``shape`` has at least this ``rank``.
+
+    ``proof`` says by what: the prime, or the precision of the determinant. It starts with "not
+    certified" if the largest precision allowed did not suffice; ``rank`` is then 0.
+    """
+
+    rank: int
+    shape: tuple[int, int]
+    proof: str
+
+    @property
+    def full(self) -> bool:
+        """Whether full rank is proven: no matrix of this shape has more."""
+        return self.rank == min(self.shape)
+
+
+def _check_certified(matrix, target, seed, most_bits) -> None:
+    if not callable(matrix):
+        check_tensor("matrix", matrix, "(m, n), or a function from bits to an arb_mat", 2)
+        check_entries("matrix", matrix, None)
+    if target is not None:
+        if not callable(matrix):
+            refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
+        check_integer("target", target)
+    check_integer("seed", seed, least=0)
+    check_integer("most_bits", most_bits, least=FIRST_BITS)
+
+
+@checked_by(_check_certified)
+def certified_rank(
+    matrix: Shaped[Tensor, "m n"] | Enclosure,
+    *,
+    target: int | None = None,
+    seed: int = 0,
+    most_bits: int = 1024,
+) -> CertifiedRank:
+    r"""A lower bound for the rank, proven by exact arithmetic or by ball arithmetic.
+
+    **A tensor** stands for exactly the numbers that it holds. They are integers or fractions with
+    a power of two below, so they have residues modulo an odd prime ``p``, and a minor that is not
+    zero modulo ``p`` is not zero: the rank modulo ``p`` never exceeds the rank. (It falls short
+    only if ``p``, drawn from all 62-bit primes with ``seed``, divides every largest minor.)
+
+    **A function** ``bits -> arb_mat`` encloses one and the same real matrix at any precision, such
+    as the features of :func:`attnmem.certificates.enclosed_features`. A minor of size ``target``
+    is chosen by pivoting on the midpoints; if its determinant's ball excludes zero, the rank is at
+    least ``target``. Otherwise the precision doubles, up to ``most_bits``. The default target is
+    the numerical rank of the midpoints.
+
+    Raises
+        ``ValueError`` on NaN or infinite entries, half precision, complex numbers; ``ImportError``
+        without the extra ``certify``.
+
+    >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
+    1
+    >>> from attnmem.independence import numerical_rank
+    >>> close = torch.tensor([[1.0, 2.0], [2.0, 4.0 + 1e-15]], dtype=torch.float64)
+    >>> numerical_rank(close), certified_rank(close).rank
+    (1, 2)
+    """
+    if not callable(matrix):
+        return _rank_modulo_prime(matrix, seed)
+    bits = FIRST_BITS
+    while True:
+        with precision(bits):
+            balls = matrix(bits)
+            shape = (balls.nrows(), balls.ncols())
+            minor = _minor(balls, target)
+            if minor is None:
+                return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
+            if minor.det() != 0:  # true only if no number in the ball is zero
+                size = minor.nrows()
+                return CertifiedRank(size, shape, f"a minor of size {size}, {bits} bits")
+        if 2 * bits > most_bits:
+            return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
+        bits *= 2
+
+
+# --- modulo a prime -------------------------------------------------------------------------------
+
+
+def _rank_modulo_prime(matrix: Shaped[Tensor, "m n"], seed: int) -> CertifiedRank:
+    p = _prime(seed)
+    shape = tuple(matrix.shape)
+    rank = flint().nmod_mat(*shape, _residues(matrix, p), p).rank() if 0 not in shape else 0
+    return CertifiedRank(rank, shape, f"rank modulo the prime {p}")
+
+
+def _prime(seed: int) -> int:
+    draw = random.Random(seed)
+    while True:
+        candidate = draw.getrandbits(PRIME_BITS - 1) | 1 << PRIME_BITS - 1 | 1
+        if flint().fmpz(candidate).is_prime():
+            return candidate
+
+
+def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
+    """All entries modulo ``p``, row by row: ``k 2^e`` with integers ``k, e``, for every float."""
+    if not matrix.is_floating_point():
+        return [k % p for k in matrix.flatten().tolist()]
+    fraction, exponent = np.frexp(matrix.detach().cpu().double().flatten().numpy())
+    whole = np.ldexp(fraction, MANTISSA_BITS).astype(np.int64).tolist()
+    powers = {int(e): pow(2, int(e) - MANTISSA_BITS, p) for e in np.unique(exponent)}
+    return [k * powers[e] % p for k, e in zip(whole, exponent.tolist(), strict=True)]
+
+
+# --- in balls -------------------------------------------------------------------------------------
+
+
+def _minor(balls: BallMatrix, target: int | None) -> BallMatrix | None:
+    """A square part of size ``target`` that looks furthest from singular."""
+    midpoints = np.array([[float(x) for x in row] for row in balls.mid().tolist()])
+    if midpoints.size == 0 or not np.isfinite(midpoints).all():
+        return None
+    scaled = _equilibrated(midpoints)
+    R, columns = scipy.linalg.qr(scaled, mode="r", pivoting=True)
+    steps = np.abs(np.diagonal(R))
+    if steps[0] == 0:
+        return None
+    if target is None:
+        target = int((steps > max(midpoints.shape) * np.finfo(float).eps * steps[0]).sum())
+    if target > min(midpoints.shape):
+        refuse("target", target, f"at most {min(midpoints.shape)}, the smaller side")
+    chosen = columns[:target]
+    rows = scipy.linalg.qr(scaled[:, chosen].T, mode="r", pivoting=True)[1][:target]
+    table = balls.tolist()
+    return flint().arb_mat([[table[i][j] for j in chosen] for i in rows])
+
+
+def _equilibrated(matrix: np.ndarray) -> np.ndarray:
+    """Rows, then columns, scaled to a largest entry of one: no rank changes, scales vanish."""
+    for axis in (1, 0):
+        size = np.abs(matrix).max(axis=axis, keepdims=True)
+        matrix = matrix / np.where(size > 0, size, 1.0)
+    return matrix

@@ -1,0 +1,202 @@
+"""The exact Kruskal rank: by looking at every subset, or by an integer program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from scipy.optimize import Bounds, LinearConstraint, milp
+from torch import Tensor
+
+from ..checks import check_integer, check_number, check_tensor, checked_by, refuse
+from .numerical import check_entries, numerical_rank
+
+METHODS = ("exhaustive", "milp")
+SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
+ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
+BLOCK = 8192  # subsets whose singular values are computed at once
+
+
+def _check_kruskal(vectors, rtol, method, max_subsets, max_seconds) -> None:
+    check_tensor("vectors", vectors, "(T, d)", 2)
+    check_entries("vectors", vectors, rtol)
+    if method not in METHODS:
+        refuse("method", repr(method), f"one of {METHODS}")
+    check_integer("max_subsets", max_subsets)
+    check_number("max_seconds", max_seconds, least=0, most=math.inf)
+
+
+@checked_by(_check_kruskal)
+def kruskal_rank(
+    vectors: Shaped[Tensor, "T d"],
+    *,
+    rtol: float | None = None,
+    method: str = "exhaustive",
+    max_subsets: int = 100_000_000,
+    max_seconds: int | float = 600,
+) -> int:
+    """The largest ``k`` such that EVERY ``k`` of the rows are linearly independent.
+
+    Independent means of full numerical rank in float64, the rows scaled to length one first (which
+    changes no dependency).
+
+    ``"exhaustive"``: sizes are tried upwards until a dependent subset appears. A depth-first search
+    eliminates one vector at a time and checks the last two of all subsets with a common beginning
+    in one product; the few subsets of tiny volume get their singular values computed.
+
+    ``"milp"``: an integer program finds the smallest dependent set, to the tolerances of its solver
+    (HiGHS, about 1e-6); its dependency is confirmed by singular values. It pays where the vectors
+    are few more than their dimension: in seconds it finds a dependent set of 15 among 40 vectors of
+    dimension 36, where a search would look at 10^10 subsets; for 30 generic vectors of dimension 10
+    it needs minutes, and the search seconds (about 10^7 subsets a second on two cores).
+
+    Arguments
+        ``rtol``: as for :func:`numerical_rank`. ``max_subsets``: the most that one size may have in
+        the exhaustive search. ``max_seconds``: the most that the integer program may take.
+    Raises
+        ``ValueError`` if the work allowed does not suffice, saying what is known by then, or if the
+        solver's smallest set is dependent only to its own tolerance.
+
+    >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
+    2
+
+    Source: Mahdavi et al. 2024, Definition 1.
+    """
+    rows = vectors.detach().to(torch.float64)
+    rows = rows / rows.abs().amax(dim=1, keepdim=True).where(rows.any(dim=1, keepdim=True), 1.0)
+    rows = rows / rows.norm(dim=1, keepdim=True).where(rows.any(dim=1, keepdim=True), 1.0)
+    bound = numerical_rank(rows, rtol=rtol)
+    if bound == len(rows):
+        return bound
+    if not rows.any(dim=1).all():
+        return 0
+    if method == "milp":
+        return _smallest_circuit(rows, bound, rtol, max_seconds) - 1
+    for size in range(2, bound + 1):
+        subsets = math.comb(len(rows), size)
+        if subsets > max_subsets:
+            refuse(
+                "vectors",
+                f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}",
+                f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size "
+                f"{size} (see method='milp' and sampled_kruskal_rank)",
+            )
+        for suspects in _suspects(rows, size, rtol):
+            if (numerical_rank(rows[suspects], rtol=rtol) < size).any():
+                return size - 1
+    return bound
+
+
+# --- every subset, one elimination for all that begin alike ---------------------------------------
+
+
+def _suspects(
+    rows: Float[Tensor, "T d"], size: int, rtol: float | None
+) -> Iterator[Int[Tensor, "block size"]]:
+    """All subsets of ``size`` unit vectors that could be dependent, and some others.
+
+    ``k`` unit vectors whose extreme singular values have a ratio of at most ``rtol`` span a volume
+    of at most ``sqrt(e k) rtol``, so a larger volume acquits them. Squares of volumes are computed
+    to about 1e-16, far below the threshold's.
+    """
+    threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
+    none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
+    for prefix, residual, square in _prefixes(none, rows[None], rows.new_ones(1), size - 2):
+        squares = residual.square().sum(dim=-1)
+        areas = squares[:, :, None] * squares[:, None, :]
+        areas -= (residual @ residual.mT).square_()
+        small = areas < (threshold**2 / square.clamp(min=1e-300))[:, None, None]
+        small &= _later(prefix, residual, len(rows))[:, :, None]
+        block, first, second = small.triu_(diagonal=1).nonzero(as_tuple=True)
+        pairs = torch.stack([first, second], dim=1) + len(rows) - residual.shape[1]
+        for b, pair in zip(block.split(BLOCK), pairs.split(BLOCK), strict=True):
+            yield torch.cat([prefix[b], pair], dim=1)
+
+
+def _prefixes(
+    prefix: Int[Tensor, "block k"],
+    residual: Float[Tensor, "block R d"],
+    square: Float[Tensor, " block"],
+    missing: int,
+    count: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each prefix with ``missing`` more vectors, its squared volume, and what is left of the rows.
+
+    ``residual`` holds the last ``R`` of the ``count`` rows, without their part in the span of the
+    prefix: as many as the prefixes of a block need, which is why blocks are formed by last index.
+    """
+    if missing == 0:
+        yield prefix, residual, square
+        return
+    count = count or residual.shape[1]
+    start = count - residual.shape[1]
+    room = residual.shape[1] - missing - 1  # for those that follow
+    new, block = _later(prefix, residual, count)[:, :room].T.nonzero(as_tuple=True)
+    length = 1 + ENTRIES // residual[0].numel()
+    for i, b in zip(new.split(length), block.split(length), strict=True):
+        added, left = residual[b, i], residual[b, int(i[0]) + 1 :]
+        norm = added.square().sum(dim=1)
+        along = (left @ added[:, :, None]) / norm.clamp(min=1e-300)[:, None, None]
+        left = left.addcmul_(along, added[:, None, :], value=-1)
+        longer = torch.cat([prefix[b], i[:, None] + start], dim=1)
+        yield from _prefixes(longer, left, square[b] * norm, missing - 1, count)
+
+
+def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block R"]:
+    """Which of the rows left come after the last one of each prefix."""
+    start = count - residual.shape[1]
+    last = prefix[:, -1:] if prefix.shape[1] else prefix.new_full((1, 1), -1)
+    return torch.arange(start, count, device=prefix.device) > last
+
+
+# --- the smallest circuit by integer programming --------------------------------------------------
+
+
+def _smallest_circuit(
+    rows: Float[Tensor, "T d"], rank: int, rtol: float | None, max_seconds: int | float
+) -> int:
+    r"""The size of the smallest dependent subset (the spark), for dependent non-zero unit rows.
+
+    Of a dependency ``sum_i x_i v_i = 0`` scaled to largest coefficient ``x_j = 1``:
+
+    .. math:: \min \sum_i z_i, \quad -z_i \le x_i \le z_i, \quad x_i \ge 2 p_i - 1, \quad
+              \sum_i p_i = 1, \quad z, p \in \{0, 1\}^T .
+    """
+    count = len(rows)
+    V = (rows @ torch.linalg.svd(rows, full_matrices=False).Vh[:rank].mT).cpu().numpy()
+    one, none = np.eye(count), np.zeros((count, count))
+    flat, row = np.zeros((rank, count)), np.ones((1, count))
+    constraints = [
+        LinearConstraint(np.hstack([V.T, flat, flat]), 0, 0),
+        LinearConstraint(np.hstack([one, -one, none]), -np.inf, 0),
+        LinearConstraint(np.hstack([one, one, none]), 0, np.inf),
+        LinearConstraint(np.hstack([one, none, -2 * one]), -1, np.inf),
+        LinearConstraint(np.hstack([0 * row, 0 * row, row]), 1, 1),
+        LinearConstraint(np.hstack([0 * row, row, 0 * row]), 2, rank + 1),
+    ]
+    result = milp(
+        np.concatenate([np.zeros(count), np.ones(count), np.zeros(count)]),
+        constraints=constraints,
+        integrality=np.repeat([0, 1, 1], count),
+        bounds=Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
+        options={"time_limit": float(max_seconds), "mip_rel_gap": 0.0},
+    )
+    if result.status != 0:
+        known = max(math.ceil((result.mip_dual_bound or 2) - 1e-6), 2)
+        refuse(
+            "vectors",
+            f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}",
+            f"an integer program solved within max_seconds = {max_seconds} ({result.message})",
+        )
+    circuit = torch.as_tensor(result.x[count : 2 * count] > 0.5)
+    size = int(circuit.sum())
+    if numerical_rank(rows[circuit.to(rows.device)], rtol=rtol) == size:
+        refuse(
+            "vectors",
+            f"{size} rows that are dependent to the solver's tolerance, not to rtol",
+            "no such near-dependent sets with method='milp'",
+        )
+    return size

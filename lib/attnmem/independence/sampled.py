@@ -1,0 +1,131 @@
+"""The sampled test of the papers: some subsets, and what they do and do not show."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Shaped
+from scipy.stats import beta
+from torch import Tensor
+
+from ..checks import check_integer, check_number, check_tensor, checked_by
+from .numerical import check_entries, numerical_rank
+
+BLOCK = 8192  # subsets whose ranks are computed in one batch
+
+
+class SampledIndependence(NamedTuple):
+    """What ``samples`` random subsets of ``size`` vectors showed.
+
+    ``dependent`` of them were rank-deficient. With the given confidence the fraction of dependent
+    subsets among ALL subsets is at most ``dependent_at_most`` (Clopper and Pearson's one-sided
+    bound). It is zero only if every subset was seen: sampling cannot prove a Kruskal rank.
+    """
+
+    size: int
+    samples: int
+    dependent: int
+    confidence: float
+    dependent_at_most: float
+
+    @property
+    def independent_fraction(self) -> float:
+        """The observed fraction of independent subsets."""
+        return 1 - self.dependent / self.samples
+
+
+class SampledKruskalRank(NamedTuple):
+    """The largest size that passed the sampled test, with the evidence on both sides of it.
+
+    ``passed`` is None if no size passed, ``failed`` is None if none failed.
+    """
+
+    rank: int
+    threshold: float
+    passed: SampledIndependence | None
+    failed: SampledIndependence | None
+
+
+def _check_sampling(
+    vectors, samples, seed, rtol, dtype, confidence, size=None, threshold=0.0
+) -> None:
+    check_tensor("vectors", vectors, "(T, d)", 2)
+    check_entries("vectors", vectors, rtol, dtype)
+    check_integer("samples", samples)
+    check_integer("seed", seed, least=0)
+    check_number("confidence", confidence, least=0.0, most=1.0)
+    check_number("threshold", threshold, least=0.0, most=1.0)
+    if size is not None:
+        check_integer("size", size, most=len(vectors))
+
+
+@checked_by(_check_sampling)
+def sampled_independence(
+    vectors: Shaped[Tensor, "T d"],
+    size: int,
+    *,
+    samples: int = 5000,
+    seed: int,
+    rtol: float | None = None,
+    dtype: torch.dtype | None = None,
+    confidence: float = 0.95,
+) -> SampledIndependence:
+    """Test ``samples`` uniformly random subsets of ``size`` rows for independence.
+
+    ``rtol`` and ``dtype`` as for :func:`numerical_rank`; ``seed`` fixes the subsets.
+
+    >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
+    0
+
+    Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dependent = 0
+    for start in range(0, samples, BLOCK):
+        keys = torch.rand(min(BLOCK, samples - start), len(vectors), generator=generator)
+        subsets = keys.topk(size, dim=1).indices.to(vectors.device)
+        ranks = numerical_rank(vectors[subsets], rtol=rtol, dtype=dtype)
+        dependent += int((ranks < size).sum())
+    # Clopper-Pearson, one-sided; beta(samples + 1, 0) is the point mass at one.
+    at_most = beta.ppf(confidence, dependent + 1, samples - dependent) if dependent < samples else 1
+    return SampledIndependence(size, samples, dependent, confidence, float(at_most))
+
+
+@checked_by(_check_sampling)
+def sampled_kruskal_rank(
+    vectors: Shaped[Tensor, "T d"],
+    *,
+    samples: int = 5000,
+    threshold: float = 0.99,
+    seed: int,
+    rtol: float | None = None,
+    dtype: torch.dtype | None = None,
+    confidence: float = 0.95,
+) -> SampledKruskalRank:
+    """The published estimate: the largest size of which a ``threshold`` of samples is independent.
+
+    Found by bisection over the sizes (larger subsets are dependent more often), each size with its
+    own ``samples`` random subsets. The result is an upper estimate of the Kruskal rank, unless the
+    threshold is met by luck; :class:`SampledIndependence` says what the samples do guarantee.
+
+    Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
+    """
+    low, high = 0, min(vectors.shape) + 1
+    passed = failed = None
+    while high - low > 1:
+        size = (low + high) // 2
+        test = sampled_independence(
+            vectors,
+            size,
+            samples=samples,
+            seed=seed + size,
+            rtol=rtol,
+            dtype=dtype,
+            confidence=confidence,
+        )
+        if test.independent_fraction >= threshold:
+            low, passed = size, test
+        else:
+            high, failed = size, test
+    return SampledKruskalRank(low, threshold, passed, failed)

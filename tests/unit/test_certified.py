@@ -1,0 +1,223 @@
+"""What is proven is true: certified ranks against rational arithmetic, balls against floats."""
+
+import math
+import random
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+from flint import arb, arb_mat, fmpq, fmpq_mat
+
+from attnmem import balls
+from attnmem.attention import MHAWeights, mha, mha_features
+from attnmem.certificates import certified_memorization, enclosed_features
+from attnmem.constructions import memorize_mha
+from attnmem.independence import certified_rank, numerical_rank
+
+F64 = {"dtype": torch.float64}
+
+
+def exact_rank(matrix):
+    """The true rank of the numbers that a tensor holds, over the rationals."""
+    if 0 in matrix.shape:
+        return 0
+    entries = [fmpq(*Fraction(x).as_integer_ratio()) for x in matrix.flatten().tolist()]
+    return fmpq_mat(*matrix.shape, entries).rank()
+
+
+def adversarial(kind, generator):
+    """A small matrix made to mislead a tolerance."""
+    m, n = torch.randint(1, 8, (2,), generator=generator).tolist()
+    k = int(torch.randint(1, min(m, n) + 1, (), generator=generator))
+    draw = {"generator": generator, **F64}
+    whole = lambda *shape: torch.randint(-9, 10, shape, generator=generator)  # noqa: E731
+    match kind:
+        case "exactly singular":
+            return whole(m, k) @ whole(k, n)
+        case "nearly singular":
+            matrix = (whole(m, k) @ whole(k, n)).double()
+            row, column = m - 1, n - 1
+            matrix[row, column] = math.nextafter(float(matrix[row, column]), math.inf)
+            return matrix
+        case "graded":
+            powers = torch.randint(-1000, 997, (m, n), generator=generator).double()
+            return torch.randn(m, n, **draw) * torch.exp2(powers)
+        case "graded rows of low rank":
+            powers = torch.randint(-990, 980, (m, 1), generator=generator).double()
+            return (whole(m, k) @ whole(k, n)).double() * torch.exp2(powers)
+        case "products of floats":
+            return torch.randn(m, k, **draw) @ torch.randn(k, n, **draw)
+        case "subnormal":
+            return whole(m, n).double() * sys.float_info.min * 2.0**-50
+        case "one row":
+            return torch.randn(1, n, **draw) * (torch.rand(1, n, **draw) < 0.3)
+        case "empty":
+            return torch.zeros((0, n) if k % 2 else (m, 0), **F64)
+        case "float32":
+            return torch.randn(m, n, generator=generator) @ torch.ones(n, n)
+        case "huge integers":
+            return whole(m, k) @ whole(k, n) * 2**50
+
+
+KINDS = (
+    "exactly singular",
+    "nearly singular",
+    "graded",
+    "graded rows of low rank",
+    "products of floats",
+    "subnormal",
+    "one row",
+    "empty",
+    "float32",
+    "huge integers",
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_certified_rank_is_never_above_the_true_one(kind):
+    generator = torch.Generator().manual_seed(len(kind))
+    for seed in range(100):
+        matrix = adversarial(kind, generator)
+        result = certified_rank(matrix, seed=seed)
+        assert result.rank == exact_rank(matrix)  # equal unless the prime divides every minor
+        assert result.shape == tuple(matrix.shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nor_is_it_in_ball_arithmetic(kind):
+    generator = torch.Generator().manual_seed(len(kind))
+    for _ in range(100):
+        matrix = adversarial(kind, generator)
+        if 0 in matrix.shape or matrix.dtype == torch.int64:
+            matrix = matrix.double()
+        enclosure = lambda bits, matrix=matrix: balls.exact(matrix)  # noqa: E731
+        true = exact_rank(matrix)
+        assert certified_rank(enclosure).rank <= true
+        for target in range(1, min(matrix.shape) + 1):
+            result = certified_rank(enclosure, target=target, most_bits=4096)
+            assert result.rank in ((0, target) if target <= true else (0,))
+
+
+def test_a_prime_that_divides_the_minors_only_lowers_the_bound(monkeypatch):
+    from attnmem.independence import certified
+
+    monkeypatch.setattr(certified, "_prime", lambda seed: 7)
+    assert certified_rank(torch.tensor([[7, 0], [0, 1]])).rank == 1
+    monkeypatch.undo()
+    primes = {certified_rank(torch.eye(2), seed=seed).proof for seed in range(20)}
+    assert len(primes) == 20
+
+
+def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
+    asked = []
+
+    def nearly_singular(bits):
+        """[[1, 1], [1, 1 + 10^-60]], as an expression that rounds."""
+        asked.append(bits)
+        return arb_mat([[1, 1], [1, 1 + arb(10) ** -60]])
+
+    assert certified_rank(nearly_singular).rank == 1  # all that float64 midpoints suggest
+    assert certified_rank(nearly_singular, target=2).rank == 2
+    assert asked[1:] == [128, 256]
+    failed = certified_rank(nearly_singular, target=2, most_bits=128)
+    assert (failed.rank, failed.full) == (0, False)
+    assert failed.proof == "not certified with up to 128 bits"
+    singular = certified_rank(lambda bits: arb_mat([[1, 2], [2, 4]]), target=2)
+    assert (singular.rank, singular.proof) == (0, "not certified with up to 1024 bits")
+
+
+def test_matrices_that_are_zero_or_not_finite_are_not_certified():
+    for entry in (arb(0), arb.nan(), arb.pos_inf()):
+        result = certified_rank(lambda bits, entry=entry: arb_mat([[entry]]))
+        assert (result.rank, result.proof[:13]) == (0, "not certified")
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda v: certified_rank(v[0]), "matrix"),
+        (lambda v: certified_rank(v.half()), "matrix"),
+        (lambda v: certified_rank(v * float("nan")), "matrix"),
+        (lambda v: certified_rank(v, target=2), "target"),
+        (lambda v: certified_rank(lambda bits: balls.exact(v), target=5), "target"),
+        (lambda v: certified_rank(v, seed=-1), "seed"),
+        (lambda v: certified_rank(v, most_bits=8), "most_bits"),
+        (lambda v: certified_memorization(*small_task(1)[0], v), "labels"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call(torch.ones(4, 3))
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flint", None)
+    with pytest.raises(ImportError, match=r"attnmem\[certify\]"):
+        certified_rank(torch.eye(2))
+
+
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def small_task(own, skip=False, T=9):
+    """A construction: (weights, contexts, queries), labels."""
+    n, d = 3, 5
+    contexts = torch.rand(*((T,) if own else ()), n, d, **F64)
+    queries, labels = torch.rand(T, d, **F64), torch.rand(T, 2, **F64)
+    weights = memorize_mha(contexts, queries, labels, heads=4, head_dim=3, seed=0, skip=skip)
+    return (weights, contexts, queries), labels
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_balls_are_small_and_contain_the_features(own):
+    weights, E, e = small_task(own)[0]
+    layer = MHAWeights(*(W.round(decimals=1) for W in weights))
+    Z = enclosed_features(layer, E, e)(256)
+    assert max(balls.above(ball.rad()) for ball in Z.entries()) < 1e-60
+    middle = torch.tensor([[float(x) for x in row] for row in Z.tolist()], **F64)
+    torch.testing.assert_close(middle, mha_features(layer, E, e), rtol=1e-12, atol=1e-12)
+    finer = enclosed_features(layer, E, e)(1024)
+    assert Z.contains(finer)
+
+
+def test_a_softmax_that_is_known_exactly():
+    row = [arb(2).log(), arb(0), arb(5).log()]
+    alpha = balls.softmax(row)
+    assert all(ball.contains(fmpq(k, 8)) for ball, k in zip(alpha, (2, 1, 5), strict=True))
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_construction_is_certified_and_a_wrong_label_is_not(own, skip):
+    layer, labels = small_task(own, skip)
+    proof = certified_memorization(*layer, labels, skip=skip)
+    assert proof.rank == 9
+    assert proof.error < 1e-9
+    assert proof.shift < 1e-6
+    assert proof.radius < 1e-20
+    rounded = (mha(*layer, skip=skip) - labels).abs().max()
+    assert abs(proof.error - rounded) < 1e-9
+    labels = labels.clone()
+    labels[4, 1] += 0.25
+    assert certified_memorization(*layer, labels, skip=skip).error == pytest.approx(0.25)
+
+
+def test_dependent_features_are_not_certified():
+    (weights, E, e), labels = small_task(own=False)
+    for weights_, queries in (
+        (weights, e[[0, 1, 2, 3, 4, 5, 6, 7, 7]]),  # two equal examples
+        (MHAWeights(*(W[:1] for W in weights[:3]), weights.W_O[:2], weights.W_D), e),  # one head
+    ):
+        proof = certified_memorization(weights_, E, queries, labels, most_bits=256)
+        assert (proof.rank, proof.shift, proof.radius) == (0, math.inf, math.inf)
+        assert numerical_rank(mha_features(weights_, E, queries)) < 9
+
+
+def test_error_bounds_are_rounded_upwards():
+    generator = random.Random(0)
+    for _ in range(200):
+        exact = arb(generator.random()) * arb(3).sqrt()
+        assert arb(balls.above(exact.upper())) > exact.upper()
+    assert balls.above(arb.pos_inf()) == math.inf
+    assert balls.largest(arb_mat(0, 3)) == 0.0
