@@ -45,7 +45,8 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 def shared_context_rank(heads: int, context: int) -> int:
     r"""Largest rank of the features ``Z`` when all examples share one context: :math:`H(n-1)+1`.
 
-    No weights exceed it, so it bounds the capacity on shared contexts from above.
+    No weights exceed it. So attention chosen without regard to the labels can serve no more
+    examples; attention that depends on them can (:func:`attnmem.constructions.memorize_scalars`).
 
     >>> shared_context_rank(heads=32, context=32)
     993

@@ -217,3 +217,68 @@ def laws(
         ax.plot(where, values, "--", color=colour, label=name)
     ax.legend()
     return ax
+
+
+def logit_fan(
+    scales: Float[Tensor, " scales"],
+    logits: Mapping[str, Float[Tensor, "scales n"]],
+    ax: Axes | None = None,
+) -> Axes:
+    """Logits of all tokens against the scale, one colour per example."""
+    ax = _axes(ax, "scale $c$", "logit, less the mean")
+    for colour, (name, series) in zip(CYCLE, logits.items(), strict=False):
+        centred = (series - series.mean(dim=1, keepdim=True)).numpy()
+        ax.plot(scales.numpy(), centred, color=colour)
+        ax.plot([], [], color=colour, label=name)
+    ax.legend()
+    return ax
+
+
+def decay(
+    x: ArrayLike,
+    measured: Mapping[str, ArrayLike],
+    predicted: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Measured dots on predicted lines, on a logarithmic axis."""
+    ax = _axes(ax, *labels)
+    for (name, series), colour, marker in zip(measured.items(), CYCLE, "os^vDP", strict=False):
+        ax.semilogy(x, series, marker, color=colour, markersize=4, label=name)
+        if name in predicted:
+            ax.semilogy(x, predicted[name], **THEORY)
+    ax.legend()
+    return ax
+
+
+def finite_scale(
+    scales: Sequence[float],
+    values: Mapping[str, Sequence[float]],
+    marks: Mapping[str, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """Quantities against the saturation scale, both logarithmic, with scales of interest marked."""
+    ax = _axes(ax, "scale $c$", "value")
+    for (name, series), marker in zip(values.items(), "os^", strict=False):
+        ax.loglog(scales, series, marker + "-", markersize=3, label=name)
+    for (name, where), style in zip(marks.items(), ("--", ":", "-."), strict=False):
+        ax.axvline(where, **THEORY | {"linestyle": style}, label=name)
+    ax.legend()
+    return ax
+
+
+def capacities(
+    x: ArrayLike,
+    lines: Mapping[str, ArrayLike],
+    built: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Formulas as lines, and the layers really built as dots."""
+    ax = _axes(ax, *labels)
+    for (name, values), style in zip(lines.items(), ("--", ":", "-."), strict=False):
+        ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)
+    for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
+        ax.plot(where, values, marker, markersize=6, label=name)
+    ax.legend()
+    return ax

@@ -1,5 +1,7 @@
-"""Weights by theorem: no training, only linear algebra."""
+"""Weights by theorem, and weights drawn at random."""
 
+from .generic import random_mha
 from .mahdavi import memorize_mha
+from .scalar import memorize_scalars
 
-__all__ = ["memorize_mha"]
+__all__ = ["memorize_mha", "memorize_scalars", "random_mha"]

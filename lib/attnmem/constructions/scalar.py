@@ -1,0 +1,117 @@
+r"""Past the rank of Theorem 1: attention that depends on the labels.
+
+The proof of Mahdavi et al. fixes the attention first and lets the read-out fit the labels, so it
+can serve no more examples than the features have rank, ``H (n - 1) + 1`` on a shared context. But
+nothing forbids to put the labels into the attention. For scalar labels on one context of at least
+three tokens, the product
+
+.. math:: W_K W_Q^\top = g \, w^\top + c \, u v^\top, \qquad w = \sum_{s \text{ served}} l_s f_s
+
+of rank two serves ``d - 1`` examples per head: ``g`` raises one *carrier* token by the logit
+``l_s``, chosen such that its attention is the label; ``u`` pulls two *idle* tokens apart, of which
+one takes all attention on every example that is not served. Both idle tokens have the same value,
+so there the head says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import MHAWeights
+from ..checks import check_finite, check_floats, check_integer, check_size, check_tensor, checked_by
+from ..checks import refuse
+from ..independence import numerical_rank
+from .mahdavi import EPS, dual_basis
+
+CARRIER, IDLE = 0, (1, 2)  # tokens
+LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
+
+
+def _check_scalars(context, queries, labels, heads) -> None:
+    check_tensor("context", context, "(n, d)", 2)
+    check_tensor("queries", queries, "(T, d)", 2)
+    check_tensor("labels", labels, "(T,)", 1)
+    for name, tensor in (("context", context), ("queries", queries), ("labels", labels)):
+        check_floats(name, tensor)
+        check_finite(name, tensor)
+    check_integer("heads", heads)
+    T, d = queries.shape
+    check_size("context", context, -1, d, "d of the queries")
+    check_size("labels", labels, 0, T, "the number of queries")
+    if not 1 <= T <= heads * (d - 1):
+        refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
+    n = len(context)
+    if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
+        refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
+
+
+@checked_by(_check_scalars)
+@torch.no_grad()
+def memorize_scalars(
+    context: Float[Tensor, "n d"],
+    queries: Float[Tensor, "T d"],
+    labels: Float[Tensor, " T"],
+    *,
+    heads: int,
+) -> MHAWeights:
+    r"""Weights that reproduce ``T <= H (d - 1)`` scalar labels on one shared context.
+
+    Heads of width ``d_h = 2`` with values of width ``d_v = 1``. The error is that of rounding: the
+    idle attention off the idle tokens is below the rounding unit.
+
+    Arguments
+        ``context``: ``n >= 3`` independent tokens. ``queries``: in general position (any ``d``
+        independent); what is used is that no other query lies in the span of a head's ``d - 1``.
+    Raises
+        ``ValueError`` naming the argument.
+
+    >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
+    >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
+    torch.Size([3, 5, 2])
+
+    Source: ours; compare Mahdavi et al. 2024, Proposition 2.
+    """
+    context, queries, labels = (x.to(torch.float64) for x in (context, queries, labels))
+    served = torch.arange(len(queries), device=queries.device)
+    groups = [group for group in served.tensor_split(heads) if len(group)]
+    lowest, width = labels.min(), (labels.max() - labels.min()).clamp(min=EPS)
+    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention asked of the carrier
+    logit = torch.log((len(context) - 1) * share / (1 - share))
+    lift = torch.linalg.pinv(context)  # context @ lift = identity
+    pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
+    W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
+    for head, group in enumerate(groups):
+        w, v = _asks(queries, group, logit[group])
+        root = _scale(queries, group, w, v, len(context)).sqrt()
+        W_Q[head] = torch.stack([w, root * v], dim=1)
+        W_K[head] = torch.stack([lift[:, CARRIER], root * pull], dim=1)
+    # The carrier is worth the width of the labels, and one constant is shared by all heads.
+    gain = width / (HIGH - LOW)
+    constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
+    W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()
+    W_V[len(groups) :] = constant[:, None]
+    return MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
+
+
+def _asks(queries: Tensor, group: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
+    """``w`` with ``w . e_s = l_s`` on the group, ``v`` with ``v . e = 0`` there and nowhere else."""
+    duals, free = dual_basis(queries, group[None])
+    v = free[0] @ torch.ones(free.shape[-1], dtype=free.dtype, device=free.device)
+    reach = (queries @ v).abs() / queries.norm(dim=1)
+    reach[group] = math.inf
+    if reach.min() <= max(queries.shape) * EPS:
+        lost = int(reach.argmin())
+        refuse("queries", f"example {lost} in the span of others", "queries in general position")
+    return duals[0] @ logit, v / v.norm()
+
+
+def _scale(queries: Tensor, group: Tensor, w: Tensor, v: Tensor, tokens: int) -> Tensor:
+    """The least ``c`` that leaves less than the rounding unit off an idle token."""
+    needed = math.log((tokens - 1) / EPS) + (queries @ w).clamp(min=0)
+    scale = needed / (queries @ v).abs()
+    scale[group] = 0
+    return scale.max()
