@@ -1,5 +1,7 @@
 """The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
 
+from pathlib import Path
+
 import nbformat
 import pytest
 
@@ -49,3 +51,14 @@ def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
     monkeypatch.setattr(claims, "chapters", lambda: doubled)
     with pytest.raises(ValueError, match="a second time"):
         claims.recorded()
+
+
+THEORY = Path(__file__).parents[1] / "theory"
+JUDGED_THEOREMS = [key for key in RECORDED if reporting.claims()[key].kind == "theorem"]
+
+
+@pytest.mark.parametrize("key", JUDGED_THEOREMS)
+def test_every_theorem_with_a_verdict_has_a_test_of_its_own(key):
+    paper, name = key.split("-", 1)
+    tests = "\n".join(path.read_text() for path in THEORY.glob(f"test_{paper}_*.py"))
+    assert f"\ndef test_{name.replace('-', '_')}_" in tests

@@ -50,7 +50,7 @@ def admissible(draw):
 
 @settings(deadline=None, max_examples=120)
 @given(admissible())
-def test_every_admissible_task_is_memorized(case):
+def test_theorem_1_every_admissible_task_is_memorized(case):
     generator = torch.Generator().manual_seed(case["seed"])
     sizes = [case[name] for name in ("T", "n", "d", "shared", "outputs")]
     contexts, queries, labels = examples(*sizes, generator)
@@ -97,7 +97,7 @@ def test_narrow_heads_really_are_narrow(shared):
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 7), st.integers(1, 5), st.booleans(), st.integers(0, 2**32))
-def test_poor_queries_reach_the_capacity_of_remark_1(Q, heads, shared, seed):
+def test_remark_1_poor_queries_reach_their_capacity(Q, heads, shared, seed):
     d, n = 12, 9
     generator = torch.Generator().manual_seed(seed)
     T = mha_capacity(heads, n, head_dim=d, query_rank=Q)
@@ -108,7 +108,7 @@ def test_poor_queries_reach_the_capacity_of_remark_1(Q, heads, shared, seed):
     assert error(weights, contexts, queries, labels) <= 1e-8
 
 
-def test_poor_queries_above_the_capacity_of_remark_1_are_refused():
+def test_remark_1_is_where_the_construction_ends():
     queries = torch.randn(9, 3, **F64) @ torch.randn(3, 12, **F64)  # Q = 3, H (Q - 1) + 1 = 7
     contexts, _, labels = examples(9, 6, 12, shared=True)
     with pytest.raises(ValueError, match=r"^queries: got .* expected Kruskal rank at least 4"):
@@ -160,7 +160,7 @@ def test_every_example_but_the_first_is_served(T, heads):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_heads_choose_on_what_they_serve_and_are_one_hot_elsewhere(shared):
+def test_claim_2_heads_choose_where_they_serve_and_are_one_hot_elsewhere(shared):
     T, n, d, heads = 29, 8, 16, 4
     contexts, queries, labels = examples(T, n, d, shared)
     weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=n, seed=0)
@@ -174,7 +174,7 @@ def test_heads_choose_on_what_they_serve_and_are_one_hot_elsewhere(shared):
     assert (alpha[mine] > 0).all()
 
 
-def test_the_scale_is_the_least_that_saturates():
+def test_appendix_b2_the_scale_is_the_least_that_saturates():
     T, heads, tail = 13, 3, 1e-3
     contexts, queries, _ = examples(T, 5, 9, shared=False)
     served = mahdavi.serve(T, heads)
@@ -200,7 +200,7 @@ def test_the_scale_is_the_least_that_saturates():
     assert (missing(0.9 * c) > missing(c)).all()
 
 
-def test_the_read_out_is_the_least_norm_solution():
+def test_step_2_the_read_out_is_the_least_norm_solution():
     Z, y = torch.randn(7, 15, **F64), torch.randn(7, 2, **F64)
     expected = torch.linalg.pinv(Z) @ y
     torch.testing.assert_close(mahdavi.read_out(Z, y), expected, rtol=1e-10, atol=1e-10)

@@ -22,8 +22,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights
-from ..checks import check_finite, check_floats, check_integer, check_size, check_tensor, checked_by
-from ..checks import refuse
+from ..checks import (
+    check_finite,
+    check_floats,
+    check_integer,
+    check_size,
+    check_tensor,
+    checked_by,
+    refuse,
+)
 from ..independence import numerical_rank
 from .mahdavi import EPS, dual_basis
 
@@ -98,7 +105,7 @@ def memorize_scalars(
 
 
 def _asks(queries: Tensor, group: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` with ``w . e_s = l_s`` on the group, ``v`` with ``v . e = 0`` there and nowhere else."""
+    """``w`` with ``w . e_s = l_s`` on the group, ``v`` with ``v . e = 0`` there and only there."""
     duals, free = dual_basis(queries, group[None])
     v = free[0] @ torch.ones(free.shape[-1], dtype=free.dtype, device=free.device)
     reach = (queries @ v).abs() / queries.norm(dim=1)

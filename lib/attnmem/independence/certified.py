@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 from jaxtyping import Shaped
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from .numerical import check_entries
 PRIME_BITS = 62
 MANTISSA_BITS = 53  # of a float64
 FIRST_BITS = 128
+MIX = 2**20  # largest coefficient of the combinations
 
 Enclosure = Callable[[int], BallMatrix]
 
@@ -67,10 +67,11 @@ def certified_rank(
     only if ``p``, drawn from all 62-bit primes with ``seed``, divides every largest minor.)
 
     **A function** ``bits -> arb_mat`` encloses one and the same real matrix at any precision, such
-    as the features of :func:`attnmem.certificates.enclosed_features`. A minor of size ``target``
-    is chosen by pivoting on the midpoints; if its determinant's ball excludes zero, the rank is at
-    least ``target``. Otherwise the precision doubles, up to ``most_bits``. The default target is
-    the numerical rank of the midpoints.
+    as the features of :func:`attnmem.certificates.enclosed_features`. Random integer combinations
+    of its rows and columns (drawn with ``seed``) form a square matrix of size ``target``, of no
+    higher rank; if the ball of its determinant excludes zero, the rank is at least ``target``.
+    Otherwise the precision doubles, up to ``most_bits``. The default target is the numerical rank
+    of the midpoints.
 
     Raises
         ``ValueError`` on NaN or infinite entries, half precision, complex numbers; ``ImportError``
@@ -90,12 +91,13 @@ def certified_rank(
         with precision(bits):
             balls = matrix(bits)
             shape = (balls.nrows(), balls.ncols())
-            minor = _minor(balls, target)
-            if minor is None:
+            size = _aim(balls) if target is None else target
+            if size > min(shape):
+                refuse("target", size, f"at most {min(shape)}, the smaller side")
+            if size == 0:
                 return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
-            if minor.det() != 0:  # true only if no number in the ball is zero
-                size = minor.nrows()
-                return CertifiedRank(size, shape, f"a minor of size {size}, {bits} bits")
+            if _compressed(balls, size, seed).det() != 0:  # no number in the ball is zero
+                return CertifiedRank(size, shape, f"determinant of size {size}, {bits} bits")
         if 2 * bits > most_bits:
             return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
         bits *= 2
@@ -132,29 +134,24 @@ def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
 # --- in balls -------------------------------------------------------------------------------------
 
 
-def _minor(balls: BallMatrix, target: int | None) -> BallMatrix | None:
-    """A square part of size ``target`` that looks furthest from singular."""
+def _aim(balls: BallMatrix) -> int:
+    """The numerical rank of the midpoints, rows and columns scaled to a largest entry of one."""
     midpoints = np.array([[float(x) for x in row] for row in balls.mid().tolist()])
     if midpoints.size == 0 or not np.isfinite(midpoints).all():
-        return None
-    scaled = _equilibrated(midpoints)
-    R, columns = scipy.linalg.qr(scaled, mode="r", pivoting=True)
-    steps = np.abs(np.diagonal(R))
-    if steps[0] == 0:
-        return None
-    if target is None:
-        target = int((steps > max(midpoints.shape) * np.finfo(float).eps * steps[0]).sum())
-    if target > min(midpoints.shape):
-        refuse("target", target, f"at most {min(midpoints.shape)}, the smaller side")
-    chosen = columns[:target]
-    rows = scipy.linalg.qr(scaled[:, chosen].T, mode="r", pivoting=True)[1][:target]
-    table = balls.tolist()
-    return flint().arb_mat([[table[i][j] for j in chosen] for i in rows])
+        return 0
+    for axis in (1, 0):  # no rank changes, scales vanish
+        size = np.abs(midpoints).max(axis=axis, keepdims=True)
+        midpoints = midpoints / np.where(size > 0, size, 1.0)
+    return int(np.linalg.matrix_rank(midpoints))
 
 
-def _equilibrated(matrix: np.ndarray) -> np.ndarray:
-    """Rows, then columns, scaled to a largest entry of one: no rank changes, scales vanish."""
-    for axis in (1, 0):
-        size = np.abs(matrix).max(axis=axis, keepdims=True)
-        matrix = matrix / np.where(size > 0, size, 1.0)
-    return matrix
+def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
+    """A square matrix of at most the same rank: random integer combinations of rows and columns."""
+    draw = random.Random(seed)
+    for _ in range(2):  # the columns, then the rows
+        if balls.ncols() > size:
+            count = balls.ncols() * size
+            mix = [draw.randint(-MIX, MIX) for _ in range(count)]
+            balls = balls * flint().arb_mat(balls.ncols(), size, mix)
+        balls = balls.transpose()
+    return balls

@@ -1,0 +1,350 @@
+"""Every other statement of Mahdavi et al. 2024, each against an oracle of its own.
+
+Ranks are exact wherever the statement allows rational numbers.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnmem import bounds
+from attnmem.attention import MHAWeights, mha, mha_attention, mha_features
+from attnmem.certificates import enclosed_features
+from attnmem.constructions import mahdavi, memorize_mha, random_mha
+from attnmem.independence import certified_rank, kruskal_rank, numerical_rank
+
+F64 = {"dtype": torch.float64}
+seeds = st.integers(0, 2**32)
+quick = settings(deadline=None, max_examples=40)
+
+
+def exact(matrix):
+    """The rank of an integer matrix (too low only if a random prime of 62 bits divides minors)."""
+    return certified_rank(matrix).rank
+
+
+def integers(generator, *shape, size=9):
+    return torch.randint(-size, size + 1, shape, generator=generator)
+
+
+def gaussian(generator, *shape):
+    return torch.randn(*shape, generator=generator, **F64)
+
+
+def one_head(W):
+    """A layer of one head whose logits are ``E W e``."""
+    d = len(W)
+    rest = (torch.zeros(1, d, 1, **F64), torch.zeros(1, 1, **F64), torch.zeros(1, 1, **F64))
+    return MHAWeights(W.T[None], torch.eye(d, **F64)[None], *rest)
+
+
+@st.composite
+def contexts_and_queries(draw):
+    d = draw(st.integers(3, 9))
+    n = draw(st.integers(2, d - 1))
+    generator = torch.Generator().manual_seed(draw(seeds))
+    T = n + draw(st.integers(1, 4))
+    return gaussian(generator, T, n, d), gaussian(generator, T, d), generator
+
+
+# --- what one head can do -------------------------------------------------------------------------
+
+
+@quick
+@given(contexts_and_queries(), st.data())
+def test_claim_1_one_head_attends_as_asked_on_r_examples(case, data):
+    E, e, generator = case
+    r = data.draw(st.integers(1, E.shape[1]))
+    served = torch.arange(r)[None]
+    log_alpha = gaussian(generator, 1, r, E.shape[1]).log_softmax(-1)
+    duals, _ = mahdavi.dual_basis(e, served)
+    W = mahdavi.interpolating_keys(E, served, log_alpha)[0] @ duals[0].T
+    assert numerical_rank(W, rtol=1e-10) <= r
+    alpha = mha_attention(one_head(W), E, e)[:r, 0]
+    torch.testing.assert_close(alpha, log_alpha[0].exp(), rtol=1e-6, atol=1e-9)
+
+
+def test_claim_1_needs_independent_queries():
+    E, e = torch.randn(4, 6, **F64), torch.randn(3, 6, **F64)
+    e[2] = e[0] + e[1]
+    logits = E @ torch.randn(6, 6, **F64) @ e.T  # of any map whatever
+    torch.testing.assert_close(logits[:, 2], logits[:, 0] + logits[:, 1])
+
+
+@quick
+@given(contexts_and_queries(), st.sampled_from([1e-2, 1e-6, 1e-12]))
+def test_claim_2_the_others_are_within_epsilon_of_fixed_corners(case, epsilon):
+    E, e, generator = case
+    k = E.shape[1] - 1
+    served = torch.arange(k)[None]
+    duals, free = mahdavi.dual_basis(e, served)
+    u = mahdavi.separating_direction(E, generator)
+    v = mahdavi.orthogonal_direction(free, e, served, generator)
+    corner = ((e @ v[0])[:, None] * (E @ u)).argmax(-1)[k:, None]
+    for _ in range(3):
+        log_alpha = gaussian(generator, 1, k, E.shape[1]).log_softmax(-1)
+        keys = mahdavi.interpolating_keys(E, served, log_alpha)
+        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=epsilon)
+        W = keys[0] @ duals[0].T + c * torch.outer(u, v[0])
+        alpha = mha_attention(one_head(W), E, e)[k:, 0]
+        assert (1 - alpha.gather(1, corner) <= epsilon * (1 + 1e-3) + 1e-15).all()
+
+
+@quick
+@given(contexts_and_queries(), st.data())
+def test_lemma_3_a_rank_one_map_looks_away_from_n_minus_1_examples(case, data):
+    E, e, generator = case
+    k = data.draw(st.integers(0, E.shape[1] - 1))
+    _, free = mahdavi.dual_basis(e, torch.arange(k)[None])
+    u = mahdavi.separating_direction(E, generator)
+    v = mahdavi.orthogonal_direction(free, e, torch.arange(k)[None], generator)[0]
+    logits = (e @ v)[:, None] * (E @ u)
+    assert logits[:k].abs().sum() < 1e-10
+    assert (logits[k:].sort().values.diff().amin(-1) > 0).all()
+
+
+@quick
+@given(contexts_and_queries())
+def test_lemma_4_saturation_at_the_rate_of_the_gap_to_a_corner_of_w_alone(case):
+    E, e, generator = case
+    d = E.shape[-1]
+    W = gaussian(generator, d, d)
+    m = torch.einsum("tnd,dk,tk->tn", E, W, e)
+    first, second = m.topk(2).values.unbind(-1)
+    V = gaussian(generator, d, d)
+    for c in (40 / (first - second).min(), 60 / (first - second).min()):
+        alpha = mha_attention(one_head(V + c * W), E, e)[:, 0]
+        b = torch.einsum("tnd,dk,tk->tn", E, V, e)
+        rise = b.amax(-1) - b.amin(-1)
+        bound = (E.shape[1] - 1) * torch.exp(rise - c * (first - second))
+        missing = 1 - alpha.gather(1, m.argmax(-1, keepdim=True))[:, 0]
+        assert (missing <= bound * (1 + 1e-6) + 1e-14).all()
+
+
+@quick
+@given(st.integers(1, 3), st.integers(2, 4), st.booleans(), seeds)
+def test_appendix_b2_the_computed_scale_keeps_the_rank_of_the_limit(heads, n, own, seed):
+    generator = torch.Generator().manual_seed(seed)
+    T, d = heads * (n - 1) + 1, n + 2
+    E, e = gaussian(generator, *((T,) if own else ()), n, d), gaussian(generator, T, d)
+    served = mahdavi.serve(T, heads)
+    duals, free = mahdavi.dual_basis(e, served)
+    u = mahdavi.separating_direction(E, generator)
+    v = mahdavi.orthogonal_direction(free, e, served, generator)
+    log_alpha = 2 * gaussian(generator, heads, n - 1, n)
+    keys = mahdavi.interpolating_keys(E, served, log_alpha)
+
+    def features(tail):
+        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=tail).max()
+        root = c.sqrt()
+        W_K = torch.cat([keys, (root * u).expand(heads, -1)[..., None]], -1)
+        W_Q = torch.cat([duals, root * v[..., None]], -1)
+        rest = torch.zeros(heads, d, 1, **F64), torch.zeros(heads, 1, **F64)
+        return mha_features(MHAWeights(W_Q, W_K, *rest, torch.zeros(1, 1, **F64)), E, e)
+
+    limit = features(mahdavi.EPS)
+    smallest = float(torch.linalg.svdvals(limit)[-1])
+    tokens = E.reshape(-1, d)
+    blocks = T * (heads - 1) + 1
+    tail = min(0.5, smallest / float(torch.cdist(tokens, tokens).max() * blocks**0.5))
+    if tail > 1e-10:  # else float64 cannot tell the limit's rank
+        moved = torch.linalg.matrix_norm(features(tail) - limit, ord=2)
+        assert moved < smallest
+        assert numerical_rank(features(tail)) >= numerical_rank(limit)
+
+
+# --- ranks of blocks and of perturbed matrices ----------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(*[st.integers(1, 4)] * 5, seeds)
+def test_lemma_1_block_triangular_ranks_add_up_at_least(a, b, c, d, rank, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def low(rows, columns):
+        return integers(generator, rows, rank) @ integers(generator, rank, columns)
+
+    A, B, D = low(a, b), low(a, d), low(c, d)
+    M = torch.cat([torch.cat([A, B], 1), torch.cat([torch.zeros(c, b).long(), D], 1)])
+    assert exact(M) >= exact(A) + exact(D)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(1, 5), st.integers(0, 3), st.integers(-6, 6), st.integers(1, 6), seeds)
+def test_lemma_2_adding_the_sum_keeps_independence_but_for_one_multiple(n, extra, p, q, seed):
+    generator = torch.Generator().manual_seed(seed)
+    V = integers(generator, n, n + extra)
+    V[:, :n] += 100 * torch.eye(n, dtype=torch.int64)  # dominant diagonal: independent
+    moved = q * V + p * V.sum(dim=0)  # a = p / q, times q
+    assert exact(moved) == (n - 1 if p * n == -q else n)
+
+
+@quick
+@given(st.integers(2, 7), st.integers(2, 7), st.data(), seeds)
+def test_lemma_5_weyl_and_where_it_is_sharp(m, n, data, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rank = data.draw(st.integers(1, min(m, n)))
+    U, _ = torch.linalg.qr(gaussian(generator, m, rank))
+    V, _ = torch.linalg.qr(gaussian(generator, n, rank))
+    sigma = torch.arange(rank, 0, -1, **F64)
+    M = U * sigma @ V.T
+    noise = gaussian(generator, m, n)
+    noise *= 0.99 / torch.linalg.matrix_norm(noise, ord=2)
+    assert numerical_rank(M + noise, rtol=1e-12) >= rank
+    assert numerical_rank(M - torch.outer(U[:, -1], V[:, -1]), rtol=1e-12) == rank - 1
+
+
+# --- the proposition behind the theorem, and its two steps ----------------------------------------
+
+
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(1, 4, 7, 4), (3, 4, 7, 3), (5, 3, 5, 8)])
+@pytest.mark.parametrize("own", [False, True])
+def test_proposition_1_the_rank_is_proven(H, n, d, d_h, own):
+    T = bounds.mha_capacity(H, n, d_h)
+    E, e = torch.rand(*((T,) if own else ()), n, d, **F64), torch.rand(T, d, **F64)
+    weights = memorize_mha(E, e, torch.rand(T, **F64), heads=H, head_dim=d_h, seed=0)
+    assert certified_rank(enclosed_features(weights, E, e), target=T).rank == T
+
+
+def test_proposition_1_at_the_size_of_the_papers_experiments():
+    E, e, y = torch.rand(32, 64, **F64), torch.rand(497, 64, **F64), torch.rand(497, **F64)
+    weights = memorize_mha(E, e, y, heads=16, head_dim=32, seed=0)
+    assert certified_rank(enclosed_features(weights, E, e)).rank == 497
+
+
+@quick
+@given(st.integers(1, 5), st.integers(2, 5), st.integers(1, 3), st.booleans(), seeds)
+def test_step_1_every_head_adds_r_minus_1(heads, n, extra, own, seed):
+    generator = torch.Generator().manual_seed(seed)
+    T, d = heads * (n - 1) + 1, n + extra
+    E, e = gaussian(generator, *((T,) if own else ()), n, d), gaussian(generator, T, d)
+    labels = gaussian(generator, T)
+    weights = memorize_mha(E, e, labels, heads=heads, head_dim=n, seed=seed % 1000)
+    Z = mha_features(weights, E, e)
+    for h in range(1, heads + 1):
+        rows = h * (n - 1) + 1
+        assert numerical_rank(Z[:rows, : h * d]) == rows
+
+
+@quick
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2), seeds)
+def test_step_2_every_read_out_factors(heads, d, outputs, extra, seed):
+    generator = torch.Generator().manual_seed(seed)
+    M = gaussian(generator, heads, d, outputs)
+    W_D = gaussian(generator, outputs + extra, outputs)
+    W_V, W_O = mahdavi.factor(M, outputs + extra, W_D)
+    assert W_V.shape == (heads, d, outputs + extra)
+    blocks = W_O.unflatten(0, (heads, -1))
+    torch.testing.assert_close(W_V @ blocks @ W_D, M, rtol=1e-6, atol=1e-9)
+
+
+@quick
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.booleans(), seeds)
+def test_appendix_c_a_skip_shifts_the_labels(heads, outputs, n, own, seed):
+    generator = torch.Generator().manual_seed(seed)
+    T, d = heads * (n - 1) + 1, max(n, outputs) + 1
+    E, e = gaussian(generator, *((T,) if own else ()), n, d), gaussian(generator, T, d)
+    y = gaussian(generator, T, outputs)
+    weights = memorize_mha(E, e, y, heads=heads, head_dim=n, seed=0, skip=True)
+    tolerance = {"rtol": 0, "atol": 1e-8 * max(1.0, float(y.abs().max()))}
+    torch.testing.assert_close(mha(weights, E, e, skip=True), y, **tolerance)
+    torch.testing.assert_close(mha(weights, E, e), y - e @ weights.W_D, **tolerance)
+
+
+# --- upper bounds ---------------------------------------------------------------------------------
+
+
+def stochastic(generator, T, H, n):
+    """Integer rows that sum to 10 in every head: ten times attention weights, exactly."""
+    cuts = torch.randint(0, 11, (T, H, n - 1), generator=generator).sort().values
+    ends = torch.zeros(T, H, 1, dtype=torch.int64)
+    return torch.cat([ends, cuts, ends + 10], -1).diff()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), seeds)
+def test_proposition_2_no_attention_on_a_shared_context_has_more_rank(H, n, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    E = integers(generator, n, d, size=50)
+    T = H * n + 3
+    Z = (stochastic(generator, T, H, n) @ E).flatten(1)  # any attention, not only a softmax
+    assert exact(Z) <= bounds.shared_context_rank(H, n)
+    layer = random_mha(H, d, 2, seed=seed % 1000, spread=3)
+    features = mha_features(layer, E.double() / 50, gaussian(generator, T, d))
+    assert numerical_rank(features) <= bounds.shared_context_rank(H, n)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(2, 5), st.integers(-2, 2), seeds)
+def test_proposition_5_tokens_of_constant_sum_lose_a_dimension_per_head(H, n, d, total, seed):
+    generator = torch.Generator().manual_seed(seed)
+    T = H * d + 3
+    E = integers(generator, T, n, d, size=50)
+    E[..., -1] = total - E[..., :-1].sum(-1)
+    Z = torch.einsum("thn,tnd->thd", stochastic(generator, T, H, n), E).flatten(1)
+    bound = bounds.affine_span_rank(H, d - 1, through_origin=total == 0)
+    assert exact(Z) <= bound <= bounds.affine_rank(H, d)
+    if n > 1:
+        assert exact(Z) == bound or H * n < d  # attained once there are tokens enough
+
+
+def test_proposition_5_holds_for_layer_normalized_tokens():
+    H, n, d, T = 3, 4, 5, 40
+    E = torch.nn.functional.layer_norm(torch.randn(T, n, d, **F64), (d,))
+    Z = mha_features(random_mha(H, d, d, seed=0, spread=3), E, torch.randn(T, d, **F64))
+    assert numerical_rank(Z) == bounds.affine_span_rank(H, d - 1, through_origin=True) == 12
+
+
+@pytest.mark.parametrize(("n", "d", "m", "outputs"), [(2, 3, 4, 1), (1, 2, 5, 3), (3, 4, 2, 2)])
+def test_proposition_3_equal_contexts_leave_few_effective_parameters(n, d, m, outputs):
+    """The exact rank of the Jacobian, at integer weights and queries."""
+    generator = torch.Generator().manual_seed(n)
+    inputs, T = (n + 1) * d, 40 * m
+    W, b = integers(generator, m, inputs), integers(generator, m)
+    A = integers(generator, m, outputs)
+    context = torch.eye(d, dtype=torch.int64)[:n].flatten()
+    X = torch.cat([context.expand(T, -1), integers(generator, T, d)], 1)
+    before = X @ W.T + b
+    active = (before > 0).long()
+    parts = []
+    for k in range(outputs):
+        slope = active * A[:, k]
+        unit = torch.zeros(T, m, outputs, dtype=torch.int64)
+        unit[..., k] = before.clamp(min=0)
+        constant = torch.eye(outputs, dtype=torch.int64)[k].expand(T, -1)
+        by_W = (slope[:, :, None] * X[:, None]).flatten(1)
+        parts.append(torch.cat([by_W, slope, unit.flatten(1), constant], 1))
+    jacobian = torch.cat(parts)
+    effective = m * (d + outputs) + outputs
+    assert exact(jacobian) == effective
+    assert effective <= outputs * bounds.relu_capacity(m, d, outputs) + outputs
+    assert jacobian.shape[1] > effective
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 4), st.integers(1, 2), seeds)
+def test_proposition_4_one_averaging_layer_makes_the_assumptions_true(n, extra, seed):
+    generator = torch.Generator().manual_seed(seed)
+    d, T = n + extra, n + 4
+    E = integers(generator, T, n, d, size=10**6)
+    e = integers(generator, d, size=10**6).expand(T, d)  # one query for all: Kruskal rank 1
+    eye, zero = torch.eye(d, **F64), torch.zeros(1, d, 1, **F64)
+    layer = MHAWeights(zero, zero, eye[None], eye, eye)
+    queries, tokens = (mha(layer, E.double(), x, skip=True) for x in (e.double(), E.double()))
+    exact_queries, exact_tokens = n * e + E.sum(1), n * E + E.sum(1, keepdim=True)
+    torch.testing.assert_close(queries, exact_queries.double() / n)
+    torch.testing.assert_close(tokens, exact_tokens.double() / n)
+    assert kruskal_rank(e.double()) == 1
+    assert kruskal_rank(exact_queries.double()) >= n
+    assert all(exact(context) == n for context in exact_tokens)
+
+
+def test_the_sizes_above_reach_their_bounds():
+    """The inequalities of Propositions 2 and 5 would hold for zero features too."""
+    layer = random_mha(3, 6, 2, seed=0, spread=3)
+    shared = mha_features(layer, torch.randn(4, 6, **F64), torch.randn(30, 6, **F64))
+    assert numerical_rank(shared) == bounds.shared_context_rank(3, 4) == 10
+    assert not math.isnan(float(shared.sum()))
