@@ -48,7 +48,7 @@ test: unit nbval ## all tests: library, theory, structure of the book, then ever
 
 unit: $(READY) ## library, theory and book-structure tests
 	$(SHOW) 'Library, theory, structure of the book'
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'

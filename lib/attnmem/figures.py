@@ -252,9 +252,9 @@ def decay(
 
 
 def finite_scale(
-    scales: Sequence[float],
-    values: Mapping[str, Sequence[float]],
-    marks: Mapping[str, float],
+    scales: ArrayLike,
+    values: Mapping[str, ArrayLike],
+    marks: Mapping[str, int | float],
     ax: Axes | None = None,
 ) -> Axes:
     """Quantities against the saturation scale, both logarithmic, with scales of interest marked."""
