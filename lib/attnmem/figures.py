@@ -234,6 +234,16 @@ def logit_fan(
     return ax
 
 
+def logit_map(logits: Float[Tensor, "T n"], ax: Axes | None = None) -> Axes:
+    """Logits of every token (row) on every example (column), zero in white."""
+    ax = _axes(ax, "example", "token")
+    size = float(logits.abs().max())
+    image = ax.imshow(logits.numpy().T, cmap="RdBu", aspect="auto", vmin=-size, vmax=size)
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label="logit")
+    return ax
+
+
 def decay(
     x: ArrayLike,
     measured: Mapping[str, ArrayLike],

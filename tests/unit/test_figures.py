@@ -27,6 +27,7 @@ CALLS = {
     "bounds_below": ([1, 2], [0.2, 0.3], {"bound": [0.1, 0.2]}, ("heads", "accuracy")),
     "laws": ([1, 2], [1, 4], [(0.5, 1.5), (3, 5)], {"square": ([1, 2], [1, 4])}, ("d", "slope")),
     "logit_fan": (torch.rand(4), {"served": torch.rand(4, 3)}),
+    "logit_map": (torch.randn(T, 3),),
     "decay": ([1, 2], {"a": [0.1, 0.01]}, {"a": [0.1, 0.01]}, ("scale", "missing attention")),
     "finite_scale": ([1, 2], {"sigma": [0.1, 0.2]}, {"promised": 1.5}),
     "capacities": ([1, 2], {"rank": [3, 5]}, {"built": ([1], [4])}, ("heads", "examples")),
