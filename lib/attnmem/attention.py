@@ -342,7 +342,8 @@ def mha(
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
 
 
-def _check_aot(weights, tokens) -> None:
+def check_aot(weights, tokens) -> None:
+    """Accept weights and tokens that fit, as all functions of this transformer do."""
     _check_weights(weights, AoTWeights)
     check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
     if tokens.dtype not in (torch.int32, torch.int64):
@@ -370,7 +371,7 @@ def look_up(
     return found.view(*runs, *tokens.shape[-2:], d)
 
 
-@checked_by(_check_aot)
+@checked_by(check_aot)
 def aot_features(
     weights: AoTWeights, tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*runs B Hd"]:
@@ -383,7 +384,7 @@ def aot_features(
     return attend(W_Q.mT, W_K.mT, x, x[..., -1, :])[1].flatten(-2)
 
 
-@checked_by(_check_aot)
+@checked_by(check_aot)
 def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, "*runs B N"]:
     r"""A one-layer attention-only transformer: logits of the token that follows the sequence.
 

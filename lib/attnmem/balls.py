@@ -55,3 +55,8 @@ def above(bound: Ball) -> float:
     """The float next above an exact number, infinite if that is not finite."""
     value = float(bound)
     return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
+
+
+def below(bound: Ball) -> float:
+    """The float next below an exact number, minus infinity if that is not finite."""
+    return -above(-bound)

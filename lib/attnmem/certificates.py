@@ -2,7 +2,8 @@
 
 A float64 run shows that an output equals its label *up to rounding errors that nobody bounded*.
 Here every operation, the softmax included, carries its error, so that what comes out is a theorem
-about the stored weights. Needs the extra ``certify``. Layer: Mahdavi et al. 2024, Sec. 3.
+about the stored weights. Needs the extra ``certify``. Layers: Mahdavi et al. 2024, Sec. 3; Dana et
+al. 2025, equations (1)-(2).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from .attention import MHAWeights, check_features, mha_features
-from .balls import BallMatrix, above, exact, flint, largest, precision, softmax
+from .attention import AoTWeights, MHAWeights, check_aot, check_features, mha_features
+from .balls import BallMatrix, above, below, exact, flint, largest, precision, softmax
 from .checks import check_finite, check_floats, check_integer, check_size, check_tensor, checked_by
 from .independence.certified import FIRST_BITS, Enclosure
 
@@ -76,14 +77,16 @@ def _shared_features(weights: MHAWeights, context: Tensor, queries: Tensor) -> B
 
 
 def _own_features(weights: MHAWeights, contexts: Tensor, queries: Tensor) -> BallMatrix:
-    e = exact(queries)
-    asked = [
-        (e * (exact(W_Q) * exact(W_K).transpose())).tolist()
-        for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True)
-    ]
+    maps = zip(weights.W_Q, weights.W_K, strict=True)
+    products = [exact(W_Q) * exact(W_K).transpose() for W_Q, W_K in maps]
+    return _attended(products, [exact(context) for context in contexts], exact(queries))
+
+
+def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix) -> BallMatrix:
+    """All heads' attended tokens, given each head's ``W_Q W_K^T``."""
+    asked = [(e * product).tolist() for product in products]
     rows = []
-    for context, keys in zip(contexts, zip(*asked, strict=True), strict=True):
-        E = exact(context)
+    for E, keys in zip(contexts, zip(*asked, strict=True), strict=True):
         logits = flint().arb_mat(list(keys)) * E.transpose()
         alpha = flint().arb_mat([softmax(row) for row in logits.tolist()])
         rows.append((alpha * E).entries())
@@ -173,3 +176,96 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
         for k, entry in enumerate(row):
             whole[j, k] = entry
     return whole
+
+
+# --- attention-only transformers ------------------------------------------------------------------
+
+
+class CertifiedAssociations(NamedTuple):
+    """What is proven about the next tokens that stored weights predict.
+
+    ``memorized``: for so many sequences the right token has the largest logit, computed without
+    rounding. ``margin``: on each of these it leads by at least this much.
+    """
+
+    memorized: int
+    margin: float
+
+
+def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> None:
+    check_aot(weights, sequences)
+    check_tensor("sequences", sequences, "(T_0, S)", 2)
+    check_integer("bits", bits, least=2)
+    if next_tokens is not None:
+        check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
+        check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
+
+
+@checked_by(_check_offered)
+def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclosure:
+    """``F`` in ball arithmetic: a function from bits to an ``arb_mat`` of shape (T_0, d + H d_h).
+
+    See :func:`attnmem.constructions.dana.offered`. Source: Dana et al. 2025, proof of Theorem 1.
+    """
+
+    def enclosure(bits: int) -> BallMatrix:
+        with precision(bits):
+            contexts, last = _embedded(weights, sequences)
+            A = _attended(_products(weights), contexts, last).tolist()
+            d = last.ncols()
+            offers = [last.tolist()]
+            for head, W_V in enumerate(weights.W_V):
+                mine = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
+                offers.append((mine * exact(W_V).transpose()).tolist())
+            return flint().arb_mat([[*itertools.chain(*row)] for row in zip(*offers, strict=True)])
+
+    return enclosure
+
+
+def _embedded(weights: AoTWeights, sequences: Tensor) -> tuple[list[BallMatrix], BallMatrix]:
+    """``x(t, s)`` of every sequence, and ``x(t, S)`` of all."""
+    table, positions = exact(weights.embedding).tolist(), exact(weights.positions).tolist()
+    contexts = [
+        flint().arb_mat(
+            [
+                [a + b for a, b in zip(table[token], place, strict=True)]
+                for token, place in zip(row, positions, strict=True)
+            ]
+        )
+        for row in sequences.tolist()
+    ]
+    return contexts, flint().arb_mat([context.tolist()[-1] for context in contexts])
+
+
+def _products(weights: AoTWeights) -> list[BallMatrix]:
+    maps = zip(weights.W_Q, weights.W_K, strict=True)
+    return [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
+
+
+@checked_by(_check_offered)
+def certified_associations(
+    weights: AoTWeights,
+    sequences: Int[Tensor, "T S"],
+    next_tokens: Int[Tensor, " T"],
+    *,
+    bits: int = FIRST_BITS,
+) -> CertifiedAssociations:
+    """Prove that the right token has the largest logit: its ball lies above all others.
+
+    Weights are taken as exact; ``bits`` is the precision. What the balls do not separate does not
+    count as memorized. Errors as for :func:`attnmem.attention.aot`.
+
+    Source: Dana et al. 2025, Assumption 1 (the association task).
+    """
+    F = enclosed_offers(weights, sequences)(bits)
+    leads = []
+    with precision(bits):
+        d = weights.embedding.shape[1]
+        skip = [[int(i == j) for j in range(d)] for i in range(d)]
+        heads = [row for W_O in weights.W_O for row in exact(W_O).transpose().tolist()]
+        logits = F * flint().arb_mat(skip + heads) * exact(weights.W_U).transpose()
+        for row, right in zip(logits.tolist(), next_tokens.tolist(), strict=True):
+            others = (ball for token, ball in enumerate(row) if token != right)
+            leads.append(min(below((row[right] - other).lower()) for other in others))
+    ahead = [lead for lead in leads if lead > 0]
+    return CertifiedAssociations(len(ahead), min(ahead, default=0.0))

@@ -1,7 +1,8 @@
 """Weights by theorem, and weights drawn at random."""
 
+from .dana import memorize_aot
 from .generic import random_mha
 from .mahdavi import memorize_mha
 from .scalar import memorize_scalars
 
-__all__ = ["memorize_mha", "memorize_scalars", "random_mha"]
+__all__ = ["memorize_aot", "memorize_mha", "memorize_scalars", "random_mha"]

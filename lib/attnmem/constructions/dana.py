@@ -1,0 +1,273 @@
+r"""Theorem 1 of Dana et al. 2025 for associations, built exactly: no limit is taken.
+
+Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. For every sequence ``t`` it offers the
+``d + H d_h`` numbers
+
+.. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)] ,
+
+linear in which the output is asked for: if the rows ``F(t)`` are independent, there are ``M`` and
+``W_O`` with ``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. The skip connection
+would add ``x'``, not ``M x'``; but ``M`` can be moved into the embedding, ``e = M e'``,
+``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the maps that read ``x``. Then
+every attention weight is what it was, and the transformer's output is exactly ``W_U E(t)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..attention import AoTWeights, aot, aot_features, look_up
+from ..bounds import aot_capacity
+from ..checks import (
+    check_finite,
+    check_floats,
+    check_integer,
+    check_size,
+    check_tensor,
+    checked_by,
+    refuse,
+)
+
+SPREADS = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
+DRAWS = 3  # of each spread
+ENOUGH = 0.99  # of the margin that exact arithmetic would give: no further draw is made
+REFINEMENTS = 3
+
+
+def circle(vocab: int) -> Float[Tensor, "N 2"]:
+    """``N`` tokens on the unit circle, the unembedding of Proposition 3 at ``d = 2``.
+
+    >>> circle(4).round().int().tolist()
+    [[1, 0], [0, 1], [-1, 0], [0, -1]]
+
+    Source: Dana et al. 2025, Proposition 3.
+    """
+    angles = 2 * math.pi * torch.arange(vocab, dtype=torch.float64) / vocab
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
+    """Unit vectors, one a token: the circle for ``d = 2``, random directions for ``d > 2``."""
+    if dim == 2:
+        return circle(vocab)
+    generator = torch.Generator().manual_seed(int(seed))
+    rows = torch.randn(vocab, dim, generator=generator, dtype=torch.float64)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The right token's logit less the largest other one: positive where it is memorized."""
+    right = logits.gather(1, next_tokens[:, None])[:, 0]
+    others = logits.scatter(1, next_tokens[:, None], -math.inf)
+    return right - others.amax(dim=1)
+
+
+def draw(
+    vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: float, seed: int
+) -> tuple[Tensor, ...]:
+    """``e', pos', W'_Q, W'_K, W'_V``, Gaussian; logits of about the given standard deviation."""
+    generator = torch.Generator().manual_seed(int(seed))
+
+    def gaussian(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    scale = (spread / (dim * head_dim**0.5)) ** 0.5
+    maps = (scale, scale, dim**-0.5)
+    return (
+        gaussian(vocab, dim) / 2**0.5,
+        gaussian(length, dim) / 2**0.5,
+        *(size * gaussian(heads, head_dim, dim) for size in maps),
+    )
+
+
+def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
+    """The matrix ``F``: what a transformer offers to its output matrices and its skip connection.
+
+    Row ``t`` is ``[x(t, S); W_V^1 A^1(t); ...]``. Source: Dana et al. 2025, proof of Theorem 1.
+    """
+    x = look_up(weights.embedding, sequences[:, -1:])[:, 0] + weights.positions[-1]
+    A = aot_features(weights, sequences).unflatten(-1, (len(weights.W_V), -1))
+    return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
+
+
+def offered_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
+    r"""Largest rank of ``F``, for any weights: :math:`H \min(d_h, a) + \min(d, L)`.
+
+    ``L`` counts the different last tokens: ``x(t, S)`` takes no more values. ``a`` is the affine
+    dimension of all ``e(t_s) + pos_s``, at most ``N + S - 2``: attention averages these vectors, so
+    it offers ``a`` numbers and a constant, which the skip connection offers already if ``a < d``.
+    With ``d`` last tokens and ``N + S - 2 >= d_h`` this is ``H d_h + d``.
+
+    >>> offered_rank(torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]), heads=1, head_dim=4, dim=4)
+    4
+
+    Source: ours; it limits Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
+    """
+    T, S = sequences.shape
+    tokens, index = sequences.unique(return_inverse=True)
+    pairs = torch.stack([index.flatten(), len(tokens) + torch.arange(S).repeat(T)]).unique(dim=1)
+    incidence = torch.zeros(pairs.shape[1], len(tokens) + S, dtype=torch.float64)
+    incidence.scatter_(1, pairs.T, 1.0)
+    span = int(torch.linalg.matrix_rank(incidence.T @ incidence)) - 1
+    return heads * min(head_dim, span) + min(dim, len(sequences[:, -1].unique()))
+
+
+def _check_associations(
+    sequences, next_tokens, vocab, dim, head_dim, heads, seed, unembedding
+) -> None:
+    check_tensor("sequences", sequences, "(T_0, S)", 2)
+    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
+    for name, value in (("vocab", vocab), ("heads", heads), ("head_dim", head_dim)):
+        check_integer(name, value)
+    check_integer("dim", dim, least=2)
+    check_integer("seed", seed, least=0)
+    if head_dim > dim:
+        refuse("head_dim", head_dim, f"at most dim = {dim}")
+    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
+        if tensor.dtype not in (torch.int32, torch.int64):
+            refuse(name, f"dtype {tensor.dtype}", "torch.int64 or torch.int32")
+        if tensor.numel() and not (int(tensor.min()) >= 0 and int(tensor.max()) < vocab):
+            refuse(
+                name, f"tokens from {tensor.min()} to {tensor.max()}", f"0 to N - 1 = {vocab - 1}"
+            )
+    T, S = sequences.shape
+    check_size("next_tokens", next_tokens, 0, T, "the number of sequences")
+    if S < 2:
+        refuse("sequences", f"S = {S}", "S >= 2: a single token attends to nothing but itself")
+    if len(sequences.unique(dim=0)) < T:
+        refuse("sequences", "a repeated sequence", "distinct rows")
+    _check_room(sequences, heads, head_dim, dim)
+    if unembedding is not None:
+        _check_unembedding(unembedding, vocab, dim)
+
+
+def _check_room(sequences, heads, head_dim, dim) -> None:
+    T, room = len(sequences), aot_capacity(heads, head_dim, dim)
+    if not 1 <= T <= room:
+        refuse("sequences", f"T_0 = {T}", f"1 <= T_0 <= H d_h + d = {room}")
+    if (offers := offered_rank(sequences, heads, head_dim, dim)) < T:
+        refuse(
+            "sequences",
+            f"T_0 = {T} sequences with few different tokens",
+            f"T_0 <= H min(d_h, a) + min(d, L) = {offers} (see offered_rank)",
+        )
+
+
+def _check_unembedding(unembedding, vocab, dim) -> None:
+    check_tensor("unembedding", unembedding, "(N, d)", 2)
+    check_floats("unembedding", unembedding)
+    check_finite("unembedding", unembedding)
+    check_size("unembedding", unembedding, 0, vocab, "vocab")
+    check_size("unembedding", unembedding, 1, dim, "dim")
+    rows = unembedding.double()
+    if (rows.norm(dim=1) - 1).abs().max() > 1e-6:
+        refuse("unembedding", "rows of other lengths", "rows of length one")
+    if len(rows.unique(dim=0)) < vocab:
+        refuse("unembedding", "equal rows", "pairwise distinct rows")
+
+
+@checked_by(_check_associations)
+@torch.no_grad()
+def memorize_aot(
+    sequences: Int[Tensor, "T S"],
+    next_tokens: Int[Tensor, " T"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    seed: int,
+    unembedding: Float[Tensor, "N d"] | None = None,
+) -> AoTWeights:
+    r"""Weights of an attention-only transformer that predict every next token.
+
+    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens`` for any ``T_0 <= H d_h + d``
+    distinct sequences of length ``S >= 2``, however long, if they have different tokens enough: ``d``
+    last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`.
+
+    Arguments
+        ``sequences``, ``next_tokens``: integers in ``[0, vocab)``. ``dim``: at least 2;
+        ``head_dim``: at most ``dim``. ``seed``: of the drawn transformers. ``unembedding``: ``W_U``
+        with distinct rows of length one, by default :func:`spread_tokens`.
+    Returns
+        float64 weights, the best of a few draws by their smallest margin, with ``W_U E(t)`` as
+        logits, ``E(t)`` the row of the next token. In exact arithmetic the smallest margin is one
+        less the largest product of two rows of ``W_U``.
+    Raises
+        ``ValueError`` naming the argument: wrong sizes or types, ``T_0`` above capacity, repeated
+        sequences; or data so ill-conditioned that float64 loses some association.
+
+    >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    >>> weights = memorize_aot(
+    ...     pairs, pairs.sum(1) % 4, vocab=4, dim=2, head_dim=2, heads=7, seed=0
+    ... )
+    >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
+    True
+
+    Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1; without their limit.
+    """
+    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding.double()
+    products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
+    goal = float(1 - products[next_tokens].max())
+    generator = torch.Generator().manual_seed(int(seed))
+    best, worst = None, -math.inf
+    for attempt in range(DRAWS * len(SPREADS)):
+        # Targets in a proper subspace, or with coincidences, may make M singular: jitter mends it.
+        jitter = goal / 4 if attempt else 0.0
+        targets = _jittered(W_U[next_tokens], jitter, generator)
+        spread = SPREADS[attempt % len(SPREADS)]
+        sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
+        drawn = draw(*sizes, spread, seed + 1000 * attempt)
+        weights = _fitted(drawn, W_U, sequences, targets)
+        margin = float(margins(aot(weights, sequences), next_tokens).min())
+        if margin > worst:
+            best, worst = weights, margin
+        if worst >= ENOUGH * (goal - 2 * jitter):
+            break
+    if best is None or worst <= 0:
+        got = (
+            f"associations that {DRAWS * len(SPREADS)} draws lose to rounding (margin {worst:.1e})"
+        )
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
+    return best
+
+
+def _jittered(
+    targets: Float[Tensor, "T d"], size: float, generator: torch.Generator
+) -> Float[Tensor, "T d"]:
+    """The targets, each moved by at most ``size``, so that each logit changes by at most that."""
+    move = torch.randn(targets.shape, generator=generator, dtype=targets.dtype)
+    return targets + size * move / move.norm(dim=1).max()
+
+
+def _fitted(
+    drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
+) -> AoTWeights:
+    """The drawn transformer with ``M`` and ``W_O`` such that its last layer input is ``targets``.
+
+    Of all solutions the one with ``M`` and ``W_O`` nearest to the identity and to zero.
+    """
+    embedding, positions, W_Q, W_K, W_V = drawn
+    heads, head_dim, dim = W_V.shape
+    silent = W_V.new_zeros(heads, dim, head_dim)
+    F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
+    solution = _least_norm(F, targets - F[:, :dim])
+    M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
+    W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
+    back = torch.linalg.inv_ex(M).inverse  # infinite or NaN if M is singular: no margin then
+    return AoTWeights(
+        embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
+    )
+
+
+def _least_norm(F: Float[Tensor, "T k"], right: Float[Tensor, "T d"]) -> Float[Tensor, "k d"]:
+    """The least-norm solution of ``F X = right``, by QR of ``F^T``, refined by its residuals."""
+    Q, R = torch.linalg.qr(F.T)
+    X = F.new_zeros(F.shape[1], right.shape[1])
+    for _ in range(1 + REFINEMENTS):
+        X = X + Q @ torch.linalg.solve_triangular(R.T, right - F @ X, upper=False)
+    return X
