@@ -5,11 +5,11 @@ Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. For every sequence 
 
 .. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)] ,
 
-linear in which the output is asked for: if the rows ``F(t)`` are independent, there are ``M`` and
-``W_O`` with ``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. The skip connection
-would add ``x'``, not ``M x'``; but ``M`` can be moved into the embedding, ``e = M e'``,
-``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the maps that read ``x``. Then
-every attention weight is what it was, and the transformer's output is exactly ``W_U E(t)``.
+and the last layer adds up. If the rows ``F(t)`` are independent, there are ``M`` and ``W_O`` with
+``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. The skip connection would add
+``x'``, not ``M x'``; but ``M`` can be moved into the embedding, ``e = M e'``, ``pos = M pos'``, and
+out of the heads again, ``W = W' M^{-1}`` for the maps that read ``x``. Then every attention weight
+is what it was, and the transformer's output is exactly ``W_U E(t)``.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def memorize_aot(
     r"""Weights of an attention-only transformer that predict every next token.
 
     ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens`` for any ``T_0 <= H d_h + d``
-    distinct sequences of length ``S >= 2``, however long, if they have different tokens enough: ``d``
-    last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`.
+    distinct sequences of length ``S >= 2``, however long, if they have different tokens enough:
+    ``d`` last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`.
 
     Arguments
         ``sequences``, ``next_tokens``: integers in ``[0, vocab)``. ``dim``: at least 2;
@@ -222,7 +222,7 @@ def memorize_aot(
         spread = SPREADS[attempt % len(SPREADS)]
         sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
         drawn = draw(*sizes, spread, seed + 1000 * attempt)
-        weights = _fitted(drawn, W_U, sequences, targets)
+        weights = fitted(drawn, W_U, sequences, targets)
         margin = float(margins(aot(weights, sequences), next_tokens).min())
         if margin > worst:
             best, worst = weights, margin
@@ -244,7 +244,7 @@ def _jittered(
     return targets + size * move / move.norm(dim=1).max()
 
 
-def _fitted(
+def fitted(
     drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
 ) -> AoTWeights:
     """The drawn transformer with ``M`` and ``W_O`` such that its last layer input is ``targets``.
