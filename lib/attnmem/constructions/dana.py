@@ -95,25 +95,38 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
 
 
 def offered_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
-    r"""Largest rank of ``F``, for any weights: :math:`H \min(d_h, a) + \min(d, L)`.
+    r"""No weights give ``F`` a larger rank: :math:`H \min(d_h, a) + \min(d, L)`.
 
     ``L`` counts the different last tokens: ``x(t, S)`` takes no more values. ``a`` is the affine
     dimension of all ``e(t_s) + pos_s``, at most ``N + S - 2``: attention averages these vectors, so
     it offers ``a`` numbers and a constant, which the skip connection offers already if ``a < d``.
-    With ``d`` last tokens and ``N + S - 2 >= d_h`` this is ``H d_h + d``.
+    With ``d`` last tokens and ``N + S - 2 >= d_h`` this is ``H d_h + d``. A *single* head has one
+    more limit: for one last token, ``A(t)`` and a constant, times the softmax's denominator, are
+    sums of a term for each position, and so have no more rank than such sums.
 
     >>> offered_rank(torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]), heads=1, head_dim=4, dim=4)
     4
 
     Source: ours; it limits Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
-    T, S = sequences.shape
-    tokens, index = sequences.unique(return_inverse=True)
-    pairs = torch.stack([index.flatten(), len(tokens) + torch.arange(S).repeat(T)]).unique(dim=1)
-    incidence = torch.zeros(pairs.shape[1], len(tokens) + S, dtype=torch.float64)
-    incidence.scatter_(1, pairs.T, 1.0)
-    span = int(torch.linalg.matrix_rank(incidence.T @ incidence)) - 1
-    return heads * min(head_dim, span) + min(dim, len(sequences[:, -1].unique()))
+    S = sequences.shape[1]
+    places = torch.stack([sequences.flatten(), torch.arange(S).repeat(len(sequences))], dim=1)
+    span = _additive_rank(places.unique(dim=0)) - 1
+    last = sequences[:, -1].unique()
+    offers = heads * min(head_dim, span) + min(dim, len(last))
+    if heads == 1:
+        groups = (sequences[sequences[:, -1] == token] for token in last)
+        offers = min(offers, sum(_additive_rank(group) for group in groups))
+    return offers
+
+
+def _additive_rank(rows: Int[Tensor, "T k"]) -> int:
+    """Dimension of all functions of a row that are sums of a function of each of its entries."""
+    columns = [
+        torch.nn.functional.one_hot(column.unique(return_inverse=True)[1]) for column in rows.T
+    ]
+    indicator = torch.cat(columns, dim=1).double()
+    return int(torch.linalg.matrix_rank(indicator.T @ indicator))
 
 
 def _check_associations(
@@ -187,7 +200,8 @@ def memorize_aot(
 
     ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens`` for any ``T_0 <= H d_h + d``
     distinct sequences of length ``S >= 2``, however long, if they have different tokens enough:
-    ``d`` last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`.
+    ``d`` last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`, or somewhat
+    less for special sets of sequences over two or three tokens.
 
     Arguments
         ``sequences``, ``next_tokens``: integers in ``[0, vocab)``. ``dim``: at least 2;

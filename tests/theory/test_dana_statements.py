@@ -1,0 +1,382 @@
+"""Every statement of Dana et al. 2025, each against an oracle of its own."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnmem import bounds
+from attnmem.attention import AoTWeights, aot, aot_features
+from attnmem.certificates import certified_associations, enclosed_offers
+from attnmem.constructions import dana, memorize_aot
+from attnmem.independence import certified_rank, numerical_rank
+
+F64 = {"dtype": torch.float64}
+quick = settings(deadline=None, max_examples=40)
+seeds = st.integers(0, 2**32)
+
+
+def divergence(pi, logits):
+    """KL of each row."""
+    return (torch.special.xlogy(pi, pi) - pi * logits.log_softmax(-1)).sum(-1)
+
+
+def distinct_sequences(generator, N, S, T):
+    codes = torch.randperm(N**S, generator=generator)[:T]
+    return torch.stack([codes // N**s % N for s in range(S)], dim=1)
+
+
+@st.composite
+def tasks(draw, most=60):
+    """Sequences and next tokens that the construction takes."""
+    N, S, d = draw(st.integers(5, 9)), draw(st.integers(2, 5)), draw(st.integers(2, 7))
+    d_h, H = draw(st.integers(1, d)), draw(st.integers(1, 9))
+    generator = torch.Generator().manual_seed(draw(seeds))
+    T = min(bounds.aot_capacity(H, d_h, d), N**S, draw(st.integers(1, most)))
+    sequences = distinct_sequences(generator, N, S, T)
+    T = min(T, dana.offered_rank(sequences, H, d_h, d))
+    while dana.offered_rank(sequences[:T], H, d_h, d) < T:
+        T -= 1
+    sizes = {"vocab": N, "dim": d, "head_dim": d_h, "heads": H}
+    return sequences[:T], torch.randint(N, (T,), generator=generator), sizes
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+@quick
+@given(tasks())
+def test_proposition_1_a_transformer_is_an_encoder(task):
+    sequences, _, sizes = task
+    N, d, H = sizes["vocab"], sizes["dim"], sizes["heads"]
+    drawn = dana.draw(N, sequences.shape[1], d, sizes["head_dim"], H, 3.0, 0)
+    W_O = torch.randn(H, d, sizes["head_dim"], **F64)
+    weights = AoTWeights(*drawn, W_O, torch.randn(N, d, **F64))
+    logits = aot(weights, sequences)
+    assert numerical_rank(logits, rtol=1e-10) <= d  # W_U times a vector of R^d
+    E = torch.linalg.lstsq(weights.W_U, logits.T, driver="gelsd").solution
+    torch.testing.assert_close((weights.W_U @ E).T, logits, rtol=1e-6, atol=1e-6)
+
+
+@quick
+@given(st.integers(2, 7), st.integers(1, 20), seeds)
+def test_proposition_2_n_minus_1_dimensions_are_enough_and_needed(N, T, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pi = torch.randn(T, N, generator=generator, **F64).softmax(-1)
+    centred = pi.log() - pi.log().mean(1, keepdim=True)
+    W = torch.linalg.svd(centred.T, full_matrices=False).U[:, : N - 1]
+    assert divergence(pi, centred @ W @ W.T).abs().max() < 1e-12
+    # Fewer dimensions leave fewer centred logarithms than random distributions have.
+    assert numerical_rank(centred) == min(T, N - 1)
+
+
+@pytest.mark.parametrize("N", [2, 3, 7, 40])
+def test_proposition_3_two_dimensions_tell_all_tokens_apart(N):
+    W = dana.circle(N)
+    margin = 1 - math.cos(2 * math.pi / N)
+    logits = W @ W.T
+    lead = dana.margins(logits, torch.arange(N))
+    torch.testing.assert_close(lead, torch.full((N,), margin, **F64))
+    for scale in (1.0, 10.0, 100.0):
+        loss = divergence(torch.eye(N, **F64), scale * logits)
+        assert (loss <= math.log1p((N - 1) * math.exp(-scale * margin)) + 1e-12).all()
+
+
+@quick
+@given(st.integers(2, 6), seeds)
+def test_lemma_1_the_divergence_grows_with_the_logits_on_full_support(N, seed):
+    """Coercive: what makes level sets bounded, hence the infimum a minimum."""
+    generator = torch.Generator().manual_seed(seed)
+    pi = torch.rand(5, N, generator=generator, **F64) + 0.01
+    pi /= pi.sum(1, keepdim=True)
+    f = 100 * torch.randn(5, N, generator=generator, **F64)
+    entropy = -torch.special.xlogy(pi, pi).sum(-1)
+    range_of = f.amax(1) - f.amin(1)
+    assert (divergence(pi, f) >= pi.amin(1) * range_of - entropy - 1e-9).all()
+    one_hot = torch.eye(N, **F64)
+    assert divergence(one_hot, 1e4 * one_hot).max() < 1e-12  # without full support it need not
+
+
+# --- the rank of attention ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("N", "S", "d", "H"), [(8, 2, 3, 4), (5, 4, 2, 9), (4, 7, 4, 5)])
+@pytest.mark.parametrize("rank_one", [False, True])
+def test_lemma_2_the_rank_is_certified_where_tokens_suffice(N, S, d, H, rank_one):
+    generator = torch.Generator().manual_seed(0)
+    sequences = distinct_sequences(generator, N, S, H * d)
+    e, pos, W_Q, W_K, _ = dana.draw(N, S, d, d, H, 10.0, 0)
+    if rank_one:
+        for W in (W_Q, W_K):
+            W[:, 1:], W[:, :, 1:] = 0, 0
+    silent = torch.zeros(H, d, d, **F64)
+    eye = torch.eye(d, **F64).expand(H, d, d)
+    offers = enclosed_offers(AoTWeights(e, pos, W_Q, W_K, eye, silent, e), sequences)
+
+    def attention(bits):
+        F = offers(bits)
+        return type(F)([row[d:] for row in F.tolist()])
+
+    assert certified_rank(attention, target=H * d).rank == H * d
+
+
+@pytest.mark.parametrize(("N", "S", "d", "H"), [(2, 2, 4, 1), (2, 3, 6, 2), (3, 2, 4, 2)])
+def test_lemma_2_fails_where_there_are_few_tokens(N, S, d, H):
+    """Any attention weights, as exact integers: the tokens' affine hull is too small."""
+    generator = torch.Generator().manual_seed(N * S)
+    sequences = torch.cartesian_prod(*[torch.arange(N)] * S)
+    promised = min(len(sequences), H * d)
+    bound = bounds.affine_span_rank(H, N + S - 2)
+    for _ in range(50):
+        x = torch.randint(-99, 100, (N, d), generator=generator)[sequences]
+        x = x + torch.randint(-99, 100, (S, d), generator=generator)
+        cuts = torch.randint(0, 11, (len(sequences), H, S - 1), generator=generator)
+        ends = torch.zeros(len(sequences), H, 1, dtype=torch.int64)
+        alpha = torch.cat([ends, cuts.sort().values, ends + 10], -1).diff()
+        A = torch.einsum("ths,tsd->thd", alpha, x).flatten(1)
+        assert certified_rank(A).rank <= bound < promised
+
+
+def test_lemma_2_needs_two_tokens():
+    weights = AoTWeights(*dana.draw(9, 1, 3, 3, 4, 3.0, 0), torch.zeros(4, 3, 3, **F64), None)
+    weights = weights._replace(W_U=weights.embedding)
+    assert numerical_rank(aot_features(weights, torch.arange(9)[:, None])) == 3
+
+
+def test_lemma_3_generic_numbers_keep_exponents_apart():
+    bigrams = torch.tensor([[0, 1], [1, 2], [2, 0]])
+
+    def distinct(embedding, positions, kappa):
+        x = embedding[bigrams] + positions
+        products = x[:, -1:] * x
+        values = sorted(
+            float(
+                sum(kappa[h] * products[t, s] for t, (h, s) in enumerate(zip(*pick, strict=True)))
+            )
+            for pick in itertools.product(
+                itertools.permutations(range(3)), itertools.product(range(2), repeat=3)
+            )
+        )
+        return 1 + sum(b - a > 1e-9 for a, b in itertools.pairwise(values))
+
+    assert distinct(*(torch.randn(k, **F64) for k in (3, 2, 3))) == 48
+    assert distinct(torch.arange(3), torch.arange(2), torch.arange(1, 4)) < 48
+    assert all((2**60 * x).is_integer() for x in torch.randn(50, **F64).abs().add(1).tolist())
+
+
+# --- the theorem and its corollaries --------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100, derandomize=True)
+@given(tasks(), st.integers(0, 1000))
+def test_corollary_1_associations_are_memorized(task, seed):
+    sequences, tokens, sizes = task
+    weights = memorize_aot(sequences, tokens, **sizes, seed=seed)
+    for t, sequence in enumerate(sequences):  # one by one: another order of summation
+        assert aot(weights, sequence[None]).argmax() == tokens[t]
+    assert weights.W_Q.shape == (sizes["heads"], sizes["head_dim"], sizes["dim"])
+
+
+@pytest.mark.parametrize(
+    ("N", "S", "d", "d_h", "H", "T"),
+    [(10, 3, 2, 2, 499, 1000), (50, 2, 10, 10, 249, 2500), (50, 256, 16, 16, 31, 500)],
+)
+def test_corollary_1_at_the_sizes_of_the_book(N, S, d, d_h, H, T):
+    generator = torch.Generator().manual_seed(0)
+    if T == N**S:
+        sequences = torch.cartesian_prod(*[torch.arange(N)] * S)
+    else:
+        sequences = torch.randint(N, (T, S), generator=generator)
+    tokens = torch.randint(N, (T,), generator=generator)
+    weights = memorize_aot(sequences, tokens, vocab=N, dim=d, head_dim=d_h, heads=H, seed=0)
+    assert (aot(weights, sequences).argmax(-1) == tokens).all()
+
+
+def test_corollary_1_is_certified():
+    generator = torch.Generator().manual_seed(1)
+    sequences = distinct_sequences(generator, 10, 3, 202)
+    tokens = torch.randint(10, (202,), generator=generator)
+    weights = memorize_aot(sequences, tokens, vocab=10, dim=2, head_dim=2, heads=100, seed=0)
+    proof = certified_associations(weights, sequences, tokens)
+    assert proof.memorized == 202
+    lead = dana.margins(aot(weights, sequences), tokens)
+    assert 0 < proof.margin <= float(lead.min()) + 1e-6
+    assert certified_rank(enclosed_offers(weights, sequences), target=202).rank == 202
+    wrong = (tokens + 1) % 10
+    assert certified_associations(weights, sequences, wrong).memorized == 0
+
+
+def test_corollary_2_the_rest_is_guessed():
+    N, d, H, accuracies = 12, 3, 10, []
+    generator = torch.Generator().manual_seed(0)
+    room = bounds.aot_capacity(H, d, d)
+    for seed in range(30):
+        sequences = distinct_sequences(generator, N, 2, N * N)
+        tokens = torch.randint(N, (N * N,), generator=generator)
+        sizes = {"vocab": N, "dim": d, "head_dim": d, "heads": H}
+        weights = memorize_aot(sequences[:room], tokens[:room], **sizes, seed=seed)
+        hits = aot(weights, sequences).argmax(-1) == tokens
+        assert hits[:room].all()
+        accuracies.append(float(hits.double().mean()))
+    mean = sum(accuracies) / 30
+    expected = bounds.associations_to_accuracy(room, N, N * N)
+    # A guess is right with probability 1/N: standard error sqrt(30 * 111 / N) / (30 * 144).
+    assert abs(mean - expected) < 4 * math.sqrt(30 * (N * N - room) / N) / (30 * N * N)
+
+
+@settings(deadline=None, max_examples=40, derandomize=True)
+@given(tasks(most=30), st.integers(0, 1000))
+def test_remark_2_rank_one_attention_suffices(task, seed):
+    sequences, _, sizes = task
+    N, d, d_h, H = sizes["vocab"], sizes["dim"], sizes["head_dim"], sizes["heads"]
+    e, pos, W_Q, W_K, W_V = dana.draw(N, sequences.shape[1], d, d_h, H, 30.0, seed)
+    W_Q[:, 1:], W_K[:, 1:] = 0, 0
+    W_U = dana.spread_tokens(N, d, seed)
+    silent = torch.zeros(H, d, d_h, **F64)
+    F = dana.offered(AoTWeights(e, pos, W_Q, W_K, W_V, silent, W_U), sequences)
+    # Full row rank in exact arithmetic, at any conditioning, is what the construction needs.
+    drawn = AoTWeights(e, pos, W_Q, W_K, W_V, silent, W_U)
+    assert certified_rank(enclosed_offers(drawn, sequences), target=len(F)).rank == len(F)
+
+
+@quick
+@given(st.integers(3, 6), st.integers(2, 5), st.integers(0, 3), seeds)
+def test_theorem_1_exact_on_likely_sequences_and_bounded_elsewhere(N, heads, spare, seed):
+    generator = torch.Generator().manual_seed(seed)
+    d, S = N - 1, 3
+    sequences = distinct_sequences(generator, N, S, N**S)
+    T = min(heads * d + d, N**S - 1)
+    if dana.offered_rank(sequences[:T], heads, d, d) < T:
+        return
+    pi = torch.randn(N**S, N, generator=generator, **F64).softmax(-1)
+    centred = pi.log() - pi.log().mean(1, keepdim=True)
+    W = torch.linalg.svd(centred, full_matrices=False).Vh[:d].T.contiguous()
+    E = centred @ W
+    drawn = dana.draw(N, S, d, d, heads + spare, 30.0, seed % 1000)
+    silent = torch.zeros(heads + spare, d, d, **F64)
+    F = dana.offered(AoTWeights(*drawn, silent, W), sequences)
+    sigma = torch.linalg.svdvals(F[:T])
+    weights = dana.fitted(drawn, W, sequences[:T], E[:T])
+    if sigma[-1] < 1e-6 * sigma[0] or torch.linalg.cond(weights.embedding) > 1e6:
+        return  # too close to singular for float64, which this test is not about
+    G = F[T:] @ torch.linalg.pinv(F[:T])
+    C = math.sqrt(1 + float(torch.linalg.matrix_norm(G, ord=2)) ** 2)
+    size = float(torch.linalg.matrix_norm((E - F[:, :d]) @ W.T, ord=2))
+    kl = divergence(pi, aot(weights, sequences))
+    assert kl[:T].max() < 1e-6
+    assert kl[T:].max() <= math.sqrt(2) * C * size * (1 + 1e-6)
+
+
+def test_theorem_1_appendix_orthogonal_matrices_have_singular_blocks():
+    swap = torch.tensor([[0, 1], [1, 0]])
+    assert certified_rank(swap).rank == 2
+    assert certified_rank(swap[:1, :1]).rank == 0
+
+
+@quick
+@given(st.integers(3, 12), st.integers(2, 8), seeds)
+def test_theorem_2_the_divergence_of_a_pointed_encoder_is_bounded(N, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    W = torch.nn.functional.normalize(torch.randn(N, d, generator=generator, **F64), dim=1)
+    products = W @ W.T
+    C = float((products - torch.eye(N, **F64)).abs().max())
+    pi = torch.rand(N, N, generator=generator, **F64) + torch.eye(N, **F64) * 3
+    pi /= pi.sum(1, keepdim=True)
+    H = -(pi * pi.log()).sum(1)
+    gaps = 1 - products.masked_fill(torch.eye(N, dtype=torch.bool), -math.inf)
+    low, high = torch.zeros(N, **F64), torch.full((N,), 1e6, **F64)
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = torch.exp(-middle[:, None] * gaps).sum(1) > torch.expm1(H)
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    kl = divergence(pi, low[:, None] * products)
+    wrong = 1 - pi.diagonal()
+    logarithm = torch.log((N - 1) / torch.expm1(H))
+    if C < 1:
+        assert (kl <= wrong * (1 + C) / (1 - C) * logarithm * (1 + 1e-6) + 1e-9).all()
+    if C < 0.5:
+        assert (kl <= wrong * (1 + 2 * C) / (1 - 2 * C) * logarithm * (1 + 1e-6) + 1e-9).all()
+
+
+@quick
+@given(st.integers(2, 6), st.floats(1e-12, 0.5), seeds)
+def test_lemma_4_smoothed_zeros_have_logits_of_logarithmic_range(N, delta, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pi = torch.rand(6, N, generator=generator, **F64) * (
+        torch.rand(6, N, generator=generator) < 0.6
+    )
+    pi[:, 0] += 0.1
+    pi /= pi.sum(1, keepdim=True)
+    mu = -math.expm1(-delta)
+    f = ((1 - mu) * pi + mu / N).log()
+    ratio = (pi.log() - f)[pi > 0]
+    assert ratio.max() <= delta * (1 + 1e-6) + 1e-12
+    assert (f.amax(1) - f.amin(1)).max() <= math.log(N / mu) + 1e-9
+    assert math.log(N / mu) <= math.log(2 * N / delta)  # mu >= delta / 2 for delta <= 1
+
+
+@quick
+@given(st.integers(2, 6), st.floats(1e-9, 0.3), seeds)
+def test_theorem_3_what_rare_sequences_pay_is_eps_log_eps(N, epsilon, seed):
+    """Bounded logits of logarithmic range cost at most their range, times the probability."""
+    generator = torch.Generator().manual_seed(seed)
+    pi = torch.eye(N, **F64)[torch.randint(N, (5,), generator=generator)]
+    mu = -math.expm1(-epsilon)
+    range_of = math.log(N / mu)
+    f = range_of * torch.rand(5, N, generator=generator, **F64)  # anything of that range
+    paid = epsilon * divergence(pi, f).max()
+    assert paid <= epsilon * (range_of + math.log(N)) + 1e-12
+    assert epsilon * range_of <= epsilon * (math.log(2 * N) + math.log(1 / epsilon))
+
+
+# --- what is not admissible -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"sequences": torch.arange(4)[:, None]}, "sequences: got S = 1"),
+        ({"sequences": torch.zeros(4, 2, dtype=torch.int64)}, "sequences: got a repeated"),
+        ({"sequences": torch.full((4, 2), 9)}, "sequences: got tokens from 9 to 9"),
+        ({"sequences": torch.rand(4, 2)}, "sequences: got dtype"),
+        ({"next_tokens": torch.arange(3)}, "next_tokens: got shape"),
+        ({"next_tokens": torch.tensor([0, 1, 2, -1])}, "next_tokens: got tokens from -1"),
+        ({"dim": 1}, "dim: got 1"),
+        ({"head_dim": 3}, "head_dim: got 3"),
+        ({"heads": 0}, "heads: got 0"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"heads": 1, "head_dim": 1}, "sequences: got T_0 = 4; expected 1 <= T_0 <= .* = 3"),
+        ({"unembedding": torch.ones(4, 2)}, "unembedding: got rows of other lengths"),
+        ({"unembedding": torch.eye(2)[[0, 1, 0, 1]]}, "unembedding: got equal rows"),
+        ({"unembedding": torch.eye(4)}, "unembedding: got shape"),
+    ],
+)
+def test_bad_input_is_refused_by_name(change, name):
+    pairs = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+    task = {"sequences": pairs, "next_tokens": torch.arange(4), "vocab": 4, "dim": 2}
+    task |= {"head_dim": 2, "heads": 2, "seed": 0} | change
+    with pytest.raises(ValueError, match=f"^{name}"):
+        memorize_aot(task.pop("sequences"), task.pop("next_tokens"), **task)
+
+
+def test_few_tokens_are_refused_with_the_number_that_they_allow():
+    few = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    assert dana.offered_rank(few, heads=5, head_dim=2, dim=8) == 14
+    sizes = {"vocab": 4, "dim": 8, "head_dim": 2, "heads": 5, "seed": 0}
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 16 .* few .* = 14 "):
+        memorize_aot(few, few[:, 0], **sizes)
+    weights = memorize_aot(few[:14], few[:14, 0], **sizes)
+    assert (aot(weights, few[:14]).argmax(-1) == few[:14, 0]).all()
+
+
+def test_an_own_unembedding_is_used():
+    pairs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
+    tokens = pairs.sum(1) % 5
+    W_U = torch.nn.functional.normalize(torch.randn(5, 3, **F64), dim=1)
+    sizes = {"vocab": 5, "dim": 3, "head_dim": 3, "heads": 8, "seed": 0}
+    weights = memorize_aot(pairs, tokens, **sizes, unembedding=W_U)
+    assert torch.equal(weights.W_U, W_U)
+    assert (aot(weights, pairs).argmax(-1) == tokens).all()
