@@ -22,7 +22,8 @@ import sys
 
 installed = importlib.util.find_spec("attnmem") is not None
 if "google.colab" in sys.modules and not installed:
-    %pip install -q "attnmem[certify] @ git+{address}@{branch}"
+    source = "git+{address}@{branch}"
+    %pip install -q "attnmem[certify] @ $source"
 """
 
 
