@@ -44,6 +44,7 @@ class CertifiedMemorization(NamedTuple):
 def _check_enclosed(weights, contexts, queries) -> None:
     check_features(weights, contexts, queries)
     check_tensor("queries", queries, "(T, d)", 2)
+    check_tensor("weights.W_Q", weights.W_Q, "(H, d, d_h), of one layer", 3)
     for name, tensor in (("contexts", contexts), ("queries", queries)):
         check_finite(name, tensor)
 
@@ -195,6 +196,7 @@ class CertifiedAssociations(NamedTuple):
 def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> None:
     check_aot(weights, sequences)
     check_tensor("sequences", sequences, "(T_0, S)", 2)
+    check_tensor("weights.W_Q", weights.W_Q, "(H, d_h, d), of one transformer", 3)
     check_integer("bits", bits, least=2)
     if next_tokens is not None:
         check_tensor("next_tokens", next_tokens, "(T_0,)", 1)

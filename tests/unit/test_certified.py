@@ -144,6 +144,7 @@ def test_matrices_that_are_zero_or_not_finite_are_not_certified():
         (lambda v: certified_rank(v, seed=-1), "seed"),
         (lambda v: certified_rank(v, most_bits=8), "most_bits"),
         (lambda v: certified_memorization(*small_task(1)[0], v), "labels"),
+        (lambda v: enclosed_features(stacked(), torch.ones(3, 5), torch.ones(4, 5)), "weights.W_Q"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
@@ -158,6 +159,11 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
 
 
 # --- layers ---------------------------------------------------------------------------------------
+
+
+def stacked():
+    """Two layers along a run axis."""
+    return MHAWeights(*(torch.stack([W, W]) for W in small_task(False)[0][0]))
 
 
 def small_task(own, skip=False, T=9):
