@@ -17,7 +17,7 @@ Rooms, from the ground up (nothing imports upwards):
 ``results``               the store of measured rows
 ``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
-``constructions``         weights by theorem
+``constructions``         weights by theorem, and weights drawn at random
 ``training``              many models trained at once
 ``experiments``           the published grids, and how to run them (``python -m attnmem``)
 ``figures``               drawing: data in, Axes out
