@@ -7,7 +7,7 @@ since every float is a rational number; from there on each operation widens the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,8 @@ from torch import Tensor
 
 Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
+Enclosure = Callable[[int], BallMatrix]  # of one real matrix, at any number of bits
+FIRST_BITS = 128
 
 
 def flint() -> ModuleType:
@@ -32,6 +34,14 @@ def flint() -> ModuleType:
 def precision(bits: int) -> AbstractContextManager:
     """Compute with midpoints of so many ``bits`` inside a ``with`` block."""
     return flint().ctx.workprec(bits)
+
+
+def precisions(most_bits: int) -> Iterator[int]:
+    """``FIRST_BITS``, twice as many, and so on, up to ``most_bits``."""
+    bits = FIRST_BITS
+    while bits <= most_bits:
+        yield bits
+        bits *= 2
 
 
 def exact(matrix: Shaped[Tensor, "m n"]) -> BallMatrix:

@@ -17,10 +17,29 @@ import scipy.linalg
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .attention import AoTWeights, MHAWeights, check_aot, check_features, mha_features
-from .balls import BallMatrix, above, below, exact, flint, largest, precision, softmax
-from .checks import check_finite, check_floats, check_integer, check_size, check_tensor, checked_by
-from .independence.certified import FIRST_BITS, Enclosure
+from .attention import AoTWeights, MHAWeights, check_aot, check_features, check_skip, mha_features
+from .balls import (
+    FIRST_BITS,
+    BallMatrix,
+    Enclosure,
+    above,
+    below,
+    exact,
+    flint,
+    largest,
+    precision,
+    precisions,
+    softmax,
+)
+from .checks import (
+    check_finite,
+    check_integer,
+    check_reals,
+    check_size,
+    check_tensor,
+    check_tokens,
+    checked_by,
+)
 
 
 class CertifiedMemorization(NamedTuple):
@@ -72,8 +91,7 @@ def _shared_features(weights: MHAWeights, context: Tensor, queries: Tensor) -> B
     heads = []
     for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True):
         logits = e * (exact(W_Q) * (E * exact(W_K)).transpose())
-        alpha = flint().arb_mat([softmax(row) for row in logits.tolist()])
-        heads.append((alpha * E).tolist())
+        heads.append((_softmax_rows(logits) * E).tolist())
     return flint().arb_mat([[*itertools.chain(*rows)] for rows in zip(*heads, strict=True)])
 
 
@@ -89,20 +107,22 @@ def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMat
     rows = []
     for E, keys in zip(contexts, zip(*asked, strict=True), strict=True):
         logits = flint().arb_mat(list(keys)) * E.transpose()
-        alpha = flint().arb_mat([softmax(row) for row in logits.tolist()])
-        rows.append((alpha * E).entries())
+        rows.append((_softmax_rows(logits) * E).entries())
     return flint().arb_mat(rows)
+
+
+def _softmax_rows(logits: BallMatrix) -> BallMatrix:
+    return flint().arb_mat([softmax(row) for row in logits.tolist()])
 
 
 def _check_memorization(weights, contexts, queries, labels, skip, most_bits) -> None:
     _check_enclosed(weights, contexts, queries)
     check_tensor("labels", labels, "(T, d_out)", 2)
-    check_floats("labels", labels)
-    check_finite("labels", labels)
+    check_reals("labels", labels)
     check_size("labels", labels, 0, len(queries), "the number of queries")
     check_size("labels", labels, 1, weights.W_D.shape[-1], "d_out of weights.W_D")
     if skip:
-        check_size("weights.W_O", weights.W_O, -1, queries.shape[-1], "d, which a skip adds to d_o")
+        check_skip(weights, queries)
     check_integer("most_bits", most_bits, least=FIRST_BITS)
 
 
@@ -128,26 +148,21 @@ def certified_memorization(
     """
     enclosure = enclosed_features(weights, contexts, queries)
     columns = _pivots(mha_features(weights, contexts.double(), queries.double()))
-    bits = FIRST_BITS
-    while True:
+    for bits in precisions(most_bits):
         with precision(bits):
             Z = enclosure(bits)
             M = _stored_read_out(weights)
             y = exact(labels) - exact(queries) * exact(weights.W_D) if skip else exact(labels)
             residual = y - Z * M
+            error = largest(residual)
             correction = _solved(Z, columns, residual)
-            if correction is not None:
-                outputs = Z * (M + correction)
-                radius = max(above(entry.rad()) for entry in outputs.entries())
-                reached = outputs.contains(y) and math.isfinite(radius)
-                if not reached:
-                    correction = None
-        error = largest(residual)
-        if correction is not None:
-            return CertifiedMemorization(error, len(labels), largest(correction), radius, bits)
-        if 2 * bits > most_bits:
-            return CertifiedMemorization(error, 0, math.inf, math.inf, bits)
-        bits *= 2
+            if correction is None:
+                continue
+            outputs = Z * (M + correction)
+            radius = max(above(entry.rad()) for entry in outputs.entries())
+            if outputs.contains(y) and math.isfinite(radius):
+                return CertifiedMemorization(error, len(labels), largest(correction), radius, bits)
+    return CertifiedMemorization(error, 0, math.inf, math.inf, bits)
 
 
 def _pivots(Z: Tensor) -> list[int]:
@@ -201,6 +216,7 @@ def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> Non
     if next_tokens is not None:
         check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
         check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
+        check_tokens("next_tokens", next_tokens, len(weights.embedding))
 
 
 @checked_by(_check_offered)
@@ -226,17 +242,10 @@ def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclo
 
 def _embedded(weights: AoTWeights, sequences: Tensor) -> tuple[list[BallMatrix], BallMatrix]:
     """``x(t, s)`` of every sequence, and ``x(t, S)`` of all."""
-    table, positions = exact(weights.embedding).tolist(), exact(weights.positions).tolist()
-    contexts = [
-        flint().arb_mat(
-            [
-                [a + b for a, b in zip(table[token], place, strict=True)]
-                for token, place in zip(row, positions, strict=True)
-            ]
-        )
-        for row in sequences.tolist()
-    ]
-    return contexts, flint().arb_mat([context.tolist()[-1] for context in contexts])
+    positions = exact(weights.positions)
+    contexts = [exact(weights.embedding[row]) + positions for row in sequences]
+    place = weights.positions[-1:].expand(len(sequences), -1)
+    return contexts, exact(weights.embedding[sequences[:, -1]]) + exact(place)
 
 
 def _products(weights: AoTWeights) -> list[BallMatrix]:

@@ -83,6 +83,26 @@ def check_finite(name: str, value: Tensor) -> None:
         refuse(name, f"{bad} entries that are NaN or infinite", "finite entries")
 
 
+def check_reals(name: str, value: Tensor) -> None:
+    """Accept finite float32 and float64 only."""
+    check_floats(name, value)
+    check_finite(name, value)
+
+
+def check_tokens(name: str, value: Tensor, vocab: int) -> None:
+    """Accept integer tokens from 0 to ``vocab - 1``.
+
+    On a GPU only the dtype is looked at: reading values would stall it, and torch's own indexing
+    asserts the range there.
+    """
+    if value.dtype not in (torch.int32, torch.int64):
+        refuse(name, f"dtype {value.dtype}", "torch.int64 or torch.int32")
+    if value.device.type == "cpu" and value.numel():
+        low, high = value.aminmax()
+        if low < 0 or high >= vocab:
+            refuse(name, f"tokens from {low} to {high}", f"0 to N - 1 = {vocab - 1}")
+
+
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:
     """Accept a tensor whose ``axis`` has the given ``size``; ``meaning`` says where it is from."""
     if value.shape[axis] != size:

@@ -6,7 +6,7 @@ Theory is dashed, data are solid or dots; the colours can be told apart by colou
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9")
+STYLES = ("--", ":", "-.")  # of theory, where there is more than one
 THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 
 
@@ -152,11 +153,28 @@ def residual_cliff(
 ) -> Axes:
     """Error of the best read-out against the number of examples, with the capacity marked."""
     ax = _axes(ax, "examples $T$", "root mean square error")
-    for (name, series), marker in zip(residuals.items(), "os^", strict=False):
-        ax.plot(examples, series, marker + "-", markersize=4, label=name)
-    ax.axvline(capacity, **THEORY, label=f"capacity {capacity}")
+    return _marked(ax, ax.plot, examples, residuals, {f"capacity {capacity}": capacity})
+
+
+def _marked(
+    ax: Axes,
+    draw: Callable,
+    x: ArrayLike,
+    values: Mapping[str, ArrayLike],
+    marks: Mapping[str, int | float],
+) -> Axes:
+    """Series drawn by ``draw``, and places on the axis marked by theory."""
+    for (name, series), marker in zip(values.items(), "os^", strict=False):
+        draw(x, series, marker + "-", markersize=4, label=name)
+    for (name, where), style in zip(marks.items(), STYLES, strict=False):
+        ax.axvline(where, **THEORY | {"linestyle": style}, label=name)
     ax.legend()
     return ax
+
+
+def _theory_lines(ax: Axes, x: ArrayLike, lines: Mapping[str, ArrayLike]) -> None:
+    for (name, values), style in zip(lines.items(), STYLES, strict=False):
+        ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)
 
 
 def curves_with_bands(
@@ -194,8 +212,7 @@ def bounds_below(
     """Measured means above the theoretical lower bounds."""
     ax = _axes(ax, *labels)
     ax.plot(x, measured, "o-", markersize=4, label="trained")
-    for (name, values), style in zip(bounds.items(), ("--", ":", "-."), strict=False):
-        ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)
+    _theory_lines(ax, x, bounds)
     ax.legend()
     return ax
 
@@ -269,12 +286,7 @@ def finite_scale(
 ) -> Axes:
     """Quantities against the saturation scale, both logarithmic, with scales of interest marked."""
     ax = _axes(ax, "scale $c$", "value")
-    for (name, series), marker in zip(values.items(), "os^", strict=False):
-        ax.loglog(scales, series, marker + "-", markersize=3, label=name)
-    for (name, where), style in zip(marks.items(), ("--", ":", "-."), strict=False):
-        ax.axvline(where, **THEORY | {"linestyle": style}, label=name)
-    ax.legend()
-    return ax
+    return _marked(ax, ax.loglog, scales, values, marks)
 
 
 def capacities(
@@ -286,8 +298,7 @@ def capacities(
 ) -> Axes:
     """Formulas as lines, and the layers really built as dots."""
     ax = _axes(ax, *labels)
-    for (name, values), style in zip(lines.items(), ("--", ":", "-."), strict=False):
-        ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)
+    _theory_lines(ax, x, lines)
     for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
         ax.plot(where, values, marker, markersize=6, label=name)
     ax.legend()

@@ -23,14 +23,16 @@ from torch import Tensor
 from ..attention import AoTWeights, aot, aot_features, look_up
 from ..bounds import aot_capacity
 from ..checks import (
-    check_finite,
-    check_floats,
     check_integer,
+    check_reals,
     check_size,
     check_tensor,
+    check_tokens,
     checked_by,
     refuse,
 )
+from .generic import gaussian, map_scale
+from .mahdavi import read_out
 
 SPREADS = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
 DRAWS = 3  # of each spread
@@ -55,7 +57,7 @@ def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
     if dim == 2:
         return circle(vocab)
     generator = torch.Generator().manual_seed(int(seed))
-    rows = torch.randn(vocab, dim, generator=generator, dtype=torch.float64)
+    rows = gaussian(generator, vocab, dim)
     return rows / rows.norm(dim=1, keepdim=True)
 
 
@@ -71,16 +73,12 @@ def draw(
 ) -> tuple[Tensor, ...]:
     """``e', pos', W'_Q, W'_K, W'_V``, Gaussian; logits of about the given standard deviation."""
     generator = torch.Generator().manual_seed(int(seed))
-
-    def gaussian(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    scale = (spread / (dim * head_dim**0.5)) ** 0.5
+    scale = map_scale(spread, dim, head_dim)
     maps = (scale, scale, dim**-0.5)
     return (
-        gaussian(vocab, dim) / 2**0.5,
-        gaussian(length, dim) / 2**0.5,
-        *(size * gaussian(heads, head_dim, dim) for size in maps),
+        gaussian(generator, vocab, dim) / 2**0.5,
+        gaussian(generator, length, dim) / 2**0.5,
+        *(size * gaussian(generator, heads, head_dim, dim) for size in maps),
     )
 
 
@@ -134,19 +132,13 @@ def _check_associations(
 ) -> None:
     check_tensor("sequences", sequences, "(T_0, S)", 2)
     check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
-    for name, value in (("vocab", vocab), ("heads", heads), ("head_dim", head_dim)):
+    for name, value in (("vocab", vocab), ("heads", heads)):
         check_integer(name, value)
     check_integer("dim", dim, least=2)
+    check_integer("head_dim", head_dim, most=dim)
     check_integer("seed", seed, least=0)
-    if head_dim > dim:
-        refuse("head_dim", head_dim, f"at most dim = {dim}")
     for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
-        if tensor.dtype not in (torch.int32, torch.int64):
-            refuse(name, f"dtype {tensor.dtype}", "torch.int64 or torch.int32")
-        if tensor.numel() and not (int(tensor.min()) >= 0 and int(tensor.max()) < vocab):
-            refuse(
-                name, f"tokens from {tensor.min()} to {tensor.max()}", f"0 to N - 1 = {vocab - 1}"
-            )
+        check_tokens(name, tensor, vocab)
     T, S = sequences.shape
     check_size("next_tokens", next_tokens, 0, T, "the number of sequences")
     if S < 2:
@@ -172,8 +164,7 @@ def _check_room(sequences, heads, head_dim, dim) -> None:
 
 def _check_unembedding(unembedding, vocab, dim) -> None:
     check_tensor("unembedding", unembedding, "(N, d)", 2)
-    check_floats("unembedding", unembedding)
-    check_finite("unembedding", unembedding)
+    check_reals("unembedding", unembedding)
     check_size("unembedding", unembedding, 0, vocab, "vocab")
     check_size("unembedding", unembedding, 1, dim, "dim")
     rows = unembedding.double()
@@ -254,7 +245,7 @@ def _jittered(
     targets: Float[Tensor, "T d"], size: float, generator: torch.Generator
 ) -> Float[Tensor, "T d"]:
     """The targets, each moved by at most ``size``, so that each logit changes by at most that."""
-    move = torch.randn(targets.shape, generator=generator, dtype=targets.dtype)
+    move = gaussian(generator, *targets.shape)
     return targets + size * move / move.norm(dim=1).max()
 
 
@@ -263,25 +254,17 @@ def fitted(
 ) -> AoTWeights:
     """The drawn transformer with ``M`` and ``W_O`` such that its last layer input is ``targets``.
 
-    Of all solutions the one with ``M`` and ``W_O`` nearest to the identity and to zero.
+    Of all solutions the one with ``M`` and ``W_O`` nearest to the identity and to zero. Ill
+    conditioning is met by refining more often than on the features of the other paper.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape
     silent = W_V.new_zeros(heads, dim, head_dim)
     F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
-    solution = _least_norm(F, targets - F[:, :dim])
+    solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
     back = torch.linalg.inv_ex(M).inverse  # infinite or NaN if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
     )
-
-
-def _least_norm(F: Float[Tensor, "T k"], right: Float[Tensor, "T d"]) -> Float[Tensor, "k d"]:
-    """The least-norm solution of ``F X = right``, by QR of ``F^T``, refined by its residuals."""
-    Q, R = torch.linalg.qr(F.T)
-    X = F.new_zeros(F.shape[1], right.shape[1])
-    for _ in range(1 + REFINEMENTS):
-        X = X + Q @ torch.linalg.solve_triangular(R.T, right - F @ X, upper=False)
-    return X

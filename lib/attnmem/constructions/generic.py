@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from ..attention import MHAWeights
 from ..checks import check_integer, check_number, checked_by
@@ -14,6 +16,19 @@ def _check_random(heads, dim, head_dim, seed, value_dim, spread) -> None:
         check_integer(name, value)
     check_integer("seed", seed, least=0)
     check_number("spread", spread, least=0.0, most=1e6)
+
+
+def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
+    """Independent standard normal numbers, in float64, on the CPU."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
+    """Standard deviation of the entries of ``W_Q`` and ``W_K`` for logits of deviation ``spread``.
+
+    For queries and tokens with independent entries of variance one.
+    """
+    return (spread / (dim * head_dim**0.5)) ** 0.5
 
 
 @checked_by(_check_random)
@@ -36,15 +51,11 @@ def random_mha(
     torch.Size([2, 5, 3])
     """
     generator = torch.Generator().manual_seed(int(seed))
-
-    def gaussian(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    scale = (spread / (dim * head_dim**0.5)) ** 0.5
+    scale = map_scale(spread, dim, head_dim)
     return MHAWeights(
-        scale * gaussian(heads, dim, head_dim),
-        scale * gaussian(heads, dim, head_dim),
-        gaussian(heads, dim, value_dim),
-        gaussian(heads * value_dim, 1),
+        scale * gaussian(generator, heads, dim, head_dim),
+        scale * gaussian(generator, heads, dim, head_dim),
+        gaussian(generator, heads, dim, value_dim),
+        gaussian(generator, heads * value_dim, 1),
         torch.ones(1, 1, dtype=torch.float64),
     )

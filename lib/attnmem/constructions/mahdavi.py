@@ -23,15 +23,15 @@ from torch import Tensor
 from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
 from ..checks import (
-    check_finite,
-    check_floats,
     check_integer,
+    check_reals,
     check_size,
     check_tensor,
     checked_by,
     refuse,
 )
 from ..independence import numerical_rank
+from .generic import gaussian
 
 EPS = torch.finfo(torch.float64).eps
 PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
@@ -110,7 +110,7 @@ def _lead(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
 
 
 def _gaussian(generator: torch.Generator, *shape: int, like: Tensor) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(like.device)
+    return gaussian(generator, *shape).to(like.device)
 
 
 def orthogonal_direction(
@@ -228,15 +228,15 @@ def _preferences(
 
 
 def read_out(
-    Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T d_out"]
+    Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T d_out"], refinements: int = 1
 ) -> Float[Tensor, "Hd d_out"]:
     """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
 
-    By QR of ``Z^T``, with one step of refinement against the residual.
+    By QR of ``Z^T``, with so many ``refinements`` against the residual.
     """
     Q, R = torch.linalg.qr(Z.mT)
     M = torch.zeros(Z.shape[1], labels.shape[1], dtype=Z.dtype, device=Z.device)
-    for _ in range(2):
+    for _ in range(1 + refinements):
         M = M + Q @ torch.linalg.solve_triangular(R.mT, labels - Z @ M, upper=False)
     return M
 
@@ -263,8 +263,7 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim,
     check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
     check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
     for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
-        check_floats(name, tensor)
-        check_finite(name, tensor)
+        check_reals(name, tensor)
         if tensor.device != queries.device:
             refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
         if not tensor.numel():

@@ -15,24 +15,21 @@ so there the head says nothing.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights
 from ..checks import (
-    check_finite,
-    check_floats,
     check_integer,
+    check_reals,
     check_size,
     check_tensor,
     checked_by,
     refuse,
 )
 from ..independence import numerical_rank
-from .mahdavi import EPS, dual_basis
+from .mahdavi import EPS, dual_basis, orthogonal_direction, saturating_scale
 
 CARRIER, IDLE = 0, (1, 2)  # tokens
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
@@ -43,8 +40,7 @@ def _check_scalars(context, queries, labels, heads) -> None:
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("labels", labels, "(T,)", 1)
     for name, tensor in (("context", context), ("queries", queries), ("labels", labels)):
-        check_floats(name, tensor)
-        check_finite(name, tensor)
+        check_reals(name, tensor)
     check_integer("heads", heads)
     T, d = queries.shape
     check_size("context", context, -1, d, "d of the queries")
@@ -91,34 +87,18 @@ def memorize_scalars(
     lift = torch.linalg.pinv(context)  # context @ lift = identity
     pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
     W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
     for head, group in enumerate(groups):
-        w, v = _asks(queries, group, logit[group])
-        root = _scale(queries, group, w, v, len(context)).sqrt()
-        W_Q[head] = torch.stack([w, root * v], dim=1)
-        W_K[head] = torch.stack([lift[:, CARRIER], root * pull], dim=1)
+        alone = group[None]  # one head at a time: their groups may differ in size by one
+        duals, free = dual_basis(queries, alone)
+        v = orthogonal_direction(free, queries, alone, generator)
+        keys = lift[:, CARRIER, None] * logit[group]
+        c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
+        W_K[head] = torch.stack([lift[:, CARRIER], c.sqrt() * pull], dim=1)
     # The carrier is worth the width of the labels, and one constant is shared by all heads.
     gain = width / (HIGH - LOW)
     constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
     W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()
     W_V[len(groups) :] = constant[:, None]
     return MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
-
-
-def _asks(queries: Tensor, group: Tensor, logit: Tensor) -> tuple[Tensor, Tensor]:
-    """``w`` with ``w . e_s = l_s`` on the group, ``v`` with ``v . e = 0`` there and only there."""
-    duals, free = dual_basis(queries, group[None])
-    v = free[0] @ torch.ones(free.shape[-1], dtype=free.dtype, device=free.device)
-    reach = (queries @ v).abs() / queries.norm(dim=1)
-    reach[group] = math.inf
-    if reach.min() <= max(queries.shape) * EPS:
-        lost = int(reach.argmin())
-        refuse("queries", f"example {lost} in the span of others", "queries in general position")
-    return duals[0] @ logit, v / v.norm()
-
-
-def _scale(queries: Tensor, group: Tensor, w: Tensor, v: Tensor, tokens: int) -> Tensor:
-    """The least ``c`` that leaves less than the rounding unit off an idle token."""
-    needed = math.log((tokens - 1) / EPS) + (queries @ w).clamp(min=0)
-    scale = needed / (queries @ v).abs()
-    scale[group] = 0
-    return scale.max()

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..balls import BallMatrix, flint, precision
+from ..balls import FIRST_BITS, BallMatrix, Enclosure, flint, precision, precisions
 from ..checks import check_integer, check_tensor, checked_by, refuse
-from .numerical import check_entries
+from .numerical import check_entries, numerical_rank
 
 PRIME_BITS = 62
 MANTISSA_BITS = 53  # of a float64
-FIRST_BITS = 128
 MIX = 2**20  # largest coefficient of the combinations
-
-Enclosure = Callable[[int], BallMatrix]
 
 
 class CertifiedRank(NamedTuple):
@@ -77,7 +74,6 @@ def certified_rank(
         ``ValueError`` on NaN or infinite entries, half precision, complex numbers; ``ImportError``
         without the extra ``certify``.
 
-    >>> import torch
     >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
     1
     >>> close = torch.tensor([[1.0, 2.0], [2.0, 4.0 + 1e-15]], dtype=torch.float64)
@@ -86,8 +82,7 @@ def certified_rank(
     """
     if not callable(matrix):
         return _rank_modulo_prime(matrix, seed)
-    bits = FIRST_BITS
-    while True:
+    for bits in precisions(most_bits):
         with precision(bits):
             balls = matrix(bits)
             shape = (balls.nrows(), balls.ncols())
@@ -98,9 +93,7 @@ def certified_rank(
                 return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
             if _compressed(balls, size, seed).det() != 0:  # no number in the ball is zero
                 return CertifiedRank(size, shape, f"determinant of size {size}, {bits} bits")
-        if 2 * bits > most_bits:
-            return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
-        bits *= 2
+    return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
 
 
 # --- modulo a prime -------------------------------------------------------------------------------
@@ -142,7 +135,7 @@ def _aim(balls: BallMatrix) -> int:
     for axis in (1, 0):  # no rank changes, scales vanish
         size = np.abs(midpoints).max(axis=axis, keepdims=True)
         midpoints = midpoints / np.where(size > 0, size, 1.0)
-    return int(np.linalg.matrix_rank(midpoints))
+    return numerical_rank(torch.from_numpy(midpoints))
 
 
 def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:

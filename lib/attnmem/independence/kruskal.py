@@ -104,7 +104,9 @@ def _suspects(
     """
     threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
     none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
-    for prefix, residual, square in _prefixes(none, rows[None], rows.new_ones(1), size - 2):
+    for prefix, residual, square in _prefixes(
+        none, rows[None], rows.new_ones(1), size - 2, len(rows)
+    ):
         squares = residual.square().sum(dim=-1)
         areas = squares[:, :, None] * squares[:, None, :]
         areas -= (residual @ residual.mT).square_()
@@ -121,7 +123,7 @@ def _prefixes(
     residual: Float[Tensor, "block R d"],
     square: Float[Tensor, " block"],
     missing: int,
-    count: int | None = None,
+    count: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each prefix with ``missing`` more vectors, its squared volume, and what is left of the rows.
 
@@ -131,7 +133,6 @@ def _prefixes(
     if missing == 0:
         yield prefix, residual, square
         return
-    count = count or residual.shape[1]
     start = count - residual.shape[1]
     room = residual.shape[1] - missing - 1  # for those that follow
     new, block = _later(prefix, residual, count)[:, :room].T.nonzero(as_tuple=True)
