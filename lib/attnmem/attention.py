@@ -144,79 +144,105 @@ def attend_and_add(
     context: Float[Tensor, "*data B n d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h`` for own contexts: :func:`attend`, then :func:`add_heads`.
-
-    For short contexts and many examples it is computed with the examples along the last axis and
-    a backward pass written out. With two tokens that was about a third faster on a CPU.
-    """
-    (B, n, d), d_h = context.shape[-3:], W_Q.shape[-1]
-    if n > SHORT or d * d_h + B * d > 2 * B * d_h:
+    """``sum_h W_O^h W_V^h z_h`` for own contexts, on the shorter of two roads."""
+    if context.shape[-2] > SHORT:
         return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
-    asks = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K).flatten(-2)
-    adds = torch.einsum("...hkd,...hok->...hdo", W_V, W_O).flatten(-3, -2)
-    runs = torch.broadcast_shapes(asks.shape[:-2], query.shape[:-2])
-    operands = (query.mT, context.permute(*range(context.ndim - 3), -2, -1, -3), asks, adds)
-    axes = (2, 3, 2, 2)
-    flat = [
-        x.expand(*runs, *x.shape[-k:]).reshape(-1, *x.shape[-k:]).contiguous()
-        for x, k in zip(operands, axes, strict=True)
-    ]
-    out = _ShortAttention.apply(*flat)
-    return out.mT.reshape(*runs, B, -1)
+    columns = context.movedim(-3, -1)
+    return attend_and_add_columns(W_Q, W_K, W_V, W_O, columns, query.mT).mT
 
 
 SHORT = 8  # tokens up to which a loop runs over them; its gain was measured at 2 only
 
 
-class _ShortAttention(torch.autograd.Function):
-    """Attention to short own contexts, examples last: ``B`` below is contiguous everywhere.
+def attend_and_add_columns(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    W_V: Float[Tensor, "*runs H d_v d"],
+    W_O: Float[Tensor, "*runs H d_o d_v"],
+    context: Float[Tensor, "*data n d B"],
+    query: Float[Tensor, "*data d B"],
+) -> Float[Tensor, "*allruns d_o B"]:
+    r"""The same for short contexts, examples last: long rows make all products and sums fast.
 
-    ``query`` (R, d, B), ``context`` (R, n, d, B), ``asks`` = all ``W_Q W_K^T`` (R, d, H d),
-    ``adds`` = all ``(W_O W_V)^T`` (R, H d, d_o); returns (R, d_o, B).
+    A softmax does not change when all its logits move together, so tokens are taken relative to the
+    last one, :math:`\delta_s = x_s - x_n`: one token less to attend to, and
+
+    .. math:: \textstyle\sum_h W_O^h W_V^h z_h = \bigl(\sum_h W_O^h W_V^h\bigr) x_n
+              + \sum_h W_O^h W_V^h \sum_{s<n} \alpha_{h,s} \delta_s .
+    """
+    last = context[..., -1, :, :]
+    out = W_O.transpose(-3, -2).flatten(-2) @ W_V.flatten(-3, -2) @ last
+    if context.shape[-3] == 1:
+        return out
+    keys = _keys(W_Q, W_K, query)
+    others = (context[..., :-1, :, :] - last[..., None, :, :]).expand(*keys.shape[:-3], -1, -1, -1)
+    return out + _added(_Mixture.apply(keys, others), W_V, W_O)
+
+
+def _keys(W_Q: Tensor, W_K: Tensor, query: Tensor) -> Float[Tensor, "*allruns H d B"]:
+    """``W_K^h (W_Q^h)^T x``: what the logits of head ``h`` are products with."""
+    (d, d_h), B = W_Q.shape[-2:], query.shape[-1]
+    if d * d * d_h + B * d * d < 2 * B * d * d_h:
+        return ((W_K @ W_Q.mT).flatten(-3, -2) @ query).unflatten(-2, (-1, d))
+    return W_K @ (W_Q.mT.flatten(-3, -2) @ query).unflatten(-2, (-1, d_h))
+
+
+def _added(
+    z: Float[Tensor, "*allruns H d B"], W_V: Tensor, W_O: Tensor
+) -> Float[Tensor, "*allruns d_o B"]:
+    """``sum_h W_O^h W_V^h z_h``, in the cheaper order."""
+    (d_v, d), (d_o, B) = W_V.shape[-2:], (W_O.shape[-2], z.shape[-1])
+    if d * d_v * d_o + B * d * d_o < B * d_v * (d + d_o):
+        return (W_O @ W_V).transpose(-3, -2).flatten(-2) @ z.flatten(-3, -2)
+    return W_O.transpose(-3, -2).flatten(-2) @ (W_V @ z).flatten(-3, -2)
+
+
+class _Mixture(torch.autograd.Function):
+    """``sum_s alpha_s x_s`` of each head, ``alpha`` the softmax of ``key x_s`` and of one zero.
+
+    ``keys`` (*runs, H, d, B), ``others`` (*runs, m, d, B); the zero is the logit of the token that
+    the others are relative to. The backward pass is written out: nothing of size H d B but the keys
+    is kept, and the sums over heads are formed in place.
     """
 
     @staticmethod
-    def forward(ctx, query, context, asks, adds):
-        R, _, d, B = context.shape
-        key = torch.bmm(asks.mT, query).view(R, -1, d, B)
-        alpha = _products(key, context).softmax(dim=1)
-        z = _mixtures(alpha, context)
-        ctx.save_for_backward(query, context, asks, adds, key, alpha, z)
-        return torch.bmm(adds.mT, z.view(R, -1, B))
+    def forward(ctx, keys, others):
+        logits = _products(keys, others)
+        with_zero = torch.cat([logits, torch.zeros_like(logits[..., :1, :, :])], dim=-3)
+        alpha = with_zero.softmax(dim=-3)[..., :-1, :, :]
+        ctx.save_for_backward(keys, others, alpha)
+        return _mixtures(alpha, others)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        query, context, asks, adds, key, alpha, z = ctx.saved_tensors
-        R, n, _, B = context.shape
-        g_z = torch.bmm(adds, g).view_as(z)
-        g_alpha = _products(g_z, context)
-        g_logits = alpha * (g_alpha - (alpha * g_alpha).sum(dim=1, keepdim=True))
-        g_key = _mixtures(g_logits, context).view(R, -1, B)
-        g_context = [
-            (g_z * alpha[:, s, :, None]).addcmul_(key, g_logits[:, s, :, None]).sum(dim=1)
-            for s in range(n)
+        keys, others, alpha = ctx.saved_tensors
+        g_alpha = _products(g, others)
+        g_logits = alpha * (g_alpha - (alpha * g_alpha).sum(dim=-3, keepdim=True))
+        pairs = zip(alpha.unbind(dim=-3), g_logits.unbind(dim=-3), strict=True)
+        g_others = [
+            (g * a[..., None, :]).addcmul_(keys, g_l[..., None, :]).sum(dim=-3) for a, g_l in pairs
         ]
-        return (
-            torch.bmm(asks, g_key),
-            torch.stack(g_context, dim=1),
-            torch.bmm(query, g_key.mT),
-            torch.bmm(z.view(R, -1, B), g.mT),
-        )
+        return _mixtures(g_logits, others), torch.stack(g_others, dim=-3)
 
 
-def _products(x: Tensor, context: Tensor) -> Tensor:
-    """Of ``x`` (R, H, d, B) with every token (R, n, d, B): (R, n, H, B)."""
-    tokens = context.unbind(dim=1)
-    return torch.stack([(x * token[:, None]).sum(dim=2) for token in tokens], dim=1)
+def _products(
+    x: Float[Tensor, "*runs H d B"], tokens: Float[Tensor, "*runs m d B"]
+) -> Float[Tensor, "*runs m H B"]:
+    each = [(x * token[..., None, :, :]).sum(dim=-2) for token in tokens.unbind(dim=-3)]
+    return torch.stack(each, dim=-3)
 
 
-def _mixtures(weights: Tensor, context: Tensor) -> Tensor:
-    """Sums of the tokens (R, n, d, B) with weights (R, n, H, B): (R, H, d, B)."""
-    first, *others = zip(weights.unbind(dim=1), context.unbind(dim=1), strict=True)
-    mixed = first[0][:, :, None] * first[1][:, None]
+def _mixtures(
+    weights: Float[Tensor, "*runs m H B"], tokens: Float[Tensor, "*runs m d B"]
+) -> Float[Tensor, "*runs H d B"]:
+    first, *others = (
+        (weight[..., None, :], token[..., None, :, :])
+        for weight, token in zip(weights.unbind(dim=-3), tokens.unbind(dim=-3), strict=True)
+    )
+    mixed = first[0] * first[1]
     for weight, token in others:
-        mixed.addcmul_(weight[:, :, None], token[:, None])
+        mixed.addcmul_(weight, token)
     return mixed
 
 

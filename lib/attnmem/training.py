@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import results, tasks
-from .attention import MHAWeights, attend_and_add, look_up, mha
+from .attention import MHAWeights, attend_and_add_columns, look_up, mha
 from .checks import refuse
 from .results import Outcome, Run
 
@@ -126,20 +126,23 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
 # --- forward passes, stacked ----------------------------------------------------------------------
 
 
-def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R B N"]:
-    """Logits after the last token; hidden layers compute every place, the last layer only one."""
+def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R N B"]:
+    """Logits after the last token, examples along the last axis as everywhere on the way.
+
+    Hidden layers compute every place, the last layer only one.
+    """
     variant, S = VARIANTS[run.variant], tokens.shape[-1]
-    x = look_up(P["embedding"], tokens)
+    x = look_up(P["embedding"], tokens).permute(0, 2, 3, 1).contiguous()  # (R, S, d, B)
     for layer in range(run.layers):
-        positions = P[f"positions.{layer}"][:, None, :S]
+        positions = P[f"positions.{layer}"][:, :S, :, None]
         if variant.position_in_skip:
             x = x + positions
-        inputs = x @ P[f"down.{layer}"].mT[:, None] if f"down.{layer}" in P else x
+        inputs = P[f"down.{layer}"][:, None] @ x if f"down.{layer}" in P else x
         if not variant.position_in_skip:
             inputs = inputs + positions
         if layer + 1 < run.layers:
-            x = torch.stack([_block(P, run, layer, x, inputs, s) for s in range(S)], dim=2)
-    return _block(P, run, layer, x, inputs, S - 1) @ P["unembedding"].mT
+            x = torch.stack([_block(P, run, layer, x, inputs, s) for s in range(S)], dim=1)
+    return P["unembedding"] @ _block(P, run, layer, x, inputs, S - 1)
 
 
 def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:
@@ -147,14 +150,14 @@ def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: in
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
     if VARIANTS[run.variant].scaled:
         W_Q = W_Q * run.d_h**-0.5
-    seen, asking = inputs[:, :, : s + 1], inputs[:, :, s]
-    update = attend_and_add(W_Q.mT, W_K.mT, W_V, W_O, seen, asking)
+    seen, asking = inputs[:, : s + 1], inputs[:, s]
+    update = attend_and_add_columns(W_Q.mT, W_K.mT, W_V, W_O, seen, asking)
     if f"up.{layer}" in P:
-        update = update @ P[f"up.{layer}"].mT
-    y = x[:, :, s] + update
+        update = P[f"up.{layer}"] @ update
+    y = x[:, s] + update
     if run.width:
-        hidden = F.gelu(y @ P[f"W_1.{layer}"].mT + P[f"b_1.{layer}"][:, None])
-        y = y + hidden @ P[f"W_2.{layer}"].mT + P[f"b_2.{layer}"][:, None]
+        hidden = F.gelu(P[f"W_1.{layer}"] @ y + P[f"b_1.{layer}"][..., None])
+        y = y + P[f"W_2.{layer}"] @ hidden + P[f"b_2.{layer}"][..., None]
     return y
 
 
@@ -314,7 +317,7 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
 
     def model(tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
         outputs = aot_logits(stack.parameters, run, tokens)
-        return _losses(outputs, answers).mean(dim=1), outputs
+        return F.cross_entropy(outputs, answers, reduction="none").mean(dim=1), outputs
 
     first = slice(run.batch)
     step = stepper(stack, model, (tokens[:, first], labels[:, first]))
@@ -329,7 +332,7 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
             part = slice(batch * run.batch, (batch + 1) * run.batch)
             loss, outputs = step(shuffled[:, part], answers[:, part])
             if epoch * batches + batch in watched:
-                right = (outputs.argmax(dim=-1) == answers[:, part]).double().mean(dim=1)
+                right = (outputs.argmax(dim=1) == answers[:, part]).double().mean(dim=1)
                 seen.append(torch.stack([right, loss]))
     return [tuple(found) for found in torch.stack(seen).mean(dim=0).T.tolist()]
 
