@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from typing import Any, NamedTuple
 
@@ -26,11 +26,16 @@ Cells = list[dict[str, Any]]
 
 
 class Experiment(NamedTuple):
-    """A figure or table of a paper: the cells of its grid for each profile, and its seeds."""
+    """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
+
+    ``variants``: the readings of the paper that it is run in (``training.VARIANTS``), first the one
+    that was published.
+    """
 
     source: str
     cells: dict[str, Cells]
     seeds: dict[str, int]
+    variants: tuple[str, ...] = ("code",)
 
 
 def _grid(**axes: Iterable[Any]) -> Cells:
@@ -78,6 +83,8 @@ DEPTH |= {"lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}  # 2.5e-3 throughout
 QUICK = {"N": 10, "batch": 128, "batches": 16, "epochs": 8}
 QUICK_DEEP = QUICK | {"layers": 3, "lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}
 
+BOTH = ("code", "paper")
+
 DANA = {
     "dana-exp1": Experiment(
         "Dana et al. 2025, Exp. 1",
@@ -94,6 +101,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[4], H=[5], d_h=[1, 2, 4]), **QUICK),
         },
         {"paper": 5, "quick": 2},
+        tuple(training.VARIANTS),
     ),
     "dana-exp3": Experiment(
         "Dana et al. 2025, Exp. 3",
@@ -102,6 +110,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[2, 4, 6], H=[5], d_h=[4]), **QUICK),
         },
         {"paper": 5, "quick": 2},
+        BOTH,
     ),
     "dana-exp5-aot": Experiment(
         "Dana et al. 2025, Exp. 5, attention",
@@ -133,6 +142,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[2], H=[1, 5, 9]), **QUICK),
         },
         {"paper": 20, "quick": 2},
+        BOTH,
     ),
     "dana-dim1": Experiment(
         "Dana et al. 2025, Exp. 1, wider",
@@ -149,6 +159,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[8], H=[3], d_h=[1, 4, 8]), **QUICK),
         },
         {"paper": 5, "quick": 2},
+        BOTH,
     ),
     "dana-dim5": Experiment(
         "Dana et al. 2025, Exp. 5, wider",
@@ -325,29 +336,48 @@ EXPERIMENTS = MAHDAVI | DANA
 # --- running --------------------------------------------------------------------------------------
 
 
-def _check_name(name, profile, seeds=None) -> None:
+def _check_name(name, profile, seeds=None, *, variant="code", where=None) -> None:
     if name not in EXPERIMENTS:
         refuse("name", repr(name), f"one of {', '.join(EXPERIMENTS)}")
     if profile not in PROFILES:
         refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
     if seeds is not None:
         check_integer("seeds", seeds)
+    experiment = EXPERIMENTS[name]
+    if variant not in experiment.variants:
+        refuse("variant", repr(variant), f"one of {', '.join(experiment.variants)} for {name}")
+    for field in where or {}:
+        if field not in experiment.cells[profile][0]:
+            refuse("where", f"the field {field!r}", f"one of {', '.join(SIZES)}")
+
+
+SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
 
 
 @checked_by(_check_name)
-def runs(name: str, profile: str, seeds: int | None = None) -> list[Run]:
+def runs(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str = "code",
+    where: Mapping[str, Any] | None = None,
+) -> list[Run]:
     """All trainings of an experiment, one per cell of its grid and seed.
 
-    ``seeds``: the first so many of them; by default as many as the paper has.
+    ``seeds``: the first so many of them; by default as many as the paper has. ``variant``: how the
+    paper is read. ``where``: only the cells with these values, such as ``{"d": 10}``.
 
     >>> len(runs("dana-exp1", "paper"))
     385
     """
     experiment = EXPERIMENTS[name]
     count = seeds or experiment.seeds[profile]
+    wanted = (where or {}).items()
     return [
-        Run(experiment=name, profile=profile, seed=seed, **cell)
+        Run(experiment=name, profile=profile, seed=seed, **cell | {"variant": variant})
         for cell in experiment.cells[profile]
+        if all(cell[field] == value for field, value in wanted)
         for seed in range(count)
     ]
 
@@ -361,9 +391,14 @@ def stacks(wanted: Sequence[Run]) -> list[list[Run]]:
 
 
 def missing(
-    name: str, profile: str, seeds: int | None = None, *, recompute: bool = False
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    recompute: bool = False,
+    **chosen: Any,
 ) -> list[Run]:
-    """The trainings of an experiment that the store does not have.
+    """The trainings of an experiment that the store does not have; ``chosen`` as for :func:`runs`.
 
     With ``recompute`` the rows that came with the library do not count, only those measured since;
     they need a folder of their own, so ``ValueError`` if new rows would go among the shipped ones.
@@ -373,7 +408,7 @@ def missing(
         refuse("recompute", "True", "ATTNMEM_MEASUREMENTS to name a folder for the new rows")
     path = results.file_of(name, profile, root)
     have = results.read(path) if recompute else results.known(name, profile)
-    return [run for run in runs(name, profile, seeds) if run.key not in have]
+    return [run for run in runs(name, profile, seeds, **chosen) if run.key not in have]
 
 
 def train_stack(stack: list[Run], device: str, tf32: bool) -> list[tuple[Run, Outcome]]:
@@ -383,22 +418,31 @@ def train_stack(stack: list[Run], device: str, tf32: bool) -> list[tuple[Run, Ou
 
 
 @checked_by(_check_name)
-def stored(name: str, profile: str) -> tuple[pd.DataFrame, str]:
+def stored(
+    name: str, profile: str, seeds: int | None = None, *, variant: str = "code"
+) -> tuple[pd.DataFrame, str]:
     """The rows of an experiment in the profile asked for, or, saying so, in the other one.
 
-    Returns the table and the profile it is of; raises ``ValueError`` if the store has neither.
+    Only rows of the runs that :func:`runs` lists. Returns the table and the profile it is of;
+    raises ``ValueError`` if the store has neither.
     """
-    wanted = len(runs(name, profile))
-    table = results.table(name, profile)
+    table, wanted = _rows_of(name, profile, seeds, variant)
+    what = name if variant == "code" else f"{name}, variant {variant!r}"
     if len(table):
-        print(f"{len(table)} of {wanted} rows of {name} in the store, profile {profile!r}")
+        print(f"{len(table)} of {wanted} rows of {what} in the store, profile {profile!r}")
         return table, profile
     for other in PROFILES:
-        table = results.table(name, other)
+        table, _ = _rows_of(name, other, seeds, variant)
         if len(table):
-            print(f"no rows of {name} in profile {profile!r}; what follows is profile {other!r}")
+            print(f"no rows of {what} in profile {profile!r}; what follows is profile {other!r}")
             return table, other
-    return refuse("name", repr(name), "an experiment with stored rows (python -m attnmem run)")
+    return refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
+
+
+def _rows_of(name: str, profile: str, seeds: int | None, variant: str) -> tuple[pd.DataFrame, int]:
+    wanted = {run.key for run in runs(name, profile, seeds, variant=variant)}
+    have = results.known(name, profile)
+    return results.as_table(have[key] for key in have if key in wanted), len(wanted)
 
 
 class Progress(NamedTuple):
@@ -433,6 +477,8 @@ def run(
     limit_minutes: int | float | None = None,
     tf32: bool = False,
     recompute: bool = False,
+    variant: str = "code",
+    where: Mapping[str, Any] | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
     """Train what is missing of an experiment and append the rows; returns how many were added.
@@ -443,11 +489,13 @@ def run(
     Arguments
         ``executor``: anything with the interface of ``concurrent.futures`` (processes, or dask's
         ``Client.get_executor()``); by default units are trained here, one after the other.
-        ``seeds``: the first so many. ``limit_minutes``: start no unit after that time.
+        ``seeds``, ``variant``, ``where``: which of the trainings (see :func:`runs`).
+        ``limit_minutes``: start no unit after that time.
         ``recompute``: train again what shipped with the library (see :func:`missing`).
         ``report``: called after each unit.
     """
-    units = stacks(missing(name, profile, seeds, recompute=recompute))
+    chosen = {"variant": variant, "where": where}
+    units = stacks(missing(name, profile, seeds, recompute=recompute, **chosen))
     device = choose_device(device)
     start, rows = time.monotonic(), 0
 

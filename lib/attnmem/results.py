@@ -285,7 +285,11 @@ def known(experiment: str, profile: str) -> dict[str, tuple[Run, Outcome]]:
 
 def table(experiment: str, profile: str) -> pd.DataFrame:
     """The same rows as a table, in the columns of the file, without its checksums."""
-    rows = known(experiment, profile).values()
+    return as_table(known(experiment, profile).values())
+
+
+def as_table(rows: Iterable[tuple[Run, Outcome]]) -> pd.DataFrame:
+    """Rows as a table with a column for each field."""
     return pd.DataFrame(
         [dataclasses.asdict(run) | dataclasses.asdict(outcome) for run, outcome in rows],
         columns=[*CONFIGURATION, *MEASURED],

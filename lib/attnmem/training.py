@@ -39,20 +39,24 @@ class Variant(NamedTuple):
     ``shared_maps``: all heads share one map to dimension ``d_h`` and one back (the code, used where
     ``d_h`` differs from ``d``), or each head projects from dimension ``d`` (the equations).
     ``position_in_skip``: positions are added to the residual stream, or to the attention's input
-    only. ``scaled``: logits are divided by the root of ``d_h``, or not.
+    only. ``scaled``: logits are divided by the root of ``d_h``, or not. ``published_init``: initial
+    weights as in the published code, or PyTorch's defaults for an ``Embedding`` and a ``Linear``.
     """
 
-    shared_maps: bool
-    position_in_skip: bool
-    scaled: bool
+    shared_maps: bool = True
+    position_in_skip: bool = False
+    scaled: bool = True
+    published_init: bool = True
 
 
 VARIANTS = {
-    "code": Variant(shared_maps=True, position_in_skip=False, scaled=True),
-    "own-maps": Variant(shared_maps=False, position_in_skip=False, scaled=True),
-    "skip-positions": Variant(shared_maps=True, position_in_skip=True, scaled=True),
-    "unscaled": Variant(shared_maps=True, position_in_skip=False, scaled=False),
+    "code": Variant(),
+    "own-maps": Variant(shared_maps=False),
+    "skip-positions": Variant(position_in_skip=True),
+    "unscaled": Variant(scaled=False),
+    "default-init": Variant(published_init=False),
     "paper": Variant(shared_maps=False, position_in_skip=True, scaled=False),
+    "paper-default-init": Variant(False, True, False, False),
 }
 
 
@@ -79,21 +83,29 @@ def _linear(g: torch.Generator, outputs: int, inputs: int) -> Tensor:
     return _uniform(g, inputs**-0.5, outputs, inputs)
 
 
+def _embedding(g: torch.Generator, rows: int, dim: int) -> Tensor:
+    """PyTorch's default for ``Embedding(rows, dim)``."""
+    return torch.randn(rows, dim, generator=g)
+
+
 def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
-    """Initial weights of an attention-only or MLP transformer as the published code draws them."""
+    """Initial weights of an attention-only or MLP transformer, drawn as its variant says."""
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
     inner = d_h if shared else d
-    P = {"embedding": _linear(g, run.N, d), "unembedding": _linear(g, run.N, d)}
+    published = variant.published_init
+    table = _linear if published else _embedding
+    P = {"embedding": table(g, run.N, d), "unembedding": _linear(g, run.N, d)}
     for layer in range(run.layers):
         # open: three rows of positions for two places, a table for every layer
-        P[f"positions.{layer}"] = _linear(g, 3, d if variant.position_in_skip else inner)
+        P[f"positions.{layer}"] = table(g, 3, d if variant.position_in_skip else inner)
         if shared:  # open: without bias, as the heads are
             P[f"down.{layer}"] = _linear(g, d_h, d)
             P[f"up.{layer}"] = _linear(g, d, d_h)
-        xavier = math.sqrt(6 / (3 * d_h + inner))  # over the packed (3 d_h, inner) matrix
+        # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
+        bound = math.sqrt(6 / (3 * d_h + inner)) if published else inner**-0.5
         for name in ("W_Q", "W_K", "W_V"):
-            P[f"{name}.{layer}"] = _uniform(g, xavier, run.H, d_h, inner)
+            P[f"{name}.{layer}"] = _uniform(g, bound, run.H, d_h, inner)
         P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
         if run.width:
             P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _with_bias(g, run.width, d)
