@@ -44,6 +44,10 @@ def _field(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
+def _named(name: str, variant: str) -> str:
+    return name if variant == "code" else f"{name}, {variant}"
+
+
 def _clock(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
@@ -55,7 +59,7 @@ def _report(progress: Progress) -> None:
     shown = " ".join(f"{name}={value}" for name, value in sizes.items() if value is not None)
     rate = 60 * progress.rows / progress.seconds
     print(
-        f"[{progress.done}/{progress.units}] {run.experiment} {run.variant} {shown}: "
+        f"[{progress.done}/{progress.units}] {_named(run.experiment, run.variant)} {shown}: "
         f"{progress.rows} rows, "
         f"{rate:.1f} a minute, {_clock(progress.seconds_left)} left",
         flush=True,
@@ -94,7 +98,9 @@ def _run(arguments: argparse.Namespace) -> int:
     for name, chosen in jobs:
         rows = _run_job(arguments, name, chosen)
         left = experiments.missing(name, arguments.profile, recompute=arguments.recompute, **chosen)
-        print(f"{name}, {chosen['variant']}: {rows} rows added, {len(left)} missing", flush=True)
+        print(
+            f"{_named(name, chosen['variant'])}: {rows} rows added, {len(left)} missing", flush=True
+        )
     return 0
 
 

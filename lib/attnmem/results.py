@@ -78,7 +78,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured. ``tf32``: whether reduced-precision products were asked for."""
+    """What a run measured.
+
+    ``tf32``: whether reduced-precision products were asked for. ``curve``: accuracy on all the
+    associations there are after every epoch, to four places, where the training records it.
+    """
 
     accuracy: float | None
     loss: float
@@ -87,6 +91,7 @@ class Outcome:
     torch: str
     commit: str
     tf32: bool = False
+    curve: tuple[float, ...] | None = None
 
 
 CONFIGURATION = [field.name for field in dataclasses.fields(Run)]
@@ -96,7 +101,7 @@ WHOLE = {"N", "n", "T", "d", "d_h", "H", "width", "layers", "seed", "steps", "ba
 WHOLE |= {"evaluate_every"}
 REAL = {"lr", "lr_start", "lr_end", "accuracy", "loss", "wall_s"}
 TRUTH = {"early_stop", "tf32"}
-OPTIONAL = {"N", "n", "width", "context", "evaluate_every", "early_stop", "accuracy"}
+OPTIONAL = {"N", "n", "width", "context", "evaluate_every", "early_stop", "accuracy", "curve"}
 
 
 class DamagedResultsError(ValueError):
@@ -109,6 +114,8 @@ class DamagedResultsError(ValueError):
 def _text(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, tuple):
+        return " ".join(f"{x:.4f}" for x in value)
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -140,13 +147,19 @@ def _value(name: str, text: str) -> object:
     if name in WHOLE:
         return int(text)
     if name in REAL:
-        value = float(text)
-        if not math.isfinite(value):
-            raise ValueError(text)
-        return value
+        return _finite(text)
+    if name == "curve":
+        return tuple(_finite(part) for part in text.split(" "))
     if not text:
         raise ValueError("empty")
     return text
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _parse(fields: list[str], experiment: str, profile: str) -> tuple[Run, Outcome]:

@@ -43,6 +43,23 @@ def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
     return Bigrams(tokens, table[tokens[:, 0], tokens[:, 1]], table)
 
 
+def _check_associations(generator, vocab, count) -> None:
+    check_integer("vocab", vocab, least=2)
+    check_integer("count", count, most=vocab**2)
+
+
+@checked_by(_check_associations)
+def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
+    """``count`` different pairs over ``vocab`` tokens, each followed by its table entry.
+
+    The pairs are a uniformly random subset of all ``vocab**2``.
+    """
+    table = torch.randint(vocab, (vocab, vocab), generator=generator)
+    chosen = torch.randperm(vocab * vocab, generator=generator)[:count]
+    tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
+    return Bigrams(tokens, table.flatten()[chosen], table)
+
+
 def _check_context_queries(generator, examples, context, dim, shared, classes) -> None:
     for name, value in (("examples", examples), ("context", context), ("dim", dim)):
         check_integer(name, value)

@@ -29,8 +29,15 @@ from .checks import refuse
 from .results import Outcome, Run
 
 Parameters = dict[str, Tensor]
-Found = tuple[float | None, float]  # accuracy (None for real labels) and loss
 LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
+
+
+class Found(NamedTuple):
+    """What a run reached: accuracy (None for real labels), loss, accuracy after every epoch."""
+
+    accuracy: float | None
+    loss: float
+    curve: tuple[float, ...] | None = None
 
 
 class Variant(NamedTuple):
@@ -319,22 +326,20 @@ def _losses(outputs: Tensor, labels: Tensor) -> Float[Tensor, "R B"]:
 
 
 def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
-    """Accuracy (mean over the last hundred batches but one) and loss there, for every run."""
+    """Accuracy (mean over the last hundred batches but one) and loss there, for every run.
+
+    The curve is the accuracy on all pairs that there are, after every epoch.
+    """
     stack = Stack(runs, device, aot_parameters)
     run = runs[0]
     data = [tasks.bigrams(generator(run, "data"), run.N, run.T) for run in runs]
-    tokens, labels = (torch.stack([d[i] for d in data]).to(device) for i in (0, 1))
+    tokens, labels, tables = (torch.stack(part).to(device) for part in zip(*data, strict=True))
     orders = [generator(run, "order") for run in runs]
     batches = run.T // run.batch
-
-    def model(tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = aot_logits(stack.parameters, run, tokens)
-        return F.cross_entropy(outputs, answers, reduction="none").mean(dim=1), outputs
-
     first = slice(run.batch)
-    step = stepper(stack, model, (tokens[:, first], labels[:, first]))
+    step = stepper(stack, _bigram_model(stack), (tokens[:, first], labels[:, first]))
     watched = range(run.steps)[LAST_BATCHES]
-    seen = []
+    seen, curve = [], []
     for epoch in range(run.steps // batches):
         order = torch.stack([torch.randperm(run.T, generator=g) for g in orders]).to(device)
         shuffled = torch.take_along_dim(tokens, order[..., None], dim=1)
@@ -344,9 +349,72 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
             part = slice(batch * run.batch, (batch + 1) * run.batch)
             loss, outputs = step(shuffled[:, part], answers[:, part])
             if epoch * batches + batch in watched:
-                right = (outputs.argmax(dim=1) == answers[:, part]).double().mean(dim=1)
-                seen.append(torch.stack([right, loss]))
-    return [tuple(found) for found in torch.stack(seen).mean(dim=0).T.tolist()]
+                seen.append(torch.stack([_right(outputs, answers[:, part]), loss]))
+        curve.append(_right_of_all(stack, tables))
+    ends = torch.stack(seen).mean(dim=0).T.tolist()
+    curves = [[round(x, 4) for x in path] for path in torch.stack(curve, dim=1).tolist()]
+    return [Found(*end, tuple(path)) for end, path in zip(ends, curves, strict=True)]
+
+
+def _bigram_model(stack: Stack) -> Callable[..., tuple[Tensor, Tensor]]:
+    def model(tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = aot_logits(stack.parameters, stack.runs[0], tokens)
+        return F.cross_entropy(outputs, answers, reduction="none").mean(dim=1), outputs
+
+    return model
+
+
+def _right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Float[Tensor, " R"]:
+    return (outputs.argmax(dim=1) == answers).double().mean(dim=1)
+
+
+@torch.no_grad()
+def _right_of_all(stack: Stack, tables: Int[Tensor, "R N N"], chunk: int = 8192) -> Tensor:
+    """The share of all pairs whose next token is predicted, for every run."""
+    N = tables.shape[-1]
+    pairs = torch.cartesian_prod(*[torch.arange(N, device=tables.device)] * 2)
+    answers = tables.flatten(1)
+    right = 0.0
+    for start in range(0, N * N, chunk):
+        part = slice(start, start + chunk)
+        outputs = aot_logits(
+            stack.parameters, stack.runs[0], pairs[part].expand(len(tables), -1, -1)
+        )
+        right = right + (outputs.argmax(dim=1) == answers[:, part]).double().sum(dim=1)
+    return right / N**2
+
+
+def train_associations(runs: Sequence[Run], device: torch.device) -> list[Found]:
+    """The best accuracy on the way, and the loss there, for every run.
+
+    Each step takes all ``T`` associations, which are different pairs. A run is looked at every
+    ``evaluate_every`` steps, and leaves the stack when all its answers are right.
+    """
+    stack = Stack(runs, device, aot_parameters)
+    data = [tasks.associations(generator(run, "data"), run.N, run.T) for run in runs]
+    tokens, labels = (torch.stack([d[i] for d in data]).to(device) for i in (0, 1))
+    step = stepper(stack, _bigram_model(stack), (tokens, labels))
+    best: dict[str, Found] = {}
+    for count in range(1, runs[0].steps + 1):
+        stack.set_rate(linear_by_epoch(runs[0], count - 1))
+        loss, outputs = step(tokens, labels)
+        if count % runs[0].evaluate_every and count < runs[0].steps:
+            continue
+        now = zip(_right(outputs, labels).tolist(), loss.tolist(), strict=True)
+        for run, found in zip(stack.runs, now, strict=True):
+            best[run.key] = max(Found(*found), best.get(run.key, Found(0.0, math.inf)), key=_merit)
+        left = [i for i, run in enumerate(stack.runs) if best[run.key].accuracy < 1]
+        if not left:
+            break
+        if len(left) < len(stack.runs):
+            stack.keep(left)
+            tokens, labels = tokens[left], labels[left]
+            step = stepper(stack, _bigram_model(stack), (tokens, labels))
+    return [best[run.key] for run in runs]
+
+
+def _merit(found: Found) -> tuple[float, float]:
+    return found.accuracy, -found.loss
 
 
 def linear_by_epoch(run: Run, epoch: int) -> float:
@@ -375,7 +443,7 @@ def train_memorization(runs: Sequence[Run], device: torch.device) -> list[Found]
         if count % runs[0].evaluate_every and count < runs[0].steps:
             continue
         for run, now in zip(stack.runs, _evaluate(stack, data), strict=True):
-            if run.key not in best or now[1] < best[run.key][1]:
+            if run.key not in best or now.loss < best[run.key].loss:
                 best[run.key] = now
         left = [i for i, run in enumerate(stack.runs) if not _finished(run, best[run.key])]
         if not left:
@@ -398,7 +466,7 @@ def _memorization_step(stack: Stack, data: _Examples) -> Step:
 
 
 def _finished(run: Run, found: Found) -> bool:
-    return bool(run.early_stop) and found[0] == 1.0
+    return bool(run.early_stop) and found.accuracy == 1.0
 
 
 def warmup_cosine(run: Run, step: int) -> float:
@@ -474,13 +542,19 @@ def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
             right = right + (outputs.argmax(-1) == labels).double().sum(dim=1)
     losses = (total / data.T).tolist()
     if data.labels.is_floating_point():
-        return [(None, loss) for loss in losses]
-    return list(zip((right / data.T).tolist(), losses, strict=True))
+        return [Found(None, loss) for loss in losses]
+    return [Found(*found) for found in zip((right / data.T).tolist(), losses, strict=True)]
 
 
 # --- any stack ------------------------------------------------------------------------------------
 
-LOOPS = {"aot": train_bigrams, "mlp": train_bigrams, "mha": train_memorization}
+LOOPS = {
+    "bigrams": train_bigrams,
+    "associations": train_associations,
+    "classes": train_memorization,
+    "reals": train_memorization,
+}
+MODELS = ("aot", "mlp", "mha")
 
 
 def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> list[Outcome]:
@@ -493,19 +567,19 @@ def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> li
     if len(names) != 1:
         refuse("runs", f"{len(names)} different configurations", "runs that differ by their seed")
     [name] = names
-    if name.model not in LOOPS or (name.model != "mha" and name.variant not in VARIANTS):
-        refuse(
-            "runs", f"model {name.model!r}, variant {name.variant!r}", "a known model and variant"
-        )
+    known = name.model in MODELS and (name.model == "mha" or name.variant in VARIANTS)
+    if not known or name.task not in LOOPS:
+        what = f"model {name.model!r}, variant {name.variant!r}, task {name.task!r}"
+        refuse("runs", what, "a known model, variant and task")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     place = torch.device(device)
     start = time.perf_counter()
     with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
-        found = LOOPS[name.model](runs, place)
+        found = LOOPS[name.task](runs, place)
     seconds = (time.perf_counter() - start) / len(runs)
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     versions = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
     return [
-        Outcome(accuracy, loss, round(seconds, 3), **versions, tf32=tf32)
-        for accuracy, loss in found
+        Outcome(end.accuracy, end.loss, round(seconds, 3), **versions, tf32=tf32, curve=end.curve)
+        for end in found
     ]

@@ -53,7 +53,10 @@ def path(tmp_path):
 
 def test_rows_come_back_as_they_went(tmp_path, path):
     odd = dataclasses.replace(RUN, experiment="trial", width=7, early_stop=False, context="shared")
-    written = [*rows(3), (odd, dataclasses.replace(OUTCOME, accuracy=None, tf32=True))]
+    written = [
+        *rows(3),
+        (odd, dataclasses.replace(OUTCOME, accuracy=None, tf32=True, curve=(0.5, 0.0625))),
+    ]
     assert results.append(written, tmp_path) == 4
     assert list(results.read(path).values()) == written
     assert results.append(written, tmp_path) == 0

@@ -20,6 +20,16 @@ def test_bigrams_follow_one_fixed_table():
     assert (counts - 3000 / 49).abs().max() < 5 * (3000 / 49) ** 0.5  # five standard deviations
 
 
+def test_associations_are_different_pairs_and_follow_the_table():
+    data = tasks.associations(g(), vocab=7, count=40)
+    assert len(set(map(tuple, data.tokens.tolist()))) == 40
+    assert torch.equal(data.next_tokens, data.table[data.tokens[:, 0], data.tokens[:, 1]])
+    everything = tasks.associations(g(1), vocab=7, count=49)
+    assert sorted(everything.tokens.tolist()) == [[a, b] for a in range(7) for b in range(7)]
+    with pytest.raises(ValueError, match=r"^count: got 50; expected .* 49"):
+        tasks.associations(g(), vocab=7, count=50)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("classes", [None, 5])
 def test_contexts_and_queries(shared, classes):

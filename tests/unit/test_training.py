@@ -32,6 +32,12 @@ def memorization_run(**changes):
     return Run(experiment="test", profile="test", **(sizes | protocol | changes))
 
 
+def association_run(**changes):
+    protocol = {"task": "associations", "T": 30, "batch": 30, "evaluate_every": 10}
+    protocol |= {"lr": 1e-2, "lr_start": 1.0, "lr_end": 0.1, "early_stop": True}
+    return bigram_run(**(protocol | changes))
+
+
 FAMILIES = {
     **{variant: bigram_run(variant=variant) for variant in training.VARIANTS},
     **{f"{v}, narrow": bigram_run(variant=v, d_h=3) for v in training.VARIANTS},
@@ -39,6 +45,7 @@ FAMILIES = {
     "three layers, paper": bigram_run(layers=3, variant="paper"),
     "mlp": bigram_run(model="mlp", H=1, width=12),
     "three mlp layers": bigram_run(model="mlp", H=1, width=12, layers=3),
+    "all associations at once": association_run(d=3, d_h=2, H=1, T=40, batch=40),
     "shared context": memorization_run(),
     "own contexts": memorization_run(context="random"),
     "shared context, reals": memorization_run(task="reals", N=None),
@@ -57,7 +64,7 @@ def test_a_run_in_a_stack_follows_the_run_alone(name, monkeypatch):
 
     monkeypatch.setattr(training.Stack, "step", recorded)
     runs = [dataclasses.replace(FAMILIES[name], seed=seed) for seed in range(3)]
-    loop = training.LOOPS[runs[0].model]
+    loop = training.LOOPS[runs[0].task]
     paths.append([])
     together = loop(runs, CPU)
     for i, run in enumerate(runs):
@@ -66,8 +73,8 @@ def test_a_run_in_a_stack_follows_the_run_alone(name, monkeypatch):
         stacked = torch.stack([losses[i] for losses in paths[0]])
         torch.testing.assert_close(stacked, torch.cat(paths[-1]), rtol=2e-3, atol=2e-5)
         torch.testing.assert_close(stacked[:10], torch.cat(paths[-1])[:10], rtol=1e-5, atol=1e-6)
-        assert together[i][1] == pytest.approx(alone[1], rel=2e-3, abs=2e-5)
-    assert len({round(loss, 6) for _, loss in together}) == 3  # three seeds, three runs
+        assert together[i].loss == pytest.approx(alone.loss, rel=2e-3, abs=2e-5)
+    assert len({round(found.loss, 6) for found in together}) == 3  # three seeds, three runs
 
 
 def test_the_paper_variant_is_the_papers_model():
@@ -212,8 +219,45 @@ def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(mo
     assert sorted(sizes, reverse=True) == sizes
     for run, found in zip(runs, together, strict=True):
         [alone] = training.train_memorization([run], CPU)
-        assert found[0] == alone[0] == 1.0
-        assert found[1] == pytest.approx(alone[1], rel=1e-2)
+        assert found.accuracy == alone.accuracy == 1.0
+        assert found.loss == pytest.approx(alone.loss, rel=1e-2)
+
+
+def test_the_curve_is_the_accuracy_on_all_pairs():
+    """One run by hand, and its accuracy by the published model after every epoch."""
+    run = bigram_run(N=6, T=96, steps=9)
+    [found] = training.train_bigrams([run], CPU)
+    data = training.tasks.bigrams(training.generator(run, "data"), run.N, run.T)
+    stack = training.Stack([run], CPU, training.aot_parameters)
+    order = training.generator(run, "order")
+    everything = torch.cartesian_prod(torch.arange(6), torch.arange(6))
+    curve = []
+    for epoch in range(3):
+        stack.set_rate(training.linear_by_epoch(run, epoch))
+        for part in torch.randperm(run.T, generator=order).split(run.batch):
+            logits = training.aot_logits(stack.parameters, run, data.tokens[None, part])
+            stack.step(F.cross_entropy(logits, data.next_tokens[None, part])[None])
+        P = {name: W.detach()[0] for name, W in stack.parameters.items()}
+        answers = PublishedBigramModel(run, P)(everything).argmax(dim=-1)
+        curve.append((answers == data.table.flatten()).double().mean().item())
+    assert found.curve == pytest.approx(curve, abs=6e-5)
+
+
+def test_associations_that_fit_are_memorized_and_leave_the_stack(monkeypatch):
+    sizes = []
+
+    def counted(stack, loss, step=training.Stack.step):
+        sizes.append(len(stack.runs))
+        step(stack, loss)
+
+    monkeypatch.setattr(training.Stack, "step", counted)
+    easy = [association_run(d=8, d_h=8, H=4, steps=600, seed=seed) for seed in range(3)]
+    assert [found.accuracy for found in training.train_associations(easy, CPU)] == [1.0] * 3
+    assert len(sizes) < 600
+    assert sizes == sorted(sizes, reverse=True)
+    hard = association_run(d=1, d_h=1, H=1, T=49, batch=49, steps=50)
+    [found] = training.train_associations([hard], CPU)
+    assert 0 < found.accuracy < 1
 
 
 @pytest.mark.parametrize("steps_before", [0, 5])
@@ -241,9 +285,12 @@ def test_a_rehearsal_leaves_no_trace(steps_before):
 
 def test_best_weights_count_not_the_last(monkeypatch):
     run = memorization_run(steps=6, evaluate_every=1)
-    found = iter([(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.5), (0.1, 4.0), (0.4, 1.1)])
+    found = iter(
+        training.Found(*pair)
+        for pair in [(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.5), (0.1, 4.0), (0.4, 1.1)]
+    )
     monkeypatch.setattr(training, "_evaluate", lambda stack, data: [next(found)])
-    assert training.train_memorization([run], CPU) == [(0.5, 1.0)]
+    assert training.train_memorization([run], CPU) == [training.Found(0.5, 1.0)]
 
 
 def test_an_outcome_says_where_it_comes_from():
