@@ -11,8 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
-from . import experiments, results
+from . import capacity, experiments, results
+from .capacity import SEARCHES
 from .experiments import EXPERIMENTS, PROFILES, Progress
+from .results import Run
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,6 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
     )
+    search = commands.add_parser("search", help="how many associations training memorizes")
+    search.add_argument("names", nargs="+", metavar="NAME", choices=SEARCHES)
+    search.add_argument("--profile", choices=PROFILES, default="paper")
+    search.add_argument("--device", default="auto")
     return parser
 
 
@@ -70,6 +76,22 @@ def _list() -> int:
     for name, experiment in EXPERIMENTS.items():
         counts = ", ".join(f"{len(experiments.runs(name, p))} {p}" for p in PROFILES)
         print(f"{name:28} {counts:22} {experiment.source}; {', '.join(experiment.variants)}")
+    for name, search in SEARCHES.items():
+        counts = ", ".join(f"{len(search.cells[p])} {p}" for p in PROFILES)
+        print(f"{name:28} {counts:22} {search.source}; a search")
+    return 0
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    def report(run: Run, memorized: bool) -> None:
+        sizes = f"d={run.d} d_h={run.d_h} H={run.H}"
+        verb = "memorized" if memorized else "not memorized"
+        print(f"{run.experiment} {sizes}: {run.T} {verb}", flush=True)
+
+    _keep_memory()
+    for name in arguments.names:
+        rows = capacity.search(name, arguments.profile, arguments.device, report)
+        print(f"{name}: {rows} rows added, all cells searched", flush=True)
     return 0
 
 
@@ -154,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
             return _list()
         if arguments.command == "status":
             return _status(arguments.profile)
-        return _run(arguments)
+        return {"run": _run, "search": _search}[arguments.command](arguments)
     except (ValueError, results.DamagedResultsError) as error:
         print(error, file=sys.stderr)
         return 1

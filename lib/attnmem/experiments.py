@@ -205,6 +205,35 @@ DANA = {
 }
 
 
+# --- Is the MLP harder to train? Exp. 5 at other rates, and for longer ----------------------------
+
+
+EXP5_AOT = _bigrams(_grid(d=[10], H=[21]), **EXP5)
+EXP5_MLP = _mlp(_grid(d=[10], step=[20]), lambda d, step: 2 * d * step, lr_end=0.001, **EXP5)
+QUICK_AOT = _bigrams(_grid(d=[4], H=[3]), **QUICK)
+QUICK_MLP = _mlp(_grid(d=[4], step=[2]), lambda d, step: 2 * d * step, lr_end=0.001, **QUICK)
+OTHER_RATES = (0.01, 0.03, 0.3)  # the published one is 0.1; multiplied by 0.1 at the start
+LONGER = 4
+
+
+def _ours(source: str, paper: Cells, quick: Cells, axis: str, values: Callable) -> Experiment:
+    cells = {"paper": paper, "quick": quick}
+    swept = {p: [c | {axis: v} for c in cells[p] for v in values(c)] for p in PROFILES}
+    return Experiment(f"{source} (not in the paper)", swept, {"paper": 3, "quick": 2})
+
+
+OURS = {
+    f"dana-exp5-{model}-{change}": _ours(
+        f"Dana et al. 2025, Exp. 5, {model}, {change}", *cells, axis, values
+    )
+    for model, *cells in (("aot", EXP5_AOT, QUICK_AOT), ("mlp", EXP5_MLP, QUICK_MLP))
+    for change, axis, values in (
+        ("rates", "lr", lambda _: OTHER_RATES),
+        ("longer", "steps", lambda cell: [LONGER * cell["steps"]]),
+    )
+}
+
+
 # --- Mahdavi et al. -------------------------------------------------------------------------------
 
 HEADS = CONTEXTS = (1, 5, 10, 20, 30, 40, 50, 60)
@@ -330,7 +359,8 @@ MAHDAVI = {
     ),
 }
 
-EXPERIMENTS = MAHDAVI | DANA
+PUBLISHED = MAHDAVI | DANA
+EXPERIMENTS = PUBLISHED | OURS
 
 
 # --- running --------------------------------------------------------------------------------------

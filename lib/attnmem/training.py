@@ -124,6 +124,14 @@ def _with_bias(g: torch.Generator, outputs: int, inputs: int) -> tuple[Tensor, T
     return _linear(g, outputs, inputs), _uniform(g, inputs**-0.5, outputs)
 
 
+def parameter_count(run: Run) -> int:
+    """Trained numbers of a model that the loss depends on: all but the unused third position."""
+    initial = mha_parameters if run.model == "mha" else aot_parameters
+    P = initial(run, generator(run, "weights"))
+    unused = sum(x[run.n :].numel() for name, x in P.items() if name.startswith("positions."))
+    return sum(x.numel() for x in P.values()) - unused
+
+
 def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
     """Initial weights of the model that Mahdavi et al. train (``d_v = 1``)."""
     d, d_h, H = run.d, run.d_h, run.H

@@ -73,14 +73,57 @@ COUNTS = {
 
 
 def test_every_published_experiment_has_every_run():
-    assert {name: len(of(name)) for name in experiments.EXPERIMENTS} == COUNTS
+    assert {name: len(of(name)) for name in experiments.PUBLISHED} == COUNTS
     mahdavi = [n for n in COUNTS if n.startswith("mahdavi")]
     assert sum(len(experiments.runs(n, "paper", seeds=1)) for n in mahdavi) == 342
 
 
 def test_no_two_runs_are_the_same():
-    runs = [r for n in COUNTS for p in experiments.PROFILES for r in of(n, p)]
+    runs = [
+        run
+        for name, experiment in experiments.EXPERIMENTS.items()
+        for profile in experiments.PROFILES
+        for variant in experiment.variants
+        for run in experiments.runs(name, profile, variant=variant)
+    ]
     assert len({run.key for run in runs}) == len(runs)
+    assert len({run.key for run in runs}) > sum(COUNTS.values())
+
+
+def test_variants_differ_by_their_name_only():
+    assert [run.variant for run in experiments.runs("dana-exp6", "paper", 1, variant="paper")] == (
+        6 * ["paper"]
+    )
+    for name in ("dana-exp2", "dana-exp3", "dana-exp6", "dana-dim2"):
+        for variant in experiments.EXPERIMENTS[name].variants:
+            theirs = [
+                dataclasses.replace(run, variant="code")
+                for run in experiments.runs(name, "paper", variant=variant)
+            ]
+            assert theirs == of(name)
+
+
+def test_a_part_of_a_grid():
+    part = experiments.runs("dana-exp1", "paper", 2, where={"d": 10, "H": 6})
+    assert [(run.d, run.H, run.seed) for run in part] == [(10, 6, 0), (10, 6, 1)]
+    assert set(part) < set(of("dana-exp1"))
+
+
+def test_the_other_trainings_of_experiment_5_change_one_thing():
+    for model in ("aot", "mlp"):
+        [published] = {
+            dataclasses.replace(run, seed=0)
+            for run in experiments.runs(f"dana-exp5-{model}", "paper", where={"d": 10})
+            if (run.H, run.width) in ((21, None), (1, 400))
+        }
+        for change, field, expected in (
+            ("rates", "lr", {0.01, 0.03, 0.3}),
+            ("longer", "steps", {65536}),
+        ):
+            runs = of(f"dana-exp5-{model}-{change}")
+            assert {getattr(run, field) for run in runs} == expected
+            back = {"experiment": published.experiment, field: getattr(published, field), "seed": 0}
+            assert {dataclasses.replace(run, **back) for run in runs} == {published}
 
 
 @pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
@@ -316,6 +359,8 @@ def test_the_command_runs_from_a_source_tree_alone(store):
         (lambda: experiments.runs("dana-exp9", "paper"), "name"),
         (lambda: experiments.runs("dana-exp1", "full"), "profile"),
         (lambda: experiments.runs("dana-exp1", "paper", seeds=0), "seeds"),
+        (lambda: experiments.runs("dana-exp1", "paper", variant="paper"), "variant"),
+        (lambda: experiments.runs("dana-exp1", "paper", where={"depth": 3}), "where"),
     ],
 )
 def test_bad_arguments_are_named(call, name):

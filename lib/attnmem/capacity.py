@@ -1,0 +1,181 @@
+"""How many associations training memorizes without an error, by bisection over their number.
+
+The accuracy of an overloaded model says how much of a table it gets right; its *capacity* is the
+size of the largest table that it gets right entirely, and that is what a capacity theorem bounds.
+``search`` trains, and appends every training as a row; ``found`` reads off the rows what they show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from . import bounds, experiments, results, training
+from .checks import checked_by, refuse
+from .experiments import PROFILES, Cells
+from .results import Run
+
+
+class Search(NamedTuple):
+    """The shapes of model to search at, for each profile, and how often each size is tried."""
+
+    source: str
+    cells: dict[str, Cells]
+    restarts: dict[str, int]
+
+
+class Bracket(NamedTuple):
+    """The largest number that was memorized, and the smallest that was not (None: all were)."""
+
+    memorized: int
+    failed: int | None
+
+
+def _associations(cells: Cells, **changes: Any) -> Cells:
+    """Whole-set trainings of the paper's equations; the rate falls linearly to a tenth."""
+    common = {
+        "model": "aot",
+        "variant": "paper",
+        "N": 50,
+        "n": 2,
+        "width": None,
+        "layers": 1,
+        "steps": 10_000,
+        "task": "associations",
+        "context": None,
+        "schedule": "linear",
+        "lr": 3e-3,
+        "lr_start": 1.0,
+        "lr_end": 0.1,
+        "evaluate_every": 50,
+        "early_stop": True,
+    }
+    return [common | changes | {"d_h": cell["d"]} | cell for cell in cells]
+
+
+SEARCHES = {
+    "dana-capacity": Search(
+        "associations of Dana et al. 2025, memorized without an error",
+        {
+            "paper": _associations(
+                [{"d": 10, "H": H} for H in (1, 2, 4, 8)]
+                + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
+                + [{"d": 5, "H": H} for H in (4, 8, 16)]
+            ),
+            "quick": _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
+        },
+        {"paper": 4, "quick": 2},
+    )
+}
+
+
+def _check_name(name, profile) -> None:
+    if name not in SEARCHES:
+        refuse("name", repr(name), f"one of {', '.join(SEARCHES)}")
+    if profile not in PROFILES:
+        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+
+
+def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
+    """Double from ``start`` until something fails, then halve the gap to 2% of what is memorized.
+
+    As if what memorizes more also memorized less, which luck may break: where one size fails and a
+    larger one would not, the smaller answer is given.
+
+    >>> bisect(lambda T: T <= 700, start=50, most=2500)
+    Bracket(memorized=700, failed=712)
+    """
+    low, high = 0, most + 1
+    size = min(start, most)
+    while high - low > max(1, low // 50):
+        if memorizes(size):
+            low = size
+        else:
+            high = size
+        size = min(2 * low, most) if high > most else (low + high) // 2
+    return Bracket(low, high if high <= most else None)
+
+
+def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
+    """The trainings that decide whether ``size`` associations are memorized."""
+    sizes = {"T": size, "batch": size}
+    return [
+        Run(experiment=name, profile=profile, seed=seed, **cell, **sizes)
+        for seed in range(SEARCHES[name].restarts[profile])
+    ]
+
+
+class _Unknown(Exception):
+    pass
+
+
+def _bracket(cell: dict[str, Any], accuracies: Callable[[int], list[float]]) -> Bracket:
+    start = bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])
+    return bisect(lambda size: max(accuracies(size)) == 1, start, cell["N"] ** 2)
+
+
+@checked_by(lambda name, profile, device, report: _check_name(name, profile))
+def search(
+    name: str,
+    profile: str = "paper",
+    device: str = "auto",
+    report: Callable[[Run, bool], None] | None = None,
+) -> int:
+    """Train what the bisections still need and append the rows; returns how many were added.
+
+    A size counts as memorized if one of the restarts has every answer right. The path of a
+    bisection follows from the rows, so an interrupted search goes on where it was. ``report`` is
+    called after each size with its first run and whether it was memorized.
+    """
+    device, added = experiments.choose_device(device), 0
+
+    for cell in SEARCHES[name].cells[profile]:
+
+        def accuracies(size: int, cell: dict[str, Any] = cell) -> list[float]:
+            nonlocal added
+            runs = probe(name, profile, cell, size)
+            known = results.known(name, profile)
+            if new := [run for run in runs if run.key not in known]:
+                added += results.append(zip(new, training.train(new, device=device), strict=True))
+                known = results.known(name, profile)
+            reached = [known[run.key][1].accuracy for run in runs]
+            if new and report:
+                report(runs[0], max(reached) == 1)
+            return reached
+
+        _bracket(cell, accuracies)
+    return added
+
+
+@checked_by(_check_name)
+def found(name: str, profile: str) -> pd.DataFrame:
+    """What the stored rows show: one line for every cell whose bisection is complete.
+
+    Columns: the cell's sizes, ``memorized`` and ``failed`` (see :class:`Bracket`; missing if
+    everything was memorized), ``bound`` (``H d_h + d``) and ``parameters`` of the model.
+    """
+    known = results.known(name, profile)
+
+    def accuracies(size: int) -> list[float]:
+        runs = probe(name, profile, cell, size)
+        if any(run.key not in known for run in runs):
+            raise _Unknown
+        return [known[run.key][1].accuracy for run in runs]
+
+    lines = []
+    for cell in SEARCHES[name].cells[profile]:
+        try:
+            bracket = _bracket(cell, accuracies)
+        except _Unknown:
+            continue
+        sizes = {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
+        [run] = probe(name, profile, cell, 1)[:1]
+        lines.append(
+            sizes
+            | bracket._asdict()
+            | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
+            | {"parameters": training.parameter_count(run)}
+        )
+    return pd.DataFrame(lines)

@@ -1,0 +1,94 @@
+"""Bisection finds the edge, from rows alone, and resumes."""
+
+import pytest
+
+from attnmem import capacity, results, training
+from attnmem.results import Outcome
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    """An empty store, with nothing shipped."""
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
+    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
+
+
+@pytest.mark.parametrize("edge", [0, 1, 2, 49, 50, 51, 333, 700, 2499, 2500, 10**6])
+@pytest.mark.parametrize("start", [1, 50, 3000])
+def test_bisection_against_the_known_edge(edge, start):
+    asked = []
+
+    def memorizes(size):
+        asked.append(size)
+        return size <= edge
+
+    low, high = capacity.bisect(memorizes, start, most=2500)
+    assert low <= min(edge, 2500)
+    assert min(asked) >= 1
+    assert max(asked) <= 2500
+    assert len(asked) == len(set(asked)) <= 25
+    if edge >= 2500:
+        assert (low, high) == (2500, None)
+    else:
+        assert low <= edge < high
+        assert high - low <= max(1, low // 50)
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Training by decree: the second restart memorizes up to 10 H associations."""
+    calls = []
+
+    def train(runs, *, device):
+        if len(calls) == 3:
+            calls.append("interrupted")
+            raise Interrupted
+        calls.append([run.T for run in runs])
+        good = [run.seed == 1 and run.T <= 10 * run.H for run in runs]
+        return [Outcome(1.0 if ok else 0.9, 0.1, 0.0, device, "2", "abc") for ok in good]
+
+    monkeypatch.setattr(training, "train", train)
+    return calls
+
+
+def test_a_search_resumes_and_its_rows_tell_all(instant):
+    with pytest.raises(Interrupted):
+        capacity.search("dana-capacity", "quick", "cpu")
+    assert len(results.known("dana-capacity", "quick")) == 3 * 2
+    seen = []
+    added = capacity.search(
+        "dana-capacity", "quick", "cpu", report=lambda run, good: seen.append((run.T, good))
+    )
+    assert added == 2 * len(seen)
+    assert 3 + len(seen) == len([call for call in instant if call != "interrupted"])
+    assert capacity.search("dana-capacity", "quick", "cpu") == 0
+    table = capacity.found("dana-capacity", "quick")
+    assert table[["H", "memorized", "failed", "bound"]].to_numpy().tolist() == [
+        [1, 10, 11, 6],
+        [2, 20, 21, 9],
+    ]
+
+
+def test_an_unfinished_search_is_not_reported(instant):
+    with pytest.raises(Interrupted):
+        capacity.search("dana-capacity", "quick", "cpu")
+    assert capacity.found("dana-capacity", "quick").empty
+
+
+def test_the_parameters_are_those_of_the_equations():
+    """Tables, two positions, four maps a head."""
+    cell = capacity.SEARCHES["dana-capacity"].cells["paper"][0]
+    [run] = capacity.probe("dana-capacity", "paper", cell, 100)[:1]
+    N, d, d_h, H = run.N, run.d, run.d_h, run.H
+    assert training.parameter_count(run) == 2 * N * d + 2 * d + 4 * H * d * d_h
+
+
+@pytest.mark.parametrize("arguments", [("dana-size", "paper"), ("dana-capacity", "full")])
+def test_unknown_names_are_refused(arguments):
+    for function in (capacity.search, capacity.found):
+        with pytest.raises(ValueError, match=r"^(name|profile): got '(dana-size|full)'; expected"):
+            function(*arguments)
