@@ -475,6 +475,29 @@ def _rows_of(name: str, profile: str, seeds: int | None, variant: str) -> tuple[
     return results.as_table(have[key] for key in have if key in wanted), len(wanted)
 
 
+def repeat(
+    name: str,
+    profile: str,
+    *,
+    variant: str = "code",
+    where: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
+) -> tuple[Any, Any]:
+    """The first stored training of a part of a grid, done again on the CPU: (now, its row).
+
+    The two accuracies; or, of the first ``epochs`` only, the two curves.
+    """
+    [run, *_] = runs(name, profile, 1, variant=variant, where=where)
+    known = results.known(name, profile)
+    if run.key not in known:
+        refuse("where", f"{name}, {variant}, {where}", "a run whose row is in the store")
+    _, row = known[run.key]
+    if epochs is not None:
+        return training.opening(run, epochs), row.curve[:epochs]
+    [outcome] = training.train([run], device="cpu")
+    return outcome.accuracy, row.accuracy
+
+
 class Progress(NamedTuple):
     """After each unit: units done and all, rows written, seconds spent, the unit's first run."""
 

@@ -13,9 +13,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -338,6 +339,26 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
 
     The curve is the accuracy on all pairs that there are, after every epoch.
     """
+    watched, curve = zip(*_epochs(runs, device), strict=True)
+    ends = torch.stack([*itertools.chain(*watched)]).mean(dim=0).T.tolist()
+    curves = torch.stack(curve, dim=1).tolist()
+    return [Found(*end, _rounded(path)) for end, path in zip(ends, curves, strict=True)]
+
+
+def opening(run: Run, epochs: int) -> tuple[float, ...]:
+    """The beginning of a run's curve, without the rest of its training; on the CPU."""
+    done = itertools.islice(_epochs([run], torch.device("cpu")), epochs)
+    return _rounded(accuracy.item() for _, accuracy in done)
+
+
+def _rounded(curve: Iterable[float]) -> tuple[float, ...]:
+    return tuple(round(accuracy, 4) for accuracy in curve)
+
+
+def _epochs(
+    runs: Sequence[Run], device: torch.device
+) -> Iterator[tuple[list[Float[Tensor, "2 R"]], Float[Tensor, " R"]]]:
+    """Train; after every epoch yield (accuracy and loss of its watched batches, of all pairs)."""
     stack = Stack(runs, device, aot_parameters)
     run = runs[0]
     data = [tasks.bigrams(generator(run, "data"), run.N, run.T) for run in runs]
@@ -347,21 +368,18 @@ def train_bigrams(runs: Sequence[Run], device: torch.device) -> list[Found]:
     first = slice(run.batch)
     step = stepper(stack, _bigram_model(stack), (tokens[:, first], labels[:, first]))
     watched = range(run.steps)[LAST_BATCHES]
-    seen, curve = [], []
     for epoch in range(run.steps // batches):
         order = torch.stack([torch.randperm(run.T, generator=g) for g in orders]).to(device)
         shuffled = torch.take_along_dim(tokens, order[..., None], dim=1)
         answers = torch.take_along_dim(labels, order, dim=1)
         stack.set_rate(linear_by_epoch(run, epoch))
+        seen = []
         for batch in range(batches):
             part = slice(batch * run.batch, (batch + 1) * run.batch)
             loss, outputs = step(shuffled[:, part], answers[:, part])
             if epoch * batches + batch in watched:
                 seen.append(torch.stack([_right(outputs, answers[:, part]), loss]))
-        curve.append(_right_of_all(stack, tables))
-    ends = torch.stack(seen).mean(dim=0).T.tolist()
-    curves = [[round(x, 4) for x in path] for path in torch.stack(curve, dim=1).tolist()]
-    return [Found(*end, tuple(path)) for end, path in zip(ends, curves, strict=True)]
+        yield seen, _right_of_all(stack, tables)
 
 
 def _bigram_model(stack: Stack) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -279,6 +279,17 @@ def test_recomputing_trains_what_was_shipped_again_and_its_rows_count(monkeypatc
         experiments.run("dana-exp6", "paper", "cpu", **again)
 
 
+def test_a_stored_training_can_be_repeated():
+    experiments.run("dana-exp6", "quick", "cpu", seeds=1)
+    now, then = experiments.repeat("dana-exp6", "quick", where={"H": 5})
+    assert now == then
+    now, then = experiments.repeat("dana-exp6", "quick", where={"H": 5}, epochs=3)
+    assert now == then
+    assert len(now) == 3
+    with pytest.raises(ValueError, match=r"^where: got dana-exp6, paper, .* row is in the store"):
+        experiments.repeat("dana-exp6", "quick", variant="paper")
+
+
 HAS_DASK = importlib.util.find_spec("distributed") is not None
 
 

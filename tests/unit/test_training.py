@@ -241,6 +241,7 @@ def test_the_curve_is_the_accuracy_on_all_pairs():
         answers = PublishedBigramModel(run, P)(everything).argmax(dim=-1)
         curve.append((answers == data.table.flatten()).double().mean().item())
     assert found.curve == pytest.approx(curve, abs=6e-5)
+    assert training.opening(run, 2) == pytest.approx(curve[:2], abs=6e-5)
 
 
 def test_associations_that_fit_are_memorized_and_leave_the_stack(monkeypatch):
