@@ -205,6 +205,22 @@ DANA = {
 }
 
 
+# --- Not in the papers: one budget of parameters, spent on few wide heads or on many narrow ones --
+
+
+def _budget(d: int, total: int, widths: Iterable[int], **sizes: Any) -> Cells:
+    """Own maps take ``4 d d_h H`` parameters; ``H d_h = total`` fixes them."""
+    return _bigrams([{"d": d, "H": total // d_h, "d_h": d_h} for d_h in widths], **sizes)
+
+
+BUDGET = Experiment(
+    "Dana et al. 2025, Exp. 2 at equal parameters (not in the paper)",
+    {"paper": _budget(10, 100, (1, 2, 5, 10), **SMALL), "quick": _budget(4, 8, (1, 4), **QUICK)},
+    {"paper": 5, "quick": 2},
+    BOTH,
+)
+
+
 # --- Is the MLP harder to train? Exp. 5 at other rates, and for longer ----------------------------
 
 
@@ -222,7 +238,7 @@ def _ours(source: str, paper: Cells, quick: Cells, axis: str, values: Callable) 
     return Experiment(f"{source} (not in the paper)", swept, {"paper": 3, "quick": 2})
 
 
-OURS = {
+OURS = {"dana-budget": BUDGET} | {
     f"dana-exp5-{model}-{change}": _ours(
         f"Dana et al. 2025, Exp. 5, {model}, {change}", *cells, axis, values
     )

@@ -44,6 +44,7 @@ LAWS = {
     "pure square": _polynomial(2),
     "pure cube": _polynomial(3),
     "power": Law(("factor", "exponent"), lambda x, a, p: a * x**p),
+    "shifted power": Law(("shift", "factor", "exponent"), lambda x, c, a, p: c + a * x**p),
     "saturating": Law(("limit", "half"), lambda x, a, h: a * x / (h + x)),
 }
 
@@ -113,7 +114,12 @@ def _solve(law: Law, x: Array, y: Array) -> Array:
     if law.basis is not None:
         return np.linalg.lstsq(law.basis(x), y, rcond=None)[0]
     slope, offset = np.polyfit(np.log(x), np.log(np.maximum(np.abs(y), 1e-12)), 1)
-    start = (math.exp(offset), slope) if "exponent" in law.names else (y.max(), np.median(x))
+    starts = {
+        ("factor", "exponent"): (math.exp(offset), slope),
+        ("shift", "factor", "exponent"): (0.0, math.exp(offset), slope),
+        ("limit", "half"): (y.max(), np.median(x)),
+    }
+    start = starts[law.names]
     return least_squares(lambda c: law.value(x, *c) - y, start, x_scale="jac").x
 
 

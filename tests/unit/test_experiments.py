@@ -157,6 +157,12 @@ def test_parameters_of_experiment_5_are_equal_by_the_papers_count():
         assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
 
 
+def test_the_budget_is_one_number_of_parameters():
+    runs = experiments.runs("dana-budget", "paper", variant="paper")
+    assert {run.d_h for run in runs} == {1, 2, 5, 10}
+    assert len({training.parameter_count(run) for run in runs}) == 1
+
+
 def test_sizes_of_the_memorization_grids():
     for name in (n for n in COUNTS if n.startswith("mahdavi")):
         for run in of(name):

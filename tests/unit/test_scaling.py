@@ -20,6 +20,7 @@ X = np.array([1.0, 2, 3, 5, 7, 11, 13])
         ("pure square", (2.0,)),
         ("pure cube", (2.0,)),
         ("power", (0.7, 1.83)),
+        ("shifted power", (0.4, 0.7, 1.83)),
         ("saturating", (5.0, 3.0)),
     ],
 )
