@@ -60,7 +60,7 @@ SEARCHES = {
         "associations of Dana et al. 2025, memorized without an error",
         {
             "paper": _associations(
-                [{"d": 10, "H": H} for H in (1, 2, 4, 8)]
+                [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
                 + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
                 + [{"d": 5, "H": H} for H in (4, 8, 16)]
             ),

@@ -6,6 +6,7 @@ Theory is dashed, data are solid or dots; the colours can be told apart by colou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -302,4 +303,49 @@ def capacities(
     for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
         ax.plot(where, values, marker, markersize=6, label=name)
     ax.legend()
+    return ax
+
+
+def curves(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Named lines of dots, each with an axis of its own."""
+    ax = _axes(ax, *labels)
+    for (name, (x, y)), marker in zip(series.items(), itertools.cycle("os^vDP"), strict=False):
+        ax.plot(x, y, marker + "-", markersize=4, label=name)
+    ax.legend(fontsize=8)
+    return ax
+
+
+def wiring(shared: bool, ax: Axes | None = None) -> Axes:
+    """How heads meet the residual stream: with maps of their own, or with two that all share."""
+    ax = ax or plt.gca()
+    head = "$(d_h, d_h)$" if shared else "$(d_h, d)$"
+    level = 0.0
+    boxes = [(1.5, level, r"residual stream $x \in \mathbb{R}^d$", GREY)]
+    if shared:
+        boxes.append((1.5, level := level + 1, r"one map $d \to d_h$ for all heads", ORANGE))
+    heads = level + 1.2
+    boxes += [
+        (place, heads, f"head {name}\n$W_Q, W_K, W_V$:\n{head}", BLUE)
+        for place, name in ((0.5, 1), (1.5, 2), (2.5, "H"))
+    ]
+    level = heads + 1.2
+    back = r"one map $d_h \to d$ for all heads" if shared else r"sum of $W_O^h$, each $(d, d_h)$"
+    boxes.append((1.5, level, back, ORANGE if shared else BLUE))
+    boxes.append((1.5, level + 1, "add to the residual stream", GREY))
+    for x, y, text, colour in boxes:
+        style = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour}
+        ax.text(x, y, text, ha="center", va="center", fontsize=8, bbox=style | {"linewidth": 1.4})
+    arrow = {"arrowstyle": "->", "color": "black", "shrinkA": 12, "shrinkB": 12}
+    for place in (0.5, 1.5, 2.5):
+        for start, end in (((1.5, heads - 1.2), (place, heads)), ((place, heads), (1.5, level))):
+            wide = arrow | {"shrinkB": 24} if end[1] == heads else arrow | {"shrinkA": 24}
+            ax.annotate("", xy=end, xytext=start, arrowprops=wide)
+    for start, end in [(0, 1)] * shared + [(level, level + 1)]:
+        ax.annotate("", xy=(1.5, end), xytext=(1.5, start), arrowprops=arrow)
+    ax.set(xlim=(-0.2, 3.2), ylim=(-0.4, 4.9))
+    ax.axis("off")
     return ax
