@@ -16,6 +16,12 @@ from .capacity import SEARCHES
 from .experiments import EXPERIMENTS, PROFILES, Progress
 from .results import Run
 
+GROUPS = {
+    "all": list(EXPERIMENTS),
+    "mahdavi": [name for name in EXPERIMENTS if name.startswith("mahdavi")],
+    "dana": [name for name in EXPERIMENTS if name.startswith("dana")],
+}
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m attnmem", description=__doc__)
@@ -24,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="how many rows the store has")
     status.add_argument("--profile", choices=PROFILES, action="append")
     run = commands.add_parser("run", help="train what is missing, append the rows")
-    run.add_argument("names", nargs="+", metavar="NAME", help="experiments, or 'all'")
+    run.add_argument("names", nargs="+", metavar="NAME", help="experiments, or all, mahdavi, dana")
     run.add_argument("--profile", choices=PROFILES, default="paper")
     run.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: auto)")
     run.add_argument("--seeds", type=int, help="so many seeds (default: as many as published)")
@@ -107,7 +113,7 @@ def _status(profiles: list[str] | None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    names = list(EXPERIMENTS) if arguments.names == ["all"] else arguments.names
+    names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
     asked = {"seeds": arguments.seeds, "where": dict(arguments.where)}
     jobs = [
         (name, asked | {"variant": variant})

@@ -346,6 +346,24 @@ def test_run_shows_progress_and_what_is_left(capsys):
     assert "dana-exp6: 12 rows added, 0 missing" in out
 
 
+@pytest.mark.usefixtures("instant")
+def test_a_paper_in_all_its_readings_is_one_command(capsys):
+    command = ["run", "dana", "--variant", "all", "--profile", "quick", "--device", "cpu"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    for name, experiment in experiments.EXPERIMENTS.items():
+        if name.startswith("dana"):
+            for variant in experiment.variants:
+                assert not experiments.missing(name, "quick", variant=variant)
+    assert "dana-exp2, own-maps: 6 rows added, 0 missing" in out
+    assert (
+        cli.main(["run", "dana-exp2", "--where", "d_h=2", "--seeds", "1", "--device", "cpu"]) == 0
+    )
+    assert "dana-exp2: 1 rows added, 0 missing" in capsys.readouterr().out
+    assert cli.main(["run", "dana-exp1", "--variant", "paper"]) == 1
+    assert "variant: got 'paper'; expected one of code for dana-exp1" in capsys.readouterr().err
+
+
 def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
     assert cli.main(["run", "dana-exp7"]) == 1
     assert "name: got 'dana-exp7'; expected one of mahdavi-fig2a" in capsys.readouterr().err
