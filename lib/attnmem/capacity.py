@@ -7,6 +7,7 @@ size of the largest table that it gets right entirely, and that is what a capaci
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +16,10 @@ import pandas as pd
 from . import bounds, experiments, results, training
 from .checks import checked_by, refuse
 from .experiments import PROFILES, Cells
-from .results import Run
+from .results import Outcome, Run
+
+Rows = dict[str, tuple[Run, Outcome]]  # by key
+Train = Callable[[list[Run]], Rows]
 
 
 class Search(NamedTuple):
@@ -107,13 +111,18 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
     ]
 
 
-class _Unknown(Exception):
-    pass
+def _bracket(name: str, profile: str, cell: dict[str, Any], train: Train) -> Bracket:
+    """The bisection of one cell from the rows; ``train`` is asked for those that are missing."""
 
+    def memorizes(size: int) -> bool:
+        runs = probe(name, profile, cell, size)
+        known = results.known(name, profile)
+        if missing := [run for run in runs if run.key not in known]:
+            known |= train(missing)
+        return max(known[run.key][1].accuracy for run in runs) == 1
 
-def _bracket(cell: dict[str, Any], accuracies: Callable[[int], list[float]]) -> Bracket:
     start = bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])
-    return bisect(lambda size: max(accuracies(size)) == 1, start, cell["N"] ** 2)
+    return bisect(memorizes, start, cell["N"] ** 2)
 
 
 @checked_by(lambda name, profile, device, report: _check_name(name, profile))
@@ -131,22 +140,26 @@ def search(
     """
     device, added = experiments.choose_device(device), 0
 
+    def train(runs: list[Run]) -> Rows:
+        nonlocal added
+        outcomes = training.train(runs, device=device)
+        rows = {run.key: (run, outcome) for run, outcome in zip(runs, outcomes, strict=True)}
+        added += results.append(rows.values())
+        if report:
+            report(runs[0], max(outcome.accuracy for outcome in outcomes) == 1)
+        return rows
+
     for cell in SEARCHES[name].cells[profile]:
-
-        def accuracies(size: int, cell: dict[str, Any] = cell) -> list[float]:
-            nonlocal added
-            runs = probe(name, profile, cell, size)
-            known = results.known(name, profile)
-            if new := [run for run in runs if run.key not in known]:
-                added += results.append(zip(new, training.train(new, device=device), strict=True))
-                known = results.known(name, profile)
-            reached = [known[run.key][1].accuracy for run in runs]
-            if new and report:
-                report(runs[0], max(reached) == 1)
-            return reached
-
-        _bracket(cell, accuracies)
+        _bracket(name, profile, cell, train)
     return added
+
+
+class _Untrained(Exception):
+    """A bisection needs a row that the store does not have."""
+
+
+def _do_not_train(runs: list[Run]) -> Rows:
+    raise _Untrained
 
 
 @checked_by(_check_name)
@@ -156,26 +169,14 @@ def found(name: str, profile: str) -> pd.DataFrame:
     Columns: the cell's sizes, ``memorized`` and ``failed`` (see :class:`Bracket`; missing if
     everything was memorized), ``bound`` (``H d_h + d``) and ``parameters`` of the model.
     """
-    known = results.known(name, profile)
-
-    def accuracies(size: int) -> list[float]:
-        runs = probe(name, profile, cell, size)
-        if any(run.key not in known for run in runs):
-            raise _Unknown
-        return [known[run.key][1].accuracy for run in runs]
-
     lines = []
     for cell in SEARCHES[name].cells[profile]:
-        try:
-            bracket = _bracket(cell, accuracies)
-        except _Unknown:
-            continue
-        sizes = {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
-        [run] = probe(name, profile, cell, 1)[:1]
-        lines.append(
-            sizes
-            | bracket._asdict()
-            | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
-            | {"parameters": training.parameter_count(run)}
-        )
+        with contextlib.suppress(_Untrained):
+            bracket = _bracket(name, profile, cell, _do_not_train)
+            lines.append(
+                {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
+                | bracket._asdict()
+                | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
+                | {"parameters": training.parameter_count(probe(name, profile, cell, 1)[0])}
+            )
     return pd.DataFrame(lines)
