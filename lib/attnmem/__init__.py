@@ -20,6 +20,7 @@ Rooms, from the ground up (nothing imports upwards):
 ``constructions``         weights by theorem, and weights drawn at random
 ``training``              many models trained at once
 ``experiments``           the published grids, and how to run them (``python -m attnmem``)
+``capacity``              how many associations training memorizes, by bisection
 ``figures``               drawing: data in, Axes out
 ========================  =======================================================================
 """
