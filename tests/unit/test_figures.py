@@ -31,6 +31,7 @@ CALLS = {
     "decay": ([1, 2], {"a": [0.1, 0.01]}, {"a": [0.1, 0.01]}, ("scale", "missing attention")),
     "finite_scale": ([1, 2], {"sigma": [0.1, 0.2]}, {"promised": 1.5}),
     "capacities": ([1, 2], {"rank": [3, 5]}, {"built": ([1], [4])}, ("heads", "examples")),
+    "curves": ({"AoT": ([1, 2], [0.1, 0.2]), "MLP": ([1], [0.3])}, ("epoch", "accuracy")),
     "residual_cliff": ([1, 2], {"best read-out": [0.0, 0.1]}, 1),
 }
 
@@ -52,11 +53,22 @@ def test_figure_draws_on_the_given_axes(name):
     assert not ax.get_title()
 
 
+@pytest.mark.parametrize(("shared", "maps"), [(True, 2), (False, 0)])
+def test_the_wiring_names_the_maps_that_heads_share(shared, maps):
+    _, (ax, other) = plt.subplots(2)
+    assert figures.wiring(shared, ax=ax) is ax
+    texts = [text.get_text() for text in ax.texts]
+    assert sum("for all heads" in text for text in texts) == maps
+    assert sum("$(d_h, d_h)$" in text for text in texts) == 3 * shared
+    assert sum("\n$(d_h, d)$" in text for text in texts) == 3 * (not shared)
+    assert not other.texts
+
+
 def test_every_public_figure_is_tried_here():
     public = {
         n for n, f in vars(figures).items() if getattr(f, "__module__", "") == figures.__name__
     }
-    assert {n for n in public if not n.startswith("_")} - {"use_style"} == set(CALLS)
+    assert {n for n in public if not n.startswith("_")} - {"use_style", "wiring"} == set(CALLS)
 
 
 def test_data_are_drawn_unchanged():
