@@ -174,27 +174,46 @@ def attend_and_add_columns(
     out = W_O.transpose(-3, -2).flatten(-2) @ W_V.flatten(-3, -2) @ last
     if context.shape[-3] == 1:
         return out
-    keys = _keys(W_Q, W_K, query)
-    others = (context[..., :-1, :, :] - last[..., None, :, :]).expand(*keys.shape[:-3], -1, -1, -1)
-    return out + _added(_Mixture.apply(keys, others), W_V, W_O)
+    others = context[..., :-1, :, :] - last[..., None, :, :]
+    narrow = W_Q.shape[-1] + W_V.shape[-2] < query.shape[-2]
+    road = _through_narrow_heads if narrow else _through_wide_heads
+    return out + road(W_Q, W_K, W_V, W_O, others, query)
 
 
-def _keys(W_Q: Tensor, W_K: Tensor, query: Tensor) -> Float[Tensor, "*allruns H d B"]:
-    """``W_K^h (W_Q^h)^T x``: what the logits of head ``h`` are products with."""
-    (d, d_h), B = W_Q.shape[-2:], query.shape[-1]
+def _through_narrow_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+    """Keys and values of every token: nothing is larger than ``H (d_h + d_v) B``."""
+    q = _projected(W_Q.mT, query)
+    k = _projected(W_K.mT[..., None, :, :, :], others)  # (*allruns, m, H, d_h, B)
+    alpha = _softmax_with_zero((q[..., None, :, :, :] * k).sum(dim=-2))
+    v = _projected(W_V[..., None, :, :, :], others)
+    z = (alpha[..., None, :] * v).sum(dim=-4)
+    return W_O.transpose(-3, -2).flatten(-2) @ z.flatten(-3, -2)
+
+
+def _projected(
+    W: Float[Tensor, "*runs H k d"], x: Float[Tensor, "*data d B"]
+) -> Float[Tensor, "*allruns H k B"]:
+    """One product for all heads."""
+    return (W.flatten(-3, -2) @ x).unflatten(-2, W.shape[-3:-1])
+
+
+def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+    """Attended tokens of every head, of size ``H d B``; products of two maps where cheaper."""
+    (d, d_h), (d_o, d_v), B = W_Q.shape[-2:], W_O.shape[-2:], query.shape[-1]
     if d * d * d_h + B * d * d < 2 * B * d * d_h:
-        return ((W_K @ W_Q.mT).flatten(-3, -2) @ query).unflatten(-2, (-1, d))
-    return W_K @ (W_Q.mT.flatten(-3, -2) @ query).unflatten(-2, (-1, d_h))
-
-
-def _added(
-    z: Float[Tensor, "*allruns H d B"], W_V: Tensor, W_O: Tensor
-) -> Float[Tensor, "*allruns d_o B"]:
-    """``sum_h W_O^h W_V^h z_h``, in the cheaper order."""
-    (d_v, d), (d_o, B) = W_V.shape[-2:], (W_O.shape[-2], z.shape[-1])
+        keys = _projected(W_K @ W_Q.mT, query)
+    else:
+        keys = W_K @ _projected(W_Q.mT, query)
+    z = _Mixture.apply(keys, others.expand(*keys.shape[:-3], -1, -1, -1))
     if d * d_v * d_o + B * d * d_o < B * d_v * (d + d_o):
         return (W_O @ W_V).transpose(-3, -2).flatten(-2) @ z.flatten(-3, -2)
     return W_O.transpose(-3, -2).flatten(-2) @ (W_V @ z).flatten(-3, -2)
+
+
+def _softmax_with_zero(logits: Float[Tensor, "*runs m H B"]) -> Float[Tensor, "*runs m H B"]:
+    """The softmax of ``logits`` and one zero, the logit of the token that all are relative to."""
+    zero = torch.zeros_like(logits[..., :1, :, :])
+    return torch.cat([logits, zero], dim=-3).softmax(dim=-3)[..., :-1, :, :]
 
 
 class _Mixture(torch.autograd.Function):
@@ -207,9 +226,7 @@ class _Mixture(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, keys, others):
-        logits = _products(keys, others)
-        with_zero = torch.cat([logits, torch.zeros_like(logits[..., :1, :, :])], dim=-3)
-        alpha = with_zero.softmax(dim=-3)[..., :-1, :, :]
+        alpha = _softmax_with_zero(_products(keys, others))
         ctx.save_for_backward(keys, others, alpha)
         return _mixtures(alpha, others)
 
