@@ -103,11 +103,11 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 11])
-@pytest.mark.parametrize("d_h", [2, 13])
+@pytest.mark.parametrize(("d_h", "d_v"), [(2, 5), (13, 5), (4, 9), (9, 2)])  # one for every order
 @pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 3), (2, 3))])
-def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, runs):
+def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, d_v, runs):
     of_weights, of_data = runs
-    shapes = [(H, d, d_h), (H, d, d_h), (H, 5, d), (H, 7, 5)]
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d_v, d), (H, 7, d_v)]
     W_Q, W_K, W_V, W_O = (torch.randn(*of_weights, *s, dtype=torch.float64) for s in shapes)
     context = torch.randn(*of_data, 97, n, d, dtype=torch.float64)
     query = torch.randn(*of_data, 97, d, dtype=torch.float64) / d
