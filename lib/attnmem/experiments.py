@@ -509,6 +509,8 @@ def repeat(
         refuse("where", f"{name}, {variant}, {where}", "a run whose row is in the store")
     _, row = known[run.key]
     if epochs is not None:
+        if row.curve is None:
+            refuse("epochs", epochs, "None, since the row was stored without a curve")
         return training.opening(run, epochs), row.curve[:epochs]
     [outcome] = training.train([run], device="cpu")
     return outcome.accuracy, row.accuracy
