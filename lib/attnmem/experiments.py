@@ -75,6 +75,14 @@ def _mlp(cells: Cells, width: Callable[[int, int], int], **sizes: Any) -> Cells:
     return _bigrams(plain, model="mlp", **sizes)
 
 
+def _once(d: int, step: int) -> int:
+    return d * step
+
+
+def _twice(d: int, step: int) -> int:
+    return 2 * d * step
+
+
 SMALL = {"N": 50, "batch": 256, "batches": 64}
 EXP5 = {"N": 70, "batch": 1024, "batches": 256}
 DIM = {"N": 200, "batch": 1024, "batches": 64}
@@ -123,15 +131,8 @@ DANA = {
     "dana-exp5-mlp": Experiment(
         "Dana et al. 2025, Exp. 5, MLP",
         {
-            "paper": _mlp(
-                _grid(d=[7, 10, 13], step=range(0, 31, 5)),
-                lambda d, step: 2 * d * step,
-                lr_end=0.001,
-                **EXP5,
-            ),
-            "quick": _mlp(
-                _grid(d=[4], step=[0, 2, 5]), lambda d, step: 2 * d * step, lr_end=0.001, **QUICK
-            ),
+            "paper": _mlp(_grid(d=[7, 10, 13], step=range(0, 31, 5)), _twice, lr_end=0.001, **EXP5),
+            "quick": _mlp(_grid(d=[4], step=[0, 2, 5]), _twice, lr_end=0.001, **QUICK),
         },
         {"paper": 5, "quick": 2},
     ),
@@ -164,15 +165,8 @@ DANA = {
     "dana-dim5": Experiment(
         "Dana et al. 2025, Exp. 5, wider",
         {
-            "paper": _mlp(
-                _grid(d=[40, 50, 60], step=range(0, 21, 4)),
-                lambda d, step: d * step,
-                lr_end=0.001,
-                **DIM,
-            ),
-            "quick": _mlp(
-                _grid(d=[8], step=[0, 4]), lambda d, step: d * step, lr_end=0.001, **QUICK
-            ),
+            "paper": _mlp(_grid(d=[40, 50, 60], step=range(0, 21, 4)), _once, lr_end=0.001, **DIM),
+            "quick": _mlp(_grid(d=[8], step=[0, 4]), _once, lr_end=0.001, **QUICK),
         },
         {"paper": 5, "quick": 2},
     ),
@@ -195,10 +189,8 @@ DANA = {
     "dana-depth5": Experiment(
         "Dana et al. 2025, Exp. 5, three layers",
         {
-            "paper": _mlp(
-                _grid(d=[7, 10, 13], step=range(0, 41, 8)), lambda d, step: d * step, **DEPTH
-            ),
-            "quick": _mlp(_grid(d=[3], step=[0, 8]), lambda d, step: d * step, **QUICK_DEEP),
+            "paper": _mlp(_grid(d=[7, 10, 13], step=range(0, 41, 8)), _once, **DEPTH),
+            "quick": _mlp(_grid(d=[3], step=[0, 8]), _once, **QUICK_DEEP),
         },
         {"paper": 5, "quick": 2},
     ),
@@ -224,29 +216,38 @@ BUDGET = Experiment(
 # --- Is the MLP harder to train? Exp. 5 at other rates, and for longer ----------------------------
 
 
-EXP5_AOT = _bigrams(_grid(d=[10], H=[21]), **EXP5)
-EXP5_MLP = _mlp(_grid(d=[10], step=[20]), lambda d, step: 2 * d * step, lr_end=0.001, **EXP5)
-QUICK_AOT = _bigrams(_grid(d=[4], H=[3]), **QUICK)
-QUICK_MLP = _mlp(_grid(d=[4], step=[2]), lambda d, step: 2 * d * step, lr_end=0.001, **QUICK)
 OTHER_RATES = (0.01, 0.03, 0.3)  # the published one is 0.1; multiplied by 0.1 at the start
-LONGER = 4
 
 
-def _ours(source: str, paper: Cells, quick: Cells, axis: str, values: Callable) -> Experiment:
-    cells = {"paper": paper, "quick": quick}
-    swept = {p: [c | {axis: v} for c in cells[p] for v in values(c)] for p in PROFILES}
-    return Experiment(f"{source} (not in the paper)", swept, {"paper": 3, "quick": 2})
+def _middle(model: str, longer: int = 1) -> dict[str, Cells]:
+    """One size of Exp. 5 in each profile, trained ``longer`` times as long."""
+    paper, quick = EXP5 | {"epochs": 64 * longer}, QUICK | {"epochs": 8 * longer}
+    if model == "aot":
+        return {
+            "paper": _bigrams(_grid(d=[10], H=[21]), **paper),
+            "quick": _bigrams(_grid(d=[4], H=[3]), **quick),
+        }
+    return {
+        "paper": _mlp(_grid(d=[10], step=[20]), _twice, lr_end=0.001, **paper),
+        "quick": _mlp(_grid(d=[4], step=[2]), _twice, lr_end=0.001, **quick),
+    }
 
 
-OURS = {"dana-budget": BUDGET} | {
-    f"dana-exp5-{model}-{change}": _ours(
-        f"Dana et al. 2025, Exp. 5, {model}, {change}", *cells, axis, values
-    )
-    for model, *cells in (("aot", EXP5_AOT, QUICK_AOT), ("mlp", EXP5_MLP, QUICK_MLP))
-    for change, axis, values in (
-        ("rates", "lr", lambda _: OTHER_RATES),
-        ("longer", "steps", lambda cell: [LONGER * cell["steps"]]),
-    )
+def _at_other_rates(cells: dict[str, Cells]) -> dict[str, Cells]:
+    return {p: [cell | {"lr": lr} for cell in cells[p] for lr in OTHER_RATES] for p in cells}
+
+
+def _ours(what: str, cells: dict[str, Cells]) -> Experiment:
+    source = f"Dana et al. 2025, Exp. 5, {what} (not in the paper)"
+    return Experiment(source, cells, {"paper": 3, "quick": 2})
+
+
+OURS = {
+    "dana-budget": BUDGET,
+    "dana-exp5-aot-rates": _ours("attention at other rates", _at_other_rates(_middle("aot"))),
+    "dana-exp5-mlp-rates": _ours("MLP at other rates", _at_other_rates(_middle("mlp"))),
+    "dana-exp5-aot-longer": _ours("attention, four times as long", _middle("aot", longer=4)),
+    "dana-exp5-mlp-longer": _ours("MLP, four times as long", _middle("mlp", longer=4)),
 }
 
 
@@ -395,6 +396,13 @@ def _check_name(name, profile, seeds=None, *, variant="code", where=None) -> Non
     for field in where or {}:
         if field not in experiment.cells[profile][0]:
             refuse("where", f"the field {field!r}", f"one of {', '.join(SIZES)}")
+    if not _chosen(experiment.cells[profile], where):
+        refuse("where", where, f"values that stand together in the grid of {name}")
+
+
+def _chosen(cells: Cells, where: Mapping[str, Any] | None) -> Cells:
+    wanted = (where or {}).items()
+    return [cell for cell in cells if all(cell[field] == value for field, value in wanted)]
 
 
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
@@ -419,11 +427,9 @@ def runs(
     """
     experiment = EXPERIMENTS[name]
     count = seeds or experiment.seeds[profile]
-    wanted = (where or {}).items()
     return [
         Run(experiment=name, profile=profile, seed=seed, **cell | {"variant": variant})
-        for cell in experiment.cells[profile]
-        if all(cell[field] == value for field, value in wanted)
+        for cell in _chosen(experiment.cells[profile], where)
         for seed in range(count)
     ]
 

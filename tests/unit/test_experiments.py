@@ -396,6 +396,7 @@ def test_the_command_runs_from_a_source_tree_alone(store):
         (lambda: experiments.runs("dana-exp1", "paper", seeds=0), "seeds"),
         (lambda: experiments.runs("dana-exp1", "paper", variant="paper"), "variant"),
         (lambda: experiments.runs("dana-exp1", "paper", where={"depth": 3}), "where"),
+        (lambda: experiments.runs("dana-exp1", "paper", where={"d": 99}), "where"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
