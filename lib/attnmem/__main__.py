@@ -78,7 +78,7 @@ def _report(progress: Progress) -> None:
     )
 
 
-def _list() -> int:
+def _list(_: argparse.Namespace) -> int:
     for name, experiment in EXPERIMENTS.items():
         counts = ", ".join(f"{len(experiments.runs(name, p))} {p}" for p in PROFILES)
         print(f"{name:28} {counts:22} {experiment.source}; {', '.join(experiment.variants)}")
@@ -101,8 +101,8 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _status(profiles: list[str] | None) -> int:
-    for profile in profiles or PROFILES:
+def _status(arguments: argparse.Namespace) -> int:
+    for profile in arguments.profile or PROFILES:
         for name, experiment in EXPERIMENTS.items():
             for variant in experiment.variants:
                 wanted = len(experiments.runs(name, profile, variant=variant))
@@ -174,15 +174,14 @@ def _keep_memory() -> None:
 MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
 
 
+COMMANDS = {"list": _list, "status": _status, "run": _run, "search": _search}
+
+
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; 1 on bad input or a damaged store, 130 on Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.command == "list":
-            return _list()
-        if arguments.command == "status":
-            return _status(arguments.profile)
-        return {"run": _run, "search": _search}[arguments.command](arguments)
+        return COMMANDS[arguments.command](arguments)
     except (ValueError, results.DamagedResultsError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -122,6 +122,11 @@ def head_values(
     return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
 
 
+def _product_first(B: int, a: int, b: int, c: int) -> bool:
+    """Whether ``B`` vectors are sent through ``(a, b)`` and ``(b, c)`` cheaper as one matrix."""
+    return a * b * c + B * a * c < B * b * (a + c)
+
+
 def add_heads(
     z: Float[Tensor, "*data B H d"],
     W_V: Float[Tensor, "*runs H d_h d"],
@@ -129,7 +134,7 @@ def add_heads(
 ) -> Float[Tensor, "*allruns B d_o"]:
     """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
     B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
-    if d * d_h * d_o + B * d * d_o < B * d_h * (d + d_o):
+    if _product_first(B, d, d_h, d_o):
         product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
         return torch.einsum("...bhd,...hdo->...bo", z, product)
     values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
@@ -171,7 +176,7 @@ def attend_and_add_columns(
               + \sum_h W_O^h W_V^h \sum_{s<n} \alpha_{h,s} \delta_s .
     """
     last = context[..., -1, :, :]
-    out = W_O.transpose(-3, -2).flatten(-2) @ W_V.flatten(-3, -2) @ last
+    out = _over_heads(W_O) @ W_V.flatten(-3, -2) @ last
     if context.shape[-3] == 1:
         return out
     others = context[..., :-1, :, :] - last[..., None, :, :]
@@ -187,7 +192,12 @@ def _through_narrow_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*
     alpha = _softmax_with_zero((q[..., None, :, :, :] * k).sum(dim=-2))
     v = _projected(W_V[..., None, :, :, :], others)
     z = (alpha[..., None, :] * v).sum(dim=-4)
-    return W_O.transpose(-3, -2).flatten(-2) @ z.flatten(-3, -2)
+    return _over_heads(W_O) @ z.flatten(-3, -2)
+
+
+def _over_heads(W: Float[Tensor, "*runs H d_o k"]) -> Float[Tensor, "*runs d_o Hk"]:
+    """One matrix whose product with all heads' vectors is the sum over heads."""
+    return W.transpose(-3, -2).flatten(-2)
 
 
 def _projected(
@@ -200,14 +210,14 @@ def _projected(
 def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
     """Attended tokens of every head, of size ``H d B``; products of two maps where cheaper."""
     (d, d_h), (d_o, d_v), B = W_Q.shape[-2:], W_O.shape[-2:], query.shape[-1]
-    if d * d * d_h + B * d * d < 2 * B * d * d_h:
+    if _product_first(B, d, d_h, d):
         keys = _projected(W_K @ W_Q.mT, query)
     else:
         keys = W_K @ _projected(W_Q.mT, query)
     z = _Mixture.apply(keys, others.expand(*keys.shape[:-3], -1, -1, -1))
-    if d * d_v * d_o + B * d * d_o < B * d_v * (d + d_o):
-        return (W_O @ W_V).transpose(-3, -2).flatten(-2) @ z.flatten(-3, -2)
-    return W_O.transpose(-3, -2).flatten(-2) @ (W_V @ z).flatten(-3, -2)
+    if _product_first(B, d, d_v, d_o):
+        return _over_heads(W_O @ W_V) @ z.flatten(-3, -2)
+    return _over_heads(W_O) @ (W_V @ z).flatten(-3, -2)
 
 
 def _softmax_with_zero(logits: Float[Tensor, "*runs m H B"]) -> Float[Tensor, "*runs m H B"]:

@@ -145,3 +145,20 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
     Source: Dana et al. 2025, Corollary 2.
     """
     return 1 / vocab + (1 - 1 / vocab) * count / total
+
+
+def _check_table(accuracy, vocab, total) -> None:
+    check_integer("vocab", vocab, least=2)
+    check_integer("total", total)
+
+
+@checked_by(_check_table)
+def accuracy_to_associations(accuracy, vocab: int, total: int):
+    r"""The inverse of :func:`associations_to_accuracy`, for a number or an array of them.
+
+    Negative where ``accuracy`` is below that of guessing.
+
+    >>> round(accuracy_to_associations(0.10232, vocab=50, total=2500))
+    210
+    """
+    return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total

@@ -8,14 +8,15 @@ size of the largest table that it gets right entirely, and that is what a capaci
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from . import bounds, experiments, results, training
 from .checks import checked_by, refuse
-from .experiments import PROFILES, Cells
+from .experiments import Cells, check_profile
 from .results import Outcome, Run
 
 Rows = dict[str, tuple[Run, Outcome]]  # by key
@@ -78,8 +79,7 @@ SEARCHES = {
 def _check_name(name, profile) -> None:
     if name not in SEARCHES:
         refuse("name", repr(name), f"one of {', '.join(SEARCHES)}")
-    if profile not in PROFILES:
-        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+    check_profile(profile)
 
 
 def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
@@ -111,14 +111,29 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
     ]
 
 
-def _bracket(name: str, profile: str, cell: dict[str, Any], train: Train) -> Bracket:
-    """The bisection of one cell from the rows; ``train`` is asked for those that are missing."""
+class _Untrained(Exception):
+    """A bisection needs a row that the store does not have."""
+
+
+def _brackets(name: str, profile: str, train: Train) -> Iterator[tuple[dict[str, Any], Bracket]]:
+    """Every cell with its bisection from the rows; ``train`` is asked for those it lacks.
+
+    A cell for which ``train`` raises :class:`_Untrained` is left out.
+    """
+    known = results.known(name, profile)
+    for cell in SEARCHES[name].cells[profile]:
+        with contextlib.suppress(_Untrained):
+            yield cell, _bracket(partial(probe, name, profile, cell), cell, known, train)
+
+
+def _bracket(
+    runs_of: Callable[[int], list[Run]], cell: dict[str, Any], known: Rows, train: Train
+) -> Bracket:
 
     def memorizes(size: int) -> bool:
-        runs = probe(name, profile, cell, size)
-        known = results.known(name, profile)
+        runs = runs_of(size)
         if missing := [run for run in runs if run.key not in known]:
-            known |= train(missing)
+            known.update(train(missing))
         return max(known[run.key][1].accuracy for run in runs) == 1
 
     start = bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])
@@ -149,13 +164,9 @@ def search(
             report(runs[0], max(outcome.accuracy for outcome in outcomes) == 1)
         return rows
 
-    for cell in SEARCHES[name].cells[profile]:
-        _bracket(name, profile, cell, train)
+    for _ in _brackets(name, profile, train):
+        pass
     return added
-
-
-class _Untrained(Exception):
-    """A bisection needs a row that the store does not have."""
 
 
 def _do_not_train(runs: list[Run]) -> Rows:
@@ -169,14 +180,10 @@ def found(name: str, profile: str) -> pd.DataFrame:
     Columns: the cell's sizes, ``memorized`` and ``failed`` (see :class:`Bracket`; missing if
     everything was memorized), ``bound`` (``H d_h + d``) and ``parameters`` of the model.
     """
-    lines = []
-    for cell in SEARCHES[name].cells[profile]:
-        with contextlib.suppress(_Untrained):
-            bracket = _bracket(name, profile, cell, _do_not_train)
-            lines.append(
-                {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
-                | bracket._asdict()
-                | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
-                | {"parameters": training.parameter_count(probe(name, profile, cell, 1)[0])}
-            )
-    return pd.DataFrame(lines)
+    return pd.DataFrame(
+        {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
+        | bracket._asdict()
+        | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
+        | {"parameters": training.parameter_count(probe(name, profile, cell, 1)[0])}
+        for cell, bracket in _brackets(name, profile, _do_not_train)
+    )

@@ -383,11 +383,16 @@ EXPERIMENTS = PUBLISHED | OURS
 # --- running --------------------------------------------------------------------------------------
 
 
+def check_profile(profile) -> None:
+    """Accept the profiles there are."""
+    if profile not in PROFILES:
+        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+
+
 def _check_name(name, profile, seeds=None, *, variant="code", where=None) -> None:
     if name not in EXPERIMENTS:
         refuse("name", repr(name), f"one of {', '.join(EXPERIMENTS)}")
-    if profile not in PROFILES:
-        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+    check_profile(profile)
     if seeds is not None:
         check_integer("seeds", seeds)
     experiment = EXPERIMENTS[name]

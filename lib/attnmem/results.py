@@ -309,6 +309,11 @@ def as_table(rows: Iterable[tuple[Run, Outcome]]) -> pd.DataFrame:
     )
 
 
+def by_seed(table: pd.DataFrame, axis: str) -> pd.DataFrame:
+    """Accuracies with a row for every value of ``axis`` and a column for every seed."""
+    return table.pivot(index=axis, columns="seed", values="accuracy")
+
+
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
     """Means that a paper published, for comparison: ``dana-2025``."""

@@ -136,6 +136,15 @@ def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
     return sorted((fit(law, x, y) for law in laws), key=lambda found: found.aicc)
 
 
+def bend(y: ArrayLike, x: ArrayLike) -> float:
+    """What the square of a fitted quadratic adds at the largest ``x``: negative if it bends down.
+
+    >>> round(bend([1.0, 3.0, 7.0, 13.0], [0.0, 1.0, 2.0, 3.0]), 6)
+    9.0
+    """
+    return fit("quadratic", x, y).coefficients["x^2"] * float(np.max(x)) ** 2
+
+
 class Interval(NamedTuple):
     """A percentile interval."""
 

@@ -74,3 +74,9 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
 def test_bad_arguments_are_named(call, name):
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         call()
+
+
+@pytest.mark.parametrize("count", [0, 1, 210, 2500])
+def test_accuracy_and_associations_are_inverse(count):
+    accuracy = bounds.associations_to_accuracy(count, vocab=50, total=2500)
+    assert bounds.accuracy_to_associations(accuracy, 50, 2500) == pytest.approx(count, abs=1e-9)
