@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
 import torch
 
@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--variant", default="code", help="the reading of the paper, or 'all'")
     run.add_argument("--where", nargs="+", default=[], metavar="FIELD=VALUE", type=_field)
     run.add_argument("--limit-minutes", type=float, help="start nothing after that time")
-    run.add_argument("--processes", type=int, default=1, help="train in so many processes")
+    run.add_argument(
+        "--workers", type=int, default=1, help="processes on a CPU, streams on a GPU (default: 1)"
+    )
     run.add_argument("--recompute", action="store_true", help="train shipped rows again, elsewhere")
     run.add_argument(
         "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
@@ -144,14 +146,19 @@ def _run_job(arguments: argparse.Namespace, name: str, chosen: dict) -> int:
         "recompute": arguments.recompute,
         "report": _report,
     }
-    if arguments.processes == 1:
-        return experiments.run(name, arguments.profile, arguments.device, **options)
-    with ProcessPoolExecutor(
-        arguments.processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_work_alone,
-    ) as pool:
-        return experiments.run(name, arguments.profile, arguments.device, pool, **options)
+    device = experiments.choose_device(arguments.device)
+    if arguments.workers == 1:
+        return experiments.run(name, arguments.profile, device, **options)
+    with _workers(arguments.workers, device) as pool:
+        return experiments.run(name, arguments.profile, device, pool, **options)
+
+
+def _workers(count: int, device: str) -> Executor:
+    """Threads share one GPU, each with a stream; on a CPU they would wait for one another."""
+    if device != "cpu":
+        return ThreadPoolExecutor(count)
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(count, mp_context=spawn, initializer=_work_alone)
 
 
 def _work_alone() -> None:

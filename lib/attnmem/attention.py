@@ -49,9 +49,12 @@ class AoTWeights(NamedTuple):
 # --- the core that both layers share ------------------------------------------------------------
 
 
+OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
+
+
 def token_axes(context: Tensor, query: Tensor) -> str:
-    """Einsum axes of a context: own (``...bnd``) or shared by all examples (``...nd``)."""
-    return "...bnd" if context.ndim == query.ndim + 1 else "...nd"
+    """Whether every example has a context of its ``OWN`` or all have one ``SHARED``."""
+    return OWN if context.ndim == query.ndim + 1 else SHARED
 
 
 def attend(
@@ -74,33 +77,50 @@ def attention_weights(
     context: Float[Tensor, "*examples d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax of the logits ``e W_Q W_K^T E^T``, multiplied in the cheapest order.
+    """The softmax of :func:`attention_logits` over the tokens."""
+    return over_tokens(attention_logits(W_Q, W_K, context, query))
+
+
+def attention_logits(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    context: Float[Tensor, "*examples d"],
+    query: Float[Tensor, "*data B d"],
+) -> Float[Tensor, "*allruns B n H"]:
+    """The logits ``e W_Q W_K^T E^T``, multiplied in the cheapest order.
 
     Three orders give the same numbers but for rounding; the cost is counted per head in products.
     In none of them every example's keys are formed, and only the query's position is computed.
     """
     tokens = token_axes(context, query)
-    (B, d), d_h, n = query.shape[-2:], W_Q.shape[-1], context.shape[-2]
+    (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
     orders = {
         "vector by vector": B * (2 * d * d_h + n * d),
         "head product first": d * d * d_h + B * (d * d + n * d),
     }
-    if tokens == "...nd":
+    if tokens == SHARED:
         orders["shared keys first"] = 2 * n * d * d_h + B * n * d
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
-            keys = torch.einsum("...nd,...hdk->...hnk", context, W_K)
-            asked = torch.einsum("...hdk,...hnk->...dnh", W_Q, keys)
-            logits = torch.einsum("...bd,...dnh->...bnh", query, asked)
+            asked = (context[..., None, :, :] @ W_K) @ W_Q.mT  # (*allruns, H, n, d)
+            logits = asked.flatten(-3, -2) @ query.mT  # examples last: long rows
+            return logits.unflatten(-2, (H, n)).transpose(-3, -1)
         case "head product first":
             product = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K)
             key = torch.einsum("...bd,...dhe->...bhe", query, product)
-            logits = torch.einsum(f"{tokens},...bhd->...bnh", context, key)
         case _:
             key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
             key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
-            logits = torch.einsum(f"{tokens},...bhd->...bnh", context, key)
-    # Heads last while the softmax runs: it is several times slower along a short last axis.
+    return torch.einsum(f"{tokens},...bhd->...bnh", context, key)
+
+
+def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allruns B H n"]:
+    """The softmax over the tokens, in the layout that the logits are stored in.
+
+    Heads or examples stay last while it runs: it is several times slower along a short last axis.
+    """
+    if logits.stride(-3) == 1:
+        return logits.transpose(-3, -1).softmax(dim=-2).movedim(-1, -3)
     return logits.softmax(dim=-2).mT
 
 
@@ -110,14 +130,19 @@ def head_values(
     W_V: Float[Tensor, "*runs H d d_v"],
     tokens: str,
 ) -> Float[Tensor, "*allruns B H d_v"]:
-    """``W_V^T z_h``; for a shared context its values are formed first where that is cheaper.
+    """``W_V^T z_h``; the tokens' values are formed first where that is cheaper.
 
     ``tokens`` as from :func:`token_axes`.
     """
     (B, _, n), (d, d_v) = alpha.shape[-3:], W_V.shape[-2:]
-    if tokens == "...nd" and n * d * d_v + B * n * d_v < B * (n * d + d * d_v):
-        values = torch.einsum("...nd,...hdv->...hnv", context, W_V)
-        return torch.einsum("...bhn,...hnv->...bhv", alpha, values)
+    shared = tokens == SHARED
+    first = (n if shared else B * n) * d * d_v + B * n * d_v
+    if first < B * (n * d + d * d_v):
+        if shared:
+            values = context[..., None, :, :] @ W_V  # (*allruns, H, n, d_v)
+            return (values.mT @ alpha.movedim(-3, -1)).movedim(-1, -3)
+        values = torch.einsum("...bnd,...hdv->...bnhv", context, W_V)
+        return (alpha.mT[..., None] * values).sum(dim=-3)
     z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
     return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
 
@@ -392,9 +417,20 @@ def mha(
     *matrices, context, query = _widest(*weights, context, query)
     W_Q, W_K, W_V, W_O, W_D = matrices
     alpha = attention_weights(W_Q, W_K, context, query)
-    heads = head_values(alpha, context, W_V, token_axes(context, query))
-    o = heads.flatten(-2) @ W_O
-    return (o + query if skip else o) @ W_D
+    values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
+    outputs = read_out(values, W_O, W_D)
+    return outputs + query @ W_D if skip else outputs
+
+
+def read_out(
+    values: Float[Tensor, "*allruns B Hd_v"],
+    W_O: Float[Tensor, "*runs Hd_v d_o"],
+    W_D: Float[Tensor, "*runs d_o d_out"],
+) -> Float[Tensor, "*allruns B d_out"]:
+    """``values W_O W_D``, multiplied in the cheaper order."""
+    if _product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1]):
+        return values @ (W_O @ W_D)
+    return values @ W_O @ W_D
 
 
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------

@@ -80,8 +80,12 @@ class Run:
 class Outcome:
     """What a run measured.
 
-    ``tf32``: whether reduced-precision products were asked for. ``curve``: accuracy on all the
-    associations there are after every epoch, to four places, where the training records it.
+    ``tf32``: whether reduced-precision products were asked for. Where the training records them:
+    ``curve``, accuracy on all the associations there are after every epoch; ``best_step``, the step
+    after which the weights that count were reached; and of attention heads, at 32 equally spaced
+    moments, ``saturated``, the share of all pairs of an example and a head that is saturated on it,
+    and ``served``, the share of examples that some head is not saturated on; ``serving``, at the
+    end, the share of examples with 0, 1, ..., H such heads. Shares are rounded to four places.
     """
 
     accuracy: float | None
@@ -92,16 +96,22 @@ class Outcome:
     commit: str
     tf32: bool = False
     curve: tuple[float, ...] | None = None
+    best_step: int | None = None
+    saturated: tuple[float, ...] | None = None
+    served: tuple[float, ...] | None = None
+    serving: tuple[float, ...] | None = None
 
 
 CONFIGURATION = [field.name for field in dataclasses.fields(Run)]
 MEASURED = [field.name for field in dataclasses.fields(Outcome)]
 COLUMNS = [*CONFIGURATION, *MEASURED, "key", "checksum"]
 WHOLE = {"N", "n", "T", "d", "d_h", "H", "width", "layers", "seed", "steps", "batch"}
-WHOLE |= {"evaluate_every"}
+WHOLE |= {"evaluate_every", "best_step"}
 REAL = {"lr", "lr_start", "lr_end", "accuracy", "loss", "wall_s"}
 TRUTH = {"early_stop", "tf32"}
-OPTIONAL = {"N", "n", "width", "context", "evaluate_every", "early_stop", "accuracy", "curve"}
+SHARES = {"curve", "saturated", "served", "serving"}
+OPTIONAL = {"N", "n", "width", "context", "evaluate_every", "early_stop", "accuracy", "best_step"}
+OPTIONAL |= SHARES
 
 
 class DamagedResultsError(ValueError):
@@ -148,7 +158,7 @@ def _value(name: str, text: str) -> object:
         return int(text)
     if name in REAL:
         return _finite(text)
-    if name == "curve":
+    if name in SHARES:
         return tuple(_finite(part) for part in text.split(" "))
     if not text:
         raise ValueError("empty")

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -25,7 +26,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import results, tasks
-from .attention import MHAWeights, attend_and_add_columns, look_up, mha
+from .attention import (
+    OWN,
+    SHARED,
+    attend_and_add_columns,
+    attention_logits,
+    head_values,
+    look_up,
+    over_tokens,
+    read_out,
+)
 from .checks import refuse
 from .results import Outcome, Run
 
@@ -34,11 +44,15 @@ LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -1
 
 
 class Found(NamedTuple):
-    """What a run reached: accuracy (None for real labels), loss, accuracy after every epoch."""
+    """What a run reached, in the fields of :class:`attnmem.results.Outcome`."""
 
     accuracy: float | None
     loss: float
     curve: tuple[float, ...] | None = None
+    best_step: int | None = None
+    saturated: tuple[float, ...] | None = None
+    served: tuple[float, ...] | None = None
+    serving: tuple[float, ...] | None = None
 
 
 class Variant(NamedTuple):
@@ -205,14 +219,32 @@ def mha_outputs(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> Float[Tensor, "R B d_out"]:
     """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
+    alpha = mha_alpha(P, run, contexts, queries)
+    W_E, W_V = P["W_E"].mT, P["W_V"]
+    places = _positions(run.n + 1, run.d, queries.device)[1:] + P["b_E"][:, None]
+    if contexts.ndim == queries.ndim:
+        values = head_values(alpha, contexts @ W_E + places, W_V, SHARED)
+    else:
+        values = head_values(alpha, contexts, W_E[:, None] @ W_V, OWN)
+        values = values + head_values(alpha, places, W_V, SHARED)
+    return read_out(values.flatten(-2), P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
+
+
+def mha_alpha(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
+) -> Float[Tensor, "R B H n"]:
+    """The attention weights in :func:`mha_outputs`.
+
+    Own contexts are never embedded: logits and values are linear in tokens and in positions, so the
+    embedding goes into the heads' maps, and positions, which all share, are attended to apart.
+    """
     positions = _positions(run.n + 1, run.d, queries.device)
-    W_E = P["W_E"].mT
-    own = contexts.ndim == queries.ndim + 1
-    places = (slice(None), None, None) if own else (slice(None), None)
-    E = contexts @ (W_E[:, None] if own else W_E) + P["b_E"][places] + positions[1:]
+    W_E, W_Q, W_K = P["W_E"].mT, P["W_Q"] / 8, P["W_K"]
     e = queries @ W_E + P["b_E"][:, None] + positions[0]
-    weights = MHAWeights(P["W_Q"] / 8, P["W_K"], P["W_V"], P["W_O"], P["W_D"].mT)
-    return mha(weights, E, e) + P["b_D"][:, None]
+    if contexts.ndim == queries.ndim:  # the bias adds the same to all tokens' logits
+        return over_tokens(attention_logits(W_Q, W_K, contexts @ W_E + positions[1:], e))
+    logits = attention_logits(W_Q, W_E[:, None] @ W_K, contexts, e)
+    return over_tokens(logits + attention_logits(W_Q, W_K, positions[1:], e))
 
 
 # --- a stack --------------------------------------------------------------------------------------
@@ -286,13 +318,17 @@ def stepper(stack: Stack, model: Callable[..., tuple[Tensor, Tensor]], example: 
     return _captured(stack, step, example) if stack.device.type == "cuda" else step
 
 
+CAPTURING = threading.Lock()  # a capture waits for the whole device, which no other capture bears
+
+
 def _captured(stack: Stack, step: Step, example: Batch) -> Step:
     held = [x.clone() for x in example]
-    rehearse(stack, lambda: step(*held))
     graph = torch.cuda.CUDAGraph()
-    stack.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
-        returned = step(*held)
+    with CAPTURING:
+        rehearse(stack, lambda: step(*held))
+        stack.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            returned = step(*held)
 
     def replay(*batch: Tensor) -> tuple[Tensor, Tensor]:
         for place, x in zip(held, batch, strict=True):
@@ -427,9 +463,8 @@ def train_associations(runs: Sequence[Run], device: torch.device) -> list[Found]
         if count % runs[0].evaluate_every and count < runs[0].steps:
             continue
         now = zip(_right(outputs, labels).tolist(), loss.tolist(), strict=True)
-        for run, found in zip(stack.runs, now, strict=True):
-            best[run.key] = max(Found(*found), best.get(run.key, Found(0.0, math.inf)), key=_merit)
-        left = [i for i, run in enumerate(stack.runs) if best[run.key].accuracy < 1]
+        _keep_best(best, stack, [Found(*found) for found in now], count, _most_right)
+        left = _unfinished(stack, best)
         if not left:
             break
         if len(left) < len(stack.runs):
@@ -439,8 +474,34 @@ def train_associations(runs: Sequence[Run], device: torch.device) -> list[Found]
     return [best[run.key] for run in runs]
 
 
-def _merit(found: Found) -> tuple[float, float]:
+def _most_right(found: Found) -> tuple[float, float]:
     return found.accuracy, -found.loss
+
+
+def _least_loss(found: Found) -> float:
+    return -found.loss
+
+
+def _keep_best(
+    best: dict[str, Found],
+    stack: Stack,
+    now: Sequence[Found],
+    count: int,
+    merit: Callable[[Found], object],
+) -> None:
+    """Of every run in the stack, what it reached after ``count`` steps if never better before."""
+    for run, found in zip(stack.runs, now, strict=True):
+        if run.key not in best or merit(found) > merit(best[run.key]):
+            best[run.key] = found._replace(best_step=count)
+
+
+def _unfinished(stack: Stack, best: dict[str, Found]) -> list[int]:
+    """Places of the runs that are not stopped early, at 100% accuracy."""
+    return [
+        place
+        for place, run in enumerate(stack.runs)
+        if not (run.early_stop and best[run.key].accuracy == 1)
+    ]
 
 
 def linear_by_epoch(run: Run, epoch: int) -> float:
@@ -455,30 +516,66 @@ def linear_by_epoch(run: Run, epoch: int) -> float:
 def train_memorization(runs: Sequence[Run], device: torch.device) -> list[Found]:
     """Accuracy and loss on the whole set at the best weights (by loss), for every run.
 
-    Runs that reach 100% accuracy leave the stack if ``early_stop``. For real labels the accuracy is
-    None and the loss is the mean square error.
+    Runs that reach 100% accuracy leave the stack if ``early_stop``; where none does and labels are
+    classes (Fig. 3), the saturation of the heads is followed. For real labels the accuracy is None
+    and the loss is the mean square error.
     """
     stack = Stack(runs, device, mha_parameters)
     data = _Examples(runs, device)
     best: dict[str, Found] = {}
-    place = {run.key: i for i, run in enumerate(runs)}
+    free = []
+    watched = _moments(runs[0]) if runs[0].N and not runs[0].early_stop else ()
     step = _memorization_step(stack, data)
     for count, index in zip(range(1, runs[0].steps + 1), data.batches(), strict=False):
         stack.set_rate(warmup_cosine(runs[0], count - 1))
         step(index)
         if count % runs[0].evaluate_every and count < runs[0].steps:
             continue
-        for run, now in zip(stack.runs, _evaluate(stack, data), strict=True):
-            if run.key not in best or now.loss < best[run.key].loss:
-                best[run.key] = now
-        left = [i for i, run in enumerate(stack.runs) if not _finished(run, best[run.key])]
+        _keep_best(best, stack, _evaluate(stack, data), count, _least_loss)
+        if count in watched:
+            free.append(_free_heads(stack, data))
+        left = _unfinished(stack, best)
         if not left:
             break
         if len(left) < len(stack.runs):
             stack.keep(left)
-            data.keep([place[run.key] for run in stack.runs])
+            data.keep(left)
             step = _memorization_step(stack, data)
-    return [best[run.key] for run in runs]
+    found = [best[run.key] for run in runs]
+    return _with_saturation(found, torch.stack(free, dim=1)) if free else found
+
+
+def _moments(run: Run, count: int = 32) -> set[int]:
+    """The first evaluation after each of ``count`` equal parts of the training."""
+    evaluations = -(-run.steps // run.evaluate_every)
+    every = [-(-evaluations * part // count) for part in range(1, count + 1)]
+    return {min(run.steps, k * run.evaluate_every) for k in every}
+
+
+SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
+
+
+@torch.no_grad()
+def _free_heads(stack: Stack, data: _Examples, chunk: int = 4096) -> Float[Tensor, "R counts"]:
+    """The share of examples with 0, 1, ..., H heads that are not saturated."""
+    run, counts = stack.runs[0], 0.0
+    for contexts, queries, _ in data.chunks(chunk):
+        alpha = mha_alpha(stack.parameters, run, contexts, queries)
+        free = (alpha.amax(dim=-1) <= SATURATED).sum(dim=-1)
+        counts = counts + F.one_hot(free, run.H + 1).double().sum(dim=1)
+    return counts / data.T
+
+
+def _with_saturation(
+    found: Sequence[Found], free: Float[Tensor, "R moments counts"]
+) -> list[Found]:
+    heads = free.shape[-1] - 1
+    saturated = 1 - free @ torch.arange(heads + 1, device=free.device).double() / heads
+    paths = zip(saturated.tolist(), (1 - free[..., 0]).tolist(), free[:, -1].tolist(), strict=True)
+    return [
+        one._replace(saturated=_rounded(some), served=_rounded(most), serving=_rounded(last))
+        for one, (some, most, last) in zip(found, paths, strict=True)
+    ]
 
 
 def _memorization_step(stack: Stack, data: _Examples) -> Step:
@@ -489,10 +586,6 @@ def _memorization_step(stack: Stack, data: _Examples) -> Step:
 
     example = torch.zeros(len(stack.runs), data.batch, dtype=torch.long, device=stack.device)
     return stepper(stack, model, (example,))
-
-
-def _finished(run: Run, found: Found) -> bool:
-    return bool(run.early_stop) and found.accuracy == 1.0
 
 
 def warmup_cosine(run: Run, step: int) -> float:
@@ -525,43 +618,51 @@ class _Examples:
         )
         self.shared = first.context == "shared"
         self.orders = [generator(run, "order") for run in runs]
-        self.runs = list(range(len(runs)))
+        self.places = torch.arange(len(runs), device=device)  # of the runs still in the stack
         self.batch, self.T, self.device = first.batch, first.T, device
 
     def batches(self) -> Iterator[Int[Tensor, "R B"]]:
-        """Indices of successive batches; an epoch's last batch is filled up by the next epoch."""
-        buffer = torch.empty(len(self.orders), 0, dtype=torch.long)
+        """Indices of successive batches; an epoch's last batch is filled up by the next epoch.
+
+        They lie on the device an epoch at a time, so that a step does not wait for the host.
+        """
+        left = torch.empty(len(self.orders), 0, dtype=torch.long, device=self.device)
         while True:
-            while buffer.shape[1] < self.batch:
-                more = [torch.randperm(self.T, generator=g) for g in self.orders]
-                buffer = torch.cat([buffer, torch.stack(more)], dim=1)
-            yield buffer[self.runs, : self.batch].to(self.device)
-            buffer = buffer[:, self.batch :]
+            while left.shape[1] < self.batch:
+                epoch = torch.stack([torch.randperm(self.T, generator=g) for g in self.orders])
+                left = torch.cat([left, epoch.to(self.device)], dim=1)
+            yield left[:, : self.batch].index_select(0, self.places)
+            left = left[:, self.batch :]
 
     def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts, queries and labels of the runs still in the stack."""
-        queries = torch.take_along_dim(self.queries, index[..., None], dim=1)
-        labels = torch.take_along_dim(self.labels, index, dim=1)
-        if self.shared:
-            return self.contexts, queries, labels
-        rows = torch.arange(len(index), device=self.device)[:, None]
-        return self.contexts[rows, index], queries, labels
+        first = self.T * torch.arange(len(index), device=self.device)
+        rows = (index + first[:, None]).flatten()
 
-    def keep(self, places: Sequence[int]) -> None:
-        index = torch.tensor([self.runs.index(place) for place in places], device=self.device)
-        self.contexts, self.queries, self.labels = (
-            x[index] for x in (self.contexts, self.queries, self.labels)
+        def chosen(x: Tensor) -> Tensor:
+            return x.flatten(0, 1).index_select(0, rows).unflatten(0, index.shape)
+
+        contexts = self.contexts if self.shared else chosen(self.contexts)
+        return contexts, chosen(self.queries), chosen(self.labels)
+
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """All examples, in order."""
+        for start in range(0, self.T, size):
+            index = torch.arange(start, min(start + size, self.T), device=self.device)
+            yield self.at(index.expand(len(self.places), -1))
+
+    def keep(self, left: Sequence[int]) -> None:
+        """Drop all runs of the stack but these."""
+        self.contexts, self.queries, self.labels, self.places = (
+            x[left] for x in (self.contexts, self.queries, self.labels, self.places)
         )
-        self.runs = list(places)
 
 
 @torch.no_grad()
 def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
     """Accuracy and mean loss over the whole set."""
     right, total = 0.0, 0.0
-    for start in range(0, data.T, chunk):
-        index = torch.arange(start, min(start + chunk, data.T), device=data.device)
-        contexts, queries, labels = data.at(index.expand(len(stack.runs), -1))
+    for contexts, queries, labels in data.chunks(chunk):
         outputs = mha_outputs(stack.parameters, stack.runs[0], contexts, queries)
         total = total + _losses(outputs, labels).double().sum(dim=1)
         if not labels.is_floating_point():
@@ -583,6 +684,16 @@ LOOPS = {
 MODELS = ("aot", "mlp", "mha")
 
 
+@contextlib.contextmanager
+def _own_stream(place: torch.device) -> Iterator[None]:
+    """Stacks trained by several threads fill the device together, each in its own stream."""
+    with torch.cuda.device(place):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+
 def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> list[Outcome]:
     """Train runs that differ by their seed only, at once; one outcome each, in their order.
 
@@ -600,12 +711,11 @@ def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> li
     torch.backends.cuda.matmul.allow_tf32 = tf32
     place = torch.device(device)
     start = time.perf_counter()
-    with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
+    with _own_stream(place) if place.type == "cuda" else contextlib.nullcontext():
         found = LOOPS[name.task](runs, place)
     seconds = (time.perf_counter() - start) / len(runs)
     kind = torch.cuda.get_device_name(place) if place.type == "cuda" else place.type
     versions = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
     return [
-        Outcome(end.accuracy, end.loss, round(seconds, 3), **versions, tf32=tf32, curve=end.curve)
-        for end in found
+        Outcome(wall_s=round(seconds, 3), **versions, tf32=tf32, **end._asdict()) for end in found
     ]

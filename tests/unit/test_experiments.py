@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
-import torch
 
 from attnmem import __main__ as cli
 from attnmem import experiments, results, training
@@ -212,10 +211,10 @@ def test_any_executor_gives_the_same_rows(store):
     assert {k: o for k, (_, o) in results.known("dana-exp2", "paper").items()} == by_threads
 
 
-def test_processes_train_what_one_process_trains(store):
-    spawn = {"mp_context": multiprocessing.get_context("spawn")}
-    one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
-    with ProcessPoolExecutor(2, **spawn, **one_thread) as pool:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # processes, and what a GPU's streams need
+def test_workers_train_what_one_process_trains(store, device):
+    with cli._workers(2, device) as pool:
+        assert isinstance(pool, ProcessPoolExecutor if device == "cpu" else ThreadPoolExecutor)
         assert experiments.run("dana-dim1", "quick", "cpu", pool) == 4
     elsewhere = results.table("dana-dim1", "quick").sort_values(["H", "seed"])
     results.file_of("dana-dim1", "quick", store).unlink()

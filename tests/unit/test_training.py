@@ -1,6 +1,7 @@
 """A run in a stack is the same run alone; the protocols are the published ones."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -291,7 +292,54 @@ def test_best_weights_count_not_the_last(monkeypatch):
         for pair in [(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.5), (0.1, 4.0), (0.4, 1.1)]
     )
     monkeypatch.setattr(training, "_evaluate", lambda stack, data: [next(found)])
-    assert training.train_memorization([run], CPU) == [training.Found(0.5, 1.0)]
+    [best] = training.train_memorization([run], CPU)
+    assert (best.accuracy, best.loss, best.best_step) == (0.5, 1.0, 2)
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+def test_free_heads_are_counted_as_defined(context):
+    """Weights large enough that some heads are saturated, against the definition."""
+    runs = [memorization_run(context=context, seed=seed, H=4) for seed in range(2)]
+    stack = training.Stack(runs, CPU, training.mha_parameters)
+    data = training._Examples(runs, CPU)
+    with torch.no_grad():
+        stack.parameters["W_Q"] *= 100
+    shares = training._free_heads(stack, data, chunk=16)
+    places = training.sinusoids(5, 8)
+    for r in range(2):
+        P = {name: W.detach()[r] for name, W in stack.parameters.items()}
+        free = []
+        for t in range(50):
+            tokens = data.contexts[r] if context == "shared" else data.contexts[r, t]
+            E = F.linear(tokens, P["W_E"], P["b_E"]) + places[1:]
+            e = F.linear(data.queries[r, t], P["W_E"], P["b_E"]) + places[0]
+            alphas = [torch.softmax(E @ P["W_K"][h] @ P["W_Q"][h].T @ e / 8, 0) for h in range(4)]
+            free.append(sum(1 for alpha in alphas if alpha.max() <= 0.99))
+        assert 0 < sum(free) < 200
+        expected = [free.count(k) / 50 for k in range(5)]
+        assert shares[r].tolist() == pytest.approx(expected)
+
+
+def test_saturation_is_followed_where_no_run_stops_early():
+    [found] = training.train_memorization([memorization_run(steps=60, evaluate_every=10)], CPU)
+    assert len(found.saturated) == len(found.served) == 6
+    assert sum(found.serving) == pytest.approx(1, abs=3e-4)
+    pairs = sum(heads * share for heads, share in enumerate(found.serving))
+    assert found.saturated[-1] == pytest.approx(1 - pairs / 3, abs=3e-4)
+    assert found.served[-1] == pytest.approx(1 - found.serving[0], abs=2e-4)
+    stopped = memorization_run(steps=60, evaluate_every=10, early_stop=True)
+    assert training.train_memorization([stopped], CPU)[0].saturated is None
+
+
+def test_moments_are_evaluations_equally_spaced():
+    run = memorization_run(steps=300_000, evaluate_every=500)
+    moments = sorted(training._moments(run))
+    assert len(moments) == 32
+    assert moments[-1] == 300_000
+    assert all(moment % 500 == 0 for moment in moments)
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    assert max(gaps) - min(gaps) <= 500
+    assert training._moments(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
 
 
 def test_an_outcome_says_where_it_comes_from():
