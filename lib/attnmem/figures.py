@@ -21,6 +21,7 @@ except ImportError as error:
     raise ImportError("attnmem.figures needs matplotlib: pip install matplotlib") from error
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
@@ -179,22 +180,22 @@ def _theory_lines(ax: Axes, x: ArrayLike, lines: Mapping[str, ArrayLike]) -> Non
 
 
 def curves_with_bands(
-    x: ArrayLike,
-    y: Mapping[str, ArrayLike],
+    curves: Mapping[str, pd.DataFrame],
     published: Mapping[str, tuple[ArrayLike, ArrayLike]],
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
     """Means over seeds in the range between them; published means as crosses.
 
-    ``y[name]`` has one row per point of ``x`` and one column per seed.
+    A curve has one row per point, indexed by its place on the axis, and one column per seed; where
+    a seed was not run, NaN.
     """
     ax = _axes(ax, *labels)
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(y)))
-    for colour, (name, seeds) in zip(colours, y.items(), strict=True):
-        seeds = np.asarray(seeds)
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))
+    for colour, (name, seeds) in zip(colours, curves.items(), strict=True):
+        x, low, high = seeds.index, seeds.min(axis=1), seeds.max(axis=1)
         ax.plot(x, seeds.mean(axis=1), "o-", color=colour, markersize=3, label=name)
-        ax.fill_between(x, seeds.min(axis=1), seeds.max(axis=1), color=colour, alpha=0.25)
+        ax.fill_between(x, low, high, color=colour, alpha=0.25)
     for where, values in published.values():
         ax.plot(where, values, "x", color="black", markersize=7, markeredgewidth=1.5)
     if published:

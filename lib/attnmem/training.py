@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from . import results, tasks
 from .attention import (
@@ -671,6 +672,27 @@ def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
     if data.labels.is_floating_point():
         return [Found(None, loss) for loss in losses]
     return [Found(*found) for found in zip((right / data.T).tolist(), losses, strict=True)]
+
+
+def operations(run: Run) -> int:
+    """Floating-point operations of the matrix products in one step, counted while one is made.
+
+    A product of shapes ``(a, b)`` and ``(b, c)`` counts ``2 a b c``; the backward pass is included.
+    """
+    run = dataclasses.replace(run, T=run.batch)
+    cpu = torch.device("cpu")
+    if run.model == "mha":
+        stack = Stack([run], cpu, mha_parameters)
+        step = _memorization_step(stack, _Examples([run], cpu))
+        example = (torch.arange(run.batch)[None],)
+    else:
+        stack = Stack([run], cpu, aot_parameters)
+        tokens = torch.zeros(1, run.batch, run.n, dtype=torch.long)
+        example = (tokens, tokens[..., 0])
+        step = stepper(stack, _bigram_model(stack), example)
+    with FlopCounterMode(display=False) as counter:
+        step(*example)
+    return counter.get_total_flops()
 
 
 # --- any stack ------------------------------------------------------------------------------------

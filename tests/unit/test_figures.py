@@ -1,6 +1,8 @@
 """Every figure draws what it is given, on the axes it is given."""
 
 import matplotlib as mpl
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -19,8 +21,7 @@ CALLS = {
     "saturation_map": (torch.rand(T, H),),
     "memorized": (torch.rand(T), {"built": torch.rand(T)}),
     "curves_with_bands": (
-        [1, 2],
-        {"d = 5": [[0.1, 0.2], [0.2, 0.4]]},
+        {"d = 5": pd.DataFrame([[0.1, 0.2], [0.2, np.nan]], index=[1, 2])},
         {"d = 5": ([1], [0.15])},
         ("heads", "accuracy"),
     ),
