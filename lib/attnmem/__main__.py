@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
     )
-    search = commands.add_parser("search", help="how many associations training memorizes")
+    search = commands.add_parser("search", help="how many examples training memorizes")
     search.add_argument("names", nargs="+", metavar="NAME", choices=SEARCHES)
     search.add_argument("--profile", choices=PROFILES, default="paper")
     search.add_argument("--device", default="auto")
@@ -92,7 +92,7 @@ def _list(_: argparse.Namespace) -> int:
 
 def _search(arguments: argparse.Namespace) -> int:
     def report(run: Run, memorized: bool) -> None:
-        sizes = f"d={run.d} d_h={run.d_h} H={run.H}"
+        sizes = f"d={run.d} d_h={run.d_h} H={run.H} n={run.n}"
         verb = "memorized" if memorized else "not memorized"
         print(f"{run.experiment} {sizes}: {run.T} {verb}", flush=True)
 

@@ -1,4 +1,4 @@
-"""How many associations training memorizes without an error, by bisection over their number.
+"""How many examples training memorizes without an error, by bisection over their number.
 
 The accuracy of an overloaded model says how much of a table it gets right; its *capacity* is the
 size of the largest table that it gets right entirely, and that is what a capacity theorem bounds.
@@ -60,7 +60,23 @@ def _associations(cells: Cells, **changes: Any) -> Cells:
     return [common | changes | {"d_h": cell["d"]} | cell for cell in cells]
 
 
+def _classes(cells: Cells, **changes: Any) -> Cells:
+    """Trainings as for Figure 3 of Mahdavi et al., but stopped when every example is right."""
+    sized = [{"n": 32, "T": 1} | cell for cell in cells]
+    protocol = {"context": "shared", "least_steps": 300_000} | changes
+    made = experiments.memorization(sized, **protocol)
+    return [{field: value for field, value in cell.items() if field != "T"} for cell in made]
+
+
 SEARCHES = {
+    "mahdavi-capacity": Search(
+        "examples of Mahdavi et al. 2024 (shared context), memorized without an error",
+        {
+            "paper": _classes([{"H": 4}, {"H": 8}]),
+            "quick": _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **experiments.SMALLER),
+        },
+        {"paper": 3, "quick": 2},
+    ),
     "dana-capacity": Search(
         "associations of Dana et al. 2025, memorized without an error",
         {
@@ -72,7 +88,7 @@ SEARCHES = {
             "quick": _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
         },
         {"paper": 4, "quick": 2},
-    )
+    ),
 }
 
 
@@ -104,9 +120,9 @@ def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
 
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
     """The trainings that decide whether ``size`` associations are memorized."""
-    sizes = {"T": size, "batch": size}
+    sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
     return [
-        Run(experiment=name, profile=profile, seed=seed, **cell, **sizes)
+        Run(experiment=name, profile=profile, seed=seed, **sizes)
         for seed in range(SEARCHES[name].restarts[profile])
     ]
 
@@ -136,8 +152,16 @@ def _bracket(
             known.update(train(missing))
         return max(known[run.key][1].accuracy for run in runs) == 1
 
-    start = bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])
-    return bisect(memorizes, start, cell["N"] ** 2)
+    [run, *_] = runs_of(1)
+    most = run.N**2 if run.model == "aot" else training.parameter_count(run)
+    return bisect(memorizes, _bound(run), most)
+
+
+def _bound(run: Run) -> int:
+    """What the paper's theorem guarantees for a layer of this shape."""
+    if run.model == "aot":
+        return bounds.aot_capacity(run.H, run.d_h, run.d)
+    return bounds.mha_capacity(run.H, run.n, run.d_h)
 
 
 @checked_by(lambda name, profile, device, report: _check_name(name, profile))
@@ -178,12 +202,12 @@ def found(name: str, profile: str) -> pd.DataFrame:
     """What the stored rows show: one line for every cell whose bisection is complete.
 
     Columns: the cell's sizes, ``memorized`` and ``failed`` (see :class:`Bracket`; missing if
-    everything was memorized), ``bound`` (``H d_h + d``) and ``parameters`` of the model.
+    everything was memorized), ``bound`` (by the paper's theorem) and ``parameters`` of the model.
     """
-    return pd.DataFrame(
-        {field: cell[field] for field in ("N", "d", "d_h", "H", "steps")}
-        | bracket._asdict()
-        | {"bound": bounds.aot_capacity(cell["H"], cell["d_h"], cell["d"])}
-        | {"parameters": training.parameter_count(probe(name, profile, cell, 1)[0])}
-        for cell, bracket in _brackets(name, profile, _do_not_train)
-    )
+    lines = []
+    for cell, bracket in _brackets(name, profile, _do_not_train):
+        [run, *_] = probe(name, profile, cell, 1)
+        sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
+        theory = {"bound": _bound(run), "parameters": training.parameter_count(run)}
+        lines.append(sizes | bracket._asdict() | theory)
+    return pd.DataFrame(lines)

@@ -30,14 +30,17 @@ from . import results, tasks
 from .attention import (
     OWN,
     SHARED,
+    MHAWeights,
     attend_and_add_columns,
     attention_logits,
+    check_features,
     head_values,
     look_up,
+    mha,
     over_tokens,
     read_out,
 )
-from .checks import refuse
+from .checks import check_integer, check_number, checked_by, refuse
 from .results import Outcome, Run
 
 Parameters = dict[str, Tensor]
@@ -598,22 +601,18 @@ def warmup_cosine(run: Run, step: int) -> float:
     return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
 
 
+def examples(run: Run) -> tasks.ContextQueries:
+    """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on."""
+    g, shared = generator(run, "data"), run.context == "shared"
+    return tasks.context_queries(g, run.T, run.n, run.d, shared=shared, classes=run.N)
+
+
 class _Examples:
     """The data of a stack on its device, with an order of its own for every run."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         first = runs[0]
-        drawn = [
-            tasks.context_queries(
-                generator(run, "data"),
-                run.T,
-                run.n,
-                run.d,
-                shared=run.context == "shared",
-                classes=run.N,
-            )
-            for run in runs
-        ]
+        drawn = [examples(run) for run in runs]
         self.contexts, self.queries, self.labels = (
             torch.stack(part).to(device) for part in zip(*drawn, strict=True)
         )
@@ -672,6 +671,48 @@ def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
     if data.labels.is_floating_point():
         return [Found(None, loss) for loss in losses]
     return [Found(*found) for found in zip((right / data.T).tolist(), losses, strict=True)]
+
+
+# --- the theorem's own layer, a single one --------------------------------------------------------
+
+
+def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
+    check_features(weights, contexts, queries)
+    check_integer("steps", steps)
+    check_number("lr", lr, least=0.0, most=1.0)
+    if labels.shape != queries.shape[:1]:
+        refuse("labels", f"shape {tuple(labels.shape)}", f"one for each of {len(queries)} queries")
+
+
+@checked_by(_check_descend)
+def descend(
+    weights: MHAWeights,
+    contexts: Tensor,
+    queries: Float[Tensor, "T d"],
+    labels: Tensor,
+    *,
+    steps: int,
+    lr: float,
+) -> tuple[MHAWeights, Float[Tensor, " steps"]]:
+    """Gradient descent on the layer of the theorem, from ``weights``: (the last weights, losses).
+
+    Adam on the whole set at once, in the precision of the arguments; the rate falls from ``lr``
+    along a cosine to zero. Integer labels are classes (cross-entropy of the logits), real ones
+    are met in the mean square by the one output.
+    """
+    leaves = MHAWeights(*(W.detach().clone().requires_grad_() for W in weights))
+    optimizer = torch.optim.Adam(leaves, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    losses = []
+    for _ in range(steps):
+        outputs = mha(leaves, contexts, queries)
+        loss = _losses(outputs[None], labels[None]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return MHAWeights(*(W.detach() for W in leaves)), torch.stack(losses)
 
 
 def operations(run: Run) -> int:

@@ -73,6 +73,22 @@ def test_a_search_resumes_and_its_rows_tell_all(instant):
     ]
 
 
+def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
+    instant.extend([None] * 4)  # past the interruption
+    capacity.search("mahdavi-capacity", "quick", "cpu")
+    table = capacity.found("mahdavi-capacity", "quick")
+    lines = table[["H", "n", "memorized", "failed", "bound"]].to_numpy().tolist()
+    assert lines == [[1, 8, 10, 11, 8], [2, 8, 20, 21, 15], [4, 8, 40, 41, 29]]
+    runs = [run for run, _ in results.known("mahdavi-capacity", "quick").values()]
+    assert {(run.task, run.batch, run.steps, run.early_stop) for run in runs} == {
+        ("classes", 256, 2000, True)
+    }
+    [first, *_] = capacity.probe(
+        "mahdavi-capacity", "paper", capacity.SEARCHES["mahdavi-capacity"].cells["paper"][0], 550
+    )
+    assert (first.H, first.n, first.d, first.T, first.steps) == (4, 32, 64, 550, 300_000)
+
+
 def test_an_unfinished_search_is_not_reported(instant):
     with pytest.raises(Interrupted):
         capacity.search("dana-capacity", "quick", "cpu")
