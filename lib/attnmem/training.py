@@ -676,6 +676,25 @@ def _evaluate(stack: Stack, data: _Examples, chunk: int = 4096) -> list[Found]:
 # --- the theorem's own layer, a single one --------------------------------------------------------
 
 
+def _check_xavier(heads, dim, head_dim, outputs, seed) -> None:
+    sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "outputs": outputs}
+    for name, value in sizes.items():
+        check_integer(name, value)
+    check_integer("seed", seed, least=0)
+
+
+@checked_by(_check_xavier)
+def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> MHAWeights:
+    """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
+
+    >>> xavier(heads=2, dim=5, head_dim=3, outputs=4, seed=0).W_D.shape
+    torch.Size([5, 4])
+    """
+    g = torch.Generator().manual_seed(seed)
+    shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]
+    return MHAWeights(*(_uniform(g, math.sqrt(6 / sum(s[-2:])), *s) for s in shapes))
+
+
 def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
     check_features(weights, contexts, queries)
     check_integer("steps", steps)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnmem import experiments, training
-from attnmem.attention import AoTWeights, aot
+from attnmem.attention import AoTWeights, MHAWeights, aot, mha
 from attnmem.results import Run
 
 CPU = torch.device("cpu")
@@ -372,3 +372,70 @@ def test_a_stack_reaches_the_same_accuracies_as_single_runs():
     # Same seeds, so the same data and weights: only rounding can part them.
     assert max(abs(a - b) for a, b in zip(stacked, alone, strict=True)) < 0.05
     assert sum(stacked) / 8 == pytest.approx(sum(alone) / 8, abs=0.02)
+
+
+def test_descent_is_adam_on_the_layer():
+    """Against torch's own modules for two steps, and to the end on labels that fit."""
+    torch.manual_seed(0)
+    context, queries = torch.rand(4, 6), torch.rand(9, 6)
+    labels = torch.rand(9)
+    start = training.xavier(3, 6, 5, outputs=1, seed=0)
+    _, losses = training.descend(start, context, queries, labels, steps=2, lr=1e-2)
+    leaves = [W.clone().requires_grad_() for W in start]
+    optimizer = torch.optim.Adam(leaves, lr=1e-2)
+    for step, rate in enumerate((1e-2, 0.5e-2)):  # a cosine of two steps
+        optimizer.param_groups[0]["lr"] = rate
+        loss = (mha(MHAWeights(*leaves), context, queries)[:, 0] - labels).square().mean()
+        assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    weights, losses = training.descend(start, context, queries, labels, steps=2000, lr=1e-2)
+    assert losses[-1] < 1e-6
+    assert start.W_Q.equal(training.xavier(3, 6, 5, outputs=1, seed=0).W_Q)
+    outputs = mha(weights, context, queries)[:, 0]
+    torch.testing.assert_close(outputs, labels, rtol=0, atol=1e-2)
+
+
+def test_descent_takes_classes():
+    torch.manual_seed(0)
+    context, queries, classes = torch.rand(4, 6), torch.rand(9, 6), torch.randint(5, (9,))
+    start = training.xavier(3, 6, 5, outputs=5, seed=1)
+    weights, losses = training.descend(start, context, queries, classes, steps=800, lr=1e-2)
+    assert losses[0] == pytest.approx(F.cross_entropy(mha(start, context, queries), classes).item())
+    assert (mha(weights, context, queries).argmax(-1) == classes).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "^steps: got 0"),
+        ({"lr": -1.0}, "^lr: got -1.0"),
+        ({"labels": torch.rand(8)}, "^labels: got shape"),
+        ({"queries": torch.rand(9, 7)}, "^query: got"),
+    ],
+)
+def test_descent_refuses_what_does_not_fit(changes, message):
+    arguments = {
+        "weights": training.xavier(3, 6, 5, outputs=1, seed=0),
+        "contexts": torch.rand(4, 6),
+        "queries": torch.rand(9, 6),
+        "labels": torch.rand(9),
+        "steps": 1,
+        "lr": 1e-2,
+    }
+    with pytest.raises(ValueError, match=message):
+        training.descend(**arguments | changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"context": "random"}, {"task": "reals", "N": None}])
+def test_operations_of_a_step_by_hand(changes):
+    """The large products of a step: forward, and twice as much backward."""
+    sizes = {"d": 64, "d_h": 64, "H": 20, "n": 32, "N": 100, "batch": 256}
+    run = memorization_run(**sizes | changes)
+    B, n, d, H = 256, 32, 64, 20
+    large = 3 * B * n * d * H + 3 * 2 * n * d * d * H  # logits; shared keys and what asks them
+    if run.context == "random":  # those were of the positions; now of own tokens
+        large += 3 * B * H * d * d + 3 * 2 * H * d**3  # what asks them, by products of two maps
+        large += 2 * 2 * B * H * n * d  # logits and values, without a gradient to the tokens
+    assert training.operations(run) == pytest.approx(2 * large, rel=0.1)
