@@ -216,7 +216,7 @@ BUDGET = Experiment(
 # --- Is the MLP harder to train? Exp. 5 at other rates, and for longer ----------------------------
 
 
-OTHER_RATES = (0.01, 0.03, 0.3)  # the published one is 0.1; multiplied by 0.1 at the start
+OTHER_RATES = (0.01, 0.03, 0.3, 1.0)  # the published one is 0.1; multiplied by 0.1 at the start
 
 
 def _middle(model: str, longer: int = 1) -> dict[str, Cells]:
@@ -474,6 +474,18 @@ def train_stack(stack: list[Run], device: str, tf32: bool) -> list[tuple[Run, Ou
     """One unit of work, anywhere: train a stack and return its rows."""
     outcomes = training.train(stack, device=device, tf32=tf32)
     return list(zip(stack, outcomes, strict=True))
+
+
+def coverage(names: Iterable[str]) -> pd.DataFrame:
+    """How many of the published runs of experiments the store has, and how many of the quick."""
+    counts = {}
+    for name in names:
+        counts[name] = {"source": EXPERIMENTS[name].source}
+        for profile, title in (("paper", "published"), ("quick", "quick")):
+            wanted = len(runs(name, profile))
+            counts[name][f"{title} runs"] = wanted
+            counts[name][f"{title}, stored"] = wanted - len(missing(name, profile))
+    return pd.DataFrame(counts).T
 
 
 @checked_by(_check_name)

@@ -202,3 +202,16 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np
     keep = np.empty(len(order), dtype=bool)
     keep[order] = ~reached
     return keep
+
+
+@checked_by(_check_part)
+def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> Fit | None:
+    """The line through the :func:`unsaturated` points; None if there are fewer than three.
+
+    >>> unsaturated_line([1, 2, 3, 4], [0.1, 0.2, 0.3, 1.0]).points
+    3
+    """
+    part = unsaturated(x, y, ceiling)
+    if part.sum() < 3:
+        return None
+    return fit("linear", np.asarray(x)[part], np.asarray(y)[part])

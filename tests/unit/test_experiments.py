@@ -256,6 +256,15 @@ def test_an_exception_in_a_unit_keeps_the_rows_before_it(monkeypatch, instant):
 
 
 @pytest.mark.usefixtures("instant")
+def test_coverage_counts_both_profiles():
+    experiments.run("dana-exp6", "paper", "cpu", seeds=2)
+    experiments.run("dana-exp2", "quick", "cpu")
+    table = experiments.coverage(["dana-exp6", "dana-exp2"])
+    assert table.loc["dana-exp6"].tolist()[1:] == [120, 12, 6, 0]
+    assert table.loc["dana-exp2"].tolist()[1:] == [50, 0, 6, 6]
+
+
+@pytest.mark.usefixtures("instant")
 def test_missing_rows_are_said_to_be_missing(capsys):
     with pytest.raises(ValueError, match=r"^name: got 'dana-exp6'; expected an experiment with"):
         experiments.stored("dana-exp6", "paper")

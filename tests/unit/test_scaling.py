@@ -107,3 +107,11 @@ def test_the_unsaturated_part_ends_at_the_first_point_that_reaches_the_ceiling()
 def test_bad_arguments_are_named(call, name):
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         call()
+
+
+def test_the_line_ends_where_the_curve_saturates():
+    x, y = [1, 2, 3, 4, 5], [0.2, 0.4, 0.6, 0.96, 0.99]
+    line = scaling.unsaturated_line(x, y)
+    assert line.points == 3
+    assert line.coefficients["x^1"] == pytest.approx(0.2)
+    assert scaling.unsaturated_line(x, [0.2, 0.4, 0.97, 0.98, 0.99]) is None
