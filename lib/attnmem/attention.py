@@ -418,11 +418,11 @@ def mha(
     W_Q, W_K, W_V, W_O, W_D = matrices
     alpha = attention_weights(W_Q, W_K, context, query)
     values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
-    outputs = read_out(values, W_O, W_D)
+    outputs = combine_heads(values, W_O, W_D)
     return outputs + query @ W_D if skip else outputs
 
 
-def read_out(
+def combine_heads(
     values: Float[Tensor, "*allruns B Hd_v"],
     W_O: Float[Tensor, "*runs Hd_v d_o"],
     W_D: Float[Tensor, "*runs d_o d_out"],

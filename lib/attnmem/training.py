@@ -38,7 +38,7 @@ from .attention import (
     look_up,
     mha,
     over_tokens,
-    read_out,
+    combine_heads,
 )
 from .checks import check_integer, check_number, checked_by, refuse
 from .results import Outcome, Run
@@ -231,7 +231,7 @@ def mha_outputs(
     else:
         values = head_values(alpha, contexts, W_E[:, None] @ W_V, OWN)
         values = values + head_values(alpha, places, W_V, SHARED)
-    return read_out(values.flatten(-2), P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
+    return combine_heads(values.flatten(-2), P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
 
 
 def mha_alpha(

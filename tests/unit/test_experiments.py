@@ -116,7 +116,7 @@ def test_the_other_trainings_of_experiment_5_change_one_thing():
             if (run.H, run.width) in ((21, None), (1, 400))
         }
         for change, field, expected in (
-            ("rates", "lr", {0.01, 0.03, 0.3}),
+            ("rates", "lr", {0.01, 0.03, 0.3, 1.0}),
             ("longer", "steps", {65536}),
         ):
             runs = of(f"dana-exp5-{model}-{change}")
