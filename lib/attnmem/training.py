@@ -34,11 +34,11 @@ from .attention import (
     attend_and_add_columns,
     attention_logits,
     check_features,
+    combine_heads,
     head_values,
     look_up,
     mha,
     over_tokens,
-    combine_heads,
 )
 from .checks import check_integer, check_number, checked_by, refuse
 from .results import Outcome, Run
@@ -331,7 +331,8 @@ def _captured(stack: Stack, step: Step, example: Batch) -> Step:
     with CAPTURING:
         rehearse(stack, lambda: step(*held))
         stack.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        stream = torch.cuda.current_stream()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             returned = step(*held)
 
     def replay(*batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,6 +344,25 @@ def _captured(stack: Stack, step: Step, example: Batch) -> Step:
     return replay
 
 
+STREAMS = threading.local()
+
+
+@contextlib.contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """A stream for each thread, so that stacks trained by several fill a GPU together.
+
+    All stacks of a thread use the same one, in rehearsal, capture and replay: cuBLAS keeps a
+    workspace for every stream, which graphs that are replayed at once must not share.
+    """
+    streams = vars(STREAMS)
+    with torch.cuda.device(device):
+        if device not in streams:
+            streams[device] = torch.cuda.Stream()
+        with torch.cuda.stream(streams[device]):
+            yield
+        streams[device].synchronize()
+
+
 def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
     """Run a step a few times, as a capture requires, and take back all that it changed.
 
@@ -350,14 +370,8 @@ def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
     set to zero.
     """
     before = {id(x): x.detach().clone() for x in stack.tensors()}
-    side = torch.cuda.Stream() if stack.device.type == "cuda" else None
-    if side is not None:
-        side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(times):
-            step()
-    if side is not None:
-        torch.cuda.current_stream().wait_stream(side)
+    for _ in range(times):
+        step()
     with torch.no_grad():
         for x in stack.tensors():
             x.copy_(before.get(id(x), torch.zeros_like(x)))
@@ -764,16 +778,6 @@ LOOPS = {
     "reals": train_memorization,
 }
 MODELS = ("aot", "mlp", "mha")
-
-
-@contextlib.contextmanager
-def _own_stream(place: torch.device) -> Iterator[None]:
-    """Stacks trained by several threads fill the device together, each in its own stream."""
-    with torch.cuda.device(place):
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            yield
-        stream.synchronize()
 
 
 def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> list[Outcome]:
