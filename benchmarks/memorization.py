@@ -5,9 +5,8 @@
 The textbook trainer trains one model at a time as such code is usually written: an ``nn.Module``
 that embeds and projects every token of every example, a DataLoader, PyTorch's Adam and
 ``LambdaLR``, its own initial weights and data. The engine trains the same cells, all seeds of one
-at once, both on one thread. Printed for each cell: final losses of
-both (mean and standard deviation over seeds), which must agree within that spread, and milliseconds
-per step of one model.
+at once, both on one thread. Printed for each cell: final losses of both (mean and standard
+deviation over seeds), which must agree within that spread, and milliseconds per step of one model.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from .attention import (
     MHAWeights,
     attend_and_add_columns,
     attention_logits,
+    attention_weights,
     check_features,
     combine_heads,
     head_values,
@@ -109,6 +110,11 @@ def _linear(g: torch.Generator, outputs: int, inputs: int) -> Tensor:
     return _uniform(g, inputs**-0.5, outputs, inputs)
 
 
+def _xavier(g: torch.Generator, *shape: int) -> Tensor:
+    """Xavier's uniform matrices, in the last two axes."""
+    return _uniform(g, math.sqrt(6 / sum(shape[-2:])), *shape)
+
+
 def _embedding(g: torch.Generator, rows: int, dim: int) -> Tensor:
     """PyTorch's default for ``Embedding(rows, dim)``."""
     return torch.randn(rows, dim, generator=g)
@@ -160,10 +166,10 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
     return {
         "W_E": W_E,
         "b_E": b_E,
-        "W_Q": _uniform(g, math.sqrt(6 / (d + d_h)), H, d, d_h),
-        "W_K": _uniform(g, math.sqrt(6 / (d + d_h)), H, d, d_h),
-        "W_V": _uniform(g, math.sqrt(6 / (d + 1)), H, d, 1),
-        "W_O": _uniform(g, math.sqrt(6 / (H + d)), H, d),
+        "W_Q": _xavier(g, H, d, d_h),
+        "W_K": _xavier(g, H, d, d_h),
+        "W_V": _xavier(g, H, d, 1),
+        "W_O": _xavier(g, H, d),
         "W_D": W_D,
         "b_D": b_D,
     }
@@ -223,32 +229,31 @@ def mha_outputs(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> Float[Tensor, "R B d_out"]:
     """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
-    alpha = mha_alpha(P, run, contexts, queries)
-    W_E, W_V = P["W_E"].mT, P["W_V"]
-    places = _positions(run.n + 1, run.d, queries.device)[1:] + P["b_E"][:, None]
-    if contexts.ndim == queries.ndim:
-        values = head_values(alpha, contexts @ W_E + places, W_V, SHARED)
-    else:
-        values = head_values(alpha, contexts, W_E[:, None] @ W_V, OWN)
-        values = values + head_values(alpha, places, W_V, SHARED)
+    _, values = mha_heads(P, run, contexts, queries)
     return combine_heads(values.flatten(-2), P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
 
 
-def mha_alpha(
+def mha_heads(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
-) -> Float[Tensor, "R B H n"]:
-    """The attention weights in :func:`mha_outputs`.
+) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H 1"]]:
+    """Attention weights and values of every head in :func:`mha_outputs`.
 
     Own contexts are never embedded: logits and values are linear in tokens and in positions, so the
     embedding goes into the heads' maps, and positions, which all share, are attended to apart.
     """
     positions = _positions(run.n + 1, run.d, queries.device)
-    W_E, W_Q, W_K = P["W_E"].mT, P["W_Q"] / 8, P["W_K"]
+    W_E, W_Q, W_K, W_V = P["W_E"].mT, P["W_Q"] / 8, P["W_K"], P["W_V"]
     e = queries @ W_E + P["b_E"][:, None] + positions[0]
-    if contexts.ndim == queries.ndim:  # the bias adds the same to all tokens' logits
-        return over_tokens(attention_logits(W_Q, W_K, contexts @ W_E + positions[1:], e))
-    logits = attention_logits(W_Q, W_E[:, None] @ W_K, contexts, e)
-    return over_tokens(logits + attention_logits(W_Q, W_K, positions[1:], e))
+    places = positions[1:] + P["b_E"][:, None]
+    if contexts.ndim == queries.ndim:
+        E = contexts @ W_E + places
+        alpha = attention_weights(W_Q, W_K, E, e)
+        return alpha, head_values(alpha, E, W_V, SHARED)
+    into = W_E[:, None]
+    logits = attention_logits(W_Q, into @ W_K, contexts, e)
+    alpha = over_tokens(logits + attention_logits(W_Q, W_K, places, e))
+    values = head_values(alpha, contexts, into @ W_V, OWN)
+    return alpha, values + head_values(alpha, places, W_V, SHARED)
 
 
 # --- a stack --------------------------------------------------------------------------------------
@@ -578,7 +583,7 @@ def _free_heads(stack: Stack, data: _Examples, chunk: int = 4096) -> Float[Tenso
     """The share of examples with 0, 1, ..., H heads that are not saturated."""
     run, counts = stack.runs[0], 0.0
     for contexts, queries, _ in data.chunks(chunk):
-        alpha = mha_alpha(stack.parameters, run, contexts, queries)
+        alpha, _ = mha_heads(stack.parameters, run, contexts, queries)
         free = (alpha.amax(dim=-1) <= SATURATED).sum(dim=-1)
         counts = counts + F.one_hot(free, run.H + 1).double().sum(dim=1)
     return counts / data.T
@@ -706,7 +711,7 @@ def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> M
     """
     g = torch.Generator().manual_seed(seed)
     shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]
-    return MHAWeights(*(_uniform(g, math.sqrt(6 / sum(s[-2:])), *s) for s in shapes))
+    return MHAWeights(*(_xavier(g, *shape) for shape in shapes))
 
 
 def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
@@ -748,6 +753,17 @@ def descend(
     return MHAWeights(*(W.detach() for W in leaves)), torch.stack(losses)
 
 
+# --- any stack ------------------------------------------------------------------------------------
+
+LOOPS = {
+    "bigrams": train_bigrams,
+    "associations": train_associations,
+    "classes": train_memorization,
+    "reals": train_memorization,
+}
+MODELS = ("aot", "mlp", "mha")
+
+
 def operations(run: Run) -> int:
     """Floating-point operations of the matrix products in one step, counted while one is made.
 
@@ -767,17 +783,6 @@ def operations(run: Run) -> int:
     with FlopCounterMode(display=False) as counter:
         step(*example)
     return counter.get_total_flops()
-
-
-# --- any stack ------------------------------------------------------------------------------------
-
-LOOPS = {
-    "bigrams": train_bigrams,
-    "associations": train_associations,
-    "classes": train_memorization,
-    "reals": train_memorization,
-}
-MODELS = ("aot", "mlp", "mha")
 
 
 def train(runs: Sequence[Run], *, device: str = "cpu", tf32: bool = False) -> list[Outcome]:

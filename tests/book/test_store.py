@@ -15,6 +15,7 @@ EVERY = [
 INCOMPLETE = {name for name, _ in EVERY if name.startswith("mahdavi")}
 INCOMPLETE |= {"dana-dim1", "dana-dim5"}
 INCOMPLETE |= {"dana-depth1", "dana-depth5"}
+UNSEARCHED = {"mahdavi-capacity"}  # no search of its paper profile is complete
 
 
 def shipped(name):
@@ -51,12 +52,12 @@ def test_every_row_says_where_it_comes_from():
         assert outcome.accuracy is None or 0 <= outcome.accuracy <= 1
 
 
-@pytest.mark.parametrize("name", ["dana-capacity"])  # mahdavi-capacity has no rows yet
+@pytest.mark.parametrize("name", capacity.SEARCHES)
 def test_a_search_found_what_its_own_rows_show(name):
     """No stored size above the answer was memorized, and none below it is the answer."""
     table = capacity.found(name, "paper")
     rows = shipped(name).values()
-    assert len(table) > 0
+    assert table.empty == (name in UNSEARCHED)
     for line in table.itertuples():
         shape = (line.d, line.d_h, line.H)
         sizes = {r.T for r, o in rows if (r.d, r.d_h, r.H) == shape and o.accuracy == 1}
