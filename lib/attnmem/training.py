@@ -251,7 +251,8 @@ def mha_heads(
         return alpha, head_values(alpha, E, W_V, SHARED)
     into = W_E[:, None]
     logits = attention_logits(W_Q, into @ W_K, contexts, e)
-    alpha = over_tokens(logits + attention_logits(W_Q, W_K, places, e))
+    # Without the bias, which adds the same to all tokens' logits and would cost a gradient.
+    alpha = over_tokens(logits + attention_logits(W_Q, W_K, positions[1:], e))
     values = head_values(alpha, contexts, into @ W_V, OWN)
     return alpha, values + head_values(alpha, places, W_V, SHARED)
 
