@@ -181,20 +181,33 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
 def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R N B"]:
     """Logits after the last token, examples along the last axis as everywhere on the way.
 
-    Hidden layers compute every place, the last layer only one.
+    Hidden layers compute every place, the last layer only one. The first place sees itself alone,
+    so it is computed once for every token that there is, not for every example.
     """
-    variant, S = VARIANTS[run.variant], tokens.shape[-1]
-    x = look_up(P["embedding"], tokens).permute(0, 2, 3, 1).contiguous()  # (R, S, d, B)
-    for layer in range(run.layers):
-        positions = P[f"positions.{layer}"][:, :S, :, None]
-        if variant.position_in_skip:
-            x = x + positions
-        inputs = P[f"down.{layer}"][:, None] @ x if f"down.{layer}" in P else x
-        if not variant.position_in_skip:
-            inputs = inputs + positions
-        if layer + 1 < run.layers:
-            x = torch.stack([_block(P, run, layer, x, inputs, s) for s in range(S)], dim=1)
-    return P["unembedding"] @ _block(P, run, layer, x, inputs, S - 1)
+    S = tokens.shape[-1]
+    x = _columns(P["embedding"], tokens)
+    first = P["embedding"].mT[:, None]
+    for layer in range(run.layers - 1):
+        entered = _enter(P, run, layer, x)
+        later = [_block(P, run, layer, *entered, s) for s in range(1, S)]
+        first = _block(P, run, layer, *_enter(P, run, layer, first), 0)[:, None]
+        [chosen] = _columns(first[:, 0].mT, tokens[..., :1]).unbind(dim=1)
+        x = torch.stack([chosen, *later], dim=1)
+    layer = run.layers - 1
+    return P["unembedding"] @ _block(P, run, layer, *_enter(P, run, layer, x), S - 1)
+
+
+def _columns(table: Float[Tensor, "R N d"], tokens: Tensor) -> Float[Tensor, "R S d B"]:
+    return look_up(table, tokens).permute(0, 2, 3, 1).contiguous()
+
+
+def _enter(P: Parameters, run: Run, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer adds to, and what its attention sees, at the first places of the sequence."""
+    positions = P[f"positions.{layer}"][:, : x.shape[1], :, None]
+    if VARIANTS[run.variant].position_in_skip:
+        x = x + positions
+    inputs = P[f"down.{layer}"][:, None] @ x if f"down.{layer}" in P else x
+    return x, inputs if VARIANTS[run.variant].position_in_skip else inputs + positions
 
 
 def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:

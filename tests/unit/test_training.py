@@ -120,7 +120,11 @@ class PublishedBigramModel(nn.Module):
         return F.linear(x, P["unembedding"])[:, -1]
 
 
-@pytest.mark.parametrize("changes", [{}, {"d_h": 3}, {"layers": 3}, {"width": 12, "H": 1}])
+DEEP = {"layers": 3}
+MLP = {"width": 12, "H": 1}
+
+
+@pytest.mark.parametrize("changes", [{}, {"d_h": 3}, MLP, DEEP, DEEP | {"d_h": 3}, DEEP | MLP])
 def test_the_code_variant_is_the_published_model(changes):
     run = bigram_run(**changes)
     P = training.aot_parameters(run, training.generator(run, "weights"))
