@@ -494,26 +494,56 @@ def stored(
 ) -> tuple[pd.DataFrame, str]:
     """The rows of an experiment in the profile asked for, or, saying so, in the other one.
 
-    Only rows of the runs that :func:`runs` lists. Returns the table and the profile it is of;
-    raises ``ValueError`` if the store has neither.
+    A grid of which some cells have no row at all is passed over while the other profile's is whole,
+    since a figure with holes misleads. Only rows of the runs that :func:`runs` lists. Returns the
+    table and the profile it is of; raises ``ValueError`` if the store has neither.
     """
-    table, wanted = _rows_of(name, profile, seeds, variant)
     what = name if variant == "code" else f"{name}, variant {variant!r}"
-    if len(table):
-        print(f"{len(table)} of {wanted} rows of {what} in the store, profile {profile!r}")
-        return table, profile
-    for other in PROFILES:
-        table, _ = _rows_of(name, other, seeds, variant)
-        if len(table):
-            print(f"no rows of {what} in profile {profile!r}; what follows is profile {other!r}")
-            return table, other
-    return refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
+    found = {p: _rows_of(name, p, seeds, variant) for p in (profile, *PROFILES)}
+    whole = [p for p, rows in found.items() if rows.whole]
+    some = [p for p, rows in found.items() if len(rows.table)]
+    if not some:
+        refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
+    [chosen, *_] = [*whole, *some]
+    have, wanted = len(found[profile].table), found[profile].wanted
+    if chosen == profile:
+        print(f"{have} of {wanted} rows of {what} in the store, profile {profile!r}")
+    else:
+        missing = f"{have} of {wanted}" if have else "no"
+        print(f"{missing} rows of {what} in profile {profile!r}; what follows is {chosen!r}")
+    return found[chosen].table, chosen
 
 
-def _rows_of(name: str, profile: str, seeds: int | None, variant: str) -> tuple[pd.DataFrame, int]:
-    wanted = {run.key for run in runs(name, profile, seeds, variant=variant)}
-    have = results.known(name, profile)
-    return results.as_table(have[key] for key in have if key in wanted), len(wanted)
+class _Rows(NamedTuple):
+    table: pd.DataFrame
+    wanted: int
+    whole: bool  # every cell of the grid has a row
+
+
+def _rows_of(name: str, profile: str, seeds: int | None, variant: str) -> _Rows:
+    wanted = {run.key: run for run in runs(name, profile, seeds, variant=variant)}
+    known = results.known(name, profile)
+    have = [known[key] for key in known if key in wanted]
+    cells, covered = stacks([*wanted.values()]), stacks([run for run, _ in have])
+    return _Rows(results.as_table(have), len(wanted), len(covered) == len(cells))
+
+
+def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
+    """Rows of an experiment with one more column, the number of parameters that each run trained.
+
+    Counted from the tensors that the loss depends on (:func:`attnmem.training.parameter_count`).
+    """
+    fields = list(SIZES)
+    counts = {
+        tuple(getattr(run, field) or 0 for field in fields): training.parameter_count(run)
+        for run in runs(name, profile, 1)
+    }
+    sizes = table[fields].fillna(0).astype(int).itertuples(index=False, name=None)
+    for size in (sizes := [*sizes]):
+        if size not in counts:
+            got = f"a row with {dict(zip(fields, size, strict=True))}"
+            refuse("table", got, f"rows of {name}, profile {profile!r}")
+    return table.assign(parameters=[counts[size] for size in sizes])
 
 
 def repeat(

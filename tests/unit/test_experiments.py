@@ -271,11 +271,38 @@ def test_missing_rows_are_said_to_be_missing(capsys):
     experiments.run("dana-exp6", "quick", "cpu")
     table, profile = experiments.stored("dana-exp6", "paper")
     assert (len(table), profile) == (6, "quick")
-    assert "no rows of dana-exp6 in profile 'paper'; what follows" in capsys.readouterr().out
+    assert "no rows of dana-exp6 in profile 'paper'; what follows is 'quick'" in said(capsys)
+    experiments.run("dana-exp6", "paper", "cpu", where={"H": 5})
+    table, profile = experiments.stored("dana-exp6", "paper")
+    assert (len(table), profile) == (6, "quick"), "a grid with holes beside one without"
+    assert "20 of 120 rows of dana-exp6 in profile 'paper'; what follows" in said(capsys)
     experiments.run("dana-exp6", "paper", "cpu", seeds=1)
     table, profile = experiments.stored("dana-exp6", "paper")
-    assert (len(table), profile) == (6, "paper")
-    assert "6 of 120 rows" in capsys.readouterr().out
+    assert (len(table), profile) == (25, "paper")
+    assert "25 of 120 rows" in said(capsys)
+
+
+def said(capsys):
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_grid_with_holes_is_better_than_none():
+    experiments.run("dana-exp6", "paper", "cpu", where={"H": 5})
+    table, profile = experiments.stored("dana-exp6", "quick")
+    assert (len(table), profile) == (20, "paper")
+
+
+@pytest.mark.usefixtures("instant")
+def test_parameters_are_counted_for_every_row():
+    experiments.run("dana-exp5-mlp", "quick", "cpu")
+    table, _ = experiments.stored("dana-exp5-mlp", "quick")
+    counted = experiments.with_parameters(table, "dana-exp5-mlp", "quick")
+    for row in counted.itertuples():
+        N, d, w = row.N, row.d, row.width or 0
+        assert row.parameters == 2 * N * d + 2 * d + 4 * d * d + (2 * d * w + w + d if w else 0)
+    with pytest.raises(ValueError, match=r"^table: got a row with .*expected rows of dana-exp1"):
+        experiments.with_parameters(table, "dana-exp1", "quick")
 
 
 @pytest.mark.usefixtures("instant")

@@ -161,6 +161,21 @@ def test_the_integer_program_says_when_it_cannot_decide():
         kruskal_rank(vectors, method="milp")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rtol", [None, 0.0, 1e-9, 1e-5, 1e-4, 1e-2])
+@pytest.mark.parametrize("decay", [0.0, 5e-8, 3e-5, 0.2, 1.0])
+def test_sampled_ranks_are_those_of_the_singular_values(dtype, rtol, decay):
+    """Also where the tolerance cuts through the subsets, and where it is far below squares."""
+    seed = torch.Generator().manual_seed(0)
+    vectors = torch.randn(60, 20, generator=seed, dtype=torch.float64)
+    vectors[:, 12:] *= decay
+    size, samples = 14, 300
+    found = sampled_independence(vectors, size, samples=samples, seed=1, rtol=rtol, dtype=dtype)
+    keys = torch.rand(samples, 60, generator=torch.Generator().manual_seed(1))
+    subsets = vectors.to(dtype)[keys.topk(size, dim=1).indices]
+    assert found.dependent == int((numerical_rank(subsets, rtol=rtol) < size).sum())
+
+
 def test_sampling_finds_what_is_common_and_misses_what_is_rare():
     vectors = torch.randn(60, 8, dtype=torch.float64)
     vectors[0] = vectors[1] + vectors[2]  # one dependent triple among 34220

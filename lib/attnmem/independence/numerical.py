@@ -25,6 +25,11 @@ def check_entries(name, value, rtol, dtype=None) -> None:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
 
 
+def arithmetic(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The arithmetic to compute in, by default the matrix's own (float64 for integers)."""
+    return dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
+
+
 @checked_by(_check_rank)
 def numerical_rank(
     matrix: Shaped[Tensor, "*batch m n"],
@@ -49,8 +54,7 @@ def numerical_rank(
     >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
     1
     """
-    if dtype is None:
-        dtype = matrix.dtype if matrix.dtype in FLOATS else torch.float64
+    dtype = arithmetic(matrix, dtype)
     if rtol is None:
         rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
     if 0 in matrix.shape[-2:]:
