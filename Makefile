@@ -12,7 +12,7 @@ export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 READY  := $(VENV)/.ready
-EXTRAS := book,test,certify,cluster
+EXTRAS := book,test,certify,cluster,hub
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help

@@ -1,0 +1,208 @@
+"""What the layers of a ViT, a BERT or a GPT-2 hand on: the tokens that an attention layer meets.
+
+Mahdavi et al. 2024 (Table 1, Table 3) check their assumptions on such features. An encoder is one
+of Hugging Face's models, cut after its first blocks, with random or trained weights; it computes in
+float32 or in float64 from end to end, and the weights are the same float32 numbers in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from .checks import FLOATS, check_integer, checked_by, refuse
+from .corpora import need, reaching
+from .independence import numerical_rank
+
+PUBLISHED = {
+    "vit-base": ("vit", {"hidden_size": 768, "patch_size": 16, "image_size": 224}),
+    "bert-large": (
+        "bert",
+        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+    ),
+    "gpt2-large": ("gpt2", {"n_embd": 1280, "n_head": 20}),
+}
+LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
+
+
+class Encoder(NamedTuple):
+    """A model cut after ``depth`` blocks; call it on a batch of pixels or token numbers."""
+
+    model: nn.Module
+    depth: int
+    query: int  # the token that asks: 0 for [CLS], -1 for the last
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def __call__(self, inputs: Tensor) -> list[Float[Tensor, "B n d"]]:
+        """The tokens before the first block and after every block: ``depth + 1`` tensors."""
+        device = next(self.model.parameters()).device
+        inputs = inputs.to(device)
+        if inputs.dtype == torch.uint8:
+            inputs = normalized(inputs, self.dtype)
+        return [*self.model(inputs, output_hidden_states=True).hidden_states]
+
+
+def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Levels 0 to 255 as numbers from -1 to 1, as the published image processor has them."""
+    return images.to(dtype) * (2 / 255) - 1
+
+
+def _check_encoder(architecture=None, source=None, *, depth, dtype, seed=0, **_) -> None:
+    check_integer("depth", depth)
+    check_integer("seed", seed, least=0)
+    if dtype not in FLOATS:
+        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
+    if isinstance(architecture, str) and architecture not in PUBLISHED:
+        refuse("architecture", repr(architecture), f"one of {', '.join(PUBLISHED)}, or a pair")
+
+
+@checked_by(_check_encoder)
+def random_encoder(
+    architecture: str | tuple[str, Mapping[str, Any]],
+    *,
+    depth: int = 1,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int,
+) -> Encoder:
+    """An encoder with the initial weights of its library, drawn from ``seed``.
+
+    Arguments
+        ``architecture``: a key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
+        ``"gpt2"``) and the sizes that differ from its defaults.
+        ``depth``: blocks to keep.
+    """
+    kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
+    library = need("transformers")
+    config = library.AutoConfig.for_model(kind, **sizes)
+    config.num_hidden_layers = depth
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = library.AutoModel.from_config(config)
+    return _encoder(model, depth, dtype, device)
+
+
+@checked_by(_check_encoder)
+def trained_encoder(
+    source: str, *, depth: int = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Encoder:
+    """An encoder with trained weights.
+
+    ``source``: a folder that ``transformers`` has saved, or a name on a hub such as
+    ``bert-large-uncased``. Raises ``ConnectionError`` if neither is there.
+    """
+    library = need("transformers")
+    with reaching(source):
+        config = library.AutoConfig.from_pretrained(source)
+    if depth > config.num_hidden_layers:
+        refuse("depth", depth, f"at most {config.num_hidden_layers}, the blocks of {source}")
+    config.num_hidden_layers = depth
+    with reaching(source), _quiet(library.logging):
+        model = library.AutoModel.from_pretrained(source, config=config, dtype=torch.float32)
+    return _encoder(model, depth, dtype, device)
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """No report on the blocks that were cut off."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:
+    for name in LAST_NORMS:
+        if hasattr(model, name):
+            setattr(model, name, nn.Identity())
+    query = -1 if model.config.model_type == "gpt2" else 0
+    return Encoder(model.eval().to(device, dtype), depth, query, dtype)
+
+
+# --- feature maps ---------------------------------------------------------------------------------
+
+
+def random_attention(
+    tokens: Float[Tensor, "B n d"], asking: Float[Tensor, "B m d"], *, seed: int
+) -> Float[Tensor, "B m d"]:
+    r"""One attention head with Xavier's weights on layer-normalized tokens, plus its input.
+
+    ``asking``: those of the tokens whose output is wanted. Logits are divided by :math:`\sqrt d`.
+    Source: Mahdavi et al. 2024, Table 1, "Random attention".
+    """
+    d = tokens.shape[-1]
+    g = torch.Generator().manual_seed(seed)
+    W_Q, W_K, W_V, W_O = (
+        nn.init.xavier_uniform_(torch.empty(d, d), generator=g).to(tokens) for _ in range(4)
+    )
+    keys, queries = (F.layer_norm(x, (d,)) for x in (tokens, asking))
+    # Re-associated: no token is projected, only those that ask.
+    z = F.scaled_dot_product_attention(queries @ (W_Q @ W_K.mT), keys, keys, scale=d**-0.5)
+    return asking + z @ (W_V @ W_O)
+
+
+Maps = Callable[[Tensor], dict[str, Float[Tensor, "B n d"]]]
+
+
+def feature_maps(
+    random: Encoder | None = None, trained: Encoder | None = None, *, seed: int | None = None
+) -> Maps:
+    """A function from a batch to its tokens under every map, by name.
+
+    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
+    of them, and so on; ``trained L0``, ... likewise. With a ``seed`` there is ``random attention``,
+    one random layer on the random embeddings.
+    """
+
+    def maps(inputs: Tensor) -> dict[str, Tensor]:
+        found = {}
+        for name, encoder in (("random", random), ("trained", trained)):
+            layers = encoder(inputs) if encoder else []
+            found |= {f"{name} L{depth}": tokens for depth, tokens in enumerate(layers)}
+        if seed is not None:
+            embedded = found["random L0"]
+            found["random attention"] = random_attention(embedded, embedded, seed=seed)
+        return found
+
+    return maps
+
+
+class Seen(NamedTuple):
+    """Of one feature map and ``T`` examples, what the assumptions speak about.
+
+    ``queries``: the token that asks (Assumption 1). ``relaxed``: that token plus the mean of all
+    tokens (Assumption 3). ``ranks``: the numerical rank of each context (Assumption 2); empty if
+    they were not asked for.
+    """
+
+    queries: Float[Tensor, "T d"]
+    relaxed: Float[Tensor, "T d"]
+    ranks: Int[Tensor, " T"]
+
+
+def collect(
+    maps: Maps, batches: Iterable[Tensor], *, query: int, ranks: bool = True
+) -> dict[str, Seen]:
+    """Stream batches through feature maps and keep two vectors and a rank of every example.
+
+    ``query``: the position of the token that asks, as in :class:`Encoder`.
+    """
+    seen: dict[str, list[Seen]] = {}
+    for inputs in batches:
+        for name, tokens in maps(inputs).items():
+            asking = tokens[:, query]
+            rank = numerical_rank(tokens) if ranks else tokens.new_empty(0, dtype=torch.int64)
+            seen.setdefault(name, []).append(Seen(asking, asking + tokens.mean(dim=1), rank))
+    return {name: Seen(*map(torch.cat, zip(*each, strict=True))) for name, each in seen.items()}

@@ -1,0 +1,283 @@
+"""Encoders, feature maps and corpora, on tiny models and whatever the machine carries."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+
+from attnmem import corpora, features
+from attnmem.independence import numerical_rank
+
+VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
+VIT[1].update(image_size=32, patch_size=8)
+BERT = ("bert", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
+BERT[1].update(vocab_size=corpora.BYTES, max_position_embeddings=64)
+GPT2 = ("gpt2", {"n_embd": 24, "n_head": 4, "vocab_size": 256, "n_positions": 64})
+GPT2[1].update(bos_token_id=0, eos_token_id=0)
+TINY = {"vit": VIT, "bert": BERT, "gpt2": GPT2}
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def inputs_of(kind, count=3):
+    if kind == "vit":
+        return next(corpora.photograph_crops(count, size=32, batch=count, seed=0))
+    pairs = kind == "bert"
+    return next(corpora.library_passages(count, length=20, batch=count, seed=0, pairs=pairs))
+
+
+def head_by_head(x, q, k, v, heads, causal):
+    """Attention in loops over examples and heads."""
+    out = torch.empty_like(x)
+    width = x.shape[-1] // heads
+    for b in range(len(x)):
+        for h in range(heads):
+            part = slice(h * width, (h + 1) * width)
+            logits = q[b, :, part] @ k[b, :, part].T / width**0.5
+            if causal:
+                logits = logits.masked_fill(torch.ones_like(logits).triu(1) > 0, -torch.inf)
+            out[b, :, part] = logits.softmax(-1) @ v[b, :, part]
+    return out
+
+
+def norm(x, P, name, eps):
+    return F.layer_norm(x, x.shape[-1:], P[f"{name}.weight"], P[f"{name}.bias"], eps)
+
+
+def linear(x, P, name):
+    return F.linear(x, P[f"{name}.weight"], P[f"{name}.bias"])
+
+
+def names_of(P, *ends):
+    """Full names of the first block's tensors, whatever the version calls its folders."""
+    return [next(n for n in P if ".0." in n and n.endswith(f"{e}.weight"))[:-7] for e in ends]
+
+
+def vit(P, images):
+    x = images.double() / 127.5 - 1
+    patches = F.unfold(x, 8, stride=8).mT
+    name = "embeddings.patch_embeddings.projection"
+    x = patches @ P[f"{name}.weight"].flatten(1).T + P[f"{name}.bias"]
+    x = torch.cat([P["embeddings.cls_token"].expand(len(x), 1, -1), x], dim=1)
+    x = x + P["embeddings.position_embeddings"]
+    before, after = names_of(P, "layernorm_before", "layernorm_after")
+    projections = [n[:-7] for n in P if "attention" in n and n.endswith("weight")]
+    q, k, v, o = projections
+    y = norm(x, P, before, 1e-12)
+    a = head_by_head(y, *(linear(y, P, name) for name in (q, k, v)), 4, causal=False)
+    y = x + linear(a, P, o)
+    [up, down] = [n[:-7] for n in P if P[n].shape in ((40, 24), (24, 40))]
+    return [x, y + linear(F.gelu(linear(norm(y, P, after, 1e-12), P, up)), P, down)]
+
+
+def gpt2(P, ids):
+    x = P["wte.weight"][ids] + P["wpe.weight"][: ids.shape[1]]
+
+    def conv(y, name):  # GPT-2 stores its matrices transposed
+        return y @ P[f"h.0.{name}.weight"] + P[f"h.0.{name}.bias"]
+
+    y = norm(x, P, "h.0.ln_1", 1e-5)
+    a = head_by_head(y, *conv(y, "attn.c_attn").chunk(3, dim=-1), 4, causal=True)
+    y = x + conv(a, "attn.c_proj")
+    hidden = F.gelu(conv(norm(y, P, "h.0.ln_2", 1e-5), "mlp.c_fc"), approximate="tanh")
+    return [x, y + conv(hidden, "mlp.c_proj")]
+
+
+def bert(P, ids):
+    e = "embeddings"
+    x = P[f"{e}.word_embeddings.weight"][ids] + P[f"{e}.token_type_embeddings.weight"][0]
+    x = x + P[f"{e}.position_embeddings.weight"][: ids.shape[1]]
+    x = norm(x, P, f"{e}.LayerNorm", 1e-12)
+    q, k, v = names_of(P, "self.query", "self.key", "self.value")
+    a = head_by_head(x, *(linear(x, P, name) for name in (q, k, v)), 4, causal=False)
+    block = "encoder.layer.0"
+    y = norm(
+        x + linear(a, P, f"{block}.attention.output.dense"),
+        P,
+        f"{block}.attention.output.LayerNorm",
+        1e-12,
+    )
+    hidden = linear(F.gelu(linear(y, P, f"{block}.intermediate.dense")), P, f"{block}.output.dense")
+    return [x, norm(y + hidden, P, f"{block}.output.LayerNorm", 1e-12)]
+
+
+@pytest.mark.parametrize(("kind", "by_hand"), [("vit", vit), ("gpt2", gpt2), ("bert", bert)])
+def test_an_encoder_hands_on_its_embeddings_and_its_first_block(kind, by_hand):
+    encoder = features.random_encoder(TINY[kind], dtype=torch.float64, seed=0)
+    P = dict(encoder.model.named_parameters())
+    for found, expected in zip(encoder(inputs_of(kind)), by_hand(P, inputs_of(kind)), strict=True):
+        torch.testing.assert_close(found, expected.detach())
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_precisions_share_their_weights_and_seeds_their_draws(kind):
+    single = features.random_encoder(TINY[kind], depth=2, seed=1)
+    double = features.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=1)
+    state = torch.get_rng_state()
+    other = features.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=2)
+    assert torch.equal(state, torch.get_rng_state()), "the caller's draws are not disturbed"
+    for name, P in single.model.state_dict().items():
+        assert torch.equal(P.double(), double.model.state_dict()[name].double())
+    for one, two, three in zip(*(e(inputs_of(kind)) for e in (single, double, other)), strict=True):
+        assert (one.dtype, two.dtype) == (torch.float32, torch.float64)
+        torch.testing.assert_close(one.double(), two, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(two, three)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_cut_model_has_the_blocks_of_the_whole(kind, tmp_path):
+    architecture = TINY[kind]
+    config = transformers.AutoConfig.for_model(architecture[0], **architecture[1])
+    config.num_hidden_layers = 3
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    one, two = (features.trained_encoder(str(tmp_path), depth=depth) for depth in (1, 2))
+    for found, expected in zip(one(inputs_of(kind)), two(inputs_of(kind)), strict=False):
+        torch.testing.assert_close(found, expected)
+    assert len(two(inputs_of(kind))) == 3
+    with pytest.raises(ValueError, match=r"^depth: got 4; expected at most 3"):
+        features.trained_encoder(str(tmp_path), depth=4)
+
+
+def test_random_attention_is_one_head_of_torch_with_the_same_weights():
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    head = nn.MultiheadAttention(12, 1, bias=False, batch_first=True, dtype=torch.float64)
+    g = torch.Generator().manual_seed(5)
+    each = [nn.init.xavier_uniform_(torch.empty(12, 12), generator=g).double() for _ in range(4)]
+    head.in_proj_weight.data = torch.cat([W.T for W in each[:3]])
+    head.out_proj.weight.data = each[3].T
+    y = F.layer_norm(x, (12,))
+    expected = (x + head(y, y, y)[0]).detach()
+    torch.testing.assert_close(features.random_attention(x, x, seed=5), expected)
+    some = features.random_attention(x, x[:, [0, 3]], seed=5)
+    torch.testing.assert_close(some, expected[:, [0, 3]])
+
+
+def test_collecting_keeps_what_the_assumptions_speak_about():
+    encoder = features.random_encoder(VIT, dtype=torch.float64, seed=0)
+    maps = features.feature_maps(encoder, encoder, seed=3)
+    batches = list(corpora.photograph_crops(5, size=32, batch=2, seed=0))
+    seen = features.collect(maps, batches, query=encoder.query)
+    assert [*seen] == ["random L0", "random L1", "trained L0", "trained L1", "random attention"]
+    tokens = maps(torch.cat(batches))
+    for name, found in seen.items():
+        torch.testing.assert_close(found.queries, tokens[name][:, 0])
+        relaxed = tokens[name][:, 0] + tokens[name].mean(dim=1)
+        torch.testing.assert_close(found.relaxed, relaxed)
+        assert found.ranks.tolist() == numerical_rank(tokens[name]).tolist()
+    assert numerical_rank(seen["random L0"].queries) == 1, "[CLS] and its position never change"
+    assert seen["random L0"].ranks.tolist() == [17] * 5
+    assert len(features.collect(maps, batches, query=0, ranks=False)["random L1"].ranks) == 0
+
+
+# --- corpora --------------------------------------------------------------------------------------
+
+
+def test_crops_and_passages_do_not_depend_on_batches_or_on_their_number():
+    crops = torch.cat([*corpora.photograph_crops(9, size=32, batch=4, seed=1)])
+    assert crops.shape == (9, 3, 32, 32)
+    again = torch.cat([*corpora.photograph_crops(6, size=32, batch=6, seed=1)])
+    assert torch.equal(crops[:6], again)
+    assert len({crop.numpy().tobytes() for crop in crops}) == 9
+    texts = torch.cat([*corpora.library_passages(9, length=30, batch=4, seed=1)])
+    again = torch.cat([*corpora.library_passages(5, length=30, batch=5, seed=1)])
+    assert torch.equal(texts[:5], again)
+    for passage in texts:
+        assert bytes(passage.tolist()) in corpora.library_text()
+
+
+def test_pairs_are_marked_as_bert_reads_them():
+    [pairs] = corpora.library_passages(2, length=21, batch=2, seed=0, pairs=True)
+    [plain] = corpora.library_passages(2, length=18, batch=2, seed=0)
+    assert (pairs[:, 0] == corpora.CLS).all()
+    assert (pairs[:, [10, 20]] == corpora.SEP).all()
+    kept = pairs[pairs < corpora.CLS].view(2, 18)
+    assert torch.equal(kept, plain)
+
+
+def test_photographs_are_seven_colour_pictures():
+    assert len(corpora.photographs()) == 7
+    for picture in corpora.photographs():
+        assert picture.shape[0] == 3
+        assert picture.float().std(dim=0).mean() > 5, "the colours differ"
+
+
+def save_images(folder, modes):
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    arrays = [random.integers(0, 256, (40, 50, 3), dtype=np.uint8) for _ in modes]
+    images = [Image.fromarray(a).convert(m) for a, m in zip(arrays, modes, strict=True)]
+    kind = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": images}, features=kind).save_to_disk(folder)
+    return arrays
+
+
+def test_the_published_path_runs_on_a_folder_of_images_and_a_saved_model(tmp_path):
+    arrays = save_images(tmp_path / "images", ["RGB", "L", "RGB", "RGB", "RGB"])
+    source = str(tmp_path / "images")
+    batches = list(corpora.published_images(source, 4, size=32, batch=2))
+    assert [len(b) for b in batches] == [2, 1], "three of the first four have colour"
+    first = corpora.resized(torch.from_numpy(arrays[0]).permute(2, 0, 1), 32)
+    assert torch.equal(batches[0][0], first)
+    model = features.random_encoder(VIT, seed=0).model
+    model.layernorm = nn.LayerNorm(24)  # as the whole model has it
+    model.save_pretrained(tmp_path / "model")
+    encoder = features.trained_encoder(str(tmp_path / "model"))
+    seen = features.collect(features.feature_maps(trained=encoder), batches, query=0)
+    assert [len(s.queries) for s in seen.values()] == [3, 3]
+
+
+def test_the_published_path_runs_on_a_folder_of_text(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {w: i for i, w in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
+    whole.save_pretrained(tmp_path / "words")
+    texts = ["one two", "one two three one two three", "three three three three three"]
+    datasets.Dataset.from_dict({"text": texts * 2}).save_to_disk(tmp_path / "text")
+    source, tokenizer = str(tmp_path / "text"), str(tmp_path / "words")
+    [found] = corpora.published_texts(source, tokenizer, 3, length=5)
+    assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
+    [pairs] = corpora.published_texts(source, tokenizer, 2, length=7, pairs=True)
+    assert pairs.tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda: next(corpora.published_images("no/such-images", 3)),
+        lambda: next(corpora.published_texts("no/such-text", "no/such-words", 3, length=9)),
+        lambda: features.trained_encoder("no/such-model"),
+    ],
+)
+def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
+    with pytest.raises(ConnectionError, match=r"^source 'no/such-\w+' is no folder here") as error:
+        load()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: features.random_encoder("vit-giant", seed=0), "architecture"),
+        (lambda: features.random_encoder(VIT, depth=0, seed=0), "depth"),
+        (lambda: features.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
+        (lambda: features.random_encoder(VIT, seed=-1), "seed"),
+        (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),
+        (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
+        (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
+    ],
+)
+def test_bad_input_is_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
+        call()
