@@ -11,10 +11,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
 import torch
 
-from . import capacity, experiments, results
+from . import assumptions, capacity, experiments, results
 from .capacity import SEARCHES
 from .experiments import EXPERIMENTS, PROFILES, Progress
-from .results import Run
+from .results import Check, Finding, Run
 
 GROUPS = {
     "all": list(EXPERIMENTS),
@@ -48,6 +48,10 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("names", nargs="+", metavar="NAME", choices=SEARCHES)
     search.add_argument("--profile", choices=PROFILES, default="paper")
     search.add_argument("--device", default="auto")
+    check = commands.add_parser("check", help="test the assumptions on features of real models")
+    check.add_argument("name", choices=assumptions.CASES)
+    check.add_argument("--tier", default="shipped", help="published, shipped, ... (see list)")
+    check.add_argument("--device", default="auto")
     return parser
 
 
@@ -87,6 +91,9 @@ def _list(_: argparse.Namespace) -> int:
     for name, search in SEARCHES.items():
         counts = ", ".join(f"{len(search.cells[p])} {p}" for p in PROFILES)
         print(f"{name:28} {counts:22} {search.source}; a search")
+    for name, tiers in assumptions.CASES.items():
+        counts = ", ".join(f"{len(assumptions.checks(name, tier))} {tier}" for tier in tiers)
+        print(f"{name:28} {counts}; tests of linear independence")
     return 0
 
 
@@ -100,6 +107,17 @@ def _search(arguments: argparse.Namespace) -> int:
     for name in arguments.names:
         rows = capacity.search(name, arguments.profile, arguments.device, report)
         print(f"{name}: {rows} rows added, all cells searched", flush=True)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    def report(asked: Check, found: Finding) -> None:
+        what = f"{asked.map}, {asked.dtype}: {asked.vectors}, size {asked.size}"
+        print(f"{what}: {found.dependent} of {asked.samples} dependent", flush=True)
+
+    device = experiments.choose_device(arguments.device)
+    rows = assumptions.run(arguments.name, arguments.tier, device, report)
+    print(f"{arguments.name}, {arguments.tier}: {rows} rows added, none missing", flush=True)
     return 0
 
 
@@ -181,15 +199,15 @@ def _keep_memory() -> None:
 MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
 
 
-COMMANDS = {"list": _list, "status": _status, "run": _run, "search": _search}
+COMMANDS = {"list": _list, "status": _status, "run": _run, "search": _search, "check": _check}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; 1 on bad input or a damaged store, 130 on Ctrl-C."""
+    """Do what the command line asks for; 1 if something is bad, or needed and absent, 130 on Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         return COMMANDS[arguments.command](arguments)
-    except (ValueError, results.DamagedResultsError) as error:
+    except (ValueError, ConnectionError, results.DamagedResultsError) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -1,7 +1,9 @@
-"""The store of measured rows: one CSV per experiment and profile, one row per run and seed.
+"""The store of measured rows: one CSV per experiment and profile, one row per measurement.
 
-A row is appended whole or not at all, carries a hash of the run's full configuration and a
-checksum of its own text. A file that is damaged, truncated, foreign or self-contradictory is
+Rows are of a *kind*: trainings (:class:`Run`, :class:`Outcome`), or tests of an assumption on
+features (:class:`Check`, :class:`Finding`); a file holds one of them. A row is appended whole or
+not at all, carries a hash of its full configuration and a checksum of its own text. A file that is
+damaged, truncated, foreign or self-contradictory is
 refused with its name and line; nothing in it is used, and nothing is written to it.
 """
 
@@ -21,6 +23,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pandas as pd
 
@@ -30,8 +34,25 @@ PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"
 
 
+class Configuration:
+    """What was asked for: all that a row's key depends on. Names its file by two of its fields."""
+
+    experiment: str
+    profile: str
+
+    @property
+    def key(self) -> str:
+        """Hash of the full configuration: what identifies the row, and seeds a run.
+
+        Fields that do not apply are left out, so a new optional field changes no old key.
+        """
+        applicable = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        text = json.dumps(applicable, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True)
-class Run:
+class Run(Configuration):
     """One training, with every hyper-parameter explicit; ``None`` is *not applicable*.
 
     ``model`` is ``aot``, ``mlp`` or ``mha``; ``variant`` says which reading of the paper it trains.
@@ -65,16 +86,6 @@ class Run:
     evaluate_every: int | None = None
     early_stop: bool | None = None
 
-    @property
-    def key(self) -> str:
-        """Hash of the full configuration: what identifies the row, and seeds the run.
-
-        Fields that do not apply are left out, so a new optional field changes no old key.
-        """
-        applicable = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
-        text = json.dumps(applicable, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -102,16 +113,72 @@ class Outcome:
     serving: tuple[float, ...] | None = None
 
 
-CONFIGURATION = [field.name for field in dataclasses.fields(Run)]
-MEASURED = [field.name for field in dataclasses.fields(Outcome)]
-COLUMNS = [*CONFIGURATION, *MEASURED, "key", "checksum"]
-WHOLE = {"N", "n", "T", "d", "d_h", "H", "width", "layers", "seed", "steps", "batch"}
-WHOLE |= {"evaluate_every", "best_step"}
-REAL = {"lr", "lr_start", "lr_end", "accuracy", "loss", "wall_s"}
-TRUTH = {"early_stop", "tf32"}
-SHARES = {"curve", "saturated", "served", "serving"}
-OPTIONAL = {"N", "n", "width", "context", "evaluate_every", "early_stop", "accuracy", "best_step"}
-OPTIONAL |= SHARES
+@dataclass(frozen=True)
+class Check(Configuration):
+    """A test of linear independence on the features of ``T`` examples, each of ``n`` tokens.
+
+    ``experiment``: such as ``assumptions-vision``; ``profile``: the tier that the data are of.
+    ``source``: the data; ``architecture``, ``map``, ``dtype``: where the features come from
+    (:mod:`attnmem.features`). ``vectors``: ``queries`` or ``relaxed``, of which ``samples`` random
+    subsets of ``size`` are tested, or ``contexts``, of which each is tested for rank ``size``.
+    """
+
+    experiment: str
+    profile: str
+    source: str
+    architecture: str
+    map: str
+    dtype: str
+    vectors: str
+    T: int
+    n: int
+    d: int
+    size: int
+    samples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a test found: ``dependent`` of the samples have a rank below their size.
+
+    Ranks were computed for ``ranked`` of the samples and lie from ``least_rank`` to ``most_rank``.
+    """
+
+    dependent: int
+    ranked: int
+    least_rank: int | None
+    most_rank: int | None
+    wall_s: float
+    device: str
+    torch: str
+    commit: str
+
+
+class Kind(NamedTuple):
+    """A configuration and what is measured for it, as the fields of one row."""
+
+    configuration: type[Configuration]
+    measured: type
+
+    @property
+    def columns(self) -> list[str]:
+        """The header of a file."""
+        return [*_hints(self), "key", "checksum"]
+
+
+KINDS = (Kind(Run, Outcome), Kind(Check, Finding))
+Row = tuple[Any, Any]  # a configuration and its measurement
+
+
+@functools.cache
+def _hints(kind: Kind) -> dict[str, Any]:
+    """The type of every field, in the order of the file."""
+    return {
+        field.name: get_type_hints(cls)[field.name]
+        for cls in kind
+        for field in dataclasses.fields(cls)
+    }
 
 
 class DamagedResultsError(ValueError):
@@ -139,30 +206,13 @@ def _checksum(fields: list[str]) -> str:
     return f"{zlib.crc32(_line(fields).encode()):08x}"
 
 
-def _row(run: Run, outcome: Outcome) -> str:
-    for name in REAL & set(MEASURED):
-        value = getattr(outcome, name)
-        if value is not None and not math.isfinite(value):
-            refuse(name, f"{value} for {run}", "a finite number")
-    values = [*dataclasses.astuple(run), *dataclasses.astuple(outcome), run.key]
+def _row(asked: Configuration, found: Any) -> str:
+    for name, value in dataclasses.asdict(found).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(name, f"{value} for {asked}", "a finite number")
+    values = [*dataclasses.astuple(asked), *dataclasses.astuple(found), asked.key]
     fields = [_text(value) for value in values]
     return _line([*fields, _checksum(fields)])
-
-
-def _value(name: str, text: str) -> object:
-    if text == "" and name in OPTIONAL:
-        return None
-    if name in TRUTH:
-        return {"True": True, "False": False}[text]
-    if name in WHOLE:
-        return int(text)
-    if name in REAL:
-        return _finite(text)
-    if name in SHARES:
-        return tuple(_finite(part) for part in text.split(" "))
-    if not text:
-        raise ValueError("empty")
-    return text
 
 
 def _finite(text: str) -> float:
@@ -172,23 +222,53 @@ def _finite(text: str) -> float:
     return value
 
 
-def _parse(fields: list[str], experiment: str, profile: str) -> tuple[Run, Outcome]:
-    if len(fields) != len(COLUMNS):
-        raise ValueError(f"{len(fields)} fields where {len(COLUMNS)} are expected")
+def _words(text: str) -> str:
+    if not text:
+        raise ValueError("empty")
+    return text
+
+
+READERS = {
+    bool: {"True": True, "False": False}.__getitem__,
+    int: int,
+    float: _finite,
+    str: _words,
+    tuple[float, ...]: lambda text: tuple(map(_finite, text.split(" "))),
+}
+
+
+def _value(hint: Any, text: str) -> object:
+    options = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if text == "" and NoneType in options:
+        return None
+    return READERS[options[0]](text)
+
+
+def _parse(fields: list[str], kind: Kind, experiment: str, profile: str) -> Row:
+    if len(fields) != len(kind.columns):
+        raise ValueError(f"{len(fields)} fields where {len(kind.columns)} are expected")
     if _checksum(fields[:-1]) != fields[-1]:
         raise ValueError("its checksum does not fit its text")
-    values = {}
-    for name, text in zip(COLUMNS[:-2], fields, strict=False):
+    values = []
+    for (name, hint), text in zip(_hints(kind).items(), fields, strict=False):
         try:
-            values[name] = _value(name, text)
+            values.append(_value(hint, text))
         except (ValueError, KeyError) as error:
             raise ValueError(f"{name} = {text!r} cannot be read") from error
-    run = Run(**{name: values[name] for name in CONFIGURATION})
-    if run.key != fields[-2]:
+    split = len(dataclasses.fields(kind.configuration))
+    asked = kind.configuration(*values[:split])
+    if asked.key != fields[-2]:
         raise ValueError("its key is not the hash of its configuration")
-    if (run.experiment, run.profile) != (experiment, profile):
-        raise ValueError(f"it belongs to {run.experiment}/{run.profile}")
-    return run, Outcome(**{name: values[name] for name in MEASURED})
+    if (asked.experiment, asked.profile) != (experiment, profile):
+        raise ValueError(f"it belongs to {asked.experiment}/{asked.profile}")
+    return asked, kind.measured(*values[split:])
+
+
+def _kind_of(header: list[str]) -> Kind:
+    for kind in KINDS:
+        if header == kind.columns:
+            return kind
+    raise ValueError("the header is not that of a results file")
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -210,30 +290,29 @@ def file_of(experiment: str, profile: str, root: Path) -> Path:
     return root / experiment / f"{profile}.csv"
 
 
-def read(path: Path) -> dict[str, tuple[Run, Outcome]]:
+def read(path: Path) -> dict[str, Row]:
     """All rows of a file by key; empty if there is no file.
 
     Raises :class:`DamagedResultsError` on the first line that :func:`append` did not write so.
     """
     if not path.exists():
         return {}
-    rows: dict[str, tuple[Run, Outcome]] = {}
+    rows: dict[str, Row] = {}
     experiment, profile = path.parent.name, path.stem
     for number, line in _lines(path):
         try:
             fields = next(csv.reader([line], strict=True))
             if number == 1:
-                if fields != COLUMNS:
-                    raise ValueError("the header is not that of a results file")
+                kind = _kind_of(fields)
                 continue
-            run, outcome = _parse(fields, experiment, profile)
+            asked, found = _parse(fields, kind, experiment, profile)
             if _line(fields) != line:
                 raise ValueError("it is not written as results are")
-            if run.key in rows:
-                raise ValueError(f"the run {run.key} stands in the file twice")
+            if asked.key in rows:
+                raise ValueError(f"the run {asked.key} stands in the file twice")
         except (ValueError, csv.Error) as error:
             raise DamagedResultsError(f"{path}, line {number}: {error}") from error
-        rows[run.key] = (run, outcome)
+        rows[asked.key] = (asked, found)
     return rows
 
 
@@ -262,23 +341,28 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def append(rows: Iterable[tuple[Run, Outcome]], root: Path | None = None) -> int:
+def append(rows: Iterable[Row], root: Path | None = None) -> int:
     """Append rows to their files and flush them to disk; returns how many were new.
 
-    A run that is in the file already is left as it is. Every row is one write of one line to a file
+    What is in the file already is left as it is. Every row is one write of one line to a file
     opened for appending, so a killed process leaves whole lines only.
     """
     root = root or writable_root()
     written = 0
-    by_file: dict[Path, list[tuple[Run, Outcome]]] = {}
-    for run, outcome in rows:
-        by_file.setdefault(file_of(run.experiment, run.profile, root), []).append((run, outcome))
+    by_file: dict[Path, list[Row]] = {}
+    for asked, found in rows:
+        by_file.setdefault(file_of(asked.experiment, asked.profile, root), []).append(
+            (asked, found)
+        )
     for path, group in by_file.items():
+        [kind] = {Kind(type(asked), type(found)) for asked, found in group}
         with _locked(path):
             known = read(path)
             if not path.exists():
-                _create(path)
-            new = {run.key: _row(run, outcome) for run, outcome in group if run.key not in known}
+                _create(path, kind)
+            elif next(_lines(path))[1] != _line(kind.columns):
+                raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
+            new = {a.key: _row(a, found) for a, found in group if a.key not in known}
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
             try:
                 for line in new.values():
@@ -290,32 +374,32 @@ def append(rows: Iterable[tuple[Run, Outcome]], root: Path | None = None) -> int
     return written
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, kind: Kind) -> None:
     """A file with its header, or no file."""
     scratch = path.with_suffix(".new")
-    scratch.write_text(_line(COLUMNS))
+    scratch.write_text(_line(kind.columns))
     os.replace(scratch, path)
 
 
-def known(experiment: str, profile: str) -> dict[str, tuple[Run, Outcome]]:
+def known(experiment: str, profile: str) -> dict[str, Row]:
     """Rows of an experiment: those shipped with the library and those measured here since."""
     roots = dict.fromkeys([SHIPPED.resolve(), writable_root().resolve()])
-    rows: dict[str, tuple[Run, Outcome]] = {}
+    rows: dict[str, Row] = {}
     for root in roots:
         rows |= read(file_of(experiment, profile, root))
     return rows
 
 
-def table(experiment: str, profile: str) -> pd.DataFrame:
+def table(experiment: str, profile: str, kind: Kind = KINDS[0]) -> pd.DataFrame:
     """The same rows as a table, in the columns of the file, without its checksums."""
-    return as_table(known(experiment, profile).values())
+    return as_table(known(experiment, profile).values(), kind)
 
 
-def as_table(rows: Iterable[tuple[Run, Outcome]]) -> pd.DataFrame:
-    """Rows as a table with a column for each field."""
+def as_table(rows: Iterable[Row], kind: Kind = KINDS[0]) -> pd.DataFrame:
+    """Rows as a table with a column for each field; ``kind`` decides them if there are none."""
     return pd.DataFrame(
-        [dataclasses.asdict(run) | dataclasses.asdict(outcome) for run, outcome in rows],
-        columns=[*CONFIGURATION, *MEASURED],
+        [dataclasses.asdict(asked) | dataclasses.asdict(found) for asked, found in rows],
+        columns=[*_hints(kind)],
     )
 
 

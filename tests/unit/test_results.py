@@ -11,7 +11,7 @@ import time
 import pytest
 
 from attnmem import results
-from attnmem.results import DamagedResultsError, Outcome, Run
+from attnmem.results import KINDS, Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
     experiment="trial",
@@ -61,6 +61,37 @@ def test_rows_come_back_as_they_went(tmp_path, path):
     assert list(results.read(path).values()) == written
     assert results.append(written, tmp_path) == 0
     assert len(results.read(path)) == 4
+
+
+CHECK = Check(
+    experiment="trial",
+    profile="quick",
+    source="photographs",
+    architecture="vit-base",
+    map="random L0",
+    dtype="float64",
+    vectors="queries",
+    T=2000,
+    n=197,
+    d=768,
+    size=197,
+    samples=5000,
+    seed=0,
+)
+FINDING = Finding(3, 100, 196, 197, 1.5, "cpu", "2.13.0", "abc123")
+
+
+def test_tests_of_assumptions_are_rows_as_trainings_are(tmp_path, path):
+    bare = dataclasses.replace(FINDING, ranked=0, least_rank=None, most_rank=None)
+    written = [(CHECK, FINDING), (dataclasses.replace(CHECK, size=5), bare)]
+    assert results.append(written, tmp_path) == 2
+    assert list(results.read(path).values()) == written
+    with pytest.raises(DamagedResultsError, match="line 1: not the header of such rows"):
+        results.append(rows(1), tmp_path)
+    assert list(results.read(path).values()) == written
+    table = results.as_table(written, KINDS[1])
+    assert table["size"].tolist() == [197, 5]
+    assert list(results.as_table([], KINDS[1]).columns) == list(table.columns)
 
 
 def test_the_key_is_the_configuration_and_nothing_else():
