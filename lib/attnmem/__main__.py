@@ -203,7 +203,7 @@ COMMANDS = {"list": _list, "status": _status, "run": _run, "search": _search, "c
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; 1 if something is bad, or needed and absent, 130 on Ctrl-C."""
+    """Do what the command line asks for; 1 on bad input or a damaged store, 130 on Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         return COMMANDS[arguments.command](arguments)
