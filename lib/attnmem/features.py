@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from .checks import FLOATS, check_integer, checked_by, refuse
@@ -177,6 +177,32 @@ def feature_maps(
         return found
 
     return maps
+
+
+def exact_embeddings(
+    encoder: Encoder, images: UInt8[Tensor, "B 3 size size"]
+) -> tuple[Int[Tensor, "B n m"], Float[Tensor, "m d"]]:
+    r"""A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
+
+    The embedding is affine in the pixels, so 255 times the tokens before the first block are
+    ``A @ B`` without any rounding: ``A`` holds the levels of each patch, ``2 k - 255``, and which
+    further rows of ``B`` are added; ``B`` holds the patch projection, its bias, the [CLS] token and
+    the positions. A rank of such a product can be proven (:func:`attnmem.independence.
+    certified_rank` with ``times``).
+    """
+    own = encoder.model.embeddings
+    projection = own.patch_embeddings.projection
+    W, side = projection.weight.detach().flatten(1), projection.kernel_size
+    levels = 2 * F.unfold(images.double(), side, stride=side).mT.long() - 255  # (B, n - 1, pixels)
+    patches, pixels = levels.shape[1:]
+    positions = own.position_embeddings.detach()[0]
+    B = torch.cat([W.T, projection.bias.detach()[None], own.cls_token.detach()[0], positions])
+    A = torch.zeros(len(images), patches + 1, len(B), dtype=torch.int64)
+    A[:, 1:, :pixels] = levels
+    A[:, 1:, pixels] = 255  # the bias
+    A[:, 0, pixels + 1] = 255  # [CLS]
+    A[:, :, pixels + 2 :] = 255 * torch.eye(patches + 1, dtype=torch.int64)
+    return A, B.float()
 
 
 class Seen(NamedTuple):

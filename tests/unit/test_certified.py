@@ -109,6 +109,30 @@ def test_a_prime_that_divides_the_minors_only_lowers_the_bound(monkeypatch):
     assert len(primes) == 20
 
 
+def test_a_product_is_exact_where_no_float_holds_it():
+    """[[2^60 + 2^-60, 1 + 2^-240], [1, 2^-60]] is singular once it is rounded, not before."""
+    left = torch.tensor([[2.0**60, 2.0**-60], [1.0, 0.0]], dtype=torch.float64)
+    right = torch.tensor([[1.0, 2.0**-60], [1.0, 2.0**-180]], dtype=torch.float64)
+    assert certified_rank(left @ right).rank == 1
+    assert certified_rank(left, times=right).rank == 2
+    generator = torch.Generator().manual_seed(0)
+    for rank in range(5):
+        thin = torch.randint(-9, 9, (7, rank), generator=generator)
+        wide = torch.randint(-9, 9, (rank, 6), generator=generator)
+        found = certified_rank(thin, times=wide)
+        assert (found.rank, found.shape) == (exact_rank(thin @ wide), (7, 6))
+
+
+@pytest.mark.parametrize(
+    "times", [torch.eye(3), torch.ones(2), torch.full((2, 2), float("nan")), torch.eye(2).half()]
+)
+def test_factors_that_do_not_fit_are_refused(times):
+    with pytest.raises(ValueError, match=r"^times: got"):
+        certified_rank(torch.eye(2), times=times)
+    with pytest.raises(ValueError, match=r"^times: got"):
+        certified_rank(lambda bits: arb_mat([[1]]), times=torch.eye(2))
+
+
 def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
     asked = []
 

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from attnmem import corpora, features
-from attnmem.independence import numerical_rank
+from attnmem.independence import certified_rank, numerical_rank
 
 VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
 VIT[1].update(image_size=32, patch_size=8)
@@ -157,6 +157,21 @@ def test_random_attention_is_one_head_of_torch_with_the_same_weights():
     torch.testing.assert_close(features.random_attention(x, x, seed=5), expected)
     some = features.random_attention(x, x[:, [0, 3]], seed=5)
     torch.testing.assert_close(some, expected[:, [0, 3]])
+
+
+def test_exact_embeddings_are_the_embeddings_and_prove_ranks():
+    encoder = features.random_encoder(VIT, dtype=torch.float64, seed=0)
+    images = torch.cat([*corpora.photograph_crops(30, size=32, seed=0)])
+    A, B = features.exact_embeddings(encoder, images)
+    tokens = encoder(images)[0]
+    torch.testing.assert_close(A.double() @ B.double() / 255, tokens, rtol=1e-12, atol=1e-12)
+    assert certified_rank(A[0], times=B).full
+    relaxed = 17 * A[:, 0] + A.sum(dim=1)
+    torch.testing.assert_close(
+        relaxed.double() @ B.double() / (17 * 255), tokens[:, 0] + tokens.mean(dim=1)
+    )
+    assert certified_rank(relaxed, times=B) == (24, (30, 24), certified_rank(A[0]).proof)
+    assert certified_rank(A[:, 0], times=B).rank == 1
 
 
 def test_collecting_keeps_what_the_assumptions_speak_about():

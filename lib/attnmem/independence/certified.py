@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..balls import FIRST_BITS, BallMatrix, Enclosure, flint, precision, precisions
-from ..checks import check_integer, check_tensor, checked_by, refuse
+from ..checks import check_integer, check_size, check_tensor, checked_by, refuse
 from .numerical import check_entries, numerical_rank
 
 PRIME_BITS = 62
@@ -36,10 +37,16 @@ class CertifiedRank(NamedTuple):
         return self.rank == min(self.shape)
 
 
-def _check_certified(matrix, target, seed, most_bits) -> None:
+def _check_certified(matrix, times, target, seed, most_bits) -> None:
     if not callable(matrix):
         check_tensor("matrix", matrix, "(m, n), or a function from bits to an arb_mat", 2)
         check_entries("matrix", matrix, None)
+    if times is not None:
+        if callable(matrix):
+            refuse("times", "a tensor", "None for a function, which encloses the whole product")
+        check_tensor("times", times, "(n, k)", 2)
+        check_entries("times", times, None)
+        check_size("times", times, 0, matrix.shape[1], "the columns of matrix")
     if target is not None:
         if not callable(matrix):
             refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
@@ -52,6 +59,7 @@ def _check_certified(matrix, target, seed, most_bits) -> None:
 def certified_rank(
     matrix: Shaped[Tensor, "m n"] | Enclosure,
     *,
+    times: Shaped[Tensor, "n k"] | None = None,
     target: int | None = None,
     seed: int = 0,
     most_bits: int = 1024,
@@ -61,7 +69,8 @@ def certified_rank(
     **A tensor** stands for exactly the numbers that it holds. They are integers or fractions with
     a power of two below, so they have residues modulo an odd prime ``p``, and a minor that is not
     zero modulo ``p`` is not zero: the rank modulo ``p`` never exceeds the rank. (It falls short
-    only if ``p``, drawn from all 62-bit primes with ``seed``, divides every largest minor.)
+    only if ``p``, drawn from all 62-bit primes with ``seed``, divides every largest minor.) With
+    ``times``, a second tensor, it is the rank of their exact product, which no tensor need hold.
 
     **A function** ``bits -> arb_mat`` encloses one and the same real matrix at any precision, such
     as the features of :func:`attnmem.certificates.enclosed_features`. Random integer combinations
@@ -81,7 +90,7 @@ def certified_rank(
     (1, 2)
     """
     if not callable(matrix):
-        return _rank_modulo_prime(matrix, seed)
+        return _rank_modulo_prime([matrix] if times is None else [matrix, times], seed)
     for bits in precisions(most_bits):
         with precision(bits):
             balls = matrix(bits)
@@ -99,11 +108,14 @@ def certified_rank(
 # --- modulo a prime -------------------------------------------------------------------------------
 
 
-def _rank_modulo_prime(matrix: Shaped[Tensor, "m n"], seed: int) -> CertifiedRank:
+def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
     p = _prime(seed)
-    shape = tuple(matrix.shape)
-    rank = flint().nmod_mat(*shape, _residues(matrix, p), p).rank() if 0 not in shape else 0
-    return CertifiedRank(rank, shape, f"rank modulo the prime {p}")
+    shape = (len(factors[0]), factors[-1].shape[1])
+    proof = f"rank modulo the prime {p}"
+    if any(0 in factor.shape for factor in factors):
+        return CertifiedRank(0, shape, proof)
+    first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
+    return CertifiedRank(math.prod(others, start=first).rank(), shape, proof)
 
 
 def _prime(seed: int) -> int:
