@@ -2,20 +2,23 @@
 
 ``checks(name, tier)`` lists the tests of an experiment, ``run(name, tier)`` does those that have no
 row yet. Tiers: ``published``, the paper's models and data, which need a hub; ``shipped``, random
-models of the same size on what lies on every machine; ``quick``, a tiny model, a smoke test.
+models of the same size on what lies on every machine; ``trained``, small models that are trained
+here first; ``quick``, a tiny model, a smoke test.
 """
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from . import corpora, features, results
+from . import corpora, features, pretraining, results
 from .checks import refuse
 from .features import Encoder, Seen
 from .independence import numerical_rank, sampled_independence
@@ -40,7 +43,7 @@ class Case(NamedTuple):
     T: int
     n: int
     d: int
-    batches: Callable[[], Iterator[Tensor]]
+    batches: Callable[[], Iterable[Tensor]]
     random: Callable[[torch.dtype, str], Encoder]
     trained: Callable[[torch.dtype, str], Encoder] | None = None
     attention: bool = True
@@ -66,6 +69,21 @@ def _trained(source: str) -> Callable[[torch.dtype, str], Encoder]:
         return features.trained_encoder(source, dtype=dtype, device=device)
 
     return encoder
+
+
+def _trained_here(train: Callable[..., float]) -> Callable[[torch.dtype, str], Encoder]:
+    def encoder(dtype: torch.dtype, device: str) -> Encoder:
+        return features.trained_encoder(_made(train), dtype=dtype, device=device)
+
+    return encoder
+
+
+@functools.cache
+def _made(train: Callable[..., float]) -> str:
+    """The folder of a model that :mod:`attnmem.pretraining` has made, once a process."""
+    folder = tempfile.mkdtemp(prefix="attnmem-")
+    train(folder, seed=SEED)
+    return folder
 
 
 TINY_VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
@@ -94,6 +112,18 @@ CASES: dict[str, dict[str, Case]] = {
             lambda: corpora.photograph_crops(2000, seed=SEED),
             _random("vit-base"),
             sizes=(*range(150, 401, 25), 500, 600, 700),
+        ),
+        "trained": Case(
+            "digits",
+            "vit-digits",
+            1797,
+            17,
+            64,
+            lambda: corpora.digits()[0].split(256),
+            _random(("vit", pretraining.DIGITS_VIT)),
+            _trained_here(pretraining.digits_vit),
+            samples=(5000, 5000),
+            sizes=(*range(20, 64, 4),),
         ),
         "quick": Case(
             "photographs",

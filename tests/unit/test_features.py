@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from attnmem import corpora, features
+from attnmem import corpora, features, pretraining
 from attnmem.independence import certified_rank, numerical_rank
 
 VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
@@ -189,6 +189,15 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
     assert numerical_rank(seen["random L0"].queries) == 1, "[CLS] and its position never change"
     assert seen["random L0"].ranks.tolist() == [17] * 5
     assert len(features.collect(maps, batches, query=0, ranks=False)["random L1"].ranks) == 0
+
+
+def test_a_model_trained_here_learns_and_loads(tmp_path):
+    state = torch.get_rng_state()
+    accuracy = pretraining.digits_vit(tmp_path, seed=0, steps=150, batch=64)
+    assert torch.equal(state, torch.get_rng_state())
+    assert 0.2 < accuracy < 1, "ten digits, a minute of training cut to a second"
+    encoder = features.trained_encoder(str(tmp_path), depth=2)
+    assert [x.shape for x in encoder(corpora.digits()[0][:3])] == [(3, 17, 64)] * 3
 
 
 # --- corpora --------------------------------------------------------------------------------------
