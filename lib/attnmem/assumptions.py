@@ -156,7 +156,7 @@ def checks(name: str, tier: str) -> list[Check]:
     """
     _check_name(name, tier)
     case = CASES[name][tier]
-    few, many = case.samples[1], case.samples[0]
+    many, few = case.samples
     listed = []
     for dtype in DTYPES:
         for map_ in case.maps:
@@ -205,7 +205,11 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
     trained = case.trained(DTYPES[dtype], device) if case.trained else None
     seed = SEED if case.attention else None
     maps = features.feature_maps(random, trained, seed=seed)
-    return features.collect(maps, case.batches(), query=random.query)
+    seen = features.collect(maps, case.batches(), query=random.query)
+    for found in seen.values():
+        if len(found.queries) != case.T:
+            refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")
+    return seen
 
 
 def run(

@@ -32,7 +32,7 @@ LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last
 
 
 class Encoder(NamedTuple):
-    """A model cut after ``depth`` blocks; call it on a batch of pixels or token numbers."""
+    """A model cut after ``depth`` blocks; call it on a batch of images or token numbers."""
 
     model: nn.Module
     depth: int
@@ -46,7 +46,8 @@ class Encoder(NamedTuple):
         inputs = inputs.to(device)
         if inputs.dtype == torch.uint8:
             inputs = normalized(inputs, self.dtype)
-        return [*self.model(inputs, output_hidden_states=True).hidden_states]
+        found = self.model(inputs, output_hidden_states=True)
+        return [*found.hidden_states] if self.depth else [found.last_hidden_state]
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -55,7 +56,7 @@ def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _check_encoder(architecture=None, source=None, *, depth, dtype, seed=0, **_) -> None:
-    check_integer("depth", depth)
+    check_integer("depth", depth, least=0)
     check_integer("seed", seed, least=0)
     if dtype not in FLOATS:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
@@ -77,7 +78,7 @@ def random_encoder(
     Arguments
         ``architecture``: a key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
         ``"gpt2"``) and the sizes that differ from its defaults.
-        ``depth``: blocks to keep.
+        ``depth``: blocks to keep; 0 for the embeddings alone.
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")

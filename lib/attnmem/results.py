@@ -410,7 +410,7 @@ def by_seed(table: pd.DataFrame, axis: str) -> pd.DataFrame:
 
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
-    """Means that a paper published, for comparison: ``dana-2025``."""
+    """Numbers that a paper published, for comparison: ``dana-2025`` or ``mahdavi-2024``."""
     return pd.read_csv(PACKAGE / "published" / f"{paper}.csv")
 
 

@@ -145,6 +145,37 @@ def bend(y: ArrayLike, x: ArrayLike) -> float:
     return fit("quadratic", x, y).coefficients["x^2"] * float(np.max(x)) ** 2
 
 
+def _check_lead(x, y, other_x, other_y) -> None:
+    for name, values in (("x", x), ("other_x", other_x)):
+        if (np.diff(np.asarray(values, dtype=float)) <= 0).any():
+            refuse(name, "values that do not rise", "rising values")
+    for name, points, values in (("y", x, y), ("other_y", other_x, other_y)):
+        shape = np.shape(values)
+        if len(shape) != 2 or shape[0] != len(points) or shape[1] < 2:
+            refuse(name, f"shape {shape}", f"({len(points)}, seeds) with at least 2 seeds")
+
+
+@checked_by(_check_lead)
+def lead(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> tuple[Array, Array]:
+    """By how much the means of one sweep are above another's at the same ``x``; standard errors.
+
+    Between its points the other sweep is a straight line, and beyond them its last value.
+
+    >>> above, error = lead([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
+    >>> above.tolist(), error.tolist()
+    ([2.0, 1.0], [1.0, 0.0])
+    """
+    mean, error = _with_error(y)
+    others = (np.interp(x, other_x, values) for values in _with_error(other_y))
+    other_mean, other_error = others
+    return mean - other_mean, np.hypot(error, other_error)
+
+
+def _with_error(y: ArrayLike) -> tuple[Array, Array]:
+    y = np.asarray(y, dtype=float)
+    return y.mean(axis=1), y.std(axis=1, ddof=1) / math.sqrt(y.shape[1])
+
+
 class Interval(NamedTuple):
     """A percentile interval."""
 

@@ -57,6 +57,13 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
     assert (row.dependent, row.most_rank) == (200, 1), "one and the same query in every image"
 
 
+def test_data_of_another_number_are_refused(monkeypatch):
+    case = assumptions.CASES[NAME]["quick"]._replace(T=61)
+    monkeypatch.setitem(assumptions.CASES[NAME], "quick", case)
+    with pytest.raises(ValueError, match=r"^source: got 60 examples of photographs; expected 61"):
+        assumptions.run(NAME, "quick")
+
+
 @pytest.mark.parametrize("dependent", [False, True])
 def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
     vectors = torch.randn(40, 12, dtype=torch.float64)

@@ -137,10 +137,12 @@ def test_a_cut_model_has_the_blocks_of_the_whole(kind, tmp_path):
     config = transformers.AutoConfig.for_model(architecture[0], **architecture[1])
     config.num_hidden_layers = 3
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
-    one, two = (features.trained_encoder(str(tmp_path), depth=depth) for depth in (1, 2))
-    for found, expected in zip(one(inputs_of(kind)), two(inputs_of(kind)), strict=False):
-        torch.testing.assert_close(found, expected)
-    assert len(two(inputs_of(kind))) == 3
+    whole = features.trained_encoder(str(tmp_path), depth=3)(inputs_of(kind))
+    for depth in range(3):
+        cut = features.trained_encoder(str(tmp_path), depth=depth)(inputs_of(kind))
+        assert len(cut) == depth + 1
+        for found, expected in zip(cut, whole, strict=False):
+            torch.testing.assert_close(found, expected)
     with pytest.raises(ValueError, match=r"^depth: got 4; expected at most 3"):
         features.trained_encoder(str(tmp_path), depth=4)
 
@@ -294,7 +296,7 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
     ("call", "name"),
     [
         (lambda: features.random_encoder("vit-giant", seed=0), "architecture"),
-        (lambda: features.random_encoder(VIT, depth=0, seed=0), "depth"),
+        (lambda: features.random_encoder(VIT, depth=-1, seed=0), "depth"),
         (lambda: features.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
         (lambda: features.random_encoder(VIT, seed=-1), "seed"),
         (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),

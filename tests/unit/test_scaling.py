@@ -115,3 +115,30 @@ def test_the_line_ends_where_the_curve_saturates():
     assert line.points == 3
     assert line.coefficients["x^1"] == pytest.approx(0.2)
     assert scaling.unsaturated_line(x, [0.2, 0.4, 0.97, 0.98, 0.99]) is None
+
+
+def test_a_lead_is_the_difference_of_means_with_the_error_of_both():
+    random = np.random.default_rng(0)
+    x, y = np.arange(1.0, 6.0), random.normal(size=(5, 400)) + 3
+    other = random.normal(scale=2.0, size=(5, 100)) + np.arange(1.0, 6.0)[:, None]
+    above, error = scaling.lead(x, y, x, other)
+    np.testing.assert_allclose(above, y.mean(axis=1) - other.mean(axis=1))
+    np.testing.assert_allclose(error, np.sqrt(1 / 400 + 4 / 100), rtol=0.2)
+    halfway, _ = scaling.lead([1.5], [[0.0, 0.0]], x, other)
+    np.testing.assert_allclose(halfway, -other.mean(axis=1)[:2].mean())
+    beyond, _ = scaling.lead([9.0], [[0.0, 0.0]], x, other)
+    np.testing.assert_allclose(beyond, -other.mean(axis=1)[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (([2, 1], np.ones((2, 3)), [1, 2], np.ones((2, 3))), "x"),
+        (([1, 2], np.ones((2, 1)), [1, 2], np.ones((2, 3))), "y"),
+        (([1, 2], np.ones((2, 3)), [1, 1], np.ones((2, 3))), "other_x"),
+        (([1, 2], np.ones((2, 3)), [1, 2], np.ones((3, 3))), "other_y"),
+    ],
+)
+def test_a_lead_names_bad_input(arguments, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
+        scaling.lead(*arguments)
