@@ -13,6 +13,7 @@ import importlib
 import itertools
 import pathlib
 import sysconfig
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
+from tqdm import TqdmWarning
 
 from .checks import check_integer, checked_by
 
@@ -34,7 +36,9 @@ BYTES = 259  # the size of that vocabulary
 def need(package: str) -> Any:
     """A package of the extra ``hub``, imported where it is used."""
     try:
-        return importlib.import_module(package)
+        with warnings.catch_warnings():  # a notebook without widgets is no reason to warn
+            warnings.simplefilter("ignore", category=TqdmWarning)
+            return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"{package} is missing: pip install 'attnmem[hub]'") from error
 

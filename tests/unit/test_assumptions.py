@@ -64,6 +64,15 @@ def test_data_of_another_number_are_refused(monkeypatch):
         assumptions.run(NAME, "quick")
 
 
+def test_no_rows_come_from_a_model_that_did_not_learn():
+    def fails(folder, seed):
+        return 0.5
+
+    case = assumptions._trained_here(fails, least=0.97)
+    with pytest.raises(ValueError, match=r"^fails: got 0.5000 on data held out; expected at least"):
+        case(torch.float32, "cpu")
+
+
 @pytest.mark.parametrize("dependent", [False, True])
 def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
     vectors = torch.randn(40, 12, dtype=torch.float64)
