@@ -1,6 +1,6 @@
 """The sampled rank test against the loop that the papers' notebooks have: one rank at a time.
 
-    python benchmarks/independence.py [--samples 200] [--threads 2]
+    python benchmarks/independence.py [--samples 60] [--threads 1]
 
 Vectors with the spectrum of a ViT's queries after random attention (2000 of dimension 768, singular
 values falling by eleven orders): 197 of them at a time, as for Assumption 1, in both precisions.
@@ -35,8 +35,8 @@ def one_at_a_time(vectors: torch.Tensor, size: int, samples: int) -> int:
 def main() -> None:
     """Print both times and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     samples, size = arguments.samples, 197

@@ -77,9 +77,9 @@ def sampled_independence(
 
     A subset is independent if its numerical rank is ``size``; ``rtol`` and ``dtype`` as for
     :func:`numerical_rank`, ``seed`` fixes the subsets. Most ranks are settled by the eigenvalues of
-    the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes) and several times
-    cheaper than singular values; those that are close to the tolerance, or below what squares can
-    resolve, get their singular values.
+    the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes) and cheaper than
+    singular values; those that are close to the tolerance, or below what squares can resolve, get
+    their singular values.
 
     >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
     0
