@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import corpora, features, pretraining, results
-from .checks import refuse
+from .checks import checked_by, refuse
 from .features import Encoder, Seen
 from .independence import numerical_rank, sampled_independence
 from .results import Check, Finding
@@ -30,7 +30,7 @@ SEED = 0
 
 
 class Case(NamedTuple):
-    """One architecture and its data, with the encoders (dtype, device) -> :class:`Encoder`.
+    """One architecture and its data; ``random`` and ``trained`` take ``dtype`` and ``device``.
 
     ``T`` examples of ``n`` tokens of dimension ``d``. ``samples``: subsets that a test of size up
     to ``n`` draws, and subsets that general position draws, where each costs a hundred times more:
@@ -44,40 +44,24 @@ class Case(NamedTuple):
     n: int
     d: int
     batches: Callable[[], Iterable[Tensor]]
-    random: Callable[[torch.dtype, str], Encoder]
-    trained: Callable[[torch.dtype, str], Encoder] | None = None
-    attention: bool = True
+    random: Callable[..., Encoder]
+    trained: Callable[..., Encoder] | None = None
     samples: tuple[int, int] = (5000, 300)
     sizes: tuple[int, ...] = ()
 
     @property
     def maps(self) -> list[str]:
         """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
-        random = ["random L0", "random L1"] + ["random attention"] * self.attention
+        random = ["random L0", "random L1", "random attention"]
         return random + ["trained L0", "trained L1"] * bool(self.trained)
 
 
-def _random(architecture) -> Callable[[torch.dtype, str], Encoder]:
-    def encoder(dtype: torch.dtype, device: str) -> Encoder:
-        return features.random_encoder(architecture, dtype=dtype, device=device, seed=SEED)
-
-    return encoder
+def _random(architecture: str | tuple[str, dict]) -> Callable[..., Encoder]:
+    return functools.partial(features.random_encoder, architecture, seed=SEED)
 
 
-def _trained(source: str) -> Callable[[torch.dtype, str], Encoder]:
-    def encoder(dtype: torch.dtype, device: str) -> Encoder:
-        return features.trained_encoder(source, dtype=dtype, device=device)
-
-    return encoder
-
-
-def _trained_here(
-    train: Callable[..., float], least: float
-) -> Callable[[torch.dtype, str], Encoder]:
-    def encoder(dtype: torch.dtype, device: str) -> Encoder:
-        return features.trained_encoder(_made(train, least), dtype=dtype, device=device)
-
-    return encoder
+def _trained_here(train: Callable[..., float], least: float) -> Callable[..., Encoder]:
+    return lambda **options: features.trained_encoder(_made(train, least), **options)
 
 
 @functools.cache
@@ -93,8 +77,9 @@ def _made(train: Callable[..., float], least: float) -> str:
     return folder
 
 
-TINY_VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
-TINY_VIT[1].update(image_size=32, patch_size=8)
+TINY_SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
+TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
+FIGURE_1 = (*range(150, 401, 25), 500, 600, 700)
 
 CASES: dict[str, dict[str, Case]] = {
     "assumptions-vision": {
@@ -106,9 +91,9 @@ CASES: dict[str, dict[str, Case]] = {
             768,
             lambda: corpora.published_images("imagenet-1k", 2000),
             _random("vit-base"),
-            _trained("google/vit-base-patch16-224-in21k"),
+            functools.partial(features.trained_encoder, "google/vit-base-patch16-224-in21k"),
             samples=(5000, 5000),
-            sizes=(*range(150, 401, 25), 500, 600, 700),
+            sizes=FIGURE_1,
         ),
         "shipped": Case(
             "photographs",
@@ -118,7 +103,7 @@ CASES: dict[str, dict[str, Case]] = {
             768,
             lambda: corpora.photograph_crops(2000, seed=SEED),
             _random("vit-base"),
-            sizes=(*range(150, 401, 25), 500, 600, 700),
+            sizes=FIGURE_1,
         ),
         "trained": Case(
             "digits",
@@ -154,6 +139,7 @@ def _check_name(name: str, tier: str) -> None:
         refuse("tier", repr(tier), f"one of {', '.join(CASES[name])} for {name}")
 
 
+@checked_by(_check_name)
 def checks(name: str, tier: str) -> list[Check]:
     """All tests of an experiment at a tier, in both precisions.
 
@@ -161,7 +147,6 @@ def checks(name: str, tier: str) -> list[Check]:
     (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
     random attention: the queries at every size of Figure 1.
     """
-    _check_name(name, tier)
     case = CASES[name][tier]
     many, few = case.samples
     listed = []
@@ -202,16 +187,16 @@ def missing(name: str, tier: str) -> list[Check]:
 
 def table(name: str, tier: str) -> pd.DataFrame:
     """The rows of an experiment at a tier."""
-    return results.table(name, tier, results.KINDS[1])
+    return results.table(name, tier, results.TESTS)
 
 
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features that the tests of a tier look at, by map, in one precision."""
     case = CASES[name][tier]
-    random = case.random(DTYPES[dtype], device)
-    trained = case.trained(DTYPES[dtype], device) if case.trained else None
-    seed = SEED if case.attention else None
-    maps = features.feature_maps(random, trained, seed=seed)
+    options = {"dtype": DTYPES[dtype], "device": device}
+    random = case.random(**options)
+    trained = case.trained(**options) if case.trained else None
+    maps = features.feature_maps(random, trained, seed=SEED)
     seen = features.collect(maps, case.batches(), query=random.query)
     for found in seen.values():
         if len(found.queries) != case.T:

@@ -499,7 +499,7 @@ def stored(
     table and the profile it is of; raises ``ValueError`` if the store has neither.
     """
     what = name if variant == "code" else f"{name}, variant {variant!r}"
-    found = {p: _rows_of(name, p, seeds, variant) for p in (profile, *PROFILES)}
+    found = {p: _rows_of(name, p, seeds, variant) for p in dict.fromkeys((profile, *PROFILES))}
     whole = [p for p, rows in found.items() if rows.whole]
     some = [p for p, rows in found.items() if len(rows.table)]
     if not some:

@@ -3,8 +3,8 @@
 Rows are of a *kind*: trainings (:class:`Run`, :class:`Outcome`), or tests of an assumption on
 features (:class:`Check`, :class:`Finding`); a file holds one of them. A row is appended whole or
 not at all, carries a hash of its full configuration and a checksum of its own text. A file that is
-damaged, truncated, foreign or self-contradictory is
-refused with its name and line; nothing in it is used, and nothing is written to it.
+damaged, truncated, foreign or self-contradictory is refused with its name and line; nothing in it
+is used, and nothing is written to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
@@ -155,30 +155,31 @@ class Finding:
     commit: str
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
     """A configuration and what is measured for it, as the fields of one row."""
 
     configuration: type[Configuration]
     measured: type
 
-    @property
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        """The type of every field, in the order of the file."""
+        return {
+            field.name: get_type_hints(cls)[field.name]
+            for cls in (self.configuration, self.measured)
+            for field in dataclasses.fields(cls)
+        }
+
+    @functools.cached_property
     def columns(self) -> list[str]:
         """The header of a file."""
-        return [*_hints(self), "key", "checksum"]
+        return [*self.hints, "key", "checksum"]
 
 
-KINDS = (Kind(Run, Outcome), Kind(Check, Finding))
+TRAININGS, TESTS = Kind(Run, Outcome), Kind(Check, Finding)
+KINDS = (TRAININGS, TESTS)
 Row = tuple[Any, Any]  # a configuration and its measurement
-
-
-@functools.cache
-def _hints(kind: Kind) -> dict[str, Any]:
-    """The type of every field, in the order of the file."""
-    return {
-        field.name: get_type_hints(cls)[field.name]
-        for cls in kind
-        for field in dataclasses.fields(cls)
-    }
 
 
 class DamagedResultsError(ValueError):
@@ -250,7 +251,7 @@ def _parse(fields: list[str], kind: Kind, experiment: str, profile: str) -> Row:
     if _checksum(fields[:-1]) != fields[-1]:
         raise ValueError("its checksum does not fit its text")
     values = []
-    for (name, hint), text in zip(_hints(kind).items(), fields, strict=False):
+    for (name, hint), text in zip(kind.hints.items(), fields, strict=False):
         try:
             values.append(_value(hint, text))
         except (ValueError, KeyError) as error:
@@ -390,16 +391,16 @@ def known(experiment: str, profile: str) -> dict[str, Row]:
     return rows
 
 
-def table(experiment: str, profile: str, kind: Kind = KINDS[0]) -> pd.DataFrame:
+def table(experiment: str, profile: str, kind: Kind = TRAININGS) -> pd.DataFrame:
     """The same rows as a table, in the columns of the file, without its checksums."""
     return as_table(known(experiment, profile).values(), kind)
 
 
-def as_table(rows: Iterable[Row], kind: Kind = KINDS[0]) -> pd.DataFrame:
+def as_table(rows: Iterable[Row], kind: Kind = TRAININGS) -> pd.DataFrame:
     """Rows as a table with a column for each field; ``kind`` decides them if there are none."""
     return pd.DataFrame(
         [dataclasses.asdict(asked) | dataclasses.asdict(found) for asked, found in rows],
-        columns=[*_hints(kind)],
+        columns=[*kind.hints],
     )
 
 

@@ -1,22 +1,16 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
-import datasets
 import pytest
 import torch
 
-from attnmem import __main__, assumptions, results
+from attnmem import __main__, assumptions
 from attnmem.features import Seen
 from attnmem.independence import numerical_rank
 
 NAME = "assumptions-vision"
 
 
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+pytestmark = pytest.mark.usefixtures("store", "no_hub")
 
 
 @pytest.mark.parametrize("tier", assumptions.CASES[NAME])
@@ -68,9 +62,9 @@ def test_no_rows_come_from_a_model_that_did_not_learn():
     def fails(folder, seed):
         return 0.5
 
-    case = assumptions._trained_here(fails, least=0.97)
+    encoder = assumptions._trained_here(fails, least=0.97)
     with pytest.raises(ValueError, match=r"^fails: got 0.5000 on data held out; expected at least"):
-        case(torch.float32, "cpu")
+        encoder(dtype=torch.float32, device="cpu")
 
 
 @pytest.mark.parametrize("dependent", [False, True])

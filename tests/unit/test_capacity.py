@@ -5,12 +5,7 @@ import pytest
 from attnmem import capacity, results, training
 from attnmem.results import Outcome
 
-
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    """An empty store, with nothing shipped."""
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
-    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
+pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.mark.parametrize("edge", [0, 1, 2, 49, 50, 51, 333, 700, 2499, 2500, 10**6])

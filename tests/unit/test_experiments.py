@@ -17,13 +17,7 @@ from attnmem import __main__ as cli
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
 
-
-@pytest.fixture(autouse=True)
-def store(tmp_path, monkeypatch):
-    """An empty store, with nothing shipped."""
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
-    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
-    return tmp_path / "new"
+pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import transformers
 from torch import nn
 
 from attnmem import corpora, features, pretraining
+from attnmem.assumptions import TINY_VIT
 from attnmem.independence import certified_rank, numerical_rank
 
-VIT = ("vit", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
-VIT[1].update(image_size=32, patch_size=8)
+VIT = TINY_VIT
 BERT = ("bert", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
 BERT[1].update(vocab_size=corpora.BYTES, max_position_embeddings=64)
 GPT2 = ("gpt2", {"n_embd": 24, "n_head": 4, "vocab_size": 256, "n_positions": 64})
@@ -20,10 +20,7 @@ GPT2[1].update(bos_token_id=0, eos_token_id=0)
 TINY = {"vit": VIT, "bert": BERT, "gpt2": GPT2}
 
 
-@pytest.fixture(autouse=True)
-def _no_hub(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+pytestmark = pytest.mark.usefixtures("no_hub")
 
 
 def inputs_of(kind, count=3):

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from attnmem import results
-from attnmem.results import KINDS, Check, DamagedResultsError, Finding, Outcome, Run
+from attnmem.results import TESTS, Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
     experiment="trial",
@@ -89,9 +89,9 @@ def test_tests_of_assumptions_are_rows_as_trainings_are(tmp_path, path):
     with pytest.raises(DamagedResultsError, match="line 1: not the header of such rows"):
         results.append(rows(1), tmp_path)
     assert list(results.read(path).values()) == written
-    table = results.as_table(written, KINDS[1])
+    table = results.as_table(written, TESTS)
     assert table["size"].tolist() == [197, 5]
-    assert list(results.as_table([], KINDS[1]).columns) == list(table.columns)
+    assert list(results.as_table([], TESTS).columns) == list(table.columns)
 
 
 def test_the_key_is_the_configuration_and_nothing_else():
