@@ -35,7 +35,8 @@ class Case(NamedTuple):
     ``T`` examples of ``n`` tokens of dimension ``d``. ``samples``: subsets that a test of size up
     to ``n`` draws, and subsets that general position draws, where each costs a hundred times more:
     300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
-    ``random attention``.
+    the queries of the maps in ``curves``; a random attention layer is looked at only if it is
+    among them. ``positions``: whether the position table is tested, too.
     """
 
     source: str
@@ -48,12 +49,19 @@ class Case(NamedTuple):
     trained: Callable[..., Encoder] | None = None
     samples: tuple[int, int] = (5000, 300)
     sizes: tuple[int, ...] = ()
+    curves: tuple[str, ...] = ("random attention",)
+    positions: bool = False
 
     @property
     def maps(self) -> list[str]:
         """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
-        random = ["random L0", "random L1", "random attention"]
+        random = ["random L0", "random L1"] + ["random attention"] * self.attention
         return random + ["trained L0", "trained L1"] * bool(self.trained)
+
+    @property
+    def attention(self) -> bool:
+        """Whether one random attention layer is among the maps."""
+        return "random attention" in self.curves
 
 
 def _random(architecture: str | tuple[str, dict]) -> Callable[..., Encoder]:
@@ -79,31 +87,41 @@ def _made(train: Callable[..., float], least: float) -> str:
 
 TINY_SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
 TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
-FIGURE_1 = (*range(150, 401, 25), 500, 600, 700)
+WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
 
-CASES: dict[str, dict[str, Case]] = {
-    "assumptions-vision": {
+
+def _vision(
+    source: str,
+    hub: str,
+    architecture: str,
+    shape: tuple[int, int],
+    sizes: tuple[int, ...],
+) -> dict[str, Case]:
+    """The tiers of a ViT; ``source``: the published images, ``hub``: the trained weights.
+
+    ``architecture``: the published one, of so many tokens and dimensions (``shape``), whose random
+    attention is tested at further ``sizes``.
+    """
+    return {
         "published": Case(
-            "imagenet-1k",
-            "vit-base",
+            source,
+            architecture,
             1973,
-            197,
-            768,
-            lambda: corpora.published_images("imagenet-1k", 2000),
-            _random("vit-base"),
-            functools.partial(features.trained_encoder, "google/vit-base-patch16-224-in21k"),
+            *shape,
+            lambda: corpora.published_images(source, 2000),
+            _random(architecture),
+            functools.partial(features.trained_encoder, hub),
             samples=(5000, 5000),
-            sizes=FIGURE_1,
+            sizes=sizes,
         ),
         "shipped": Case(
             "photographs",
-            "vit-base",
+            architecture,
             2000,
-            197,
-            768,
+            *shape,
             lambda: corpora.photograph_crops(2000, seed=SEED),
-            _random("vit-base"),
-            sizes=FIGURE_1,
+            _random(architecture),
+            sizes=sizes,
         ),
         "trained": Case(
             "digits",
@@ -115,7 +133,7 @@ CASES: dict[str, dict[str, Case]] = {
             _random(("vit", pretraining.DIGITS_VIT)),
             _trained_here(pretraining.digits_vit, least=0.97),
             samples=(5000, 5000),
-            sizes=(*range(20, 64, 4),),
+            sizes=tuple(range(20, 64, 4)),
         ),
         "quick": Case(
             "photographs",
@@ -128,7 +146,114 @@ CASES: dict[str, dict[str, Case]] = {
             samples=(200, 100),
             sizes=(10, 20),
         ),
-    },
+    }
+
+
+def _language(
+    kind: str,
+    source: str,
+    hub: str,
+    architecture: str,
+    shape: tuple[int, int],
+    sizes: tuple[int, ...],
+    train: Callable[..., float],
+    least: float,
+) -> dict[str, Case]:
+    """The tiers of a BERT or a GPT-2, as for :func:`_vision`.
+
+    ``sizes``: of further tests after the first block. ``train``: makes the one that is trained
+    here, refused below ``least``.
+    """
+    pairs = kind == "bert"
+    read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
+    small = kind, pretraining.LIBRARY[kind]
+    tiny = kind, pretraining.language_sizes(kind, length=20, d=24, layers=1)
+    first, both = ("random L1",), ("random L1", "trained L1")
+    return {
+        "published": Case(
+            source,
+            architecture,
+            2000,
+            *shape,
+            lambda: corpora.published_texts(
+                source, hub, 2000, length=shape[0], batch=4, pairs=pairs
+            ),
+            _random(architecture),
+            functools.partial(features.trained_encoder, hub),
+            samples=(5000, 5000),
+            sizes=sizes,
+            curves=both,
+            positions=True,
+        ),
+        "shipped": Case(
+            "library",
+            architecture,
+            2000,
+            *shape,
+            lambda: read(2000, length=shape[0], batch=4),
+            _random(architecture),
+            sizes=sizes,
+            curves=first,
+            positions=True,
+        ),
+        "trained": Case(
+            "library",
+            f"{kind}-library",
+            2000,
+            64,
+            96,
+            lambda: read(2000, length=64, batch=100),
+            _random(small),
+            _trained_here(train, least),
+            samples=(5000, 5000),
+            sizes=(*range(8, 64, 8), 72, 80, 88, 95),
+            curves=both,
+            positions=True,
+        ),
+        "quick": Case(
+            "library",
+            f"{kind}-tiny",
+            60,
+            20,
+            24,
+            lambda: read(60, length=20),
+            _random(tiny),
+            samples=(200, 100),
+            sizes=(10, 15, 23),
+            curves=first,
+            positions=True,
+        ),
+    }
+
+
+CASES: dict[str, dict[str, Case]] = {
+    "assumptions-bert": _language(
+        "bert",
+        WIKIPEDIA,
+        "bert-large-uncased",
+        "bert-large",
+        (512, 1024),
+        (*range(200, 401, 25), 800, 1023),
+        pretraining.library_bert,
+        least=0.5,
+    ),
+    "assumptions-gpt2": _language(
+        "gpt2",
+        WIKIPEDIA,
+        "gpt2-large",
+        "gpt2-large",
+        (1024, 1280),
+        (200, 400, 600, 800, 1152),
+        pretraining.library_gpt2,
+        least=0.5,
+    ),
+    "assumptions-vision": _vision(
+        "imagenet-1k",
+        "google/vit-base-patch16-224-in21k",
+        "vit-base",
+        (197, 768),
+        (*range(150, 401, 25), 500, 600, 700),
+    ),
 }
 
 
@@ -145,7 +270,7 @@ def checks(name: str, tier: str) -> list[Check]:
 
     Of every map: Assumption 1 (queries, size ``n``), Assumption 2 (contexts) and general position
     (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
-    random attention: the queries at every size of Figure 1.
+    the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
     """
     case = CASES[name][tier]
     many, few = case.samples
@@ -156,7 +281,8 @@ def checks(name: str, tier: str) -> list[Check]:
             tests += [("queries", case.d, few)]
             if map_.endswith("L0"):
                 tests += [("relaxed", case.n, many), ("relaxed", case.d, few)]
-            if map_ == "random attention":
+                tests += [("positions", case.n, 1)] * case.positions
+            if map_ in case.curves:
                 tests += [("queries", size, few) for size in case.sizes]
             listed += [
                 Check(
@@ -186,8 +312,28 @@ def missing(name: str, tier: str) -> list[Check]:
 
 
 def table(name: str, tier: str) -> pd.DataFrame:
-    """The rows of an experiment at a tier."""
-    return results.table(name, tier, results.TESTS)
+    """The rows of an experiment at a tier, with the name of each ``test`` and what it found.
+
+    ``test``: ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the vectors of
+    Assumption 3), ``positions``, or ``curve`` for further sizes. ``share``: of the samples, those
+    that were independent. ``ranks``: from the least to the largest that was found.
+    """
+    rows = results.table(name, tier, results.TESTS)
+    kinds = {"contexts": ("A2", "A2"), "positions": ("positions", "positions")}
+    kinds |= {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
+    tests = []
+    for row in rows.itertuples():
+        few, many = kinds[row.vectors]
+        tests.append({row.n: few, row.d: many}.get(row.size, "curve"))
+    share = 1 - rows.dependent / rows.samples
+    ranks = rows.least_rank.astype(str) + " to " + rows.most_rank.astype(str)
+    return rows.assign(test=tests, share=share, ranks=ranks)
+
+
+def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """A column of a :func:`table`: a line for each test and map, a column for each precision."""
+    tests = rows[rows.test != "curve"]
+    return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
@@ -196,11 +342,14 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
     options = {"dtype": DTYPES[dtype], "device": device}
     random = case.random(**options)
     trained = case.trained(**options) if case.trained else None
-    maps = features.feature_maps(random, trained, seed=SEED)
+    maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
     seen = features.collect(maps, case.batches(), query=random.query)
     for found in seen.values():
         if len(found.queries) != case.T:
             refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")
+    for map_, encoder in {"random L0": random, "trained L0": trained}.items():
+        if encoder:
+            seen[map_] = seen[map_]._replace(positions=encoder.positions[: case.n])
     return seen
 
 

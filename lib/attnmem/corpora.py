@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import math
 import pathlib
 import sysconfig
 import warnings
@@ -24,7 +25,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from .checks import check_integer, checked_by
+from .checks import check_integer, check_number, checked_by
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -108,8 +109,9 @@ def published_images(
 ) -> Iterator[Images]:
     """The colour images among the first ``count`` of a data set with a column ``image``.
 
-    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
-    (read as a stream). Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
+    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k`` or
+    ``wikimedia/wikipedia:20231101.en`` (read as a stream). Grey images are passed over, as in the
+    paper: 1973 of its 2000 have colour.
     Raises ``ConnectionError`` if neither is there.
     """
     rows = itertools.islice(_rows(source, split), count)
@@ -126,7 +128,8 @@ def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
             table = data.load_from_disk(source)
             yield from table[split] if isinstance(table, dict) else table
         else:
-            yield from data.load_dataset(source, split=split, streaming=True)
+            name, _, part = source.partition(":")
+            yield from data.load_dataset(name, part or None, split=split, streaming=True)
 
 
 @contextlib.contextmanager
@@ -162,24 +165,36 @@ def library_text() -> bytes:
     return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
-def _check_passages(count, length, batch, seed, pairs=False) -> None:
+def _check_passages(count, length, batch, seed, pairs=False, within=(0.0, 1.0)) -> None:
     _check_count(count, batch, seed)
-    check_integer("length", length, least=8, most=len(library_text()))
+    check_number("within[0]", within[0], least=0.0, most=1.0)
+    check_number("within[1]", within[1], least=within[0], most=1.0)
+    check_integer(
+        "length", length, least=8, most=int((within[1] - within[0]) * len(library_text()))
+    )
 
 
 @checked_by(_check_passages)
 def library_passages(
-    count: int, *, length: int, batch: int = 16, seed: int, pairs: bool = False
+    count: int,
+    *,
+    length: int,
+    batch: int = 16,
+    seed: int,
+    pairs: bool = False,
+    within: tuple[float, float] = (0.0, 1.0),
 ) -> Iterator[Tokens]:
     """Passages of the :func:`library_text` at random places, a token a byte.
 
     With ``pairs`` as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. A
-    passage depends on ``seed`` and its number alone.
+    passage depends on ``seed`` and its number alone. ``within``: the part of the text that they are
+    taken from, as shares of its length.
 
     >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
     [torch.Size([2, 10]), torch.Size([1, 10])]
     """
-    text = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
+    whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
+    text = whole[slice(*(int(share * len(whole)) for share in within))]
     read = length - 3 if pairs else length
     for start in range(0, count, batch):
         found = []
@@ -194,6 +209,12 @@ def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> Tokens:
     first, second = passages.tensor_split(2, dim=1)
     start, end = (passages.new_full((len(passages), 1), mark) for mark in (cls, sep))
     return torch.cat([start, first, end, second, end], dim=1)
+
+
+def pair_types(length: int) -> Int[Tensor, " n"]:
+    """0 for each token up to the first ``SEP`` of a pair of that length, 1 from there on."""
+    first = 2 + math.ceil((length - 3) / 2)
+    return (torch.arange(length) >= first).long()
 
 
 def published_texts(

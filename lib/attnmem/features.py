@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from .checks import FLOATS, check_integer, checked_by, refuse
-from .corpora import need, reaching
+from .corpora import need, pair_types, reaching
 from .independence import numerical_rank
 
 PUBLISHED = {
@@ -32,7 +32,10 @@ LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last
 
 
 class Encoder(NamedTuple):
-    """A model cut after ``depth`` blocks; call it on a batch of images or token numbers."""
+    """A model cut after ``depth`` blocks; call it on a batch of images or token numbers.
+
+    A BERT takes its input for pairs, as :mod:`attnmem.corpora` makes them.
+    """
 
     model: nn.Module
     depth: int
@@ -46,8 +49,20 @@ class Encoder(NamedTuple):
         inputs = inputs.to(device)
         if inputs.dtype == torch.uint8:
             inputs = normalized(inputs, self.dtype)
-        found = self.model(inputs, output_hidden_states=True)
+        more = {}
+        if self.model.config.model_type == "bert":  # it reads pairs
+            types = pair_types(inputs.shape[1]).to(device)
+            more["token_type_ids"] = types.expand(inputs.shape)
+        found = self.model(inputs, output_hidden_states=True, **more)
         return [*found.hidden_states] if self.depth else [found.last_hidden_state]
+
+    @property
+    def positions(self) -> Float[Tensor, "places d"]:
+        """What the embedding adds to a token at each place."""
+        if self.model.config.model_type == "gpt2":
+            return self.model.wpe.weight.detach()
+        table = self.model.embeddings.position_embeddings
+        return (table.weight if isinstance(table, nn.Embedding) else table[0]).detach()
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -211,12 +226,13 @@ class Seen(NamedTuple):
 
     ``queries``: the token that asks (Assumption 1). ``relaxed``: that token plus the mean of all
     tokens (Assumption 3). ``ranks``: the numerical rank of each context (Assumption 2); empty if
-    they were not asked for.
+    they were not asked for. ``positions``: of embeddings, the table of positions.
     """
 
     queries: Float[Tensor, "T d"]
     relaxed: Float[Tensor, "T d"]
     ranks: Int[Tensor, " T"]
+    positions: Float[Tensor, "n d"] | None = None
 
 
 def collect(
@@ -226,10 +242,10 @@ def collect(
 
     ``query``: the position of the token that asks, as in :class:`Encoder`.
     """
-    seen: dict[str, list[Seen]] = {}
+    parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for inputs in batches:
         for name, tokens in maps(inputs).items():
             asking = tokens[:, query]
             rank = numerical_rank(tokens) if ranks else tokens.new_empty(0, dtype=torch.int64)
-            seen.setdefault(name, []).append(Seen(asking, asking + tokens.mean(dim=1), rank))
-    return {name: Seen(*map(torch.cat, zip(*each, strict=True))) for name, each in seen.items()}
+            parts.setdefault(name, []).append((asking, asking + tokens.mean(dim=1), rank))
+    return {name: Seen(*map(torch.cat, zip(*each, strict=True))) for name, each in parts.items()}

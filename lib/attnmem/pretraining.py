@@ -7,15 +7,16 @@ The folders are not part of the repository: the same seed makes the same model, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from . import corpora
-from .corpora import need
+from .corpora import BYTES, MASK, need, pair_types
 from .features import normalized
 
 DIGITS_VIT = {
@@ -29,22 +30,46 @@ DIGITS_VIT = {
 HELD_OUT = 360  # of the 1797 digits, the last in a random order
 
 
+def language_sizes(kind: str, *, length: int, d: int, layers: int) -> dict[str, Any]:
+    """Sizes of a BERT or a GPT-2 that reads bytes, in its own words."""
+    if kind == "bert":
+        return {
+            "vocab_size": BYTES,
+            "max_position_embeddings": length,
+            "hidden_size": d,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "intermediate_size": 4 * d,
+            "pad_token_id": None,
+        }
+    return {
+        "vocab_size": BYTES,
+        "n_positions": length,
+        "n_embd": d,
+        "n_layer": layers,
+        "n_head": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+
+
+LENGTH = 64
+LIBRARY = {kind: language_sizes(kind, length=LENGTH, d=96, layers=4) for kind in ("bert", "gpt2")}
+IGNORED = -100  # a label that costs nothing, in the library's models
+READ, UNREAD = (0.0, 0.9), (0.9, 1.0)  # parts of the text
+
+
 def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int = 128) -> float:
     """A ViT that reads digits of 8 x 8 pixels; returns its accuracy on those held out.
 
     Trained on the others, half of the batches shifted by at most one pixel: AdamW at a rate that
     falls from 1e-3 along a cosine, after a short warm-up.
     """
-    library = need("transformers")
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
     order = torch.randperm(len(images), generator=g)
     known, held_out = order[:-HELD_OUT], order[-HELD_OUT:]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = library.AutoModelForImageClassification.from_config(
-            library.AutoConfig.for_model("vit", num_labels=10, **DIGITS_VIT)
-        ).eval()  # no dropout: its draws are not the generator's
+    model = _untrained("ImageClassification", "vit", DIGITS_VIT | {"num_labels": 10}, seed)
 
     def loss() -> Tensor:
         chosen = known[torch.randint(len(known), (batch,), generator=g)]
@@ -66,6 +91,73 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
     size = images.shape[-1]
     moved = [x[:, i : i + size, j : j + size] for x, (i, j) in zip(padded, places, strict=True)]
     return torch.stack(moved)
+
+
+def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
+    """A GPT-2 that reads the library byte by byte; returns how often its next byte is right.
+
+    Trained on passages of 64 bytes from the first nine tenths of the text, judged on the last.
+    """
+    model = _untrained("CausalLM", "gpt2", LIBRARY["gpt2"], seed)
+    read = corpora.library_passages(
+        steps * batch, length=LENGTH, batch=batch, seed=seed, within=READ
+    )
+
+    def loss() -> Tensor:
+        passages = next(read)
+        return model(passages, labels=passages).loss
+
+    _train(model, loss, steps, lr=3e-3)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        right = [model(x).logits[:, :-1].argmax(dim=2) == x[:, 1:] for x in _unread(seed)]
+    return float(torch.cat(right).double().mean())
+
+
+def library_bert(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
+    """A BERT that fills in masked bytes of the library; returns how often it is right.
+
+    Trained on pairs of passages, as long and from the same part as for :func:`library_gpt2`; a
+    seventh of their bytes is masked.
+    """
+    model = _untrained("MaskedLM", "bert", LIBRARY["bert"], seed)
+    types = pair_types(LENGTH)
+    g = torch.Generator().manual_seed(seed)
+    read = corpora.library_passages(
+        steps * batch, length=LENGTH, batch=batch, seed=seed, within=READ, pairs=True
+    )
+
+    def masked(pairs: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = (torch.rand(pairs.shape, generator=g) < 1 / 7) & (pairs < 256)
+        return pairs.masked_fill(chosen, MASK), pairs.masked_fill(~chosen, IGNORED)
+
+    def loss() -> Tensor:
+        shown, hidden = masked(next(read))
+        return model(shown, token_type_ids=types.expand(shown.shape), labels=hidden).loss
+
+    _train(model, loss, steps, lr=3e-3)
+    model.save_pretrained(folder)
+    right = []
+    with torch.no_grad():
+        for shown, hidden in map(masked, _unread(seed, pairs=True)):
+            said = model(shown, token_type_ids=types.expand(shown.shape)).logits.argmax(dim=2)
+            right.append((said == hidden)[hidden != IGNORED])
+    return float(torch.cat(right).double().mean())
+
+
+def _unread(seed: int, pairs: bool = False) -> Iterator[Tensor]:
+    return corpora.library_passages(
+        500, length=LENGTH, batch=100, seed=seed, within=UNREAD, pairs=pairs
+    )
+
+
+def _untrained(task: str, kind: str, sizes: dict[str, Any], seed: int) -> nn.Module:
+    """A model with its library's initial weights, and no dropout: that would draw elsewhere."""
+    library = need("transformers")
+    config = library.AutoConfig.for_model(kind, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return getattr(library, f"AutoModelFor{task}").from_config(config).eval()
 
 
 def _train(model: nn.Module, loss: Callable[[], Tensor], steps: int, lr: float) -> None:

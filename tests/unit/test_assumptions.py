@@ -1,9 +1,14 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
+import datasets
+import numpy as np
 import pytest
 import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attnmem import __main__, assumptions
+from attnmem import __main__, assumptions, features, pretraining
 from attnmem.features import Seen
 from attnmem.independence import numerical_rank
 
@@ -13,17 +18,87 @@ NAME = "assumptions-vision"
 pytestmark = pytest.mark.usefixtures("store", "no_hub")
 
 
-@pytest.mark.parametrize("tier", assumptions.CASES[NAME])
-def test_every_map_has_its_tests_in_both_precisions(tier):
-    case = assumptions.CASES[NAME][tier]
-    listed = assumptions.checks(NAME, tier)
+EVERY = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in tiers]
+
+
+@pytest.mark.parametrize(("name", "tier"), EVERY)
+def test_every_map_has_its_tests_in_both_precisions(name, tier):
+    case = assumptions.CASES[name][tier]
+    listed = assumptions.checks(name, tier)
     assert len({asked.key for asked in listed}) == len(listed)
     for dtype in ("float32", "float64"):
-        for name in case.maps:
-            found = {(a.vectors, a.size) for a in listed if (a.map, a.dtype) == (name, dtype)}
+        for map_ in case.maps:
+            found = {(a.vectors, a.size) for a in listed if (a.map, a.dtype) == (map_, dtype)}
             assert {("queries", case.n), ("queries", case.d), ("contexts", case.n)} <= found
     relaxed = {a.map for a in listed if a.vectors == "relaxed"}
-    assert relaxed == {name for name in case.maps if name.endswith("L0")}
+    assert relaxed == {map_ for map_ in case.maps if map_.endswith("L0")}
+    assert all(asked.size <= case.d for asked in listed)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_language_features_are_those_of_the_encoders(kind):
+    name = f"assumptions-{kind}"
+    assert assumptions.run(name, "quick") == len(assumptions.checks(name, "quick"))
+    rows = assumptions.table(name, "quick")
+    seen = assumptions.collect(name, "quick", "float64")
+    assert [*seen] == ["random L0", "random L1"]
+    found = assumptions.by_precision(rows, "ranks").float64
+    positions = numerical_rank(seen["random L0"].positions)
+    assert found["positions", "random L0"] == f"{positions} to {positions}"
+    whole = 23 if kind == "bert" else 24  # a BERT's block ends with a normalization
+    assert found["GP", "random L1"] == f"{whole} to {whole}"
+
+
+def tiny(kind):
+    if kind == "vit":  # 17 tokens of an image of the published size
+        return kind, assumptions.TINY_SIZES | {"image_size": 224, "patch_size": 56}
+    return kind, pretraining.language_sizes(kind, length=20, d=24, layers=2)
+
+
+def saved(kind, folder):
+    """A model where a hub would have trained weights, and a tokenizer."""
+    model = features.random_encoder(tiny(kind), depth=2, seed=1).model
+    model.save_pretrained(folder)
+    plain = Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="0"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    marks = {"unk_token": "0", "cls_token": "1", "sep_token": "2"}
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
+    words.save_pretrained(folder)
+    return str(folder)
+
+
+def local_data(kind, folder):
+    random = np.random.default_rng(0)
+    if kind == "vit":
+        pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+        columns = {"image": [Image.fromarray(each) for each in pixels]}
+    else:
+        columns = {"text": [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]}
+    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
+def test_the_published_tier_runs_on_folders_in_place_of_a_hub(kind, tmp_path, monkeypatch):
+    hub, source = saved(kind, tmp_path / "model"), local_data(kind, tmp_path / "data")
+    name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
+    if kind == "vit":
+        tiers = assumptions._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
+    else:
+        train = pretraining.library_bert
+        tiers = assumptions._language(
+            kind, source, hub, f"{kind}-tiny", (20, 24), (5, 23), train, least=0.0
+        )
+    random = assumptions._random(tiny(kind))
+    case = tiers["published"]._replace(T=40, samples=(50, 20), random=random)
+    monkeypatch.setitem(assumptions.CASES[name], "published", case)
+    assert assumptions.run(name, "published") == len(assumptions.checks(name, "published"))
+    rows = assumptions.table(name, "published")
+    assert set(rows["map"]) >= {"random L0", "random L1", "trained L0", "trained L1"}
+    assert (rows.source == source).all()
+    found = assumptions.by_precision(rows, "share").float64
+    assert found["A1", "trained L1"] == 1
+    assert found["A2", "trained L1"] == 1
 
 
 def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):

@@ -89,7 +89,9 @@ def gpt2(P, ids):
 
 def bert(P, ids):
     e = "embeddings"
-    x = P[f"{e}.word_embeddings.weight"][ids] + P[f"{e}.token_type_embeddings.weight"][0]
+    marks = (ids == corpora.SEP).long().cumsum(dim=1) - (ids == corpora.SEP).long()
+    types = marks.clamp(max=1)  # a mark still belongs to what it ends
+    x = P[f"{e}.word_embeddings.weight"][ids] + P[f"{e}.token_type_embeddings.weight"][types]
     x = x + P[f"{e}.position_embeddings.weight"][: ids.shape[1]]
     x = norm(x, P, f"{e}.LayerNorm", 1e-12)
     q, k, v = names_of(P, "self.query", "self.key", "self.value")

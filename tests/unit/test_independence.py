@@ -77,6 +77,31 @@ def test_rank_of_a_batch_and_its_tolerance():
     assert numerical_rank(torch.zeros(0, 5)) == 0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float32, scale) for scale in (1e-30, 1.0, 1e30)]
+    + [(torch.float64, scale) for scale in (1e-300, 1.0, 1e300)],
+)
+def test_ranks_are_those_of_singular_values_on_both_sides_of_the_tolerance(dtype, scale):
+    """Ratios from far below to far above it, where the shortcut does and does not decide."""
+    generator = torch.Generator().manual_seed(0)
+    shape = torch.Size([6, 9])
+    rtol = 9 * torch.finfo(dtype).eps
+    ratios = torch.tensor([0.0, 0.1, 0.5, 2.0, 10.0, 1e3, 1e5, 1e9]).double() * rtol
+    values = torch.ones(len(ratios), 6, dtype=torch.float64)
+    values[:, -1] = ratios.clamp(max=1.0)
+    values[:, 1:-1] = 10.0 ** -torch.rand(len(ratios), 4, generator=generator, dtype=torch.float64)
+    U, V = (
+        torch.linalg.qr(torch.randn(side, side, generator=generator, dtype=torch.float64)).Q
+        for side in shape
+    )
+    matrices = (scale * (U * values[:, None]) @ V[:6]).to(dtype)
+    expected = torch.linalg.matrix_rank(matrices)  # by singular values
+    assert expected.tolist() == numerical_rank(matrices).tolist()
+    assert expected.tolist() == numerical_rank(matrices.mT).tolist()
+    assert {5, 6} == set(expected.tolist())
+
+
 def test_general_position_needs_no_enumeration_when_all_rows_are_independent():
     assert kruskal_rank(torch.eye(40), max_subsets=1) == 40
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ..checks import FLOATS, check_finite, check_number, check_tensor, checked_by, refuse
+
+MARGIN = 2.0  # by this factor a squared ratio must differ from the tolerance's to count as settled
 
 
 def _check_rank(matrix, rtol, dtype) -> None:
@@ -48,6 +52,9 @@ def numerical_rank(
     Raises
         ``ValueError`` on NaN or infinite entries, half precision, complex numbers.
 
+    Most matrices of full rank are settled by a Cholesky decomposition of their Gram matrix; the
+    others get their singular values.
+
     A tolerance makes a statement about a *perturbed* matrix: full rank is certain (up to rounding),
     a lower rank only says that the matrix is close to one of that rank.
 
@@ -60,6 +67,61 @@ def numerical_rank(
     if 0 in matrix.shape[-2:]:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64)
     else:
-        values = torch.linalg.svdvals(matrix.to(dtype))
-        rank = (values > rtol * values[..., :1]).sum(dim=-1)
+        rank = _ranks(matrix.to(dtype).reshape(-1, *matrix.shape[-2:]), rtol)
+        rank = rank.view(matrix.shape[:-2])
     return int(rank) if matrix.ndim == 2 else rank
+
+
+def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
+    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    gram = wide.double() @ wide.double().mT
+    left = ~clearly_full(gram, wide.shape[2], rtol)
+    rank = torch.full(left.shape, wide.shape[1], device=matrices.device)
+    values = torch.linalg.svdvals(matrices[left])
+    rank[left] = (values > rtol * values[:, :1]).sum(dim=1)
+    return rank
+
+
+# --- what a Gram matrix tells about singular values -----------------------------------------------
+
+
+def clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
+    """Of which Gram matrices the least eigenvalue exceeds ``rtol^2`` times the largest.
+
+    By the factor ``MARGIN``, and by more than rounding; the vectors have ``d`` entries.
+    """
+    largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
+    return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
+
+
+def clearly_short(
+    gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float = math.inf
+) -> Bool[Tensor, " B"]:
+    """Of which the least eigenvalue falls short of it, by the same factor and more than rounding.
+
+    ``ceiling``: a number that no least eigenvalue exceeds, such as that of all vectors together.
+    The largest is at least the Rayleigh quotient of any vector, here after two power iterations.
+    """
+    x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
+    x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    tolerated = rtol**2 / MARGIN * (x.mT @ gram @ x)[:, 0, 0]
+    bound = tolerated - 2 * _noise(gram, d)
+    return (tolerated > ceiling) | (bound > 0) & ~_exceeds(gram, bound)
+
+
+def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Whether all eigenvalues do, up to rounding: what is left is positive definite."""
+    left = gram.clone()
+    left.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
+    return torch.linalg.cholesky_ex(left).info == 0
+
+
+def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
+    """By less than this the eigenvalues of Gram matrices of vectors in ``d`` dimensions are off.
+
+    They are products of length ``d``, which may underflow, then decomposed by a backward stable
+    method; no norm exceeds the trace.
+    """
+    kind = torch.finfo(gram.dtype)
+    trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
+    return 4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny

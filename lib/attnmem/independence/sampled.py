@@ -10,11 +10,16 @@ from scipy.stats import beta
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_tensor, checked_by
-from .numerical import arithmetic, check_entries, numerical_rank
+from .numerical import (
+    arithmetic,
+    check_entries,
+    clearly_full,
+    clearly_short,
+    numerical_rank,
+)
 
 DRAWN = 8192  # subsets drawn at once
 ENTRIES = 2**23  # numbers that are gathered at once, 64 MB of them
-MARGIN = 2.0  # by this factor a squared ratio must differ from the tolerance's to count as settled
 
 
 class SampledIndependence(NamedTuple):
@@ -76,10 +81,10 @@ def sampled_independence(
     """Test ``samples`` uniformly random subsets of ``size`` rows for independence.
 
     A subset is independent if its numerical rank is ``size``; ``rtol`` and ``dtype`` as for
-    :func:`numerical_rank`, ``seed`` fixes the subsets. Most ranks are settled by the eigenvalues of
-    the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes) and cheaper than
-    singular values; those that are close to the tolerance, or below what squares can resolve, get
-    their singular values.
+    :func:`numerical_rank`, ``seed`` fixes the subsets. Most ranks are settled by Cholesky
+    decompositions of the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes);
+    those that are close to the tolerance, or below what squares can resolve, get their singular
+    values.
 
     >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
     0
@@ -89,15 +94,23 @@ def sampled_independence(
     generator = torch.Generator().manual_seed(seed)
     vectors = vectors.to(arithmetic(vectors, dtype))
     gram = vectors.double() @ vectors.double().mT
+    ceiling = _ceiling(vectors, size)
     dependent = 0
     for start in range(0, samples, DRAWN):
         keys = torch.rand(min(DRAWN, samples - start), len(vectors), generator=generator)
         subsets = keys.topk(size, dim=1).indices.to(vectors.device)
         for block in subsets.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
-            dependent += int(_dependent(vectors, gram, block, rtol).sum())
+            dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
     # Clopper-Pearson, one-sided; beta(samples + 1, 0) is the point mass at one.
     at_most = beta.ppf(confidence, dependent + 1, samples - dependent) if dependent < samples else 1
     return SampledIndependence(size, samples, dependent, confidence, float(at_most))
+
+
+def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
+    """No ``size`` of the vectors have a larger least squared singular value (interlacing)."""
+    if size > min(vectors.shape):
+        return 0.0
+    return float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
 
 
 def _dependent(
@@ -105,22 +118,16 @@ def _dependent(
     gram: Float[Tensor, "T T"],
     subsets: Int[Tensor, "block size"],
     rtol: float | None,
+    ceiling: float,
 ) -> Bool[Tensor, " block"]:
-    """Which subsets have a numerical rank below their size.
-
-    The eigenvalues of a Gram matrix are off by less than ``noise``: products of length ``d``, then
-    a backward stable decomposition of a matrix of norm at most its trace.
-    """
+    """Which subsets have a numerical rank below their size."""
     size, d = subsets.shape[1], vectors.shape[1]
     if rtol is None:
         rtol = max(size, d) * torch.finfo(vectors.dtype).eps
     blocks = gram[subsets[:, :, None], subsets[:, None, :]]
-    trace = blocks.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
-    noise = 4 * (size + d) * torch.finfo(gram.dtype).eps * trace
-    eigenvalues = torch.linalg.eigvalsh(blocks)
-    least, tolerated = eigenvalues[:, 0], rtol**2 * eigenvalues[:, -1]
-    dependent = MARGIN * (least + noise) < tolerated
-    open_ = ~dependent & ~(least - noise > MARGIN * tolerated)
+    dependent = ~clearly_full(blocks, d, rtol)
+    open_ = dependent.nonzero()[:, 0]
+    open_ = open_[~clearly_short(blocks[open_], d, rtol, ceiling)]
     dependent[open_] = numerical_rank(vectors[subsets[open_]], rtol=rtol) < size
     return dependent
 
