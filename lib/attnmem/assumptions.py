@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from . import corpora, features, pretraining, results
@@ -25,6 +27,8 @@ from .independence import numerical_rank, sampled_independence
 from .results import Check, Finding
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DEPTH = 4  # of the small models
+DRAWS = 5  # of random labels
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 SEED = 0
 
@@ -36,7 +40,9 @@ class Case(NamedTuple):
     to ``n`` draws, and subsets that general position draws, where each costs a hundred times more:
     300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
     the queries of the maps in ``curves``; a random attention layer is looked at only if it is
-    among them. ``positions``: whether the position table is tested, too.
+    among them. ``positions``: whether the position table is tested, too. ``depth``: blocks looked
+    at. ``heads``: of the next attention layer, whose read-out is trained to meet random labels of
+    ``labels`` examples, ``DRAWS`` times.
     """
 
     source: str
@@ -51,12 +57,16 @@ class Case(NamedTuple):
     sizes: tuple[int, ...] = ()
     curves: tuple[str, ...] = ("random attention",)
     positions: bool = False
+    depth: int = 1
+    heads: int = 0
+    labels: tuple[int, ...] = ()
 
     @property
     def maps(self) -> list[str]:
         """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
-        random = ["random L0", "random L1"] + ["random attention"] * self.attention
-        return random + ["trained L0", "trained L1"] * bool(self.trained)
+        layers = range(self.depth + 1)
+        random = [f"random L{at}" for at in layers] + ["random attention"] * self.attention
+        return random + [f"trained L{at}" for at in layers] * bool(self.trained)
 
     @property
     def attention(self) -> bool:
@@ -90,6 +100,32 @@ TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
 WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
 
 
+def _deeper(
+    described: tuple[str, str, int, int, int],
+    batches: Callable[[], Iterable[Tensor]],
+    architecture: tuple[str, dict],
+    trained: Callable[..., Encoder],
+) -> Case:
+    """Every layer of a small model, and what the next attention layer can memorize from it.
+
+    ``described``: source, architecture, ``T``, ``n``, ``d``. Four heads read ``d`` numbers, which
+    separate ``2 d`` random labels every other time if they are in general position.
+    """
+    d = described[-1]
+    layers = range(DEPTH + 1)
+    return Case(
+        *described,
+        batches,
+        _random(architecture),
+        trained,
+        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != described[-2]),
+        curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in layers),
+        depth=DEPTH,
+        heads=4,
+        labels=(d, 3 * d // 2, 2 * d, 5 * d // 2),
+    )
+
+
 def _vision(
     source: str,
     hub: str,
@@ -102,6 +138,7 @@ def _vision(
     ``architecture``: the published one, of so many tokens and dimensions (``shape``), whose random
     attention is tested at further ``sizes``.
     """
+    digits = _trained_here(pretraining.digits_vit, least=0.97)
     return {
         "published": Case(
             source,
@@ -131,9 +168,15 @@ def _vision(
             64,
             lambda: corpora.digits()[0].split(256),
             _random(("vit", pretraining.DIGITS_VIT)),
-            _trained_here(pretraining.digits_vit, least=0.97),
+            digits,
             samples=(5000, 5000),
             sizes=tuple(range(20, 64, 4)),
+        ),
+        "deeper": _deeper(
+            ("digits", "vit-digits", 1797, 17, 64),
+            lambda: corpora.digits()[0].split(256),
+            ("vit", pretraining.DIGITS_VIT),
+            digits,
         ),
         "quick": Case(
             "photographs",
@@ -166,7 +209,7 @@ def _language(
     """
     pairs = kind == "bert"
     read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
-    small = kind, pretraining.LIBRARY[kind]
+    small, made = (kind, pretraining.LIBRARY[kind]), _trained_here(train, least)
     tiny = kind, pretraining.language_sizes(kind, length=20, d=24, layers=1)
     first, both = ("random L1",), ("random L1", "trained L1")
     return {
@@ -204,11 +247,17 @@ def _language(
             96,
             lambda: read(2000, length=64, batch=100),
             _random(small),
-            _trained_here(train, least),
+            made,
             samples=(5000, 5000),
             sizes=(*range(8, 64, 8), 72, 80, 88, 95),
             curves=both,
             positions=True,
+        ),
+        "deeper": _deeper(
+            ("library", f"{kind}-library", 2000, 64, 96),
+            lambda: read(2000, length=64, batch=100),
+            small,
+            made,
         ),
         "quick": Case(
             "library",
@@ -271,6 +320,7 @@ def checks(name: str, tier: str) -> list[Check]:
     Of every map: Assumption 1 (queries, size ``n``), Assumption 2 (contexts) and general position
     (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
     the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
+    Of every map that heads read: random labels.
     """
     case = CASES[name][tier]
     many, few = case.samples
@@ -279,6 +329,7 @@ def checks(name: str, tier: str) -> list[Check]:
         for map_ in case.maps:
             tests = [("queries", case.n, many), ("contexts", case.n, case.T)]
             tests += [("queries", case.d, few)]
+            tests += [("labels", size, DRAWS) for size in case.labels]
             if map_.endswith("L0"):
                 tests += [("relaxed", case.n, many), ("relaxed", case.d, few)]
                 tests += [("positions", case.n, 1)] * case.positions
@@ -319,12 +370,13 @@ def table(name: str, tier: str) -> pd.DataFrame:
     that were independent. ``ranks``: from the least to the largest that was found.
     """
     rows = results.table(name, tier, results.TESTS)
-    kinds = {"contexts": ("A2", "A2"), "positions": ("positions", "positions")}
-    kinds |= {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
+    kinds = {"contexts": ("A2", "A2"), "queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
+    kinds |= {"positions": ("positions", "positions"), "labels": ("labels", "labels")}
     tests = []
     for row in rows.itertuples():
         few, many = kinds[row.vectors]
-        tests.append({row.n: few, row.d: many}.get(row.size, "curve"))
+        named = {row.n: few, row.d: many}.get(row.size, "curve")
+        tests.append("labels" if row.vectors == "labels" else named)
     share = 1 - rows.dependent / rows.samples
     ranks = rows.least_rank.astype(str) + " to " + rows.most_rank.astype(str)
     return rows.assign(test=tests, share=share, ranks=ranks)
@@ -332,18 +384,18 @@ def table(name: str, tier: str) -> pd.DataFrame:
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """A column of a :func:`table`: a line for each test and map, a column for each precision."""
-    tests = rows[rows.test != "curve"]
+    tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features that the tests of a tier look at, by map, in one precision."""
     case = CASES[name][tier]
-    options = {"dtype": DTYPES[dtype], "device": device}
+    options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
     trained = case.trained(**options) if case.trained else None
     maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
-    seen = features.collect(maps, case.batches(), query=random.query)
+    seen = features.collect(maps, case.batches(), query=random.query, heads=case.heads, seed=SEED)
     for found in seen.values():
         if len(found.queries) != case.T:
             refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")
@@ -378,8 +430,9 @@ def run(
 def perform(seen: Seen, asked: Check) -> Finding:
     """Test one assumption on features that lie there."""
     start = time.perf_counter()
-    if asked.vectors == "contexts":
-        dependent, ranks = int((seen.ranks < asked.size).sum()), seen.ranks
+    if asked.vectors in ("contexts", "labels"):
+        each = seen.ranks if asked.vectors == "contexts" else labels_met(seen.heads, asked)
+        dependent, ranks = int((each < asked.size).sum()), each
     else:
         vectors = getattr(seen, asked.vectors)
         sampled = sampled_independence(vectors, asked.size, samples=asked.samples, seed=asked.seed)
@@ -396,6 +449,26 @@ def perform(seen: Seen, asked: Check) -> Finding:
         torch=torch.__version__,
         commit=results.commit(),
     )
+
+
+def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " samples"]:
+    """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
+
+    A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
+    Adam at a rate of 0.03 for 3000 steps of the whole set.
+    """
+    x = read[: asked.size]
+    x = (x - x.mean(dim=0)) / x.std()
+    g = torch.Generator().manual_seed(asked.seed)
+    signs = torch.randint(2, (asked.size, asked.samples), generator=g).to(x) * 2 - 1
+    weights = x.new_zeros(x.shape[1], asked.samples, requires_grad=True)
+    bias = x.new_zeros(asked.samples, requires_grad=True)
+    optimizer = torch.optim.Adam([weights, bias], lr=0.03)
+    for _ in range(3000):
+        optimizer.zero_grad()
+        F.softplus(-signs * (x @ weights + bias)).sum().backward()
+        optimizer.step()
+    return (signs * (x @ weights + bias) > 0).sum(dim=0).detach()
 
 
 def _some_ranks(vectors: Tensor, asked: Check) -> Tensor:

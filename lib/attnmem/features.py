@@ -169,6 +169,26 @@ def random_attention(
     return asking + z @ (W_V @ W_O)
 
 
+def head_features(
+    tokens: Float[Tensor, "B n d"], asking: Float[Tensor, "B d"], heads: int, *, seed: int
+) -> Float[Tensor, "B d"]:
+    """What ``heads`` random heads of width ``d / heads`` hand to their output map, side by side.
+
+    Xavier's weights, on layer-normalized tokens; what a read-out of the next attention layer sees.
+    """
+    d = tokens.shape[-1]
+    g = torch.Generator().manual_seed(seed)
+    x, query = F.layer_norm(tokens, (d,)), F.layer_norm(asking, (d,))[:, None]
+    read = []
+    for _ in range(heads):
+        W_Q, W_K, W_V = (
+            nn.init.xavier_uniform_(torch.empty(d, d // heads), generator=g).to(tokens)
+            for _ in range(3)
+        )
+        read.append(F.scaled_dot_product_attention(query @ W_Q, x @ W_K, x @ W_V))
+    return torch.cat(read, dim=2)[:, 0]
+
+
 Maps = Callable[[Tensor], dict[str, Float[Tensor, "B n d"]]]
 
 
@@ -226,26 +246,39 @@ class Seen(NamedTuple):
 
     ``queries``: the token that asks (Assumption 1). ``relaxed``: that token plus the mean of all
     tokens (Assumption 3). ``ranks``: the numerical rank of each context (Assumption 2); empty if
-    they were not asked for. ``positions``: of embeddings, the table of positions.
+    they were not asked for. ``heads``: what a random attention layer reads (see
+    :func:`head_features`); empty likewise. ``positions``: of embeddings, the table of positions.
     """
 
     queries: Float[Tensor, "T d"]
     relaxed: Float[Tensor, "T d"]
     ranks: Int[Tensor, " T"]
+    heads: Float[Tensor, "T k"]
     positions: Float[Tensor, "n d"] | None = None
 
 
 def collect(
-    maps: Maps, batches: Iterable[Tensor], *, query: int, ranks: bool = True
+    maps: Maps,
+    batches: Iterable[Tensor],
+    *,
+    query: int,
+    ranks: bool = True,
+    heads: int = 0,
+    seed: int = 0,
 ) -> dict[str, Seen]:
-    """Stream batches through feature maps and keep two vectors and a rank of every example.
+    """Stream batches through feature maps and keep a few vectors and a rank of every example.
 
-    ``query``: the position of the token that asks, as in :class:`Encoder`.
+    ``query``: the position of the token that asks, as in :class:`Encoder`. ``heads``, ``seed``: of
+    the attention layer that reads the features, if any.
     """
-    parts: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    parts: dict[str, list[tuple[Tensor, ...]]] = {}
     for inputs in batches:
         for name, tokens in maps(inputs).items():
             asking = tokens[:, query]
             rank = numerical_rank(tokens) if ranks else tokens.new_empty(0, dtype=torch.int64)
-            parts.setdefault(name, []).append((asking, asking + tokens.mean(dim=1), rank))
+            read = (
+                head_features(tokens, asking, heads, seed=seed) if heads else tokens.new_empty(0, 0)
+            )
+            seen = (asking, asking + tokens.mean(dim=1), rank, read)
+            parts.setdefault(name, []).append(seen)
     return {name: Seen(*map(torch.cat, zip(*each, strict=True))) for name, each in parts.items()}

@@ -120,7 +120,9 @@ class Check(Configuration):
     ``experiment``: such as ``assumptions-vision``; ``profile``: the tier that the data are of.
     ``source``: the data; ``architecture``, ``map``, ``dtype``: where the features come from
     (:mod:`attnmem.features`). ``vectors``: ``queries`` or ``relaxed``, of which ``samples`` random
-    subsets of ``size`` are tested, or ``contexts``, of which each is tested for rank ``size``.
+    subsets of ``size`` are tested, or ``contexts``, of which each is tested for rank ``size``, or
+    ``positions``, one table of them; or ``labels``: as many draws of random labels for ``size``
+    examples, which a read-out of the next attention layer is trained to meet.
     """
 
     experiment: str
@@ -143,6 +145,7 @@ class Finding:
     """What a test found: ``dependent`` of the samples have a rank below their size.
 
     Ranks were computed for ``ranked`` of the samples and lie from ``least_rank`` to ``most_rank``.
+    Of labels, the number that was met takes the place of the rank.
     """
 
     dependent: int

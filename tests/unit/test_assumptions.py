@@ -1,5 +1,7 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
+import dataclasses
+
 import datasets
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from attnmem import __main__, assumptions, features, pretraining
+from attnmem import __main__, assumptions, corpora, features, pretraining
 from attnmem.features import Seen
 from attnmem.independence import numerical_rank
 
@@ -32,7 +34,7 @@ def test_every_map_has_its_tests_in_both_precisions(name, tier):
             assert {("queries", case.n), ("queries", case.d), ("contexts", case.n)} <= found
     relaxed = {a.map for a in listed if a.vectors == "relaxed"}
     assert relaxed == {map_ for map_ in case.maps if map_.endswith("L0")}
-    assert all(asked.size <= case.d for asked in listed)
+    assert all(asked.size <= case.d for asked in listed if asked.vectors != "labels")
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -47,6 +49,42 @@ def test_language_features_are_those_of_the_encoders(kind):
     assert found["positions", "random L0"] == f"{positions} to {positions}"
     whole = 23 if kind == "bert" else 24  # a BERT's block ends with a normalization
     assert found["GP", "random L1"] == f"{whole} to {whole}"
+
+
+def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch):
+    deeper = assumptions.CASES[NAME]["deeper"]._replace(
+        T=80,
+        batches=lambda: corpora.digits()[0][:80].split(50),
+        trained=assumptions._random(("vit", pretraining.DIGITS_VIT)),
+        samples=(20, 20),
+        sizes=(8,),
+        labels=(40, 64),
+    )
+    monkeypatch.setitem(assumptions.CASES[NAME], "deeper", deeper)
+    assert assumptions.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
+    rows = assumptions.table(NAME, "deeper")
+    assert set(rows["map"]) == {
+        f"{kind} L{at}" for kind in ("random", "trained") for at in range(5)
+    }
+    labels = rows[rows.test == "labels"]
+    assert (labels.samples == 5).all()
+    assert (labels.most_rank <= labels["size"]).all()
+    assert labels[labels["size"] == 40].dependent.max() == 0, "fewer labels than independent inputs"
+    seen = assumptions.collect(NAME, "deeper", "float64")["random L4"]
+    assert seen.heads.shape == (80, 64)
+
+
+@pytest.mark.parametrize("rank", [1, 12])
+def test_labels_are_met_where_the_features_allow_it(rank):
+    g = torch.Generator().manual_seed(0)
+    left = torch.randn(60, rank, generator=g, dtype=torch.float64)
+    read = left @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
+    [asked, *_] = [a for a in assumptions.checks(NAME, "deeper") if a.vectors == "labels"]
+    few = assumptions.labels_met(read, dataclasses.replace(asked, size=13))
+    many = assumptions.labels_met(read, dataclasses.replace(asked, size=60))
+    assert few.shape == (asked.samples,)
+    assert (few == 13).all() == (rank == 12), "a weight for each coordinate, and a bias"
+    assert many.max() < 60, "chance: 2^-60 times a few thousand half-spaces"
 
 
 def tiny(kind):

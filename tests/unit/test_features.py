@@ -160,6 +160,18 @@ def test_random_attention_is_one_head_of_torch_with_the_same_weights():
     torch.testing.assert_close(some, expected[:, [0, 3]])
 
 
+def test_heads_read_what_a_layer_of_torch_reads():
+    x = torch.randn(3, 7, 12, dtype=torch.float64)
+    layer = nn.MultiheadAttention(12, 3, bias=False, batch_first=True, dtype=torch.float64)
+    g = torch.Generator().manual_seed(5)
+    maps = [nn.init.xavier_uniform_(torch.empty(12, 4), generator=g).double() for _ in range(9)]
+    layer.in_proj_weight.data = torch.cat([W.T for i in range(3) for W in maps[i::3]])
+    layer.out_proj.weight.data = torch.eye(12, dtype=torch.float64)
+    y = F.layer_norm(x, (12,))
+    expected = layer(y[:, 2:3], y, y)[0][:, 0].detach()
+    torch.testing.assert_close(features.head_features(x, x[:, 2], 3, seed=5), expected)
+
+
 def test_exact_embeddings_are_the_embeddings_and_prove_ranks():
     encoder = features.random_encoder(VIT, dtype=torch.float64, seed=0)
     images = torch.cat([*corpora.photograph_crops(30, size=32, seed=0)])
@@ -189,7 +201,11 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
         assert found.ranks.tolist() == numerical_rank(tokens[name]).tolist()
     assert numerical_rank(seen["random L0"].queries) == 1, "[CLS] and its position never change"
     assert seen["random L0"].ranks.tolist() == [17] * 5
+    assert found.heads.numel() == 0, "no layer reads"
     assert len(features.collect(maps, batches, query=0, ranks=False)["random L1"].ranks) == 0
+    read = features.collect(maps, batches, query=0, ranks=False, heads=2, seed=4)["random L1"].heads
+    x = tokens["random L1"]
+    torch.testing.assert_close(read, features.head_features(x, x[:, 0], 2, seed=4))
 
 
 def test_a_model_trained_here_learns_and_loads(tmp_path):
