@@ -52,25 +52,27 @@ def test_language_features_are_those_of_the_encoders(kind):
 
 
 def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch):
+    monkeypatch.setattr(assumptions, "STEPS", 300)
     deeper = assumptions.CASES[NAME]["deeper"]._replace(
         T=80,
         batches=lambda: corpora.digits()[0][:80].split(50),
         trained=assumptions._random(("vit", pretraining.DIGITS_VIT)),
         samples=(20, 20),
         sizes=(8,),
-        labels=(40, 64),
+        depth=2,
+        labels=(12,),
     )
     monkeypatch.setitem(assumptions.CASES[NAME], "deeper", deeper)
     assert assumptions.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
     rows = assumptions.table(NAME, "deeper")
     assert set(rows["map"]) == {
-        f"{kind} L{at}" for kind in ("random", "trained") for at in range(5)
+        f"{kind} L{at}" for kind in ("random", "trained") for at in range(3)
     }
     labels = rows[rows.test == "labels"]
     assert (labels.samples == 5).all()
-    assert (labels.most_rank <= labels["size"]).all()
-    assert labels[labels["size"] == 40].dependent.max() == 0, "fewer labels than independent inputs"
-    seen = assumptions.collect(NAME, "deeper", "float64")["random L4"]
+    assert (labels.most_rank <= 12).all()
+    assert labels.dependent.max() == 0, "fewer labels than independent inputs"
+    seen = assumptions.collect(NAME, "deeper", "float64")["random L2"]
     assert seen.heads.shape == (80, 64)
 
 
@@ -185,7 +187,7 @@ def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
     vectors = torch.randn(40, 12, dtype=torch.float64)
     if dependent:
         vectors[:, 5:] = 0
-    seen = Seen(vectors, vectors * 2, torch.full((40,), 7))
+    seen = Seen(vectors, vectors * 2, torch.full((40,), 7), vectors)
     [asked] = [
         a
         for a in assumptions.checks(NAME, "quick")

@@ -217,6 +217,18 @@ def test_a_model_trained_here_learns_and_loads(tmp_path):
     assert [x.shape for x in encoder(corpora.digits()[0][:3])] == [(3, 17, 64)] * 3
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_language_models_trained_here_learn_and_load(kind, tmp_path):
+    train = {"bert": pretraining.library_bert, "gpt2": pretraining.library_gpt2}[kind]
+    state = torch.get_rng_state()
+    right = train(tmp_path, seed=0, steps=30, batch=8)
+    assert torch.equal(state, torch.get_rng_state())
+    assert 0.1 < right < 0.5, "a space is a quarter of the text"
+    encoder = features.trained_encoder(str(tmp_path), depth=2)
+    passages = next(corpora.library_passages(3, length=64, seed=0, pairs=kind == "bert"))
+    assert [x.shape for x in encoder(passages)] == [(3, 64, 96)] * 3
+
+
 # --- corpora --------------------------------------------------------------------------------------
 
 
@@ -240,6 +252,17 @@ def test_pairs_are_marked_as_bert_reads_them():
     assert (pairs[:, [10, 20]] == corpora.SEP).all()
     kept = pairs[pairs < corpora.CLS].view(2, 18)
     assert torch.equal(kept, plain)
+
+
+def test_passages_come_from_the_part_that_was_asked_for():
+    text = corpora.library_text()
+    [late] = corpora.library_passages(5, length=200, batch=5, seed=0, within=(0.9, 1.0))
+    for passage in late:
+        assert text.rfind(bytes(passage.tolist())) >= int(0.9 * len(text))
+    types = corpora.pair_types(21)
+    [pairs] = corpora.library_passages(2, length=21, batch=2, seed=0, pairs=True)
+    assert types.tolist() == [0] * 11 + [1] * 10
+    assert (pairs[:, 10] == corpora.SEP).all(), "the mark still belongs to what it ends"
 
 
 def test_photographs_are_seven_colour_pictures():
@@ -317,8 +340,9 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
         (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),
         (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
+        (lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0.5, 0.4))), "within"),
     ],
 )
 def test_bad_input_is_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
+    with pytest.raises(ValueError, match=rf"^{name}.*: got .*; expected "):
         call()
