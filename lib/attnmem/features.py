@@ -274,7 +274,7 @@ def collect(
     parts: dict[str, list[tuple[Tensor, ...]]] = {}
     for inputs in batches:
         for name, tokens in maps(inputs).items():
-            asking = tokens[:, query]
+            asking = tokens[:, query].clone()  # a view would keep all tokens
             rank = numerical_rank(tokens) if ranks else tokens.new_empty(0, dtype=torch.int64)
             read = (
                 head_features(tokens, asking, heads, seed=seed) if heads else tokens.new_empty(0, 0)

@@ -1,5 +1,7 @@
 """Encoders, feature maps and corpora, on tiny models and whatever the machine carries."""
 
+import weakref
+
 import datasets
 import numpy as np
 import pytest
@@ -206,6 +208,22 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
     read = features.collect(maps, batches, query=0, ranks=False, heads=2, seed=4)["random L1"].heads
     x = tokens["random L1"]
     torch.testing.assert_close(read, features.head_features(x, x[:, 0], 2, seed=4))
+
+
+def test_collecting_lets_go_of_the_tokens():
+    """What is kept of a batch is a few vectors of each example, not a view into all its tokens."""
+    seen = []
+
+    def batches():
+        for _ in range(4):
+            tokens = torch.randn(2, 50, 12, dtype=torch.float64)
+            seen.append(weakref.ref(tokens))
+            yield tokens
+            del tokens
+            assert all(earlier() is None for earlier in seen[:-1])
+
+    features.collect(lambda x: {"map": x}, batches(), query=0, heads=2)
+    assert len(seen) == 4
 
 
 def test_a_model_trained_here_learns_and_loads(tmp_path):
