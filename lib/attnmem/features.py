@@ -271,7 +271,7 @@ def collect(
     ``query``: the position of the token that asks, as in :class:`Encoder`. ``heads``, ``seed``: of
     the attention layer that reads the features, if any.
     """
-    parts: dict[str, list[tuple[Tensor, ...]]] = {}
+    kept: dict[str, Seen] = {}
     for inputs in batches:
         for name, tokens in maps(inputs).items():
             asking = tokens[:, query].clone()  # a view would keep all tokens
@@ -279,6 +279,11 @@ def collect(
             read = (
                 head_features(tokens, asking, heads, seed=seed) if heads else tokens.new_empty(0, 0)
             )
-            seen = (asking, asking + tokens.mean(dim=1), rank, read)
-            parts.setdefault(name, []).append(seen)
-    return {name: Seen(*map(torch.cat, zip(*each, strict=True))) for name, each in parts.items()}
+            new = Seen(asking, asking + tokens.mean(dim=1), rank, read)
+            kept[name] = _extended(kept[name], new) if name in kept else new
+    return kept
+
+
+def _extended(seen: Seen, new: Seen) -> Seen:
+    """Copied at once, since small pieces kept between large ones would break up free memory."""
+    return Seen(*(torch.cat(pair) for pair in zip(seen[:4], new[:4], strict=True)))
