@@ -1,6 +1,6 @@
 """The sampled rank test against the loop that the papers' notebooks have: one rank at a time.
 
-    python benchmarks/independence.py [--samples 60] [--threads 1]
+    python benchmarks/independence.py [--samples 1000] [--threads 1]
 
 2000 vectors of dimension 768 whose coordinates fall by eight orders; 197 of them at a time, as for
 Assumption 1, in both precisions. Printed: seconds of both for the same subsets, how many each calls
@@ -34,7 +34,7 @@ def one_at_a_time(vectors: torch.Tensor, size: int, samples: int) -> int:
 def main() -> None:
     """Print both times and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
