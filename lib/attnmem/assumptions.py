@@ -12,7 +12,7 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -29,6 +29,7 @@ from .results import Check, Finding
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DEPTH = 4  # of the small models
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
+HEADS = 4  # of the attention layer that reads the features for them
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 SEED = 0
 
@@ -41,8 +42,8 @@ class Case(NamedTuple):
     300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
     the queries of the maps in ``curves``; a random attention layer is looked at only if it is
     among them. ``positions``: whether the position table is tested, too. ``depth``: blocks looked
-    at. ``heads``: of the next attention layer, whose read-out is trained to meet random labels of
-    ``labels`` examples, ``DRAWS`` times.
+    at. ``labels``: numbers of examples whose random labels a read-out of the next attention layer
+    is trained to meet.
     """
 
     source: str
@@ -58,7 +59,6 @@ class Case(NamedTuple):
     curves: tuple[str, ...] = ("random attention",)
     positions: bool = False
     depth: int = 1
-    heads: int = 0
     labels: tuple[int, ...] = ()
 
     @property
@@ -100,28 +100,20 @@ TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
 WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
 
 
-def _deeper(
-    described: tuple[str, str, int, int, int],
-    batches: Callable[[], Iterable[Tensor]],
-    architecture: tuple[str, dict],
-    trained: Callable[..., Encoder],
-) -> Case:
+def _deeper(trained: Case) -> Case:
     """Every layer of a small model, and what the next attention layer can memorize from it.
 
-    ``described``: source, architecture, ``T``, ``n``, ``d``. Four heads read ``d`` numbers, which
-    separate ``2 d`` random labels every other time if they are in general position.
+    Its heads read ``d`` numbers, which separate ``2 d`` random labels every other time if they are
+    in general position.
     """
-    d = described[-1]
+    n, d = trained.n, trained.d
     layers = range(DEPTH + 1)
-    return Case(
-        *described,
-        batches,
-        _random(architecture),
-        trained,
-        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != described[-2]),
+    return trained._replace(
+        samples=(5000, 300),
+        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != n),
         curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in layers),
+        positions=False,
         depth=DEPTH,
-        heads=4,
         labels=(d, 3 * d // 2, 2 * d, 5 * d // 2),
     )
 
@@ -138,7 +130,18 @@ def _vision(
     ``architecture``: the published one, of so many tokens and dimensions (``shape``), whose random
     attention is tested at further ``sizes``.
     """
-    digits = _trained_here(pretraining.digits_vit, least=0.97)
+    trained = Case(
+        "digits",
+        "vit-digits",
+        1797,
+        17,
+        64,
+        lambda: corpora.digits()[0].split(256),
+        _random(("vit", pretraining.DIGITS_VIT)),
+        _trained_here(pretraining.digits_vit, least=0.97),
+        samples=(5000, 5000),
+        sizes=tuple(range(20, 64, 4)),
+    )
     return {
         "published": Case(
             source,
@@ -160,24 +163,8 @@ def _vision(
             _random(architecture),
             sizes=sizes,
         ),
-        "trained": Case(
-            "digits",
-            "vit-digits",
-            1797,
-            17,
-            64,
-            lambda: corpora.digits()[0].split(256),
-            _random(("vit", pretraining.DIGITS_VIT)),
-            digits,
-            samples=(5000, 5000),
-            sizes=tuple(range(20, 64, 4)),
-        ),
-        "deeper": _deeper(
-            ("digits", "vit-digits", 1797, 17, 64),
-            lambda: corpora.digits()[0].split(256),
-            ("vit", pretraining.DIGITS_VIT),
-            digits,
-        ),
+        "trained": trained,
+        "deeper": _deeper(trained),
         "quick": Case(
             "photographs",
             "vit-tiny",
@@ -209,9 +196,22 @@ def _language(
     """
     pairs = kind == "bert"
     read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
-    small, made = (kind, pretraining.LIBRARY[kind]), _trained_here(train, least)
     tiny = kind, pretraining.language_sizes(kind, length=20, d=24, layers=1)
     first, both = ("random L1",), ("random L1", "trained L1")
+    trained = Case(
+        "library",
+        f"{kind}-library",
+        2000,
+        64,
+        96,
+        lambda: read(2000, length=64, batch=100),
+        _random((kind, pretraining.LIBRARY[kind])),
+        _trained_here(train, least),
+        samples=(5000, 5000),
+        sizes=(*range(8, 64, 8), 72, 80, 88, 95),
+        curves=both,
+        positions=True,
+    )
     return {
         "published": Case(
             source,
@@ -239,26 +239,8 @@ def _language(
             curves=first,
             positions=True,
         ),
-        "trained": Case(
-            "library",
-            f"{kind}-library",
-            2000,
-            64,
-            96,
-            lambda: read(2000, length=64, batch=100),
-            _random(small),
-            made,
-            samples=(5000, 5000),
-            sizes=(*range(8, 64, 8), 72, 80, 88, 95),
-            curves=both,
-            positions=True,
-        ),
-        "deeper": _deeper(
-            ("library", f"{kind}-library", 2000, 64, 96),
-            lambda: read(2000, length=64, batch=100),
-            small,
-            made,
-        ),
+        "trained": trained,
+        "deeper": _deeper(trained),
         "quick": Case(
             "library",
             f"{kind}-tiny",
@@ -366,20 +348,32 @@ def table(name: str, tier: str) -> pd.DataFrame:
     """The rows of an experiment at a tier, with the name of each ``test`` and what it found.
 
     ``test``: ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the vectors of
-    Assumption 3), ``positions``, or ``curve`` for further sizes. ``share``: of the samples, those
-    that were independent. ``ranks``: from the least to the largest that was found.
+    Assumption 3), ``positions``, ``labels``, or ``curve`` for further sizes. ``share``: of the
+    samples, those that were independent. ``ranks``: from the least to the largest that was found.
     """
     rows = results.table(name, tier, results.TESTS)
-    kinds = {"contexts": ("A2", "A2"), "queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
-    kinds |= {"positions": ("positions", "positions"), "labels": ("labels", "labels")}
-    tests = []
-    for row in rows.itertuples():
-        few, many = kinds[row.vectors]
-        named = {row.n: few, row.d: many}.get(row.size, "curve")
-        tests.append("labels" if row.vectors == "labels" else named)
+    tests = [_test(row) for row in rows.itertuples()]
     share = 1 - rows.dependent / rows.samples
     ranks = rows.least_rank.astype(str) + " to " + rows.most_rank.astype(str)
     return rows.assign(test=tests, share=share, ranks=ranks)
+
+
+def _test(row: Any) -> str:
+    if row.vectors in ("positions", "labels"):
+        return row.vectors
+    if row.vectors == "contexts":
+        return "A2"
+    few, many = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}[row.vectors]
+    return {row.n: few, row.d: many}.get(row.size, "curve")
+
+
+def kruskal_estimate(rows: pd.DataFrame) -> int:
+    """The largest size tested of which 99% of the sets of queries are independent, or 0.
+
+    ``rows``: those of one map and precision in a :func:`table`.
+    """
+    passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
+    return max(passed["size"], default=0)
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -395,7 +389,8 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
     random = case.random(**options)
     trained = case.trained(**options) if case.trained else None
     maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
-    seen = features.collect(maps, case.batches(), query=random.query, heads=case.heads, seed=SEED)
+    heads = HEADS if case.labels else 0
+    seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
     for found in seen.values():
         if len(found.queries) != case.T:
             refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import itertools
-import math
 import pathlib
 import sysconfig
 import warnings
@@ -109,9 +108,8 @@ def published_images(
 ) -> Iterator[Images]:
     """The colour images among the first ``count`` of a data set with a column ``image``.
 
-    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k`` or
-    ``wikimedia/wikipedia:20231101.en`` (read as a stream). Grey images are passed over, as in the
-    paper: 1973 of its 2000 have colour.
+    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
+    (read as a stream). Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
     Raises ``ConnectionError`` if neither is there.
     """
     rows = itertools.islice(_rows(source, split), count)
@@ -213,8 +211,8 @@ def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> Tokens:
 
 def pair_types(length: int) -> Int[Tensor, " n"]:
     """0 for each token up to the first ``SEP`` of a pair of that length, 1 from there on."""
-    first = 2 + math.ceil((length - 3) / 2)
-    return (torch.arange(length) >= first).long()
+    [ends] = _as_pairs(torch.zeros(1, length - 3, dtype=torch.int64), cls=0, sep=1)
+    return (ends.cumsum(dim=0) - ends).clamp(max=1)
 
 
 def published_texts(
@@ -229,7 +227,8 @@ def published_texts(
 ) -> Iterator[Tokens]:
     """The first ``count`` texts of a data set with a column ``text`` that fill ``length`` tokens.
 
-    ``source`` as for :func:`published_images`; ``tokenizer``: a folder or a name on a hub. Texts
+    ``source`` as for :func:`published_images`, or with a configuration after a colon, such as
+    ``wikimedia/wikipedia:20231101.en``; ``tokenizer``: a folder or a name on a hub. Texts
     that are too short are passed over; of the others the first ``length`` tokens count.
     """
     with reaching(tokenizer):

@@ -160,9 +160,7 @@ def random_attention(
     """
     d = tokens.shape[-1]
     g = torch.Generator().manual_seed(seed)
-    W_Q, W_K, W_V, W_O = (
-        nn.init.xavier_uniform_(torch.empty(d, d), generator=g).to(tokens) for _ in range(4)
-    )
+    W_Q, W_K, W_V, W_O = (_xavier(g, d, d).to(tokens) for _ in range(4))
     keys, queries = (F.layer_norm(x, (d,)) for x in (tokens, asking))
     # Re-associated: no token is projected, only those that ask.
     z = F.scaled_dot_product_attention(queries @ (W_Q @ W_K.mT), keys, keys, scale=d**-0.5)
@@ -181,12 +179,13 @@ def head_features(
     x, query = F.layer_norm(tokens, (d,)), F.layer_norm(asking, (d,))[:, None]
     read = []
     for _ in range(heads):
-        W_Q, W_K, W_V = (
-            nn.init.xavier_uniform_(torch.empty(d, d // heads), generator=g).to(tokens)
-            for _ in range(3)
-        )
+        W_Q, W_K, W_V = (_xavier(g, d, d // heads).to(tokens) for _ in range(3))
         read.append(F.scaled_dot_product_attention(query @ W_Q, x @ W_K, x @ W_V))
     return torch.cat(read, dim=2)[:, 0]
+
+
+def _xavier(g: torch.Generator, *shape: int) -> Tensor:
+    return nn.init.xavier_uniform_(torch.empty(shape), generator=g)
 
 
 Maps = Callable[[Tensor], dict[str, Float[Tensor, "B n d"]]]

@@ -1,5 +1,6 @@
 """Encoders, feature maps and corpora, on tiny models and whatever the machine carries."""
 
+import re
 import weakref
 
 import datasets
@@ -358,9 +359,12 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
         (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),
         (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
-        (lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0.5, 0.4))), "within"),
+        (
+            lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0.5, 0.4))),
+            "within[1]",
+        ),
     ],
 )
 def test_bad_input_is_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}.*: got .*; expected "):
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: got .*; expected "):
         call()

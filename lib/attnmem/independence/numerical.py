@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
@@ -77,9 +75,14 @@ def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
     gram = wide.double() @ wide.double().mT
     left = ~clearly_full(gram, wide.shape[2], rtol)
     rank = torch.full(left.shape, wide.shape[1], device=matrices.device)
-    values = torch.linalg.svdvals(matrices[left])
-    rank[left] = (values > rtol * values[:, :1]).sum(dim=1)
+    rank[left] = rank_by_values(matrices[left], rtol)
     return rank
+
+
+def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
+    """The numerical rank from the singular values themselves."""
+    values = torch.linalg.svdvals(matrices)
+    return (values > rtol * values[:, :1]).sum(dim=1)
 
 
 # --- what a Gram matrix tells about singular values -----------------------------------------------
@@ -95,7 +98,7 @@ def clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tens
 
 
 def clearly_short(
-    gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float = math.inf
+    gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
 ) -> Bool[Tensor, " B"]:
     """Of which the least eigenvalue falls short of it, by the same factor and more than rounding.
 

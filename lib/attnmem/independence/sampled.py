@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from .numerical import (
     check_entries,
     clearly_full,
     clearly_short,
-    numerical_rank,
+    rank_by_values,
 )
 
 DRAWN = 8192  # subsets drawn at once
@@ -94,7 +96,7 @@ def sampled_independence(
     generator = torch.Generator().manual_seed(seed)
     vectors = vectors.to(arithmetic(vectors, dtype))
     gram = vectors.double() @ vectors.double().mT
-    ceiling = _ceiling(vectors, size)
+    ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
     dependent = 0
     for start in range(0, samples, DRAWN):
         keys = torch.rand(min(DRAWN, samples - start), len(vectors), generator=generator)
@@ -118,7 +120,7 @@ def _dependent(
     gram: Float[Tensor, "T T"],
     subsets: Int[Tensor, "block size"],
     rtol: float | None,
-    ceiling: float,
+    ceiling: Callable[[], float],
 ) -> Bool[Tensor, " block"]:
     """Which subsets have a numerical rank below their size."""
     size, d = subsets.shape[1], vectors.shape[1]
@@ -127,8 +129,9 @@ def _dependent(
     blocks = gram[subsets[:, :, None], subsets[:, None, :]]
     dependent = ~clearly_full(blocks, d, rtol)
     open_ = dependent.nonzero()[:, 0]
-    open_ = open_[~clearly_short(blocks[open_], d, rtol, ceiling)]
-    dependent[open_] = numerical_rank(vectors[subsets[open_]], rtol=rtol) < size
+    if len(open_):
+        open_ = open_[~clearly_short(blocks[open_], d, rtol, ceiling())]
+        dependent[open_] = rank_by_values(vectors[subsets[open_]], rtol) < size
     return dependent
 
 
