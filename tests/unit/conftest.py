@@ -14,6 +14,22 @@ def store(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def save_words():
+    """A function that saves a tokenizer of whole words to a folder, as a hub would have it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    def save(folder, words, **marks):
+        ids = {word: i for i, word in enumerate(words)}
+        plain = Tokenizer(models.WordLevel(ids, unk_token=words[0]))
+        plain.pre_tokenizer = pre_tokenizers.Whitespace()
+        whole = PreTrainedTokenizerFast(tokenizer_object=plain, unk_token=words[0], **marks)
+        whole.save_pretrained(folder)
+
+    return save
+
+
+@pytest.fixture
 def no_hub(monkeypatch):
     """As if no hub could be reached, at once."""
     import datasets

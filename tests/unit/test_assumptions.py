@@ -6,9 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from attnmem import __main__, assumptions, corpora, features, pretraining
 from attnmem.features import Seen
@@ -95,18 +93,6 @@ def tiny(kind):
     return kind, pretraining.language_sizes(kind, length=20, d=24, layers=2)
 
 
-def saved(kind, folder):
-    """A model where a hub would have trained weights, and a tokenizer."""
-    model = features.random_encoder(tiny(kind), depth=2, seed=1).model
-    model.save_pretrained(folder)
-    plain = Tokenizer(models.WordLevel({str(i): i for i in range(100)}, unk_token="0"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    marks = {"unk_token": "0", "cls_token": "1", "sep_token": "2"}
-    words = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
-    words.save_pretrained(folder)
-    return str(folder)
-
-
 def local_data(kind, folder):
     random = np.random.default_rng(0)
     if kind == "vit":
@@ -119,8 +105,12 @@ def local_data(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
-def test_the_published_tier_runs_on_folders_in_place_of_a_hub(kind, tmp_path, monkeypatch):
-    hub, source = saved(kind, tmp_path / "model"), local_data(kind, tmp_path / "data")
+def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
+    kind, tmp_path, monkeypatch, save_words
+):
+    hub, source = str(tmp_path / "model"), local_data(kind, tmp_path / "data")
+    features.random_encoder(tiny(kind), depth=2, seed=1).model.save_pretrained(hub)
+    save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
     name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
     if kind == "vit":
         tiers = assumptions._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))

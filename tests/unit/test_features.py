@@ -12,15 +12,13 @@ import transformers
 from torch import nn
 
 from attnmem import corpora, features, pretraining
-from attnmem.assumptions import TINY_VIT
+from attnmem.assumptions import TINY_VIT as VIT
 from attnmem.independence import certified_rank, numerical_rank
 
-VIT = TINY_VIT
-BERT = ("bert", {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40})
-BERT[1].update(vocab_size=corpora.BYTES, max_position_embeddings=64)
-GPT2 = ("gpt2", {"n_embd": 24, "n_head": 4, "vocab_size": 256, "n_positions": 64})
-GPT2[1].update(bos_token_id=0, eos_token_id=0)
-TINY = {"vit": VIT, "bert": BERT, "gpt2": GPT2}
+TINY = {"vit": VIT} | {
+    kind: (kind, pretraining.language_sizes(kind, length=64, d=24, layers=1))
+    for kind in ("bert", "gpt2")
+}
 
 
 pytestmark = pytest.mark.usefixtures("no_hub")
@@ -317,15 +315,9 @@ def test_the_published_path_runs_on_a_folder_of_images_and_a_saved_model(tmp_pat
     assert [len(s.queries) for s in seen.values()] == [3, 3]
 
 
-def test_the_published_path_runs_on_a_folder_of_text(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {w: i for i, w in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"])}
-    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    plain.pre_tokenizer = pre_tokenizers.Whitespace()
-    marks = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
-    whole.save_pretrained(tmp_path / "words")
+def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words):
+    words = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"]
+    save_words(tmp_path / "words", words, cls_token="[CLS]", sep_token="[SEP]")
     texts = ["one two", "one two three one two three", "three three three three three"]
     datasets.Dataset.from_dict({"text": texts * 2}).save_to_disk(tmp_path / "text")
     source, tokenizer = str(tmp_path / "text"), str(tmp_path / "words")
