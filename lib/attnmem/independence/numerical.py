@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import FLOATS, check_finite, check_number, check_tensor, checked_by, refuse
 
-MARGIN = 2.0  # by this factor a squared ratio must differ from the tolerance's to count as settled
+MARGIN = 2.0  # by this factor a ratio, or its square, must differ from the tolerance's to settle it
 
 
 def _check_rank(matrix, rtol, dtype) -> None:
@@ -50,8 +50,8 @@ def numerical_rank(
     Raises
         ``ValueError`` on NaN or infinite entries, half precision, complex numbers.
 
-    Most matrices of full rank are settled by a Cholesky decomposition of their Gram matrix; the
-    others get their singular values.
+    Most matrices of full rank are settled by a Cholesky decomposition of their Gram matrix, or by a
+    QR decomposition; the others get their singular values.
 
     A tolerance makes a statement about a *perturbed* matrix: full rank is certain (up to rounding),
     a lower rank only says that the matrix is close to one of that rank.
@@ -80,9 +80,27 @@ def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
 
 
 def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
-    """The numerical rank from the singular values themselves."""
-    values = torch.linalg.svdvals(matrices)
-    return (values > rtol * values[:, :1]).sum(dim=1)
+    """The numerical rank from the singular values themselves, where a triangle leaves it open."""
+    left = ~_clearly_full_triangle(matrices, rtol)
+    rank = torch.full(left.shape, min(matrices.shape[1:]), device=matrices.device)
+    values = torch.linalg.svdvals(matrices[left])
+    rank[left] = (values > rtol * values[:, :1]).sum(dim=1)
+    return rank
+
+
+def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B"]:
+    """Of which matrices the least singular value exceeds ``rtol`` times the largest, by ``MARGIN``.
+
+    It is that of the triangle of a QR decomposition, and at least 1 over the Frobenius norm of its
+    inverse. Unlike a Gram matrix, a triangle loses no digits by squaring.
+    """
+    tall = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
+    R = torch.linalg.qr(tall, mode="r").R
+    eye = torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
+    inverse = torch.linalg.solve_triangular(R, eye, upper=True)
+    largest, product = torch.linalg.matrix_norm(R), torch.linalg.matrix_norm(inverse)
+    rounding = max(matrices.shape[1:]) * torch.finfo(R.dtype).eps
+    return largest * product < 1 / (MARGIN * max(rtol, rounding))
 
 
 # --- what a Gram matrix tells about singular values -----------------------------------------------

@@ -85,8 +85,8 @@ def sampled_independence(
     A subset is independent if its numerical rank is ``size``; ``rtol`` and ``dtype`` as for
     :func:`numerical_rank`, ``seed`` fixes the subsets. Most ranks are settled by Cholesky
     decompositions of the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes);
-    those that are close to the tolerance, or below what squares can resolve, get their singular
-    values.
+    those below what squares can resolve by QR decompositions; those that are close to the
+    tolerance get their singular values.
 
     >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
     0
