@@ -264,7 +264,7 @@ CASES: dict[str, dict[str, Case]] = {
         "bert-large-uncased",
         "bert-large",
         (512, 1024),
-        (*range(200, 401, 25), 800, 1023),
+        (*range(25, 401, 25), 800, 1023),
         pretraining.library_bert,
         least=0.4,
     ),
@@ -274,7 +274,7 @@ CASES: dict[str, dict[str, Case]] = {
         "gpt2-large",
         "gpt2-large",
         (1024, 1280),
-        (200, 400, 600, 800, 1152),
+        (25, 50, 100, 200, 400, 600, 800, 1152),
         pretraining.library_gpt2,
         least=0.5,
     ),
@@ -283,7 +283,7 @@ CASES: dict[str, dict[str, Case]] = {
         "google/vit-base-patch16-224-in21k",
         "vit-base",
         (197, 768),
-        (*range(150, 401, 25), 500, 600, 700),
+        (*range(25, 401, 25), 500, 600, 700),
     ),
 }
 
