@@ -1,4 +1,4 @@
-"""Every capacity formula of the two papers, one function each.
+"""Every capacity formula of the two papers and of this book, one function each; and its price.
 
 Prose, figures and tests call these functions; nobody retypes a formula. Letters as on the notation
 page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h`` head dimension, ``T``
@@ -19,6 +19,11 @@ def _check_integers(**arguments) -> None:
 def _check_aot(heads, head_dim, dim) -> None:
     _check_integers(heads=heads, dim=dim)
     check_integer("head_dim", head_dim, most=dim)
+
+
+def _check_aot_parameters(heads, head_dim, dim, vocab, length, rank_one) -> None:
+    _check_aot(heads, head_dim, dim)
+    _check_integers(vocab=vocab, length=length)
 
 
 def _check_accuracy(count, vocab, total) -> None:
@@ -130,6 +135,97 @@ def previous_aot_capacity(heads: int, head_dim: int) -> int:
     Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
     """
     return heads * (head_dim - 1) + 1
+
+
+def _check_own_contexts(heads, context, dim) -> None:
+    _check_integers(heads=heads, dim=dim)
+    check_integer("context", context, least=2)
+
+
+@checked_by(_check_own_contexts)
+def own_context_rank(heads: int, context: int, dim: int) -> int:
+    r"""Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
+
+    Almost all weights and data reach it, from two tokens a context and heads of width one on, so
+    that any real labels of as many examples can be read off.
+
+    >>> own_context_rank(heads=32, context=32, dim=64)
+    2048
+
+    Source: this book (the chapter on generic layers); :func:`attnmem.constructions.random_mha`.
+    """
+    return heads * dim
+
+
+def _check_scalars(heads, context, head_dim, dim) -> None:
+    _check_integers(heads=heads, dim=dim)
+    check_integer("context", context, least=3)
+    check_integer("head_dim", head_dim, least=2)
+
+
+@checked_by(_check_scalars)
+def scalar_capacity(heads: int, context: int, head_dim: int, dim: int) -> int:
+    r"""Scalar labels that attention chosen with regard to them memorizes: :math:`H (d - 1)`.
+
+    On one shared context of at least three tokens, with heads of width two or more and queries in
+    general position.
+
+    >>> scalar_capacity(heads=32, context=3, head_dim=2, dim=64)
+    2016
+
+    Source: this book, :func:`attnmem.constructions.memorize_scalars`.
+    """
+    return heads * (dim - 1)
+
+
+# --- the price: how many numbers each model has ---------------------------------------------------
+
+
+@checked_by(_check_integers)
+def mha_parameters(
+    heads: int, head_dim: int, dim: int, value_dim: int = 1, outputs: int = 1
+) -> int:
+    r"""Parameters of a multi-head layer and its read-out.
+
+    :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`: the attention maps and values of each head, and
+    one linear map with bias from the heads to the outputs.
+
+    >>> mha_parameters(heads=20, head_dim=10, dim=10)
+    4221
+    """
+    return heads * dim * (2 * head_dim + value_dim) + outputs * (heads * value_dim + 1)
+
+
+@checked_by(_check_aot_parameters)
+def aot_parameters(
+    heads: int, head_dim: int, dim: int, vocab: int, length: int, rank_one: bool = False
+) -> int:
+    r"""Parameters of an attention-only transformer: :math:`d (S + 2 N + 4 d_h H)`.
+
+    With queries and keys of width one (``rank_one``) :math:`d (S + 2 N + 2 (d_h + 1) H)`.
+
+    >>> aot_parameters(heads=20, head_dim=10, dim=10, vocab=50, length=2)
+    9020
+
+    Source: Dana et al. 2025, Theorem 1 and Remark 2.
+    """
+    width = 1 if rank_one else head_dim
+    return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
+
+
+@checked_by(_check_integers)
+def relu_parameters(width: int, context: int, dim: int, outputs: int = 1) -> int:
+    r"""Parameters of a two-layer ReLU network on ``n`` tokens and a query: it reads them all.
+
+    :math:`m ((n + 1) d + 1 + d_{out}) + d_{out}` for width ``m``.
+
+    >>> relu_parameters(width=10, context=32, dim=64)
+    21141
+    """
+    return width * ((context + 1) * dim + 1 + outputs) + outputs
+
+
+# --- associations and accuracy --------------------------------------------------------------------
 
 
 @checked_by(_check_accuracy)

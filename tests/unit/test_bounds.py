@@ -1,8 +1,13 @@
 """The formulas against values worked out by hand, and against counts."""
 
 import pytest
+import torch
 
 from attnmem import bounds
+from attnmem.attention import mha_features
+from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
+from attnmem.independence import numerical_rank
+from attnmem.training import xavier
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,46 @@ def test_aot_capacity_exceeds_the_previous_bound_by_heads_plus_dim_minus_one():
     assert bounds.aot_capacity(heads=499, head_dim=2, dim=2) == 1000
 
 
+def test_random_layers_reach_the_rank_of_own_contexts_and_no_more():
+    g = torch.Generator().manual_seed(0)
+    for heads, context, dim in [(2, 2, 3), (3, 4, 2)]:
+        most = bounds.own_context_rank(heads, context, dim)
+        E = torch.randn(most + 3, context, dim, generator=g, dtype=torch.float64)
+        e = torch.randn(most + 3, dim, generator=g, dtype=torch.float64)
+        Z = mha_features(random_mha(heads=heads, dim=dim, head_dim=1, seed=0), E, e)
+        assert numerical_rank(Z) == most == heads * dim
+
+
+def test_scalars_are_memorized_up_to_their_bound():
+    g = torch.Generator().manual_seed(0)
+    most = bounds.scalar_capacity(heads=3, context=3, head_dim=2, dim=5)
+    E = torch.rand(3, 5, generator=g, dtype=torch.float64)
+    e, y = (torch.rand(most + 1, *s, generator=g, dtype=torch.float64) for s in ((5,), ()))
+    memorize_scalars(E, e[:most], y[:most], heads=3)
+    with pytest.raises(ValueError, match=f"T = {most + 1}"):
+        memorize_scalars(E, e, y, heads=3)
+
+
+def test_parameters_are_those_of_layers_that_are_built():
+    heads, head_dim, dim, vocab, length = 3, 2, 4, 7, 5
+    tokens = torch.arange(length).repeat(2, 1)
+    tokens[1, 0] = vocab - 1
+    size = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads}
+    weights = memorize_aot(tokens, torch.tensor([0, 1]), seed=0, **size)
+    counted = sum(tensor.numel() for tensor in weights)
+    assert bounds.aot_parameters(heads, head_dim, dim, vocab, length) == counted
+    saved = heads * 2 * dim * (head_dim - 1)  # queries and keys of width one
+    assert bounds.aot_parameters(heads, head_dim, dim, vocab, length, True) == counted - saved
+    layer = xavier(heads, dim, head_dim, 1, seed=0)
+    maps = sum(tensor.numel() for tensor in (layer.W_Q, layer.W_K, layer.W_V))
+    assert bounds.mha_parameters(heads, head_dim, dim) == maps + heads + 1
+    network = torch.nn.Sequential(
+        torch.nn.Linear((length + 1) * dim, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+    )
+    counted = sum(tensor.numel() for tensor in network.parameters())
+    assert bounds.relu_parameters(6, length, dim, outputs=2) == counted
+
+
 def test_accuracy_is_chance_without_associations_and_one_with_all():
     assert bounds.associations_to_accuracy(0, vocab=50, total=2500) == pytest.approx(1 / 50)
     assert bounds.associations_to_accuracy(2500, vocab=50, total=2500) == pytest.approx(1)
@@ -66,6 +111,13 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.shared_context_rank(True, 3), "heads"),
         (lambda: bounds.affine_rank(2, 0), "dim"),
         (lambda: bounds.relu_capacity("2", 3), "width"),
+        (lambda: bounds.own_context_rank(2, 1, 4), "context"),
+        (lambda: bounds.scalar_capacity(2, 2, 2, 4), "context"),
+        (lambda: bounds.scalar_capacity(2, 3, 1, 4), "head_dim"),
+        (lambda: bounds.mha_parameters(2, 3, 4, outputs=0), "outputs"),
+        (lambda: bounds.aot_parameters(2, 5, 4, vocab=3, length=2), "head_dim"),
+        (lambda: bounds.aot_parameters(2, 3, 4, vocab=3, length=0), "length"),
+        (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.associations_to_accuracy(11, vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
