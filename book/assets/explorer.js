@@ -1,0 +1,95 @@
+// The page "Explorer": sliders, every bound at their sizes, and the nearest measured points.
+// The formulas are those of attnmem.bounds; tests/browser compares the two.
+
+const count = {
+  mha_capacity: ({ H, n, d_h }) => H * (Math.min(n, d_h) - 1) + 1,
+  previous_aot_capacity: ({ H, d_h }) => H * (d_h - 1) + 1,
+  aot_capacity: ({ H, d_h, d }) => H * d_h + d,
+  own_context_rank: ({ H, d }) => H * d,
+  scalar_capacity: ({ H, d }) => H * (d - 1),
+  shared_context_rank: ({ H, n }) => H * (n - 1) + 1,
+  affine_rank: ({ H, d }) => H * (d - 1) + 1,
+  relu_capacity: (sizes) => relu_width(sizes) * (sizes.d + 2) + 1,
+  mha_parameters: ({ H, d_h, d }) => H * d * (2 * d_h + 1) + H + 1,
+  aot_parameters: ({ H, d_h, d, S, N }) => d * (S + 2 * N + 4 * d_h * H),
+};
+
+// Hidden units of a ReLU network on n tokens and a query that has no more parameters than the layer.
+const relu_width = (sizes) =>
+  Math.floor((count.mha_parameters(sizes) - 1) / ((sizes.n + 1) * sizes.d + 2));
+
+const accuracy = (known, N, total) => 1 / N + ((1 - 1 / N) * Math.min(known, total)) / total;
+
+// What a count is promised for: a test of the sizes, and the same in words.
+const needs = {
+  mha_capacity: [({ n, d }) => n < d, "needs n < d"],
+  previous_aot_capacity: [({ n, d_h, d }) => d_h <= n && n <= d, "needs d_h ≤ n ≤ d"],
+  aot_capacity: [({ d_h, d }) => d_h <= d, "needs d_h ≤ d"],
+  own_context_rank: [({ n }) => n >= 2, "needs n ≥ 2"],
+  scalar_capacity: [({ n, d_h, d }) => d_h >= 2 && n >= 3 && n <= d, "needs 3 ≤ n ≤ d, d_h ≥ 2"],
+  relu_capacity: [(sizes) => relu_width(sizes) > 0, "not one unit fits"],
+  aot_parameters: [({ d_h, d }) => d_h <= d, "needs d_h ≤ d"],
+};
+
+const LONGEST = 4e6; // what a whole bar stands for
+
+// The point of that kind whose sizes are nearest, by the sum of the logarithms of their ratios.
+function nearest(points, kind, sizes) {
+  const length = kind === "classes" ? "n" : "S";
+  const distance = (point) =>
+    ["H", "d", "d_h", "N", length]
+      .map((size) => Math.abs(Math.log(point[size] / sizes[size])))
+      .reduce((a, b) => a + b);
+  return points
+    .filter((point) => point.kind === kind)
+    .reduce((a, b) => (distance(b) < distance(a) ? b : a));
+}
+
+const written = (value) => value.toLocaleString("en");
+
+function fill(row, value, words) {
+  const [number, bar] = row.querySelectorAll("td");
+  number.textContent = value === null ? words : written(value);
+  row.classList.toggle("idle", value === null);
+  const part = value === null ? 0 : Math.log(Math.max(value, 1)) / Math.log(LONGEST);
+  bar.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
+}
+
+function show(sizes, points) {
+  for (const row of document.querySelectorAll("[data-count]")) {
+    const [holds, words] = needs[row.dataset.count] ?? [() => true, ""];
+    fill(row, holds(sizes) ? count[row.dataset.count](sizes) : null, words);
+  }
+  for (const row of document.querySelectorAll("[data-nearest]")) {
+    const point = nearest(points, row.dataset.nearest, sizes);
+    fill(row, point.known);
+    row.querySelector("small").textContent = point.label;
+  }
+  const total = sizes.N ** sizes.S;
+  const known = sizes.d_h <= sizes.d ? count.aot_capacity(sizes) : 0;
+  const words = {
+    total: total < 1e9 ? written(total) : `${sizes.N}^${sizes.S}`,
+    accuracy: accuracy(known, sizes.N, total).toPrecision(3),
+    chance: (1 / sizes.N).toPrecision(3),
+  };
+  for (const [name, text] of Object.entries(words))
+    document.querySelector(`#guaranteed [data-of=${name}]`).textContent = text;
+}
+
+function start(form) {
+  const points = JSON.parse(document.getElementById("measured").textContent);
+  const sliders = [...form.querySelectorAll("input")];
+  const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
+  for (const slider of sliders) if (asked.has(slider.name)) slider.value = asked.get(slider.name);
+  const update = () => {
+    for (const slider of sliders) slider.nextElementSibling.value = slider.value;
+    show(Object.fromEntries(sliders.map((s) => [s.name, s.valueAsNumber])), points);
+  };
+  form.addEventListener("input", update);
+  form.addEventListener("change", () =>
+    history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`),
+  );
+  update();
+}
+
+start(document.getElementById("explorer"));
