@@ -17,7 +17,8 @@ from attnmem.reporting import METADATA, Claim, claims
 
 from chapters import BOOK, chapters, notebook_path
 
-PAGE = BOOK / "claims.md"
+PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
+MEASURED = "../lib/attnmem/measurements"  # seen from the page
 NOT_YET = "not yet"
 WORDS = ("confirmed", "in part", "contradicted", NOT_YET)
 PAPERS = {
@@ -42,9 +43,17 @@ runs; this page is collected from those outputs.
 : every check speaks against it;
 
 **not yet**
-: no chapter has reached the claim.
+: no chapter has judged the claim.
 
-A number stands for one run on one machine; the chapter behind the link shows the code that made it.
+A number stands for one run on one machine; the verdict links to the cell that made it, and where it
+rests on trainings or on features of models, their rows can be saved from here.
+
+```{include} fragments/totals.md
+```
+
+```{raw} html
+:file: fragments/claims.html
+```
 """
 
 
@@ -74,11 +83,8 @@ def recorded() -> dict[str, Recorded]:
 def page() -> str:
     """The page in MyST Markdown."""
     verdicts = recorded()
-    known = claims().values()
-    counts = Counter(verdicts[c.key].verdict if c.key in verdicts else NOT_YET for c in known)
-    total = ", ".join(f"{counts[word]} {word}" for word in WORDS)
-    parts = [HEAD, f"Of {len(known)} claims: {total}.\n"]
-    for paper, group in groupby(known, key=lambda claim: claim.paper):
+    parts = [HEAD]
+    for paper, group in groupby(claims().values(), key=lambda claim: claim.paper):
         title, citation = PAPERS[paper]
         parts.append(f"## {title}\n\nThe claims of {{cite:t}}`{citation}`.\n")
         rows = [_row(claim, verdicts.get(claim.key)) for claim in group]
@@ -86,10 +92,18 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def totals() -> str:
+    """How many claims have which verdict, in one line."""
+    verdicts, known = recorded(), claims()
+    counts = Counter(verdicts[key].verdict if key in verdicts else NOT_YET for key in known)
+    parts = [f"**{counts[word]}** {word}" for word in WORDS]
+    return f"Of **{len(known)}** claims: {', '.join(parts)}.\n"
+
+
 _TABLE_HEAD = """\
 :::{{list-table}}
 :header-rows: 1
-:widths: 22 38 40
+:widths: 20 43 37
 :class: claims
 :name: tab-claims-{paper}
 
@@ -99,22 +113,24 @@ _TABLE_HEAD = """\
 
 
 def _row(claim: Claim, found: Recorded | None) -> str:
-    return f"* - {claim.label}\n  - {claim.says}\n  - {_evidence(claim.key, found)}"
+    label = f"{claim.label}\n\n    *{claim.kind}*"
+    return f"* - {label}\n  - {claim.says}\n  - {_evidence(claim, found)}"
 
 
-def _evidence(key: str, found: Recorded | None) -> str:
-    if found is None:
-        return NOT_YET
-    marks = [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks]
-    return "\n\n    ".join([f"{{ref}}`{found.verdict} <verdict-{key}>`", *marks])
+def _evidence(claim: Claim, found: Recorded | None) -> str:
+    rows = ", ".join(f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in claim.rows)
+    parts = [f"{{ref}}`{found.verdict} <verdict-{claim.key}>`"] if found else [NOT_YET]
+    if found:
+        parts += [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks]
+    return "\n\n    ".join(parts + [f"Rows: {rows}"] * bool(rows))
 
 
 def main() -> int:
-    """Write the page if it changed."""
-    text = page()
-    if not PAGE.exists() or PAGE.read_text() != text:
-        PAGE.write_text(text)
-        print(f"wrote {PAGE.relative_to(BOOK.parent)}")
+    """Write the page and the totals if they changed."""
+    for path, text in ((PAGE, page()), (TOTALS, totals())):
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(BOOK.parent)}")
     return 0
 
 

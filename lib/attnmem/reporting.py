@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import NamedTuple
 
@@ -18,13 +18,17 @@ METADATA = "attnmem"  # the key of a verdict in its output's metadata
 
 
 class Claim(NamedTuple):
-    """One claim of a paper: ``key`` names it everywhere, ``label`` is its name in the paper."""
+    """One claim of a paper: ``key`` names it everywhere, ``label`` is its name in the paper.
+
+    ``rows``: the files of measurements that bear on it, as ``<experiment>/<profile>``.
+    """
 
     key: str
     paper: str
     kind: str
     label: str
     says: str
+    rows: Sequence[str] = ()
 
 
 @functools.cache

@@ -1,11 +1,12 @@
 """The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
 
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from attnmem import reporting
+from attnmem import reporting, results
 
 import claims
 from chapters import chapters, notebook_path, text_path
@@ -15,12 +16,24 @@ RECORDED = claims.recorded()
 
 def test_the_page_is_up_to_date():
     assert claims.PAGE.read_text() == claims.page(), "make run renews book/claims.md"
+    assert claims.TOTALS.read_text() == claims.totals()
 
 
 def test_every_claim_is_on_the_page():
     page = claims.PAGE.read_text()
     assert all(f"* - {claim.label}\n" in page for claim in reporting.claims().values())
-    assert page.count("- not yet\n") == len(reporting.claims()) - len(RECORDED)
+    assert page.count("  - not yet\n") == len(reporting.claims()) - len(RECORDED)
+
+
+@pytest.mark.parametrize("claim", [c for c in reporting.claims().values() if c.rows])
+def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
+    for name in claim.rows:
+        assert (results.SHIPPED / f"{name}.csv").is_file()
+        if claim.key in RECORDED:
+            experiment = name.split("/")[0]
+            text = text_path(RECORDED[claim.key].chapter).read_text()
+            words = set(re.findall(r"[a-z0-9]+", text))
+            assert set(experiment.split("-")) <= words, f"{claim.key} does not rest on {experiment}"
 
 
 @pytest.mark.parametrize("key", sorted(RECORDED))
