@@ -12,11 +12,11 @@ export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 READY  := $(VENV)/.ready
-EXTRAS := book,test,certify,cluster,hub
+EXTRAS := book,test,browser,certify,cluster,hub
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html test unit nbval lint format wheel lock clean
+.PHONY: help env book run html test unit nbval browser lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,11 +38,13 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 	$(SHOW) 'Chapters'
 	@$(BIN)/python tools/run.py $(if $(FORCE),--force) $(CHAPTER)
 	@$(BIN)/python tools/claims.py
+	@$(BIN)/python tools/parameters.py
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'
 	$(BIN)/jupyter-book build . --all -n -W --keep-going
-	@test -s _build/html/book/preface.html
+	@$(BIN)/python tools/icons.py
+	@test -s _build/html/book/notebooks/front/overview.html
 
 test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
 
@@ -54,6 +56,13 @@ nbval: $(READY) ## re-run every notebook and compare its outputs with the stored
 	$(SHOW) 'Stored outputs of every chapter'
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
 	  --nbval-cell-timeout 300 -n 2 --dist loadscope book/notebooks
+
+browser: $(READY) ## the built book in Chromium: every page, wide and on a phone (after make book)
+	$(SHOW) 'The book in a browser'
+	@command -v chromium > /dev/null || { \
+	  [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
+	  $(BIN)/playwright install --with-deps chromium
+	$(BIN)/python -m pytest -q -n 2 tests/browser
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .

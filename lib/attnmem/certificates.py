@@ -223,7 +223,7 @@ def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> Non
 def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclosure:
     """``F`` in ball arithmetic: a function from bits to an ``arb_mat`` of shape (T_0, d + H d_h).
 
-    See :func:`attnmem.constructions.dana.offered`. Source: Dana et al. 2025, proof of Theorem 1.
+    See ``attnmem.constructions.dana.offered``. Source: Dana et al. 2025, proof of Theorem 1.
     """
 
     def enclosure(bits: int) -> BallMatrix:

@@ -222,8 +222,8 @@ def exact_embeddings(
     The embedding is affine in the pixels, so 255 times the tokens before the first block are
     ``A @ B`` without any rounding: ``A`` holds the levels of each patch, ``2 k - 255``, and which
     further rows of ``B`` are added; ``B`` holds the patch projection, its bias, the [CLS] token and
-    the positions. A rank of such a product can be proven (:func:`attnmem.independence.
-    certified_rank` with ``times``).
+    the positions. A rank of such a product can be proven:
+    :func:`attnmem.independence.certified_rank` with ``times``.
     """
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection

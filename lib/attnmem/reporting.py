@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Claim(NamedTuple):
     kind: str
     label: str
     says: str
-    rows: Sequence[str] = ()
+    rows: tuple[str, ...]
 
 
 @functools.cache
@@ -36,7 +36,9 @@ def claims() -> dict[str, Claim]:
     """All claims that the book judges, by key, in the order of the papers (``claims.toml``)."""
     table = tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
     return {
-        f"{paper}-{key}": Claim(f"{paper}-{key}", paper, **entry)
+        f"{paper}-{key}": Claim(
+            f"{paper}-{key}", paper, **entry | {"rows": (*entry.get("rows", ()),)}
+        )
         for paper, entries in table.items()
         for key, entry in entries.items()
     }

@@ -81,6 +81,16 @@ def test_a_failing_chapter_is_named_with_its_traceback_and_the_others_finish(boo
 
 
 @pytest.mark.usefixtures("first_run")
+def test_a_copy_of_the_template_is_a_chapter(book):
+    copy = book / "book/text/part/new.md"
+    shutil.copy(ROOT / "book/fragments/chapter.md", copy)
+    done = run(book, "part/new")
+    assert done.returncode == 0, done.stderr
+    assert outputs(book / "book/notebooks/part/new.ipynb") == ["examples: 29\n"]
+    copy.unlink()
+
+
+@pytest.mark.usefixtures("first_run")
 def test_a_chapter_that_fails_later_keeps_its_last_good_notebook(book):
     text, notebook = book / "book/text/part/good.md", book / "book/notebooks/part/good.ipynb"
     before = notebook.read_bytes()

@@ -1,0 +1,73 @@
+"""The pages on running the book: their commands are run here or by CI, or listed as untried."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import parameters
+from chapters import BOOK, ROOT
+
+PAGES = ("running", "colab", "gpu", "cluster", "checking")
+BY_CI = {  # `.ci/run` and the workflow run them as a whole
+    "make book",
+    "make test",
+    "make unit",
+    "make nbval",
+    "make browser",
+    "ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 make nbval",
+    "python3 -m venv .venv",
+    ".venv/bin/python -m pip install --constraint constraints.txt --editable "
+    "'.[book,test,certify,cluster,hub]'",
+}
+
+
+def commands():
+    """Every line of every shell block of the pages."""
+    blocks = [
+        block
+        for name in PAGES
+        for block in re.findall(r"```bash\n(.*?)```", (BOOK / f"{name}.md").read_text(), re.S)
+    ]
+    return {line for block in blocks for line in block.splitlines() if line}
+
+
+def untried():
+    table = (BOOK / "checking.md").read_text().split("What could not be tried here")[1]
+    return set(re.findall(r"^\* - `(.+)`$", table, re.M))
+
+
+HERE = sorted(commands() - BY_CI - untried())
+
+
+def test_what_is_listed_stands_on_a_page_and_nothing_is_listed_twice():
+    assert untried() | BY_CI <= commands()
+    assert not untried() & BY_CI
+    assert len(HERE) >= 6
+
+
+def test_ci_runs_what_it_is_said_to_run():
+    ci = (ROOT / ".ci" / "run").read_text() + (ROOT / "Makefile").read_text()
+    ci += "".join(path.read_text() for path in (ROOT / ".github" / "workflows").iterdir())
+    for command in BY_CI:
+        words = [word for word in command.split() if re.fullmatch(r"[a-zA-Z_=]+", word)]
+        assert all(word in ci for word in words), command
+
+
+@pytest.mark.parametrize("command", HERE)
+def test_a_command_of_the_pages_runs(command, tmp_path):
+    binaries = Path(sys.executable).parent
+    command = command.replace(".venv/bin/", f"{binaries}/").replace("_build/", f"{tmp_path}/")
+    command = re.sub(r"^python ", f"{sys.executable} ", command)
+    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_parameters_is_up_to_date():
+    assert parameters.PAGE.read_text() == parameters.page(), "make run renews it"

@@ -1,0 +1,75 @@
+"""Chromium, and the pages that `make html` has built, served to it alone."""
+
+import functools
+import http.server
+import shutil
+import threading
+
+import pytest
+import yaml
+from playwright.sync_api import sync_playwright
+
+from chapters import ROOT
+
+HTML = ROOT / "_build" / "html"
+CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set
+
+
+def pages() -> list[str]:
+    """Every page of the table of contents, as its path below the built site."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    names = [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
+    return [f"{name}.html" for name in names]
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Debian's Chromium if there is one, else the one that playwright has installed."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
+        yield found
+        found.close()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="session")
+def site():
+    """The address of a server of the built book on this machine."""
+    assert HTML.is_dir(), "no built book: make html"
+    handler = functools.partial(_Quiet, directory=str(HTML))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture
+def visit(chromium, site):
+    """A function that opens a page and waits until it is complete; nothing else is reachable.
+
+    What went wrong is in its ``faults``, what it asked for, also outside, in ``loaded``.
+    """
+    opened = []
+
+    def open_page(name: str, width: int = 1280, **options):
+        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+        opened.append(context)
+        context.route(lambda url: not url.startswith(site), lambda route: route.abort())
+        page = context.new_page()
+        page.faults, page.loaded = [], []
+        page.on("console", lambda m: m.type == "error" and page.faults.append(m.text))
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        page.on("requestfailed", lambda request: page.faults.append(f"failed: {request.url}"))
+        page.on("request", lambda request: page.loaded.append(request.url))
+        page.goto(name if name.startswith(site) else site + name)
+        page.evaluate(TYPESET)
+        return page
+
+    yield open_page
+    for context in opened:
+        context.close()
