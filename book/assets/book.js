@@ -4,3 +4,7 @@ addEventListener("DOMContentLoaded", () =>
     .querySelectorAll("a.btn-download-source-button")
     .forEach((link) => link.setAttribute("download", "")),
 );
+// Entries of the bibliography have a role of their own, so that what holds them is no list.
+addEventListener("DOMContentLoaded", () =>
+  document.querySelectorAll(".citation-list").forEach((list) => list.removeAttribute("role")),
+);
