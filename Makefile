@@ -16,7 +16,7 @@ EXTRAS := book,test,browser,certify,cluster,hub
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html test unit nbval browser lint format wheel lock clean
+.PHONY: help env book run html test unit nbval browser chromium lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,12 +57,14 @@ nbval: $(READY) ## re-run every notebook and compare its outputs with the stored
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
 	  --nbval-cell-timeout 300 -n 2 --dist loadscope book/notebooks
 
-browser: $(READY) ## the built book in Chromium: every page, wide and on a phone (after make book)
+browser: $(READY) chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
 	$(SHOW) 'The book in a browser'
-	@command -v chromium > /dev/null || { \
-	  [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
-	  $(BIN)/playwright install --with-deps chromium
 	$(BIN)/python -m pytest -q -n 2 tests/browser
+
+chromium: $(READY) # Debian's if it is there or root can install it, else the one that playwright brings
+	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && \
+	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
+	  $(BIN)/playwright install --with-deps chromium
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .

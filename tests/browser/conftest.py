@@ -48,17 +48,15 @@ def site():
         server.shutdown()
 
 
-@pytest.fixture
-def visit(chromium, site):
+@pytest.fixture(scope="session")
+def opened(chromium, site):
     """A function that opens a page and waits until it is complete; nothing else is reachable.
 
-    What went wrong is in its ``faults``, what it asked for, also outside, in ``loaded``.
+    What went wrong is in the page's ``faults``, what it asked for, also outside, in ``loaded``.
     """
-    opened = []
 
-    def open_page(name: str, width: int = 1280, **options):
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        opened.append(context)
+    def open_page(name: str, width: int = 1280):
+        context = chromium.new_context(viewport={"width": width, "height": 900})
         context.route(lambda url: not url.startswith(site), lambda route: route.abort())
         page = context.new_page()
         page.faults, page.loaded = [], []
@@ -70,6 +68,13 @@ def visit(chromium, site):
         page.evaluate(TYPESET)
         return page
 
-    yield open_page
-    for context in opened:
-        context.close()
+    return open_page
+
+
+@pytest.fixture
+def visit(opened):
+    """The same for one test, which leaves nothing open."""
+    visited = []
+    yield lambda *where: visited.append(opened(*where)) or visited[-1]
+    for page in visited:
+        page.context.close()

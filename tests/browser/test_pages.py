@@ -14,7 +14,6 @@ from .conftest import HTML, pages
 from chapters import ROOT, config
 
 PAGES = pages()
-WIDTHS = (1280, 390)
 WEIGHT = 1_500_000  # bytes of a page beside its typesetting
 
 
@@ -23,28 +22,42 @@ def on_disk(url):
     return HTML / path.lstrip("/")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_complete_asks_for_nothing_outside_and_fits_its_window(visit, site, name, width):
-    page = visit(name, width)
+@pytest.fixture(scope="module", params=PAGES)
+def wide(request, opened):
+    """A page in a window of a desk, opened once for all tests of it."""
+    page = opened(request.param)
+    page.name = request.param
+    yield page
+    page.context.close()
+
+
+def check_loaded(page, site):
     assert page.faults == []
     assert [url for url in page.loaded if not url.startswith((site, "data:", "blob:"))] == []
     files = {on_disk(url) for url in page.loaded if url.startswith(site)}
     assert sum(file.stat().st_size for file in files if "mathjax" not in file.parts) < WEIGHT
-    wide, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-    assert wide <= window
+    needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+    assert needed <= window
     formulas = page.locator("article .math").count()
     assert page.locator("article .math > mjx-container").count() >= formulas
     assert page.locator("mjx-merror").count() == 0
     assert page.locator("[data-icon] animate").count() == 0  # what an unknown icon becomes
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_is_complete_asks_for_nothing_outside_and_fits_its_window(wide, site):
+    check_loaded(wide, site)
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_serious_stands_in_the_way_of_any_reader(visit, name, theme):
-    page = visit(name, color_scheme=theme)
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    found = Axe().run(page).response["violations"]
+def test_so_it_is_on_a_phone(visit, site, name):
+    check_loaded(visit(name, 390), site)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_serious_stands_in_the_way_of_any_reader(wide, theme):
+    wide.emulate_media(color_scheme=theme)
+    wide.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+    found = Axe().run(wide).response["violations"]
     serious = [
         f"{fault['id']}: {node['target']} {node['failureSummary']}"
         for fault in found
@@ -54,10 +67,8 @@ def test_nothing_serious_stands_in_the_way_of_any_reader(visit, name, theme):
     assert serious == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_link_within_the_book_leads_somewhere(visit, site, name):
-    page = visit(name)
-    links = page.eval_on_selector_all("a[href]", "links => links.map(a => a.href)")
+def test_every_link_within_the_book_leads_somewhere(wide, site):
+    links = wide.eval_on_selector_all("a[href]", "links => links.map(a => a.href)")
     for url in {link for link in links if link.startswith(site)}:
         target, fragment = on_disk(url), urllib.parse.urlparse(url).fragment
         assert target.is_file(), url
@@ -65,19 +76,20 @@ def test_every_link_within_the_book_leads_somewhere(visit, site, name):
             assert f'id="{urllib.parse.unquote(fragment)}"' in target.read_text(), url
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if "/notebooks/" in name])
-def test_launch_links_and_the_download_are_those_of_an_existing_notebook(visit, name):
-    page = visit(name)
-    notebook = name.removesuffix(".html") + ".ipynb"
+def test_launch_links_and_the_download_are_those_of_an_existing_notebook(wide):
+    if "/notebooks/" not in wide.name:
+        assert wide.locator('a[href*="colab.research.google.com"]').count() == 0
+        return
+    notebook = wide.name.removesuffix(".html") + ".ipynb"
     assert (ROOT / notebook).is_file()
     repository = config()["repository"]
-    colab = page.locator('a[href*="colab.research.google.com"]').first.get_attribute("href")
+    colab = wide.locator('a[href*="colab.research.google.com"]').first.get_attribute("href")
     assert colab.endswith(f"/blob/{repository['branch']}/{notebook}")
-    binder = page.locator('a[href*="mybinder.org"]').first.get_attribute("href")
+    binder = wide.locator('a[href*="mybinder.org"]').first.get_attribute("href")
     assert binder.endswith(f"urlpath=lab/tree/{notebook}")
-    saved = page.locator("a.btn-download-source-button").first
+    saved = wide.locator("a.btn-download-source-button").first
     assert saved.get_attribute("download") is not None
-    assert (HTML / name).parent.joinpath(saved.get_attribute("href")).resolve().is_file()
+    assert (HTML / wide.name).parent.joinpath(saved.get_attribute("href")).resolve().is_file()
 
 
 INNER = {"attnmem.__main__", "attnmem.checks"}  # the command line, and what refuses bad input
