@@ -55,6 +55,7 @@ def test_so_it_is_on_a_phone(visit, site, name):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_serious_stands_in_the_way_of_any_reader(wide, theme):
+    wide.add_style_tag(content="* { transition: none !important }")  # colours would still fade
     wide.emulate_media(color_scheme=theme)
     wide.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
     found = Axe().run(wide).response["violations"]
