@@ -14,6 +14,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 TEXT, NOTEBOOKS = BOOK / "text", BOOK / "notebooks"
+HTML = ROOT / "_build" / "html"  # the built book
 
 COLAB = "colab-setup"
 COLAB_SOURCE = """\
@@ -30,6 +31,19 @@ if "google.colab" in sys.modules and not installed:
 def chapters() -> list[str]:
     """Names such as ``mahdavi/capacity-by-construction``, found in ``book/text``."""
     return sorted(str(path.relative_to(TEXT).with_suffix("")) for path in TEXT.rglob("*.md"))
+
+
+def pages() -> list[str]:
+    """Every page of the table of contents, such as ``book/notation``, in its order."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    return [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
+
+
+def renew(path: Path, text: str) -> None:
+    """Write a page that is made from others, if it changed."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
 def text_path(chapter: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import nbformat
 
 from attnmem.reporting import METADATA, Claim, claims
 
-from chapters import BOOK, chapters, notebook_path
+from chapters import BOOK, chapters, notebook_path, renew
 
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
@@ -80,9 +81,8 @@ def recorded() -> dict[str, Recorded]:
     return found
 
 
-def page() -> str:
-    """The page in MyST Markdown."""
-    verdicts = recorded()
+def page(verdicts: Mapping[str, Recorded]) -> str:
+    """The page in MyST Markdown, from what was recorded."""
     parts = [HEAD]
     for paper, group in groupby(claims().values(), key=lambda claim: claim.paper):
         title, citation = PAPERS[paper]
@@ -92,9 +92,9 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def totals() -> str:
+def totals(verdicts: Mapping[str, Recorded]) -> str:
     """How many claims have which verdict, in one line."""
-    verdicts, known = recorded(), claims()
+    known = claims()
     counts = Counter(verdicts[key].verdict if key in verdicts else NOT_YET for key in known)
     parts = [f"**{counts[word]}** {word}" for word in WORDS]
     return f"Of **{len(known)}** claims: {', '.join(parts)}.\n"
@@ -126,11 +126,10 @@ def _evidence(claim: Claim, found: Recorded | None) -> str:
 
 
 def main() -> int:
-    """Write the page and the totals if they changed."""
-    for path, text in ((PAGE, page()), (TOTALS, totals())):
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
-            print(f"wrote {path.relative_to(BOOK.parent)}")
+    """Write the page and the totals."""
+    verdicts = recorded()
+    renew(PAGE, page(verdicts))
+    renew(TOTALS, totals(verdicts))
     return 0
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 import sys
 
-from chapters import ROOT
+from chapters import HTML, ROOT
 
-HTML = ROOT / "_build" / "html"
 SCRIPT = HTML / "_static" / "scripts" / "fontawesome.js"
 TEXT = r'"(?:[^"\\]|\\.)*"'
 ENTRY = re.compile(

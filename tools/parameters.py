@@ -6,7 +6,7 @@ import sys
 
 import jupytext
 
-from chapters import BOOK, chapters, parameters, text_path
+from chapters import BOOK, chapters, parameters, renew, text_path
 
 PAGE = BOOK / "fragments" / "parameters.md"
 HEAD = """\
@@ -33,11 +33,8 @@ def _row(chapter: str) -> str:
 
 
 def main() -> int:
-    """Write the table if it changed."""
-    text = page()
-    if not PAGE.exists() or PAGE.read_text() != text:
-        PAGE.write_text(text)
-        print(f"wrote {PAGE.relative_to(BOOK.parent)}")
+    """Write the table."""
+    renew(PAGE, page())
     return 0
 
 

@@ -20,15 +20,17 @@ const relu_width = (sizes) =>
 
 const accuracy = (known, N, total) => 1 / N + ((1 - 1 / N) * Math.min(known, total)) / total;
 
+const narrow = ({ d_h, d }) => d_h <= d; // heads, as Dana et al. have them
+
 // What a count is promised for: a test of the sizes, and the same in words.
 const needs = {
   mha_capacity: [({ n, d }) => n < d, "needs n < d"],
   previous_aot_capacity: [({ n, d_h, d }) => d_h <= n && n <= d, "needs d_h ≤ n ≤ d"],
-  aot_capacity: [({ d_h, d }) => d_h <= d, "needs d_h ≤ d"],
+  aot_capacity: [narrow, "needs d_h ≤ d"],
   own_context_rank: [({ n }) => n >= 2, "needs n ≥ 2"],
   scalar_capacity: [({ n, d_h, d }) => d_h >= 2 && n >= 3 && n <= d, "needs 3 ≤ n ≤ d, d_h ≥ 2"],
   relu_capacity: [(sizes) => relu_width(sizes) > 0, "not one unit fits"],
-  aot_parameters: [({ d_h, d }) => d_h <= d, "needs d_h ≤ d"],
+  aot_parameters: [narrow, "needs d_h ≤ d"],
 };
 
 const LONGEST = 4e6; // what a whole bar stands for
@@ -66,7 +68,7 @@ function show(sizes, points) {
     row.querySelector("small").textContent = point.label;
   }
   const total = sizes.N ** sizes.S;
-  const known = sizes.d_h <= sizes.d ? count.aot_capacity(sizes) : 0;
+  const known = narrow(sizes) ? count.aot_capacity(sizes) : 0;
   const words = {
     total: total < 1e9 ? written(total) : `${sizes.N}^${sizes.S}`,
     accuracy: accuracy(known, sizes.N, total).toPrecision(3),

@@ -367,6 +367,15 @@ def _test(row: Any) -> str:
     return {row.n: few, row.d: many}.get(row.size, "curve")
 
 
+def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Of one map in a :func:`table`, sizes of sets of queries and the share that is independent.
+
+    Sorted by size; one curve for each precision.
+    """
+    asked = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
+    return {dtype: (part["size"], part.share) for dtype, part in asked.groupby("dtype")}
+
+
 def kruskal_estimate(rows: pd.DataFrame) -> int:
     """The largest size tested of which 99% of the sets of queries are independent, or 0.
 

@@ -6,21 +6,12 @@ import shutil
 import threading
 
 import pytest
-import yaml
 from playwright.sync_api import sync_playwright
 
-from chapters import ROOT
+from chapters import HTML
 
-HTML = ROOT / "_build" / "html"
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set
-
-
-def pages() -> list[str]:
-    """Every page of the table of contents, as its path below the built site."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    names = [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
-    return [f"{name}.html" for name in names]
 
 
 @pytest.fixture(scope="session")

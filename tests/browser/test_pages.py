@@ -10,10 +10,9 @@ from axe_playwright_python.sync_playwright import Axe
 
 import attnmem
 
-from .conftest import HTML, pages
-from chapters import ROOT, config
+from chapters import HTML, ROOT, config, pages
 
-PAGES = pages()
+PAGES = [f"{name}.html" for name in pages()]
 WEIGHT = 1_500_000  # bytes of a page beside its typesetting
 
 

@@ -81,7 +81,9 @@ def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
 
 def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
     """The numerical rank from the singular values themselves, where a triangle leaves it open."""
-    left = ~_clearly_full_triangle(matrices, rtol)
+    left = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
+    if matrices.dtype == torch.float64:  # of float32 the squares have told as much before
+        left = ~_clearly_full_triangle(matrices, rtol)
     rank = torch.full(left.shape, min(matrices.shape[1:]), device=matrices.device)
     values = torch.linalg.svdvals(matrices[left])
     rank[left] = (values > rtol * values[:, :1]).sum(dim=1)
