@@ -1,0 +1,94 @@
+"""A chapter opens with its question, links words where they first stand, and leads to the next."""
+
+import re
+
+import pytest
+
+from chapters import BOOK, ROOT, chapters, pages, text_path
+
+CHAPTERS = chapters()
+NOT_PROSE = re.compile(
+    r"""```.*?^```$        # cells and raw blocks
+      | ^:::\{prf:definition\}.*?^:::$  # where a word is defined
+      | \$\$.*?\$\$.*?$     # displayed and
+      | \$[^$]+\$          # inline mathematics
+      | ^\#.*?$            # headings
+      | ^:::.*?$           # openings of boxes, with their titles
+      | ^:[a-z-]+:.*?$     # their options
+      | ^\([a-z0-9-]+\)=$  # targets
+      | ^\|.*?$            # tables
+      | (?P<word>\{term\}`[^`]*`)   # a word that is linked is prose
+      | \{[a-z:]+\}`[^`]*`  # other links, glued values
+      | `[^`]*`            # code
+    """,
+    re.MULTILINE | re.DOTALL | re.VERBOSE,
+)
+LINK = re.compile(r"\{term\}`[^`]*`")
+
+
+def body(chapter):
+    """A chapter's text below its title."""
+    text = text_path(chapter).read_text().split("---\n", 2)[2]
+    return text.split("\n# ", 1)[1].split("\n", 1)[1]
+
+
+def prose(text):
+    """The text with all that is not prose blanked out, every character in its place."""
+    return NOT_PROSE.sub(lambda found: found["word"] or re.sub(r"\S", " ", found[0]), text)
+
+
+def words():
+    """The terms of the notation page."""
+    listed = (BOOK / "notation.md").read_text().split(":::{glossary}\n")[1].split("\n:::")[0]
+    return re.findall(r"^[A-Za-z].*$", listed, re.MULTILINE)
+
+
+def first_use(word, text):
+    """Where the word first stands in prose, in any of its forms: memorize, memorized."""
+    endings = {"e": "(?:e|es|ed|ing)", "y": "(?:y|ies)"}
+    stem = r"\s+".join(re.escape(part) for part in word[:-1].split())
+    last = endings.get(word[-1], f"{word[-1]}s?")
+    return re.search(rf"\b{stem}{last}\b", prose(text), re.IGNORECASE)
+
+
+def test_forms_of_a_word_are_found_in_prose_only():
+    text = "# A query\n`query` {ref}`query` $query$\n| query |\nSome\nqueries, {term}`query`."
+    assert text[slice(*first_use("query", text).span())] == "queries"
+    assert first_use("query", "```python\nquery\n```\nqueries").start() == 20
+    assert first_use("Kruskal rank", "of Kruskal\nranks")[0] == "Kruskal\nranks"
+    assert first_use("memorize", "memorization") is None
+    assert first_use("variant", "variance") is None
+    assert {"memorize", "shared context", "own context", "attended token"} <= set(words())
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_word_is_linked_where_it_is_first_used(chapter):
+    text = body(chapter)
+    links = [found.span() for found in LINK.finditer(text)]
+    for word in words():
+        if use := first_use(word, text):
+            linked = any(start <= use.start() and use.end() <= end for start, end in links)
+            assert linked, f"{word}: link it in ...{text[use.start() - 30 : use.end() + 30]!r}"
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_opens_with_its_question(chapter):
+    opening = re.split(r"^(?:#|```)", body(chapter), maxsplit=1, flags=re.MULTILINE)[0]
+    assert "?" in opening
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_closes_with_what_is_known_and_leads_to_the_next(chapter):
+    listed = pages()
+    after = listed.index(f"book/notebooks/{chapter}") + 1
+    if after == 1:
+        return  # the front page has two doors of its own
+    takeaway = re.search(r"^:::\{admonition\} Takeaway\n.*?^:::$", body(chapter), re.M | re.S)
+    assert takeaway, "no takeaway"
+    label = label_of(listed[after])
+    assert re.search(rf"\*\*Next:\*\*.*`{label}`", takeaway[0], re.S), f"next is {label}"
+
+
+def label_of(page):
+    path = ROOT / (page.replace("book/notebooks", "book/text") + ".md")
+    return re.search(r"^\((ch-[a-z0-9-]+)\)=\n# ", path.read_text(), re.MULTILINE)[1]
