@@ -104,8 +104,8 @@ def _assignments(source: str) -> Iterator[tuple[str, object]]:
 
 def fingerprint(chapter: str) -> str:
     """Changes whenever a re-run of the chapter could change its notebook."""
-    paths = [text_path(chapter), notebook_path(chapter), ROOT / "_config.yml"]
-    paths += [ROOT / "constraints.txt", *sorted(ROOT.glob("tools/*.py"))]
+    decisive = ("_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py")
+    paths = [text_path(chapter), notebook_path(chapter), *(ROOT / name for name in decisive)]
     paths += sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path))
     digest = hashlib.sha256()
     for path in paths:

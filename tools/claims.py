@@ -86,9 +86,9 @@ def page(verdicts: Mapping[str, Recorded]) -> str:
     parts = [HEAD]
     for paper, group in groupby(claims().values(), key=lambda claim: claim.paper):
         title, citation = PAPERS[paper]
-        parts.append(f"## {title}\n\nThe claims of {{cite:t}}`{citation}`.\n")
+        head = _TABLE_HEAD.format(paper=paper, citation=citation).splitlines()
         rows = [_row(claim, verdicts.get(claim.key)) for claim in group]
-        parts.append("\n".join(_TABLE_HEAD.format(paper=paper).splitlines() + rows + [":::", ""]))
+        parts.append("\n".join([f"## {title}\n", *head, *rows, ":::", ""]))
     return "\n".join(parts)
 
 
@@ -101,7 +101,7 @@ def totals(verdicts: Mapping[str, Recorded]) -> str:
 
 
 _TABLE_HEAD = """\
-:::{{list-table}}
+:::{{list-table}} Claims of {{cite:t}}`{citation}`
 :header-rows: 1
 :widths: 20 43 37
 :class: claims

@@ -95,15 +95,31 @@ def test_cells_are_short_and_narrow(chapter):
         assert not wide, f"wider than {WIDTH} characters: {wide}"
 
 
+def shows(cell, kind, mark=""):
+    """Whether an output of the cell has data of that kind, with that mark in it."""
+    return any(mark in output.get("data", {}).get(kind, ()) for output in cell.outputs)
+
+
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_every_picture_has_a_caption_a_name_and_an_alternative_text(chapter):
+def test_every_picture_and_every_table_has_a_caption_and_a_name(chapter):
     for cell in code_cells(chapter):
-        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+        picture, table = shows(cell, "image/png"), shows(cell, "text/html", "<table")
+        if picture or table:
             shown = cell.metadata.get("mystnb", {})
             figure = shown.get("figure", {})
             assert figure.get("caption", "").strip(), f"no caption:\n{cell.source}"
-            assert figure.get("name", "").startswith("fig-"), f"no name:\n{cell.source}"
-            assert shown.get("image", {}).get("alt", "").strip(), f"no alt text:\n{cell.source}"
+            name = figure.get("name", "")
+            assert name.startswith("fig-" if picture else "tab-"), f"no name:\n{cell.source}"
+            alternative = shown.get("image", {}).get("alt", "").strip()
+            assert alternative or table, f"no alt text:\n{cell.source}"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_written_table_has_a_caption_and_a_name(page):
+    text = (ROOT / (page.replace("book/notebooks", "book/text") + ".md")).read_text()
+    titled = r"^:::+\{(?:list-)?table\} \S.*\n(?::.*\n)*:name: tab-"
+    written = re.findall(r"^\|[-: |]+\|$|\{list-table\}", text, re.MULTILINE)
+    assert len(written) == len(re.findall(titled, text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
