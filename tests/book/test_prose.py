@@ -7,6 +7,7 @@ import pytest
 from chapters import BOOK, ROOT, chapters, pages, text_path
 
 CHAPTERS = chapters()
+WITHOUT_EXERCISES = {"front/overview", "beyond/explorer"}
 NOT_PROSE = re.compile(
     r"""```.*?^```$        # cells and raw blocks
       | ^:::\{prf:definition\}.*?^:::$  # where a word is defined
@@ -75,6 +76,14 @@ def test_a_word_is_linked_where_it_is_first_used(chapter):
 def test_a_chapter_opens_with_its_question(chapter):
     opening = re.split(r"^(?:#|```)", body(chapter), maxsplit=1, flags=re.MULTILINE)[0]
     assert "?" in opening
+
+
+@pytest.mark.parametrize("chapter", [name for name in CHAPTERS if name not in WITHOUT_EXERCISES])
+def test_a_chapter_has_two_exercises_and_folds_every_solution(chapter):
+    exercises = body(chapter).split("\n## Exercises\n")[1]
+    asked = re.findall(r"^\*\*\d\.\*\*", exercises, re.MULTILINE)
+    assert len(asked) >= 2
+    assert len(asked) == exercises.count(":::{dropdown} Solution\n")
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
