@@ -391,6 +391,16 @@ def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
+def by_tier(name: str, column: str) -> pd.DataFrame:
+    """The same of every tier of an experiment, side by side: columns tier and precision.
+
+    The tiers are those that repeat the published tests, as far as they have rows.
+    """
+    rows = {tier: table(name, tier) for tier in ("published", "shipped", "trained")}
+    found = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
+    return pd.concat(found, axis=1).sort_index()
+
+
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features that the tests of a tier look at, by map, in one precision."""
     case = CASES[name][tier]

@@ -129,6 +129,8 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     found = assumptions.by_precision(rows, "share").float64
     assert found["A1", "trained L1"] == 1
     assert found["A2", "trained L1"] == 1
+    beside = assumptions.by_tier(name, "share")["published", "float64"]
+    assert beside.dropna().to_dict() == found.to_dict()
 
 
 def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
