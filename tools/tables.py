@@ -8,7 +8,7 @@ from docutils import nodes
 from sphinx.transforms import SphinxTransform
 
 
-class table_output(nodes.General, nodes.Element):
+class table_output(nodes.figure):
     """What a cell has printed as a table, below its caption."""
 
 
@@ -36,6 +36,10 @@ def _title(table: table_output) -> str:
 
 def _open(translator: Any, table: table_output) -> None:
     translator.body.append(translator.starttag(table, "figure", CLASS="table-output"))
+    caption = table.pop(0)
+    caption.parent = table
+    caption.walkabout(translator)  # opens its element and leaves it open, for a legend
+    translator.body.append("</figcaption>\n")
 
 
 def _close(translator: Any, table: table_output) -> None:

@@ -92,6 +92,16 @@ def test_launch_links_and_the_download_are_those_of_an_existing_notebook(wide):
     assert (HTML / wide.name).parent.joinpath(saved.get_attribute("href")).resolve().is_file()
 
 
+NUMBER = "figcaption .caption-number, caption .caption-number"
+
+
+def test_every_picture_and_every_table_has_a_numbered_caption(wide):
+    shown = wide.locator("article :is(img, table):not(.explored *)")
+    captioned = shown.filter(has=wide.locator(NUMBER)).count()
+    framed = wide.locator("article figure", has=wide.locator(NUMBER)).locator("img, table").count()
+    assert shown.count() == captioned + framed
+
+
 INNER = {"attnmem.__main__", "attnmem.checks"}  # the command line, and what refuses bad input
 MODULES = sorted(
     name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnmem.") if name not in INNER
