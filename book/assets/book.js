@@ -8,3 +8,9 @@ addEventListener("DOMContentLoaded", () =>
 addEventListener("DOMContentLoaded", () =>
   document.querySelectorAll(".citation-list").forEach((list) => list.removeAttribute("role")),
 );
+// Tables that are wider than their box scroll in it, with the arrow keys, too.
+addEventListener("load", () =>
+  document.querySelectorAll(".table-output > .output").forEach((box) => {
+    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+  }),
+);
