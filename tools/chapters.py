@@ -39,6 +39,11 @@ def pages() -> list[str]:
     return [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
 
 
+def source(page: str) -> Path:
+    """What people edit of a page of the table of contents: a chapter's text, or the page itself."""
+    return ROOT / f"{page.replace('book/notebooks', 'book/text')}.md"
+
+
 def renew(path: Path, text: str) -> None:
     """Write a page that is made from others, if it changed."""
     if not path.exists() or path.read_text() != text:

@@ -32,6 +32,7 @@ DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
 HEADS = 4  # of the attention layer that reads the features for them
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 SEED = 0
+TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
 
 
 class Case(NamedTuple):
@@ -392,13 +393,23 @@ def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """The same of every tier of an experiment, side by side: columns tier and precision.
-
-    The tiers are those that repeat the published tests, as far as they have rows.
-    """
-    rows = {tier: table(name, tier) for tier in ("published", "shipped", "trained")}
+    """The same of each of the :data:`TIERS` that has rows, side by side: columns tier and dtype."""
+    rows = {tier: table(name, tier) for tier in TIERS}
     found = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
     return pd.concat(found, axis=1).sort_index()
+
+
+def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
+    """Lines of :func:`by_tier` behind the paper's numbers for them; what is missing is empty."""
+    both = ours.copy()
+    both["paper", "float32"] = paper
+    return both[sorted(both)].astype(object).fillna("")
+
+
+def coverage(name: str) -> pd.DataFrame:
+    """How many tests of each of the :data:`TIERS` are done, and of how many."""
+    have = {tier: [len(table(name, tier)), len(checks(name, tier))] for tier in TIERS}
+    return pd.DataFrame(have, index=["tests done", "of"]).T
 
 
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:

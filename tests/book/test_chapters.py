@@ -18,6 +18,7 @@ from chapters import (
     has_tag,
     notebook_path,
     pages,
+    source,
     text_path,
 )
 
@@ -116,7 +117,7 @@ def test_every_picture_and_every_table_has_a_caption_and_a_name(chapter):
 
 @pytest.mark.parametrize("page", pages())
 def test_every_written_table_has_a_caption_and_a_name(page):
-    text = (ROOT / (page.replace("book/notebooks", "book/text") + ".md")).read_text()
+    text = source(page).read_text()
     titled = r"^:::+\{(?:list-)?table\} \S.*\n(?::.*\n)*:name: tab-"
     written = re.findall(r"^\|[-: |]+\|$|\{list-table\}", text, re.MULTILINE)
     assert len(written) == len(re.findall(titled, text, re.MULTILINE))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from chapters import BOOK, ROOT, chapters, pages, text_path
+from chapters import BOOK, chapters, pages, source, text_path
 
 CHAPTERS = chapters()
 WITHOUT_EXERCISES = {"front/overview", "beyond/explorer"}
@@ -97,5 +97,4 @@ def test_a_chapter_closes_with_what_is_known_and_leads_to_the_next(chapter):
 
 
 def label_of(page):
-    path = ROOT / (page.replace("book/notebooks", "book/text") + ".md")
-    return re.search(r"^\((ch-[a-z0-9-]+)\)=\n# ", path.read_text(), re.MULTILINE)[1]
+    return re.search(r"^\((ch-[a-z0-9-]+)\)=\n# ", source(page).read_text(), re.MULTILINE)[1]

@@ -131,6 +131,11 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     assert found["A2", "trained L1"] == 1
     beside = assumptions.by_tier(name, "share")["published", "float64"]
     assert beside.dropna().to_dict() == found.to_dict()
+    count = len(rows)
+    assert assumptions.coverage(name).loc["published"].to_list() == [count, count]
+    with_paper = assumptions.beside_paper(beside.to_frame(("published", "float64")), found)
+    assert [*with_paper] == [("paper", "float32"), ("published", "float64")]
+    assert with_paper["paper", "float32"].replace("", None).dropna().to_dict() == found.to_dict()
 
 
 def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
