@@ -15,6 +15,7 @@ from typing import NamedTuple
 import nbformat
 
 from attnmem.reporting import METADATA, Claim, claims
+from attnmem.results import SHIPPED
 
 from chapters import BOOK, chapters, notebook_path, renew
 
@@ -117,8 +118,15 @@ def _row(claim: Claim, found: Recorded | None) -> str:
     return f"* - {label}\n  - {claim.says}\n  - {_evidence(claim, found)}"
 
 
+def files(claim: Claim) -> list[str]:
+    """The stored files of rows that bear on a claim, as ``<experiment>/<profile>``."""
+    stored = [sorted(SHIPPED.glob(f"{name}.csv")) for name in claim.rows]
+    paths = [path.relative_to(SHIPPED) for found in stored for path in found]
+    return [path.with_suffix("").as_posix() for path in paths]
+
+
 def _evidence(claim: Claim, found: Recorded | None) -> str:
-    rows = ", ".join(f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in claim.rows)
+    rows = ", ".join(f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim))
     parts = [f"{{ref}}`{found.verdict} <verdict-{claim.key}>`"] if found else [NOT_YET]
     if found:
         parts += [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks]

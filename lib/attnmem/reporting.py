@@ -20,7 +20,8 @@ METADATA = "attnmem"  # the key of a verdict in its output's metadata
 class Claim(NamedTuple):
     """One claim of a paper: ``key`` names it everywhere, ``label`` is its name in the paper.
 
-    ``rows``: the files of measurements that bear on it, as ``<experiment>/<profile>``.
+    ``rows``: the files of measurements that bear on it, as ``<experiment>/<profile>``,
+    or ``<experiment>/*`` for every profile that is stored.
     """
 
     key: str
