@@ -4,10 +4,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-# One thread each, since chapters and notebooks run side by side; no progress bars in outputs.
+# One thread each, since chapters and notebooks run side by side, and threads that wait do not
+# spin, should there be more of them than cores; no progress bars in outputs.
 export OMP_NUM_THREADS      ?= 1
 export MKL_NUM_THREADS      ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
+export OMP_WAIT_POLICY      ?= passive
 export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 

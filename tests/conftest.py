@@ -4,10 +4,16 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("TQDM_DISABLE", "1")
 install_import_hook("attnmem", "beartype.beartype")
+
+# The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ def test_the_instance_with_a_shared_context_has_the_full_affine_rank(H, n, d):
     assert certified_rank(enclosed_features(layer, E, e), target=T).rank == T
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.data())
 def test_finding_generic_random_layers_reach_the_affine_bound(H, n, d, d_h, data):
     kind = data.draw(st.sampled_from(["shared", "own", "flat"]))
@@ -92,7 +92,7 @@ def test_one_token_leaves_no_choice():
 # --- labels in the attention ----------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(3, 12), st.integers(1, 6), st.data())
 def test_finding_capacity_scalars_beyond_the_rank_are_memorized(d, heads, data):
     n = data.draw(st.integers(3, d))

@@ -18,7 +18,7 @@ from attnmem.independence import certified_rank, kruskal_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}
 seeds = st.integers(0, 2**32)
-quick = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=40)
 
 
 def exact(matrix):
@@ -159,7 +159,7 @@ def test_appendix_b2_the_computed_scale_keeps_the_rank_of_the_limit(heads, n, ow
 # --- ranks of blocks and of perturbed matrices ----------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(*[st.integers(1, 4)] * 5, seeds)
 def test_lemma_1_block_triangular_ranks_add_up_at_least(a, b, c, d, rank, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -172,7 +172,7 @@ def test_lemma_1_block_triangular_ranks_add_up_at_least(a, b, c, d, rank, seed):
     assert exact(M) >= exact(A) + exact(D)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(-6, 6), st.integers(1, 6), seeds)
 def test_lemma_2_adding_the_sum_keeps_independence_but_for_one_multiple(n, extra, p, q, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -264,7 +264,7 @@ def stochastic(generator, T, H, n):
     return torch.cat([ends, cuts, ends + 10], -1).diff()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), seeds)
 def test_proposition_2_no_attention_on_a_shared_context_has_more_rank(H, n, d, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -277,7 +277,7 @@ def test_proposition_2_no_attention_on_a_shared_context_has_more_rank(H, n, d, s
     assert numerical_rank(features) <= bounds.shared_context_rank(H, n)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(2, 5), st.integers(-2, 2), seeds)
 def test_proposition_5_tokens_of_constant_sum_lose_a_dimension_per_head(H, n, d, total, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -324,7 +324,7 @@ def test_proposition_3_equal_contexts_leave_few_effective_parameters(n, d, m, ou
     assert jacobian.shape[1] > effective
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(2, 4), st.integers(1, 2), seeds)
 def test_proposition_4_one_averaging_layer_makes_the_assumptions_true(n, extra, seed):
     generator = torch.Generator().manual_seed(seed)

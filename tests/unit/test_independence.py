@@ -48,7 +48,7 @@ matrices = st.integers(1, 4).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(matrices)
 def test_ranks_of_small_integer_matrices_are_exact(rows):
     matrix = torch.tensor(rows)
@@ -56,7 +56,7 @@ def test_ranks_of_small_integer_matrices_are_exact(rows):
     assert kruskal_rank(matrix) == exact_kruskal_rank(rows)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(2, 6), st.integers(0, 10**6), st.data())
 def test_a_planted_circuit_decides_the_kruskal_rank(d, seed, data):
     size = data.draw(st.integers(2, d), label="size of the smallest dependent subset")
