@@ -120,9 +120,8 @@ def _row(claim: Claim, found: Recorded | None) -> str:
 
 def files(claim: Claim) -> list[str]:
     """The stored files of rows that bear on a claim, as ``<experiment>/<profile>``."""
-    stored = [sorted(SHIPPED.glob(f"{name}.csv")) for name in claim.rows]
-    paths = [path.relative_to(SHIPPED) for found in stored for path in found]
-    return [path.with_suffix("").as_posix() for path in paths]
+    stored = (path for name in claim.rows for path in sorted(SHIPPED.glob(f"{name}.csv")))
+    return [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in stored]
 
 
 def _evidence(claim: Claim, found: Recorded | None) -> str:

@@ -228,7 +228,7 @@ def test_corollary_2_the_rest_is_guessed():
     assert abs(mean - expected) < 4 * math.sqrt(30 * (N * N - room) / N) / (30 * N * N)
 
 
-@settings(max_examples=40)
+@quick
 @given(tasks(most=30), st.integers(0, 1000))
 def test_remark_2_rank_one_attention_suffices(task, seed):
     sequences, _, sizes = task
@@ -259,12 +259,15 @@ def test_theorem_1_exact_on_likely_sequences_and_bounded_elsewhere(N, heads, spa
     drawn = dana.draw(N, S, d, d, heads + spare, 30.0, seed % 1000)
     silent = torch.zeros(heads + spare, d, d, **F64)
     F = dana.offered(AoTWeights(*drawn, silent, W), sequences)
+    sigma = torch.linalg.svdvals(F[:T])
+    if sigma[-1] < 1e-6 * sigma[0]:
+        return  # too close to singular for float64, which this test is not about
     weights = dana.fitted(drawn, W, sequences[:T], E[:T])
     # Attention sees the drawn embedding through a map and its inverse, then W_O magnifies.
     magnified = max(1.0, float(weights.W_O.abs().max()))
     rounding = 2**-52 * 30.0 * float(torch.linalg.cond(weights.embedding)) ** 2 * magnified
-    if numerical_rank(F[:T]) < T or not rounding < 1e-3:
-        return  # too close to singular for float64, which this test is not about
+    if rounding > 1e-3:
+        return  # so is the map, and the logits are off by about as much
     G = F[T:] @ torch.linalg.pinv(F[:T])
     C = math.sqrt(1 + float(torch.linalg.matrix_norm(G, ord=2)) ** 2)
     size = float(torch.linalg.matrix_norm((E - F[:, :d]) @ W.T, ord=2))
