@@ -378,8 +378,24 @@ MAHDAVI = {
     ),
 }
 
+# --- Does Figure 2a start flat for want of training? Its smallest size, twice as long -------------
+
+
+LONGER = Experiment(
+    "Mahdavi et al. 2024, Figure 2a, twice as long (not in the paper)",
+    {
+        "paper": memorization(
+            _grid(H=[1, 5, 10, 20], n=[32], T=[10_000]), context="shared", least_steps=100_000
+        ),
+        "quick": memorization(
+            _grid(H=[1, 2, 4], n=[8], T=[250]), context="shared", **SMALLER | {"least_steps": 4000}
+        ),
+    },
+    {"paper": 1, "quick": 2},
+)
+
 PUBLISHED = MAHDAVI | DANA
-EXPERIMENTS = PUBLISHED | OURS
+EXPERIMENTS = PUBLISHED | OURS | {"mahdavi-fig2a-longer": LONGER}
 
 
 # --- running --------------------------------------------------------------------------------------
