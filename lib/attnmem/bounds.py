@@ -7,6 +7,8 @@ examples, ``N`` vocabulary, ``T_0`` sequences.
 
 from __future__ import annotations
 
+import math
+
 from .checks import check_integer, check_number, checked_by
 
 
@@ -225,7 +227,7 @@ def relu_parameters(width: int, context: int, dim: int, outputs: int = 1) -> int
     return width * ((context + 1) * dim + 1 + outputs) + outputs
 
 
-# --- associations and accuracy --------------------------------------------------------------------
+# --- associations, accuracy and bits --------------------------------------------------------------
 
 
 @checked_by(_check_accuracy)
@@ -243,7 +245,7 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
     return 1 / vocab + (1 - 1 / vocab) * count / total
 
 
-def _check_table(accuracy, vocab, total) -> None:
+def _check_table(vocab, total, **measured) -> None:
     check_integer("vocab", vocab, least=2)
     check_integer("total", total)
 
@@ -258,3 +260,18 @@ def accuracy_to_associations(accuracy, vocab: int, total: int):
     210
     """
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
+
+
+@checked_by(_check_table)
+def loss_to_bits(loss, vocab: int, total: int):
+    r"""Bits that a model knows of ``total`` labels: :math:`T (\ln N - \ell) / \ln 2`.
+
+    What its predictions save of the :math:`T \log_2 N` bits that labels uniform over ``vocab``
+    classes take; ``loss`` is its mean cross-entropy on them in nats, a number or an array. On
+    average over the labels at most the mutual information between them and the weights (Gibbs'
+    inequality). Zero for uniform guesses, negative below them.
+
+    >>> round(loss_to_bits(0.0, vocab=100, total=10_000))
+    66439
+    """
+    return total * (math.log(vocab) - loss) / math.log(2)

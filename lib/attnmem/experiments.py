@@ -407,7 +407,7 @@ def check_profile(profile) -> None:
         refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
 
 
-def _check_name(name, profile, seeds=None, *, variant="code", where=None) -> None:
+def _check_name(name, profile, seeds=None, *, variant="code", where=None, curves=None) -> None:
     if name not in EXPERIMENTS:
         refuse("name", repr(name), f"one of {', '.join(EXPERIMENTS)}")
     check_profile(profile)
@@ -419,6 +419,8 @@ def _check_name(name, profile, seeds=None, *, variant="code", where=None) -> Non
     for field in where or {}:
         if field not in experiment.cells[profile][0]:
             refuse("where", f"the field {field!r}", f"one of {', '.join(SIZES)}")
+    if curves is not None and curves not in SIZES:
+        refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
     if not _chosen(experiment.cells[profile], where):
         refuse("where", where, f"values that stand together in the grid of {name}")
 
@@ -506,16 +508,24 @@ def coverage(names: Iterable[str]) -> pd.DataFrame:
 
 @checked_by(_check_name)
 def stored(
-    name: str, profile: str, seeds: int | None = None, *, variant: str = "code"
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str = "code",
+    curves: str | None = None,
 ) -> tuple[pd.DataFrame, str]:
     """The rows of an experiment in the profile asked for, or, saying so, in the other one.
 
     A grid of which some cells have no row at all is passed over while the other profile's is whole,
-    since a figure with holes misleads. Only rows of the runs that :func:`runs` lists. Returns the
-    table and the profile it is of; raises ``ValueError`` if the store has neither.
+    since a figure with holes misleads. With ``curves``, the field that tells the curves of a figure
+    apart (such as ``"T"``), one curve without a hole is enough, and only such curves are returned.
+    Only rows of the runs that :func:`runs` lists. Returns the table and the profile it is of;
+    raises ``ValueError`` if the store has neither.
     """
     what = name if variant == "code" else f"{name}, variant {variant!r}"
-    found = {p: _rows_of(name, p, seeds, variant) for p in dict.fromkeys((profile, *PROFILES))}
+    order = dict.fromkeys((profile, *PROFILES))
+    found = {p: _rows_of(name, p, seeds, variant, curves) for p in order}
     whole = [p for p, rows in found.items() if rows.whole]
     some = [p for p, rows in found.items() if len(rows.table)]
     if not some:
@@ -523,7 +533,8 @@ def stored(
     [chosen, *_] = [*whole, *some]
     have, wanted = len(found[profile].table), found[profile].wanted
     if chosen == profile:
-        print(f"{have} of {wanted} rows of {what} in the store, profile {profile!r}")
+        place = "on whole curves in the store" if curves else "in the store"
+        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}")
     else:
         missing = f"{have} of {wanted}" if have else "no"
         print(f"{missing} rows of {what} in profile {profile!r}; what follows is {chosen!r}")
@@ -533,15 +544,20 @@ def stored(
 class _Rows(NamedTuple):
     table: pd.DataFrame
     wanted: int
-    whole: bool  # every cell of the grid has a row
+    whole: bool  # no cell of the grid, or of the curves that are returned, lacks a row
 
 
-def _rows_of(name: str, profile: str, seeds: int | None, variant: str) -> _Rows:
+def _rows_of(name: str, profile: str, seeds: int | None, variant: str, curves: str | None) -> _Rows:
     wanted = {run.key: run for run in runs(name, profile, seeds, variant=variant)}
     known = results.known(name, profile)
     have = [known[key] for key in known if key in wanted]
-    cells, covered = stacks([*wanted.values()]), stacks([run for run, _ in have])
-    return _Rows(results.as_table(have), len(wanted), len(covered) == len(cells))
+    covered = {training.stack_name(run) for run, _ in have}
+    holes = [run for run in wanted.values() if training.stack_name(run) not in covered]
+    if curves and holes:
+        torn = {getattr(run, curves) for run in holes}
+        if sound := [row for row in have if getattr(row[0], curves) not in torn]:
+            return _Rows(results.as_table(sound), len(wanted), True)
+    return _Rows(results.as_table(have), len(wanted), not holes)
 
 
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:

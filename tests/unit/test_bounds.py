@@ -1,5 +1,8 @@
 """The formulas against values worked out by hand, and against counts."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -132,3 +135,20 @@ def test_bad_arguments_are_named(call, name):
 def test_accuracy_and_associations_are_inverse(count):
     accuracy = bounds.associations_to_accuracy(count, vocab=50, total=2500)
     assert bounds.accuracy_to_associations(accuracy, 50, 2500) == pytest.approx(count, abs=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 3.0, 30.0])
+def test_bits_are_what_an_ideal_code_saves(temperature):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(7, size=500)
+    logits = temperature * generator.normal(size=(500, 7))
+    likelihood = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    told = likelihood[np.arange(500), labels]
+    plain, coded = 500 * np.log2(7), -np.log2(told).sum()  # code lengths in bits
+    loss = -np.log(told).mean()
+    assert bounds.loss_to_bits(loss, 7, 500) == pytest.approx(plain - coded, abs=1e-8)
+
+
+def test_bits_take_arrays_and_end_at_the_entropy_of_the_labels():
+    bits = bounds.loss_to_bits(np.array([math.log(8), math.log(2), 0.0]), vocab=8, total=10)
+    assert bits == pytest.approx([0, 20, 30])

@@ -288,6 +288,21 @@ def test_a_grid_with_holes_is_better_than_none():
 
 
 @pytest.mark.usefixtures("instant")
+def test_whole_curves_of_a_grid_with_holes_are_enough_if_asked_for():
+    experiments.run("mahdavi-fig2a", "quick", "cpu", seeds=1)
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=1, where={"T": 20_000})
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=1, where={"T": 30_000, "H": 5})
+    table, profile = experiments.stored("mahdavi-fig2a", "paper", curves="T")
+    assert (set(table["T"]), len(table), profile) == ({20_000}, 8, "paper")
+    table, profile = experiments.stored("mahdavi-fig2a", "paper")
+    assert (len(table), profile) == (12, "quick")
+    table, profile = experiments.stored("mahdavi-fig2a", "paper", curves="H")
+    assert (len(table), profile) == (12, "quick")  # no number of heads has all its sizes
+    with pytest.raises(ValueError, match=r"^curves: got 'batch'; expected one of d, "):
+        experiments.stored("mahdavi-fig2a", "paper", curves="batch")
+
+
+@pytest.mark.usefixtures("instant")
 def test_parameters_are_counted_for_every_row():
     experiments.run("dana-exp5-mlp", "quick", "cpu")
     table, _ = experiments.stored("dana-exp5-mlp", "quick")
