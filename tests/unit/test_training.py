@@ -346,6 +346,30 @@ def test_moments_are_evaluations_equally_spaced():
     assert training._moments(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
 
 
+def flushes() -> bool:
+    """Whether this thread rounds numbers below the normal range to zero."""
+    return bool(torch.full((1,), 1e-40).mul(1) == 0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_denormals_are_flushed_while_training_and_only_then(before, monkeypatch):
+    inside = []
+
+    def loop(runs, device):
+        inside.append(flushes())
+        raise RuntimeError("broken off")
+
+    monkeypatch.setitem(training.LOOPS, "bigrams", loop)
+    try:
+        if not torch.set_flush_denormal(before):
+            pytest.skip("this processor cannot flush denormals")
+        with pytest.raises(RuntimeError, match="broken off"):
+            training.train([bigram_run()])
+        assert (inside, flushes()) == ([True], before)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_an_outcome_says_where_it_comes_from():
     [outcome] = training.train([bigram_run(steps=104)])
     assert 0 <= outcome.accuracy <= 1
