@@ -386,9 +386,9 @@ def _own_stream(device: torch.device) -> Iterator[None]:
 def _flushing_denormals() -> Iterator[None]:
     """Round numbers below the normal range to zero while in here, on this thread.
 
-    Processors compute with such numbers in microcode, many times slower, and Adam's squares of the
-    vanishing gradients of saturated heads are full of them. Beside its ``eps`` of 1e-8 a square
-    below 1e-38 counts for nothing.
+    Processors compute with such numbers in microcode, many times slower, and the softmax weights of
+    saturated heads, with their gradients, hold many. Added to weights near one, a number below
+    1e-38 changes no digit of float32.
     """
     before = bool(torch.full((1,), 1e-40).mul(1) == 0)
     torch.set_flush_denormal(True)
