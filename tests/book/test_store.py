@@ -12,7 +12,7 @@ EVERY = [
     for variant in experiment.variants
 ]
 # Of these, runs are missing; the chapters that use them say so.
-INCOMPLETE = {name for name, _ in EVERY if name.startswith("mahdavi")}
+INCOMPLETE = {*experiments.MAHDAVI}
 CHECKED = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in tiers]
 UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could be reached
 UNSEARCHED = {"mahdavi-capacity"}  # no search of its paper profile has been done
