@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import urllib.parse
 
 import pytest
@@ -50,6 +51,18 @@ def test_a_page_is_complete_asks_for_nothing_outside_and_fits_its_window(wide, s
 @pytest.mark.parametrize("name", PAGES)
 def test_so_it_is_on_a_phone(visit, site, name):
     check_loaded(visit(name, 390), site)
+
+
+WORDS = """article => {
+    const copy = article.cloneNode(true);
+    copy.querySelectorAll("pre, code, script, mjx-container").forEach(part => part.remove());
+    return copy.textContent;
+}"""
+
+
+def test_no_formula_is_left_as_it_was_typed(wide):
+    words = wide.locator("article").first.evaluate(WORDS)
+    assert re.findall(r"\$[^$\n]+\$", words) == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
