@@ -115,6 +115,19 @@ def test_remark_1_is_where_the_construction_ends():
         memorize_mha(contexts, queries, labels, heads=3, head_dim=6, seed=0)
 
 
+def test_the_refused_example_does_not_depend_on_rounding():
+    """Coordinates in another order give the same problem, with other sums."""
+    queries = torch.randn(9, 3, **F64) @ torch.randn(3, 12, **F64)
+    contexts, _, labels = examples(9, 6, 12, shared=True)
+    said = set()
+    for seed in range(10):
+        order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
+        with pytest.raises(ValueError, match=r"^queries: ") as refusal:
+            memorize_mha(contexts[:, order], queries[:, order], labels, heads=3, head_dim=6, seed=0)
+        said.add(str(refusal.value))
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("scale", [1e-9, 1e9])
 @pytest.mark.parametrize("skip", [False, True])
 def test_units_do_not_matter(scale, skip):

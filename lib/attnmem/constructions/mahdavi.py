@@ -132,9 +132,10 @@ def orthogonal_direction(
     head = torch.arange(heads, device=queries.device)
     reach[head[:, None], served] = math.inf
     worst, best = reach.amin(dim=1).max(dim=1)
-    if worst.min() <= max(queries.shape) * EPS:
-        lost = int(worst.argmin())
-        example = int(reach[lost].amax(dim=1).argmin())
+    zero = max(queries.shape) * EPS
+    if worst.min() <= zero:  # the first head and example, whatever rounding made of the zeros
+        lost = int((worst <= zero).nonzero()[0])
+        example = int((reach[lost, :, best[lost]] <= zero).nonzero()[0])
         _refuse_queries(f"example {example} in the span of others", served.shape[1])
     return directions[head, :, best]
 
