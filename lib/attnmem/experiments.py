@@ -381,7 +381,7 @@ MAHDAVI = {
 # --- Does Figure 2a start flat for want of training? Its smallest size, twice as long -------------
 
 
-LONGER = Experiment(
+OURS["mahdavi-fig2a-longer"] = Experiment(
     "Mahdavi et al. 2024, Figure 2a, twice as long (not in the paper)",
     {
         "paper": memorization(
@@ -395,7 +395,7 @@ LONGER = Experiment(
 )
 
 PUBLISHED = MAHDAVI | DANA
-EXPERIMENTS = PUBLISHED | OURS | {"mahdavi-fig2a-longer": LONGER}
+EXPERIMENTS = PUBLISHED | OURS
 
 
 # --- running --------------------------------------------------------------------------------------

@@ -407,9 +407,9 @@ def as_table(rows: Iterable[Row], kind: Kind = TRAININGS) -> pd.DataFrame:
     )
 
 
-def by_seed(table: pd.DataFrame, axis: str) -> pd.DataFrame:
-    """Accuracies with a row for every value of ``axis`` and a column for every seed."""
-    return table.pivot(index=axis, columns="seed", values="accuracy")
+def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
+    """What was ``measured``, with a row for every value of ``axis`` and a column for every seed."""
+    return table.pivot(index=axis, columns="seed", values=measured)
 
 
 @functools.cache

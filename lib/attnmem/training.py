@@ -390,7 +390,7 @@ def _flushing_denormals() -> Iterator[None]:
     saturated heads, with their gradients, hold many. Added to weights near one, a number below
     1e-38 changes no digit of float32.
     """
-    before = bool(torch.full((1,), 1e-40).mul(1) == 0)
+    before = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
     torch.set_flush_denormal(True)
     try:
         yield

@@ -348,11 +348,12 @@ def test_moments_are_evaluations_equally_spaced():
 
 def flushes() -> bool:
     """Whether this thread rounds numbers below the normal range to zero."""
-    return bool(torch.full((1,), 1e-40).mul(1) == 0)
+    return bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
 
 
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])  # as the chapters set it
 @pytest.mark.parametrize("before", [False, True])
-def test_denormals_are_flushed_while_training_and_only_then(before, monkeypatch):
+def test_denormals_are_flushed_while_training_and_only_then(before, default, monkeypatch):
     inside = []
 
     def loop(runs, device):
@@ -360,6 +361,8 @@ def test_denormals_are_flushed_while_training_and_only_then(before, monkeypatch)
         raise RuntimeError("broken off")
 
     monkeypatch.setitem(training.LOOPS, "bigrams", loop)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(default)
     try:
         if not torch.set_flush_denormal(before):
             pytest.skip("this processor cannot flush denormals")
@@ -367,6 +370,7 @@ def test_denormals_are_flushed_while_training_and_only_then(before, monkeypatch)
             training.train([bigram_run()])
         assert (inside, flushes()) == ([True], before)
     finally:
+        torch.set_default_dtype(usual)
         torch.set_flush_denormal(False)
 
 
