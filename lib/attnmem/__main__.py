@@ -99,7 +99,7 @@ def _list(_: argparse.Namespace) -> int:
 
 def _search(arguments: argparse.Namespace) -> int:
     def report(run: Run, memorized: bool) -> None:
-        sizes = f"d={run.d} d_h={run.d_h} H={run.H} n={run.n}"
+        sizes = f"d={run.d} d_h={run.d_h} H={run.H} n={run.n}, restart {run.seed}"
         verb = "memorized" if memorized else "not memorized"
         print(f"{run.experiment} {sizes}: {run.T} {verb}", flush=True)
 

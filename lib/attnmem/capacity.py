@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 
 from . import bounds, experiments, results, training
 from .checks import checked_by, refuse
@@ -148,13 +149,20 @@ def _bracket(
 
     def memorizes(size: int) -> bool:
         runs = runs_of(size)
-        if missing := [run for run in runs if run.key not in known]:
+        while not any(_all_right(known[run.key][1]) for run in runs if run.key in known):
+            missing = [run for run in runs if run.key not in known]
+            if not missing:
+                return False
             known.update(train(missing))
-        return max(known[run.key][1].accuracy for run in runs) == 1
+        return True
 
     [run, *_] = runs_of(1)
     most = run.N**2 if run.model == "aot" else training.parameter_count(run)
     return bisect(memorizes, _bound(run), most)
+
+
+def _all_right(outcome: Outcome) -> bool:
+    return outcome.accuracy == 1
 
 
 def _bound(run: Run) -> int:
@@ -173,19 +181,22 @@ def search(
 ) -> int:
     """Train what the bisections still need and append the rows; returns how many were added.
 
-    A size counts as memorized if one of the restarts has every answer right. The path of a
+    A size counts as memorized if one of the restarts has every answer right. On a GPU they are
+    trained at once; on a processor one after the other, until one gets there. The path of a
     bisection follows from the rows, so an interrupted search goes on where it was. ``report`` is
-    called after each size with its first run and whether it was memorized.
+    called after each training with its first run and whether one had every answer right.
     """
     device, added = experiments.choose_device(device), 0
+    at_once = 1 if torch.device(device).type == "cpu" else None
 
-    def train(runs: list[Run]) -> Rows:
+    def train(missing: list[Run]) -> Rows:
         nonlocal added
+        runs = missing[:at_once]
         outcomes = training.train(runs, device=device)
         rows = {run.key: (run, outcome) for run, outcome in zip(runs, outcomes, strict=True)}
         added += results.append(rows.values())
         if report:
-            report(runs[0], max(outcome.accuracy for outcome in outcomes) == 1)
+            report(runs[0], any(map(_all_right, outcomes)))
         return rows
 
     for _ in _brackets(name, profile, train):

@@ -42,7 +42,7 @@ def instant(monkeypatch):
         if len(calls) == 3:
             calls.append("interrupted")
             raise Interrupted
-        calls.append([run.T for run in runs])
+        calls.append([(run.T, run.seed) for run in runs])
         good = [run.seed == 1 and run.T <= 10 * run.H for run in runs]
         return [Outcome(1.0 if ok else 0.9, 0.1, 0.0, device, "2", "abc") for ok in good]
 
@@ -50,17 +50,20 @@ def instant(monkeypatch):
     return calls
 
 
-def test_a_search_resumes_and_its_rows_tell_all(instant):
+@pytest.mark.parametrize(("device", "at_once"), [("cpu", 1), ("cuda:0", 2)])
+def test_a_search_resumes_and_its_rows_tell_all(instant, device, at_once):
     with pytest.raises(Interrupted):
-        capacity.search("dana-capacity", "quick", "cpu")
-    assert len(results.known("dana-capacity", "quick")) == 3 * 2
+        capacity.search("dana-capacity", "quick", device)
+    assert len(results.known("dana-capacity", "quick")) == 3 * at_once
     seen = []
     added = capacity.search(
-        "dana-capacity", "quick", "cpu", report=lambda run, good: seen.append((run.T, good))
+        "dana-capacity", "quick", device, report=lambda run, good: seen.append((run.T, good))
     )
-    assert added == 2 * len(seen)
-    assert 3 + len(seen) == len([call for call in instant if call != "interrupted"])
-    assert capacity.search("dana-capacity", "quick", "cpu") == 0
+    assert added == at_once * len(seen)
+    trained = [call for call in instant if call != "interrupted"]
+    assert 3 + len(seen) == len(trained)
+    assert {len(call) for call in trained} == {at_once}
+    assert capacity.search("dana-capacity", "quick", device) == 0
     table = capacity.found("dana-capacity", "quick")
     assert table[["H", "memorized", "failed", "bound"]].to_numpy().tolist() == [
         [1, 10, 11, 6],
@@ -82,6 +85,22 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
         "mahdavi-capacity", "paper", capacity.SEARCHES["mahdavi-capacity"].cells["paper"][0], 550
     )
     assert (first.H, first.n, first.d, first.T, first.steps) == (4, 32, 64, 550, 300_000)
+
+
+def test_a_processor_tries_no_restart_after_one_that_got_there(monkeypatch):
+    tried = []
+
+    def train(runs, *, device):
+        tried.extend((run.H, run.T, run.seed) for run in runs)
+        return [Outcome(1.0 if run.T <= 10 else 0.9, 0.1, 0.0, device, "2", "abc") for run in runs]
+
+    monkeypatch.setattr(training, "train", train)
+    capacity.search("dana-capacity", "quick", "cpu")
+    assert len(tried) == len(set(tried))
+    assert {seed for _, T, seed in tried if T <= 10} == {0}
+    failed = {(H, T) for H, T, _ in tried if T > 10}
+    assert {(*size, seed) for size in failed for seed in (0, 1)} <= set(tried)
+    assert capacity.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
 
 
 def test_an_unfinished_search_is_not_reported(instant):
