@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from .checks import check_integer, check_number, checked_by
 
 
@@ -61,6 +63,36 @@ def shared_context_rank(heads: int, context: int) -> int:
     Source: Mahdavi et al. 2024, Proposition 2.
     """
     return heads * (context - 1) + 1
+
+
+def _check_ceiling(heads, context, head_dim, dim, embedded) -> None:
+    _check_integers(heads=heads, dim=dim, head_dim=head_dim)
+    check_integer("context", context, most=dim)
+
+
+@checked_by(_check_ceiling)
+def shared_context_ceiling(
+    heads: int, context: int, head_dim: int, dim: int, embedded: bool = False
+) -> int:
+    r"""Numbers that decide the one output of a layer on a context that all examples share.
+
+    :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``: of every head the
+    logits, a matrix of shape ``(n - 1, d)`` and rank at most ``d_h`` once the last token's are
+    subtracted, and the values, less the last token's; and a constant. More real labels than that
+    are met by no weights, but for a set of labels of measure zero (Sard's theorem). With
+    ``embedded``, of the model that Mahdavi et al. train, whose query embedding has a bias: up to
+    ``d`` more, for the point where all logits vanish. ``context <= dim``.
+
+    >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
+    8061
+
+    Source: this book.
+    """
+    differences = context - 1
+    r = min(head_dim, differences)
+    logits = r * (differences + dim - r)
+    origin = min(dim, heads * r) if embedded else 0
+    return heads * (logits + differences) + 1 + origin
 
 
 @checked_by(_check_integers)
@@ -243,6 +275,23 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
     Source: Dana et al. 2025, Corollary 2.
     """
     return 1 / vocab + (1 - 1 / vocab) * count / total
+
+
+@checked_by(lambda error, total: check_integer("total", total))
+def error_to_bits(error, total: int):
+    r"""Bits that a model surely knows of ``total`` labels uniform on :math:`[0, 1]`.
+
+    :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for a mean square error ``D``, a number or an
+    array: what is saved by a code for labels that are normal around the outputs (Shannon's lower
+    bound of the rate). Zero from ``D = 0.0585`` on; the constant 1/2 has 1/12.
+
+    >>> round(error_to_bits(1e-4, total=10_000))
+    45968
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 10.
+    """
+    rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
+    return total * np.maximum(rate, 0)
 
 
 def _check_table(vocab, total, **measured) -> None:

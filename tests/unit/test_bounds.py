@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.attention import mha_features
+from attnmem import bounds, experiments, results, training
+from attnmem.attention import MHAWeights, mha, mha_features
 from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
 from attnmem.independence import numerical_rank
 from attnmem.training import xavier
+
+CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,8 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.aot_parameters(2, 3, 4, vocab=3, length=0), "length"),
         (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
+        (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
+        (lambda: bounds.error_to_bits(0.1, total=0), "total"),
         (lambda: bounds.associations_to_accuracy(11, vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
     ],
@@ -129,6 +133,47 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
 def test_bad_arguments_are_named(call, name):
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         call()
+
+
+@pytest.mark.parametrize(("H", "n", "d_h", "d"), CEILINGS)
+def test_as_many_numbers_decide_the_outputs_as_their_jacobian_has_ranks(H, n, d_h, d):
+    torch.manual_seed(n)
+    E = torch.randn(n, d, dtype=torch.float64)
+    e = torch.randn(bounds.shared_context_ceiling(H, n, d_h, d) + 5, d, dtype=torch.float64)
+    layer = [W.double() for W in random_mha(H, d, d_h, seed=1)]
+    jacobians = torch.func.jacrev(lambda W: mha(MHAWeights(*W), E, e)[:, 0])(layer)
+    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
+    assert numerical_rank(J, rtol=1e-10) == bounds.shared_context_ceiling(H, n, d_h, d)
+
+
+@pytest.mark.parametrize(("H", "n", "d_h", "d"), [(2, 3, 2, 4), (3, 3, 1, 4), (1, 3, 4, 4)])
+def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d):
+    """Mahdavi et al.'s, with embedding and positions; weights larger, for well-separated ranks."""
+    sizes = {"H": H, "n": n, "d": d, "d_h": d_h, "T": 1}
+    [cell] = experiments.memorization([sizes], context="shared", real=True)
+    run = results.Run(experiment="none", profile="quick", seed=0, **cell)
+    P = training.mha_parameters(run, training.generator(run, "weights"))
+    P = {name: 4 * W.double()[None] for name, W in P.items()}
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, B, d, dtype=torch.float64) for B in (n, 100)]
+    jacobians = torch.func.jacrev(lambda P: training.mha_outputs(P, run, *inputs)[0, :, 0])(P)
+    J = torch.cat([J.flatten(1) for J in jacobians.values()], dim=1)
+    ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
+    assert numerical_rank(J, rtol=1e-12) == ceiling
+
+
+@pytest.mark.parametrize("cells", [1, 2, 7, 1000])
+def test_an_error_tells_no_more_bits_than_the_code_that_makes_it(cells):
+    """Labels rounded to the middle of their cell take log2(cells) bits; a normal code 0.25 more."""
+    bits = bounds.error_to_bits(1 / (12 * cells**2), total=1)
+    lost = math.log2(2 * math.pi * math.e / 12) / 2
+    assert bits == pytest.approx(max(0, math.log2(cells) - lost), abs=1e-12)
+
+
+def test_bits_of_errors_take_arrays_and_half_the_deviation_is_a_bit():
+    bits = bounds.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12]), total=10)
+    assert bits[1] - bits[0] == pytest.approx(10)
+    assert bits[2] == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 210, 2500])
