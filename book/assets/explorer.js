@@ -8,6 +8,10 @@ const count = {
   own_context_rank: ({ H, d }) => H * d,
   scalar_capacity: ({ H, d }) => H * (d - 1),
   shared_context_rank: ({ H, n }) => H * (n - 1) + 1,
+  shared_context_ceiling: ({ H, n, d_h, d }) => {
+    const r = Math.min(d_h, n - 1);
+    return H * (r * (n - 1 + d - r) + n - 1) + 1;
+  },
   affine_rank: ({ H, d }) => H * (d - 1) + 1,
   relu_capacity: (sizes) => relu_width(sizes) * (sizes.d + 2) + 1,
   mha_parameters: ({ H, d_h, d }) => H * d * (2 * d_h + 1) + H + 1,
@@ -29,6 +33,7 @@ const needs = {
   aot_capacity: [narrow, "needs d_h ≤ d"],
   own_context_rank: [({ n }) => n >= 2, "needs n ≥ 2"],
   scalar_capacity: [({ n, d_h, d }) => d_h >= 2 && n >= 3 && n <= d, "needs 3 ≤ n ≤ d, d_h ≥ 2"],
+  shared_context_ceiling: [({ n, d }) => n <= d, "needs n ≤ d"],
   relu_capacity: [(sizes) => relu_width(sizes) > 0, "not one unit fits"],
   aot_parameters: [narrow, "needs d_h ≤ d"],
 };

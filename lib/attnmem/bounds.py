@@ -279,7 +279,7 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
 
 @checked_by(lambda error, total: check_integer("total", total))
 def error_to_bits(error, total: int):
-    r"""Bits that a model surely knows of ``total`` labels uniform on :math:`[0, 1]`.
+    r"""Bits that a model knows at least of ``total`` labels uniform on :math:`[0, 1]`.
 
     :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for a mean square error ``D``, a number or an
     array: what is saved by a code for labels that are normal around the outputs (Shannon's lower

@@ -65,6 +65,7 @@ def expected(H, d, d_h, n, S, N):
             bounds.scalar_capacity(H, n, d_h, d) if 3 <= n <= d and d_h >= 2 else None
         ),
         "shared_context_rank": bounds.shared_context_rank(H, n),
+        "shared_context_ceiling": (bounds.shared_context_ceiling(H, n, d_h, d) if n <= d else None),
         "affine_rank": bounds.affine_rank(H, d),
         "relu_capacity": bounds.relu_capacity(units, d) if units else None,
         "mha_parameters": layer,
