@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .checks import check_integer, check_number, checked_by
+from .checks import check_integer, check_number, checked_by, refuse
 
 
 def _check_integers(**arguments) -> None:
@@ -277,20 +277,27 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
     return 1 / vocab + (1 - 1 / vocab) * count / total
 
 
-@checked_by(lambda error, total: check_integer("total", total))
+def _check_error(error, total) -> None:
+    check_integer("total", total)
+    if not (np.asarray(error) >= 0).all():
+        refuse("error", error, "mean squares, at least 0")
+
+
+@checked_by(_check_error)
 def error_to_bits(error, total: int):
     r"""Bits that a model knows at least of ``total`` labels uniform on :math:`[0, 1]`.
 
     :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for a mean square error ``D``, a number or an
     array: what is saved by a code for labels that are normal around the outputs (Shannon's lower
-    bound of the rate). Zero from ``D = 0.0585`` on; the constant 1/2 has 1/12.
+    bound of the rate). Zero from ``D = 0.0585`` on; the constant 1/2 has 1/12. Infinite at 0.
 
     >>> round(error_to_bits(1e-4, total=10_000))
     45968
 
     Source: Cover and Thomas, Elements of Information Theory, chapter 10.
     """
-    rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
+    with np.errstate(divide="ignore"):
+        rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
     return total * np.maximum(rate, 0)
 
 

@@ -126,6 +126,8 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
         (lambda: bounds.error_to_bits(0.1, total=0), "total"),
+        (lambda: bounds.error_to_bits(np.array([0.1, -0.1]), total=1), "error"),
+        (lambda: bounds.error_to_bits(float("nan"), total=1), "error"),
         (lambda: bounds.associations_to_accuracy(11, vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
     ],
@@ -136,7 +138,7 @@ def test_bad_arguments_are_named(call, name):
 
 
 @pytest.mark.parametrize(("H", "n", "d_h", "d"), CEILINGS)
-def test_as_many_numbers_decide_the_outputs_as_their_jacobian_has_ranks(H, n, d_h, d):
+def test_as_many_numbers_decide_the_outputs_as_the_rank_of_their_jacobian(H, n, d_h, d):
     torch.manual_seed(n)
     E = torch.randn(n, d, dtype=torch.float64)
     e = torch.randn(bounds.shared_context_ceiling(H, n, d_h, d) + 5, d, dtype=torch.float64)
@@ -171,9 +173,9 @@ def test_an_error_tells_no_more_bits_than_the_code_that_makes_it(cells):
 
 
 def test_bits_of_errors_take_arrays_and_half_the_deviation_is_a_bit():
-    bits = bounds.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12]), total=10)
+    bits = bounds.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12, 0]), total=10)
     assert bits[1] - bits[0] == pytest.approx(10)
-    assert bits[2] == 0
+    assert bits[2:].tolist() == [0, math.inf]
 
 
 @pytest.mark.parametrize("count", [0, 1, 210, 2500])
