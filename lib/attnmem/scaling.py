@@ -236,6 +236,17 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np
 
 
 @checked_by(_check_part)
+def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> Array:
+    """What the mean gains in each step that starts :func:`unsaturated`, by rising ``x``.
+
+    >>> unsaturated_gains([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
+    [0.25, 0.5]
+    """
+    order = np.argsort(np.asarray(x, dtype=float))
+    return np.diff(_means(y)[order])[unsaturated(x, y, ceiling)[order][:-1]]
+
+
+@checked_by(_check_part)
 def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> Fit | None:
     """The line through the :func:`unsaturated` points; None if there are fewer than three.
 

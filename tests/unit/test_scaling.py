@@ -91,6 +91,14 @@ def test_the_unsaturated_part_ends_at_the_first_point_that_reaches_the_ceiling()
     ]
 
 
+def test_gains_are_of_the_steps_that_start_below_the_ceiling_whatever_the_order():
+    accuracy = np.array([0.25, 0.5, 1.0, 0.75, 1.0])
+    assert scaling.unsaturated_gains(np.arange(5), accuracy).tolist() == [0.25, 0.5]
+    shuffled = np.array([3, 0, 4, 1, 2])
+    seeds = accuracy[shuffled, None] + [-0.125, 0.125]
+    assert scaling.unsaturated_gains(shuffled, seeds).tolist() == [0.25, 0.5]
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
