@@ -102,8 +102,8 @@ def _check_name(name, profile) -> None:
 def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
     """Double from ``start`` until something fails, then halve the gap to 2% of what is memorized.
 
-    As if what memorizes more also memorized less, which luck may break: where one size fails and a
-    larger one would not, the smaller answer is given.
+    As if a size that fails left no hope for a larger one, which luck may break: then the smaller
+    answer is given.
 
     >>> bisect(lambda T: T <= 700, start=50, most=2500)
     Bracket(memorized=700, failed=712)
@@ -148,9 +148,8 @@ def _bracket(
 ) -> Bracket:
 
     def memorizes(size: int) -> bool:
-        runs = runs_of(size)
-        while not any(_all_right(known[run.key][1]) for run in runs if run.key in known):
-            missing = [run for run in runs if run.key not in known]
+        while _memorized(runs_of, known) < size:
+            missing = [run for run in runs_of(size) if run.key not in known]
             if not missing:
                 return False
             known.update(train(missing))
@@ -158,7 +157,14 @@ def _bracket(
 
     [run, *_] = runs_of(1)
     most = run.N**2 if run.model == "aot" else training.parameter_count(run)
-    return bisect(memorizes, _bound(run), most)
+    failed = bisect(memorizes, _bound(run), most).failed
+    return Bracket(_memorized(runs_of, known), failed)
+
+
+def _memorized(runs_of: Callable[[int], list[Run]], known: Rows) -> int:
+    """The largest set that a row had right; the weights that had it have all of its subsets."""
+    right = (run for run, outcome in known.values() if _all_right(outcome))
+    return max((run.T for run in right if run in runs_of(run.T)), default=0)
 
 
 def _all_right(outcome: Outcome) -> bool:
@@ -181,10 +187,10 @@ def search(
 ) -> int:
     """Train what the bisections still need and append the rows; returns how many were added.
 
-    A size counts as memorized if one of the restarts has every answer right. On a GPU they are
-    trained at once; on a processor one after the other, until one gets there. The path of a
-    bisection follows from the rows, so an interrupted search goes on where it was. ``report`` is
-    called after each training with its first run and whether one had every answer right.
+    A size counts as memorized if a restart has every answer right, at this size or a larger one.
+    On a GPU they are trained at once; on a processor one after the other, until one gets there. The
+    path of a bisection follows from the rows, so an interrupted search goes on where it was.
+    ``report`` is called after each training with its first run and whether one had all right.
     """
     device, added = experiments.choose_device(device), 0
     at_once = 1 if torch.device(device).type == "cpu" else None

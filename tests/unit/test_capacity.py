@@ -103,6 +103,21 @@ def test_a_processor_tries_no_restart_after_one_that_got_there(monkeypatch):
     assert capacity.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
 
 
+def test_weights_that_have_a_set_have_its_subsets(instant):
+    """A row beyond the first size that fails is not passed over, nor is a smaller size tried."""
+    instant.extend([None] * 4)  # past the interruption
+    before = len(instant)
+    cell = capacity.SEARCHES["dana-capacity"].cells["quick"][0]
+    lucky = capacity.probe("dana-capacity", "quick", cell, 15)[0]
+    results.append([(lucky, Outcome(1.0, 0.1, 0.0, "cpu", "2", "abc"))])
+    capacity.search("dana-capacity", "quick", "cpu")
+    one, two = capacity.found("dana-capacity", "quick").itertuples()
+    assert (one.memorized, one.failed) == (15, 16)
+    assert (two.memorized, two.failed) == (20, 21)  # another shape: its row says nothing here
+    sizes = [size for [size] in instant[before:]]
+    assert min(sizes[: sizes.index(9)]) > 15  # 9: where the second search starts
+
+
 def test_an_unfinished_search_is_not_reported(instant):
     with pytest.raises(Interrupted):
         capacity.search("dana-capacity", "quick", "cpu")
