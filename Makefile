@@ -57,7 +57,7 @@ unit: $(READY) ## library, theory and book-structure tests
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
-	  --nbval-cell-timeout 300 -n 2 --dist loadscope book/notebooks
+	  --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 300 -n 2 --dist loadscope book/notebooks
 
 browser: $(READY) chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
 	$(SHOW) 'The book in a browser'
