@@ -22,29 +22,90 @@ def test_claims_are_complete_and_keyed_by_paper():
     assert all(claim.key == key and claim.says.endswith(".") for key, claim in claims.items())
 
 
+def claim(kind, universal=None):
+    universal = kind == "theorem" if universal is None else universal
+    return reporting.Claim("k", "dana", kind, "L", "Says.", universal=universal)
+
+
+PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.proved(False, by="thm-x")
+EXACT, BALLS = reporting.certified(True), reporting.certified(False)
+SEEN, UNSEEN = reporting.checked(True), reporting.checked(False)
+ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), (False, 3, 6)))
+
+
 @pytest.mark.parametrize(
-    ("checks", "word"),
+    ("kind", "checks", "word", "grade"),
     [
-        ((True, True), "confirmed"),
-        ((True, False), "in part"),
-        ((False, True), "in part"),
-        ((False, False), "contradicted"),
+        ("theorem", [SEEN, SEEN], "confirmed", "checked"),
+        ("theorem", [SEEN, PROVED, EXACT], "confirmed", "proved"),
+        ("theorem", [SEEN, UNSEEN], "in part", "checked"),
+        ("theorem", [SEEN] * 99 + [BALLS], "contradicted", "certified"),
+        ("theorem", [PROVED, SEEN, FALSE], "contradicted", "proved"),
+        ("theorem", [UNSEEN], "contradicted", "checked"),
+        ("theorem", [PROVED, UNSEEN, LOST], "in part", "proved"),
+        ("finding", [SEEN, PROVED, EXACT], "confirmed", "checked"),
+        ("finding", [PROVED, BALLS], "in part", "certified"),
+        ("figure", [ONE, FIVE], "confirmed", "measured, 1 of 6 seeds"),
+        ("figure", [FIVE, LOST], "in part", "measured, 3 of 6 seeds"),
+        ("figure", [LOST, LOST], "contradicted", "measured, 3 of 6 seeds"),
+        ("figure", [PROVED, FIVE], "confirmed", "measured, 5 of 5 seeds"),
+        ("table", [reporting.measured(True, 1)], "confirmed", "measured, 1 seed"),
+        ("table", [reporting.measured(True, 2)], "confirmed", "measured, 2 seeds"),
+        ("definition", [SEEN], "illustrated", "checked"),
+        ("assumption", [SEEN, UNSEEN], "met in part", "checked"),
+        ("assumption", [UNSEEN], "not met", "checked"),
     ],
 )
-def test_a_verdict_is_what_its_checks_say(displayed, checks, word):
-    reporting.verdict(
-        "mahdavi-theorem-1", dict(zip(("rank 993", "error small"), checks, strict=True))
-    )
-    [(data, metadata)] = displayed
-    assert metadata["attnmem"]["verdict"] == word
-    assert data["text/markdown"].startswith(f"**Theorem 1: {word}.**")
+def test_word_and_grade_follow_from_the_checks(kind, checks, word, grade):
+    assert reporting.word_for(claim(kind), checks) == word
+    assert reporting.grade_for(claim(kind), checks) == grade
 
 
-def test_a_verdict_needs_a_known_claim_and_a_check(displayed):
-    with pytest.raises(ValueError, match=r"^verdict: got 'mahdavi-theorem-9'"):
-        reporting.verdict("mahdavi-theorem-9", {"x": True})
-    with pytest.raises(ValueError, match="no checks"):
-        reporting.verdict("mahdavi-theorem-1", {})
+def test_a_universal_claim_of_any_kind_falls_by_one_counterexample():
+    assert reporting.word_for(claim("table", universal=True), [SEEN, BALLS]) == "contradicted"
+    assert reporting.word_for(claim("table"), [SEEN, BALLS]) == "in part"
+
+
+def test_a_verdict_is_shown_and_stored(displayed):
+    checks = {"rank 993": EXACT, "error small": SEEN}
+    reporting.verdict("mahdavi-theorem-1", checks)
+    reporting.verdict("mahdavi-figure-3", {"half": ONE}, sizes="T = 550")
+    [(data, metadata), (measured, entry)] = displayed
+    assert metadata["attnmem"] == {
+        "claim": "mahdavi-theorem-1",
+        "verdict": "confirmed",
+        "grade": "certified",
+        "sizes": None,
+        "instead": None,
+        "checks": [
+            ["rank 993", True, "certified", None, None, None],
+            ["error small", True, "checked", None, None, None],
+        ],
+    }
+    assert data["text/markdown"] == data["text/plain"]
+    assert data["text/markdown"].splitlines() == [
+        "**Theorem 1: confirmed** · certified",
+        "",
+        "- ✓ rank 993 *(certified)*",
+        "- ✓ error small *(checked)*",
+    ]
+    assert "confirmed** · measured, 1 of 6 seeds · T = 550\n" in measured["text/markdown"]
+    assert entry["attnmem"]["checks"] == [["half", True, "measured", None, 1, 6]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mahdavi-theorem-9", {"x": SEEN}), "^verdict: got 'mahdavi-theorem-9'"),
+        (("mahdavi-theorem-1", {}), "no checks"),
+        (("mahdavi-theorem-1", {"x": True}), r"got True for 'x'; expected what it rests on"),
+        (("mahdavi-figure-3", {"x": ONE}), "no sizes"),
+        (("mahdavi-theorem-1", {"x": BALLS}), "no instead"),
+    ],
+)
+def test_a_verdict_without_its_evidence_is_refused(displayed, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        reporting.verdict(*arguments)
     assert not displayed
 
 
