@@ -33,9 +33,11 @@ from ..checks import (
 )
 from .generic import gaussian, map_scale
 from .mahdavi import read_out
+from .sequences import dependent_subset, impossible_subset, offered_rank
 
-SPREADS = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
-DRAWS = 3  # of each spread
+SHARP = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
+SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # of sequences that share tokens soft attention tells more
+FIRST, MOST = 9, 60  # draws: for the largest margin, and as long as none fits
 ENOUGH = 0.99  # of the margin that exact arithmetic would give: no further draw is made
 REFINEMENTS = 3
 
@@ -92,41 +94,6 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
     return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
 
 
-def offered_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
-    r"""No weights give ``F`` a larger rank: :math:`H \min(d_h, a) + \min(d, L)`.
-
-    ``L`` counts the different last tokens: ``x(t, S)`` takes no more values. ``a`` is the affine
-    dimension of all ``e(t_s) + pos_s``, at most ``N + S - 2``: attention averages these vectors, so
-    it offers ``a`` numbers and a constant, which the skip connection offers already if ``a < d``.
-    With ``d`` last tokens and ``N + S - 2 >= d_h`` this is ``H d_h + d``. A *single* head has one
-    more limit: for one last token, ``A(t)`` and a constant, times the softmax's denominator, are
-    sums of a term for each position, and so have no more rank than such sums.
-
-    >>> offered_rank(torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]), heads=1, head_dim=4, dim=4)
-    4
-
-    Source: ours; it limits Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
-    """
-    S = sequences.shape[1]
-    places = torch.stack([sequences.flatten(), torch.arange(S).repeat(len(sequences))], dim=1)
-    span = _additive_rank(places.unique(dim=0)) - 1
-    last = sequences[:, -1].unique()
-    offers = heads * min(head_dim, span) + min(dim, len(last))
-    if heads == 1:
-        groups = (sequences[sequences[:, -1] == token] for token in last)
-        offers = min(offers, sum(_additive_rank(group) for group in groups))
-    return offers
-
-
-def _additive_rank(rows: Int[Tensor, "T k"]) -> int:
-    """Dimension of all functions of a row that are sums of a function of each of its entries."""
-    columns = [
-        torch.nn.functional.one_hot(column.unique(return_inverse=True)[1]) for column in rows.T
-    ]
-    indicator = torch.cat(columns, dim=1).double()
-    return int(torch.linalg.matrix_rank(indicator.T @ indicator))
-
-
 def _check_associations(
     sequences, next_tokens, vocab, dim, head_dim, heads, seed, unembedding
 ) -> None:
@@ -145,21 +112,10 @@ def _check_associations(
         refuse("sequences", f"S = {S}", "S >= 2: a single token attends to nothing but itself")
     if len(sequences.unique(dim=0)) < T:
         refuse("sequences", "a repeated sequence", "distinct rows")
-    _check_room(sequences, heads, head_dim, dim)
+    if not 1 <= T <= (room := aot_capacity(heads, head_dim, dim)):
+        refuse("sequences", f"T_0 = {T}", f"1 <= T_0 <= H d_h + d = {room}")
     if unembedding is not None:
         _check_unembedding(unembedding, vocab, dim)
-
-
-def _check_room(sequences, heads, head_dim, dim) -> None:
-    T, room = len(sequences), aot_capacity(heads, head_dim, dim)
-    if not 1 <= T <= room:
-        refuse("sequences", f"T_0 = {T}", f"1 <= T_0 <= H d_h + d = {room}")
-    if (offers := offered_rank(sequences, heads, head_dim, dim)) < T:
-        refuse(
-            "sequences",
-            f"T_0 = {T} sequences with few different tokens",
-            f"T_0 <= H min(d_h, a) + min(d, L) = {offers} (see offered_rank)",
-        )
 
 
 def _check_unembedding(unembedding, vocab, dim) -> None:
@@ -189,10 +145,12 @@ def memorize_aot(
 ) -> AoTWeights:
     r"""Weights of an attention-only transformer that predict every next token.
 
-    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens`` for any ``T_0 <= H d_h + d``
-    distinct sequences of length ``S >= 2``, however long, if they have different tokens enough:
-    ``d`` last ones, and ``N + S - 2 >= d_h``. Otherwise up to :func:`offered_rank`, or somewhat
-    less for special sets of sequences over two or three tokens.
+    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, if
+    ``T_0 <= H d_h + d`` and the sequences can be told apart:
+    ``offered_rank(sequences, heads, head_dim, dim) == T_0``
+    (:func:`attnmem.constructions.sequences.offered_rank`). Random sequences can, as a rule. Sets
+    that share tokens in a regular way, such as all settings of a few bits, may not be, and some
+    next tokens on them are beyond any weights.
 
     Arguments
         ``sequences``, ``next_tokens``: integers in ``[0, vocab)``. ``dim``: at least 2;
@@ -204,7 +162,10 @@ def memorize_aot(
         less the largest product of two rows of ``W_U``.
     Raises
         ``ValueError`` naming the argument: wrong sizes or types, ``T_0`` above capacity, repeated
-        sequences; or data so ill-conditioned that float64 loses some association.
+        sequences. Where no draw fits, the error says why: the sequences whose next tokens are
+        impossible for ``H`` heads at any ``d`` and ``d_h``; those that no attention makes
+        independent, so that this construction does not reach them; or, if the rank is full, that
+        float64 loses some association.
 
     >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     >>> weights = memorize_aot(
@@ -220,25 +181,54 @@ def memorize_aot(
     goal = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(int(seed))
     best, worst = None, -math.inf
-    for attempt in range(DRAWS * len(SPREADS)):
+    for attempt in range(MOST):
+        if attempt == FIRST:
+            if worst > 0:
+                break
+            _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
         # Targets in a proper subspace, or with coincidences, may make M singular: jitter mends it.
         jitter = goal / 4 if attempt else 0.0
         targets = _jittered(W_U[next_tokens], jitter, generator)
-        spread = SPREADS[attempt % len(SPREADS)]
+        spreads = SHARP if attempt < FIRST else SPREADS
+        spread = spreads[attempt % len(spreads)]
         sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
         drawn = draw(*sizes, spread, seed + 1000 * attempt)
         weights = fitted(drawn, W_U, sequences, targets)
         margin = float(margins(aot(weights, sequences), next_tokens).min())
         if margin > worst:
             best, worst = weights, margin
-        if worst >= ENOUGH * (goal - 2 * jitter):
+        if worst >= ENOUGH * (goal - 2 * jitter) or (attempt > FIRST and worst > 0):
             break
     if best is None or worst <= 0:
-        got = (
-            f"associations that {DRAWS * len(SPREADS)} draws lose to rounding (margin {worst:.1e})"
+        refuse(
+            "sequences",
+            f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
+            f"{MOST} draws loses some to rounding",
+            "a better conditioned task: fewer sequences or more heads",
         )
-        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
     return best
+
+
+def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
+    """Refuse a task that is impossible, and a set of sequences that no weights tell apart."""
+    if beyond := impossible_subset(sequences, next_tokens, heads):
+        rows = beyond.rows.tolist()
+        refuse(
+            "next_tokens",
+            f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
+            f"{len(rows)} sequences {rows}, which end in one token, are orthogonal to all "
+            f"functions of {heads} place{'s' * (heads > 1)}",
+            "more heads, or other next tokens (see impossible_subset)",
+        )
+    if subset := dependent_subset(sequences, heads, head_dim, dim).tolist():
+        offers = offered_rank(sequences, heads, head_dim, dim)
+        refuse(
+            "sequences",
+            f"T_0 = {len(sequences)} of which H = {heads}, d_h = {head_dim}, d = {dim} offer rank "
+            f"{offers} at most: no weights make the {len(subset)} sequences {subset} independent",
+            "every subset independent (see dependent_subset): more heads, or fewer sequences that "
+            "share tokens",
+        )
 
 
 def _jittered(
