@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.stats import hypergeom
 
 from .checks import check_integer, check_number, checked_by, refuse
 
@@ -149,6 +150,9 @@ def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
 def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
     r"""Associations that an attention-only transformer memorizes: :math:`H d_h + d`.
 
+    For sets of sequences that attention can tell apart, such as random ones; not for every set
+    (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams`` of the book).
+
     Raises ``ValueError`` if ``head_dim > dim``, which the paper's layer excludes.
 
     >>> aot_capacity(heads=20, head_dim=10, dim=10)
@@ -157,6 +161,49 @@ def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
     return heads * head_dim + dim
+
+
+def _check_random_bigrams(heads, head_dim, dim, vocab) -> None:
+    _check_aot(heads, head_dim, dim)
+    check_integer("vocab", vocab)
+    if (count := heads * head_dim + dim) > vocab**2:
+        refuse(
+            "vocab", vocab, f"at least {math.isqrt(count - 1) + 1}, so that {count} bigrams exist"
+        )
+
+
+@checked_by(_check_random_bigrams)
+def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> float:
+    r"""With at most this probability attention cannot tell ``H d_h + d`` random bigrams apart.
+
+    The bigrams are drawn without repetition, uniformly from all ``N^2``. With the opposite
+    probability almost every transformer's ``F`` has full rank on them, so every choice of next
+    tokens is memorized. A union bound over sets of tokens, of hypergeometric tails; at most one.
+
+    >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
+    True
+    >>> random_bigrams_risk(heads=1, head_dim=10, dim=10, vocab=50)  # says nothing
+    1.0
+
+    Source: ours (theorem ``thm-random-bigrams`` of the book).
+    """
+    H, d_h, d, N = heads, head_dim, dim, vocab
+    T = H * d_h + d
+
+    def tail(marked: int, most: int) -> float:
+        """More than ``most`` of the bigrams drawn are among ``marked`` ones."""
+        return float(hypergeom.sf(most, N * N, marked, T))
+
+    few_last = sum(math.comb(N, L) * tail(N * L, H * d_h + L) for L in range(1, min(d, N + 1)))
+    crowded = [
+        sum(
+            math.comb(N, m) * tail(m * m, H * ((m + 1) // 2) - spare)
+            for m in range(2, min(2 * d_h - 2, N) + 1)
+        )
+        + tail(N, d + spare)
+        for spare in range(H + 1)
+    ]
+    return min(1.0, few_last + min(crowded))
 
 
 @checked_by(_check_integers)

@@ -24,6 +24,7 @@ from jaxtyping import Int
 from scipy.optimize import linprog
 from torch import Tensor
 
+from ..attention import AoTWeights
 from ..checks import check_integer, check_tensor, checked_by, refuse
 
 PRIME = 2**31 - 1  # products of two residues fit into 64 bits
@@ -355,3 +356,38 @@ def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
     check_integer("bits", bits)
     rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
     return rows, rows.sum(1) % 2
+
+
+def parity_by_heads(bits: int) -> AoTWeights:
+    r"""As many heads as bits, of width one in dimension two, that tell their parity.
+
+    For sequences of :func:`every_parity`, vocabulary 2. Head ``h`` weighs a token 1 by ``a_h`` and
+    a token 0 by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. With a
+    constant these functions span every polynomial in ``m`` of degree ``H`` over one denominator.
+
+    >>> from attnmem.attention import aot
+    >>> [bool((aot(parity_by_heads(k), every_parity(k)[0]).argmax(-1) == every_parity(k)[1]).all())
+    ...  for k in (1, 2, 3, 4, 5)]
+    [True, True, True, True, True]
+
+    Source: ours (proposition ``prop-enough-heads`` of the book).
+    """
+    check_integer("bits", bits)
+    a = 2.0 ** torch.arange(1, bits + 1, dtype=torch.float64)  # different poles
+    m = torch.arange(bits + 1, dtype=torch.float64)
+    offered = a * m[:, None] / (bits + 1 + (a - 1) * m[:, None])  # the share of tokens 1
+    columns = torch.cat([torch.ones(bits + 1, 1, dtype=torch.float64), offered], dim=1)
+    solution = torch.linalg.solve(columns, -((-1.0) ** m))  # positive where the parity is one
+    # A token 0 is (0, 1), which asks and carries the constant; a token 1 is (1, 0).
+    embedding = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    zero = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    return AoTWeights(
+        embedding=embedding,
+        positions=torch.zeros(bits + 1, 2, dtype=torch.float64),
+        W_Q=zero.expand(bits, 1, 2),
+        W_K=a.log()[:, None, None] * one,
+        W_V=one.expand(bits, 1, 2),
+        W_O=solution[1:, None, None] * one.T,
+        W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], dtype=torch.float64),
+    )

@@ -1,0 +1,96 @@
+"""Many tiny transformers trained at once on a few sequences each: does gradient descent get there?
+
+For tasks of a handful of sequences, where the question is whether weights exist, not how fast they
+are found. The published protocols and sizes are in :mod:`attnmem.training`.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .attention import AoTWeights, aot
+from .checks import check_integer, check_size, check_tensor, check_tokens, checked_by
+
+EVERY = 50  # steps between two counts of what is right
+SPREAD = 3.0  # of the logits at the start: softer attention than training usually starts from
+
+
+def _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, seed, steps, rate) -> None:
+    check_tensor("sequences", sequences, "(R, T_0, S)", 3)
+    check_tensor("next_tokens", next_tokens, "(R, T_0)", 2)
+    check_integer("vocab", vocab)
+    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tensor, vocab)
+    for axis, what in enumerate(("the number of runs", "the number of sequences")):
+        check_size("next_tokens", next_tokens, axis, sequences.shape[axis], what)
+    for name, value in (("dim", dim), ("head_dim", head_dim), ("heads", heads), ("steps", steps)):
+        check_integer(name, value)
+    check_integer("seed", seed, least=0)
+
+
+@checked_by(_check_tasks)
+def train_tiny(
+    sequences: Int[Tensor, "R B S"],
+    next_tokens: Int[Tensor, "R B"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    seed: int,
+    steps: int = 1000,
+    rate: float = 0.03,
+) -> Int[Tensor, " R"]:
+    """For each of R tasks, how many of its next tokens one training got right at its best step.
+
+    The model is :func:`attnmem.attention.aot`, every weight trained, in float64 from a Gaussian
+    start drawn with ``seed``; Adam with betas (0.9, 0.99) on the cross-entropy, ``rate`` falling
+    linearly to zero over ``steps``. Counted every 50 steps, and at the end.
+
+    >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
+    >>> labels = torch.tensor([0, 1, 1, 0]).expand(5, 4)
+    >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
+    >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
+    [3, 4]
+    """
+    weights = _start(len(sequences), sequences.shape[-1], vocab, dim, head_dim, heads, seed)
+    optimizer = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99))
+    best = torch.zeros(len(sequences), dtype=torch.int64)
+    for step in range(steps + 1):
+        logits = aot(weights, sequences)
+        if step % EVERY == 0 or step == steps:
+            right = (logits.argmax(-1) == next_tokens).sum(-1)
+            best = torch.maximum(best, right)
+        if step == steps or bool((best == next_tokens.shape[-1]).all()):
+            break
+        loss = -logits.log_softmax(-1).gather(-1, next_tokens[..., None]).mean((-1, -2)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+        optimizer.step()
+    return best
+
+
+def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWeights:
+    """Gaussian weights of R transformers, leaves that ask for gradients."""
+    draw = torch.Generator().manual_seed(seed)
+    map_scale = (SPREAD / d_h**0.5) ** 0.5 / d**0.5
+    sizes = {
+        "embedding": ((N, d), 1.0),
+        "positions": ((S, d), 1.0),
+        "W_Q": ((H, d_h, d), map_scale),
+        "W_K": ((H, d_h, d), map_scale),
+        "W_V": ((H, d_h, d), d**-0.5),
+        "W_O": ((H, d, d_h), d_h**-0.5),
+        "W_U": ((N, d), 1.0),
+    }
+    return AoTWeights(
+        **{
+            name: (
+                scale * torch.randn(R, *shape, generator=draw, dtype=torch.float64)
+            ).requires_grad_()
+            for name, (shape, scale) in sizes.items()
+        }
+    )
