@@ -32,7 +32,7 @@ DEEPEST = 2**26  # size of the linear program that looks for impossible next tok
 FEW = 16  # sequences whose subsets are all tried
 
 
-def _check_sequences(sequences, heads, head_dim=1, dim=2, seed=0) -> None:
+def _check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -> None:
     check_tensor("sequences", sequences, "(T_0, S)", 2)
     if sequences.is_floating_point() or sequences.numel() == 0 or int(sequences.min()) < 0:
         refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
@@ -47,10 +47,17 @@ def _check_sequences(sequences, heads, head_dim=1, dim=2, seed=0) -> None:
 
 @checked_by(_check_sequences)
 def offered_rank(
-    sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int, seed: int = 0
+    sequences: Int[Tensor, "T S"],
+    heads: int,
+    head_dim: int,
+    dim: int,
+    seed: int = 0,
+    *,
+    skip: bool = True,
 ) -> int:
     r"""The largest rank of ``F`` over all weights; almost all weights reach it.
 
+    Without ``skip``, of ``F`` less its first ``d`` columns, the skip connection's.
     Computed modulo the prime ``2^31 - 1`` at a random point: a proven lower bound. It falls short
     of the largest rank with a probability below ``T_0 (4 H S + 2) / 2^31`` over ``seed``
     (Schwartz and Zippel), so repeat it with another seed where that matters.
@@ -64,7 +71,8 @@ def offered_rank(
 
     Source: ours; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
-    return len(_echelon(_free_offers(sequences, heads, head_dim, dim, seed).T)[1])
+    F = _free_offers(sequences, heads, head_dim, dim, seed)
+    return len(_echelon(F[:, 0 if skip else dim :].T)[1])
 
 
 @checked_by(_check_sequences)
