@@ -412,6 +412,23 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
     return table.pivot(index=axis, columns="seed", values=measured)
 
 
+def spans(table: pd.DataFrame, *fields: str) -> str:
+    """The least and the largest value of each field: ``"T = 10,000 to 40,000, n = 32"``.
+
+    For the ``sizes`` of a verdict, so that they follow the rows.
+
+    >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
+    'T = 250 to 1,000, n = 8'
+    """
+    for field in fields:
+        if field not in table or table[field].isna().any():
+            refuse("fields", repr(field), "a column without missing values")
+    ends = {field: dict.fromkeys((table[field].min(), table[field].max())) for field in fields}
+    return ", ".join(
+        f"{field} = {' to '.join(f'{int(end):,}' for end in both)}" for field, both in ends.items()
+    )
+
+
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
     """Numbers that a paper published, for comparison: ``dana-2025`` or ``mahdavi-2024``."""

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 
+import pandas as pd
 import pytest
 
 from attnmem import results
@@ -257,3 +258,11 @@ def test_shipped_and_new_rows_are_read_together(tmp_path, monkeypatch):
     results.append(rows(1, start=7))
     assert results.table("trial", "quick").seed.tolist() == [0, 1, 7]
     assert (new / "trial" / "quick.csv").exists()
+
+
+def test_spans_say_the_least_and_the_largest_and_refuse_holes():
+    rows = pd.DataFrame({"T": [20_000, 550, 1000], "n": [7, 7, 7], "width": [1, None, 2]})
+    assert results.spans(rows, "n", "T") == "n = 7, T = 550 to 20,000"
+    for field in ("width", "H"):
+        with pytest.raises(ValueError, match=field):
+            results.spans(rows, "T", field)
