@@ -412,6 +412,12 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
     return table.pivot(index=axis, columns="seed", values=measured)
 
 
+def fewest_seeds(table: pd.DataFrame) -> int:
+    """How many seeds every training of a table has at least: the fewest of any configuration."""
+    other = [f.name for f in dataclasses.fields(Run) if f.name != "seed"]
+    return int(table.groupby(other, dropna=False).seed.nunique().min())
+
+
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
     """Numbers that a paper published, for comparison: ``dana-2025`` or ``mahdavi-2024``."""
