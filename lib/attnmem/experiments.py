@@ -560,6 +560,30 @@ def _rows_of(name: str, profile: str, seeds: int | None, variant: str, curves: s
     return _Rows(results.as_table(have), len(wanted), not holes)
 
 
+def beside_published(name: str) -> pd.DataFrame:
+    """The published means of an experiment of Dana et al. beside ours, a line for each point.
+
+    ``ours`` is the mean over the seeds of the published grid, ``seeds`` how many of them are
+    stored, ``error`` its standard error and ``difference`` ours less the published. Points without
+    a stored training are left out, and so are those that are not at hand
+    (:func:`attnmem.results.published`).
+
+    >>> len(beside_published("dana-exp1"))
+    77
+    """
+    axes = ["N", "d", "d_h", "H", "width"]
+    [model, *_] = {run.model for run in runs(name, "paper", 1)}
+    points = results.published("dana-2025")
+    points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
+    table = _rows_of(name, "paper", None, "code", None).table
+    sizes = table[axes].fillna(0).astype(int)
+    accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
+    ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")
+    both = points.set_index(axes)[["accuracy"]].rename(columns={"accuracy": "published"})
+    both = both.join(ours, how="inner")
+    return both.assign(difference=both.ours - both.published).reset_index()
+
+
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
     """Rows of an experiment with one more column, the number of parameters that each run trained.
 

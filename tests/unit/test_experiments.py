@@ -448,6 +448,34 @@ def test_bad_arguments_are_named(call, name):
         call()
 
 
+def test_published_points_stand_beside_the_mean_of_the_seeds_of_the_grid(instant):
+    experiments.run("dana-exp6", "paper", "cpu", seeds=23)  # three more than the grid has
+    experiments.run("dana-exp6", "paper", "cpu", variant="paper")  # another model
+    found = experiments.beside_published("dana-exp6")
+    assert found.H.tolist() == [1, 5, 9, 13, 17, 21]
+    assert found.seeds.tolist() == [20] * 6
+    assert found.ours.tolist() == pytest.approx([0.95] * 6)  # mean of 0, 0.1, ..., 1.9
+    published = results.published("dana-2025").query("experiment == 'exp6'").accuracy
+    assert found.difference.tolist() == pytest.approx((0.95 - published).tolist())
+    assert found.error.iloc[0] == pytest.approx(0.1 * (35 / 20) ** 0.5)  # variance of 0..19 is 35
+
+
+def test_published_points_of_attention_and_of_mlp_are_kept_apart(instant):
+    experiments.run("dana-exp5-mlp", "paper", "cpu", where={"d": 7}, seeds=2)
+    [d] = {*experiments.beside_published("dana-exp5-mlp").d}
+    assert d == 7
+    assert experiments.beside_published("dana-exp5-mlp").width.tolist() == [*range(0, 421, 70)]
+    assert experiments.beside_published("dana-exp5-aot").empty
+
+
+def test_the_fewest_seeds_of_any_training_count(instant):
+    experiments.run("dana-exp6", "paper", "cpu", seeds=3, where={"H": 5})
+    experiments.run("dana-exp6", "paper", "cpu", seeds=2, where={"H": 9})
+    table = results.table("dana-exp6", "paper")
+    assert results.fewest_seeds(table) == 2
+    assert results.fewest_seeds(table[table.H == 5]) == 3
+
+
 def test_stacks_hold_runs_that_differ_by_seed_only():
     for stack in experiments.stacks(of("dana-exp1")):
         assert [run.seed for run in stack] == list(range(5))
