@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import bounds
+from attnmem import tasks as tasks_of_the_paper
 from attnmem.attention import AoTWeights, aot, aot_features
 from attnmem.certificates import certified_associations, enclosed_offers
 from attnmem.constructions import dana, memorize_aot
@@ -99,6 +101,15 @@ def test_lemma_1_the_divergence_grows_with_the_logits_on_full_support(N, seed):
     assert (divergence(pi, f) >= pi.amin(1) * range_of - entropy - 1e-9).all()
     one_hot = torch.eye(N, **F64)
     assert divergence(one_hot, 1e4 * one_hot).max() < 1e-12  # without full support it need not
+
+
+def test_assumption_1_the_bigrams_have_one_next_token_each():
+    data = tasks_of_the_paper.bigrams(torch.Generator().manual_seed(3), 5, 400)
+    answers = {}
+    for pair, token in zip(data.tokens.tolist(), data.next_tokens.tolist(), strict=True):
+        answers.setdefault(tuple(pair), set()).add(token)
+    assert len(answers) == 25  # each pair is drawn several times
+    assert all(len(tokens) == 1 for tokens in answers.values())
 
 
 # --- the rank of attention ------------------------------------------------------------------------
@@ -276,10 +287,129 @@ def test_theorem_1_exact_on_likely_sequences_and_bounded_elsewhere(N, heads, spa
     assert kl[T:].max() <= math.sqrt(2) * C * size * (1 + 1e-6)
 
 
-def test_theorem_1_appendix_orthogonal_matrices_have_singular_blocks():
-    swap = torch.tensor([[0, 1], [1, 0]])
-    assert certified_rank(swap).rank == 2
-    assert certified_rank(swap[:1, :1]).rank == 0
+XOR = (0, 1, 1, 0)  # of (b1, b2) = 00, 01, 10, 11
+
+
+@quick
+@given(seeds, st.integers(1, 4))
+def test_theorem_1_is_false_at_eps_0_as_one_head_cannot_do_xor(seed, d_h):
+    """Whole numbers for the softmax's numerators and for the values behind them: no rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    sequences = torch.tensor([[a, b, 0] for a in (0, 1) for b in (0, 1)])
+    assert bounds.aot_capacity(1, d_h, dim=4) >= len(sequences)  # what the theorem asks for
+    share = torch.randint(1, 50, (500, 3, 2, 1), generator=generator)
+    value = torch.randint(-50, 50, (500, 3, 2, d_h), generator=generator)
+    W_O = torch.randint(-50, 50, (500, d_h, 1), generator=generator)
+    skip = torch.randint(-5000, 5000, (500, 1), generator=generator)
+    token = torch.arange(3), sequences
+    numerator = ((share * value)[:, *token].sum(2) @ W_O)[..., 0]
+    f = numerator + skip * share[:, *token, 0].sum(2)
+    assert (f[:, 0] + f[:, 3] == f[:, 1] + f[:, 2]).all()
+    reached = {tuple(row) for row in (f[(f != 0).all(1)] > 0).int().tolist()}
+    assert not {XOR, XOR[::-1], tuple(1 - bit for bit in XOR)} & reached
+    assert len(reached) > 4  # others are reached, so the search is not empty
+    assert 3**3 > 2**4  # 3/4 log 3 > log 2: the divergence where 3/4 and 1/4 are asked for
+
+
+@pytest.mark.parametrize(("heads", "best"), [(1, 3), (2, 4)])
+def test_theorem_1_trained_on_xor_needs_as_many_heads_as_bits(heads, best):
+    sequences = torch.tensor([[a, b, 0] for a in (0, 1) for b in (0, 1)])
+    drawn = [dana.draw(2, 3, 4, 4, heads, 3.0, seed) for seed in range(8)]
+    generator = torch.Generator().manual_seed(0)
+    W_O = torch.randn(8, heads, 4, 4, generator=generator, **F64)
+    W_U = torch.stack([dana.spread_tokens(2, 4, seed) for seed in range(8)])
+    start = [*map(torch.stack, zip(*drawn, strict=True)), W_O, W_U]
+    weights = AoTWeights(*(w.requires_grad_() for w in start))
+    optimizer = torch.optim.Adam(weights, lr=0.03)
+    tokens = torch.tensor(XOR).expand(8, 4)
+    for _ in range(300):  # all eight starts at once
+        optimizer.zero_grad()
+        logits = aot(weights, sequences)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+    right = int((logits.argmax(-1) == tokens).sum(-1).max())
+    assert right == best
+
+
+@quick
+@given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 6), st.booleans(), seeds)
+def test_theorem_1_holds_with_independent_rows(d, T, rare, shared_last, seed):
+    """The weights of the proof, also where all last tokens are one and M starts singular."""
+    generator = torch.Generator().manual_seed(seed)
+    H, N = -(-T // d), 4
+    F = torch.randn(T + rare, d + H * d, generator=generator, **F64)
+    if shared_last:
+        F[:, :d] = F[0, :d]
+    E = torch.randn(T + rare, d, generator=generator, **F64)
+    W = torch.randn(N, d, generator=generator, **F64)
+    sigma = torch.linalg.svdvals(F[:T])
+    if sigma[-1] < 1e-6 * sigma[0]:
+        return  # the condition fails
+    solution = torch.linalg.pinv(F[:T]) @ (E[:T] - F[:T, :d])
+    solution[:d] += torch.eye(d, **F64)
+    assert abs(float(torch.linalg.det(solution[:d]))) > 0  # M can be moved into the embedding
+    torch.testing.assert_close(F[:T] @ solution, E[:T], rtol=1e-6, atol=1e-6)
+    G = F[T:] @ torch.linalg.pinv(F[:T])
+    C = math.sqrt(1 + float(torch.linalg.matrix_norm(G, ord=2)) ** 2)
+    size = float(torch.linalg.matrix_norm((E - F[:, :d]) @ W.T, ord=2))
+    off = (F[T:] @ solution - E[T:]) @ W.T
+    assert off.norm(dim=1).max() <= C * size * (1 + 1e-9)
+    pi = torch.randn(rare, N, generator=generator, **F64).softmax(-1)
+    more = divergence(pi, E[T:] @ W.T + off) - divergence(pi, E[T:] @ W.T)
+    assert (more <= math.sqrt(2) * off.norm(dim=1) + 1e-9).all()
+
+
+def test_theorem_1_appendix_a_likely_row_of_full_rank_may_have_a_zero_block():
+    F = torch.tensor([[0, 1], [2, 0], [0, 0]])  # sequences in rows, the first one likely
+    V = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 1]])
+    assert (torch.tensor([[2, 0, 0], [0, 1, 0]]) @ V == F.T).all()  # U = I
+    assert torch.equal(V @ V.T, torch.eye(3, dtype=torch.int64))
+    assert certified_rank(F[:1]).rank == 1
+    assert certified_rank(V[:1, :1]).rank == 0  # said to be invertible
+    computed = torch.linalg.svd(F.T.double()).Vh
+    torch.testing.assert_close(computed.abs(), V.double())  # unique up to signs
+
+
+@quick
+@given(st.integers(1, 6), st.integers(0, 4), st.booleans(), seeds)
+def test_theorem_1_appendix_the_block_is_computed_where_there_are_m_columns(m, rare, poor, seed):
+    F = torch.randn(m + rare, m, generator=torch.Generator().manual_seed(seed), **F64)
+    poor = poor and rare > 0 and m > 1
+    if poor:
+        F[0] = F[1]  # dependent likely rows, while F keeps its rank
+    sigma = torch.linalg.svdvals(F)
+    if sigma[-1] < 1e-4 * sigma[0]:
+        return
+    V = torch.linalg.svd(F.T, full_matrices=False).Vh
+    block = V[:, :m]
+    least = float(torch.linalg.svdvals(block)[-1])
+    assert (least < 1e-9) == poor
+    if not poor and least > 1e-6:
+        G = F[m:] @ torch.linalg.inv(F[:m])
+        torch.testing.assert_close(torch.linalg.solve(block, V[:, m:]).T, G, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("N", "S", "d", "d_h", "H"), [(7, 3, 5, 4, 2), (11, 4, 2, 1, 6)])
+def test_parameters_are_what_the_matrices_hold(N, S, d, d_h, H):
+    def held(width):
+        shapes = [(N, d), (S, d), (N, d)]  # embedding, positions, unembedding
+        shapes += H * [(width, d), (width, d), (d_h, d), (d, d_h)]
+        return sum(math.prod(shape) for shape in shapes)
+
+    assert held(d_h) == d * (S + 2 * N + 4 * d_h * H) == bounds.aot_parameters(H, d_h, d, N, S)
+    assert held(1) == d * (S + 2 * N + 2 * (d_h + 1) * H)
+    if d == 2:
+        assert held(d_h) == 2 * (S + 2 * N + 4 * (H * d_h + 2 - 2))
+
+
+def test_finding_t_epsilon_is_rounded_up():
+    for total, epsilon in itertools.product((1, 7, 216), (Fraction(0), Fraction(1, 7))):
+        rounded = math.ceil((1 - epsilon) * total)
+        for tail in (0, 1):  # uniform, and k-th as likely as 1/k
+            weights = [Fraction(1, k**tail) for k in range(1, total + 1)]
+            sums = itertools.accumulate(weight / sum(weights) for weight in weights)
+            count = next(k for k, reached in enumerate(sums, 1) if reached >= 1 - epsilon)
+            assert count == rounded if tail == 0 else count <= rounded
 
 
 @quick
@@ -308,34 +438,159 @@ def test_theorem_2_the_divergence_of_a_pointed_encoder_is_bounded(N, d, seed):
 
 
 @quick
-@given(st.integers(2, 6), st.floats(1e-12, 0.5), seeds)
-def test_lemma_4_smoothed_zeros_have_logits_of_logarithmic_range(N, delta, seed):
-    generator = torch.Generator().manual_seed(seed)
-    pi = torch.rand(6, N, generator=generator, **F64) * (
-        torch.rand(6, N, generator=generator) < 0.6
-    )
-    pi[:, 0] += 0.1
-    pi /= pi.sum(1, keepdim=True)
-    mu = -math.expm1(-delta)
-    f = ((1 - mu) * pi + mu / N).log()
-    ratio = (pi.log() - f)[pi > 0]
-    assert ratio.max() <= delta * (1 + 1e-6) + 1e-12
-    assert (f.amax(1) - f.amin(1)).max() <= math.log(N / mu) + 1e-9
-    assert math.log(N / mu) <= math.log(2 * N / delta)  # mu >= delta / 2 for delta <= 1
+@given(st.integers(2, 12), st.floats(0.01, 0.49), st.booleans(), seeds)
+def test_theorem_2_for_rows_of_other_lengths(N, C, same_g, seed):
+    """Any W with products within C of the identity, lengths included; sequences may share g."""
+    W, pi, g, H = nearly_orthogonal_table(N, C, same_g, seed)
+    products = (W @ W.T)[g]
+    gaps = products.gather(1, g[:, None]) - products
+    assert (gaps.scatter(1, g[:, None], 1) >= 1 - 2 * C - 1e-12).all()
+    rest = gaps.scatter(1, g[:, None], math.inf)
+    low, high = torch.zeros(len(g), **F64), torch.full((len(g),), 1e6, **F64)
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = torch.exp(-middle[:, None] * rest).sum(1) > torch.expm1(H)
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    wrong = 1 - pi.gather(1, g[:, None])[:, 0]
+    bound = wrong * (1 + 2 * C) / (1 - 2 * C) * torch.log((N - 1) / torch.expm1(H))
+    assert (divergence(pi, low[:, None] * products) <= bound * (1 + 1e-6) + 1e-9).all()
 
 
 @quick
-@given(st.integers(2, 6), st.floats(1e-9, 0.3), seeds)
-def test_theorem_3_what_rare_sequences_pay_is_eps_log_eps(N, epsilon, seed):
-    """Bounded logits of logarithmic range cost at most their range, times the probability."""
+@given(st.integers(2, 12), st.floats(0.01, 0.49), st.booleans(), seeds)
+def test_theorem_2_simple_form_by_one_strength_for_all(N, C, same_g, seed):
+    W, pi, g, H = nearly_orthogonal_table(N, C, same_g, seed)
+    logarithm = math.log((N - 1) / math.expm1(float(H.mean())))
+    mean = float(divergence(pi, logarithm / (1 - 2 * C) * (W @ W.T)[g]).mean())
+    wrong = 1 - float(pi.gather(1, g[:, None]).mean())
+    assert mean <= wrong * (1 + 2 * C) / (1 - 2 * C) * logarithm * (1 + 1e-9) + 1e-9
+
+
+def nearly_orthogonal_table(N, C, same_g, seed):
+    """W with products at most C off the identity, some of them exactly, and a noisy table."""
     generator = torch.Generator().manual_seed(seed)
-    pi = torch.eye(N, **F64)[torch.randint(N, (5,), generator=generator)]
-    mu = -math.expm1(-epsilon)
-    range_of = math.log(N / mu)
-    f = range_of * torch.rand(5, N, generator=generator, **F64)  # anything of that range
-    paid = epsilon * divergence(pi, f).max()
-    assert paid <= epsilon * (range_of + math.log(N)) + 1e-12
-    assert epsilon * range_of <= epsilon * (math.log(2 * N) + math.log(1 / epsilon))
+    off = 2 * torch.rand(N, N, generator=generator, **F64) - 1
+    off = (off + off.T) / 2
+    off /= off.abs().max()
+    off *= C  # the smallest eigenvalue may be below zero: then smaller, so that W exists
+    off *= min(1.0, 0.99 / max(1e-9, -float(torch.linalg.eigvalsh(off)[0])))
+    W = torch.linalg.cholesky(torch.eye(N, **F64) + off)
+    assert (W @ W.T - torch.eye(N, **F64)).abs().max() <= C + 1e-12
+    g = torch.zeros(9, dtype=torch.int64) if same_g else torch.randint(N, (9,), generator=generator)
+    pi = torch.rand(9, N, generator=generator, **F64).pow(3) + 1e-3
+    pi /= pi.sum(1, keepdim=True)
+    return W, pi, g, -(pi * pi.log()).sum(1)
+
+
+@pytest.mark.parametrize(("N", "d"), [(2, 3), (50, 100), (200, 200)])
+def test_theorem_2_random_signs_are_nearly_orthogonal(N, d):
+    generator = torch.Generator().manual_seed(0)
+    W = (2 * torch.randint(2, (40, N, d), generator=generator) - 1) / math.sqrt(d)
+    coherence = (W.double() @ W.double().mT - torch.eye(N, **F64)).abs().amax((1, 2)).min()
+    assert coherence <= 2 * math.sqrt(math.log(N) / d) + 1e-6
+
+
+def with_zeros(N, seed):
+    """Distributions with one token, some, or all but one in their support."""
+    generator = torch.Generator().manual_seed(seed)
+    support = torch.rand(8, N, generator=generator) < 0.6
+    support[0], support[1] = False, True
+    support[:, 0], support[:, N - 1] = True, False
+    pi = torch.where(support, torch.rand(8, N, generator=generator, **F64) + 0.1, 0.0)
+    return pi / pi.sum(1, keepdim=True), support
+
+
+def equal_shares(pi, support, delta):
+    """The construction: log probabilities, delta below those of pi on its support."""
+    mu = -math.expm1(-delta)
+    return torch.where(support, (1 - mu) * pi, mu / (~support).double().sum(1, keepdim=True)).log()
+
+
+@quick
+@given(st.integers(2, 6), st.floats(1e-6, 1.0), seeds)
+def test_definition_2_both_halves_hold_where_there_are_zeros(N, delta, seed):
+    pi, support = with_zeros(N, seed)
+    f = equal_shares(pi, support, delta)
+    torch.testing.assert_close(f.exp().sum(1), torch.ones(8, **F64))
+    ratio = (pi.log() - f.log_softmax(-1))[support]
+    assert (ratio >= delta * (1 - 1e-6)).all()  # c = alpha = 1
+    assert (ratio <= delta * (1 + 1e-6)).all()
+    mu = -math.expm1(-delta)
+    mixed = ((1 - mu) * pi + mu / N).log()  # meets the upper half only
+    small = support & (pi < 1 / N)
+    assert ((pi.log() - mixed)[support] <= delta * (1 + 1e-6)).all()
+    assert ((pi.log() - mixed)[small & (pi < 0.9 / N)] < 0).all()
+
+
+@quick
+@given(st.integers(1, 6), st.floats(0.001, 1.0), seeds)
+def test_definition_2_no_encoder_meets_the_lower_half_on_full_support(N, distance, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pi = torch.randn(N, generator=generator, **F64).softmax(-1)
+    f = pi.log() + distance * torch.randn(N, generator=generator, **F64)
+    assert (pi.log() - f.log_softmax(-1)).min() <= 1e-12
+
+
+@quick
+@given(st.integers(2, 6), st.floats(1e-12, 1.0), seeds)
+def test_lemma_4_equal_shares_have_logits_of_logarithmic_range(N, delta, seed):
+    pi, support = with_zeros(N, seed)
+    f = equal_shares(pi, support, delta)
+    promised = math.log(1 / float(pi[support].min())) + math.log(2 * N / delta) + 1
+    assert (f.amax(1) - f.amin(1)).max() <= promised
+
+
+@pytest.mark.parametrize("k", range(2, 10))
+def test_lemma_4_is_false_for_unequal_shares(k):
+    """pi = (1, 0, 0), in fractions: both halves hold, and the range is 1 / delta."""
+    mu, nu = Fraction(1, 2**k), Fraction(1, 2**2**k)
+    q = (1 - mu, mu - nu, nu)
+    delta = 2 * mu
+    assert sum(q) == 1
+    assert delta / 2 <= -math.log1p(-mu) <= delta
+    assert q[0] / q[2] >= 2 ** (2**k - 1)  # range of the logits: 1 / mu - 1 bits
+
+
+def test_lemma_4_is_false_for_all_encoders_of_some_tables():
+    """d = 1: pi_1 = (1/2, 1/2, 0), pi_2 = (1, 0, 0). Encoders exist; none has a small range."""
+    for delta in (0.1, 1e-3, 1e-5):
+        w = torch.tensor([0, -delta / 4, -math.log(2 / delta)], **F64)
+        E = torch.tensor([[1.0], [4 / delta * math.log(2 / delta)]], **F64)
+        log_q = (E * w).log_softmax(-1)
+        ratios = torch.cat([math.log(0.5) - log_q[0, :2], -log_q[1, :1]])
+        assert (ratios >= delta / 16).all()
+        assert (ratios <= delta).all()
+        steep = (math.log(1 / delta) - delta) / delta  # least of |v / u|
+        assert float(E[1, 0]) >= steep
+        least = steep * (math.log(0.5 / delta) - delta)
+        assert float((E[1] * w).amax() - (E[1] * w).amin()) >= least
+
+
+@quick
+@given(st.integers(2, 6), st.floats(1e-6, 1.0), st.floats(0.0, 9.0), seeds)
+def test_theorem_3_rare_sequences_pay_for_the_error_of_their_logits(N, epsilon, error, seed):
+    """The encoder of Definition 2 costs epsilon, and moved logits sqrt 2 times the move at most."""
+    generator = torch.Generator().manual_seed(seed)
+    pi, support = with_zeros(N, seed)
+    f = equal_shares(pi, support, epsilon)
+    assert divergence(pi, f).max() <= epsilon * (1 + 1e-6)
+    move = torch.randn(8, N, generator=generator, **F64)
+    move *= error / move.norm(dim=1, keepdim=True)
+    assert divergence(pi, f + move).max() <= epsilon + math.sqrt(2) * error + 1e-9
+
+
+def test_theorem_3_is_false_for_one_head_and_xor():
+    """Below eps = 1/4 all four are likely, one pays log 2 or more, and eps log 1/eps falls."""
+    for epsilon in (Fraction(1, 5), Fraction(1, 1000)):
+        assert next(k for k in range(5) if Fraction(k, 4) >= 1 - epsilon) == 4
+    signs = {
+        tuple(int(a + b > 0) for a in pair for b in other)
+        for pair in itertools.product(range(-4, 5), repeat=2)
+        for other in itertools.product(range(-4, 5), repeat=2)
+        if all(a + b for a in pair for b in other)
+    }
+    assert {*itertools.product((0, 1), repeat=4)} - signs == {XOR, tuple(1 - b for b in XOR)}
+    assert 1000 * math.log(2) / 4 > 25 * math.log(1000)  # 25 eps log 1/eps at eps = 1/1000
 
 
 # --- what is not admissible -----------------------------------------------------------------------
