@@ -71,8 +71,8 @@ def test_the_admissible_instances_just_satisfy_the_hypotheses(name):
 def test_the_exact_features_are_those_of_the_library():
     for seed, (n, d, H) in enumerate([(1, 2, 3), (2, 3, 5), (5, 3, 2), (3, 7, 2)]):
         W = hostile.maps(seed, H, d, 2)
-        for E in (hostile.integers(seed, n, d), hostile.integers(seed, 11, n, d)):
-            e = hostile.integers(seed + 9, 11, d)
+        for E in (hostile.integers(seed, n, d), hostile.integers(seed, 5, n, d)):
+            e = hostile.integers(seed + 9, 5, d, size=1)
             exact = torch.tensor(
                 [[float(x) for x in row] for row in oracles.features2(W, E, e)], **F64
             )
@@ -197,11 +197,7 @@ def test_claim_1_the_whole_width_and_extreme_attention(name):
             with oracles.workprec(300):
                 context = E if E.ndim == 2 else E[t]
                 alpha = oracles.ball_attention(duals[0], keys, context, e[t])
-                off = [
-                    abs(float(a.log()) - float(w))
-                    for a, w in zip(alpha, wish[0, slot], strict=True)
-                ]
-            assert max(off) < 1e-6
+                assert farthest(alpha, wish[0, slot]) < 1e-6
 
 
 @pytest.mark.hostile("mahdavi-claim-1")
@@ -263,11 +259,7 @@ def test_claim_2_silence_at_the_full_count_whatever_is_asked_elsewhere(name):
             with oracles.workprec(300):
                 alpha = oracles.ball_attention(W_Q, W_K, own[t], e[t])
                 if t < k:
-                    off = [
-                        abs(float(a.log()) - float(w))
-                        for a, w in zip(alpha, wish[0, t], strict=True)
-                    ]
-                    assert max(off) < 1e-4
+                    assert farthest(alpha, wish[0, t]) < 1e-4
                 else:
                     assert 1 - alpha[corners[t]] <= epsilon * (1 + 2.0**-10)
 
