@@ -183,7 +183,8 @@ def parity(bits, last=0):
 
 
 def padded(sequences, count, vocab, seed=0):
-    """The same with ``count`` other sequences behind it, over the tokens from 2 on."""
+    """``sequences`` and ``count`` others, of tokens from 2 to ``vocab - 1``, all different."""
+    assert count <= (vocab - 2) ** sequences.shape[1]
     draw = random.Random(seed)
     rows, wanted = sequences.tolist(), len(sequences) + count
     while len(rows) < wanted:
@@ -203,10 +204,9 @@ def lattice_distributions(vocab, parts, zeros=True):
 
 
 def dyadic_distributions(vocab):
-    """Distributions of powers of two, of which logarithms are integers: one far below another.
+    """Distributions of powers of two, whose logarithms in base 2 are integers.
 
-    The first has ``2^-1, ..., 2^-(N-1)`` and its last entry twice, the others rotate it; then one
-    with a token of probability ``2^-900``.
+    The first has ``2^-1, ..., 2^-(N-1)`` and its last entry twice; the others rotate it.
     """
     base = [Fraction(1, 2**k) for k in range(1, vocab)]
     base.append(base[-1] if base else Fraction(1))

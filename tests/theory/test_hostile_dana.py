@@ -374,6 +374,10 @@ def test_finding_exact_needs_independent_rows():
         if oracles.rank(F) == 3:
             signs = [[*row, 1 - 2 * int(p)] for row, p in zip(F, parity, strict=True)]
             assert oracles.rank(signs) == 4
+    among = hostile.padded(sequences, 3, vocab=7)  # other sequences do not help
+    for seed in range(10):
+        F = oracles.rank(Exact.drawn(seed, 7, 3, 5, 5, 1).offered(among.tolist()))
+        assert F <= 6 < len(among) < 5 + 5
     rows = torch.arange(3)[:, None]
     with pytest.raises(ValueError, match=r"^sequences: got "):
         memorize_aot(rows, rows[:, 0], vocab=3, dim=2, head_dim=2, heads=5, seed=0)
