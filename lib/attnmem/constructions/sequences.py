@@ -25,6 +25,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from ..attention import AoTWeights
+from ..balls import flint
 from ..checks import check_integer, check_tensor, checked_by, refuse
 
 PRIME = 2**31 - 1  # products of two residues fit into 64 bits
@@ -72,7 +73,7 @@ def offered_rank(
     Source: ours; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
-    return len(_echelon(F[:, 0 if skip else dim :].T)[1])
+    return _rank(F[:, 0 if skip else dim :])
 
 
 @checked_by(_check_sequences)
@@ -113,6 +114,14 @@ def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: i
         A = total * _inverse(weights.sum(1) % PRIME)[:, None] % PRIME
         blocks.append((A[:, None, :] * numbers(head_dim, dim) % PRIME).sum(2) % PRIME)
     return np.concatenate(blocks, axis=1)
+
+
+def _rank(matrix: np.ndarray) -> int:
+    """Modulo the prime; with python-flint some twenty times as fast."""
+    try:
+        return flint().nmod_mat(*matrix.shape, matrix.flatten().tolist(), PRIME).rank()
+    except ImportError:
+        return len(_echelon(matrix.T)[1])
 
 
 def _inverse(numbers: np.ndarray) -> np.ndarray:

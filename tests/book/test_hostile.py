@@ -1,0 +1,107 @@
+"""Every theorem with a verdict is tested by hostile instances, and every such mark names a claim.
+
+Marks are read from the source (``@pytest.mark.hostile("mahdavi-theorem-1")``), so that a test file
+that cannot be imported is not taken for one without marks.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from attnmem import reporting
+
+import claims
+
+TESTS = Path(__file__).parents[1]
+FINDINGS = ("mahdavi-finding-generic", "mahdavi-finding-capacity", "dana-finding-exact")
+
+
+def marks(source, name="<source>"):
+    """``(claim, test)`` of every ``hostile`` mark on a test; any other use of it is refused."""
+    tree, found = ast.parse(source), []
+    known = set()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for decorator in function.decorator_list:
+                call = decorator.func if isinstance(decorator, ast.Call) else decorator
+                if ast.unparse(call) != "pytest.mark.hostile":
+                    continue
+                known.add(call)
+                where = f"{name}::{function.name}"
+                arguments = decorator.args if isinstance(decorator, ast.Call) else []
+                keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+                plain = all(
+                    isinstance(x, ast.Constant) and isinstance(x.value, str) for x in arguments
+                )
+                if not arguments or keywords or not plain or not function.name.startswith("test_"):
+                    raise ValueError(f"{where}: hostile takes claims, as strings, and marks tests")
+                found += [(argument.value, where) for argument in arguments]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or node in known:
+            continue
+        if ast.unparse(node) == "pytest.mark.hostile":
+            raise ValueError(f"{name}: hostile is used other than to decorate a test")
+    return found
+
+
+MARKED = [
+    mark
+    for path in sorted(TESTS.rglob("test_*.py"))
+    for mark in marks(path.read_text(), path.relative_to(TESTS).as_posix())
+]
+RECORDED = claims.recorded()
+UNIVERSAL = [
+    claim.key
+    for claim in reporting.claims().values()
+    if claim.key in RECORDED
+    and (claim.kind == "theorem" or claim.universal or claim.key in FINDINGS)
+]
+
+
+@pytest.mark.parametrize("key", UNIVERSAL)
+def test_every_theorem_with_a_verdict_has_a_hostile_test(key):
+    assert key in {claim for claim, _ in MARKED}, f'no test has @pytest.mark.hostile("{key}")'
+
+
+def test_every_hostile_mark_names_a_claim():
+    unknown = [f"{where}: {claim}" for claim, where in MARKED if claim not in reporting.claims()]
+    assert not unknown
+
+
+def test_there_are_theorems_to_look_for():
+    assert {"mahdavi-theorem-1", "dana-proposition-1", *FINDINGS} <= set(UNIVERSAL)
+
+
+def test_marks_are_found_in_the_source():
+    source = """
+@pytest.mark.parametrize("n", [1])
+@pytest.mark.hostile("a", "b")
+def test_one(n): ...
+
+class TestMore:
+    @pytest.mark.hostile("c")
+    def test_two(self): ...
+
+def test_three(): "pytest.mark.hostile('d')"
+"""
+    assert marks(source, "f") == [("a", "f::test_one"), ("b", "f::test_one"), ("c", "f::test_two")]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "@pytest.mark.hostile\ndef test_one(): ...",
+        "@pytest.mark.hostile()\ndef test_one(): ...",
+        "@pytest.mark.hostile(KEY)\ndef test_one(): ...",
+        "@pytest.mark.hostile(1)\ndef test_one(): ...",
+        "@pytest.mark.hostile('a', of='b')\ndef test_one(): ...",
+        "@pytest.mark.hostile('a')\ndef helper(): ...",
+        "pytestmark = pytest.mark.hostile('a')",
+        "case = pytest.param(1, marks=pytest.mark.hostile('a'))",
+        "@pytest.mark.hostile('a')\nclass TestOne: ...",
+    ],
+)
+def test_marks_that_could_not_be_read_are_refused(use):
+    with pytest.raises(ValueError, match="hostile"):
+        marks(use)

@@ -1,0 +1,816 @@
+"""Hostile tests of Mahdavi et al.: hypotheses that just hold, or just fail; oracles of our own.
+
+Features are exact fractions where integers allow it (softmax in base 2), and balls where weights of
+the library are judged.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from flint import arb_mat
+
+from attnmem import bounds
+from attnmem.attention import MHAWeights, mha, mha_features
+from attnmem.constructions import mahdavi, memorize_mha, memorize_scalars
+from attnmem.independence import certified_rank
+
+import hostile
+import oracles
+
+F64 = {"dtype": torch.float64}
+ADMISSIBLE = {name: (sizes, data) for name, sizes, data in hostile.admissible()}
+admissible = pytest.mark.parametrize("name", ADMISSIBLE)
+
+
+def layer(W_log2):
+    """A layer whose attention is the softmax in base 2 of ``E W e``, one map a head."""
+    H, d, _ = W_log2.shape
+    rest = torch.zeros(H, d, 1, **F64), torch.zeros(H, 1, **F64), torch.zeros(1, 1, **F64)
+    eye = torch.eye(d, **F64).expand(H, d, d)
+    return MHAWeights(W_log2.mT.double() * math.log(2), eye, *rest)
+
+
+def parts(E, e, served, seed=0):
+    """What the construction is made of: duals, the two directions, and the free space."""
+    generator = torch.Generator().manual_seed(seed)
+    duals, free = mahdavi.dual_basis(e, served)
+    u = mahdavi.separating_direction(E, generator)
+    return duals, u, mahdavi.orthogonal_direction(free, e, served, generator)
+
+
+def wishes(heads, slots, n):
+    """Extreme positive attention, as logarithms: each slot wants almost one token, another each."""
+    far = torch.zeros(heads, slots, n, **F64)
+    for slot in range(slots):
+        far[:, slot, slot % n] = 300.0
+    return [far.log_softmax(-1), (-far).log_softmax(-1), torch.zeros_like(far).log_softmax(-1)]
+
+
+def farthest(alpha, log_alpha):
+    """The largest distance of the logarithms of attention weights from what was asked."""
+    pairs = zip(alpha, log_alpha.tolist(), strict=True)
+    return max(abs(float(a.log()) - asked) for a, asked in pairs)
+
+
+# --- the instances are what they say --------------------------------------------------------------
+
+
+@admissible
+def test_the_admissible_instances_just_satisfy_the_hypotheses(name):
+    (_, n, d, _), (E, e) = ADMISSIBLE[name]
+    assert n < d
+    assert all(oracles.rank(context) == n for context in (E if E.ndim == 3 else [E]))
+    assert oracles.rank(e) == min(n, len(e))  # hence no Kruskal rank above n
+    if len(e) < 12:  # a Vandermonde matrix by its formula; the few are counted out
+        assert oracles.kruskal(e) == min(n, len(e))
+
+
+def test_the_exact_features_are_those_of_the_library():
+    for seed, (n, d, H) in enumerate([(1, 2, 3), (2, 3, 5), (5, 3, 2), (3, 7, 2)]):
+        W = hostile.maps(seed, H, d, 2)
+        for E in (hostile.integers(seed, n, d), hostile.integers(seed, 5, n, d)):
+            e = hostile.integers(seed + 9, 5, d, size=1)
+            exact = torch.tensor(
+                [[float(x) for x in row] for row in oracles.features2(W, E, e)], **F64
+            )
+            Z = mha_features(layer(W), E.double(), e.double())
+            torch.testing.assert_close(Z, exact, rtol=1e-9, atol=1e-9)
+
+
+# --- Theorem 1 and its steps ----------------------------------------------------------------------
+
+
+@pytest.mark.hostile("mahdavi-theorem-1", "mahdavi-proposition-1", "mahdavi-step-1")
+@admissible
+def test_theorem_1_at_full_count_meets_every_labeling(name):
+    """The labels are the unit matrix: outputs are linear in the read-out, so it has them all."""
+    (H, n, d, d_h), data = ADMISSIBLE[name]
+    E, e = data.double()
+    T = len(e)
+    eye = torch.eye(T, **F64)
+    weights = memorize_mha(E, e, eye, heads=H, head_dim=d_h, seed=0)
+    assert weights.W_K.shape == (H, d, d_h)
+    assert oracles.ball_error(weights, E, e, eye) < 1e-8
+    Z = oracles.ball_features(weights, E, e)
+    assert oracles.surely_independent(Z)
+    r = min(n, d_h)
+    for h in range(1, H):  # Step 1: the first heads have as much as they promise
+        part = [row[: h * d] for row in Z.tolist()[: h * (r - 1) + 1]]
+        assert oracles.surely_independent(arb_mat(part))
+
+
+@pytest.mark.hostile("mahdavi-theorem-1", "mahdavi-proposition-1")
+@pytest.mark.parametrize("case", [*hostile.inadmissible()], ids=lambda case: case[0])
+def test_theorem_1_is_refused_by_name_where_one_hypothesis_just_fails(case):
+    _, named, data = case
+    E, e = data.double()
+    labels = torch.zeros(len(e), **F64)
+    labels[-1] = 1
+    with pytest.raises(ValueError, match=rf"^{named}: got "):
+        memorize_mha(E, e, labels, heads=2, head_dim=3, seed=0)
+
+
+@pytest.mark.hostile("mahdavi-theorem-1", "mahdavi-proposition-1")
+def test_theorem_1_fails_for_all_weights_without_its_assumptions():
+    """Equal queries; one example too many for one token; dependent tokens: no attention helps."""
+    E, T = torch.eye(5, dtype=torch.int64)[:3], 5
+    equal = hostile.moments(2, 3, 5)[1].repeat(T, 1)
+    for seed in range(20):
+        Z = oracles.features2(hostile.maps(seed, 2, 5, 5), E, equal)
+        assert oracles.rank(Z) == 1 < hostile.capacity(2, 3, 5)
+    assert oracles.corner_rank(E[None, :1], heads=7) == 1  # n = 1: a second label cannot differ
+    collinear = torch.arange(1, 4)[:, None] * torch.ones(1, 5, dtype=torch.int64)
+    for H in (1, 2, 3):
+        assert oracles.corner_rank(collinear[None], H) == H < hostile.capacity(H, 3, 3)
+
+
+@pytest.mark.hostile("mahdavi-step-1")
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_step_1_a_head_never_adds_more_than_n_minus_1_on_a_shared_context(n):
+    """Over all attention whatever: a step of ``r`` in place of ``r - 1`` would be false."""
+    E = torch.eye(7, dtype=torch.int64)[None, :n]
+    reach = [oracles.corner_rank(E, H) for H in (1, 2, 3)]
+    assert reach[0] == n
+    assert [b - a for a, b in itertools.pairwise(reach)] == [n - 1] * 2
+
+
+@pytest.mark.hostile("mahdavi-step-2")
+def test_step_2_a_square_read_out_is_the_only_one_and_has_extreme_scales():
+    Z = torch.tensor([[1, 1, 0], [1, 2, 0], [0, 0, 1]], **F64)
+    inverse = torch.tensor([[2, -1, 0], [-1, 1, 0], [0, 0, 1]], **F64)
+    torch.testing.assert_close(mahdavi.read_out(Z, torch.eye(3, **F64)), inverse)
+    scale = torch.tensor([2.0**-300, 1.0, 2.0**300], **F64)
+    M = mahdavi.read_out(scale[:, None] * Z, torch.diag(scale))
+    torch.testing.assert_close(M, inverse)
+    wide = torch.cat([Z, torch.ones(3, 2, **F64)], dim=1)
+    torch.testing.assert_close(wide @ mahdavi.read_out(wide, Z), Z)
+
+
+@pytest.mark.hostile("mahdavi-step-2")
+@pytest.mark.parametrize(("d_v", "d_o"), [(3, 3), (5, 3), (3, 7), (5, 7)])
+def test_step_2_the_factors_multiply_to_the_read_out_exactly(d_v, d_o):
+    """``d_out = 3``: as many values as outputs, and more; a decoder that is no square."""
+    H, d = 2, 5
+    M = hostile.integers(d_v, H, d, 3)
+    W_D = torch.eye(d_o, 3, dtype=torch.int64).flip(0)
+    W_D[-1, 1] = 4  # not a part of the identity, and not its own transpose
+    W_V, W_O = mahdavi.factor(M.double(), d_v, W_D.double())
+    assert (W_V.shape, W_O.shape) == ((H, d, d_v), (H * d_v, d_o))
+    blocks = W_O.unflatten(0, (H, d_v))
+    torch.testing.assert_close(W_V @ blocks @ W_D.double(), M.double(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.hostile("mahdavi-step-2", "mahdavi-theorem-1")
+def test_step_2_fails_with_one_value_less_than_outputs_and_with_dependent_rows():
+    """One head: ``M = W_V W_O W_D`` has rank at most ``d_v``, its labels need one more."""
+    Z = [[1, 0, 0, 2], [0, 1, 0, 1], [0, 0, 1, 0]]
+    for d_v in (1, 2):
+        W_V, rest = hostile.integers(d_v, 4, d_v), hostile.integers(d_v + 9, d_v, 3)
+        reached = oracles.rational(Z) * oracles.rational(W_V) * oracles.rational(rest)
+        assert reached.rank() <= d_v < 3
+    E, e = (x.double() for x in (torch.eye(5)[:3], hostile.moments(3, 3, 5)))
+    with pytest.raises(ValueError, match=r"^value_dim: got 2"):
+        memorize_mha(E, e, torch.eye(3, **F64), heads=1, head_dim=3, seed=0, value_dim=2)
+    dependent = [[1, 2, 3, 4], [2, 4, 6, 8]]
+    assert oracles.rank([[*row, y] for row, y in zip(dependent, (1, 1), strict=True)]) == 2
+    assert oracles.rank(dependent) == 1  # so no read-out gives both rows the label 1
+
+
+# --- Claims 1 and 2, Lemmas 3 and 4, Appendix B.2 -------------------------------------------------
+
+
+@pytest.mark.hostile("mahdavi-claim-1")
+@admissible
+def test_claim_1_the_whole_width_and_extreme_attention(name):
+    (_, n, _, d_h), data = ADMISSIBLE[name]
+    E, e = data.double()
+    r = min(n, d_h, len(e))
+    served = torch.arange(len(e) - r, len(e))[None]  # the last ones: the largest queries
+    duals, _ = mahdavi.dual_basis(e, served)
+    for wish in wishes(1, r, n):
+        keys = mahdavi.interpolating_keys(E, served, wish)[0]
+        assert keys.shape[1] == r <= d_h
+        for slot, t in enumerate(served[0]):
+            with oracles.workprec(300):
+                context = E if E.ndim == 2 else E[t]
+                alpha = oracles.ball_attention(duals[0], keys, context, e[t])
+                assert farthest(alpha, wish[0, slot]) < 1e-6
+
+
+@pytest.mark.hostile("mahdavi-claim-1")
+def test_claim_1_one_example_more_than_the_width_is_out_of_reach():
+    """All maps of rank one over {-1, 0, 1}: two examples' logits stay on one line."""
+    E, e = torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.int64)[:2]
+    asked = [[2, -1, -1], [-1, 2, -1]]  # centred logits of two wishes, independent
+    assert oracles.rank(asked) == 2
+    for k in itertools.product((-1, 0, 1), repeat=3):
+        for q in itertools.product((-1, 0, 1), repeat=3):
+            logits = [[oracles.dot(token, k) * oracles.dot(x, q) for token in E] for x in e]
+            centred = [[3 * int(a) - int(sum(row)) for a in row] for row in logits]
+            assert oracles.rank(centred) <= 1
+
+
+@pytest.mark.hostile("mahdavi-claim-1", "mahdavi-claim-2")
+def test_claims_1_and_2_dependent_queries_have_no_choice_and_are_refused():
+    """``e_2 = e_0 + e_1`` on one context: its attention is the product of theirs, for every map."""
+    E = torch.eye(3, dtype=torch.int64)
+    e = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
+    seen = set()
+    for seed in range(30):
+        W = hostile.integers(seed, 1, 3, 3)
+        first, second, third = oracles.features2(W, E, e)  # E is the unit matrix: Z is attention
+        product = [a * b for a, b in zip(first, second, strict=True)]
+        assert third == [x / sum(product) for x in product]
+        seen.add(tuple(third))
+    assert len(seen) > 20  # so it moves with what the others ask for: no fixed corner
+    with pytest.raises(ValueError, match=r"^queries: got dependent ones among examples \[0, 1, 2"):
+        mahdavi.dual_basis(e.double(), torch.arange(3)[None])
+    with pytest.raises(ValueError, match=r"^queries: got example 2 in the span"):
+        parts(E[:2].double(), e.double(), torch.arange(2)[None])
+
+
+@pytest.mark.hostile("mahdavi-claim-2", "mahdavi-lemma-3", "mahdavi-lemma-4")
+@admissible
+def test_claim_2_silence_at_the_full_count_whatever_is_asked_elsewhere(name):
+    (_, n, _, d_h), data = ADMISSIBLE[name]
+    E, e = data.double()
+    k, T = min(min(n, d_h) - 1, len(e) - 1), len(e)
+    served = torch.arange(k)[None]
+    duals, u, v = parts(E, e, served)
+    own = [E if E.ndim == 2 else E[t] for t in range(T)]
+    exact_u, exact_v = oracles.rows_of(u[None])[0], oracles.rows_of(v)[0]
+    corners = []
+    for t in range(T):  # Lemma 3, on the numbers that the floats are
+        heights = [oracles.dot(token, exact_u) for token in oracles.rows_of(own[t])]
+        pull = oracles.dot(oracles.rows_of(e[t][None])[0], exact_v)
+        assert len(set(heights)) == n
+        assert abs(pull) < 1e-13 * float(e[t].norm()) if t < k else pull != 0
+        corners.append(max(range(n), key=lambda i, h=heights, p=pull: p * h[i]))
+    epsilon = 2.0**-40
+    for wish in wishes(1, k, n):
+        keys = mahdavi.interpolating_keys(E, served, wish)
+        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=epsilon)
+        W_K = torch.cat([keys[0], c * u[:, None]], dim=1)
+        W_Q = torch.cat([duals[0], v[0, :, None]], dim=1)
+        for t in range(T):
+            with oracles.workprec(300):
+                alpha = oracles.ball_attention(W_Q, W_K, own[t], e[t])
+                if t < k:
+                    assert farthest(alpha, wish[0, t]) < 1e-4
+                else:
+                    assert 1 - alpha[corners[t]] <= epsilon * (1 + 2.0**-10)
+
+
+@pytest.mark.hostile("mahdavi-lemma-3")
+def test_lemma_3_at_its_edges_with_integers():
+    """Blind on ``n - 1`` of Kruskal rank exactly ``n``: one direction, and it sees all others."""
+    for n, d, T in ((1, 2, 3), (2, 3, 7), (3, 3, 7), (5, 5, 11)):
+        e = hostile.moments(T, n, n)  # in R^n: n - 1 of them leave a single direction
+        for blind in itertools.combinations(range(T), n - 1):
+            kernel = [[Fraction(1)]]
+            if n > 1:
+                basis, nullity = oracles.rational(e[list(blind)]).numer_denom()[0].nullspace()
+                assert nullity == 1
+                kernel = [[Fraction(int(row[0])) for row in basis.tolist()]]
+            seen = [t for t in range(T) if oracles.dot(e[t].tolist(), kernel[0]) != 0]
+            assert seen == [t for t in range(T) if t not in blind]
+        assert d >= n
+    # One more in the set, and nothing is left to see with; one dependent query, likewise.
+    e = hostile.moments(5, 2, 3).double()
+    E = torch.eye(3, **F64)[:2]
+    with pytest.raises(ValueError, match=r"^queries: got example 2 in the span of others"):
+        parts(E, e, torch.arange(2)[None])
+
+
+@pytest.mark.hostile("mahdavi-lemma-3", "mahdavi-lemma-4")
+def test_lemma_3_and_4_a_repeated_token_ties_at_every_scale():
+    E = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 0]])
+    heights = E.double() @ mahdavi.separating_direction(E.double(), torch.Generator())
+    assert heights[1] == heights[2]
+    for b in itertools.product((-3, 0, 5), repeat=2):
+        for c in (0, 1, 40, 1000):  # the tie at the top is never broken: V decides the shares
+            alpha = oracles.softmax2([-c, b[0] + c, b[1] + c])
+            assert alpha[1] / alpha[2] == Fraction(2) ** (b[0] - b[1])
+
+
+@pytest.mark.hostile("mahdavi-lemma-4")
+def test_lemma_4_exactly_for_all_small_integers():
+    """All ``V``, all ``m`` with distinct entries: the corner, the rate, and the scale it takes."""
+    for m in itertools.permutations((-1, 0, 2)):
+        top = m.index(2)
+        for b in itertools.product((-3, 0, 4), repeat=3):
+            for c in (0, 1, 2, 4, 60):
+                alpha = oracles.softmax2([x + c * y for x, y in zip(b, m, strict=True)])
+                worst = max(b[i] - b[top] - c * (2 - m[i]) for i in range(3) if i != top)
+                missing = 1 - alpha[top]
+                assert missing <= 2 * Fraction(2) ** worst  # two other tokens
+                assert missing >= Fraction(2) ** worst / (1 + 2 * Fraction(2) ** max(worst, 0))
+                if c == 60:
+                    assert missing < Fraction(1, 2**100)
+    assert oracles.softmax2([1000 * 1, 999 * 1 + 0])[0] > Fraction(1, 2)
+    before = oracles.softmax2([0 + 9 * 1, 10 + 9 * 0])  # c just below what V asks for
+    assert before[0] < before[1]
+    assert oracles.softmax2([-(10**4)]) == [1]  # a single token
+
+
+@pytest.mark.hostile("mahdavi-appendix-b2")
+@pytest.mark.parametrize("tail", [0.25, 2.0**-20, 2.0**-52])
+@pytest.mark.parametrize("against", [-700.0, 0.0, 700.0])
+def test_appendix_b2_two_tokens_in_closed_form(tail, against):
+    """One served and one silent example: ``1 - alpha = tail / (1 + tail)``, to the digit."""
+    E, e = torch.eye(3, **F64)[:2], torch.tensor([[1.0, 0, 0], [1, 2, 0]], **F64)
+    served, u = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([3.0, 1, 0], **F64)
+    v = torch.tensor([[0.0, 1, 0]], **F64)
+    duals = torch.tensor([[[1.0], [0], [0]]], **F64)
+    keys = torch.tensor([[[0.0], [against], [0]]], **F64)  # the silent one hears it, too
+    c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=tail)
+    needed = (math.log(1 / tail) + against) / 4  # v . e is 2, and u tells the tokens apart by 2
+    assert float(c[0]) == pytest.approx(max(0.0, needed))
+    W_K = torch.cat([keys[0], c * u[:, None]], dim=1)
+    W_Q = torch.cat([duals[0], v[0, :, None]], dim=1)
+    missing = 1 - float(oracles.ball_attention(W_Q, W_K, E, e[1])[0])
+    if needed > 0:
+        assert missing == pytest.approx(tail / (1 + tail), rel=1e-3, abs=2.0**-52)
+    else:  # what is asked of the served example silences this one by itself
+        assert missing <= tail
+    # With a tie there is no finite scale, and none is returned.
+    tie = torch.ones(3, **F64)
+    assert not torch.isfinite(
+        mahdavi.saturating_scale(E, e, served, duals, keys.abs(), tie, v, tail=tail)
+    ).all()
+
+
+@pytest.mark.hostile("mahdavi-appendix-b2")
+@pytest.mark.parametrize("name", [name for name in ADMISSIBLE if "n = d - 1" in name])
+def test_appendix_b2_a_finite_scale_keeps_the_rank_of_the_limit(name):
+    """The rank is proven at a scale that still misses the corners by ``2^-30``."""
+    (H, n, d, _), data = ADMISSIBLE[name]
+    E, e = data.double()
+    served = mahdavi.serve(len(e), H)
+    duals, u, v = parts(E, e, served)
+    for one_hot in (0.0, 4.0):
+        wish = one_hot * torch.eye(n - 1, n, **F64).roll(1, 1)
+        generic = wish + torch.arange(H * (n - 1) * n).reshape(H, n - 1, n).double().sin()
+        keys = mahdavi.interpolating_keys(E, served, generic)
+        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=2.0**-30)
+        W_K = torch.cat([keys, (c[:, None] * u)[..., None]], -1)
+        W_Q = torch.cat([duals, v[..., None]], -1)
+        rest = torch.zeros(H, d, 1, **F64), torch.zeros(H, 1, **F64), torch.zeros(1, 1, **F64)
+        Z = oracles.ball_features(MHAWeights(W_Q, W_K, *rest), E, e)
+        assert oracles.surely_independent(Z)
+
+
+# --- poor queries and skips -----------------------------------------------------------------------
+
+
+@pytest.mark.hostile("mahdavi-remark-1")
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(1, 5, 7, 5), (3, 4, 5, 2), (2, 3, 7, 5)])
+def test_remark_1_every_kruskal_rank_below_n_at_its_full_count(H, n, d, d_h):
+    E = torch.eye(d, **F64)[:n]
+    for Q in range(1, n):
+        T = 1 + H * (min(Q, d_h) - 1)
+        e = hostile.moments(T, Q, d)
+        assert oracles.kruskal(e) == oracles.rank(e) == min(Q, T)
+        eye = torch.eye(T, **F64)
+        for contexts in (E, E.repeat(T, 1, 1)):
+            weights = memorize_mha(contexts, e.double(), eye, heads=H, head_dim=d_h, seed=0)
+            assert oracles.ball_error(weights, contexts, e.double(), eye) < 1e-8
+        assert bounds.mha_capacity(H, n, d_h, query_rank=Q) == T
+        beyond = hostile.moments(1 + H * Q, Q, d).double()
+        if min(n, d_h) > Q:  # one more a head: refused for the queries, since n would allow it
+            with pytest.raises(ValueError, match=r"^queries: got "):
+                memorize_mha(E, beyond, beyond[:, 0], heads=H, head_dim=d_h, seed=0)
+
+
+@pytest.mark.hostile("mahdavi-remark-1")
+def test_remark_1_speaks_of_the_kruskal_rank_and_not_of_the_rank():
+    """All of ``R^5`` is spanned, but two queries are one: no weights tell these two apart."""
+    E = torch.eye(5, dtype=torch.int64)[:3]
+    e = torch.cat([hostile.moments(5, 5, 5), hostile.moments(5, 5, 5)[:1]])
+    assert (oracles.rank(e), oracles.kruskal(e)) == (5, 1)
+    for seed in range(10):
+        Z = oracles.features2(hostile.maps(seed, 3, 5, 5), E, e)
+        assert Z[0] == Z[5]
+        assert oracles.rank(Z) < len(e) < 1 + 3 * (3 - 1)
+    with pytest.raises(ValueError, match=r"^queries: got "):
+        memorize_mha(E.double(), e.double(), torch.eye(6, **F64)[:, 5], heads=3, head_dim=3, seed=0)
+
+
+@pytest.mark.hostile("mahdavi-appendix-c")
+@admissible
+def test_appendix_c_a_skip_with_as_many_outputs_as_there_is_room_for(name):
+    """Labels that the skip gives alone, labels against it, and ``d_out = d``."""
+    (H, _, d, d_h), data = ADMISSIBLE[name]
+    E, e = data.double()
+    every = torch.eye(len(e), d, **F64).roll(1, 0)
+    for labels in (every, -(2.0**20) * e, 2.0**-20 * e[:, :1] + 2.0**-20):
+        weights = memorize_mha(E, e, labels, heads=H, head_dim=d_h, seed=0, skip=True)
+        error = oracles.ball_error(weights, E, e, labels, skip=True)
+        assert error < 1e-8 * float(labels.abs().max())
+    more = torch.zeros(len(e), d + 1, **F64)
+    with pytest.raises(ValueError, match=rf"^labels: got d_out = {d + 1}"):
+        memorize_mha(E, e, more, heads=H, head_dim=d_h, seed=0, skip=True)
+
+
+@pytest.mark.hostile("mahdavi-appendix-c")
+def test_appendix_c_fails_with_more_outputs_than_dimensions():
+    """Every output is ``W_D^T`` of a vector of ``R^d``: ``d + 1`` labels stay dependent."""
+    E, e = torch.eye(3, dtype=torch.int64)[:2], hostile.moments(5, 2, 3)
+    H, T = 4, 5
+    assert hostile.capacity(H, 2, 2) == T  # so that Theorem 1 has room
+    Z = oracles.rational(oracles.features2(hostile.maps(0, H, 3, 3), E, e))
+    for seed in range(5):
+        inner = oracles.rational(hostile.integers(seed, H * 3, 3))
+        W_D = oracles.rational(hostile.integers(seed + 9, 3, 4))
+        assert ((Z * inner + oracles.rational(e)) * W_D).rank() <= 3
+
+
+# --- upper bounds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.hostile("mahdavi-proposition-2")
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("H", [1, 2, 3])
+def test_proposition_2_over_all_attention_on_tokens_of_every_kind(H, d):
+    """The bound, where it is attained, and by how much flats through the origin stay below it."""
+    for name, tokens in hostile.flats(d):
+        n, (a, through) = len(tokens), oracles.affine(tokens)
+        largest = oracles.corner_rank(tokens[None], H)
+        assert largest <= bounds.shared_context_rank(H, n), name
+        assert largest == bounds.affine_span_rank(H, a, through), name
+        if oracles.rank(tokens) == n:
+            assert largest == bounds.shared_context_rank(H, n) == 1 + H * (n - 1)
+
+
+@pytest.mark.hostile("mahdavi-proposition-2")
+def test_proposition_2_fails_once_a_single_context_differs_in_a_single_token():
+    E = torch.eye(5, dtype=torch.int64)[:3]
+    other = E.clone()
+    other[2, 4] = 1
+    for H in (1, 2, 3):
+        assert oracles.corner_rank(torch.stack([E, other]), H) > bounds.shared_context_rank(H, 3)
+
+
+@pytest.mark.hostile("mahdavi-proposition-5")
+@pytest.mark.parametrize(("d", "H"), [(1, 3), (2, 1), (2, 3), (3, 2), (5, 1)])
+def test_proposition_5_over_all_tokens_of_one_sum_and_all_attention(d, H):
+    """Any head may choose any token of the lattice: the rank of all such rows."""
+    for total in (-1, 0, 1, 2):
+        tokens = hostile.constant_sum(d, total)
+        assert (tokens.sum(1) == total).all()
+        largest = oracles.corner_rank(tokens[None], H)
+        assert largest <= bounds.affine_rank(H, d)
+        assert (largest == bounds.affine_rank(H, d)) == (total != 0)
+        assert largest == bounds.affine_span_rank(H, d - 1, through_origin=total == 0)
+        off = torch.cat([tokens, tokens[:1] + torch.eye(d, dtype=torch.int64)[:1]])
+        assert oracles.corner_rank(off[None], H) == H * d  # one token off by one
+
+
+@pytest.mark.hostile("mahdavi-proposition-5")
+def test_proposition_5_is_compatible_with_general_position_and_holds_for_the_library():
+    H, n, d, T = 2, 3, 5, 13
+    E = hostile.integers(0, T, n, d, size=9)
+    E[..., -1] = 1 - E[..., :-1].sum(-1)
+    assert oracles.kruskal(E.reshape(-1, d)[:9]) == d
+    e, W = hostile.integers(1, T, d, size=1), hostile.maps(2, H, d, 1)
+    assert oracles.rank(oracles.features2(W, E, e)) == 1 + H * (d - 1) == bounds.affine_rank(H, d)
+    E[3, 1, 2] += 1
+    assert oracles.rank(oracles.features2(W, E, e)) == 1 + H * (d - 1) + 1
+
+
+def relu_fits(inputs, labels):
+    """Whether some set of active examples admits one ReLU unit with these outputs.
+
+    The unit is affine on those and constant on the others: rational linear algebra for each of the
+    ``2^T`` sets. Signs are left out, so that what does not fit here fits no such network.
+    """
+    for active in itertools.product((0, 1), repeat=len(inputs)):
+        columns = [[1, a, *(a * x for x in row)] for row, a in zip(inputs, active, strict=True)]
+        both = [[*row, y] for row, y in zip(columns, labels, strict=True)]
+        if oracles.rank(columns) == oracles.rank(both):
+            return True
+    return False
+
+
+@pytest.mark.hostile("mahdavi-proposition-3")
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 3)])
+def test_proposition_3_one_unit_over_all_patterns_of_activity(n, d):
+    """All contexts equal: the count fails, the numbers that matter fit, one more does not."""
+    T = bounds.relu_capacity(1, d) + 1
+    assert d + 4 == T
+    labels = [5**t for t in range(T)]
+    powers = (torch.arange(1, T + 1)[:, None] ** torch.arange(1, d + 1)).tolist()
+    on_a_flat = hostile.moments(T, d, d).tolist()  # there the unit's bias is one number too many
+    for queries, true in ((powers, d + 2), (on_a_flat, d + 1)):
+        assert oracles.kruskal(queries) == d > n  # admissible, on any shared context of rank n
+        assert not relu_fits(queries, labels)
+        assert relu_fits(queries[:true], labels[:true])
+        assert not relu_fits(queries[: true + 1], labels[: true + 1])
+    # Contexts that differ carry the same labels where their entries are numbers enough.
+    own = torch.cat([hostile.integers(0, T, n * d), torch.tensor(powers)], dim=1).tolist()
+    if (n + 1) * d + 1 >= T:
+        assert oracles.rank([[1, *row] for row in own]) == T
+        assert relu_fits(own, labels)
+
+
+@pytest.mark.hostile("mahdavi-proposition-3")
+def test_proposition_3_two_outputs_and_the_whole_part():
+    """One unit moves its outputs along one line: three labels off a line are too many already."""
+    d, outputs = 2, 2
+    T = bounds.relu_capacity(1, d, outputs) + 1
+    assert bounds.relu_capacity(1, d, outputs) == math.floor(Fraction(1 * (d + 3) + 2, 2)) == 3
+    labels = [[t, t * t] for t in range(T)]
+    queries = hostile.moments(T, d, d).tolist()
+    assert oracles.affine(labels)[0] == 2
+    for k in itertools.product((-1, 0, 1, 2), repeat=2):  # any direction of the unit
+        across = [oracles.dot(y, (-k[1], k[0])) for y in labels]
+        assert any(k) == (len(set(across)) > 1)  # and across it the network is constant
+    assert len({tuple(q) for q in queries}) == T
+
+
+@pytest.mark.hostile("mahdavi-proposition-4", "mahdavi-lemma-2")
+@pytest.mark.parametrize(
+    ("n", "d", "query"),
+    [(1, 2, "equal"), (2, 2, "zero"), (2, 3, "equal"), (4, 5, "zero"), (4, 7, "a token")],
+)
+def test_proposition_4_where_assumption_3_just_holds_and_just_fails(n, d, query):
+    """``n`` a power of two: the layer's averages are exact in floating point."""
+    T = 7
+    tokens = hostile.integers(n, n, d, size=9)[1:]
+    q = {"zero": 0 * tokens[:1], "equal": torch.full((1, d), 3), "a token": tokens[:1]}[query]
+    q = q if len(q) else torch.full((1, d), 3)
+    eye, zero = torch.eye(d, **F64), torch.zeros(1, d, 1, **F64)
+    layer_of_means = MHAWeights(zero, zero, eye[None], eye, eye)
+    for Q in (n, n - 1):
+        wanted = hostile.moments(T, Q, d)  # Assumption 3 speaks of these, times 1/n
+        E = torch.cat([tokens.repeat(T, 1, 1), (wanted - n * q - tokens.sum(0))[:, None]], dim=1)
+        e = q.repeat(T, 1)
+        assert all(oracles.rank(context) == n for context in E)  # Assumption 2
+        assert oracles.kruskal(e) <= 1  # the queries themselves are as poor as can be
+        after, moved = (mha(layer_of_means, E.double(), x.double(), skip=True) for x in (e, E))
+        assert (n * after == wanted).all()
+        assert oracles.kruskal(after) == Q  # Assumption 1 holds at Q = n, and not below
+        assert all(oracles.rank(context) == n for context in moved)
+        if n > 1:  # the same layer without its skip, and one that subtracts the mean
+            assert oracles.rank(mha(layer_of_means, E.double(), E.double())[0]) == 1
+            assert oracles.rank(n * E[0] - E[0].sum(0)) == n - 1
+
+
+# --- lemmas on ranks ------------------------------------------------------------------------------
+
+
+@pytest.mark.hostile("mahdavi-lemma-1")
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 2)])
+def test_lemma_1_for_all_small_matrices(shape):
+    """``A`` of shape (a, b), ``D`` of shape (c, d), every entry -1, 0 or 1."""
+    a, b, c, d = shape
+    strict = broken = False
+    for A in hostile.matrices(a, b):
+        for D in hostile.matrices(c, d):
+            least = oracles.rank(A) + oracles.rank(D)
+            for B in hostile.matrices(a, d, entries=(0, 1)):
+                top = [x + y for x, y in zip(A, B, strict=True)]
+                M = top + [[0] * b + row for row in D]
+                found = oracles.rank(M)
+                assert found >= least
+                strict |= found > least
+                below = top + [[1] * b + row for row in D]  # no block of zeros
+                broken |= oracles.rank(below) < least
+                if shape == (2, 1, 1, 1):
+                    assert certified_rank(torch.tensor(M)).rank == found
+    assert strict
+    assert broken
+
+
+@pytest.mark.hostile("mahdavi-lemma-2")
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_lemma_2_for_all_small_vectors_and_extreme_multiples(n, d):
+    """Independent vectors over {-1, 0, 1}: every ``a >= 0`` keeps them so, ``a = -1/n`` none."""
+    multiples = [Fraction(0), Fraction(1, n), Fraction(1, 2**1000), Fraction(10**30), Fraction(7)]
+    for V in hostile.matrices(n, d):
+        if oracles.rank(V) < n:
+            continue
+        total = [sum(column) for column in zip(*V, strict=True)]
+        moved = lambda a: [[x + a * s for x, s in zip(row, total, strict=True)] for row in V]  # noqa: B023, E731
+        assert all(oracles.rank(moved(a)) == n for a in multiples)
+        assert oracles.rank(moved(-Fraction(1, n))) == n - 1
+        assert oracles.rank(moved(-Fraction(1, n) + Fraction(1, 2**1000))) == n
+
+
+@pytest.mark.hostile("mahdavi-lemma-5")
+@pytest.mark.parametrize("sigma", [(4, 2, 1), (1, 1, 1), (2**40, 1, 0), (3, 0, 0)])
+def test_lemma_5_in_every_direction_of_a_signed_permutation(sigma):
+    """Singular values that are known exactly, turned by a rational rotation of 3, 4, 5."""
+    turn = [[Fraction(3, 5), Fraction(4, 5), 0], [Fraction(-4, 5), Fraction(3, 5), 0], [0, 0, 1]]
+    rotation = oracles.rational(turn)
+    M = rotation * oracles.rational([[s * (i == j) for j in range(3)] for i, s in enumerate(sigma)])
+    rank, least = M.rank(), min(s for s in sigma if s)
+    found = []
+    for t in (least - Fraction(1, 2**200), Fraction(least), Fraction(max(sigma))):
+        moved = set()
+        for P in hostile.signed_permutations(3):
+            for rows in (1, 2, 3):  # of spectral norm t, whether all rows are there or one
+                Delta = [[t * x * (i < rows) for x in row] for i, row in enumerate(P)]
+                moved.add((M + rotation * oracles.rational(Delta)).rank())
+                moved.add((M + rotation * oracles.rational([*Delta[1:], *Delta[:1]])).rank())
+        found.append(moved)
+    below, at, large = found
+    assert min(below) >= rank  # it may rise, where rank is missing
+    assert (max(below) > rank) == (rank < 3)
+    assert min(at) < rank
+    assert min(large) < rank
+
+
+@pytest.mark.hostile("mahdavi-lemma-5")
+def test_lemma_5_to_the_last_digit_in_floating_point():
+    """The rank that the library proves of a float matrix follows the bound to its rounding unit."""
+    M = torch.diag(torch.tensor([2.0**30, 1.0], **F64))
+    short = torch.diag(torch.tensor([0.0, math.nextafter(-1.0, 0.0)], **F64))
+    assert certified_rank(M + short).rank == oracles.rank(M + short) == 2
+    assert certified_rank(M - torch.diag(torch.tensor([0.0, 1.0], **F64))).rank == 1
+
+
+# --- our findings ---------------------------------------------------------------------------------
+
+GENERIC = [(1, 1, 1, 1), (3, 1, 2, 1), (2, 2, 1, 1), (5, 2, 2, 1), (2, 3, 3, 1), (3, 3, 2, 1)]
+GENERIC += [(2, 5, 3, 2), (3, 2, 5, 1), (1, 7, 3, 3), (2, 4, 5, 5)]
+
+
+def expected(H, n, d, kind):
+    """The generic rank, counted by dimensions: of each head's tokens, and one for the constant."""
+    if kind == "own":
+        return d if n == 1 else H * d
+    return H * min(n - 1, d) + (n <= d)
+
+
+@pytest.mark.hostile("mahdavi-finding-generic")
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), GENERIC)
+@pytest.mark.parametrize("kind", ["shared", "own", "queries on one line, shared"])
+def test_finding_generic_at_the_edges_exactly(H, n, d, d_h, kind):
+    """One instance is enough for almost all; one more example than the rank shows its end."""
+    most = expected(H, n, d, kind)
+    for T in {1, max(1, most - 1), most, most + 2}:
+        best = 0
+        for seed in range(40):
+            if best == min(T, most):
+                break
+            shape = (T, n, d) if kind == "own" else (n, d)
+            E = hostile.integers(seed, *shape, size=5)
+            e = hostile.integers(seed + 50, T, d, size=3)
+            if kind.startswith("queries"):
+                e = torch.arange(1, T + 1)[:, None] * hostile.integers(seed + 70, 1, d)
+            Z = oracles.features2(hostile.maps(seed + 99, H, d, d_h), E, e)
+            assert oracles.rank(Z) <= most
+            best = max(best, oracles.rank(Z))
+        assert best == min(T, most)
+    if kind == "own" and n == 1:
+        with pytest.raises(ValueError, match=r"^context: got 1"):
+            bounds.own_context_rank(H, n, d)
+    elif kind == "own":
+        assert bounds.own_context_rank(H, n, d) == most
+    elif n <= d:
+        assert bounds.shared_context_rank(H, n) == most
+    else:
+        assert bounds.affine_span_rank(H, d) - 1 == most < bounds.shared_context_rank(H, n)
+
+
+@pytest.mark.hostile("mahdavi-finding-generic")
+@pytest.mark.parametrize("d", [2, 3])
+def test_finding_generic_on_flats_through_and_off_the_origin(d):
+    H, n = 2, 3
+    for name, tokens in hostile.flats(d):
+        a, through = oracles.affine(tokens)
+        most = H * a + (not through)
+        best = 0
+        for seed in range(8):
+            T = most + 1
+            choice = torch.randint(
+                len(tokens), (T, n), generator=torch.Generator().manual_seed(seed)
+            )
+            W = hostile.maps(seed, H, d, 1)
+            Z = oracles.features2(W, tokens[choice], hostile.integers(seed, T, d, size=5))
+            best = max(best, oracles.rank(Z))
+        assert best <= most, name
+        if a:
+            assert best == most, name
+
+
+@pytest.mark.hostile("mahdavi-finding-generic")
+def test_finding_generic_says_almost_all_and_not_all():
+    """Zero maps, equal heads and equal queries are among the few: each loses rank, exactly."""
+    H, n, d = 3, 3, 5
+    T = 1 + H * (n - 1)
+    E, e = hostile.integers(0, n, d), hostile.integers(1, T, d)
+    W = hostile.maps(2, H, d, 2)
+    assert oracles.rank(oracles.features2(W, E, e)) == T
+    assert oracles.rank(oracles.features2(0 * W, E, e)) == 1
+    assert oracles.rank(oracles.features2(W[:1].repeat(H, 1, 1), E, e)) <= n
+    assert oracles.rank(oracles.features2(W, E, e[:1].repeat(T, 1))) == 1
+    # On two tokens every head is odd around 1/2, so that -q, 0 and q are dependent for all maps.
+    odd = torch.tensor([-1, 0, 1])[:, None] * e[:1]
+    for seed in range(10):
+        assert oracles.rank(oracles.features2(hostile.maps(seed, H, d, d), E[:2], odd)) <= 2
+
+
+@pytest.mark.hostile("mahdavi-finding-capacity")
+@pytest.mark.parametrize("kind", ["moments", "basis and its sum", "lengths from 1 to 2^10"])
+@pytest.mark.parametrize(("H", "n", "d"), [(1, 3, 3), (2, 3, 3), (3, 3, 5), (2, 5, 5)])
+def test_finding_capacity_at_its_full_count(H, n, d, kind):
+    """Queries of Kruskal rank exactly ``d``; labels that differ in one example, or by 2^40."""
+    T = H * (d - 1)
+    if kind == "basis and its sum":
+        T = min(T, d + 1)
+        e = torch.cat([torch.eye(d, dtype=torch.int64), torch.ones(1, d, dtype=torch.int64)])[:T]
+    else:
+        e = hostile.moments(T, d, d)
+    assert oracles.kruskal(e) == min(d, T)
+    e = e.double()
+    if kind.startswith("lengths"):
+        e = e * (2.0 ** torch.linspace(0, 10, T, **F64).round())[:, None]
+    one = torch.eye(T, **F64)
+    far = 2.0 ** torch.linspace(-20, 20, T, **F64)
+    shared = [torch.eye(d, **F64)[:n], 2 * torch.eye(d, **F64)[:n] - 1]
+    for E in shared[: 1 + (d > 3)]:
+        for y in (one[0], -one[-1], far, -far, one[0] * 0 + 3):
+            weights = memorize_scalars(E, e, y, heads=H)
+            assert weights.W_Q.shape == (H, d, 2)
+            error = oracles.ball_error(weights, E, e, y[:, None])
+            assert error <= 1e-8 * float(y.abs().max())
+
+
+@pytest.mark.hostile("mahdavi-finding-capacity")
+def test_finding_capacity_all_labelings_beyond_the_rank():
+    H, n, d = 3, 3, 5
+    E, e = torch.eye(d, **F64)[:n], hostile.moments(12, d, d).double()
+    assert oracles.corner_rank(E[None], H) == 7 < len(e)
+    for bits in itertools.islice(hostile.labelings(12), 0, None, 511):
+        y = torch.tensor(bits, **F64)
+        outputs = mha(memorize_scalars(E, e, y, heads=H), E, e)[:, 0]
+        assert (outputs.round() == y).all()
+        assert (outputs - y).abs().max() < 1e-8
+    small = hostile.moments(4, 3, 3).double()
+    for bits in hostile.labelings(4, labels=3):
+        y = torch.tensor(bits, **F64)
+        weights = memorize_scalars(torch.eye(3, **F64), small, y, heads=2)
+        assert (mha(weights, torch.eye(3, **F64), small)[:, 0] - y).abs().max() < 1e-8
+
+
+@pytest.mark.hostile("mahdavi-finding-capacity")
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("two tokens", "context: got 2 tokens"),
+        ("dependent tokens", "context: got 3 tokens"),
+        ("one example too many", "labels: got T = 9 examples"),
+        ("queries on a flat through the origin", "queries: got dependent"),
+        ("one query in the span of a head's", "queries: got example 7 in the span"),
+    ],
+)
+def test_finding_capacity_is_refused_where_a_hypothesis_just_fails(what, named):
+    H, d, T = 2, 5, 8
+    E, e = torch.eye(d, **F64)[:3], hostile.moments(9, d, d).double()
+    match what:
+        case "two tokens":
+            E = E[:2]
+        case "dependent tokens":
+            E = torch.stack([E[0], E[1], E[0] + E[1]])
+        case "one example too many":
+            T = 9
+        case "queries on a flat through the origin":
+            e = hostile.moments(9, 3, d).double()
+        case "one query in the span of a head's":
+            e[7] = e[:4].sum(0)
+    with pytest.raises(ValueError, match=f"^{named}"):
+        memorize_scalars(E, e[:T], torch.arange(T).double(), heads=H)
+
+
+@pytest.mark.hostile("mahdavi-finding-capacity", "mahdavi-proposition-2")
+def test_finding_capacity_fails_for_equal_queries():
+    """Queries of Kruskal rank 1: whatever the attention, two outputs are one."""
+    e = hostile.moments(2, 3, 3)
+    e[1] = e[0]
+    for seed in range(10):
+        Z = oracles.features2(hostile.maps(seed, 2, 3, 2), torch.eye(3, dtype=torch.int64), e)
+        assert Z[0] == Z[1]
+    with pytest.raises(ValueError, match=r"^queries: got dependent"):
+        memorize_scalars(torch.eye(3, **F64), e.double(), torch.arange(2).double(), heads=1)
+
+
+@pytest.mark.hostile("mahdavi-finding-capacity")
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="memorize_scalars does not look at what it built: with queries of lengths 2^-20 to 2^20 "
+    "rounding spoils the silence of its heads, and wrong weights come back without a word",
+)
+def test_finding_capacity_weights_are_right_or_refused():
+    e = hostile.moments(4, 3, 3).double() * torch.tensor([[2.0**-20], [1], [1], [2.0**20]], **F64)
+    E, y = torch.eye(3, **F64), torch.tensor([1.0, 0, 0, 0], **F64)
+    try:
+        weights = memorize_scalars(E, e, y, heads=2)
+    except ValueError:
+        return
+    assert oracles.ball_error(weights, E, e, y[:, None]) <= 1e-8
