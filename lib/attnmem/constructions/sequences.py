@@ -105,10 +105,11 @@ def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: i
     def numbers(*shape: int) -> np.ndarray:
         return draw.integers(1, PRIME, shape, dtype=np.int64)
 
-    x = (numbers(seen.max() + 1, dim)[seen] + numbers(S, dim)) % PRIME
+    x = (numbers(int(seen.max()) + 1, dim)[seen] + numbers(S, dim)) % PRIME
+    count, askers = int(pairs.max()) + 1, int(ends.max()) + 1
     blocks = [x[:, -1]]
     for _ in range(heads):
-        alpha, beta = numbers(pairs.max() + 1)[pairs], numbers(ends.max() + 1, S)[ends]
+        alpha, beta = numbers(count)[pairs], numbers(askers, S)[ends]
         weights = alpha * beta % PRIME
         total = (weights[..., None] * x % PRIME).sum(1) % PRIME
         A = total * _inverse(weights.sum(1) % PRIME)[:, None] % PRIME

@@ -1,0 +1,434 @@
+"""Which sequences attention can tell apart: exact ranks, tasks beyond any weights, and refusals."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from attnmem import bounds
+from attnmem.attention import AoTWeights, aot
+from attnmem.certificates import certified_associations, enclosed_offers
+from attnmem.constructions import dana, memorize_aot, sequences
+from attnmem.constructions.sequences import (
+    dependent_subset,
+    every_parity,
+    impossible_subset,
+    offered_rank,
+    parity_by_heads,
+    places_kernel,
+    subset_rank,
+)
+from attnmem.descent import train_tiny
+from attnmem.independence import certified_rank
+
+F64 = {"dtype": torch.float64}
+seeds = st.integers(0, 2**32)
+SQUARE = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+TWENTY = torch.cat([SQUARE, torch.stack([torch.arange(20, 31), torch.arange(3, 14)], dim=1)])
+
+
+def among_others(k, H, d, d_h, T=None, seed=0):
+    """The parity of k bits among other sequences, and the next tokens of all."""
+    cube, parity = every_parity(k)
+    more = (bounds.aot_capacity(H, d_h, d) if T is None else T) - len(cube)
+    draw = torch.Generator().manual_seed(seed)
+    rest = torch.randint(2, 50, (more, k + 1), generator=draw)
+    rest[: d + 1, -1] = torch.arange(2, 3 + d)[:more]
+    labels = torch.randint(50, (more,), generator=draw)
+    return torch.cat([cube, rest]), torch.cat([parity, labels])
+
+
+def heads_for_cube(k, d_h):
+    return max(k, math.ceil((2**k - 1) / min(d_h, k)))
+
+
+LENGTHS = st.integers(2, 4)
+
+
+@st.composite
+def sets(draw, S=LENGTHS, most=9):
+    """Distinct sequences over two or three tokens, often of a few last tokens: hostile ones."""
+    N, S = draw(st.integers(2, 3)), draw(S)
+    every = torch.cartesian_prod(*[torch.arange(N)] * S)
+    if draw(st.booleans()):
+        every = every[every[:, -1] == 0]
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(draw(seeds)))
+    return every[order[: draw(st.integers(1, min(most, len(every))))]]
+
+
+def real_rank(rows, H, d_h, d, target, one_entry=False):
+    """Proven rank of F of one random transformer with real exponentials."""
+    e, pos, W_Q, W_K, W_V = dana.draw(int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1)
+    if one_entry:
+        W_Q[:, 1:], W_K[:, 1:], W_Q[:, :, 1:] = 0, 0, 0
+        W_K[:, :, 0], W_K[:, :, 2:] = 0, 0
+    silent = torch.zeros(H, d, d_h, **F64)
+    weights = AoTWeights(e, pos, W_Q, W_K, W_V, silent, e)
+    return certified_rank(enclosed_offers(weights, rows), target=target, most_bits=2048).rank
+
+
+# --- the exact rank -------------------------------------------------------------------------------
+
+
+@pytest.mark.hostile("dana-lemma-2", "dana-remark-2")
+@settings(max_examples=25, deadline=None)
+@given(sets(), st.integers(1, 2), st.integers(2, 3), st.booleans())
+def test_real_exponentials_reach_the_rank_of_free_weights(rows, H, d, one_entry):
+    d_h = d - 1
+    rank = offered_rank(rows, H, d_h, d)
+    assert real_rank(rows, H, d_h, d, rank, one_entry) == rank
+
+
+@pytest.mark.hostile("dana-lemma-2")
+@settings(max_examples=40)
+@given(sets(), st.integers(1, 3), st.integers(2, 5), seeds)
+def test_no_rational_attention_exceeds_the_rank_of_free_weights(rows, H, d, seed):
+    """Weights in base two are powers of two, so F is a matrix of fractions: no rounding."""
+    draw = torch.Generator().manual_seed(seed)
+    N, S = int(rows.max()) + 1, rows.shape[1]
+
+    def integers(*shape, most=4):
+        return torch.randint(-most, most + 1, shape, generator=draw)
+
+    x = (integers(N, d) + 0)[rows] + integers(S, d)
+    blocks = [[[Fraction(int(v)) for v in row] for row in x[:, -1]]]
+    for _ in range(H):
+        W, W_V = integers(d, d, most=1), integers(d, d, most=2)
+        logits = ((x[:, -1:] @ W) * x).sum(-1)
+        blocks.append([])
+        for t in range(len(rows)):
+            weights = [Fraction(2) ** int(logit) for logit in logits[t]]
+            total = sum(weights)
+            A = [sum(w * int(x[t, s, i]) for s, w in enumerate(weights)) / total for i in range(d)]
+            blocks[-1].append([sum(int(c) * a for c, a in zip(r, A, strict=True)) for r in W_V])
+    F = [[*itertools.chain(*row)] for row in zip(*blocks, strict=True)]
+    assert fraction_rank(F) <= offered_rank(rows, H, d, d)
+
+
+def fraction_rank(rows):
+    rows, rank = [list(row) for row in rows], 0
+    for column in range(len(rows[0])):
+        pivot = next((i for i in range(rank, len(rows)) if rows[i][column]), None)
+        if pivot is not None:
+            rows[rank], rows[pivot] = rows[pivot], rows[rank]
+            for i in range(rank + 1, len(rows)):
+                factor = rows[i][column] / rows[rank][column]
+                rows[i] = [a - factor * b for a, b in zip(rows[i], rows[rank], strict=True)]
+            rank += 1
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("rows", "H", "d", "d_h", "rank"),
+    [
+        (every_parity(2)[0], 1, 9, 9, 3),
+        (every_parity(2)[0], 2, 2, 1, 3),
+        (every_parity(2)[0], 2, 2, 2, 4),
+        (every_parity(3)[0], 2, 9, 9, 7),  # 1 + 3 + 3
+        (every_parity(4)[0], 3, 9, 9, 13),  # 3 * 4 + 1, although 1 + 4 + 6 + 4 = 15
+        (every_parity(4)[0], 4, 9, 9, 16),
+        (SQUARE, 1, 10, 10, 6),
+        (TWENTY, 1, 10, 10, 17),
+        (torch.arange(7)[:, None], 3, 5, 5, 5),  # one token attends to itself
+        (torch.tensor([[a, a] for a in range(7)]), 2, 3, 3, 5),  # all steps alike: H + d
+        (torch.tensor([[a, 0] for a in range(9)]), 2, 3, 2, 5),  # one last token: 1 + H d_h
+        (torch.tensor([[1, 0], [1, 0]]), 2, 3, 3, 1),
+    ],
+)
+def test_ranks_by_hand(rows, H, d, d_h, rank):
+    assert offered_rank(rows, H, d_h, d) == rank
+    assert offered_rank(rows, H, d_h, d, seed=1) == rank
+
+
+@settings(max_examples=60)
+@given(sets(S=st.just(2)), st.integers(1, 3), st.integers(2, 4), st.integers(1, 4))
+def test_the_condition_on_subsets_is_the_exact_rank_of_bigrams(rows, H, d, d_h):
+    assert subset_rank(rows, H, min(d_h, d), d) == offered_rank(rows, H, min(d_h, d), d)
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 5), st.integers(2, 8), st.integers(1, 2), st.integers(2, 4), seeds)
+def test_the_condition_on_subsets_is_enough_with_own_tokens(S, T, H, d, seed):
+    draw = torch.Generator().manual_seed(seed)
+    rows = torch.randint(2, (T, S), generator=draw)
+    rows[torch.arange(T), torch.randint(S - 1, (T,), generator=draw)] = torch.arange(2, 2 + T)
+    assert subset_rank(rows, H, d, d) <= offered_rank(rows, H, d, d)
+
+
+def test_a_sequence_without_a_token_of_its_own_is_named():
+    with pytest.raises(ValueError, match=r"row 0, \[0, 0, 0\], without a token of its own"):
+        subset_rank(every_parity(2)[0], 1, 2, 2)
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 17; expected T_0 <= 16"):
+        subset_rank(torch.cartesian_prod(torch.arange(17), torch.arange(1)), 1, 2, 2)
+
+
+@settings(max_examples=60)
+@given(sets(), st.integers(1, 2), st.integers(2, 4))
+def test_a_dependent_subset_is_a_circuit(rows, H, d):
+    subset = dependent_subset(rows, H, d, d)
+    rank = offered_rank(rows, H, d, d)
+    assert (len(subset) == 0) == (rank == len(rows))
+    if len(subset):
+        assert offered_rank(rows[subset], H, d, d) == len(subset) - 1
+        for leave in range(len(subset)):
+            kept = torch.cat([subset[:leave], subset[leave + 1 :]])
+            assert not len(kept) or offered_rank(rows[kept], H, d, d) == len(kept)
+
+
+def test_the_rank_needs_no_flint(monkeypatch):
+    def absent():
+        raise ImportError
+
+    with_flint = offered_rank(TWENTY, 1, 10, 10)
+    monkeypatch.setattr(sequences, "flint", absent)
+    assert offered_rank(TWENTY, 1, 10, 10) == with_flint == 17
+
+
+# --- next tokens beyond any weights ---------------------------------------------------------------
+
+
+def brute_force_possible(rows, labels, H):
+    """Scores that are functions of at most H places, all right by a margin: a plain program."""
+    S, T = rows.shape[1], len(rows)
+    features = [np.ones(T)]
+    for k in range(1, H + 1):
+        for places in itertools.combinations(range(S - 1), k):
+            for tokens in itertools.product(range(3), repeat=k):
+                features.append((rows[:, places] == torch.tensor(tokens)).all(1).double().numpy())
+    features = np.array(features).T
+    classes, m = int(labels.max()) + 1, features.shape[1]
+    below = []
+    for t, k in itertools.product(range(T), range(classes)):
+        if k != labels[t]:
+            row = np.zeros((classes, m))
+            row[k] += features[t]
+            row[labels[t]] -= features[t]
+            below.append(row.ravel())
+    if not below:
+        return True
+    solved = linprog(
+        np.zeros(classes * m), np.array(below), -np.ones(len(below)), bounds=(None,) * 2
+    )
+    return solved.status == 0
+
+
+@pytest.mark.hostile("dana-corollary-1", "dana-theorem-1")
+@settings(max_examples=120, deadline=None)
+@given(sets(S=st.integers(3, 4), most=16), st.integers(1, 2), st.integers(2, 3), seeds)
+def test_impossible_is_what_no_functions_of_so_many_places_separate(rows, H, classes, seed):
+    rows = rows[rows[:, -1] == rows[0, -1]]
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (len(rows),), generator=draw)
+    found = impossible_subset(rows, labels, H)
+    assert (found is None) == brute_force_possible(rows, labels, H)
+    if found is not None:
+        assert len(found.rows) >= 2 ** (H + 1)
+        check_contradiction(found, rows, labels, H)
+
+
+def check_contradiction(found, rows, labels, H):
+    weights = found.weights.numpy().astype(object)
+    own = labels[found.rows][:, None] == found.tokens
+    assert (weights.sum(1) == 0).all()
+    assert (weights[~own.numpy()] <= 0).all()
+    assert (weights != 0).any(1).all()
+    S = rows.shape[1]
+    for places in itertools.combinations(range(S - 1), min(H, S - 1)):
+        totals = {}
+        for row, weight in zip(rows[found.rows][:, places].tolist(), weights, strict=True):
+            totals[tuple(row)] = totals.get(tuple(row), 0) + weight
+        assert all((total == 0).all() for total in totals.values())
+
+
+@pytest.mark.hostile("dana-corollary-1")
+def test_of_all_labelings_of_two_bits_one_head_misses_xor_and_its_opposite():
+    cube, _ = every_parity(2)
+    for labels in itertools.product(range(2), repeat=4):
+        impossible = impossible_subset(cube, torch.tensor(labels), 1) is not None
+        assert impossible == (labels in {(0, 1, 1, 0), (1, 0, 0, 1)})
+
+
+@settings(max_examples=30)
+@given(sets(S=st.integers(3, 4)), st.integers(0, 3))
+def test_the_kernel_counts_products_of_indicators(rows, H):
+    S = rows.shape[1]
+    features = [
+        (rows[:, places] == torch.tensor(tokens)).all(1).long()
+        for k in range(H + 1)
+        for places in itertools.combinations(range(S - 1), k)
+        for tokens in itertools.product(range(3), repeat=k)
+    ]
+    features = torch.stack(features, dim=1)
+    kernel = places_kernel(rows, max(H, 1)) if H else None
+    if H:
+        assert (kernel == (features @ features.T).numpy()).all()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+def test_as_many_heads_as_bits_tell_their_parity(k):
+    cube, parity = every_parity(k)
+    assert certified_associations(parity_by_heads(k), cube, parity).memorized == 2**k
+    assert impossible_subset(cube, parity, k) is None
+    assert impossible_subset(cube, parity, k - 1) is not None
+
+
+@pytest.mark.parametrize(("k", "reached"), [(2, 3), (3, 7)])
+def test_training_meets_the_wall(k, reached):
+    cube, parity = (rows.expand(8, *rows.shape) for rows in every_parity(k))
+    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
+    assert int(train_tiny(cube, parity, heads=k - 1, **sizes).max()) == reached
+    assert int(train_tiny(cube, parity, heads=k, **sizes).max()) == 2**k
+
+
+# --- what memorize_aot does with them -------------------------------------------------------------
+
+
+PARITIES = [
+    (k, H, d, d_h)
+    for k in (2, 3, 4)
+    for H in range(1, k)
+    for d, d_h in ((7, 3), (11, 11), (17, 13))
+    if bounds.aot_capacity(H, d_h, d) >= 2**k
+]
+
+
+@pytest.mark.hostile("dana-corollary-1", "dana-table-1", "dana-theorem-1")
+@pytest.mark.parametrize(("k", "H", "d", "d_h"), PARITIES)
+@pytest.mark.parametrize("full", [False, True])
+def test_parity_with_fewer_heads_is_refused_as_impossible(k, H, d, d_h, full):
+    T = None if full else 2**k + min(3, bounds.aot_capacity(H, d_h, d) - 2**k)
+    rows, labels = among_others(k, H, d, d_h, T)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(k + H))
+    sizes = {"vocab": 50, "dim": d, "head_dim": d_h, "heads": H, "seed": 0}
+    with pytest.raises(ValueError, match=r"^next_tokens: got a task that is impossible") as refusal:
+        memorize_aot(rows[order], labels[order], **sizes)
+    named = str(refusal.value).split("sequences [")[1].split("]")[0]
+    named = torch.tensor([int(number) for number in named.split(", ")])
+    assert (order[named] < 2**k).all()  # of the cube, or of one of its faces
+    assert len(named) >= 2 ** (H + 1)
+    assert "rounding" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "d_h"), [(2, 2, 1), (2, 5, 3), (3, 3, 3), (3, 11, 7), (4, 4, 2), (4, 10, 10)]
+)
+@pytest.mark.parametrize("more", [0, 1])
+def test_parity_is_built_from_the_number_of_heads_of_the_book_on(k, d, d_h, more):
+    H = heads_for_cube(k, d_h) + more
+    rows, labels = among_others(k, H, d, d_h)
+    weights = memorize_aot(rows, labels, vocab=50, dim=d, head_dim=d_h, heads=H, seed=0)
+    assert (aot(weights, rows).argmax(-1) == labels).all()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("d_h", [1, 2, 3, 5, 8])
+def test_the_cube_has_full_rank_from_the_number_of_heads_of_the_book_on(k, d_h):
+    cube, _ = every_parity(k)
+    H, d = heads_for_cube(k, d_h), max(d_h, 2)
+    assert offered_rank(cube, H, d_h, d) == 2**k
+    if H > 1:
+        assert offered_rank(cube, H - 1, d_h, d) < 2**k
+
+
+@pytest.mark.hostile("dana-corollary-1", "dana-lemma-2")
+def test_dependent_bigrams_are_refused_with_the_subset():
+    sizes = {"vocab": 50, "dim": 10, "head_dim": 10, "heads": 1, "seed": 0}
+    message = r"^sequences: got T_0 = 20 .* rank 17 at most: no weights make the 7 sequences \[0, "
+    with pytest.raises(ValueError, match=message):
+        memorize_aot(TWENTY, torch.arange(20), **sizes)
+    kept = torch.cat([TWENTY[:6], TWENTY[9:]])
+    weights = memorize_aot(kept, torch.arange(17), **sizes)
+    assert (aot(weights, kept).argmax(-1) == torch.arange(17)).all()
+
+
+@pytest.mark.hostile("dana-corollary-1", "dana-remark-2")
+@settings(max_examples=60, deadline=None)
+@given(sets(S=st.integers(2, 4), most=12), st.integers(1, 3), st.integers(2, 4), seeds)
+def test_full_rank_is_built_and_impossible_tasks_are_refused_as_such(rows, H, d, seed):
+    T = min(len(rows), bounds.aot_capacity(H, d, d))
+    rows = rows[:T]
+    labels = torch.randint(3, (T,), generator=torch.Generator().manual_seed(seed))
+    beyond = impossible_subset(rows, labels, H) is not None
+    sizes = {"vocab": 3, "dim": d, "head_dim": d, "heads": H, "seed": 0}
+    if offered_rank(rows, H, d, d) == T:
+        weights = memorize_aot(rows, labels, **sizes)
+        assert (aot(weights, rows).argmax(-1) == labels).all()
+        assert not beyond
+    elif beyond:
+        with pytest.raises(ValueError, match=r"^next_tokens: .* impossible for H = "):
+            memorize_aot(rows, labels, **sizes)
+
+
+@pytest.mark.hostile("dana-corollary-2")
+def test_corollary_2_fails_with_corollary_1():
+    """Its formula is one at T_0 = H d_h + d, and one head gets three of four."""
+    assert bounds.associations_to_accuracy(bounds.aot_capacity(1, 2, 2), 2, 4) == 1.0
+    cube, parity = every_parity(2)
+    assert impossible_subset(cube, parity, 1) is not None
+    for wrong in range(4):  # any three of the four can be right
+        labels = parity.clone()
+        labels[wrong] = 1 - labels[wrong]
+        assert impossible_subset(cube, labels, 1) is None
+
+
+@pytest.mark.hostile("dana-lemma-3")
+def test_lemma_3_numbers_outside_algebra_do_not_keep_shared_exponents_apart():
+    """Two sequences with one last token and swapped choices: one polynomial, whatever numbers."""
+    draw = torch.Generator().manual_seed(0)
+    e, pos, kappa = torch.randint(1, 10**6, (3, 3), generator=draw)
+    rows = torch.tensor([[1, 0], [2, 0]])
+    x = e[rows] + pos[:2]
+    products = x[:, -1:] * x
+    terms = [
+        int(
+            sum(
+                kappa[h] * products[t, s]
+                for t, (h, s) in enumerate(zip(order, places, strict=True))
+            )
+        )
+        for order in itertools.permutations(range(2))
+        for places in itertools.product(range(2), repeat=2)
+    ]
+    assert len({*terms}) == 7 < 8  # both attend to the last token: the order of heads is lost
+    assert all(Fraction(v).denominator == 1 for v in terms)
+
+
+# --- random bigrams -------------------------------------------------------------------------------
+
+
+def test_the_risk_of_random_bigrams_bounds_how_often_they_fall_short():
+    N, d, H, count = 6, 2, 5, 400
+    T = bounds.aot_capacity(H, d, d)
+    draw = torch.Generator().manual_seed(0)
+    short = 0
+    for _ in range(count):
+        codes = torch.randperm(N * N, generator=draw)[:T]
+        rows = torch.stack([codes // N, codes % N], dim=1)
+        short += offered_rank(rows, H, d, d) < T
+    assert short / count <= bounds.random_bigrams_risk(H, d, d, N)
+    assert bounds.random_bigrams_risk(H, d, d, N) < 1
+
+
+def test_the_risk_is_a_union_bound_that_can_be_added_up_by_hand():
+    """H = 1, d = d_h = 2, N = 3: nine bigrams, four drawn."""
+    ways = math.comb(9, 4)
+
+    def tail(marked, most):
+        hits = range(most + 1, min(marked, 4) + 1)
+        return sum(math.comb(marked, x) * math.comb(9 - marked, 4 - x) for x in hits) / ways
+
+    by_hand = min(
+        3 * tail(3, 3) + tail(3, 2 + spare) + 3 * tail(4, 1 - spare) for spare in range(2)
+    )
+    assert bounds.random_bigrams_risk(1, 2, 2, 3) == pytest.approx(min(1.0, by_hand))
+
+
+def test_bad_input_of_the_risk_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^vocab: got 4; expected at least 5"):
+        bounds.random_bigrams_risk(9, 2, 2, 4)
