@@ -1,16 +1,18 @@
 """Our own theorems: generic rank, one instance for almost all, labels in the attention."""
 
+import itertools
 import math
 
 import pytest
 import torch
+from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha, mha_features
 from attnmem.certificates import certified_memorization, enclosed_features
-from attnmem.constructions import memorize_mha, memorize_scalars, random_mha
+from attnmem.constructions import mahdavi, memorize_mha, memorize_scalars, random_mha
 from attnmem.independence import certified_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}
@@ -46,14 +48,25 @@ def test_the_instance_with_own_contexts_is_a_kronecker_product(H, n, d):
     assert certified_rank(enclosed_features(layer, E, e), target=H * d).full
 
 
-@pytest.mark.parametrize(("H", "n", "d"), [(1, 3, 3), (3, 4, 5), (2, 6, 6)])
+def shared_rank(H, n, d):
+    """Our count for a shared context: H min(n - 1, d) + [n <= d]."""
+    return bounds.affine_span_rank(H, min(n - 1, d), through_origin=n > d)
+
+
+@pytest.mark.parametrize(
+    ("H", "n", "d"), [(1, 3, 3), (3, 4, 5), (2, 6, 6), (3, 1, 4), (2, 4, 3), (3, 5, 2), (4, 2, 1)]
+)
 def test_the_instance_with_a_shared_context_has_the_full_affine_rank(H, n, d):
-    E = torch.eye(d, **F64)[:n]
-    keys = torch.zeros(d, **F64)
-    keys[:n] = torch.arange(n, **F64)
+    """Independent tokens if n <= d, the moment curve if not; k^T x_i = i for both."""
+    E, keys = torch.eye(d, **F64)[:n], torch.zeros(d, **F64)
+    keys[:n] = torch.arange(min(n, d), **F64)
+    if n > d:
+        E = torch.arange(n, **F64)[:, None] ** torch.arange(1, d + 1)
+        keys = torch.eye(d, **F64)[0]
+    torch.testing.assert_close(E @ keys, torch.arange(n, **F64))
     q = torch.ones(d, **F64) / 4
-    T = bounds.shared_context_rank(H, n)
-    e = torch.linspace(-3, 3, T, **F64)[:, None] * q  # all on one line
+    T = shared_rank(H, n, d)
+    e = torch.linspace(-3, 4, T, **F64)[:, None] * q  # all on one line
     layer = instance(H, q, keys, torch.arange(2, H + 2, **F64).sqrt())
     assert certified_rank(enclosed_features(layer, E, e), target=T).rank == T
 
@@ -64,7 +77,7 @@ def test_finding_generic_random_layers_reach_the_affine_bound(H, n, d, d_h, data
     kind = data.draw(st.sampled_from(["shared", "own", "flat"]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     if kind == "shared":
-        T = bounds.affine_span_rank(H, min(n - 1, d), n > d)
+        T = shared_rank(H, n, d)
         E = gaussian(generator, n, d)
     elif n == 1:
         return  # one token leaves no choice: Theorem of generic rank asks for two
@@ -80,6 +93,78 @@ def test_finding_generic_random_layers_reach_the_affine_bound(H, n, d, d_h, data
     layer = random_mha(H, d, d_h, seed=data.draw(st.integers(0, 1000)), spread=3)
     enclosure = enclosed_features(layer, E, gaussian(generator, T, d))
     assert certified_rank(enclosure, target=T).rank == T
+
+
+@pytest.mark.parametrize(("H", "n", "d"), [(4, 9, 5), (3, 3, 2), (2, 5, 4), (4, 4, 4)])
+def test_a_shared_context_longer_than_d_stops_at_h_d(H, n, d):
+    """The count H (n - 1) + 1 for every n is false: no weights exceed H d."""
+    T, e = H * n + 3, torch.randn(H * n + 3, d, **F64)
+    layer = random_mha(H, d, 1, seed=0, spread=3)
+    E = torch.randn(n, d, **F64)
+    most = shared_rank(H, n, d)
+    Z = mha_features(layer, E, e)
+    assert Z.shape == (T, H * d)
+    assert certified_rank(enclosed_features(layer, E, e), target=most).rank == most
+    if n > d:
+        assert most == H * d < bounds.shared_context_rank(H, n)
+
+
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(4, 3, 5, 1), (3, 2, 4, 2), (6, 4, 3, 1)])
+def test_self_attention_has_the_generic_rank_too(H, n, d, d_h):
+    E = gaussian(torch.Generator().manual_seed(0), H * d, n, d)
+    layer = random_mha(H, d, d_h, seed=0, spread=3)
+    proof = certified_rank(enclosed_features(layer, E, E[:, 0].clone()), target=H * d)
+    assert proof.rank == H * d
+
+
+@pytest.mark.parametrize(("H", "d"), [(2, 2), (3, 3), (2, 1)])
+def test_the_instance_of_self_attention_tends_to_that_of_own_contexts(H, d):
+    """The one line of the proof: the query is a token of length rho, and rho tends to 0."""
+    kappa, s, rho = torch.arange(1, H + 1, **F64), torch.linspace(-1, 3, H, **F64), 1e-9
+    q = torch.eye(d, **F64)[0]
+    e = rho * s.repeat_interleave(d)[:, None] * q
+    E = torch.stack([e, torch.eye(d, **F64).repeat(H, 1)], dim=1)
+    Z = mha_features(instance(H, q, torch.ones(d, **F64), kappa / rho), E, e)
+    A = torch.sigmoid(s[:, None] * kappa)
+    torch.testing.assert_close(Z, torch.kron(A, torch.eye(d, **F64)), rtol=0, atol=1e-7)
+
+
+# --- all data in general position -----------------------------------------------------------------
+
+
+def differences_in_a_flat(n, d, T, generator):
+    """Integer tokens in general position whose differences span (n - 1) d / n dimensions only."""
+    m = (n - 1) * d // n
+    differences = torch.randint(-50, 51, (T, n, d), generator=generator)
+    differences[..., m:] = 0
+    return torch.randint(-50, 51, (T, 1, d), generator=generator) + differences
+
+
+@pytest.mark.parametrize(("n", "d", "H"), [(2, 4, 5), (2, 6, 3), (3, 6, 3), (4, 4, 2), (2, 2, 4)])
+def test_general_position_gives_h_k_plus_1_and_not_more_than_its_sharp_family(n, d, H):
+    m = (n - 1) * d // n
+    generator = torch.Generator().manual_seed(n * d)
+    E = differences_in_a_flat(n, d, H * d + 3, generator)
+    some = E[: -(-12 // n)].flatten(0, 1).tolist()
+    assert all(fmpz_mat([*rows]).det() != 0 for rows in itertools.combinations(some, d))
+    e = gaussian(generator, len(E), d)
+    most, served = H * m + d // n, H * m + 1
+    layer = random_mha(H, d, m + 1, seed=0, spread=3)
+    Z = mha_features(layer, E.double() / 64, e)
+    assert numerical_rank(Z, rtol=1e-11) <= most <= bounds.affine_rank(H, d)
+    enclosure = enclosed_features(layer, E.double()[:served] / 64, e[:served])
+    assert certified_rank(enclosure, target=served).rank == served > H * d / 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_sharp_family_stops_any_attention_exactly(seed):
+    """Integer shares in the place of a softmax: the rank of Z is exact."""
+    generator = torch.Generator().manual_seed(seed)
+    n, d, H = 2, 4, 5
+    E = differences_in_a_flat(n, d, H * d, generator)
+    first = torch.randint(0, 11, (H * d, H, 1), generator=generator)
+    Z = torch.cat([first, 10 - first], -1) @ E
+    assert fmpz_mat(Z.flatten(1).tolist()).rank() == H * 2 + 2 < bounds.affine_rank(H, d)
 
 
 def test_one_token_leaves_no_choice():
@@ -121,6 +206,20 @@ def test_finding_capacity_is_not_rounding_below_the_rank():
     assert numerical_rank(Z) <= bounds.shared_context_rank(H, n) == 11
     with pytest.raises(ValueError, match=r"^labels: got T = 35"):
         memorize_mha(context, queries, labels, heads=H, head_dim=n, seed=0)
+
+
+def test_not_every_direction_that_is_blind_on_the_served_sees_the_others():
+    """Any three of these queries are independent, and yet v = (0, 1, 0) is blind on two of them."""
+    queries, served = torch.eye(3, **F64), torch.tensor([[0]])
+    blind = torch.tensor([0.0, 1.0, 0.0], **F64)
+    assert (queries @ blind).tolist() == [0, 1, 0]
+    _, free = mahdavi.dual_basis(queries, served)
+    v = mahdavi.orthogonal_direction(free, queries, served, torch.Generator().manual_seed(0))[0]
+    assert (queries @ v)[0].abs() < 1e-12
+    assert (queries @ v)[1:].abs().min() > 1e-3
+    labels = torch.tensor([0.0, 1.0, 0.25], **F64)
+    weights = memorize_scalars(torch.eye(3, **F64), queries, labels, heads=3)  # one served by each
+    assert (mha(weights, torch.eye(3, **F64), queries)[:, 0] - labels).abs().max() < 1e-12
 
 
 def test_equal_labels_and_few_examples_are_no_special_case():

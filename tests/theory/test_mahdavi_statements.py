@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,6 +255,31 @@ def test_appendix_c_a_skip_shifts_the_labels(heads, outputs, n, own, seed):
     torch.testing.assert_close(mha(weights, E, e), y - e @ weights.W_D, **tolerance)
 
 
+def test_appendix_c_the_shifted_labels_fix_the_decoder():
+    """Doubling W_D and halving W_O is the same layer without the skip, and another one with it."""
+    E, e, y = torch.rand(5, 7, **F64), torch.rand(9, 7, **F64), torch.rand(9, 2, **F64)
+    layer = memorize_mha(E, e, y, heads=2, head_dim=5, seed=0, skip=True)
+    other = layer._replace(W_O=layer.W_O / 2, W_D=2 * layer.W_D)
+    torch.testing.assert_close(mha(other, E, e), mha(layer, E, e))
+    torch.testing.assert_close(mha(layer, E, e, skip=True), y, rtol=0, atol=1e-8)
+    assert (mha(other, E, e, skip=True) - y).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(("H", "n", "d"), [(1, 2, 3), (2, 3, 4), (5, 4, 9), (3, 8, 9)])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_the_three_readings_of_theorem_1_with_their_constants(H, n, d, number):
+    d_h, d_v, outputs = {1: (n, 1, 1), 2: (d, d, 1), 3: (d, d, d)}[number]
+    unit = H * n * d if number == 1 else H * d * d
+    T = bounds.mha_capacity(H, n, d_h)
+    E, e, y = (torch.rand(T, *shape, **F64) for shape in ((n, d), (d,), (outputs,)))
+    layer = memorize_mha(E, e, y, heads=H, head_dim=d_h, seed=0, value_dim=d_v)
+    parameters = sum(W.numel() for W in layer)
+    assert (number + 1) * unit <= parameters <= (number + 2) * unit
+    assert parameters >= T * outputs >= H * n * outputs / 2
+    if number == 3:
+        assert parameters <= 10 * d / n * T * outputs
+
+
 # --- upper bounds ---------------------------------------------------------------------------------
 
 
@@ -340,6 +366,63 @@ def test_proposition_4_one_averaging_layer_makes_the_assumptions_true(n, extra, 
     assert kruskal_rank(e.double()) == 1
     assert kruskal_rank(exact_queries.double()) >= n
     assert all(exact(context) == n for context in exact_tokens)
+
+
+@quick
+@given(st.integers(1, 4), st.integers(2, 5), st.integers(2, 8), st.integers(1, 8), seeds)
+def test_width_beyond_n_minus_1_adds_nothing_on_a_shared_context(H, n, d, d_h, seed):
+    generator = torch.Generator().manual_seed(seed)
+    E, e = gaussian(generator, n, d), gaussian(generator, 12, d)
+    layer = random_mha(H, d, d_h, seed=seed % 1000, spread=3)
+    span = torch.linalg.qr((E[1:] - E[0]).T).Q  # (d, min(n - 1, d))
+    narrow = layer._replace(W_K=span.expand(H, *span.shape), W_Q=layer.W_Q @ (layer.W_K.mT @ span))
+    assert narrow.W_K.shape[-1] <= n - 1
+    torch.testing.assert_close(mha(narrow, E, e), mha(layer, E, e), rtol=1e-7, atol=1e-9)
+
+
+def test_width_beyond_n_does_add_on_own_contexts():
+    """The Jacobian of one head at W = 0, times four, has 20 independent rows; width 2 has 16."""
+    generator = torch.Generator().manual_seed(0)
+    E, e = integers(generator, 20, 2, 4), integers(generator, 20, 4)
+    m, delta = torch.tensor([1, 2, 3, 5]), E[:, 0] - E[:, 1]
+    by_W = (delta @ m)[:, None, None] * delta[:, :, None] * e[:, None]
+    jacobian = torch.cat([by_W.flatten(1), 2 * E.sum(1)], 1)
+    assert exact(jacobian) == 20 > 2 * (2 * 4 - 2) + 4
+
+    def outputs(W, m):
+        alpha = torch.einsum("tnd,dk,tk->tn", E.double(), W, e.double()).softmax(-1)
+        return torch.einsum("tn,tnd,d->t", alpha, E.double(), m)
+
+    point = torch.zeros(4, 4, **F64), m.double()
+    by_autograd = torch.autograd.functional.jacobian(outputs, point)
+    torch.testing.assert_close(
+        torch.cat([by_autograd[0].flatten(1), by_autograd[1]], 1) * 4, jacobian.double()
+    )
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.integers(0, 3), seeds)
+def test_positions_of_almost_any_size_keep_the_rank(n, extra, seed):
+    """A context loses rank at no more than n scales; that it keeps it at scale 1 is false."""
+    generator = torch.Generator().manual_seed(seed)
+    X = integers(generator, n, n + extra, size=3)
+    P = torch.eye(n + extra, dtype=torch.int64)[:n]
+    losing = sum(fmpz_mat((X + s * P).tolist()).rank() < n for s in range(-10, 11))
+    assert losing <= n
+
+
+def test_tokens_can_cancel_independent_positions():
+    tokens, positions = torch.tensor([[0, 0], [1, -1]]), torch.eye(2, dtype=torch.int64)
+    assert fmpz_mat(positions.tolist()).rank() == 2
+    assert fmpz_mat((tokens + positions).tolist()).rank() == 1
+
+
+def test_one_relu_unit_beats_any_attention_on_one_token():
+    token, label = torch.tensor([[1, 0], [0, 1], [1, 1]]), torch.tensor([0, 0, 1])
+    assert torch.equal((token.sum(1) - 1).clamp(min=0), label)
+    layer = random_mha(50, 2, 2, seed=0, spread=3)
+    outputs = mha(layer, token[:, None].double(), token.double())[:, 0]
+    torch.testing.assert_close(outputs[0] + outputs[1], outputs[2])  # and 0 + 0 is not 1
 
 
 def test_the_sizes_above_reach_their_bounds():
