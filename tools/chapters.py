@@ -11,20 +11,38 @@ import jupytext
 import nbformat
 import yaml
 
+from address import tidy
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 TEXT, NOTEBOOKS = BOOK / "text", BOOK / "notebooks"
 HTML = ROOT / "_build" / "html"  # the built book
 
 COLAB = "colab-setup"
-COLAB_SOURCE = """\
+INSTALL = """\
 import importlib.util
 import sys
 
-installed = importlib.util.find_spec("attnmem") is not None
-if "google.colab" in sys.modules and not installed:
+if importlib.util.find_spec("attnmem") is None:
     source = "git+{address}@{branch}"
+    if "google.colab" not in sys.modules:
+        raise ModuleNotFoundError(f"No attnmem: pip install '{{source}}'")
     %pip install -q "attnmem[certify] @ $source"
+"""
+INSTALL_WHEEL = """\
+import importlib.util
+from pathlib import Path
+
+if importlib.util.find_spec("attnmem") is None:
+    wheels = sorted(Path().resolve().glob("attnmem-*.whl"))
+    if not wheels:
+        raise ModuleNotFoundError(
+            "This notebook needs the book's library, attnmem: in a copy of "
+            "the book's repository, `pip install .` installs it, or "
+            "`make wheel` builds dist/attnmem-*.whl, to be put beside this "
+            "notebook (on Colab: to be uploaded under Files)."
+        )
+    %pip install -q "attnmem[certify] @ {wheels[-1].as_uri()}"
 """
 
 
@@ -62,14 +80,24 @@ def notebook_path(chapter: str) -> Path:
 
 
 def config() -> dict:
-    """The book's configuration; ``repository`` is the one place where the address stands."""
+    """The book's configuration."""
     return yaml.safe_load((ROOT / "_config.yml").read_text())
 
 
+def repository() -> tuple[str, str]:
+    """The repository's public address, empty as long as there is none, and the branch."""
+    setting = config().get("repository") or {}
+    return tidy(setting.get("url")), setting.get("branch") or "main"
+
+
 def colab_cell() -> nbformat.NotebookNode:
-    """The first cell of every notebook: on Colab, install the library; elsewhere, nothing."""
-    repository = config()["repository"]
-    source = COLAB_SOURCE.format(address=repository["url"], branch=repository["branch"])
+    """The first cell of every notebook, which does nothing where the library is installed.
+
+    On Colab it installs the library from the repository's address, which stands in ``_config.yml``;
+    without an address, anywhere, from a wheel beside the notebook. Else it says what is needed.
+    """
+    address, branch = repository()
+    source = INSTALL.format(address=address, branch=branch) if address else INSTALL_WHEEL
     cell = nbformat.v4.new_code_cell(source.rstrip(), id=COLAB)
     cell.metadata["tags"] = [COLAB, "remove-cell"]
     return cell

@@ -14,7 +14,6 @@ from chapters import (
     ROOT,
     chapters,
     colab_cell,
-    config,
     has_tag,
     notebook_path,
     pages,
@@ -143,15 +142,3 @@ def test_theorems_are_labelled_and_say_where_they_come_from(chapter):
     ):
         assert re.match(r" .+: .+", title), f"{kind}: no source and name: {title}"
         assert re.match(r":label: [a-z]+-[a-z0-9-]+", label), f"{kind}{title}: no label"
-
-
-def test_the_address_of_the_repository_stands_in_one_place():
-    address = config()["repository"]["url"]
-    files = [p for p in ROOT.glob("*") if p.is_file() and p.name != "_config.yml"]
-    files += [p for folder in ("lib", "tools", "tests", "book/text") for p in _texts(folder)]
-    files += list(BOOK.glob("*.md"))
-    assert [str(p) for p in files if address in p.read_text(errors="ignore")] == []
-
-
-def _texts(folder):
-    return [p for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".toml"}]

@@ -9,7 +9,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from chapters import ROOT, config
+from chapters import ROOT, config, repository
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
@@ -68,6 +68,7 @@ def test_the_library_needs_little_and_pins_nothing():
 
 FORBIDDEN = {
     "an absolute path": r"(?<![\w.:/*-])/(?:home|root|work|tmp|Users)/\w",
+    "a placeholder of an address": r"(?i)\b(?:org|owner|user(?:name)?)/repo\b",
     "a pickle": r"\bimport pickle\b|\.pkl\b",
 }
 
@@ -89,6 +90,15 @@ def test_no_file_is_large_but_the_vendored_typesetting():
 
 def test_no_folder_is_named_as_sphinx_would_load_it_twice():
     assert not (ROOT / "_static").exists()
+
+
+def test_the_address_of_the_repository_stands_in_one_place():
+    address, _ = repository()
+    for path in tracked():
+        if (
+            address and path.suffix != ".ipynb" and path.name != "_config.yml"
+        ):  # first cells have it
+            assert address not in path.read_text(errors="ignore"), path.relative_to(ROOT)
 
 
 def test_the_book_is_built_from_committed_outputs():

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 import attnmem
 
-from chapters import HTML, ROOT, config, pages
+from chapters import HTML, ROOT, pages, repository
 
 PAGES = [f"{name}.html" for name in pages()]
 WEIGHT = 1_500_000  # bytes of a page beside its typesetting
@@ -20,6 +20,10 @@ WEIGHT = 1_500_000  # bytes of a page beside its typesetting
 def on_disk(url):
     path = urllib.parse.unquote(urllib.parse.urlparse(url).path)
     return HTML / path.lstrip("/")
+
+
+# Links of a picture have an address that is no string.
+HREFS = "links => links.map(({ href }) => new URL(href.baseVal ?? href, document.baseURI).href)"
 
 
 @pytest.fixture(scope="module", params=PAGES)
@@ -81,9 +85,7 @@ def test_nothing_serious_stands_in_the_way_of_any_reader(wide, theme):
 
 
 def test_every_link_within_the_book_leads_somewhere(wide, site):
-    links = wide.eval_on_selector_all(  # those of a picture have an address that is not a string
-        "a[href]", "links => links.map(a => new URL(a.getAttribute('href'), document.baseURI).href)"
-    )
+    links = wide.eval_on_selector_all("a[href]", HREFS)
     for url in {link for link in links if link.startswith(site)}:
         target, fragment = on_disk(url), urllib.parse.urlparse(url).fragment
         assert target.is_file(), url
@@ -91,20 +93,33 @@ def test_every_link_within_the_book_leads_somewhere(wide, site):
             assert f'id="{urllib.parse.unquote(fragment)}"' in target.read_text(), url
 
 
-def test_launch_links_and_the_download_are_those_of_an_existing_notebook(wide):
-    if "/notebooks/" not in wide.name:
-        assert wide.locator('a[href*="colab.research.google.com"]').count() == 0
+def test_header_buttons_lead_outside_only_where_the_repository_has_an_address(wide):
+    assert wide.locator('a[href*="ORG/"][href*="/REPO"]').count() == 0
+    address, branch = repository()
+    buttons = wide.locator('.article-header-buttons a[href^="http"]')
+    found = {urllib.parse.urlparse(url).netloc: url for url in buttons.evaluate_all(HREFS)}
+    if not address:
+        assert found == {}
         return
     notebook = wide.name.removesuffix(".html") + ".ipynb"
-    assert (ROOT / notebook).is_file()
-    repository = config()["repository"]
-    colab = wide.locator('a[href*="colab.research.google.com"]').first.get_attribute("href")
-    assert colab.endswith(f"/blob/{repository['branch']}/{notebook}")
-    binder = wide.locator('a[href*="mybinder.org"]').first.get_attribute("href")
-    assert binder.endswith(f"urlpath=lab/tree/{notebook}")
+    colab, binder = (found.get(host, "") for host in ("colab.research.google.com", "mybinder.org"))
+    if "/notebooks/" in wide.name:
+        assert (ROOT / notebook).is_file()
+        assert colab.endswith(f"/blob/{branch}/{notebook}")
+        assert binder.endswith(f"/{branch}?urlpath=lab/tree/{notebook}")
+    else:
+        assert colab == binder == ""
+    assert wide.locator(f'.article-header-buttons a[href="{address}"]').count() > 0
+
+
+def test_the_download_is_an_existing_notebook_and_help_is_beside_it(wide):
+    if "/notebooks/" not in wide.name:
+        return
     saved = wide.locator("a.btn-download-source-button").first
     assert saved.get_attribute("download") is not None
     assert (HTML / wide.name).parent.joinpath(saved.get_attribute("href")).resolve().is_file()
+    beside = wide.locator("ul", has=saved).locator("a.btn-how-to-run-button").first
+    assert beside.get_attribute("href").endswith("running.html#one-notebook")
 
 
 NUMBER = "figcaption .caption-number, caption .caption-number"

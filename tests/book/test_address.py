@@ -1,0 +1,232 @@
+"""The repository's address, set and not: buttons of a small book, and the notebooks' first cell."""
+
+import html
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import parse_qs, urlparse
+
+import nbformat
+import pytest
+import yaml
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import address
+import chapters
+from chapters import ROOT, config, repository
+
+NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
+ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
+OUTSIDE = r"github|gitlab|bitbucket|colab|binder|jupyterhub"
+DOORS = r"btn-source|btn-launch|launch-buttons|source-buttons|logo_(?:colab|binder|jupyterhub)"
+
+
+def settings(**changes):
+    """The book's own, with another repository."""
+    return {**config(), **changes}
+
+
+def built(folder, settings):
+    """A book of one notebook and two pages, made with the settings and extensions of this one."""
+    for name in (PAGE, SHORT):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / f"{name}.md", folder / f"{name}.md")
+    shutil.copytree(ROOT / "tools", folder / "tools")
+    for name in ("assets", "fragments"):
+        (folder / "book" / name).mkdir()
+    (folder / "book/fragments/parameters.md").touch()
+    for name in ("book/assets/book.css", "book/assets/book.js", "book/references.bib"):
+        shutil.copy(ROOT / name, folder / name)
+    cells = [nbformat.v4.new_markdown_cell("# A chapter"), chapters.colab_cell()]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    (folder / NOTEBOOK).parent.mkdir(parents=True)
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / f"{NOTEBOOK}.ipynb"
+    )
+    toc = {"format": "jb-book", "root": NOTEBOOK, "chapters": [{"file": PAGE}, {"file": SHORT}]}
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc))
+    (folder / "_config.yml").write_text(yaml.safe_dump(settings))
+    command = [Path(sys.executable).parent / "jupyter-book", "build", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "_build" / "html"
+
+
+@pytest.fixture(scope="module", params=["empty", "missing"])
+def closed(request, tmp_path_factory):
+    """Built without an address, which stands in the settings as an empty one or not at all."""
+    without = {"url": "", "branch": "main"} if request.param == "empty" else {"branch": "main"}
+    return built(tmp_path_factory.mktemp("closed"), settings(repository=without))
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """Built with an address."""
+    there = {"url": f"{ADDRESS}.git/", "branch": BRANCH}
+    buttons = {**config()["launch_buttons"], "jupyterhub_url": "https://hub.example.edu"}
+    return built(
+        tmp_path_factory.mktemp("opened"), settings(repository=there, launch_buttons=buttons)
+    )
+
+
+def links(page):
+    return {html.unescape(url) for url in re.findall(r'(?:href|src)="([^"]*)"', page.read_text())}
+
+
+def outside(page):
+    return {url for url in links(page) if re.search(OUTSIDE, urlparse(url).netloc)}
+
+
+def words(page):
+    article = page.read_text().split("<article", 1)[1].split("</article>")[0]
+    return " ".join(re.sub(r"<[^>]+>", "", article).split())
+
+
+def test_without_an_address_no_page_leads_to_a_repository(closed):
+    pages = list(closed.rglob("*.html"))
+    assert len(pages) >= 5
+    for page in pages:
+        assert outside(page) == set()
+        assert not re.search(DOORS, page.read_text()), page.name
+
+
+def test_without_an_address_the_pages_say_how_to_get_and_run_a_notebook(closed):
+    for name in (PAGE, SHORT):
+        text = words(closed / f"{name}.html")
+        assert "without a public address" in text
+        assert "make wheel" in text
+        assert "rocket" not in text
+    chapter = closed / f"{NOTEBOOK}.html"
+    assert any(url.endswith(f"_sources/{NOTEBOOK}.ipynb") for url in links(chapter))
+    [help_] = [url for url in links(chapter) if url.endswith("running.html#one-notebook")]
+    target = (chapter.parent / help_).resolve().parent / "running.html"
+    assert 'id="one-notebook"' in target.read_text()
+
+
+def test_with_an_address_every_button_leads_to_a_file_of_that_branch(opened):
+    chapter = opened / f"{NOTEBOOK}.html"
+    file = f"{NOTEBOOK}.ipynb"
+    assert (ROOT / file).is_file()
+    by_host = {urlparse(url).netloc: url for url in outside(chapter) if "/issues/" not in url}
+    [hub] = [url for url in links(chapter) if "hub.example.edu" in url]
+    binder = f"https://mybinder.org/v2/gh/someone/somewhere/{BRANCH}?urlpath=lab/tree/{file}"
+    colab = f"https://colab.research.google.com/github/someone/somewhere/blob/{BRANCH}/{file}"
+    assert by_host == {
+        "colab.research.google.com": colab,
+        "mybinder.org": binder,
+        "github.com": ADDRESS,
+    }
+    pulled = parse_qs(urlparse(hub).query)
+    assert pulled["repo"] == [ADDRESS]
+    assert pulled["branch"] == [BRANCH]
+    assert pulled["urlpath"] == [f"lab/tree/somewhere/{file}"]
+
+
+def test_with_an_address_every_page_leads_to_the_repository_and_its_issues(opened):
+    for name in (NOTEBOOK, PAGE, SHORT):
+        [issues] = [url for url in outside(opened / f"{name}.html") if "/issues/" in url]
+        assert issues.startswith(f"{ADDRESS}/issues/new?")
+        assert ADDRESS in links(opened / f"{name}.html")
+    for name in (PAGE, SHORT):  # nothing to launch
+        assert len(outside(opened / f"{name}.html")) == 2
+        assert "without a public address" not in words(opened / f"{name}.html")
+    assert "rocket" in words(opened / f"{SHORT}.html")
+
+
+def test_colab_is_offered_for_github_only():
+    options = {"repository_url": "https://gitlab.com/a/b/", "launch_buttons": {"colab_url": "c"}}
+    app = SimpleNamespace(tags=set())
+    address._settle(app, SimpleNamespace(html_theme_options=options))
+    assert app.tags == {"address"}
+    assert options == {
+        "repository_url": "https://gitlab.com/a/b",
+        "repository_branch": "main",
+        "launch_buttons": {},
+    }
+
+
+# --- the first cell -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def first_cell(monkeypatch, tmp_path):
+    """Runs it in an empty folder: its error, and what it has asked pip for."""
+    monkeypatch.chdir(tmp_path)
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+    asked = []
+    shell.register_magic_function(asked.append, "line", "pip")
+
+    def run(repository, installed, colab=False):
+        monkeypatch.setattr(chapters, "config", lambda: {"repository": repository})
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
+        if colab:
+            monkeypatch.setitem(sys.modules, "google.colab", object())
+        return shell.run_cell(chapters.colab_cell().source).error_in_exec, asked
+
+    return run
+
+
+EITHER = pytest.mark.parametrize("repository", [{"url": ""}, {"url": ADDRESS, "branch": BRANCH}])
+
+
+@EITHER
+@pytest.mark.parametrize("colab", [True, False])
+def test_where_the_library_is_the_first_cell_does_nothing(first_cell, repository, colab):
+    assert first_cell(repository, installed=True, colab=colab) == (None, [])
+
+
+def test_on_colab_it_installs_from_the_address(first_cell):
+    error, asked = first_cell({"url": f"{ADDRESS}/", "branch": BRANCH}, False, colab=True)
+    assert error is None
+    assert asked == [f'install -q "attnmem[certify] @ git+{ADDRESS}@{BRANCH}"']
+
+
+def test_elsewhere_it_names_the_address(first_cell):
+    error, asked = first_cell({"url": ADDRESS}, installed=False)
+    assert isinstance(error, ModuleNotFoundError)
+    assert f"pip install 'git+{ADDRESS}@main'" in str(error)
+    assert asked == []
+
+
+@pytest.mark.parametrize("colab", [True, False])
+def test_without_an_address_it_says_what_is_needed(first_cell, colab):
+    error, asked = first_cell({"url": ""}, installed=False, colab=colab)
+    assert isinstance(error, ModuleNotFoundError)
+    assert all(step in str(error) for step in ("`pip install .`", "`make wheel`", "Colab"))
+    assert asked == []
+
+
+def test_without_an_address_it_installs_a_wheel_that_lies_beside_the_notebook(first_cell, tmp_path):
+    (tmp_path / "attnmem-0.1.0-py3-none-any.whl").touch()
+    error, [asked] = first_cell({"url": ""}, installed=False)
+    assert error is None
+    uri = (tmp_path / "attnmem-0.1.0-py3-none-any.whl").resolve().as_uri()
+    assert asked == f'install -q "attnmem[certify] @ {uri}"'
+
+
+# --- this repository ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        (None, ""),
+        ("", ""),
+        (f"{ADDRESS}/", ADDRESS),
+        (f"{ADDRESS}.git", ADDRESS),
+        ("https://github.com/executablebooks/jupyter-book", ""),
+    ],
+)
+def test_an_address_is_read_in_every_form(monkeypatch, url, read):
+    monkeypatch.setattr(chapters, "config", lambda: {"repository": {"url": url}})
+    assert repository() == (read, "main")
+
+
+def test_a_missing_setting_is_no_address(monkeypatch):
+    monkeypatch.setattr(chapters, "config", dict)
+    assert repository() == ("", "main")
