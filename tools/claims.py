@@ -28,8 +28,8 @@ MEASURED = "../lib/attnmem/measurements"  # seen from the page
 CLAIMED = ("confirmed", "in part", "contradicted")
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET)
 PAPERS = {
-    "mahdavi": ("Multi-head attention: Mahdavi, Liao and Thrampoulidis", "mahdavi2024"),
-    "dana": ("Attention-only transformers: Dana, Pydi and Chevaleyre", "dana2025"),
+    "mahdavi": ("Multi-head attention", "mahdavi2024"),
+    "dana": ("Attention-only transformers", "dana2025"),
 }
 HEAD = """\
 (ch-claims)=
@@ -62,9 +62,11 @@ CONTRADICTED = """\
 (contradicted)=
 ## What we contradict
 
+The mark ✗ stands before a check that fails.
+
 :::{list-table} Statements that are contradicted, or that a finding of ours speaks against
 :header-rows: 1
-:widths: 32 34 18 16
+:widths: 30 31 19 20
 :class: contradicted
 :name: tab-contradicted
 
@@ -189,7 +191,7 @@ def _contradicted(verdicts: Mapping[str, Recorded], found: statements.Found) -> 
         entry = verdicts.get(claim.key)
         if entry and entry.verdict == CLAIMED[-1]:
             instead = _statement(entry.instead, found) if entry.instead else "—"
-            rows.append(_row(claim, entry.failing, entry, instead))
+            rows.append(_row(claim, f"✗ {entry.failing}", entry, instead))
         if entry and entry.verdict == CLAIMED[0] and claim.against:
             against = claims()[claim.against]
             rows.append(_row(against, claim.says, entry, _link(claim, claim.label)))

@@ -33,7 +33,7 @@ TONES = {  # what a colour says: its mark, and the words in the legend
 }
 FRAME = Frame(width=192, height=38, aside=36, above=8, page=900)
 ROOM = 4  # around the drawing, for the lines of its boxes
-NAME, SUBJECT = 24, 30  # characters that fit into a box
+NAME, SUBJECT = 22, 28  # characters that fit into a box
 
 
 class Edge(NamedTuple):

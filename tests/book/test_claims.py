@@ -87,7 +87,7 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
     statement, evidence, scope, instead = table[0].split("\n  - ")
     assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
     assert reporting.claims()["dana-lemma-2"].says in statement
-    assert (evidence, scope) == ("xor", "Proved: T = 9")
+    assert (evidence, scope) == ("✗ xor", "Proved: T = 9")
     assert instead.startswith("{prf:ref}`prop-affine`")
 
 
