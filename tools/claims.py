@@ -1,7 +1,7 @@
 """Write book/claims.md: every claim of both papers, with the verdict that its chapter recorded.
 
 Nothing on that page is typed: the claims come from attnmem.reporting, the verdicts and their
-evidence from the outputs of the executed notebooks.
+evidence from the outputs of the executed notebooks, the graph from the references in the chapters.
 """
 
 from __future__ import annotations
@@ -14,47 +14,89 @@ from typing import NamedTuple
 
 import nbformat
 
-from attnmem.reporting import METADATA, Claim, claims
+from attnmem.reporting import GRADES, METADATA, WORDS, Claim, Graded, claims, marked, name_of
 from attnmem.results import SHIPPED
 
+import graph
+import statements
 from chapters import BOOK, chapters, notebook_path, renew
+from graph import NOT_YET
 
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
+GRAPH = BOOK / "fragments" / "graph.html"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
-NOT_YET = "not yet"
-WORDS = ("confirmed", "in part", "contradicted", NOT_YET)
+CLAIMED = ("confirmed", "in part", "contradicted")
+ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET)
 PAPERS = {
-    "mahdavi": ("Multi-head attention: Mahdavi, Liao and Thrampoulidis", "mahdavi2024"),
-    "dana": ("Attention-only transformers: Dana, Pydi and Chevaleyre", "dana2025"),
+    "mahdavi": ("Multi-head attention", "mahdavi2024"),
+    "dana": ("Attention-only transformers", "dana2025"),
 }
 HEAD = """\
 (ch-claims)=
 # Claims and verdicts
 
 Every numbered statement, figure and table of the two papers, and every finding of our own, with
-what this book can say about it. A verdict is recorded by the cell that checks the claim, when it
-runs; this page is collected from those outputs.
-
-**confirmed**
-: every check of the chapter speaks for the claim, as we read it there;
-
-**in part**
-: some checks speak for the claim, others, marked ✗, against it;
-
-**contradicted**
-: every check speaks against it;
-
-**not yet**
-: no chapter has judged the claim.
-
-A number stands for one run on one machine; the verdict links to the cell that made it, and where it
-rests on trainings or on features of models, their rows can be saved from here.
+what this book can say about it. The cell that checks a claim records the verdict when it runs; this
+page is collected from those records, and each entry links to its cell.
 
 ```{include} fragments/totals.md
 ```
 
-```{raw} html
-:file: fragments/claims.html
+**Words.** A claim is *confirmed* if all checks speak for it, *contradicted* if none does, and true
+*in part* otherwise. A statement about all data is contradicted by one proved or certified
+counterexample, however many instances agree with it. A definition is *illustrated* by instances, or
+*not as stated*; an assumption is *met* by the data that was tried, or *not met*. *Not yet* means
+that no chapter has judged the claim.
+
+**Grades** say what a verdict rests on:
+
+- *proved*: a proof in this book, linked beside the check;
+- *certified*: exact or ball arithmetic, at the sizes that the evidence names;
+- *checked*: instances in floating point, which the evidence names;
+- *measured*: trainings or samples; the number of seeds is ours, of those in the paper.
+
+A statement about all data has the grade of its strongest check, any other claim that of its
+weakest. If the claim is contradicted, only the checks that speak against it count.
+"""
+CONTRADICTED = """\
+(contradicted)=
+## What we contradict
+
+The mark ✗ stands before a check that fails.
+
+:::{list-table} Statements that are contradicted, or that a finding of ours speaks against
+:header-rows: 1
+:widths: 30 31 19 20
+:class: contradicted
+:name: tab-contradicted
+
+* - Statement
+  - Counterexample or measurement
+  - Scope
+  - True instead"""
+ALL = """\
+(all-claims)=
+## All claims
+
+```{{raw}} html
+{form}
+```
+"""
+RESTS = """\
+(what-rests-on-what)=
+## What rests on what
+
+The links are collected from the proofs and the verdicts of the chapters: a proof leads to the
+statements that it refers to, a verdict to the statements that its checks name. The colour of a
+claim is its verdict. Each box leads to the claim's entry or to the statement's page. {alone} claims
+are left out, since their proofs and checks name no other statement.
+
+```{{raw}} html
+:file: fragments/graph.html
+```
+
+```{{raw}} html
+<script src="../_static/claims.js"></script>
 ```
 """
 
@@ -64,7 +106,21 @@ class Recorded(NamedTuple):
 
     chapter: str
     verdict: str
-    checks: list[tuple[str, bool]]
+    grade: str
+    sizes: str | None
+    instead: str | None
+    checks: list[tuple[str, Graded]]
+
+    @property
+    def rests_on(self) -> set[str]:
+        """The labels of the statements that its checks name."""
+        return {check.by for _, check in self.checks if check.by}
+
+    @property
+    def failing(self) -> str:
+        """The evidence that decides against the claim: of the checks that fail the strongest."""
+        failing = [(evidence, check) for evidence, check in self.checks if not check.holds]
+        return min(failing, key=lambda each: GRADES.index(each[1].grade))[0]
 
 
 def recorded() -> dict[str, Recorded]:
@@ -73,49 +129,41 @@ def recorded() -> dict[str, Recorded]:
     for chapter in chapters():
         for cell in nbformat.read(notebook_path(chapter), 4).cells:
             for output in cell.get("outputs", []):
-                entry = output.get("metadata", {}).get(METADATA)
-                if entry is None:
+                entry = dict(output.get("metadata", {}).get(METADATA, {}))
+                if not entry:
                     continue
-                if entry["claim"] in found:
-                    raise ValueError(f"{chapter} judges {entry['claim']} a second time")
-                found[entry["claim"]] = Recorded(chapter, entry["verdict"], entry["checks"])
+                claim = entry.pop("claim")
+                if claim in found:
+                    raise ValueError(f"{chapter} judges {claim} a second time")
+                checks = [(evidence, Graded(*check)) for evidence, *check in entry.pop("checks")]
+                found[claim] = Recorded(chapter, **entry, checks=checks)
     return found
 
 
 def page(verdicts: Mapping[str, Recorded]) -> str:
     """The page in MyST Markdown, from what was recorded."""
-    parts = [HEAD]
+    found = statements.read(statements.texts())
+    drawn = {node for edge in graph.edges(found, verdicts) for node in edge[:2]}
+    parts = [
+        HEAD,
+        *_contradicted(verdicts, found),
+        ALL.format(form=_form(verdicts)),
+    ]
     for paper, group in groupby(claims().values(), key=lambda claim: claim.paper):
         title, citation = PAPERS[paper]
-        head = _TABLE_HEAD.format(paper=paper, citation=citation).splitlines()
-        rows = [_row(claim, verdicts.get(claim.key)) for claim in group]
-        parts.append("\n".join([f"## {title}\n", *head, *rows, ":::", ""]))
-    return "\n".join(parts)
+        entries = [_entry(claim, verdicts.get(claim.key), found) for claim in group]
+        parts += [f"### {title}\n\n{{cite:t}}`{citation}`\n", *entries]
+    return "\n".join([*parts, RESTS.format(alone=len(claims().keys() - drawn))])
 
 
 def totals(verdicts: Mapping[str, Recorded]) -> str:
-    """How many claims have which verdict, in one line."""
-    known = claims()
-    counts = Counter(verdicts[key].verdict if key in verdicts else NOT_YET for key in known)
-    parts = [f"**{counts[word]}** {word}" for word in WORDS]
-    return f"Of **{len(known)}** claims: {', '.join(parts)}.\n"
-
-
-_TABLE_HEAD = """\
-:::{{list-table}} Claims of {{cite:t}}`{citation}`
-:header-rows: 1
-:widths: 20 43 37
-:class: claims
-:name: tab-claims-{paper}
-
-* - Claim
-  - What it says
-  - Verdict and evidence"""
-
-
-def _row(claim: Claim, found: Recorded | None) -> str:
-    label = f"{claim.label}\n\n    *{claim.kind}*"
-    return f"* - {label}\n  - {claim.says}\n  - {_evidence(claim, found)}"
+    """How many claims have which verdict, and what those confirmed rest on, in one line."""
+    words = Counter(_word(verdicts.get(key)) for key in claims())
+    counts = [f"**{words[word]}** {word}" for word in ORDER if words[word] or word in CLAIMED]
+    grades = Counter(_grade(entry) for entry in verdicts.values() if entry.verdict == CLAIMED[0])
+    rest = ", ".join(f"{grades[grade]} {grade}" for grade in GRADES if grades[grade])
+    counts[0] += f" ({rest})" * bool(rest)
+    return f"Of **{len(claims())}** claims: {', '.join(counts)}.\n"
 
 
 def files(claim: Claim) -> list[str]:
@@ -124,19 +172,152 @@ def files(claim: Claim) -> list[str]:
     return [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in stored]
 
 
-def _evidence(claim: Claim, found: Recorded | None) -> str:
-    rows = ", ".join(f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim))
-    parts = [f"{{ref}}`{found.verdict} <verdict-{claim.key}>`"] if found else [NOT_YET]
-    if found:
-        parts += [f"{'✓' if holds else '✗'} {text}" for text, holds in found.checks]
-    return "\n\n    ".join(parts + [f"Rows: {rows}"] * bool(rows))
+def _word(found: Recorded | None) -> str:
+    return found.verdict if found else NOT_YET
+
+
+def _grade(found: Recorded | None) -> str:
+    """The grade without its seeds."""
+    return found.grade.partition(",")[0] if found else ""
+
+
+# --- What we contradict ---------------------------------------------------------------------------
+
+
+def _contradicted(verdicts: Mapping[str, Recorded], found: statements.Found) -> list[str]:
+    """A table of contradicted claims, and of claims that a confirmed finding speaks against."""
+    rows = []
+    for claim in claims().values():
+        entry = verdicts.get(claim.key)
+        if entry and entry.verdict == CLAIMED[-1]:
+            instead = _statement(entry.instead, found) if entry.instead else "—"
+            rows.append(_row(claim, f"✗ {entry.failing}", entry, instead))
+        if entry and entry.verdict == CLAIMED[0] and claim.against:
+            against = claims()[claim.against]
+            rows.append(_row(against, claim.says, entry, _link(claim, claim.label)))
+    return ["\n".join([CONTRADICTED, *rows, ":::", ""])] if rows else []
+
+
+def _row(claim: Claim, evidence: str, entry: Recorded, instead: str) -> str:
+    paper = f"{statements.AUTHORS[claim.paper]}, {claim.label}"
+    scope = ": ".join(filter(None, (entry.grade.capitalize(), entry.sizes)))
+    cells = [f"{_link(claim, paper)}\n\n    {claim.says}", evidence, scope, instead]
+    return "* - " + "\n  - ".join(cells)
+
+
+def _link(claim: Claim, text: str) -> str:
+    return f"{{ref}}`{text} <claim-{claim.key}>`"
+
+
+def _statement(label: str, found: statements.Found) -> str:
+    """A link to a statement, with what it is about."""
+    known = found.statements.get(label)
+    about = f" ({known.subject})" if known and known.subject else ""
+    return f"{{prf:ref}}`{label}`{about}"
+
+
+# --- The entries ----------------------------------------------------------------------------------
+
+
+def _entry(claim: Claim, judged: Recorded | None, found: statements.Found) -> str:
+    """One claim, folded: label, kind, verdict, what it says, sizes. Below it, the rest."""
+    word = _word(judged)
+    badge = " · ".join(part for part in (word, judged.grade if judged else "") if part)
+    title = [
+        f'<span class="claim-head">**{claim.label}** <span class="claim-kind">{claim.kind}</span>'
+        f' <span class="claim-badge">{badge}</span></span>',
+        f'<span class="claim-says">{claim.says}</span>',
+    ]
+    if judged and judged.sizes:
+        title.append(f'<span class="claim-sizes">{judged.sizes}</span>')
+    classes = [f"{name}-{slug(value)}" for name, value in _facets(claim, judged) if value]
+    return "\n".join(
+        [
+            f"::::{{dropdown}} {' '.join(title)}",
+            f":name: claim-{claim.key}",
+            f":class-container: claim tone-{graph.tone(claim, word)} {' '.join(classes)}",
+            ":margin: 0",
+            "",
+            "\n\n".join(_unfolded(claim, judged, found)),
+            "::::",
+            "",
+        ]
+    )
+
+
+def _facets(claim: Claim, judged: Recorded | None) -> list[tuple[str, str]]:
+    """What the page can be filtered by."""
+    return [
+        ("paper", claim.paper),
+        ("kind", claim.kind),
+        ("verdict", _word(judged)),
+        ("grade", _grade(judged)),
+    ]
+
+
+def slug(word: str) -> str:
+    """A word as a class of CSS and in an address."""
+    return word.replace(" ", "-")
+
+
+def _unfolded(claim: Claim, judged: Recorded | None, found: statements.Found) -> list[str]:
+    """The paragraphs behind the fold."""
+    parts = []
+    if judged:
+        parts.append("\n".join(f"- {_check(*check)}" for check in judged.checks))
+    if judged and judged.instead:
+        parts.append(f"True instead: {_statement(judged.instead, found)}.")
+    if claim.against:
+        against = claims()[claim.against]
+        author = statements.AUTHORS[against.paper]
+        parts.append(f"Speaks against {_link(against, f'{author}, {against.label}')}.")
+    if claim.thresholds:
+        parts.append(f"Limits that are ours: {claim.thresholds}")
+    rows = [f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim)]
+    links = [f"{{ref}}`The cell that records this <verdict-{claim.key}>`."] if judged else []
+    links += [f"Rows: {', '.join(rows)}."] if rows else []
+    parts.append(" ".join(links) or "No chapter has judged this claim.")
+    return parts
+
+
+def _check(evidence: str, check: Graded) -> str:
+    """As the chapter shows it, with a link to the proof."""
+    if check.by is None:
+        return marked(evidence, check)
+    mark = "✓" if check.holds else "✗"
+    return f"{mark} {evidence} *({name_of([check])}:* {{prf:ref}}`{check.by}`*)*"
+
+
+# --- The filter -----------------------------------------------------------------------------------
+
+
+def _form(verdicts: Mapping[str, Recorded]) -> str:
+    """Text search, and a menu for each facet with the values that occur; hidden without script."""
+    occurring = [_facets(claim, verdicts.get(claim.key)) for claim in claims().values()]
+    kinds = list(dict.fromkeys(claim.kind for claim in claims().values()))
+    menus = {"paper": statements.AUTHORS, "kind": kinds, "verdict": ORDER, "grade": GRADES}
+    lines = ['<form id="claims-filter" role="search" autocomplete="off" hidden>']
+    lines.append('<label>Search <input type="search" name="text"></label>')
+    for menu, values in menus.items():
+        used = {value for facets in occurring for name, value in facets if name == menu}
+        options = "".join(
+            f'<option value="{slug(value)}">{statements.AUTHORS.get(value, value)}</option>'
+            for value in values
+            if value in used
+        )
+        lines.append(
+            f'<label>{menu.capitalize()} <select name="{menu}"><option value="">all</option>'
+            f"{options}</select></label>"
+        )
+    return "\n".join([*lines, '<output role="status"></output>', "</form>"])
 
 
 def main() -> int:
-    """Write the page and the totals."""
+    """Write the page, the totals and the graph."""
     verdicts = recorded()
     renew(PAGE, page(verdicts))
     renew(TOTALS, totals(verdicts))
+    renew(GRAPH, graph.figure(statements.read(statements.texts()), verdicts))
     return 0
 
 

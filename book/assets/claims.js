@@ -1,33 +1,79 @@
-// The page "Claims and verdicts": show the claims of one paper, kind or verdict.
-// Everything is read off the tables, which are complete without this script.
+// The page "Claims and verdicts": show the claims that are asked for, keep the question in the
+// address, and open the claim that an address names. The list is complete without this script.
+// It runs while the page is read, before formulas are typeset, so that their TeX can be searched.
 
 const form = document.getElementById("claims-filter");
-
-const claims = [...document.querySelectorAll("table.claims tbody tr")].map((row) => {
-  const [claim, , evidence] = row.cells;
-  const section = row.closest("section");
-  return {
-    row,
-    section,
-    paper: section.querySelector("h2").firstChild.textContent.replace(/^[\d.\s]+/, ""),
-    kind: claim.querySelector("em").textContent,
-    verdict: evidence.querySelector("p").textContent,
-  };
-});
+const menus = [...form.querySelectorAll("select")];
+const plain = (text) => text.toLowerCase().replace(/[\\{}$]/g, "").replace(/\s+/g, " ");
+const claims = [...document.querySelectorAll("details.claim")].map((entry) => ({
+  entry,
+  section: entry.closest("section"),
+  text: plain(entry.textContent),
+}));
 
 function choose() {
-  const asked = [...form.querySelectorAll("select")].filter((select) => select.value);
-  for (const claim of claims)
-    claim.row.hidden = !asked.every((select) => claim[select.name] === select.value);
-  const shown = claims.filter((claim) => !claim.row.hidden);
+  const words = plain(form.elements.text.value).split(" ");
+  const asked = menus.filter((menu) => menu.value).map((menu) => `${menu.name}-${menu.value}`);
+  for (const { entry, text } of claims)
+    entry.hidden = !(
+      words.every((word) => text.includes(word)) &&
+      asked.every((facet) => entry.classList.contains(facet))
+    );
+  const shown = claims.filter(({ entry }) => !entry.hidden);
   for (const { section } of claims)
     section.hidden = !shown.some((claim) => claim.section === section);
   form.querySelector("output").textContent = `${shown.length} of ${claims.length} claims`;
 }
 
-for (const select of form.querySelectorAll("select"))
-  for (const value of new Set(claims.map((claim) => claim[select.name])))
-    select.add(new Option(value));
-form.addEventListener("change", choose);
-form.hidden = false;
+// The address: what is asked for in its query, an open claim behind its #.
+function remember(hash) {
+  const asked = [...new FormData(form)].filter(([, value]) => value);
+  const query = asked.length ? `?${new URLSearchParams(asked)}` : "";
+  history.replaceState(history.state, "", location.pathname + query + hash);
+}
+
+function restore() {
+  const asked = new URLSearchParams(location.search);
+  form.elements.text.value = asked.get("text") ?? "";
+  for (const menu of menus) {
+    menu.value = asked.get(menu.name) ?? "";
+    menu.selectedIndex = Math.max(menu.selectedIndex, 0); // a value that the menu does not have
+  }
+}
+
+function reveal() {
+  const claim = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!claim?.matches("details.claim")) return;
+  if (claim.hidden) {
+    form.reset();
+    choose();
+    remember(location.hash);
+  }
+  claim.open = true;
+  claim.scrollIntoView();
+}
+
+form.addEventListener("input", () => {
+  choose();
+  remember(location.hash);
+});
+form.addEventListener("submit", (event) => event.preventDefault());
+for (const { entry } of claims)
+  entry.addEventListener("toggle", () => {
+    if (entry.open) remember(`#${entry.id}`);
+    else if (location.hash === `#${entry.id}`) remember("");
+  });
+addEventListener("hashchange", reveal);
+addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#claim-"]');
+  if (link?.getAttribute("href") === location.hash) setTimeout(reveal); // it is no change
+});
+addEventListener("load", async () => {
+  await window.MathJax?.startup?.promise; // formulas move what stands below them
+  reveal();
+});
+
+restore();
 choose();
+form.hidden = false;
+reveal();

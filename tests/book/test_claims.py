@@ -9,6 +9,7 @@ import pytest
 from attnmem import reporting, results
 
 import claims
+import downloads
 from chapters import chapters, notebook_path, text_path
 
 RECORDED = claims.recorded()
@@ -19,10 +20,106 @@ def test_the_page_is_up_to_date():
     assert claims.TOTALS.read_text() == claims.totals(RECORDED)
 
 
-def test_every_claim_is_on_the_page():
-    page = claims.PAGE.read_text()
-    assert all(f"* - {claim.label}\n" in page for claim in reporting.claims().values())
-    assert page.count("  - not yet\n") == len(reporting.claims()) - len(RECORDED)
+ENTRY = re.compile(
+    r"^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-container: (.*)\n", re.MULTILINE
+)
+
+
+def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold():
+    entries = {
+        key: (title, facets) for title, key, facets in ENTRY.findall(claims.PAGE.read_text())
+    }
+    assert [*entries] == [*reporting.claims()]
+    for key, claim in reporting.claims().items():
+        title, facets = entries[key]
+        assert claim.label in title
+        assert claim.says in title
+        assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
+        judged = RECORDED.get(key)
+        assert f">{judged.verdict} · {judged.grade}<" if judged else ">not yet<" in title
+        assert judged is None or (judged.sizes or "") in title
+
+
+def test_whatever_is_measured_shows_seeds_and_sizes_before_the_fold():
+    for key, entry in RECORDED.items():
+        measured = [check for _, check in entry.checks if check.grade == "measured"]
+        assert not measured or entry.sizes, key
+        assert not entry.grade.startswith("measured") or re.search(
+            r"\d+ (of \d+ )?seed", entry.grade
+        )
+
+
+def made_up(word, grade="checked", instead=None, *checks):
+    return claims.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
+
+
+def test_totals_count_each_word_and_what_the_confirmed_rest_on():
+    verdicts = {
+        "mahdavi-theorem-1": made_up("confirmed", "proved"),
+        "mahdavi-lemma-1": made_up("confirmed", "certified"),
+        "mahdavi-lemma-2": made_up("confirmed", "certified"),
+        "mahdavi-figure-1": made_up("confirmed", "measured, 1 of 6 seeds"),
+        "mahdavi-figure-2a": made_up("in part", "measured, 1 of 6 seeds"),
+        "mahdavi-definition-1": made_up("illustrated"),
+        "mahdavi-assumption-1": made_up("not met", "certified"),
+    }
+    total = len(reporting.claims())
+    assert claims.totals(verdicts) == (
+        f"Of **{total}** claims: **4** confirmed (1 proved, 2 certified, 1 measured), "
+        "**1** in part, **0** contradicted, **1** illustrated, **1** not met, "
+        f"**{total - 7}** not yet.\n"
+    )
+
+
+def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_instead():
+    checks = [
+        ("agrees", reporting.certified(True)),
+        ("one seed fails", reporting.measured(False, 1)),
+        ("xor", reporting.proved(False, by="prop-xor")),
+    ]
+    verdicts = {
+        "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),
+        "dana-lemma-3": made_up("in part", "checked", None, *checks),
+    }
+    page = claims.page(verdicts)
+    table = page.split(":name: tab-contradicted\n")[1].split("\n:::")[0].split("\n* - ")[2:]
+    assert len(table) == 1
+    statement, evidence, scope, instead = table[0].split("\n  - ")
+    assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
+    assert reporting.claims()["dana-lemma-2"].says in statement
+    assert (evidence, scope) == ("✗ xor", "Proved: T = 9")
+    assert instead.startswith("{prf:ref}`prop-affine`")
+
+
+def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeypatch):
+    key = "dana-finding-shared-subspace"
+    known = dict(reporting.claims())
+    known[key] = known[key]._replace(against="dana-experiment-2")
+    monkeypatch.setattr(claims, "claims", lambda: known)
+    page = claims.page({key: made_up("confirmed")})
+    statement, evidence, _, instead = page.split("\n* - ")[2].split("\n:::")[0].split("\n  - ")
+    assert statement.startswith("{ref}`Dana et al., Experiment 2 <claim-dana-experiment-2>`")
+    assert evidence == known[key].says
+    assert instead == f"{{ref}}`{known[key].label} <claim-{key}>`"
+    assert "tab-contradicted" not in claims.page({key: made_up("in part")})
+
+
+def test_rows_are_saved_under_the_name_of_experiment_and_profile():
+    assert (
+        downloads.name("../lib/attnmem/measurements/dana-exp1/paper.csv") == "dana-exp1-paper.csv"
+    )
+    assert downloads.name("notebook.ipynb") == ""
+
+
+def test_limits_of_ours_in_what_is_measured_are_named_as_ours():
+    missing = [
+        key
+        for key, entry in RECORDED.items()
+        if (claim := reporting.claims()[key]).kind in ("figure", "table")
+        and any(check.grade == "measured" for _, check in entry.checks)
+        and not claim.thresholds
+    ]
+    assert missing == [], "claims.toml says no thresholds for these"
 
 
 @pytest.mark.parametrize("claim", [c for c in reporting.claims().values() if c.rows])
@@ -42,9 +139,12 @@ def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
 
 @pytest.mark.parametrize("key", sorted(RECORDED))
 def test_a_verdict_follows_from_its_checks_and_has_a_target(key):
-    found = RECORDED[key]
-    assert found.checks
-    assert found.verdict == reporting.word_for(result for _, result in found.checks)
+    found, claim = RECORDED[key], reporting.claims()[key]
+    checks = [check for _, check in found.checks]
+    assert checks
+    assert found.verdict == reporting.word_for(claim, checks)
+    assert found.grade == reporting.grade_for(claim, checks)
+    assert found.instead or not (claim.universal and found.verdict == "contradicted")
     assert f"(verdict-{key})=" in text_path(found.chapter).read_text()
 
 

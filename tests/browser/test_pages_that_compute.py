@@ -24,26 +24,135 @@ def test_search_finds_a_word_of_the_book(visit):
 # --- claims ---------------------------------------------------------------------------------------
 
 
+TALL = 12_000  # pixels of the page with everything folded
+
+
 def shown(page):
-    return page.locator("table.claims tbody tr:visible")
+    return page.locator("details.claim:visible")
 
 
-def test_claims_can_be_filtered_by_paper_kind_and_verdict(visit):
-    page = visit(CLAIMS)
-    known, recorded = claims.claims().values(), claims.recorded()
+def facets():
+    """Of each claim: its paper, kind, verdict and grade, as the menus have them."""
+    recorded = claims.recorded()
+    known = claims.claims().values()
+    return {claim.key: dict(claims._facets(claim, recorded.get(claim.key))) for claim in known}
+
+
+def test_claims_can_be_filtered_and_the_address_keeps_what_is_asked(visit):
+    page, known = visit(CLAIMS), facets()
     assert shown(page).count() == len(known)
-    verdicts = {claim: recorded[claim.key].verdict for claim in known if claim.key in recorded}
-    page.select_option("[name=verdict]", "in part")
-    assert shown(page).count() == [*verdicts.values()].count("in part") > 0
-    page.select_option("[name=kind]", "figure")
-    both = [c for c, verdict in verdicts.items() if (c.kind, verdict) == ("figure", "in part")]
+    assert f"{len(known)} of {len(known)} claims" in page.locator("#claims-filter").inner_text()
+    for name in ("paper", "kind", "verdict", "grade"):
+        for value in {each[name] for each in known.values()} - {""}:
+            page.select_option(f"[name={name}]", claims.slug(value))
+            wanted = [key for key, each in known.items() if each[name] == value]
+            ids = shown(page).evaluate_all("entries => entries.map(entry => entry.id)")
+            assert ids == [f"claim-{key}" for key in wanted]
+            assert f"{name}={claims.slug(value)}" in page.url
+        page.select_option(f"[name={name}]", "")
+    assert "?" not in page.url
+    page.select_option("[name=paper]", "dana")
+    page.select_option("[name=kind]", "theorem")
+    both = [each for each in known.values() if (each["paper"], each["kind"]) == ("dana", "theorem")]
     assert shown(page).count() == len(both) > 0
-    page.select_option("[name=verdict]", "")
-    page.select_option("[name=kind]", "")
-    page.select_option("[name=paper]", index=2)
-    assert shown(page).count() == sum(claim.paper == "dana" for claim in known)
-    assert f"of {len(known)} claims" in page.locator("#claims-filter output").inner_text()
-    assert page.locator("h2:visible").count() == 1
+    again = visit(page.url)
+    assert shown(again).count() == len(both)
+    assert again.locator("[name=kind]").input_value() == "theorem"
+    assert again.locator("section#all-claims h3:visible").count() == 1
+    assert visit(f"{CLAIMS}?kind=none").locator("details.claim:visible").count() == len(known)
+
+
+def test_claims_can_be_searched_also_by_what_is_folded_and_in_formulas(visit):
+    page, known = visit(CLAIMS), claims.claims()
+    for words in ("kruskal", "sign of the ENTROPY", "H d_h", "dana-exp1/paper"):
+        page.fill("[name=text]", words)
+        assert 0 < shown(page).count() < len(known)
+    exp1 = [claim for claim in known.values() if "dana-exp1/paper" in claims.files(claim)]
+    assert shown(page).count() == len(exp1)
+    again = visit(page.url)
+    assert again.locator("[name=text]").input_value() == "dana-exp1/paper"
+    assert shown(again).count() == len(exp1)
+    again.fill("[name=text]", "no such words")
+    assert shown(again).count() == 0
+    assert again.locator("#claims-filter output").inner_text() == f"0 of {len(known)} claims"
+
+
+def in_view(page, key):
+    top = page.locator(f"#claim-{key}").evaluate("entry => entry.getBoundingClientRect().top")
+    return 0 <= top < 400
+
+
+def test_an_address_with_a_claim_opens_and_shows_it(visit):
+    key = "dana-corollary-1"
+    page = visit(f"{CLAIMS}#claim-{key}")
+    page.wait_for_timeout(300)
+    assert page.locator("details.claim[open]").count() == 1
+    assert page.locator(f"#claim-{key} .sd-summary-content").is_visible()
+    assert in_view(page, key)
+    page.evaluate("location.hash = '#claim-mahdavi-theorem-1'")
+    page.wait_for_timeout(300)
+    assert page.locator("#claim-mahdavi-theorem-1").get_attribute("open") is not None
+    assert in_view(page, "mahdavi-theorem-1")
+    hidden = visit(f"{CLAIMS}?paper=mahdavi#claim-{key}")  # what is asked for gives way
+    hidden.wait_for_timeout(300)
+    assert in_view(hidden, key)
+    assert "paper=" not in hidden.url
+
+
+def test_a_claim_that_is_unfolded_is_in_the_address(visit):
+    page = visit(f"{CLAIMS}?paper=dana")
+    entry = page.locator("#claim-dana-lemma-1")
+    entry.locator("summary").click()
+    page.wait_for_timeout(200)
+    assert page.url.endswith("?paper=dana#claim-dana-lemma-1")
+    entry.locator("summary").click()
+    page.wait_for_timeout(200)
+    assert page.url.endswith("?paper=dana")
+
+
+def test_the_claims_are_short_while_folded_and_a_list_without_script(visit, chromium, site):
+    page = visit(CLAIMS)
+    assert page.locator("details.claim[open]").count() == 0
+    assert page.evaluate("document.scrollingElement.scrollHeight") <= TALL
+    context = chromium.new_context(java_script_enabled=False)
+    plain = context.new_page()
+    plain.goto(site + CLAIMS)
+    assert shown(plain).count() == len(claims.claims())
+    assert not plain.locator("#claims-filter").is_visible()
+    context.close()
+
+
+def test_a_phone_shows_claims_and_their_graph_in_its_width(visit):
+    page = visit(CLAIMS, 390)
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    widths = page.locator("details.claim, table.contradicted td, table.contradicted caption")
+    assert min(widths.evaluate_all("parts => parts.map(part => part.clientWidth)")) > 300
+    box = page.locator(".graph")
+    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.clientWidth <= 390")
+
+
+def test_rows_are_saved_under_a_name_of_their_own(visit):
+    page = visit(f"{CLAIMS}#claim-dana-experiment-1")
+    with page.expect_download() as saved:
+        page.click("#claim-dana-experiment-1 a[download]")
+    assert saved.value.suggested_filename == "dana-exp1-paper.csv"
+
+
+def test_every_box_of_the_graph_can_be_read_and_leads_to_its_claim(visit):
+    page = visit(CLAIMS)
+    wide = """boxes => boxes.filter(box => [...box.querySelectorAll("text")].some(text =>
+      text.getBoundingClientRect().right > box.querySelector("rect").getBoundingClientRect().right
+    )).map(box => box.textContent)"""
+    boxes = page.locator(".graph a")
+    assert boxes.count() > 0
+    assert boxes.evaluate_all(wide) == []
+    claim = page.locator('.graph a[href^="#claim-"]').first
+    target = claim.get_attribute("href").removeprefix("#claim-")
+    for _ in range(2):  # and again, when it has been folded
+        claim.click()
+        page.wait_for_timeout(300)
+        assert in_view(page, target)
+        page.evaluate("document.querySelector('details.claim[open]').open = false")
 
 
 # --- the explorer ---------------------------------------------------------------------------------

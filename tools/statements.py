@@ -1,0 +1,121 @@
+"""The statements that the chapters make, their proofs, and what the proofs refer to.
+
+A proof belongs to the last labelled statement before it. Where one box proves several, or another,
+a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of that one.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from attnmem.reporting import claims
+
+from chapters import chapters, text_path
+
+AUTHORS = {"mahdavi": "Mahdavi et al.", "dana": "Dana et al."}
+
+BOX = re.compile(r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\}(?P<title>.*)\n", re.MULTILINE)
+LABEL = re.compile(r"^:label: *(\S+)", re.MULTILINE)
+REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
+LINK = r"\{prf:ref\}`[^`]+`"
+HEAD = re.compile(rf"\*(?:Of )?{LINK}(?:(?:,| and)\s{LINK})*\.\*")
+
+
+class Statement(NamedTuple):
+    """A theorem, lemma, definition or the like; ``title`` as in "Dana et al., Lemma 2: rank"."""
+
+    label: str
+    kind: str
+    title: str
+    chapter: str
+
+    @property
+    def name(self) -> str:
+        """What stands before the colon."""
+        return self.title.partition(": ")[0]
+
+    @property
+    def subject(self) -> str:
+        """What stands behind the colon."""
+        return self.title.partition(": ")[2]
+
+    @property
+    def claims(self) -> list[str]:
+        """The keys of the claims of a paper that it states, by the paper's name and number."""
+        return [key for name in _numbered(self.name) for key in _stated(name)]
+
+
+class Found(NamedTuple):
+    """What a set of texts holds: statements by label, and what each proof refers to."""
+
+    statements: dict[str, Statement]
+    proofs: dict[str, set[str]]
+
+
+def texts() -> dict[str, str]:
+    """The text of every chapter."""
+    return {chapter: text_path(chapter).read_text() for chapter in chapters()}
+
+
+def read(texts: Mapping[str, str]) -> Found:
+    """All statements and proofs of some texts; two statements of one label are an error."""
+    found = Found({}, {})
+    for chapter, text in texts.items():
+        last: set[str] = set()
+        for kind, title, content in _boxes(text):
+            label = LABEL.search(content)
+            if kind == "proof":
+                _take(found.proofs, last, content)
+            elif label is not None:
+                last = {label[1]}
+                if label[1] in found.statements:
+                    raise ValueError(f"{chapter} labels a second statement {label[1]!r}")
+                found.statements[label[1]] = Statement(label[1], kind, title, chapter)
+    return found
+
+
+def _boxes(text: str) -> Iterator[tuple[str, str, str]]:
+    for start in BOX.finditer(text):
+        end = re.compile(rf"^{start['fence']} *$", re.MULTILINE).search(text, start.end())
+        if end is None:
+            raise ValueError(f"a box is not closed: {start[0].strip()}")
+        yield start["kind"], start["title"].strip(), text[start.end() : end.start()]
+
+
+def _take(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:
+    for paragraph in re.split(r"\n\s*\n", content.strip()):
+        head = HEAD.match(paragraph)
+        owners = set(REF.findall(head[0])) if head else owners
+        if not owners:
+            raise ValueError(f"a proof without a statement: {paragraph[:60]}")
+        for owner in owners:
+            proofs.setdefault(owner, set()).update(set(REF.findall(paragraph)) - owners)
+
+
+@functools.cache
+def _stated(name: str) -> list[str]:
+    """``Dana et al., Lemma 2`` is their Lemma 2, whatever follows in parentheses.
+
+    Nothing follows, if there is such a claim. What is in parentheses is a name, too: (Step 2).
+    """
+    exact, parts = [], []
+    for key, claim in claims().items():
+        author = f"{AUTHORS[claim.paper]}, "
+        if claim.kind != "finding" and name.startswith(author):
+            named = claim.label.removesuffix(")").split(" (")
+            if name.removeprefix(author) in (claim.label, ", ".join(named)):
+                exact.append(key)
+            elif name.removeprefix(author) in named:
+                parts.append(key)
+    return exact or parts
+
+
+def _numbered(name: str) -> list[str]:
+    """``Weyl, Lemmas 1 and 5`` names two, ``Weyl, Lemma 1`` and ``Weyl, Lemma 5``."""
+    several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", name)
+    if several is None:
+        return [name]
+    return [f"{several[1]} {number}" for number in [*several[2].split(", "), several[3]]]
