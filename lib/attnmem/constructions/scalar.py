@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention import MHAWeights
+from ..attention import MHAWeights, mha
 from ..checks import (
     check_integer,
     check_reals,
@@ -32,6 +32,7 @@ from ..independence import numerical_rank
 from .mahdavi import EPS, dual_basis, orthogonal_direction, saturating_scale
 
 CARRIER, IDLE = 0, (1, 2)  # tokens
+TOLERANCE = 1e-8  # of the largest label
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
 
@@ -70,7 +71,8 @@ def memorize_scalars(
         ``context``: ``n >= 3`` independent tokens. ``queries``: in general position (any ``d``
         independent); what is used is that no other query lies in the span of a head's ``d - 1``.
     Raises
-        ``ValueError`` naming the argument.
+        ``ValueError`` naming the argument, also for queries so ill-conditioned that float64 misses
+        a label by more than 1e-8 of the largest.
 
     >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
     >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
@@ -101,4 +103,9 @@ def memorize_scalars(
     constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
     W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()
     W_V[len(groups) :] = constant[:, None]
-    return MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
+    weights = MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
+    error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
+    if not error <= TOLERANCE * float(labels.abs().max()) + 4 * EPS:
+        got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
+        refuse("queries", got, "better conditioned data")
+    return weights
