@@ -190,17 +190,18 @@ def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> floa
     H, d_h, d, N = heads, head_dim, dim, vocab
     T = H * d_h + d
 
-    def tail(marked: int, most: int) -> float:
-        """More than ``most`` of the bigrams drawn are among ``marked`` ones."""
-        return float(hypergeom.sf(most, N * N, marked, T))
+    def term(choices: int, marked: int, most: int) -> float:
+        """So many choices of ``marked`` bigrams, more than ``most`` of them drawn; at most one."""
+        log_tail = float(hypergeom.logsf(most, N * N, marked, T))
+        return math.exp(min(0.0, math.log(choices) + log_tail))
 
-    few_last = sum(math.comb(N, L) * tail(N * L, H * d_h + L) for L in range(1, min(d, N + 1)))
+    few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
     crowded = [
         sum(
-            math.comb(N, m) * tail(m * m, H * ((m + 1) // 2) - spare)
+            term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare)
             for m in range(2, min(2 * d_h - 2, N) + 1)
         )
-        + tail(N, d + spare)
+        + term(1, N, d + spare)
         for spare in range(H + 1)
     ]
     return min(1.0, few_last + min(crowded))

@@ -387,6 +387,7 @@ def test_theorem_1_appendix_the_block_is_computed_where_there_are_m_columns(m, r
         torch.testing.assert_close(torch.linalg.solve(block, V[:, m:]).T, G, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.hostile("dana-parameters")
 @pytest.mark.parametrize(("N", "S", "d", "d_h", "H"), [(7, 3, 5, 4, 2), (11, 4, 2, 1, 6)])
 def test_parameters_are_what_the_matrices_hold(N, S, d, d_h, H):
     def held(width):
@@ -454,6 +455,7 @@ def test_theorem_2_for_rows_of_other_lengths(N, C, same_g, seed):
     assert (divergence(pi, low[:, None] * products) <= bound * (1 + 1e-6) + 1e-9).all()
 
 
+@pytest.mark.hostile("dana-theorem-2-simple")
 @quick
 @given(st.integers(2, 12), st.floats(0.01, 0.49), st.booleans(), seeds)
 def test_theorem_2_simple_form_by_one_strength_for_all(N, C, same_g, seed):

@@ -146,6 +146,7 @@ def test_ranks_by_hand(rows, H, d, d_h, rank):
     assert offered_rank(rows, H, d_h, d, seed=1) == rank
 
 
+@pytest.mark.hostile("dana-finding-told-apart")
 @settings(max_examples=60)
 @given(sets(S=st.just(2)), st.integers(1, 3), st.integers(2, 4), st.integers(1, 4))
 def test_the_condition_on_subsets_is_the_exact_rank_of_bigrams(rows, H, d, d_h):
@@ -161,7 +162,22 @@ def test_the_condition_on_subsets_is_enough_with_own_tokens(S, T, H, d, seed):
     assert subset_rank(rows, H, d, d) <= offered_rank(rows, H, d, d)
 
 
+def test_an_own_token_at_several_places_moves_by_the_mean_of_its_positions():
+    rows = torch.tensor([[a, 99, b] for a in range(4) for b in range(10, 14)])
+    rows[0] = torch.tensor([0, 0, 10])
+    assert subset_rank(rows, 1, 12, 12) == offered_rank(rows, 1, 12, 12) == 12
+
+
+def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
+    """With a small prime it often would be, and the rank of the cube would come out too large."""
+    monkeypatch.setattr(sequences, "PRIME", 101)
+    ranks = [offered_rank(every_parity(2)[0], 1, 4, 4, seed) for seed in range(200)]
+    assert max(ranks) == 3
+
+
 def test_a_sequence_without_a_token_of_its_own_is_named():
+    with pytest.raises(ValueError, match=r"^sequences: got a repeated sequence"):
+        subset_rank(torch.tensor([[0, 1], [0, 1]]), 1, 2, 2)
     with pytest.raises(ValueError, match=r"row 0, \[0, 0, 0\], without a token of its own"):
         subset_rank(every_parity(2)[0], 1, 2, 2)
     with pytest.raises(ValueError, match=r"^sequences: got T_0 = 17; expected T_0 <= 16"):
@@ -270,6 +286,7 @@ def test_the_kernel_counts_products_of_indicators(rows, H):
         assert (kernel == (features @ features.T).numpy()).all()
 
 
+@pytest.mark.hostile("dana-finding-parity")
 @pytest.mark.parametrize("k", [2, 3, 4, 5])
 def test_as_many_heads_as_bits_tell_their_parity(k):
     cube, parity = every_parity(k)
@@ -415,6 +432,7 @@ def test_the_risk_of_random_bigrams_bounds_how_often_they_fall_short():
     assert bounds.random_bigrams_risk(H, d, d, N) < 1
 
 
+@pytest.mark.hostile("dana-finding-told-apart")
 def test_the_risk_is_a_union_bound_that_can_be_added_up_by_hand():
     """H = 1, d = d_h = 2, N = 3: nine bigrams, four drawn."""
     ways = math.comb(9, 4)
@@ -430,5 +448,36 @@ def test_the_risk_is_a_union_bound_that_can_be_added_up_by_hand():
 
 
 def test_bad_input_of_the_risk_is_refused_by_name():
+    assert bounds.random_bigrams_risk(1, 100, 100, 50_000) == 1.0
     with pytest.raises(ValueError, match=r"^vocab: got 4; expected at least 5"):
         bounds.random_bigrams_risk(9, 2, 2, 4)
+
+
+# --- tiny trainings -------------------------------------------------------------------------------
+
+
+def test_tiny_trainings_do_not_see_each_other():
+    """A hard task beside an easy one: the easy one is learned, and counts its own answers."""
+    cube, parity = every_parity(2)
+    tasks, labels = torch.stack([cube, cube]), torch.stack([parity, cube[:, 0]])
+    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 3, "steps": 300}
+    hard, easy = train_tiny(tasks, labels, **sizes).tolist()
+    assert (hard, easy) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"next_tokens": torch.zeros(2, 3, dtype=torch.int64)}, "next_tokens: got shape"),
+        ({"next_tokens": torch.full((2, 4), 2)}, "next_tokens: got tokens from 2 to 2"),
+        ({"sequences": torch.zeros(4, 3, dtype=torch.int64)}, "sequences: got shape"),
+        ({"steps": 0}, "steps: got 0"),
+        ({"heads": 0}, "heads: got 0"),
+    ],
+)
+def test_bad_input_of_tiny_trainings_is_refused_by_name(change, name):
+    cube, parity = every_parity(2)
+    task = {"sequences": cube.expand(2, 4, 3), "next_tokens": parity.expand(2, 4)}
+    task |= {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 0, "steps": 10} | change
+    with pytest.raises(ValueError, match=f"^{name}"):
+        train_tiny(task.pop("sequences"), task.pop("next_tokens"), **task)

@@ -265,9 +265,10 @@ def test_appendix_c_the_shifted_labels_fix_the_decoder():
     assert (mha(other, E, e, skip=True) - y).abs().max() > 1e-2
 
 
+@pytest.mark.hostile("mahdavi-readings")
 @pytest.mark.parametrize(("H", "n", "d"), [(1, 2, 3), (2, 3, 4), (5, 4, 9), (3, 8, 9)])
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_the_three_readings_of_theorem_1_with_their_constants(H, n, d, number):
+def test_readings_of_theorem_1_with_their_constants(H, n, d, number):
     d_h, d_v, outputs = {1: (n, 1, 1), 2: (d, d, 1), 3: (d, d, d)}[number]
     unit = H * n * d if number == 1 else H * d * d
     T = bounds.mha_capacity(H, n, d_h)
@@ -368,9 +369,10 @@ def test_proposition_4_one_averaging_layer_makes_the_assumptions_true(n, extra, 
     assert all(exact(context) == n for context in exact_tokens)
 
 
+@pytest.mark.hostile("mahdavi-wide-heads")
 @quick
 @given(st.integers(1, 4), st.integers(2, 5), st.integers(2, 8), st.integers(1, 8), seeds)
-def test_width_beyond_n_minus_1_adds_nothing_on_a_shared_context(H, n, d, d_h, seed):
+def test_wide_heads_add_nothing_on_a_shared_context(H, n, d, d_h, seed):
     generator = torch.Generator().manual_seed(seed)
     E, e = gaussian(generator, n, d), gaussian(generator, 12, d)
     layer = random_mha(H, d, d_h, seed=seed % 1000, spread=3)
@@ -380,7 +382,8 @@ def test_width_beyond_n_minus_1_adds_nothing_on_a_shared_context(H, n, d, d_h, s
     torch.testing.assert_close(mha(narrow, E, e), mha(layer, E, e), rtol=1e-7, atol=1e-9)
 
 
-def test_width_beyond_n_does_add_on_own_contexts():
+@pytest.mark.hostile("mahdavi-wide-heads")
+def test_wide_heads_do_add_on_own_contexts():
     """The Jacobian of one head at W = 0, times four, has 20 independent rows; width 2 has 16."""
     generator = torch.Generator().manual_seed(0)
     E, e = integers(generator, 20, 2, 4), integers(generator, 20, 4)
@@ -411,13 +414,15 @@ def test_positions_of_almost_any_size_keep_the_rank(n, extra, seed):
     assert losing <= n
 
 
-def test_tokens_can_cancel_independent_positions():
+@pytest.mark.hostile("mahdavi-section-4-4")
+def test_section_4_4_tokens_can_cancel_independent_positions():
     tokens, positions = torch.tensor([[0, 0], [1, -1]]), torch.eye(2, dtype=torch.int64)
     assert fmpz_mat(positions.tolist()).rank() == 2
     assert fmpz_mat((tokens + positions).tolist()).rank() == 1
 
 
-def test_one_relu_unit_beats_any_attention_on_one_token():
+@pytest.mark.hostile("mahdavi-section-4-3")
+def test_section_4_3_one_relu_unit_beats_any_attention_on_one_token():
     token, label = torch.tensor([[1, 0], [0, 1], [1, 1]]), torch.tensor([0, 0, 1])
     assert torch.equal((token.sum(1) - 1).clamp(min=0), label)
     layer = random_mha(50, 2, 2, seed=0, spread=3)

@@ -59,9 +59,10 @@ def offered_rank(
     r"""The largest rank of ``F`` over all weights; almost all weights reach it.
 
     Without ``skip``, of ``F`` less its first ``d`` columns, the skip connection's.
-    Computed modulo the prime ``2^31 - 1`` at a random point: a proven lower bound. It falls short
-    of the largest rank with a probability below ``T_0 (4 H S + 2) / 2^31`` over ``seed``
-    (Schwartz and Zippel), so repeat it with another seed where that matters.
+    Computed modulo the prime ``2^31 - 1`` at a random integer point: a proven lower bound. It
+    falls short of the largest rank with a probability below ``T_0 (4 H + 2) / (2^31 - 2)`` over
+    ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of every largest
+    minor; so where the rank is not full, it is the rank up to that tiny probability.
 
     >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
     >>> offered_rank(pairs, heads=1, head_dim=4, dim=4)
@@ -80,10 +81,10 @@ def offered_rank(
 def dependent_subset(
     sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int, seed: int = 0
 ) -> Int[Tensor, " k"]:
-    """Rows that no weights make independent, and of which every smaller set can be: a circuit.
+    """Rows that no weights make independent, and of which every proper subset can be: a circuit.
 
     The smallest of those that one elimination finds; empty if all rows can be independent.
-    Computed as :func:`offered_rank` is.
+    Computed as :func:`offered_rank` is, and right up to the same probability.
     """
     reduced, pivots = _echelon(_free_offers(sequences, heads, head_dim, dim, seed).T)
     rows = [k for k in range(len(sequences)) if k not in {*pivots}]
@@ -109,8 +110,9 @@ def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: i
     count, askers = int(pairs.max()) + 1, int(ends.max()) + 1
     blocks = [x[:, -1]]
     for _ in range(heads):
-        alpha, beta = numbers(count)[pairs], numbers(askers, S)[ends]
-        weights = alpha * beta % PRIME
+        weights = np.zeros((T, S), dtype=np.int64)
+        while (weights.sum(1) % PRIME == 0).any():  # a denominator
+            weights = numbers(count)[pairs] * numbers(askers, S)[ends] % PRIME
         total = (weights[..., None] * x % PRIME).sum(1) % PRIME
         A = total * _inverse(weights.sum(1) % PRIME)[:, None] % PRIME
         blocks.append((A[:, None, :] * numbers(head_dim, dim) % PRIME).sum(2) % PRIME)
@@ -126,7 +128,7 @@ def _rank(matrix: np.ndarray) -> int:
 
 
 def _inverse(numbers: np.ndarray) -> np.ndarray:
-    """Modulo the prime, by Fermat's little theorem; zero stays zero."""
+    """Modulo the prime, by Fermat's little theorem."""
     power, left, square = np.ones_like(numbers), PRIME - 2, numbers
     while left:
         if left & 1:
@@ -181,25 +183,27 @@ def _check_subsets(sequences, heads, head_dim, dim) -> None:
     _check_sequences(sequences, heads, head_dim, dim)
     if len(sequences) > FEW:
         refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= {FEW}: all subsets are tried")
+    if len(sequences.unique(dim=0)) < len(sequences):
+        refuse("sequences", "a repeated sequence", "distinct rows")
 
 
 @checked_by(_check_subsets)
 def subset_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
     r"""``min over subsets J of T_0 - |J| + H min(d_h, r(J)) + min(d, L(J))``, by trying them all.
 
-    ``L(J)`` counts the last tokens in ``J``; ``r(J)`` is the dimension that the vectors
-    ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span (see :func:`own_tokens`). Attention
-    offers at least this rank, and for bigrams exactly this rank: theorem ``thm-subsets`` of the
-    book.
+    ``L(J)`` counts the different last tokens in ``J``; ``r(J)`` is the dimension that the vectors
+    ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of the own token's
+    positions (see :func:`own_tokens`). Attention offers at least this rank, and for bigrams exactly
+    this rank: theorem ``thm-subsets`` of the book. The sequences are distinct, at most 16.
 
     >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     >>> subset_rank(square, heads=1, head_dim=10, dim=10)
     6
     """
-    moves = _moves(sequences).double()
+    moves = _moves(sequences)
     ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
     chosen = torch.cartesian_prod(*[torch.arange(2)] * len(sequences)).reshape(-1, len(sequences))
-    # Of integers -1, 0, 1 in few rows: singular values that are not zero are far from it.
+    # Of small fractions in few rows: singular values that are not zero are far from it.
     r = torch.linalg.matrix_rank(chosen[..., None] * moves)
     L = (chosen @ ends).gt(0).sum(1)
     offered = heads * r.clamp(max=head_dim) + L.clamp(max=dim)
@@ -211,11 +215,14 @@ def _moves(sequences: Tensor) -> Tensor:
     T, S = sequences.shape
     place = own_tokens(sequences)
     _, codes = sequences.unique(return_inverse=True)
-    moves = torch.zeros(T, int(codes.max()) + 1 + S, dtype=torch.int64)
+    tokens = int(codes.max()) + 1
+    moves = torch.zeros(T, tokens + S, dtype=torch.float64)
     for t in range(T):
-        for column, sign in ((codes[t, place[t]], 1), (codes[t, -1], -1)):
-            moves[t, column] += sign
-        moves[t, int(codes.max()) + 1 + place[t]] += 1
+        own, last = codes[t, place[t]], codes[t, -1]
+        at = codes[t, :-1] == own
+        moves[t, own] += 1
+        moves[t, last] -= 1
+        moves[t, tokens:-1] += at / at.sum()
         moves[t, -1] -= 1
     return moves
 
@@ -263,7 +270,8 @@ def impossible_subset(
 
     At any ``d``, ``d_h``, embeddings and maps. Found by a linear program among the sequences with
     one last token, proven by exact integers. None means that this argument finds nothing, not that
-    weights exist. It takes at least ``2^(H+1)`` sequences with one last token and ``S - 1 > H``.
+    weights exist. It takes at least ``2^(H+1)`` distinct sequences with one last token, and
+    ``S - 1 > H``.
 
     >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
     >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()

@@ -140,8 +140,9 @@ def differences_in_a_flat(n, d, T, generator):
     return torch.randint(-50, 51, (T, 1, d), generator=generator) + differences
 
 
+@pytest.mark.hostile("mahdavi-conjecture")
 @pytest.mark.parametrize(("n", "d", "H"), [(2, 4, 5), (2, 6, 3), (3, 6, 3), (4, 4, 2), (2, 2, 4)])
-def test_general_position_gives_h_k_plus_1_and_not_more_than_its_sharp_family(n, d, H):
+def test_conjecture_general_position_gives_h_k_plus_1_and_not_more_than_its_sharp_family(n, d, H):
     m = (n - 1) * d // n
     generator = torch.Generator().manual_seed(n * d)
     E = differences_in_a_flat(n, d, H * d + 3, generator)
