@@ -14,7 +14,17 @@ from typing import NamedTuple
 
 import nbformat
 
-from attnmem.reporting import GRADES, METADATA, WORDS, Claim, Graded, claims, marked, name_of
+from attnmem.reporting import (
+    CLAIMED,
+    GRADES,
+    METADATA,
+    WORDS,
+    Claim,
+    Graded,
+    claims,
+    marked,
+    name_of,
+)
 from attnmem.results import SHIPPED
 
 import graph
@@ -25,7 +35,6 @@ from graph import NOT_YET
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 GRAPH = BOOK / "fragments" / "graph.html"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
-CLAIMED = ("confirmed", "in part", "contradicted")
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET)
 PAPERS = {
     "mahdavi": ("Multi-head attention", "mahdavi2024"),
@@ -62,7 +71,8 @@ CONTRADICTED = """\
 (contradicted)=
 ## What we contradict
 
-The mark ✗ stands before a check that fails.
+Rows with ✗ are contradicted: the mark stands before the evidence. In the other rows a finding of ours speaks against
+part of the statement, within its scope.
 
 :::{list-table} Statements that are contradicted, or that a finding of ours speaks against
 :header-rows: 1
