@@ -71,8 +71,8 @@ CONTRADICTED = """\
 (contradicted)=
 ## What we contradict
 
-Rows with ✗ are contradicted: the mark stands before the evidence. In the other rows a finding of ours speaks against
-part of the statement, within its scope.
+Rows with ✗ are contradicted: the mark stands before the evidence. In the other rows a finding of
+ours speaks against part of the statement, within its scope.
 
 :::{list-table} Statements that are contradicted, or that a finding of ours speaks against
 :header-rows: 1
