@@ -92,6 +92,8 @@ QUICK = {"N": 10, "batch": 128, "batches": 16, "epochs": 8}
 QUICK_DEEP = QUICK | {"layers": 3, "lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}
 
 BOTH = ("code", "paper")
+LAYERS = ("code", "own-layers")
+READINGS = tuple(name for name in training.VARIANTS if name != "own-layers")
 
 DANA = {
     "dana-exp1": Experiment(
@@ -109,7 +111,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[4], H=[5], d_h=[1, 2, 4]), **QUICK),
         },
         {"paper": 5, "quick": 2},
-        tuple(training.VARIANTS),
+        READINGS,
     ),
     "dana-exp3": Experiment(
         "Dana et al. 2025, Exp. 3",
@@ -185,6 +187,7 @@ DANA = {
             "quick": _bigrams(_grid(d=[4], H=[3], d_h=[1, 4]), **QUICK_DEEP),
         },
         {"paper": 5, "quick": 2},
+        LAYERS,
     ),
     "dana-depth5": Experiment(
         "Dana et al. 2025, Exp. 5, three layers",
@@ -193,6 +196,7 @@ DANA = {
             "quick": _mlp(_grid(d=[3], step=[0, 8]), _once, **QUICK_DEEP),
         },
         {"paper": 5, "quick": 2},
+        LAYERS,
     ),
 }
 

@@ -68,12 +68,15 @@ class Variant(NamedTuple):
     ``position_in_skip``: positions are added to the residual stream, or to the attention's input
     only. ``scaled``: logits are divided by the root of ``d_h``, or not. ``published_init``: initial
     weights as in the published code, or PyTorch's defaults for an ``Embedding`` and a ``Linear``.
+    ``tied``: all layers use one table of positions and one pair of maps, and the feed-forward
+    layer's second map has no bias (the code); or each layer has its own, and the bias.
     """
 
     shared_maps: bool = True
     position_in_skip: bool = False
     scaled: bool = True
     published_init: bool = True
+    tied: bool = True
 
 
 VARIANTS = {
@@ -82,6 +85,7 @@ VARIANTS = {
     "skip-positions": Variant(position_in_skip=True),
     "unscaled": Variant(scaled=False),
     "default-init": Variant(published_init=False),
+    "own-layers": Variant(tied=False),
     "paper": Variant(shared_maps=False, position_in_skip=True, scaled=False),
     "paper-default-init": Variant(False, True, False, False),
 }
@@ -129,11 +133,13 @@ def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
     table = _linear if published else _embedding
     P = {"embedding": table(g, run.N, d), "unembedding": _linear(g, run.N, d)}
     for layer in range(run.layers):
-        # open: three rows of positions for two places, a table for every layer
-        P[f"positions.{layer}"] = table(g, 3, d if variant.position_in_skip else inner)
-        if shared:  # open: without bias, as the heads are
-            P[f"down.{layer}"] = _linear(g, d_h, d)
-            P[f"up.{layer}"] = _linear(g, d, d_h)
+        if layer == 0 or not variant.tied:
+            at = _shared_by(variant, layer)
+            # Three rows of positions for two places, as in the code.
+            P[f"positions.{at}"] = table(g, 3, d if variant.position_in_skip else inner)
+            if shared:  # open: without bias, as the heads are
+                P[f"down.{at}"] = _linear(g, d_h, d)
+                P[f"up.{at}"] = _linear(g, d, d_h)
         # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
         bound = math.sqrt(6 / (3 * d_h + inner)) if published else inner**-0.5
         for name in ("W_Q", "W_K", "W_V"):
@@ -141,12 +147,24 @@ def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
         P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
         if run.width:
             P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _with_bias(g, run.width, d)
-            P[f"W_2.{layer}"], P[f"b_2.{layer}"] = _with_bias(g, d, run.width)
+            P[f"W_2.{layer}"] = _linear(g, d, run.width)
+            if not variant.tied:
+                P[f"b_2.{layer}"] = _bias(g, d, run.width)
     return P
 
 
+def _shared_by(variant: Variant, layer: int) -> int:
+    """The layer whose positions and maps a layer uses: the first one's, or its own."""
+    return 0 if variant.tied else layer
+
+
 def _with_bias(g: torch.Generator, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
-    return _linear(g, outputs, inputs), _uniform(g, inputs**-0.5, outputs)
+    return _linear(g, outputs, inputs), _bias(g, outputs, inputs)
+
+
+def _bias(g: torch.Generator, outputs: int, inputs: int) -> Tensor:
+    """PyTorch's default for the bias of ``Linear(inputs, outputs)``."""
+    return _uniform(g, inputs**-0.5, outputs)
 
 
 def parameter_count(run: Run) -> int:
@@ -203,11 +221,13 @@ def _columns(table: Float[Tensor, "R N d"], tokens: Tensor) -> Float[Tensor, "R 
 
 def _enter(P: Parameters, run: Run, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
     """What a layer adds to, and what its attention sees, at the first places of the sequence."""
-    positions = P[f"positions.{layer}"][:, : x.shape[1], :, None]
-    if VARIANTS[run.variant].position_in_skip:
+    variant = VARIANTS[run.variant]
+    at = _shared_by(variant, layer)
+    positions = P[f"positions.{at}"][:, : x.shape[1], :, None]
+    if variant.position_in_skip:
         x = x + positions
-    inputs = P[f"down.{layer}"][:, None] @ x if f"down.{layer}" in P else x
-    return x, inputs if VARIANTS[run.variant].position_in_skip else inputs + positions
+    inputs = P[f"down.{at}"][:, None] @ x if f"down.{at}" in P else x
+    return x, inputs if variant.position_in_skip else inputs + positions
 
 
 def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:
@@ -217,12 +237,15 @@ def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: in
         W_Q = W_Q * run.d_h**-0.5
     seen, asking = inputs[:, : s + 1], inputs[:, s]
     update = attend_and_add_columns(W_Q.mT, W_K.mT, W_V, W_O, seen, asking)
-    if f"up.{layer}" in P:
-        update = P[f"up.{layer}"] @ update
+    at = _shared_by(VARIANTS[run.variant], layer)
+    if f"up.{at}" in P:
+        update = P[f"up.{at}"] @ update
     y = x[:, s] + update
     if run.width:
         hidden = F.gelu(P[f"W_1.{layer}"] @ y + P[f"b_1.{layer}"][..., None])
-        y = y + P[f"W_2.{layer}"] @ hidden + P[f"b_2.{layer}"][..., None]
+        y = y + P[f"W_2.{layer}"] @ hidden
+        if f"b_2.{layer}" in P:
+            y = y + P[f"b_2.{layer}"][..., None]
     return y
 
 

@@ -90,7 +90,11 @@ def test_the_paper_variant_is_the_papers_model():
 
 
 class PublishedBigramModel(nn.Module):
-    """The published architecture written as such code usually is, all places computed."""
+    """The published architecture written as such code usually is, all places computed.
+
+    One table of positions and one pair of maps for all layers, no bias in the last linear map; or,
+    where the weights have them, a table and maps for every layer, and the bias.
+    """
 
     def __init__(self, run, P):
         super().__init__()
@@ -109,14 +113,15 @@ class PublishedBigramModel(nn.Module):
         x = P["embedding"][tokens]
         mask = torch.ones(2, 2, dtype=torch.bool).triu(1)
         for layer in range(run.layers):
-            a = F.linear(x, P[f"down.{layer}"]) if run.d_h != run.d else x
-            a = a + P[f"positions.{layer}"][:2]
+            at = layer if run.variant == "own-layers" else 0
+            a = F.linear(x, P[f"down.{at}"]) if run.d_h != run.d else x
+            a = a + P[f"positions.{at}"][:2]
             mine = self.heads[layer * run.H : (layer + 1) * run.H]
             out = sum(head(a, a, a, attn_mask=mask)[0] for head in mine)
-            x = x + (F.linear(out, P[f"up.{layer}"]) if run.d_h != run.d else out)
+            x = x + (F.linear(out, P[f"up.{at}"]) if run.d_h != run.d else out)
             if run.width:
                 hidden = F.gelu(F.linear(x, P[f"W_1.{layer}"], P[f"b_1.{layer}"]))
-                x = x + F.linear(hidden, P[f"W_2.{layer}"], P[f"b_2.{layer}"])
+                x = x + F.linear(hidden, P[f"W_2.{layer}"], P.get(f"b_2.{layer}"))
         return F.linear(x, P["unembedding"])[:, -1]
 
 
@@ -124,9 +129,21 @@ DEEP = {"layers": 3}
 MLP = {"width": 12, "H": 1}
 
 
+def test_layers_share_positions_and_maps_as_in_the_published_code():
+    run = bigram_run(**DEEP | MLP | {"d_h": 3})
+    names = training.aot_parameters(run, training.generator(run, "weights")).keys()
+    assert {name for name in names if name.startswith(("positions", "down", "up", "b_"))} == {
+        *("positions.0", "down.0", "up.0", "b_1.0", "b_1.1", "b_1.2")
+    }
+    own = dataclasses.replace(run, variant="own-layers")
+    more = training.aot_parameters(own, training.generator(own, "weights")).keys() - names
+    assert len(more) == 9  # tables and maps of two layers more, and three biases
+
+
+@pytest.mark.parametrize("variant", ["code", "own-layers"])
 @pytest.mark.parametrize("changes", [{}, {"d_h": 3}, MLP, DEEP, DEEP | {"d_h": 3}, DEEP | MLP])
-def test_the_code_variant_is_the_published_model(changes):
-    run = bigram_run(**changes)
+def test_the_code_variant_is_the_published_model(changes, variant):
+    run = bigram_run(variant=variant, **changes)
     P = training.aot_parameters(run, training.generator(run, "weights"))
     tokens = torch.randint(run.N, (9, 2))
     stacked = {name: W[None] for name, W in P.items()}
