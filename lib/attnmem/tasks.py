@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
     return Bigrams(tokens, table.flatten()[chosen], table)
 
 
-def _check_context_queries(generator, examples, context, dim, shared, classes) -> None:
+def _check_context_queries(generator, examples, context, dim, shared, classes, dtype) -> None:
     for name, value in (("examples", examples), ("context", context), ("dim", dim)):
         check_integer(name, value)
     if classes is not None:
@@ -78,14 +79,18 @@ def context_queries(
     *,
     shared: bool,
     classes: int | None = 100,
+    dtype: torch.dtype | None = None,
 ) -> ContextQueries:
     """Queries and contexts uniform on [0, 1]; labels uniform classes, or reals if None.
 
+    ``dtype``: of the real numbers; torch's default if None.
+
     Source: Mahdavi et al. 2024, synthetic experiments (Figs. 2-5).
     """
-    contexts = torch.rand(*(() if shared else (examples,)), context, dim, generator=generator)
-    queries = torch.rand(examples, dim, generator=generator)
+    rand = functools.partial(torch.rand, generator=generator, dtype=dtype)
+    contexts = rand(*(() if shared else (examples,)), context, dim)
+    queries = rand(examples, dim)
     if classes is None:
-        return ContextQueries(contexts, queries, torch.rand(examples, generator=generator))
+        return ContextQueries(contexts, queries, rand(examples))
     labels = torch.randint(classes, (examples,), generator=generator)
     return ContextQueries(contexts, queries, labels)
