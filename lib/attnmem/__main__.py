@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import sys
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-
-import torch
 
 from . import results
 from .reporting import papers
@@ -99,7 +96,6 @@ def _run(arguments: argparse.Namespace) -> int:
     jobs = [job for name in names for job in _jobs(name, arguments)]
     for job in jobs:  # all are checked before the first run
         job.check()
-    _keep_memory()
     device = choose_device(arguments.device)
     with _workers(arguments.workers, device) as pool:
         for job in jobs:
@@ -141,27 +137,7 @@ def _workers(count: int, device: str) -> contextlib.AbstractContextManager[Execu
     if device != "cpu":
         return ThreadPoolExecutor(count)
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, mp_context=spawn, initializer=_work_alone)
-
-
-def _work_alone() -> None:
-    torch.set_num_threads(1)
-    _keep_memory()
-
-
-def _keep_memory() -> None:
-    """Let the C library keep freed memory: a step frees and asks for the same blocks again.
-
-    Without this, each large array is mapped afresh and its pages zeroed, a quarter of the time of
-    a step on a CPU. Where the C library knows no such option, nothing changes.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        for option, size in MALLOC_OPTIONS.items():
-            ctypes.CDLL(None).mallopt(option, size)
-
-
-# glibc: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
-MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
+    return ProcessPoolExecutor(count, mp_context=spawn)
 
 
 COMMANDS = {"list": _list, "status": _status, "run": _run}

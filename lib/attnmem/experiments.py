@@ -16,7 +16,7 @@ from .studies.read import (
     with_parameters,
 )
 from .studies.run import Progress, choose_device, run
-from .studies.trainings import PROFILES, SIZES, Experiment, stacks
+from .studies.trainings import PROFILES, SIZES, Experiment
 
 __all__ = [
     "DANA",
@@ -35,7 +35,6 @@ __all__ = [
     "repeat",
     "run",
     "runs",
-    "stacks",
     "stored",
     "with_parameters",
 ]

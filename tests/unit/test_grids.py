@@ -164,6 +164,6 @@ def test_bad_arguments_are_named(call, name):
 
 
 def test_stacks_hold_runs_that_differ_by_seed_only():
-    for stack in experiments.stacks(of("dana-exp1")):
+    for stack in training.stacks(of("dana-exp1")):
         assert [run.seed for run in stack] == list(range(5))
         assert len({dataclasses.replace(run, seed=0) for run in stack}) == 1

@@ -61,7 +61,9 @@ class AssumptionTests(NamedTuple):
         check_profile(profile, self.profiles)
         check_whole(self.name, self.kind, part)
 
-    def units(self, profile: str, part: Part, rows: Rows, device: str = "cpu") -> Iterator[Unit]:
+    def units(
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+    ) -> Iterator[Unit]:
         """The tests that have no row yet, one by one."""
         self.check(profile, part)
         yield from ([asked] for asked in checks(self.name, profile) if asked.key not in rows)

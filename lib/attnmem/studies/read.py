@@ -13,7 +13,7 @@ from ..reporting import papers
 from ..results import Row, Run
 from .grids import experiment, runs
 from .study import Part
-from .trainings import PROFILES, SIZES, cell_of, diverged
+from .trainings import PROFILES, SIZES, diverged
 
 
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
@@ -153,8 +153,8 @@ def _rows_of(
     wanted = {run.key: run for run in runs(name, profile, seeds, variant=variant)}
     known = rows(name, profile)
     have = [known[key] for key in known if key in wanted]
-    covered = {cell_of(run) for run, _ in have}
-    holes = [run for run in wanted.values() if cell_of(run) not in covered]
+    covered = {training.configuration(run) for run, _ in have}
+    holes = [run for run in wanted.values() if training.configuration(run) not in covered]
     if curves and holes:
         torn = {getattr(run, curves) for run in holes}
         if sound := [row for row in have if getattr(row[0], curves) not in torn]:

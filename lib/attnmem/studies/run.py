@@ -171,10 +171,10 @@ def run_jobs(
     check_limit(limit_minutes)
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    queue = Queue(jobs, device, recompute)
-    units = queue.count()
     pool = executor or _Here()
     at_once = _at_once(pool, workers, limit_minutes)
+    queue = Queue(jobs, device, recompute, workers=1 if at_once == math.inf else at_once)
+    units = queue.count()
     added = 0
     landed = measured(queue, pool, at_once, lambda _: monotonic() < ends, device, tf32)
     for done, (name, rows) in enumerate(landed, start=1):
@@ -191,10 +191,12 @@ class Queue:
     What comes next may depend on rows, so :meth:`landed` says which there are.
     """
 
-    def __init__(self, jobs: Sequence[Job], device: str, recompute: bool = False) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], device: str, recompute: bool = False, workers: int = 1
+    ) -> None:
         for job in jobs:
             job.check()
-        self.jobs, self.device = list(jobs), device
+        self.jobs, self.device, self.workers = list(jobs), device, workers
         places = {(job.name, job.profile) for job in jobs}
         self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
         self._started: set[str] = set()
@@ -203,7 +205,8 @@ class Queue:
     def _listed(self) -> Iterator[tuple[str, Unit]]:
         for job in self.jobs:
             rows = self.rows[job.name, job.profile]
-            for unit in STUDIES[job.name].units(job.profile, job.part, rows, self.device):
+            place = self.device, self.workers
+            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *place):
                 yield job.name, unit
 
     def count(self) -> int | None:

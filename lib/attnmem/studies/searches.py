@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from .. import bounds, training
+from .. import training
 from ..checks import checked_by, refuse
 from ..reporting import papers
 from ..results import Outcome, Row, Run
@@ -68,7 +68,9 @@ class Search(NamedTuple):
         check_profile(profile, PROFILES)
         check_whole(self.name, self.kind, part)
 
-    def units(self, profile: str, part: Part, rows: Rows, device: str = "cpu") -> Iterator[Unit]:
+    def units(
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+    ) -> Iterator[Unit]:
         """For each shape the trainings that its bisection needs next, as long as there are any."""
         self.check(profile, part)
         at_once = 1 if torch.device(device).type == "cpu" else None
@@ -99,7 +101,7 @@ class Search(NamedTuple):
         """The size that was tried, and whether it was memorized."""
         run, _ = rows[0]
         verb = "memorized" if any(_all_right(outcome) for _, outcome in rows) else "not memorized"
-        return f"{name_of(run)}, restart {run.seed}, {verb}"
+        return f"{name_of([run])}, restart {run.seed}, {verb}"
 
 
 def _associations(cells: Cells, **changes: Any) -> Cells:
@@ -225,7 +227,7 @@ def bracket(runs_of: Callable[[int], list[Run]], rows: Rows) -> Bracket:
 
     [run, *_] = runs_of(1)
     most = run.N**2 if run.model == "aot" else training.parameter_count(run)
-    return Bracket(best, bisect(memorizes, _bound(run), most).failed)
+    return Bracket(best, bisect(memorizes, guaranteed(run), most).failed)
 
 
 def _memorized(runs_of: Callable[[int], list[Run]], rows: Rows) -> int:
@@ -239,11 +241,9 @@ def _all_right(outcome: Outcome) -> bool:
     return outcome.accuracy == 1
 
 
-def _bound(run: Run) -> int:
-    """What the paper's theorem guarantees for a layer of this shape."""
-    if run.model == "aot":
-        return bounds.aot_capacity(run.H, run.d_h, run.d)
-    return bounds.mha_capacity(run.H, run.n, run.d_h)
+def guaranteed(run: Run) -> int:
+    """How many examples the paper's theorem guarantees for a layer of this shape."""
+    return training.FAMILIES[run.model].guaranteed(run)
 
 
 def _check_name(name, profile) -> None:
@@ -276,6 +276,6 @@ def found(name: str, profile: str) -> pd.DataFrame:
             continue
         [run, *_] = probe(name, profile, cell, 1)
         sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-        theory = {"bound": _bound(run), "parameters": training.parameter_count(run)}
+        theory = {"bound": guaranteed(run), "parameters": training.parameter_count(run)}
         lines.append(sizes | ends._asdict() | theory)
     return pd.DataFrame(lines)

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..checks import refuse
-from ..results import Configuration, Row
+from ..results import Row
+from ..rows import Configuration
 
 Unit = list[Any]  # configurations that are measured at once, one row each
 Rows = Mapping[str, Row]  # stored rows by key
@@ -71,11 +72,12 @@ class Study(Protocol):
         """Refuse a profile or a part that the study does not have."""
 
     def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu"
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
     ) -> Iterator[list[Configuration]]:
         """What could be measured now and is not in ``rows``, one unit after the other.
 
-        ``rows`` may grow between two units, which then decides what comes next.
+        ``rows`` may grow between two units, which then decides what comes next. Each of so many
+        ``workers`` has its share of the device's memory.
         """
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:

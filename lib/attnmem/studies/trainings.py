@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import training
+from .. import results, training
 from ..checks import check_integer, refuse
 from ..reporting import papers
-from ..results import Row, Run
+from ..results import Outcome, Row, Run
 from .study import WHOLE, Done, Part, Rows, Unit, check_profile
 
 PROFILES = ("paper", "quick")
@@ -92,9 +91,12 @@ class Experiment(NamedTuple):
             for seed in range(part.seeds or self.seeds[profile])
         ]
 
-    def units(self, profile: str, part: Part, rows: Rows, device: str = "cpu") -> Iterator[Unit]:
+    def units(
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+    ) -> Iterator[Unit]:
         """The trainings that have no row yet, those that are trained at once together."""
-        yield from stacks([run for run in self.runs(profile, part) if run.key not in rows], device)
+        left = [run for run in self.runs(profile, part) if run.key not in rows]
+        yield from training.stacks(left, device, workers=workers)
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
         """Train a unit."""
@@ -106,40 +108,41 @@ class Experiment(NamedTuple):
         return Done(sum(run.key in rows for run in runs), len(runs))
 
     def say(self, rows: Sequence[Row]) -> str:
-        """The sizes of the unit's first training, and how many of them diverged."""
-        run, _ = rows[0]
+        """The sizes of the unit's trainings, and how many of them diverged."""
         lost = sum(diverged(outcome) for _, outcome in rows)
-        return name_of(run) + (f", {lost} of {len(rows)} diverged" if lost else "")
+        name = name_of([run for run, _ in rows])
+        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
 
-def name_of(run: Run) -> str:
-    """A training in a few words: its experiment, its variant if it is not the code's, its sizes."""
-    name = run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"
-    sizes = {field: getattr(run, field) for field in SIZES}
-    return " ".join([name, *(f"{name}={size}" for name, size in sizes.items() if size is not None)])
+def name_of(runs: Sequence[Run]) -> str:
+    """Trainings of one experiment in a few words: its name, their variant, their sizes.
+
+    Example:
+        >>> from attnmem.studies.grids import runs
+        >>> name_of(runs("dana-exp2", "quick", variant="paper"))
+        'dana-exp2, paper d=4 d_h=1 to 4 H=5 n=2 T=2048'
+    """
+    run = runs[0]
+    words = [run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"]
+    for field in SIZES:
+        if sizes := {size for each in runs if (size := getattr(each, field)) is not None}:
+            ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
+            words.append(f"{field}={ends}")
+    return " ".join(words)
 
 
-def diverged(outcome: Any) -> bool:
+def diverged(outcome: Outcome) -> bool:
     """Whether a training was lost to numbers that are not finite."""
-    return getattr(outcome, "diverged", None) is not None
-
-
-def stacks(wanted: Sequence[Run], device: str = "cpu") -> list[list[Run]]:
-    """Runs that are trained at once: equal but for their seeds, in the order of the grid."""
-    groups: dict[Run, list[Run]] = {}
-    for run in wanted:
-        groups.setdefault(cell_of(run), []).append(run)
-    return list(groups.values())
-
-
-def cell_of(run: Run) -> Run:
-    """What the runs of one cell have in common: the run with the first seed."""
-    return dataclasses.replace(run, seed=0)
+    return outcome.diverged is not None
 
 
 def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
-    """Train runs at once, and return their rows."""
-    outcomes = training.train(runs, device=device, tf32=tf32)
+    """Train runs at once, and return their rows.
+
+    A long training is stored beside the new rows while it is under way, and goes on from there.
+    """
+    checkpoints = results.writable_root() / ".checkpoints"
+    outcomes = training.train(runs, device=device, tf32=tf32, checkpoints=checkpoints)
     return list(zip(runs, outcomes, strict=True))
 
 
