@@ -20,8 +20,9 @@ Rooms, from the ground up (nothing imports upwards):
 ``constructions``         weights by theorem or at random; which sequences can be told apart
 ``training``              many models trained at once
 ``descent``               many tiny models trained on a few sequences each
-``experiments``           the published grids, and how to run them (``python -m attnmem``)
-``capacity``              how many associations training memorizes, by bisection
+``features``              features of real models, and the images and texts that they read
+``studies``               what is measured: grids, searches, tests; running them, reading rows
+``experiments``           the studies as chapters call them (``python -m attnmem run``)
 ``figures``               drawing: data in, Axes out
 ========================  =======================================================================
 """

@@ -17,6 +17,24 @@ GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glu
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
 
 
+class Paper(NamedTuple):
+    """A paper that the book judges: ``key`` names it everywhere, ``title`` heads its claims."""
+
+    key: str
+    authors: str
+    year: int
+    title: str
+
+    @property
+    def citation(self) -> str:
+        """Its key in the bibliography, such as ``dana2025``."""
+        return f"{self.key}{self.year}"
+
+    def source(self, what: str) -> str:
+        """Where something stands in it, such as ``Dana et al. 2025, Exp. 1``."""
+        return f"{self.authors} {self.year}, {what}"
+
+
 class Claim(NamedTuple):
     """One claim of a paper: ``key`` names it everywhere, ``label`` is its name in the paper.
 
@@ -75,13 +93,36 @@ def measured(holds: bool, seeds: int, of: int | None = None) -> Graded:
 
 
 @functools.cache
+def _papers_and_claims() -> dict[str, dict]:
+    """``claims.toml``: for each paper what is known of it, and a table for each of its claims."""
+    return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    """The papers that the book judges, by key, in the order of ``claims.toml``.
+
+    Returns:
+        A :class:`Paper` for each key.
+
+    Example:
+        >>> papers()["dana"].source("Exp. 1")
+        'Dana et al. 2025, Exp. 1'
+    """
+    return {
+        key: Paper(key, entry["authors"], entry["year"], entry["title"])
+        for key, entry in _papers_and_claims().items()
+    }
+
+
+@functools.cache
 def claims() -> dict[str, Claim]:
     """All claims that the book judges, by key, in the order of the papers (``claims.toml``)."""
-    table = tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
     return {
         f"{paper}-{key}": _claim(paper, key, entry)
-        for paper, entries in table.items()
+        for paper, entries in _papers_and_claims().items()
         for key, entry in entries.items()
+        if isinstance(entry, dict)
     }
 
 

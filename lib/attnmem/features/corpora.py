@@ -24,7 +24,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from .checks import check_integer, check_number, checked_by
+from ..checks import check_integer, check_number, checked_by
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
