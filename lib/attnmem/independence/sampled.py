@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_tensor, checked_by
@@ -103,9 +103,9 @@ def sampled_independence(
         subsets = keys.topk(size, dim=1).indices.to(vectors.device)
         for block in subsets.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
-    # Clopper-Pearson, one-sided; beta(samples + 1, 0) is the point mass at one.
-    at_most = beta.ppf(confidence, dependent + 1, samples - dependent) if dependent < samples else 1
-    return SampledIndependence(size, samples, dependent, confidence, float(at_most))
+    test = binomtest(dependent, samples, alternative="less")
+    at_most = float(test.proportion_ci(confidence, method="exact").high)
+    return SampledIndependence(size, samples, dependent, confidence, at_most)
 
 
 def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
