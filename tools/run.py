@@ -30,10 +30,11 @@ from PIL import Image
 from chapters import (
     ROOT,
     chapters,
-    fingerprint,
+    inputs,
     notebook_path,
     parameters,
     source_notebook,
+    stamp,
     text_path,
 )
 
@@ -44,7 +45,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 
 def run(chapter: str, values: dict[str, object]) -> float:
     """Run one chapter; without parameter values, replace its notebook. Returns the seconds."""
-    start = time.perf_counter()
+    start, read = time.perf_counter(), inputs(chapter)  # what is edited from here on is not run
     scratch = RUNS / f"{chapter}.ipynb"
     source = scratch.with_suffix(".source.ipynb")
     scratch.parent.mkdir(parents=True, exist_ok=True)
@@ -66,8 +67,8 @@ def run(chapter: str, values: dict[str, object]) -> float:
         clean = scratch.with_suffix(".clean.ipynb")
         nbformat.write(cleaned(nbformat.read(scratch, 4)), clean)
         clean.replace(target)
-        _stamp(chapter).parent.mkdir(parents=True, exist_ok=True)
-        _stamp(chapter).write_text(fingerprint(chapter))
+        _stamp_file(chapter).parent.mkdir(parents=True, exist_ok=True)
+        _stamp_file(chapter).write_text(stamp(chapter, read))
     return time.perf_counter() - start
 
 
@@ -95,13 +96,14 @@ def _smaller(png: str) -> str:
     return min(png, base64.b64encode(out.getvalue()).decode() + "\n", key=len)
 
 
-def _stamp(chapter: str) -> Path:
+def _stamp_file(chapter: str) -> Path:
     return STAMPS / f"{chapter}.sha256"
 
 
 def up_to_date(chapter: str) -> bool:
     """Whether nothing changed since the chapter last ran here."""
-    return _stamp(chapter).exists() and _stamp(chapter).read_text() == fingerprint(chapter)
+    path = _stamp_file(chapter)
+    return path.exists() and path.read_text() == stamp(chapter, inputs(chapter))
 
 
 def run_all(names: list[str], values: dict[str, object], jobs: int) -> int:

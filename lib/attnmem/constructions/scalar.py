@@ -29,7 +29,7 @@ from ..checks import (
     refuse,
 )
 from ..independence import numerical_rank
-from .mahdavi import EPS, dual_basis, orthogonal_direction, saturating_scale
+from .serving import EPS, dual_basis, orthogonal_direction, saturating_scale
 
 CARRIER, IDLE = 0, (1, 2)  # tokens
 TOLERANCE = 1e-8  # of the largest label

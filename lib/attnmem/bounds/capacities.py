@@ -1,0 +1,139 @@
+"""How many examples or associations a model memorizes."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.stats import hypergeom
+
+from ..checks import check_integer, check_integers, checked_by, refuse
+
+
+@checked_by(check_integers)
+def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
+    r"""Examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
+
+    Here ``r = min(n, d_h)``, and ``r = min(n, d_h, Q)`` if the queries' Kruskal rank ``Q`` is given
+    (``query_rank``; the assumption of the theorem is ``Q >= n``, under which it changes nothing).
+
+    >>> mha_capacity(heads=32, context=32, head_dim=32)
+    993
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
+    """
+    return heads * (min(context, head_dim, query_rank or context) - 1) + 1
+
+
+@checked_by(check_integers)
+def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
+    r"""Examples beyond which a two-layer ReLU network fails on some admissible data set.
+
+    The whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}` for width ``m``: the number
+    of its weights that matter when all contexts are one constant, per output. Some set with more
+    examples that satisfies the assumptions of Theorem 1 cannot be memorized.
+
+    >>> relu_capacity(width=10, dim=64)
+    661
+
+    Source: Mahdavi et al. 2024, Proposition 3.
+    """
+    return (width * (dim + outputs + 1) + outputs) // outputs
+
+
+def _check_aot(heads, head_dim, dim) -> None:
+    check_integers(heads=heads, dim=dim)
+    check_integer("head_dim", head_dim, most=dim)
+
+
+@checked_by(_check_aot)
+def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
+    r"""Associations that an attention-only transformer memorizes: :math:`H d_h + d`.
+
+    For sets of sequences that attention can tell apart, such as random ones; not for every set
+    (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams`` of the book).
+
+    Raises ``ValueError`` if ``head_dim > dim``, which the paper's layer excludes.
+
+    >>> aot_capacity(heads=20, head_dim=10, dim=10)
+    210
+
+    Source: Dana et al. 2025, Theorem 1 and Corollary 1.
+    """
+    return heads * head_dim + dim
+
+
+@checked_by(check_integers)
+def previous_aot_capacity(heads: int, head_dim: int) -> int:
+    r"""The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1`.
+
+    >>> previous_aot_capacity(heads=20, head_dim=10)
+    181
+
+    Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
+    """
+    return heads * (head_dim - 1) + 1
+
+
+def _check_random_bigrams(heads, head_dim, dim, vocab) -> None:
+    _check_aot(heads, head_dim, dim)
+    check_integer("vocab", vocab)
+    if (count := heads * head_dim + dim) > vocab**2:
+        refuse(
+            "vocab", vocab, f"at least {math.isqrt(count - 1) + 1}, so that {count} bigrams exist"
+        )
+
+
+@checked_by(_check_random_bigrams)
+def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> float:
+    r"""With at most this probability attention cannot tell ``H d_h + d`` random bigrams apart.
+
+    The bigrams are drawn without repetition, uniformly from all ``N^2``. With the opposite
+    probability almost every transformer's ``F`` has full rank on them, so every choice of next
+    tokens is memorized. A union bound over sets of tokens, of hypergeometric tails; at most one.
+
+    >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
+    True
+    >>> random_bigrams_risk(heads=1, head_dim=10, dim=10, vocab=50)  # says nothing
+    1.0
+
+    Source: ours (theorem ``thm-random-bigrams`` of the book).
+    """
+    H, d_h, d, N = heads, head_dim, dim, vocab
+    T = H * d_h + d
+
+    def term(choices: int, marked: int, most: int) -> float:
+        """So many choices of ``marked`` bigrams, more than ``most`` of them drawn; at most one."""
+        log_tail = float(hypergeom.logsf(most, N * N, marked, T))
+        return math.exp(min(0.0, math.log(choices) + log_tail))
+
+    few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
+    crowded = [
+        sum(
+            term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare)
+            for m in range(2, min(2 * d_h - 2, N) + 1)
+        )
+        + term(1, N, d + spare)
+        for spare in range(H + 1)
+    ]
+    return min(1.0, few_last + min(crowded))
+
+
+def _check_scalars(heads, context, head_dim, dim) -> None:
+    check_integers(heads=heads, dim=dim)
+    check_integer("context", context, least=3)
+    check_integer("head_dim", head_dim, least=2)
+
+
+@checked_by(_check_scalars)
+def scalar_capacity(heads: int, context: int, head_dim: int, dim: int) -> int:
+    r"""Scalar labels that attention chosen with regard to them memorizes: :math:`H (d - 1)`.
+
+    On one shared context of at least three tokens, with heads of width two or more and queries in
+    general position.
+
+    >>> scalar_capacity(heads=32, context=3, head_dim=2, dim=64)
+    2016
+
+    Source: this book, :func:`attnmem.constructions.memorize_scalars`.
+    """
+    return heads * (dim - 1)
