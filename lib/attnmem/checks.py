@@ -94,7 +94,14 @@ def check_integer(
 
 
 def check_integers(**arguments) -> None:
-    """Accept integers of at least 1, and None for what was left out."""
+    """Accept integers of at least 1, and None for what was left out.
+
+    Args:
+        **arguments: The arguments by name.
+
+    Raises:
+        ValueError: If a value is not an integer of at least 1.
+    """
     for name, value in arguments.items():
         if value is not None:
             check_integer(name, value)

@@ -1,8 +1,9 @@
-"""Every capacity formula of the two papers and of this book, one function each; and its price.
+"""Every capacity formula of the two papers and of this book, one function each.
 
-Prose, figures and tests call these functions; nobody retypes a formula. Letters as on the notation
-page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h`` head dimension, ``T``
-examples, ``N`` vocabulary, ``T_0`` sequences.
+Prose, figures and tests call these functions, so that no formula is written twice. The letters are
+those of the notation page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h``
+head dimension, ``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at
+least 1. Other values raise ``ValueError``.
 """
 
 from .capacities import (

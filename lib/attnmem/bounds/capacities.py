@@ -11,13 +11,26 @@ from ..checks import check_integer, check_integers, checked_by, refuse
 
 @checked_by(check_integers)
 def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
-    r"""Examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
+    """Number of examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
 
-    Here ``r = min(n, d_h)``, and ``r = min(n, d_h, Q)`` if the queries' Kruskal rank ``Q`` is given
-    (``query_rank``; the assumption of the theorem is ``Q >= n``, under which it changes nothing).
+    Here ``r = min(n, d_h)``, or ``r = min(n, d_h, Q)`` if the Kruskal rank ``Q`` of the queries is
+    given. Theorem 1 assumes ``Q >= n``, under which ``Q`` changes nothing.
 
-    >>> mha_capacity(heads=32, context=32, head_dim=32)
-    993
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in a context, ``n``.
+        head_dim: Head dimension ``d_h``.
+        query_rank: Kruskal rank ``Q`` of the queries; None if it is at least ``n``.
+
+    Returns:
+        The number of examples.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> mha_capacity(heads=32, context=32, head_dim=32)
+        993
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
     """
@@ -26,14 +39,26 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 
 @checked_by(check_integers)
 def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
-    r"""Examples beyond which a two-layer ReLU network fails on some admissible data set.
+    """Number of examples beyond which a two-layer ReLU network fails on some admissible data set.
 
-    The whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}` for width ``m``: the number
-    of its weights that matter when all contexts are one constant, per output. Some set with more
-    examples that satisfies the assumptions of Theorem 1 cannot be memorized.
+    The formula is the whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}` for width
+    ``m``: the number of weights per output that matter when all contexts are one constant. Some set
+    with more examples satisfies the assumptions of Theorem 1 and cannot be memorized.
 
-    >>> relu_capacity(width=10, dim=64)
-    661
+    Args:
+        width: Number of hidden units ``m``.
+        dim: Embedding dimension ``d``.
+        outputs: Number of outputs ``d_out``.
+
+    Returns:
+        The number of examples.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> relu_capacity(width=10, dim=64)
+        661
 
     Source: Mahdavi et al. 2024, Proposition 3.
     """
@@ -47,15 +72,27 @@ def _check_aot(heads, head_dim, dim) -> None:
 
 @checked_by(_check_aot)
 def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
-    r"""Associations that an attention-only transformer memorizes: :math:`H d_h + d`.
+    """Number of associations that an attention-only transformer memorizes: :math:`H d_h + d`.
 
-    For sets of sequences that attention can tell apart, such as random ones; not for every set
-    (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams`` of the book).
+    This holds for sets of sequences that attention can tell apart, such as random ones. It does not
+    hold for every set (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams`` of the
+    book).
 
-    Raises ``ValueError`` if ``head_dim > dim``, which the paper's layer excludes.
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
 
-    >>> aot_capacity(heads=20, head_dim=10, dim=10)
-    210
+    Returns:
+        The number of associations.
+
+    Raises:
+        ValueError: If a size is not an integer of at least 1, or ``head_dim > dim``, which the
+            paper's layer excludes.
+
+    Example:
+        >>> aot_capacity(heads=20, head_dim=10, dim=10)
+        210
 
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
@@ -64,10 +101,21 @@ def aot_capacity(heads: int, head_dim: int, dim: int) -> int:
 
 @checked_by(check_integers)
 def previous_aot_capacity(heads: int, head_dim: int) -> int:
-    r"""The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1`.
+    """The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1`.
 
-    >>> previous_aot_capacity(heads=20, head_dim=10)
-    181
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+
+    Returns:
+        The number of associations.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> previous_aot_capacity(heads=20, head_dim=10)
+        181
 
     Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
     """
@@ -85,24 +133,39 @@ def _check_random_bigrams(heads, head_dim, dim, vocab) -> None:
 
 @checked_by(_check_random_bigrams)
 def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> float:
-    r"""With at most this probability attention cannot tell ``H d_h + d`` random bigrams apart.
+    """Upper bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
 
-    The bigrams are drawn without repetition, uniformly from all ``N^2``. With the opposite
-    probability almost every transformer's ``F`` has full rank on them, so every choice of next
-    tokens is memorized. A union bound over sets of tokens, of hypergeometric tails; at most one.
+    The bigrams are drawn uniformly from all ``N^2`` without repetition. Unless the event of this
+    probability occurs, the features ``F`` of almost every transformer have full rank on them, so
+    that every choice of next tokens can be memorized. The bound is a union bound over sets of
+    tokens, a sum of hypergeometric tails, cut off at one.
 
-    >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
-    True
-    >>> random_bigrams_risk(heads=1, head_dim=10, dim=10, vocab=50)  # says nothing
-    1.0
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
+        vocab: Vocabulary size ``N``, large enough that so many bigrams exist.
 
-    Source: ours (theorem ``thm-random-bigrams`` of the book).
+    Returns:
+        A number from 0 to 1. At 1 the bound says nothing.
+
+    Raises:
+        ValueError: If a size is not an integer of at least 1, ``head_dim > dim``, or ``vocab^2 <
+            heads head_dim + dim``.
+
+    Example:
+        >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
+        True
+        >>> random_bigrams_risk(heads=1, head_dim=10, dim=10, vocab=50)
+        1.0
+
+    Source: this book, theorem ``thm-random-bigrams``.
     """
     H, d_h, d, N = heads, head_dim, dim, vocab
     T = H * d_h + d
 
     def term(choices: int, marked: int, most: int) -> float:
-        """So many choices of ``marked`` bigrams, more than ``most`` of them drawn; at most one."""
+        """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
         log_tail = float(hypergeom.logsf(most, N * N, marked, T))
         return math.exp(min(0.0, math.log(choices) + log_tail))
 
@@ -126,13 +189,26 @@ def _check_scalars(heads, context, head_dim, dim) -> None:
 
 @checked_by(_check_scalars)
 def scalar_capacity(heads: int, context: int, head_dim: int, dim: int) -> int:
-    r"""Scalar labels that attention chosen with regard to them memorizes: :math:`H (d - 1)`.
+    """Number of scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
-    On one shared context of at least three tokens, with heads of width two or more and queries in
-    general position.
+    The context is shared and has at least three tokens. The heads have width two or more, and the
+    queries are in general position.
 
-    >>> scalar_capacity(heads=32, context=3, head_dim=2, dim=64)
-    2016
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n >= 3``. The capacity does not depend on it.
+        head_dim: Head dimension ``d_h >= 2``. The capacity does not depend on it.
+        dim: Embedding dimension ``d``.
+
+    Returns:
+        The number of examples.
+
+    Raises:
+        ValueError: If a size is not an integer or below its least value.
+
+    Example:
+        >>> scalar_capacity(heads=32, context=3, head_dim=2, dim=64)
+        2016
 
     Source: this book, :func:`attnmem.constructions.memorize_scalars`.
     """

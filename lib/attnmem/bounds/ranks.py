@@ -7,13 +7,25 @@ from ..checks import check_integer, check_integers, checked_by
 
 @checked_by(check_integers)
 def shared_context_rank(heads: int, context: int) -> int:
-    r"""Largest rank of the features ``Z`` when all examples share one context: :math:`H(n-1)+1`.
+    """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
 
-    No weights exceed it. So attention chosen without regard to the labels can serve no more
-    examples; attention that depends on them can (:func:`attnmem.constructions.memorize_scalars`).
+    No weights exceed it. So attention that is chosen without regard to the labels can serve no more
+    examples. Attention that depends on the labels can
+    (:func:`attnmem.constructions.memorize_scalars`).
 
-    >>> shared_context_rank(heads=32, context=32)
-    993
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n``.
+
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> shared_context_rank(heads=32, context=32)
+        993
 
     Source: Mahdavi et al. 2024, Proposition 2.
     """
@@ -29,17 +41,30 @@ def _check_ceiling(heads, context, head_dim, dim, embedded) -> None:
 def shared_context_ceiling(
     heads: int, context: int, head_dim: int, dim: int, embedded: bool = False
 ) -> int:
-    r"""Numbers that decide the one output of a layer on a context that all examples share.
+    """Number of parameters that determine the one output of a layer on a shared context.
 
-    :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``: of every head the
-    logits, a matrix of shape ``(n - 1, d)`` and rank at most ``d_h`` once the last token's are
-    subtracted, and the values, less the last token's; and a constant. More real labels than that
-    are met by no weights, but for a set of labels of measure zero (Sard's theorem). With
-    ``embedded``, of the model that Mahdavi et al. train, whose query embedding has a bias: up to
-    ``d`` more, for the point where all logits vanish. ``context <= dim``.
+    The formula is :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``. Each head
+    contributes its logits and its values, each less those of the last token. The logits form a
+    matrix of shape ``(n - 1, d)`` and rank at most ``d_h``. A constant adds one. Weights that meet
+    more real labels than that exist only for a set of labels of measure zero (Sard's theorem).
 
-    >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
-    8061
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n <= d``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+        embedded: Count for the model that Mahdavi et al. train, whose query embedding has a bias.
+            It adds up to ``d``, for the point where all logits vanish.
+
+    Returns:
+        The number of examples beyond which almost all real labels are out of reach.
+
+    Raises:
+        ValueError: If a size is not an integer of at least 1, or ``context > dim``.
+
+    Example:
+        >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
+        8061
 
     Source: this book.
     """
@@ -52,10 +77,21 @@ def shared_context_ceiling(
 
 @checked_by(check_integers)
 def affine_rank(heads: int, dim: int) -> int:
-    r"""Largest rank of ``Z`` when every token's coordinates have the same sum: :math:`H(d-1)+1`.
+    """Largest rank of ``Z`` if the coordinates of each token have one sum: :math:`H (d - 1) + 1`.
 
-    >>> affine_rank(heads=5, dim=13)
-    61
+    Args:
+        heads: Number of heads ``H``.
+        dim: Embedding dimension ``d``.
+
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> affine_rank(heads=5, dim=13)
+        61
 
     Source: Mahdavi et al. 2024, Proposition 5.
     """
@@ -71,15 +107,27 @@ def _check_span(heads, span, through_origin) -> None:
 def affine_span_rank(heads: int, span: int, through_origin: bool = False) -> int:
     r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
 
-    ``span`` is the dimension ``a`` of the subspace ``A``; ``through_origin`` says whether it
-    contains the zero vector. ``n`` shared independent tokens span ``a = n - 1`` (Proposition 2);
-    tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if the sum is 0
-    (Proposition 5). No weights exceed it, and almost all reach it if there are examples enough.
+    No weights exceed it, and almost all weights reach it if there are enough examples. It covers
+    two cases. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition 2).
+    Tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum is
+    zero (Proposition 5).
 
-    >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
-    True
+    Args:
+        heads: Number of heads ``H``.
+        span: Dimension ``a`` of the subspace ``A``, at least 0.
+        through_origin: Whether ``A`` contains the zero vector.
 
-    Source: the common form of Mahdavi et al. 2024, Propositions 2 and 5.
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: If ``heads`` is not an integer of at least 1, or ``span`` not one of at least 0.
+
+    Example:
+        >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
+        True
+
+    Source: this book; it contains Mahdavi et al. 2024, Propositions 2 and 5.
     """
     return heads * span + (not through_origin)
 
@@ -91,14 +139,27 @@ def _check_own_contexts(heads, context, dim) -> None:
 
 @checked_by(_check_own_contexts)
 def own_context_rank(heads: int, context: int, dim: int) -> int:
-    r"""Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
+    """Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
 
-    Almost all weights and data reach it, from two tokens a context and heads of width one on, so
-    that any real labels of as many examples can be read off.
+    Almost all weights and data reach it if a context has at least two tokens, with heads of any
+    width. A read-out then meets any real labels of as many examples.
 
-    >>> own_context_rank(heads=32, context=32, dim=64)
-    2048
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in a context, ``n >= 2``. The rank does not depend on it.
+        dim: Embedding dimension ``d``.
 
-    Source: this book (the chapter on generic layers); :func:`attnmem.constructions.random_mha`.
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: If ``heads`` or ``dim`` is not an integer of at least 1, or ``context`` not one
+            of at least 2.
+
+    Example:
+        >>> own_context_rank(heads=32, context=32, dim=64)
+        2048
+
+    Source: this book, the chapter on generic layers; :func:`attnmem.constructions.random_mha`.
     """
     return heads * dim

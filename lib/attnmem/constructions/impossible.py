@@ -20,7 +20,19 @@ DEEPEST = 2**26  # size of the linear program that looks for impossible next tok
 
 
 def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -> None:
-    """Accept token numbers of shape (T_0, S) and the sizes of a transformer."""
+    """Accept token numbers and the sizes of a transformer.
+
+    Args:
+        sequences: Token numbers, shape ``(T_0, S)``.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``, at least 2.
+        seed: A seed, at least 0.
+        skip: Not checked; a parameter of what is.
+
+    Raises:
+        ValueError: If the sequences are no token numbers, or a size is out of range.
+    """
     check_tensor("sequences", sequences, "(T_0, S)", 2)
     if sequences.is_floating_point() or sequences.numel() == 0 or int(sequences.min()) < 0:
         refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
@@ -31,12 +43,17 @@ def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -
 
 
 class Impossible(NamedTuple):
-    r"""Why some next tokens are beyond ``H`` heads: exact integers, checked against every function.
+    """Why no weights with ``H`` heads predict some next tokens: exact integers, checked exactly.
 
-    ``rows``: the sequences, all with one last token. ``weights``: for each of them a number for
-    each token of ``tokens``, positive for its next token and not positive for the others. For each
-    token they are orthogonal to every function of at most ``H`` places, and so to its logits times
-    the positive denominators: the right logits would lead by a positive sum that is zero.
+    For each token the weights are orthogonal to every function of at most ``H`` places, and so to
+    the token's logits times the positive denominators. If the right logits were largest, a sum that
+    is zero would be positive.
+
+    Attributes:
+        rows: The sequences, all with the same last token.
+        tokens: Some tokens.
+        weights: For each sequence a number for each token, positive for its next token and not
+            positive for the others.
     """
 
     rows: Int[Tensor, " k"]
@@ -48,8 +65,19 @@ def places_kernel(sequences: Int[Tensor, "T S"], heads: int) -> np.ndarray:
     r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at place s".
 
     Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the places before
-    the last at which ``t`` and ``u`` agree. Exact integers, shape (T_0, T_0), dtype object. A
-    vector in its kernel is orthogonal to every function of at most ``H`` of these places.
+    the last at which ``t`` and ``u`` agree. A vector in the kernel of the matrix is orthogonal to
+    every function of at most ``H`` of these places.
+
+    Args:
+        sequences: Token numbers.
+        heads: Number of heads ``H``.
+
+    Returns:
+        Exact integers, shape ``(T_0, T_0)``, dtype object.
+
+    Example:
+        >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
+        [[3, 2], [2, 3]]
     """
     before = sequences[:, :-1].numpy()
     agree = (before[:, None] == before).sum(2)
@@ -66,19 +94,32 @@ def _check_tasks(sequences, next_tokens, heads) -> None:
 def impossible_subset(
     sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"], heads: int
 ) -> Impossible | None:
-    """Sequences whose next tokens no transformer with so many heads predicts, or None.
+    """Find sequences whose next tokens no transformer with so many heads predicts.
 
-    At any ``d``, ``d_h``, embeddings and maps. Found by a linear program among the sequences with
-    one last token, proven by exact integers. None means that this argument finds nothing, not that
-    weights exist. It takes at least ``2^(H+1)`` distinct sequences with one last token, and
-    ``S - 1 > H``.
+    They are impossible at any ``d``, ``d_h``, embeddings and maps. A linear program looks for them
+    among the sequences with one last token, and exact integers prove the result. There must be at
+    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``.
 
-    >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
-    >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()
-    [[1, -1], [-1, 1], [-1, 1], [1, -1]]
-    >>> impossible_subset(bits, bits.sum(1) % 2, heads=2)
+    Args:
+        sequences: Token numbers.
+        next_tokens: The next token of each sequence.
+        heads: Number of heads ``H``.
 
-    Source: ours, from the argument on parity (theorem ``thm-parity`` of the book).
+    Returns:
+        The sequences with the proof. None means that this argument finds nothing, not that weights
+        exist.
+
+    Raises:
+        ValueError: If the sequences are no token numbers, or ``heads`` is not an integer of at
+            least 1.
+
+    Example:
+        >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()
+        [[1, -1], [-1, 1], [-1, 1], [1, -1]]
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=2)
+
+    Source: this book, theorem ``thm-parity``.
     """
     for token in sequences[:, -1].unique() if heads < sequences.shape[1] - 1 else ():
         rows = (sequences[:, -1] == token).nonzero()[:, 0]
@@ -90,7 +131,7 @@ def impossible_subset(
 
 
 def _related(kernel: np.ndarray) -> Tensor:
-    """The rows that take part in some linear relation; the others meet any demand."""
+    """The rows in some linear relation; any next tokens of the others are possible."""
     reduced, pivots = residues.echelon(kernel)
     free = [k for k in range(len(kernel)) if k not in {*pivots}]
     used = [k for i, k in enumerate(pivots) if reduced[i, free].any()]
@@ -98,7 +139,7 @@ def _related(kernel: np.ndarray) -> Tensor:
 
 
 def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
-    """Weights on (sequence, other token) whose sums vanish on all functions: Farkas' lemma."""
+    """Weights on (sequence, other token) whose sums vanish on all functions (Farkas' lemma)."""
     tokens, right = labels.unique(return_inverse=True)
     pairs = [(t, k) for t in range(len(labels)) for k in range(len(tokens)) if k != right[t]]
     features = kernel[residues.echelon(kernel)[1]]
@@ -135,7 +176,7 @@ def _conditions(features: np.ndarray, right: list[int], pairs: Pairs, count: int
 def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) -> Pairs:
     """The support of a vertex of all non-negative solutions with sum one; empty if there are none.
 
-    A vertex has a smallest support, so that its solution is unique up to its scale.
+    A vertex has a smallest support, so its solution is unique up to its scale.
     """
     matrix = _conditions(features, right, pairs, count).astype(float)
     scale = np.abs(matrix).max(axis=1, keepdims=True)
@@ -150,8 +191,18 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
 def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
     """All sequences of so many bits before a last token 0, and the parity of each.
 
-    >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
-    ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
+    Args:
+        bits: Number of bits, at least 1.
+
+    Returns:
+        The sequences, and their parities.
+
+    Raises:
+        ValueError: If ``bits`` is not an integer of at least 1.
+
+    Example:
+        >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
+        ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
     """
     check_integer("bits", bits)
     rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
@@ -159,18 +210,29 @@ def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
 
 
 def parity_by_heads(bits: int) -> AoTWeights:
-    r"""As many heads as bits, of width one in dimension two, that tell their parity.
+    """Build a transformer with as many heads as bits that tells their parity.
 
-    For sequences of :func:`every_parity`, vocabulary 2. Head ``h`` weighs a token 1 by ``a_h`` and
-    a token 0 by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. With a
-    constant these functions span every polynomial in ``m`` of degree ``H`` over one denominator.
+    It is for the sequences of :func:`every_parity` and vocabulary 2. Its heads have width one in
+    dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0 by 1, so it offers ``1 / (S
+    + (a_h - 1) m)``, where ``m`` counts the ones. Together with a constant these functions span
+    every polynomial in ``m`` of degree ``H`` over one denominator.
 
-    >>> from attnmem.attention import aot
-    >>> [bool((aot(parity_by_heads(k), every_parity(k)[0]).argmax(-1) == every_parity(k)[1]).all())
-    ...  for k in (1, 2, 3, 4, 5)]
-    [True, True, True, True, True]
+    Args:
+        bits: Number of bits, at least 1.
 
-    Source: ours (proposition ``prop-enough-heads`` of the book).
+    Returns:
+        The weights.
+
+    Raises:
+        ValueError: If ``bits`` is not an integer of at least 1.
+
+    Example:
+        >>> from attnmem.attention import aot
+        >>> rows, parity = every_parity(5)
+        >>> bool((aot(parity_by_heads(5), rows).argmax(-1) == parity).all())
+        True
+
+    Source: this book, proposition ``prop-enough-heads``.
     """
     check_integer("bits", bits)
     a = 2.0 ** torch.arange(1, bits + 1, dtype=torch.float64)  # different poles

@@ -1,15 +1,16 @@
 r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that memorize.
 
 The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
-weights are chosen freely (Claim 1). On all others it is *saturated*: whatever was chosen, it looks
-at one token (Claim 2). Then every head adds as many independent rows to the feature matrix ``Z`` as
-it serves examples (Step 1), and a full-rank ``Z`` lets the read-out solve for any labels (Step 2).
-One product of rank at most ``r = min(n, d_h)`` does both:
+weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
+whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
+``Z`` as it serves examples (Step 1, in :mod:`attnmem.constructions.serving`), and a read-out of
+full-rank ``Z`` meets any labels (Step 2). One product of rank at most ``r = min(n, d_h)`` does both
+parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 
-Every head here serves the same number of examples, the least that suffices, and the first example
-is served by none. All steps are batched over the heads.
+Every head here serves the same number of examples, the least that suffices, and no head serves the
+first example. All steps are batched over the heads.
 """
 
 from __future__ import annotations
@@ -64,7 +65,17 @@ def read_out(
 ) -> Float[Tensor, "Hd d_out"]:
     """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
 
-    By QR of ``Z^T``, with so many ``refinements`` against the residual.
+    It is computed by a QR decomposition of ``Z^T`` and refined against the residual.
+
+    Args:
+        Z: Features, one row for each example.
+        labels: Labels, one row for each example.
+        refinements: How often the solution is refined.
+
+    Returns:
+        ``M``.
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
     """
     Q, R = torch.linalg.qr(Z.mT)
     M = torch.zeros(Z.shape[1], labels.shape[1], dtype=Z.dtype, device=Z.device)
@@ -76,10 +87,18 @@ def read_out(
 def factor(
     M: Float[Tensor, "H d d_out"], value_dim: int, W_D: Float[Tensor, "d_o d_out"]
 ) -> tuple[Float[Tensor, "H d d_v"], Float[Tensor, "H*d_v d_o"]]:
-    """``W_V, W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head, for ``W_D`` of full column rank.
+    """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head.
 
-    ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``; each ``W_O,h`` is ``W_D``'s left inverse,
-    with zero rows.
+    ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``. Each ``W_O,h`` is the left inverse of
+    ``W_D``, with zero rows.
+
+    Args:
+        M: The read-out of each head.
+        value_dim: Width of the values ``d_v``, at least ``d_out``.
+        W_D: The decoder, of full column rank.
+
+    Returns:
+        ``W_V`` and ``W_O``.
     """
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
@@ -123,7 +142,7 @@ def _check_sizes(contexts, queries, labels, value_dim, skip) -> None:
 
 
 def _check_assumptions(contexts, queries, heads, head_dim) -> None:
-    """The theorem's hypotheses, but for the queries' independence, which the steps check."""
+    """Check the theorem's hypotheses except the queries' independence, which the steps check."""
     n, d = contexts.shape[-2:]
     if n >= d:
         refuse("contexts", f"n = {n} tokens in dimension d = {d}", "n < d")
@@ -152,32 +171,38 @@ def memorize_mha(
     value_dim: int | None = None,
     skip: bool = False,
 ) -> MHAWeights:
-    r"""Weights of one multi-head attention layer that reproduce every label.
+    """Build one multi-head attention layer that reproduces every label.
 
-    ``mha(weights, contexts, queries, skip=skip)`` equals ``labels`` (as ``(T, d_out)``) within 1e-9
-    of the largest label, for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
+    ``mha(weights, contexts, queries, skip=skip)`` equals ``labels``, as ``(T, d_out)``, within 1e-9
+    of the largest label. This holds for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
 
-    Arguments
-        ``contexts``: own ``(T, n, d)`` or shared ``(n, d)``, ``n < d``, each of rank ``n``
-        (Assumption 2). ``queries``: one a row, Kruskal rank at least ``n`` (Assumption 1), or at
-        least ``ceil((T - 1) / H) + 1``, which is all that is used and covers Remark 1. ``labels``:
-        reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``. ``heads``, ``head_dim``: ``H`` and
-        ``d_h``, both at least 1. ``seed``: of the random directions; ``value_dim``: ``d_v``, at
-        least ``d_out``, which is the default. ``skip``: build for the layer with a skip connection
-        (``d_o = d``; needs ``d_out <= d``).
-    Returns
-        float64 weights: the construction computes in float64, whatever the inputs' precision.
-    Raises
-        ``ValueError`` naming the argument: sizes or types that do not fit, NaN, ``n >= d``, ``T``
-        above capacity, dependent context rows or queries, or data so close to dependent that
-        float64 cannot tell.
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n < d``, each of rank
+            ``n`` (Assumption 2).
+        queries: One query a row, of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1)
+            / H) + 1`` suffices, which covers Remark 1.
+        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the random directions, at least 0.
+        value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
+        skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
 
-    >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
-    >>> weights = memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
-    >>> bool((mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8)
-    True
+    Returns:
+        The weights, computed in float64 whatever the precision of the input.
 
-    Source: Mahdavi et al. 2024, Theorem 1; Remark 1; with ``skip``, Appendix C.
+    Raises:
+        ValueError: If sizes or types do not fit, an entry is not finite, ``n >= d``, ``T`` exceeds
+            the capacity, tokens of a context or queries are dependent, or they are so close to
+            dependent that float64 cannot tell.
+
+    Example:
+        >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
+        >>> weights = memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
+        >>> bool((mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8)
+        True
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
     """
     contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
     targets = labels.reshape(len(queries), -1)
@@ -199,9 +224,9 @@ def memorize_mha(
 
 
 def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o d_out"]:
-    """``W_D``: the identity; with a skip, a few coordinates, brought to the labels' scale.
+    """``W_D``: the identity, or with a skip a few coordinates, at the scale of the labels.
 
-    (Appendix C leaves it free; at another scale labels and query would cancel digits.)
+    Appendix C leaves it free. At another scale labels and query would cancel digits.
     """
     outputs = targets.shape[1]
     eye = torch.eye(queries.shape[1] if skip else outputs, outputs).to(queries)
@@ -212,7 +237,7 @@ def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o
 def _error(
     weights: MHAWeights, contexts: Tensor, queries: Tensor, targets: Tensor, skip: bool
 ) -> Float[Tensor, ""]:
-    """Largest error, last example first: another order, so that shared rounding hides nothing."""
+    """Largest error, computed in reverse order so that shared rounding errors hide nothing."""
     contexts = contexts.flip(0) if contexts.ndim == 3 else contexts
     outputs = mha(weights, contexts, queries.flip(0), skip=skip)
     return (outputs.flip(0) - targets).abs().max()

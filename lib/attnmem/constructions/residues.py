@@ -13,7 +13,20 @@ PRIME = 2**31 - 1  # products of two residues fit into 64 bits
 
 
 def rank(matrix: np.ndarray) -> int:
-    """Modulo the prime; with python-flint some twenty times as fast."""
+    """The rank modulo the prime.
+
+    It is some twenty times as fast with python-flint.
+
+    Args:
+        matrix: Integers, shape ``(m, n)``.
+
+    Returns:
+        The rank.
+
+    Example:
+        >>> rank(np.array([[1, 2], [2, 4]]))
+        1
+    """
     try:
         return flint().nmod_mat(*matrix.shape, matrix.flatten().tolist(), PRIME).rank()
     except ImportError:
@@ -21,7 +34,18 @@ def rank(matrix: np.ndarray) -> int:
 
 
 def inverse(numbers: np.ndarray) -> np.ndarray:
-    """Modulo the prime, by Fermat's little theorem."""
+    """The inverses modulo the prime, by Fermat's little theorem.
+
+    Args:
+        numbers: Integers of any shape, none of them divisible by the prime.
+
+    Returns:
+        Residues of the same shape.
+
+    Example:
+        >>> 3 * int(inverse(np.array([3]))[0]) % PRIME
+        1
+    """
     power, left, square = np.ones_like(numbers), PRIME - 2, numbers
     while left:
         if left & 1:
@@ -31,7 +55,19 @@ def inverse(numbers: np.ndarray) -> np.ndarray:
 
 
 def echelon(matrix: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Reduced row echelon form modulo the prime, and the columns of its pivots."""
+    """Reduced row echelon form modulo the prime.
+
+    Args:
+        matrix: Integers, shape ``(m, n)``.
+
+    Returns:
+        The reduced matrix, of residues, and the columns of its pivots.
+
+    Example:
+        >>> reduced, pivots = echelon(np.array([[0, 2, 4], [0, 1, 3]]))
+        >>> reduced.tolist(), pivots
+        ([[0, 1, 0], [0, 0, 1]], [1, 2])
+    """
     rows, pivots = (matrix % PRIME).astype(np.int64), []
     for column in range(rows.shape[1]):
         found = len(pivots)
@@ -48,9 +84,19 @@ def echelon(matrix: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
 
 def kernel_vector(matrix: np.ndarray) -> list[int] | None:
-    """The coprime integers that the columns' one relation consists of, if there is just one.
+    """The one linear relation between the columns, as coprime integers.
 
-    Read off modulo the prime and recovered as fractions; whoever uses it checks it exactly.
+    It is found modulo the prime and recovered as fractions. The caller has to check it exactly.
+
+    Args:
+        matrix: Integers, shape ``(m, n)``.
+
+    Returns:
+        A coefficient for each column; None if there is no relation or more than one.
+
+    Example:
+        >>> kernel_vector(np.array([[2, 4], [1, 2]]))
+        [-2, 1]
     """
     reduced, pivots = echelon(matrix)
     [free, *more] = [k for k in range(matrix.shape[1]) if k not in {*pivots}] or [None]
@@ -66,7 +112,7 @@ def kernel_vector(matrix: np.ndarray) -> list[int] | None:
 
 
 def _fraction(residue: int) -> Fraction:
-    """The fraction of small numerator and denominator with this residue modulo the prime."""
+    """The fraction of small numerator and denominator that has this residue modulo the prime."""
     (a, b), (s, t) = (PRIME, residue), (0, 1)
     while b * b > PRIME:
         (a, b), (s, t) = (b, a % b), (t, s - a // b * t)

@@ -1,14 +1,15 @@
-r"""What attention can offer about a set of sequences: the exact rank, and tasks beyond any weights.
+r"""What attention can offer about a set of sequences: the exact rank.
 
 Which rows ``F(t) = [x(t, S); W_V^1 A^1(t); ...]`` can be made independent depends on the tokens
-that the sequences share. Two sequences with one last token ask with one query, so a head weighs a
-token ``a`` at a place ``s`` in both by the same number
+that the sequences share. Two sequences with the same last token ask with the same query. So a head
+weighs a token ``a`` at a place ``s`` in both by the same number
 
 .. math:: e^{x(t, S)^\top W_{QK} (e(a) + pos_s)} = \alpha(t_S, a)\, \beta(t_S, s) .
 
-For ``d >= 2`` the numbers :math:`\alpha, \beta` obey no other polynomial relation (theorem
+For ``d >= 2`` the numbers :math:`\alpha, \beta` satisfy no other polynomial relation (theorem
 ``thm-free-weights`` of the book). So the largest rank of ``F`` over all weights is that of a matrix
-of rational functions, and a random integer point modulo a prime shows it.
+of rational functions, which a random integer point modulo a prime shows. Next tokens that no
+weights predict are in :mod:`attnmem.constructions.impossible`, whose names this module offers too.
 """
 
 from __future__ import annotations
@@ -57,22 +58,37 @@ def offered_rank(
     *,
     skip: bool = True,
 ) -> int:
-    r"""The largest rank of ``F`` over all weights; almost all weights reach it.
+    """The largest rank of ``F`` over all weights; almost all weights reach it.
 
-    Without ``skip``, of ``F`` less its first ``d`` columns, the skip connection's.
-    Computed modulo the prime ``2^31 - 1`` at a random integer point: a proven lower bound. It
-    falls short of the largest rank with a probability below ``T_0 (4 H + 2) / (2^31 - 2)`` over
-    ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of every largest
-    minor; so where the rank is not full, it is the rank up to that tiny probability.
+    It is computed modulo the prime ``2^31 - 1`` at a random integer point, which proves a lower
+    bound. The result falls short of the largest rank with a probability below ``T_0 (4 H + 2) /
+    (2^31 - 2)`` over ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of
+    every largest minor. So a full rank is proven, and a lower one is right up to that tiny
+    probability.
 
-    >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-    >>> offered_rank(pairs, heads=1, head_dim=4, dim=4)
-    4
-    >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])  # the last token is fixed
-    >>> [offered_rank(xor, heads, head_dim=9, dim=9) for heads in (1, 2)]
-    [3, 4]
+    Args:
+        sequences: Token numbers.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``, at least 2.
+        seed: Seed of the point, at least 0.
+        skip: Whether ``F`` includes its first ``d`` columns, those of the skip connection.
 
-    Source: ours; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
+    Returns:
+        The rank.
+
+    Raises:
+        ValueError: If the sequences are no token numbers, or a size is out of range.
+
+    Example:
+        >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+        >>> offered_rank(pairs, heads=1, head_dim=4, dim=4)
+        4
+        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])
+        >>> [offered_rank(xor, heads, head_dim=9, dim=9) for heads in (1, 2)]
+        [3, 4]
+
+    Source: this book; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
     return residues.rank(F[:, 0 if skip else dim :])
@@ -84,8 +100,28 @@ def dependent_subset(
 ) -> Int[Tensor, " k"]:
     """Rows that no weights make independent, and of which every proper subset can be: a circuit.
 
-    The smallest of those that one elimination finds; empty if all rows can be independent.
-    Computed as :func:`offered_rank` is, and right up to the same probability.
+    It is computed as :func:`offered_rank` is, and right up to the same probability.
+
+    Args:
+        sequences: Token numbers.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``, at least 2.
+        seed: Seed of the point, at least 0.
+
+    Returns:
+        The smallest of the circuits that one elimination finds; empty if all rows can be
+        independent.
+
+    Raises:
+        ValueError: As for :func:`offered_rank`.
+
+    Example:
+        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1]])
+        >>> dependent_subset(xor, heads=1, head_dim=9, dim=9).tolist()
+        [0, 1, 2, 3]
+
+    Source: this book.
     """
     reduced, pivots = residues.echelon(_free_offers(sequences, heads, head_dim, dim, seed).T)
     rows = [k for k in range(len(sequences)) if k not in {*pivots}]
@@ -95,7 +131,7 @@ def dependent_subset(
 
 
 def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: int) -> np.ndarray:
-    """``F`` modulo the prime with random embeddings, maps ``W_V``, and weights alpha beta."""
+    """``F`` modulo the prime, with random embeddings, value maps and attention weights."""
     tokens = sequences.numpy()
     (T, S), draw = tokens.shape, np.random.default_rng(seed)
     prime = residues.PRIME
@@ -125,10 +161,22 @@ def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: i
 
 
 def own_tokens(sequences: Int[Tensor, "T S"]) -> Int[Tensor, " T"]:
-    """For each sequence a place whose token no other one with the same last token contains.
+    """For each sequence, a place whose token no other sequence with the same last token contains.
 
-    The token is not the last one itself. For bigrams every place 0 will do, last token or not.
-    ``ValueError`` names a sequence without such a place.
+    That token is not the last one itself. For bigrams place 0 always serves.
+
+    Args:
+        sequences: Token numbers.
+
+    Returns:
+        One place for each sequence.
+
+    Raises:
+        ValueError: If a sequence has no such place. The error names it.
+
+    Example:
+        >>> own_tokens(torch.tensor([[4, 1, 0], [1, 5, 0]])).tolist()
+        [0, 1]
     """
     check_tensor("sequences", sequences, "(T_0, S)", 2)
     if sequences.shape[1] == 2:
@@ -156,16 +204,33 @@ def _check_subsets(sequences, heads, head_dim, dim) -> None:
 
 @checked_by(_check_subsets)
 def subset_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
-    r"""``min over subsets J of T_0 - |J| + H min(d_h, r(J)) + min(d, L(J))``, by trying them all.
+    r"""A lower bound of the offered rank, by trying all subsets of the sequences.
 
-    ``L(J)`` counts the different last tokens in ``J``; ``r(J)`` is the dimension that the vectors
-    ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of the own token's
-    positions (see :func:`own_tokens`). Attention offers at least this rank, and for bigrams exactly
-    this rank: theorem ``thm-subsets`` of the book. The sequences are distinct, at most 16.
+    The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
+    ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
+    that the vectors ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of
+    the own token's positions (see :func:`own_tokens`). For bigrams the bound is exact (theorem
+    ``thm-subsets`` of the book).
 
-    >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-    >>> subset_rank(square, heads=1, head_dim=10, dim=10)
-    6
+    Args:
+        sequences: Distinct sequences, at most 16, each with a token of its own.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``, at least 2.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: If there are more than 16 sequences, one is repeated, or one has no token of its
+            own.
+
+    Example:
+        >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        >>> subset_rank(square, heads=1, head_dim=10, dim=10)
+        6
+
+    Source: this book.
     """
     moves = _moves(sequences)
     ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
@@ -178,7 +243,7 @@ def subset_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: i
 
 
 def _moves(sequences: Tensor) -> Tensor:
-    """Indicators of own token and place, less those of the last ones: columns tokens, places."""
+    """Indicators of own token and place less those of the last ones (columns: tokens, places)."""
     T, S = sequences.shape
     place = own_tokens(sequences)
     _, codes = sequences.unique(return_inverse=True)

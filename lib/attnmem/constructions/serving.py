@@ -18,14 +18,25 @@ CANDIDATES = 64  # random directions among which the best separating one is kept
 
 
 def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
-    """Which ``k = ceil((T - 1) / H)`` examples each head serves; example 0 is served by none.
+    """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
 
-    Consecutive examples, so that head 0 serves 1..k. Where ``H k`` exceeds ``T - 1`` the last slots
-    start again from example 1: no head is idle, and the examples of one head stay distinct.
+    The examples are consecutive, so that head 0 serves 1 to ``k``. Where ``H k`` exceeds ``T - 1``
+    the last slots start again from example 1. So no head is idle, and the examples of one head are
+    distinct.
 
-    >>> serve(examples=6, heads=2)
-    tensor([[1, 2, 3],
-            [4, 5, 1]])
+    Args:
+        examples: Number of examples ``T``.
+        heads: Number of heads ``H``.
+
+    Returns:
+        The examples of each head.
+
+    Example:
+        >>> serve(examples=6, heads=2)
+        tensor([[1, 2, 3],
+                [4, 5, 1]])
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 1.
     """
     slots = math.ceil((examples - 1) / heads)
     return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
@@ -39,9 +50,18 @@ def _of_served(tensor: Tensor, served: Int[Tensor, "H k"]) -> Tensor:
 def dual_basis(
     queries: Float[Tensor, "T d"], served: Int[Tensor, "H k"]
 ) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
-    """Per head: ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of what its queries leave free.
+    """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
 
-    Raises ``ValueError`` if a head's queries are dependent (Assumption 1 is broken).
+    Args:
+        queries: One query a row.
+        served: The examples of each head.
+
+    Returns:
+        The vectors ``f_s`` as columns, and an orthonormal basis of the orthogonal complement of the
+        head's queries.
+
+    Raises:
+        ValueError: If the queries of a head are dependent (Assumption 1 is broken).
     """
     slots = served.shape[1]
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
@@ -62,9 +82,18 @@ def _refuse_queries(got: str, slots: int) -> None:
 def separating_direction(
     contexts: Float[Tensor, "*T n d"], generator: torch.Generator
 ) -> Float[Tensor, " d"]:
-    """``u`` with ``E u`` far from a tie, at its top and at its bottom, in every context (Lemma 3).
+    """A direction ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
 
-    A Gaussian direction has distinct entries almost surely; the best of a few is kept.
+    A Gaussian direction has distinct entries almost surely. The best of a few is kept.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        generator: Source of the random directions, on the CPU.
+
+    Returns:
+        A unit vector.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
     """
     directions = _gaussian(generator, CANDIDATES, contexts.shape[-1], like=contexts)
     directions = directions / directions.norm(dim=1, keepdim=True)
@@ -75,7 +104,7 @@ def separating_direction(
 
 
 def _lead(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """How far the highest entry is above the second (infinite if there is none)."""
+    """How far the highest entry is above the second; infinite if there is none."""
     if heights.shape[-1] == 1:
         return torch.full(heights.shape[:-1], math.inf, dtype=heights.dtype, device=heights.device)
     first, second = heights.topk(2, dim=-1).values.unbind(dim=-1)
@@ -92,11 +121,23 @@ def orthogonal_direction(
     served: Int[Tensor, "H k"],
     generator: torch.Generator,
 ) -> Float[Tensor, "H d"]:
-    """Per head: a unit ``v`` with ``v . e = 0`` on its served queries and on no other (Lemma 3).
+    """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
 
-    Of a few random ones the one furthest from zero on the other queries is kept.
+    Of a few random directions it keeps the one furthest from zero on the other queries.
 
-    Raises ``ValueError`` if some other query lies in the span of a head's queries.
+    Args:
+        free: Basis of the complement of each head's queries, from :func:`dual_basis`.
+        queries: One query a row.
+        served: The examples of each head.
+        generator: Source of the random directions, on the CPU.
+
+    Returns:
+        One vector for each head.
+
+    Raises:
+        ValueError: If some other query lies in the span of a head's queries.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
     """
     heads, _, left = free.shape
     mix = _gaussian(generator, heads, left, CANDIDATES, like=queries)
@@ -118,7 +159,18 @@ def interpolating_keys(
     served: Int[Tensor, "H k"],
     log_alpha: Float[Tensor, "H k n"],
 ) -> Float[Tensor, "H d k"]:
-    """``x_s`` with ``E^(s) x_s = log_alpha_s``: any logits on the served examples (Claim 1)."""
+    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``: any logits on the served examples.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, each of rank ``n``.
+        served: The examples of each head.
+        log_alpha: Target logits of each served example.
+
+    Returns:
+        The vectors as columns, for each head.
+
+    Source: Mahdavi et al. 2024, Claim 1.
+    """
     inverses = _of_served(torch.linalg.pinv(contexts), served)
     return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
 
@@ -133,16 +185,31 @@ def saturating_scale(
     v: Float[Tensor, "H d"],
     tail: float = EPS,
 ) -> Float[Tensor, " H"]:
-    r"""Per head: the least ``c`` that saturates it on every example that it does not serve.
+    r"""For each head, the least ``c`` that saturates it on every example that it does not serve.
 
-    Saturated: the attention on the token that ``c u v^T`` points to is at least ``1 - tail``. It
-    suffices that every other token's logit lies ``log((n - 1) / tail)`` below; with ``m = E u`` and
-    ``b`` the logits of the served part, token ``i`` asks for
+    Saturated means that the attention on the token that ``c u v^T`` points to is at least ``1 -
+    tail``. It suffices that the logit of every other token is smaller by ``log((n - 1) / tail)``.
+    With ``m = E u``, and ``b`` the logits of the served part, token ``i`` asks for
 
     .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
 
-    The default ``tail`` is the rounding unit of float64: the head equals its limit to the last
-    bit, with no limit taken. Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
+    At the default ``tail``, the rounding unit of float64, the head equals its limit to the last
+    bit, with no limit taken.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        served: The examples of each head.
+        duals: The vectors ``f_s`` of :func:`dual_basis`.
+        keys: The vectors ``x_s`` of :func:`interpolating_keys`.
+        u: The direction of :func:`separating_direction`.
+        v: The directions of :func:`orthogonal_direction`.
+        tail: Attention that may be left to the other tokens, between 0 and 1.
+
+    Returns:
+        The scale of each head.
+
+    Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
     heights = (contexts @ u).expand(len(queries), -1)[:, None]  # (T, 1, n)
     slope = (queries @ v.mT)[..., None]  # (T, H, 1)
@@ -165,7 +232,22 @@ def attention_maps(
     heads: int,
     generator: torch.Generator,
 ) -> tuple[Float[Tensor, "H d r"], Float[Tensor, "H d r"]]:
-    """``W_Q, W_K`` of all heads, of width ``k + 1``: Step 1 of the proof."""
+    """The maps ``W_Q`` and ``W_K`` of all heads, of width ``k + 1``: Step 1 of the proof.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        heads: Number of heads ``H``.
+        generator: Source of the random directions, on the CPU.
+
+    Returns:
+        ``W_Q`` and ``W_K``.
+
+    Raises:
+        ValueError: If the queries are dependent.
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 1.
+    """
     served = serve(len(queries), heads).to(queries.device)
     duals, free = dual_basis(queries, served)
     u = separating_direction(contexts, generator)
@@ -186,7 +268,7 @@ def _preferences(
 ) -> Float[Tensor, "H k n"]:
     """Target logits: slot ``j`` prefers the token ranked ``j + 1`` by ``u``, never the top one.
 
-    Saturated heads look at the top token; to prefer others keeps the rows far from dependent.
+    Saturated heads look at the top token. Preferring others keeps the rows far from dependent.
     """
     heads, slots = served.shape
     tokens = contexts.shape[-2]

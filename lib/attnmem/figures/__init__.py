@@ -1,7 +1,10 @@
 """Drawing: data in, Axes out. Nothing here computes a result, and nothing is saved.
 
-Theory is dashed, data are solid or dots; the colours can be told apart by colour-blind readers
-(Okabe and Ito's palette). Captions live in the chapters, so no figure has a title.
+Theory is drawn dashed, data as solid lines or dots. The colours are those of Okabe and Ito, which
+colour-blind readers can tell apart. Captions are in the chapters, so no figure has a title. Every
+function draws into ``ax``, by default the current axes, and returns it.
+
+The module needs matplotlib and raises ``ImportError`` without it.
 """
 
 from .mechanisms import (

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 def sharpening(
     scales: Float[Tensor, " scales"], alpha: Float[Tensor, "scales n"], ax: Axes | None = None
 ) -> Axes:
-    """Attention on each token against the scale of the logits."""
+    """Attention on each token against the scale of the logits.
+
+    Args:
+        scales: Scales ``c``, positive.
+        alpha: Attention weights at each scale.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "scale $c$ of the logits", r"attention weight $\alpha_i$")
     for token, weights in enumerate(alpha.numpy().T, start=1):
         ax.semilogx(scales.numpy(), weights, label=f"token {token}")
@@ -29,7 +38,16 @@ def sharpening(
 def attended_path(
     tokens: Float[Tensor, "n 2"], path: Float[Tensor, "steps 2"], ax: Axes | None = None
 ) -> Axes:
-    """The attended vector ``z`` moving inside the triangle, square, ... of its tokens."""
+    """The attended vector ``z`` as it moves inside the polygon of its tokens.
+
+    Args:
+        tokens: Tokens in the plane.
+        path: Positions of ``z``.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "first coordinate", "second coordinate")
     ax.fill(*tokens.numpy().T, color=GREY, alpha=0.15, linewidth=0)
     for token, (x, y) in enumerate(tokens.tolist()):
@@ -46,7 +64,16 @@ def spectra(
     tolerances: Mapping[str, float],
     ax: Axes | None = None,
 ) -> Axes:
-    """Singular values, largest first, with the tolerance below which each is counted as zero."""
+    """Singular values, largest first, with the tolerance below which each counts as zero.
+
+    Args:
+        values: Singular values by name, in falling order.
+        tolerances: The tolerance for each name.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "index", "singular value")
     for colour, (name, series) in zip(CYCLE, values.items(), strict=False):
         ax.semilogy(range(1, len(series) + 1), series.numpy(), ".-", color=colour, label=name)
@@ -62,7 +89,17 @@ def detection(
     observed: Sequence[float],
     ax: Axes | None = None,
 ) -> Axes:
-    """Probability that the sampled test meets a planted dependency, against its size."""
+    """Probability that the sampled test meets a planted dependent set, against its size.
+
+    Args:
+        sizes: Sizes of the planted set.
+        expected: The exact probabilities.
+        observed: The observed frequencies.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "size of the planted dependent set", "chance that a test finds it")
     ax.plot(sizes, expected, **THEORY, label="exact probability")
     ax.plot(sizes, observed, "o", color=BLUE, label="observed")
@@ -76,7 +113,17 @@ def rank_staircase(
     predicted: Mapping[str, Sequence[int]],
     ax: Axes | None = None,
 ) -> Axes:
-    """Rank of the first heads' features as heads are added, on its predicted line."""
+    """Rank of the features of the first heads against their number, with the predicted rank.
+
+    Args:
+        heads: Numbers of heads.
+        ranks: Computed ranks by name.
+        predicted: Predicted ranks for each name.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "heads used", "rank of $Z$")
     for (name, series), marker in zip(ranks.items(), "os^", strict=False):
         ax.plot(heads, predicted[name], **THEORY)
@@ -86,7 +133,15 @@ def rank_staircase(
 
 
 def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
-    """Largest attention weight of each head (row) on each example (column)."""
+    """Largest attention weight of each head (row) on each example (column).
+
+    Args:
+        largest: The largest weights, from 0 to 1.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "example", "head")
     image = ax.imshow(largest.numpy().T, aspect="auto", vmin=0, vmax=1)
     ax.grid(False)
@@ -97,7 +152,16 @@ def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axe
 def memorized(
     labels: Float[Tensor, " T"], outputs: Mapping[str, Float[Tensor, " T"]], ax: Axes | None = None
 ) -> Axes:
-    """Outputs of several models against the labels, on the diagonal where memorized."""
+    """Outputs of several models against the labels; memorized labels lie on the diagonal.
+
+    Args:
+        labels: The labels.
+        outputs: Outputs by the model's name.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "label", "output")
     ends = [float(labels.min()), float(labels.max())]
     ax.plot(ends, ends, **THEORY, label="output = label")
@@ -113,7 +177,17 @@ def residual_cliff(
     capacity: int,
     ax: Axes | None = None,
 ) -> Axes:
-    """Error of the best read-out against the number of examples, with the capacity marked."""
+    """Error of the best read-out against the number of examples, with the capacity marked.
+
+    Args:
+        examples: Numbers of examples ``T``.
+        residuals: Root mean square errors by name.
+        capacity: The number of examples to mark.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "examples $T$", "root mean square error")
     return marked(ax, ax.plot, examples, residuals, {f"capacity {capacity}": capacity})
 
@@ -123,7 +197,16 @@ def logit_fan(
     logits: Mapping[str, Float[Tensor, "scales n"]],
     ax: Axes | None = None,
 ) -> Axes:
-    """Logits of all tokens against the scale, one colour per example."""
+    """Logits of all tokens against the scale, one colour for each example.
+
+    Args:
+        scales: Scales ``c``.
+        logits: Logits by the example's name. Their mean is subtracted.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "scale $c$", "logit, less the mean")
     for colour, (name, series) in zip(CYCLE, logits.items(), strict=False):
         centred = (series - series.mean(dim=1, keepdim=True)).numpy()
@@ -134,7 +217,15 @@ def logit_fan(
 
 
 def logit_map(logits: Float[Tensor, "T n"], ax: Axes | None = None) -> Axes:
-    """Logits of every token (row) on every example (column), zero in white."""
+    """Logits of every token (row) on every example (column), with zero in white.
+
+    Args:
+        logits: The logits.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "example", "token")
     size = float(logits.abs().max())
     image = ax.imshow(logits.numpy().T, cmap="RdBu", aspect="auto", vmin=-size, vmax=size)
@@ -150,7 +241,18 @@ def decay(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Measured dots on predicted lines, on a logarithmic axis."""
+    """Measured values as dots on predicted lines, on a logarithmic axis.
+
+    Args:
+        x: Places, common to all series.
+        measured: Positive values by name.
+        predicted: Predicted values, for some or all of the names.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, *labels)
     for (name, series), colour, marker in zip(measured.items(), CYCLE, "os^vDP", strict=False):
         ax.semilogy(x, series, marker, color=colour, markersize=4, label=name)
@@ -166,13 +268,32 @@ def finite_scale(
     marks: Mapping[str, int | float],
     ax: Axes | None = None,
 ) -> Axes:
-    """Quantities against the saturation scale, both logarithmic, with scales of interest marked."""
+    """Quantities against the saturation scale, both logarithmic, with some scales marked.
+
+    Args:
+        scales: Scales ``c``, positive.
+        values: Positive values by name.
+        marks: Scales to mark, by name.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, "scale $c$", "value")
     return marked(ax, ax.loglog, scales, values, marks)
 
 
 def wiring(shared: bool, ax: Axes | None = None) -> Axes:
-    """How heads meet the residual stream: with maps of their own, or with two that all share."""
+    """How heads read and write the residual stream.
+
+    Args:
+        shared: Whether all heads share two maps between them and the stream; otherwise each head
+            has maps of its own.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = ax or plt.gca()
     head = "$(d_h, d_h)$" if shared else "$(d_h, d)$"
     level = 0.0

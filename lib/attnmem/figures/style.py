@@ -22,7 +22,7 @@ THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 
 
 def use_style() -> None:
-    """The book's look, for all figures drawn after this call."""
+    """Set the book's look for all figures that are drawn after this call."""
     plt.rcParams.update(
         {
             "axes.grid": True,
@@ -41,7 +41,16 @@ def use_style() -> None:
 
 
 def labelled(ax: Axes | None, x: str, y: str) -> Axes:
-    """The given axes, or the current ones, with names for both."""
+    """The given axes, or the current ones, with a name for each axis.
+
+    Args:
+        ax: Axes to draw into, or None for the current ones.
+        x: Name of the horizontal axis.
+        y: Name of the vertical axis.
+
+    Returns:
+        The axes.
+    """
     ax = ax or plt.gca()
     ax.set(xlabel=x, ylabel=y)
     return ax
@@ -54,7 +63,18 @@ def marked(
     values: Mapping[str, ArrayLike],
     marks: Mapping[str, int | float],
 ) -> Axes:
-    """Series drawn by ``draw``, and places on the axis marked by theory."""
+    """Draw series, and mark places on the horizontal axis that theory names.
+
+    Args:
+        ax: Axes to draw into.
+        draw: A method of them, such as ``ax.plot``.
+        x: Places, common to all series.
+        values: Series by name.
+        marks: Places to mark, by name.
+
+    Returns:
+        The axes.
+    """
     for (name, series), marker in zip(values.items(), "os^", strict=False):
         draw(x, series, marker + "-", markersize=4, label=name)
     for (name, where), style in zip(marks.items(), STYLES, strict=False):
@@ -64,6 +84,12 @@ def marked(
 
 
 def theory_lines(ax: Axes, x: ArrayLike, lines: Mapping[str, ArrayLike]) -> None:
-    """Formulas as lines, each in a style of its own."""
+    """Draw formulas as lines, each with a line style of its own.
+
+    Args:
+        ax: Axes to draw into.
+        x: Places, common to all lines.
+        lines: Values by name.
+    """
     for (name, values), style in zip(lines.items(), STYLES, strict=False):
         ax.plot(x, values, **THEORY | {"linestyle": style}, label=name)

@@ -22,10 +22,17 @@ def curves_with_bands(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Means over seeds in the range between them; published means as crosses.
+    """Means over seeds within the range of the seeds, and published means as crosses.
 
-    A curve has one row per point, indexed by its place on the axis, and one column per seed; where
-    a seed was not run, NaN.
+    Args:
+        curves: Curves by name. Each has one row for each point, indexed by its place on the axis,
+            and one column for each seed. It is NaN where a seed was not run.
+        published: Places and values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
     """
     ax = labelled(ax, *labels)
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))
@@ -48,7 +55,18 @@ def bounds_below(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Measured means above the theoretical lower bounds."""
+    """Measured means with the lower bounds of theory.
+
+    Args:
+        x: Places, common to all lines.
+        measured: The means.
+        bounds: Lower bounds by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, *labels)
     ax.plot(x, measured, "o-", markersize=4, label="trained")
     theory_lines(ax, x, bounds)
@@ -64,7 +82,19 @@ def laws(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Points with intervals, and the laws fitted to them (dashed)."""
+    """Points with intervals, and the laws fitted to them (dashed).
+
+    Args:
+        x: Places of the points.
+        y: Their values.
+        intervals: Lower and upper end for each point.
+        fits: Places and values of each law, by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, *labels)
     low, high = np.asarray(intervals).T
     bars = np.stack([np.asarray(y) - low, high - np.asarray(y)]).clip(min=0)
@@ -82,7 +112,18 @@ def capacities(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Formulas as lines, and the layers really built as dots."""
+    """Formulas as lines, and the layers that were built as dots.
+
+    Args:
+        x: Places, common to all lines.
+        lines: Values of the formulas by name.
+        built: Places and values of the layers, by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, *labels)
     theory_lines(ax, x, lines)
     for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
@@ -96,7 +137,16 @@ def curves(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Named lines of dots, each with an axis of its own."""
+    """Named lines with dots, each with places of its own.
+
+    Args:
+        series: Places and values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
     ax = labelled(ax, *labels)
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle("os^vDP"), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
