@@ -136,7 +136,7 @@ def _assignments(source: str) -> Iterator[tuple[str, object]]:
 
 
 def inputs(chapter: str) -> str:
-    """A digest of all that a run of the chapter reads: its text, the library and its data, tools."""
+    """A digest of all that a run of the chapter reads: its text, the library, data and tools."""
     decisive = ("_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py")
     paths = [text_path(chapter), *(ROOT / name for name in decisive)]
     return _digest(paths + sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path)))

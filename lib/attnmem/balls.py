@@ -103,7 +103,7 @@ def largest(matrix: BallMatrix) -> float:
         matrix: A matrix of balls.
 
     Returns:
-        The bound: zero for an empty matrix, infinite if an entry is not finite.
+        The bound. It is zero for an empty matrix, and infinite if an entry is not finite.
     """
     return max((above(entry.abs_upper()) for entry in matrix.entries()), default=0.0)
 

@@ -123,7 +123,8 @@ def loss_to_bits(loss, vocab: int, total: int):
         total: Number of labels ``T``.
 
     Returns:
-        Bits, of the shape of ``loss``: zero for uniform guesses, negative for worse ones.
+        Bits, of the shape of ``loss``. They are zero for uniform guesses and negative for worse
+        ones.
 
     Raises:
         ValueError: If ``vocab`` or ``total`` is not an integer or too small.

@@ -3,7 +3,7 @@ r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that m
 The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
 weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
 whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
-``Z`` as it serves examples (Step 1, in :mod:`attnmem.constructions.serving`), and a read-out of
+``Z`` as it serves examples (Step 1, in ``attnmem.constructions.serving``), and a read-out of
 full-rank ``Z`` meets any labels (Step 2). One product of rank at most ``r = min(n, d_h)`` does both
 parts of Step 1:
 

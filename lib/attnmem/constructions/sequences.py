@@ -9,7 +9,7 @@ weighs a token ``a`` at a place ``s`` in both by the same number
 For ``d >= 2`` the numbers :math:`\alpha, \beta` satisfy no other polynomial relation (theorem
 ``thm-free-weights`` of the book). So the largest rank of ``F`` over all weights is that of a matrix
 of rational functions, which a random integer point modulo a prime shows. Next tokens that no
-weights predict are in :mod:`attnmem.constructions.impossible`, whose names this module offers too.
+weights predict are in ``attnmem.constructions.impossible``, whose names this module offers too.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def kruskal_rank(
         max_seconds: The longest time that the integer program may take.
 
     Returns:
-        The Kruskal rank: 0 if a row is zero.
+        The Kruskal rank. It is 0 if a row is zero.
 
     Raises:
         ValueError: If the work allowed does not suffice; the error says what is known by then. Also
