@@ -74,7 +74,7 @@ class BigramModel(nn.Module):
             x = x + (F.linear(out, P[f"up_{at}"]) if f"up_{at}" in P else out)
             if run.width:
                 hidden = F.gelu(F.linear(x, P[f"W_1_{layer}"], P[f"b_1_{layer}"]))
-                last = P[f"b_2_{layer}"] if f"b_2_{layer}" in P else None
+                last = P.get(f"b_2_{layer}", None)
                 x = x + F.linear(hidden, P[f"W_2_{layer}"], last)
         return F.linear(x, P["unembedding"])[:, -1]
 
