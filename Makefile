@@ -45,7 +45,6 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'
 	$(BIN)/jupyter-book build . --all -n -W --keep-going
-	@$(BIN)/python tools/icons.py
 	@test -s _build/html/book/notebooks/front/overview.html
 
 test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs

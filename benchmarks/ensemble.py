@@ -115,7 +115,7 @@ def main() -> None:
 
     training.train([dataclasses.replace(runs[0], H=2)], device=device)  # warm up
     plain_loop(dataclasses.replace(runs[0], H=2), 1, device)
-    stacks = experiments.stacks(runs)[::-1]  # the long ones first
+    stacks = training.stacks(runs)[::-1]  # the long ones first
     workers = arguments.threads if device == "cpu" else 1
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         engine = seconds(

@@ -24,6 +24,7 @@ from attnmem.reporting import (
     claims,
     marked,
     name_of,
+    papers,
 )
 from attnmem.results import SHIPPED
 
@@ -36,10 +37,6 @@ PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 GRAPH = BOOK / "fragments" / "graph.html"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET)
-PAPERS = {
-    "mahdavi": ("Multi-head attention", "mahdavi2024"),
-    "dana": ("Attention-only transformers", "dana2025"),
-}
 HEAD = """\
 (ch-claims)=
 # Claims and verdicts
@@ -159,10 +156,10 @@ def page(verdicts: Mapping[str, Recorded]) -> str:
         *_contradicted(verdicts, found),
         ALL.format(form=_form(verdicts)),
     ]
-    for paper, group in groupby(claims().values(), key=lambda claim: claim.paper):
-        title, citation = PAPERS[paper]
+    for key, group in groupby(claims().values(), key=lambda claim: claim.paper):
+        paper = papers()[key]
         entries = [_entry(claim, verdicts.get(claim.key), found) for claim in group]
-        parts += [f"### {title}\n\n{{cite:t}}`{citation}`\n", *entries]
+        parts += [f"### {paper.title}\n\n{{cite:t}}`{paper.citation}`\n", *entries]
     return "\n".join([*parts, RESTS.format(alone=len(claims().keys() - drawn))])
 
 

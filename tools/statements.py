@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from attnmem.reporting import claims
+from attnmem.reporting import claims, papers
 
 from chapters import chapters, text_path
 
-AUTHORS = {"mahdavi": "Mahdavi et al.", "dana": "Dana et al."}
+AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
 BOX = re.compile(r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\}(?P<title>.*)\n", re.MULTILINE)
 LABEL = re.compile(r"^:label: *(\S+)", re.MULTILINE)

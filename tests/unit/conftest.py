@@ -1,5 +1,7 @@
 """What several unit tests need around them."""
 
+import time
+
 import pytest
 
 
@@ -11,6 +13,19 @@ def store(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
     monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "new"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Training that takes no time and returns what depends on the run only."""
+    from attnmem import training
+    from attnmem.results import Outcome
+
+    def train(runs, *, device, tf32, checkpoints):
+        time.sleep(0.002)
+        return [Outcome(run.seed / 10, float(run.H), 0.0, device, "2", "abc", tf32) for run in runs]
+
+    monkeypatch.setattr(training, "train", train)
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from attnmem import __main__, assumptions, corpora, features, pretraining
-from attnmem.features import Seen
+from attnmem import __main__, experiments, features, results
+from attnmem.features import Seen, corpora, pretrained
 from attnmem.independence import numerical_rank
+from attnmem.studies import STUDIES, assumptions, cases
+from attnmem.studies.study import WHOLE
 
 NAME = "assumptions-vision"
 
@@ -38,7 +40,7 @@ def test_every_map_has_its_tests_in_both_precisions(name, tier):
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_language_features_are_those_of_the_encoders(kind):
     name = f"assumptions-{kind}"
-    assert assumptions.run(name, "quick") == len(assumptions.checks(name, "quick"))
+    assert experiments.run(name, "quick") == len(assumptions.checks(name, "quick"))
     rows = assumptions.table(name, "quick")
     seen = assumptions.collect(name, "quick", "float64")
     assert [*seen] == ["random L0", "random L1"]
@@ -54,14 +56,14 @@ def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch)
     deeper = assumptions.CASES[NAME]["deeper"]._replace(
         T=80,
         batches=lambda: corpora.digits()[0][:80].split(50),
-        trained=assumptions._random(("vit", pretraining.DIGITS_VIT)),
+        trained=cases._random(("vit", pretrained.DIGITS_VIT)),
         samples=(20, 20),
         sizes=(8,),
         depth=2,
         labels=(12,),
     )
     monkeypatch.setitem(assumptions.CASES[NAME], "deeper", deeper)
-    assert assumptions.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
+    assert experiments.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
     rows = assumptions.table(NAME, "deeper")
     assert set(rows["map"]) == {
         f"{kind} L{at}" for kind in ("random", "trained") for at in range(3)
@@ -89,8 +91,8 @@ def test_labels_are_met_where_the_features_allow_it(rank):
 
 def tiny(kind):
     if kind == "vit":  # 17 tokens of an image of the published size
-        return kind, assumptions.TINY_SIZES | {"image_size": 224, "patch_size": 56}
-    return kind, pretraining.language_sizes(kind, length=20, d=24, layers=2)
+        return kind, cases.TINY_SIZES | {"image_size": 224, "patch_size": 56}
+    return kind, pretrained.language_sizes(kind, length=20, d=24, layers=2)
 
 
 def local_data(kind, folder):
@@ -113,16 +115,16 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
     name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
     if kind == "vit":
-        tiers = assumptions._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
+        tiers = cases._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
     else:
-        train = pretraining.library_bert
-        tiers = assumptions._language(
+        train = pretrained.library_bert
+        tiers = cases._language(
             kind, source, hub, f"{kind}-tiny", (20, 24), (5, 23), train, least=0.0
         )
-    random = assumptions._random(tiny(kind))
+    random = cases._random(tiny(kind))
     case = tiers["published"]._replace(T=40, samples=(50, 20), random=random)
     monkeypatch.setitem(assumptions.CASES[name], "published", case)
-    assert assumptions.run(name, "published") == len(assumptions.checks(name, "published"))
+    assert experiments.run(name, "published") == len(assumptions.checks(name, "published"))
     rows = assumptions.table(name, "published")
     assert set(rows["map"]) >= {"random L0", "random L1", "trained L0", "trained L1"}
     assert (rows.source == source).all()
@@ -149,11 +151,12 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
 
     monkeypatch.setattr(assumptions, "perform", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        assumptions.run(NAME, "quick")
-    assert len(assumptions.missing(NAME, "quick")) == 26 - 9
+        experiments.run(NAME, "quick")
+    have = results.known(NAME, "quick")
+    assert STUDIES[NAME].done("quick", WHOLE, have) == (9, 26)
     monkeypatch.setattr(assumptions, "perform", perform)
-    assert assumptions.run(NAME, "quick") == 26 - 9
-    assert assumptions.run(NAME, "quick") == 0
+    assert experiments.run(NAME, "quick") == 26 - 9
+    assert experiments.run(NAME, "quick") == 0
     table = assumptions.table(NAME, "quick").set_index(["map", "dtype", "vectors", "size"])
     seen = assumptions.collect(NAME, "quick", "float64")
     for name, found in seen.items():
@@ -167,14 +170,14 @@ def test_data_of_another_number_are_refused(monkeypatch):
     case = assumptions.CASES[NAME]["quick"]._replace(T=61)
     monkeypatch.setitem(assumptions.CASES[NAME], "quick", case)
     with pytest.raises(ValueError, match=r"^source: got 60 examples of photographs; expected 61"):
-        assumptions.run(NAME, "quick")
+        experiments.run(NAME, "quick")
 
 
 def test_no_rows_come_from_a_model_that_did_not_learn():
     def fails(folder, seed):
         return 0.5
 
-    encoder = assumptions._trained_here(fails, least=0.97)
+    encoder = cases._trained_here(fails, least=0.97)
     with pytest.raises(ValueError, match=r"^fails: got 0.5000 on data held out; expected at least"):
         encoder(dtype=torch.float32, device="cpu")
 
@@ -197,13 +200,18 @@ def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
 
 
 def test_the_command_line_tests_and_says_what_it_needs(capsys):
-    assert __main__.main(["check", NAME, "--tier", "quick", "--device", "cpu"]) == 0
+    assert __main__.main(["run", NAME, "--profile", "quick", "--device", "cpu"]) == 0
     said = capsys.readouterr().out
-    assert "random L0, float32: queries, size 17: 200 of 200 dependent" in said
-    assert "26 rows added, none missing" in said
-    assert __main__.main(["check", NAME, "--tier", "published", "--device", "cpu"]) == 1
+    assert f"[1/26] {NAME}, random L0, float32: queries, size 17, 200 of 200 dependent" in said
+    assert f"{NAME}: 26 rows added, 0 missing" in said
+    assert __main__.main(["run", NAME, "--profile", "published", "--device", "cpu"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("source 'google/vit-base-patch16-224-in21k' is no folder here")
     assert said.count("\n") == 1
-    assert __main__.main(["check", NAME, "--tier", "none", "--device", "cpu"]) == 1
-    assert "tier: got 'none'; expected one of published" in capsys.readouterr().err
+    assert __main__.main(["run", NAME, "--profile", "paper", "--device", "cpu"]) == 1
+    assert "profile: got 'paper'; expected one of published, shipped" in capsys.readouterr().err
+    assert __main__.main(["run", NAME, "--seeds", "3", "--device", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        f"seeds: got 3; expected nothing, since {NAME} is tests of linear independence\n"
+    )

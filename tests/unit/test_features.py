@@ -11,12 +11,13 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-from attnmem import corpora, features, pretraining
-from attnmem.assumptions import TINY_VIT as VIT
+from attnmem import features
+from attnmem.features import corpora, pretrained
 from attnmem.independence import certified_rank, numerical_rank
+from attnmem.studies.cases import TINY_VIT as VIT
 
 TINY = {"vit": VIT} | {
-    kind: (kind, pretraining.language_sizes(kind, length=64, d=24, layers=1))
+    kind: (kind, pretrained.language_sizes(kind, length=64, d=24, layers=1))
     for kind in ("bert", "gpt2")
 }
 
@@ -227,7 +228,7 @@ def test_collecting_lets_go_of_the_tokens():
 
 def test_a_model_trained_here_learns_and_loads(tmp_path):
     state = torch.get_rng_state()
-    accuracy = pretraining.digits_vit(tmp_path, seed=0, steps=150, batch=64)
+    accuracy = pretrained.digits_vit(tmp_path, seed=0, steps=150, batch=64)
     assert torch.equal(state, torch.get_rng_state())
     assert 0.2 < accuracy < 1, "ten digits, a minute of training cut to a second"
     encoder = features.trained_encoder(str(tmp_path), depth=2)
@@ -236,7 +237,7 @@ def test_a_model_trained_here_learns_and_loads(tmp_path):
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_language_models_trained_here_learn_and_load(kind, tmp_path):
-    train = {"bert": pretraining.library_bert, "gpt2": pretraining.library_gpt2}[kind]
+    train = {"bert": pretrained.library_bert, "gpt2": pretrained.library_gpt2}[kind]
     state = torch.get_rng_state()
     right = train(tmp_path, seed=0, steps=30, batch=8)
     assert torch.equal(state, torch.get_rng_state())

@@ -1,5 +1,6 @@
 """The store loses nothing, doubles nothing, and refuses what it did not write."""
 
+import csv
 import dataclasses
 import math
 import multiprocessing
@@ -7,12 +8,16 @@ import os
 import random
 import signal
 import time
+import zlib
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from attnmem import results
-from attnmem.results import TESTS, Check, DamagedResultsError, Finding, Outcome, Run
+from attnmem import results, rows
+from attnmem.results import TESTS, TRAININGS, Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
     experiment="trial",
@@ -40,7 +45,7 @@ RUN = Run(
 OUTCOME = Outcome(0.1234567890123, 1.5e-07, 0.25, "cpu, two cores", "2.13.0", "abc123+")
 
 
-def rows(count, start=0):
+def made(count, start=0):
     return [
         (dataclasses.replace(RUN, seed=seed), dataclasses.replace(OUTCOME, loss=seed + 0.1))
         for seed in range(start, start + count)
@@ -55,7 +60,7 @@ def path(tmp_path):
 def test_rows_come_back_as_they_went(tmp_path, path):
     odd = dataclasses.replace(RUN, experiment="trial", width=7, early_stop=False, context="shared")
     written = [
-        *rows(3),
+        *made(3),
         (odd, dataclasses.replace(OUTCOME, accuracy=None, tf32=True, curve=(0.5, 0.0625))),
     ]
     assert results.append(written, tmp_path) == 4
@@ -88,7 +93,7 @@ def test_tests_of_assumptions_are_rows_as_trainings_are(tmp_path, path):
     assert results.append(written, tmp_path) == 2
     assert list(results.read(path).values()) == written
     with pytest.raises(DamagedResultsError, match="line 1: not the header of such rows"):
-        results.append(rows(1), tmp_path)
+        results.append(made(1), tmp_path)
     assert list(results.read(path).values()) == written
     table = results.as_table(written, TESTS)
     assert table["size"].tolist() == [197, 5]
@@ -187,7 +192,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_damage_is_accepted_in_silence(tmp_path, path, damage):
-    results.append(rows(6), tmp_path)
+    results.append(made(6), tmp_path)
     sound = path.read_bytes()
     for seed in range(40):
         broken = damage(sound, random.Random(seed))
@@ -196,12 +201,12 @@ def test_no_damage_is_accepted_in_silence(tmp_path, path, damage):
         with pytest.raises(DamagedResultsError, match=rf"{path}, line \d+: "):
             results.read(path)
         with pytest.raises(DamagedResultsError):
-            results.append(rows(1, start=99), tmp_path)
+            results.append(made(1, start=99), tmp_path)
         assert path.read_bytes() == broken  # and nothing is written to it
 
 
 def test_a_file_of_another_experiment_is_refused(tmp_path, path):
-    results.append(rows(2), tmp_path)
+    results.append(made(2), tmp_path)
     moved = results.file_of("other", "quick", tmp_path)
     moved.parent.mkdir()
     path.rename(moved)
@@ -210,7 +215,7 @@ def test_a_file_of_another_experiment_is_refused(tmp_path, path):
 
 
 def write_slowly(root, start):
-    for row in rows(40, start):
+    for row in made(40, start):
         results.append([row], root)
 
 
@@ -254,8 +259,8 @@ def test_shipped_and_new_rows_are_read_together(tmp_path, monkeypatch):
     shipped, new = tmp_path / "shipped", tmp_path / "new"
     monkeypatch.setattr(results, "SHIPPED", shipped)
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(new))
-    results.append(rows(2), shipped)
-    results.append(rows(1, start=7))
+    results.append(made(2), shipped)
+    results.append(made(1, start=7))
     assert results.table("trial", "quick").seed.tolist() == [0, 1, 7]
     assert (new / "trial" / "quick.csv").exists()
 
@@ -266,3 +271,259 @@ def test_spans_say_the_least_and_the_largest_and_refuse_holes():
     for field in ("width", "H"):
         with pytest.raises(ValueError, match=field):
             results.spans(rows, "T", field)
+
+
+# --- files with fewer columns ---------------------------------------------------------------------
+
+
+def older(path, *lacking):
+    """Rewrite a file as if some columns had not been invented yet."""
+    header, *lines = path.read_text().splitlines()
+    names = header.split(",")
+    kept = [i for i, name in enumerate(names) if name not in lacking]
+    assert len(kept) == len(names) - len(lacking)
+    cells = [next(csv.reader([line])) for line in lines]
+    bodies = [[line[i] for i in kept[:-1]] for line in cells]
+    sums = [f"{zlib.crc32(rows.line_of(body).encode()):08x}" for body in bodies]
+    text = [rows.line_of([names[i] for i in kept])]
+    text += [rows.line_of([*body, crc]) for body, crc in zip(bodies, sums, strict=True)]
+    path.write_text("".join(text))
+
+
+LATER = ("tf32", "curve", "best_step", "saturated", "served", "serving", "diverged")
+OPTIONAL = ("evaluate_every", "early_stop", *LATER)
+
+
+@settings(max_examples=30)
+@given(st.sets(st.sampled_from(OPTIONAL)))
+def test_columns_that_a_file_lacks_have_their_defaults(tmp_path_factory, lacking):
+    root = tmp_path_factory.mktemp("store")
+    path = results.file_of("trial", "quick", root)
+    results.append(made(3), root)
+    whole = path.read_bytes()
+    older(path, *lacking)
+    assert list(results.read(path).values()) == made(3)
+    before = path.read_bytes()
+    assert results.append(made(5), root) == 2
+    assert path.read_bytes().startswith(before)  # the new rows stand in the file's own columns
+    assert list(results.read(path).values()) == made(5)
+    full = (RUN_THAT_STOPS, dataclasses.replace(OUTCOME, curve=(0.5,), tf32=True, best_step=7))
+    assert results.append([full], root) == 1
+    assert list(results.read(path).values()) == [*made(5), full]
+    if lacking & {"tf32", "curve", "best_step", "evaluate_every", "early_stop"}:
+        assert path.read_bytes().startswith(whole)  # with every column, and checksums to them
+    else:
+        assert path.read_bytes().startswith(before)
+
+
+RUN_THAT_STOPS = dataclasses.replace(RUN, evaluate_every=50, early_stop=False)
+
+
+@pytest.mark.parametrize(("field", "value"), [("tf32", True), ("diverged", 0), ("best_step", 0)])
+def test_a_value_that_is_no_default_is_never_dropped(tmp_path, path, field, value):
+    results.append(made(2), tmp_path)
+    older(path, *LATER)
+    found = dataclasses.replace(OUTCOME, **{field: value})
+    if field == "diverged":
+        found = dataclasses.replace(found, accuracy=None, loss=None)
+    new = (dataclasses.replace(RUN, seed=9), found)
+    results.append([new], tmp_path)
+    assert list(results.read(path).values()) == [*made(2), new]
+
+
+@pytest.mark.parametrize("lacking", ["seed", "loss", "lr_end", "commit", "key", "checksum"])
+def test_a_column_without_a_default_may_not_be_absent(tmp_path, path, lacking):
+    results.append(made(2), tmp_path)
+    older(path, lacking)
+    with pytest.raises(DamagedResultsError, match=rf"{path}, line 1: "):
+        results.read(path)
+
+
+def test_columns_that_are_unknown_twice_there_or_out_of_order_are_refused(tmp_path, path):
+    results.append(made(1), tmp_path)
+    header, line = path.read_text().splitlines()
+    names = header.split(",")
+    wrong = [
+        [*names[:-2], "surprise", *names[-2:]],
+        [*names[:-2], "diverged", *names[-2:]],
+        [*names[:-4], "diverged", "serving", *names[-2:]],
+        [*names[:-2], "checksum", "key"],
+        [],
+    ]
+    assert names[-4:-2] == ["serving", "diverged"]
+    for columns in wrong:
+        path.write_text(",".join(columns) + "\n" + line + "\n")
+        with pytest.raises(DamagedResultsError, match=rf"{path}, line 1: "):
+            results.append(made(2), tmp_path)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", ["write", "fsync", "replace"])
+def test_an_upgrade_cut_short_leaves_the_old_file(tmp_path, path, monkeypatch, at):
+    def die(*_):
+        raise Killed
+
+    results.append(made(4), tmp_path)
+    older(path, *LATER)
+    before = path.read_bytes()
+    new = (dataclasses.replace(RUN, seed=9), dataclasses.replace(OUTCOME, tf32=True))
+    with monkeypatch.context() as patch:
+        if at == "write":
+            patch.setattr(results, "widen", die)
+        else:
+            patch.setattr(results.os, at, die)
+        with pytest.raises(Killed):
+            results.append([new], tmp_path)
+    assert path.read_bytes() == before
+    assert results.append([new], tmp_path) == 1
+    assert list(results.read(path).values()) == [*made(4), new]
+
+
+def upgrade_at_once(root, start):
+    for asked, found in made(20, start):
+        results.append([(asked, dataclasses.replace(found, tf32=True))], root)
+
+
+def test_a_writer_killed_while_a_file_gets_its_columns_loses_no_row(tmp_path, path):
+    fork, rng = multiprocessing.get_context("fork"), random.Random(1)
+    results.append(made(40), tmp_path)
+    older(path, *LATER)
+    sound = path.read_bytes()
+    for _ in range(20):
+        path.write_bytes(sound)
+        writer = fork.Process(target=upgrade_at_once, args=(tmp_path, 40))
+        writer.start()
+        time.sleep(rng.uniform(0.0, 0.1))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        after = list(results.read(path).values())
+        assert after[:40] == made(40)
+        assert [asked.seed for asked, _ in after] == list(range(len(after)))
+    upgrade_at_once(tmp_path, 40)  # over whatever the last one left
+    assert [asked.seed for asked, _ in results.read(path).values()] == list(range(60))
+
+
+def test_processes_that_add_columns_at_once_lose_nothing(tmp_path, path):
+    results.append(made(20), tmp_path)
+    older(path, *LATER)
+    fork = multiprocessing.get_context("fork")
+    jobs = [(upgrade_at_once, 20), (write_slowly, 30), (upgrade_at_once, 70)]
+    writers = [fork.Process(target=job, args=(tmp_path, start)) for job, start in jobs]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    seeds = sorted(run.seed for run, _ in results.read(path).values())
+    assert seeds == list(range(90))
+
+
+def test_what_is_shipped_is_written_byte_for_byte_as_today():
+    """Of each header that is in use; with the columns of today, only the new ones are added."""
+    for folder, profile in [("mahdavi-fig3", "quick"), ("assumptions-vision", "quick")]:
+        path = results.file_of(folder, profile, results.SHIPPED)
+        lines = path.read_text().splitlines(keepends=True)
+        header = rows.fields_of(lines[0])
+        kind = rows.kind_of(header)
+        have = list(results.read(path).values())
+        assert [rows.write(row, header, kind) for row in have] == lines[1:]
+        widened = [rows.widen(line, header, kind) for line in lines[1:]]
+        assert [rows.parse(line, kind.columns, kind) for line in widened] == have
+
+
+# --- what no row may be ---------------------------------------------------------------------------
+
+DIVERGED = dataclasses.replace(OUTCOME, accuracy=None, loss=None, diverged=17)
+
+
+def test_a_training_that_diverged_is_a_row(tmp_path, path):
+    runs = [dataclasses.replace(RUN, seed=seed) for seed in range(3)]
+    unmeasured = dataclasses.replace(OUTCOME, accuracy=None)
+    written = list(zip(runs, (OUTCOME, DIVERGED, unmeasured), strict=True))
+    results.append(written, tmp_path)
+    assert list(results.read(path).values()) == written
+    table = results.as_table(written)
+    assert list(table.columns[-2:]) == ["serving", "diverged"]
+    assert table.diverged.isna().tolist() == [True, False, True]
+    assert table.diverged[1] == 17
+    assert table.loss.isna().tolist() == [False, True, False]
+    assert results.fewest_seeds(table) == 3
+    assert results.by_seed(table, "T").isna().to_numpy().tolist() == [[False, True, True]]
+    assert results.spans(table, "T") == "T = 128"
+
+
+CONTRADICTIONS = [
+    ({"loss": None}, "loss = None and diverged = None"),
+    ({"diverged": 17, "accuracy": None}, "loss = 1.5e-07 and diverged = 17"),
+    ({"diverged": 0, "accuracy": None}, "loss = 1.5e-07 and diverged = 0"),
+    ({"diverged": 17, "loss": None}, "accuracy = 0.1234567890123 of a training that diverged"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), CONTRADICTIONS)
+def test_a_row_that_contradicts_itself_is_refused(tmp_path, path, monkeypatch, changes, said):
+    row = (RUN, dataclasses.replace(OUTCOME, **changes))
+    with pytest.raises(ValueError, match=rf"^rows: got .*{said}"):
+        results.append([row], tmp_path)
+    assert results.read(path) == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "_check_divergence", lambda found: None)
+        results.append([row], tmp_path)
+    with pytest.raises(DamagedResultsError, match=f"line 2: {said}"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "name"),
+    [
+        ({}, {"curve": (0.5, math.nan)}, "curve"),
+        ({}, {"wall_s": -math.inf}, "wall_s"),
+        ({"lr": math.nan}, {}, "lr"),
+        ({"task": ""}, {}, "rows"),  # would be read as missing
+        ({}, {"device": "two\nlines"}, "rows"),  # would be read as two rows
+        ({"n": True}, {}, "rows"),  # its key would be that of another number
+    ],
+)
+def test_nothing_is_written_that_could_not_be_read(tmp_path, path, run, outcome, name):
+    bad = (dataclasses.replace(RUN, **run), dataclasses.replace(OUTCOME, **outcome))
+    results.append(made(1, start=1), tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        results.append([*made(1, start=2), bad], tmp_path)
+    assert path.read_bytes() == before
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1)
+shares = st.lists(st.integers(0, 10_000).map(lambda k: k / 10_000), min_size=1).map(tuple)
+
+
+@settings(max_examples=50)
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("device", "torch", "commit"), words)
+        | dict.fromkeys(("curve", "saturated", "served", "serving"), shares | st.none())
+        | {"accuracy": numbers | st.none(), "loss": numbers, "wall_s": numbers}
+        | {"tf32": st.booleans(), "best_step": st.integers() | st.none()}
+    )
+)
+def test_any_outcome_comes_back_from_its_line(fields):
+    outcome = Outcome(**fields | {"wall_s": np.float64(fields["wall_s"])})
+    line = rows.write((RUN, outcome), TRAININGS.columns, TRAININGS)
+    assert rows.parse(line, TRAININGS.columns, TRAININGS) == (RUN, outcome)
+
+
+def test_kinds_are_not_mixed(tmp_path):
+    with pytest.raises(ValueError, match=r"^rows: got .*; expected Run with Outcome or Check with"):
+        results.append([(RUN, FINDING)], tmp_path)
+    with pytest.raises(DamagedResultsError, match="not the header of such rows"):
+        results.append([(RUN, OUTCOME), (CHECK, FINDING)], tmp_path)
+
+
+def test_the_first_of_two_equal_configurations_counts(tmp_path, path):
+    again = (RUN, dataclasses.replace(OUTCOME, loss=2.0))
+    assert results.append([(RUN, OUTCOME), again], tmp_path) == 1
+    assert results.append([again], tmp_path) == 0
+    assert list(results.read(path).values()) == [(RUN, OUTCOME)]

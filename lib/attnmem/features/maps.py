@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from .checks import FLOATS, check_integer, checked_by, refuse
+from ..checks import FLOATS, check_integer, checked_by, refuse
+from ..independence import numerical_rank
 from .corpora import need, pair_types, reaching
-from .independence import numerical_rank
 
 PUBLISHED = {
     "vit-base": ("vit", {"hidden_size": 768, "patch_size": 16, "image_size": 224}),
@@ -34,7 +34,7 @@ LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last
 class Encoder(NamedTuple):
     """A model cut after ``depth`` blocks; call it on a batch of images or token numbers.
 
-    A BERT takes its input for pairs, as :mod:`attnmem.corpora` makes them.
+    A BERT takes its input for pairs, as :mod:`attnmem.features.corpora` makes them.
     """
 
     model: nn.Module

@@ -1,9 +1,11 @@
 """Bisection finds the edge, from rows alone, and resumes."""
 
 import pytest
+import torch
 
-from attnmem import capacity, results, training
+from attnmem import experiments, results, training
 from attnmem.results import Outcome
+from attnmem.studies import searches
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -17,7 +19,7 @@ def test_bisection_against_the_known_edge(edge, start):
         asked.append(size)
         return size <= edge
 
-    low, high = capacity.bisect(memorizes, start, most=2500)
+    low, high = searches.bisect(memorizes, start, most=2500)
     assert low <= min(edge, 2500)
     assert min(asked) >= 1
     assert max(asked) <= 2500
@@ -38,7 +40,7 @@ def instant(monkeypatch):
     """Training by decree: the second restart memorizes up to 10 H associations."""
     calls = []
 
-    def train(runs, *, device):
+    def train(runs, *, device, tf32, checkpoints):
         if len(calls) == 3:
             calls.append("interrupted")
             raise Interrupted
@@ -51,20 +53,21 @@ def instant(monkeypatch):
 
 
 @pytest.mark.parametrize(("device", "at_once"), [("cpu", 1), ("cuda:0", 2)])
-def test_a_search_resumes_and_its_rows_tell_all(instant, device, at_once):
+def test_a_search_resumes_and_its_rows_tell_all(instant, monkeypatch, device, at_once):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Interrupted):
-        capacity.search("dana-capacity", "quick", device)
+        experiments.run("dana-capacity", "quick", device)
     assert len(results.known("dana-capacity", "quick")) == 3 * at_once
     seen = []
-    added = capacity.search(
-        "dana-capacity", "quick", device, report=lambda run, good: seen.append((run.T, good))
+    added = experiments.run(
+        "dana-capacity", "quick", device, report=lambda progress: seen.append(progress.said)
     )
     assert added == at_once * len(seen)
     trained = [call for call in instant if call != "interrupted"]
     assert 3 + len(seen) == len(trained)
     assert {len(call) for call in trained} == {at_once}
-    assert capacity.search("dana-capacity", "quick", device) == 0
-    table = capacity.found("dana-capacity", "quick")
+    assert experiments.run("dana-capacity", "quick", device) == 0
+    table = searches.found("dana-capacity", "quick")
     assert table[["H", "memorized", "failed", "bound"]].to_numpy().tolist() == [
         [1, 10, 11, 6],
         [2, 20, 21, 9],
@@ -73,16 +76,16 @@ def test_a_search_resumes_and_its_rows_tell_all(instant, device, at_once):
 
 def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
     instant.extend([None] * 4)  # past the interruption
-    capacity.search("mahdavi-capacity", "quick", "cpu")
-    table = capacity.found("mahdavi-capacity", "quick")
+    experiments.run("mahdavi-capacity", "quick", "cpu")
+    table = searches.found("mahdavi-capacity", "quick")
     lines = table[["H", "n", "memorized", "failed", "bound"]].to_numpy().tolist()
     assert lines == [[1, 8, 10, 11, 8], [2, 8, 20, 21, 15], [4, 8, 40, 41, 29]]
     runs = [run for run, _ in results.known("mahdavi-capacity", "quick").values()]
     assert {(run.task, run.batch, run.steps, run.early_stop) for run in runs} == {
         ("classes", 256, 2000, True)
     }
-    [first, *_] = capacity.probe(
-        "mahdavi-capacity", "paper", capacity.SEARCHES["mahdavi-capacity"].cells["paper"][0], 550
+    [first, *_] = searches.probe(
+        "mahdavi-capacity", "paper", searches.SEARCHES["mahdavi-capacity"].cells["paper"][0], 550
     )
     assert (first.H, first.n, first.d, first.T, first.steps) == (4, 32, 64, 550, 300_000)
 
@@ -90,28 +93,28 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
 def test_a_processor_tries_no_restart_after_one_that_got_there(monkeypatch):
     tried = []
 
-    def train(runs, *, device):
+    def train(runs, *, device, tf32, checkpoints):
         tried.extend((run.H, run.T, run.seed) for run in runs)
         return [Outcome(1.0 if run.T <= 10 else 0.9, 0.1, 0.0, device, "2", "abc") for run in runs]
 
     monkeypatch.setattr(training, "train", train)
-    capacity.search("dana-capacity", "quick", "cpu")
+    experiments.run("dana-capacity", "quick", "cpu")
     assert len(tried) == len(set(tried))
     assert {seed for _, T, seed in tried if T <= 10} == {0}
     failed = {(H, T) for H, T, _ in tried if T > 10}
     assert {(*size, seed) for size in failed for seed in (0, 1)} <= set(tried)
-    assert capacity.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
+    assert searches.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
 
 
 def test_weights_that_have_a_set_have_its_subsets(instant):
     """A row beyond the first size that fails is not passed over, nor is a smaller size tried."""
     instant.extend([None] * 4)  # past the interruption
     before = len(instant)
-    cell = capacity.SEARCHES["dana-capacity"].cells["quick"][0]
-    lucky = capacity.probe("dana-capacity", "quick", cell, 15)[0]
+    cell = searches.SEARCHES["dana-capacity"].cells["quick"][0]
+    lucky = searches.probe("dana-capacity", "quick", cell, 15)[0]
     results.append([(lucky, Outcome(1.0, 0.1, 0.0, "cpu", "2", "abc"))])
-    capacity.search("dana-capacity", "quick", "cpu")
-    one, two = capacity.found("dana-capacity", "quick").itertuples()
+    experiments.run("dana-capacity", "quick", "cpu")
+    one, two = searches.found("dana-capacity", "quick").itertuples()
     assert (one.memorized, one.failed) == (15, 16)
     assert (two.memorized, two.failed) == (20, 21)  # another shape: its row says nothing here
     sizes = [size for [size] in instant[before:]]
@@ -120,20 +123,20 @@ def test_weights_that_have_a_set_have_its_subsets(instant):
 
 def test_an_unfinished_search_is_not_reported(instant):
     with pytest.raises(Interrupted):
-        capacity.search("dana-capacity", "quick", "cpu")
-    assert capacity.found("dana-capacity", "quick").empty
+        experiments.run("dana-capacity", "quick", "cpu")
+    assert searches.found("dana-capacity", "quick").empty
 
 
 def test_the_parameters_are_those_of_the_equations():
     """Tables, two positions, four maps a head."""
-    cell = capacity.SEARCHES["dana-capacity"].cells["paper"][0]
-    [run] = capacity.probe("dana-capacity", "paper", cell, 100)[:1]
+    cell = searches.SEARCHES["dana-capacity"].cells["paper"][0]
+    [run] = searches.probe("dana-capacity", "paper", cell, 100)[:1]
     N, d, d_h, H = run.N, run.d, run.d_h, run.H
     assert training.parameter_count(run) == 2 * N * d + 2 * d + 4 * H * d * d_h
 
 
 @pytest.mark.parametrize("arguments", [("dana-size", "paper"), ("dana-capacity", "full")])
 def test_unknown_names_are_refused(arguments):
-    for function in (capacity.search, capacity.found):
+    for function in (experiments.run, searches.found):
         with pytest.raises(ValueError, match=r"^(name|profile): got '(dana-size|full)'; expected"):
             function(*arguments)

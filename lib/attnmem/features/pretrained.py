@@ -1,8 +1,8 @@
 """Small encoders trained here, for whoever reaches no hub: minutes on two cores, from a seed.
 
-Each function trains one of Hugging Face's models on data of :mod:`attnmem.corpora`, saves it to a
-folder for :func:`attnmem.features.trained_encoder`, and returns how good it is on data held out.
-The folders are not part of the repository: the same seed makes the same model, up to rounding.
+Each function trains one of Hugging Face's models on data of :mod:`attnmem.features.corpora`, saves
+it to a folder for :func:`attnmem.features.trained_encoder`, and returns how good it is on data held
+out. The folders are not part of the repository: the same seed makes the same model, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import corpora
 from .corpora import BYTES, MASK, need, pair_types
-from .features import normalized
+from .maps import normalized
 
 DIGITS_VIT = {
     "hidden_size": 64,

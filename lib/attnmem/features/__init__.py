@@ -1,0 +1,35 @@
+"""Features of real models: the tokens that an attention layer meets, on real images and real text.
+
+``maps`` computes features, ``corpora`` gives the images and the text, ``pretrained`` trains small
+models for machines that reach no hub.
+"""
+
+from .maps import (
+    PUBLISHED,
+    Encoder,
+    Maps,
+    Seen,
+    collect,
+    exact_embeddings,
+    feature_maps,
+    head_features,
+    normalized,
+    random_attention,
+    random_encoder,
+    trained_encoder,
+)
+
+__all__ = [
+    "PUBLISHED",
+    "Encoder",
+    "Maps",
+    "Seen",
+    "collect",
+    "exact_embeddings",
+    "feature_maps",
+    "head_features",
+    "normalized",
+    "random_attention",
+    "random_encoder",
+    "trained_encoder",
+]

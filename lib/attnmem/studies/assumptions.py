@@ -1,0 +1,311 @@
+"""Mahdavi et al.'s assumptions on the features of real models: which tests, and what they found.
+
+:func:`checks` lists the tests of a study at a tier (:mod:`attnmem.studies.cases`), each of which
+becomes a row, and :func:`table` reads the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import features, results
+from ..checks import checked_by, refuse
+from ..features import Seen
+from ..independence import numerical_rank, sampled_independence
+from ..reporting import papers
+from ..results import Check, Finding, Row
+from . import read
+from .cases import CASES, SEED, Case
+from .study import WHOLE, Done, Part, Rows, Unit, check_profile, check_whole
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
+HEADS = 4  # of the attention layer that reads the features for them
+RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
+TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
+
+
+class AssumptionTests(NamedTuple):
+    """The tests of the assumptions on one kind of model, at each tier of its cases."""
+
+    name: str
+    paper: str
+    what: str
+
+    kind = "tests of linear independence"
+    usual = "shipped"
+    variants = ()
+    foreseen = True
+
+    @property
+    def source(self) -> str:
+        """Where the published tests stand."""
+        return papers()[self.paper].source(self.what)
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The tiers that there are."""
+        return tuple(CASES[self.name])
+
+    def check(self, profile: str, part: Part = WHOLE) -> None:
+        """Refuse unknown tiers, and all parts."""
+        check_profile(profile, self.profiles)
+        check_whole(self.name, self.kind, part)
+
+    def units(
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+    ) -> Iterator[Unit]:
+        """The tests that have no row yet, one by one."""
+        self.check(profile, part)
+        yield from ([asked] for asked in checks(self.name, profile) if asked.key not in rows)
+
+    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+        """Do tests, on features that are computed once for those of one precision."""
+        rows = []
+        for asked in unit:
+            seen = _seen(CASES[self.name][asked.profile], asked.dtype, device)
+            rows.append((asked, perform(seen[asked.map], asked)))
+        return rows
+
+    def done(self, profile: str, part: Part, rows: Rows) -> Done:
+        """How many of the tests have a row."""
+        self.check(profile, part)
+        listed = checks(self.name, profile)
+        return Done(sum(asked.key in rows for asked in listed), len(listed))
+
+    def say(self, rows: Sequence[Row]) -> str:
+        """What was tested, and how many samples were dependent."""
+        asked, found = rows[-1]
+        what = f"{asked.map}, {asked.dtype}: {asked.vectors}, size {asked.size}"
+        return f"{asked.experiment}, {what}, {found.dependent} of {asked.samples} dependent"
+
+
+TABLES = {
+    "assumptions-bert": "Table 3, BERT",
+    "assumptions-gpt2": "Table 3, GPT-2",
+    "assumptions-vision": "Table 1",
+}
+TESTS = {name: AssumptionTests(name, "mahdavi", TABLES[name]) for name in CASES}
+
+
+def _check_name(name: str, tier: str) -> None:
+    if name not in CASES:
+        refuse("name", repr(name), f"one of {', '.join(CASES)}")
+    if tier not in CASES[name]:
+        refuse("tier", repr(tier), f"one of {', '.join(CASES[name])} for {name}")
+
+
+@checked_by(_check_name)
+def checks(name: str, tier: str) -> list[Check]:
+    """All tests of a study at a tier, in both precisions.
+
+    Of every map: Assumption 1 (queries, size ``n``), Assumption 2 (contexts) and general position
+    (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
+    the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
+    Of every map that heads read: random labels.
+    """
+    case = CASES[name][tier]
+    many, few = case.samples
+    listed = []
+    for dtype in DTYPES:
+        for map_ in case.maps:
+            tests = [("queries", case.n, many), ("contexts", case.n, case.T)]
+            tests += [("queries", case.d, few)]
+            tests += [("labels", size, DRAWS) for size in case.labels]
+            if map_.endswith("L0"):
+                tests += [("relaxed", case.n, many), ("relaxed", case.d, few)]
+                tests += [("positions", case.n, 1)] * case.positions
+            if map_ in case.curves:
+                tests += [("queries", size, few) for size in case.sizes]
+            listed += [
+                Check(
+                    experiment=name,
+                    profile=tier,
+                    source=case.source,
+                    architecture=case.architecture,
+                    map=map_,
+                    dtype=dtype,
+                    vectors=vectors,
+                    T=case.T,
+                    n=case.n,
+                    d=case.d,
+                    size=size,
+                    samples=samples,
+                    seed=SEED,
+                )
+                for vectors, size, samples in tests
+            ]
+    return listed
+
+
+def table(name: str, tier: str) -> pd.DataFrame:
+    """The rows of a study at a tier, with the name of each test and what it found.
+
+    Args:
+        name: a key of ``CASES``.
+        tier: one of its tiers.
+
+    Returns:
+        The columns of the store, and three more. ``test`` is ``A1``, ``A2``, ``A3``, ``GP``
+        (general position), ``GP of A3`` (of the vectors of Assumption 3), ``positions``,
+        ``labels``, or ``curve`` for further sizes. ``share`` is the share of the samples that were
+        independent. ``ranks`` go from the least to the largest that was found.
+    """
+    rows = results.as_table(read.rows(name, tier).values(), results.TESTS)
+    tests = [_test(row) for row in rows.itertuples()]
+    share = 1 - rows.dependent / rows.samples
+    ranks = rows.least_rank.astype(str) + " to " + rows.most_rank.astype(str)
+    return rows.assign(test=tests, share=share, ranks=ranks)
+
+
+def _test(row: Any) -> str:
+    if row.vectors in ("positions", "labels"):
+        return row.vectors
+    if row.vectors == "contexts":
+        return "A2"
+    few, many = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}[row.vectors]
+    return {row.n: few, row.d: many}.get(row.size, "curve")
+
+
+def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Of one map in a :func:`table`, sizes of sets of queries and the share that is independent.
+
+    Sorted by size; one curve for each precision.
+    """
+    asked = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
+    return {dtype: (part["size"], part.share) for dtype, part in asked.groupby("dtype")}
+
+
+def kruskal_estimate(rows: pd.DataFrame) -> int:
+    """The largest size tested of which 99% of the sets of queries are independent, or 0.
+
+    ``rows``: those of one map and precision in a :func:`table`.
+    """
+    passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
+    return max(passed["size"], default=0)
+
+
+def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """A column of a :func:`table`: a line for each test and map, a column for each precision."""
+    tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
+    return tests.pivot(index=["test", "map"], columns="dtype", values=column)
+
+
+def by_tier(name: str, column: str) -> pd.DataFrame:
+    """The same of each of the :data:`TIERS` that has rows, side by side: columns tier and dtype."""
+    rows = {tier: table(name, tier) for tier in TIERS}
+    found = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
+    return pd.concat(found, axis=1).sort_index()
+
+
+def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
+    """Lines of :func:`by_tier` behind the paper's numbers for them; what is missing is empty."""
+    both = ours.copy()
+    both["paper", "float32"] = paper
+    return both[sorted(both)].astype(object).fillna("")
+
+
+def coverage(name: str) -> pd.DataFrame:
+    """How many tests of each of the :data:`TIERS` are done, and of how many."""
+    have = {tier: [len(table(name, tier)), len(checks(name, tier))] for tier in TIERS}
+    return pd.DataFrame(have, index=["tests done", "of"]).T
+
+
+def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
+    """The features that the tests of a tier look at.
+
+    Args:
+        name: a key of ``CASES``.
+        tier: one of its tiers.
+        dtype: ``float32`` or ``float64``.
+        device: where they are computed.
+
+    Returns:
+        The features of each map.
+
+    Raises:
+        ValueError: the data have another number of examples than the case says.
+        ConnectionError: the tier needs a hub that cannot be reached.
+    """
+    return _collected(CASES[name][tier], dtype, device)
+
+
+def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
+    options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
+    random = case.random(**options)
+    trained = case.trained(**options) if case.trained else None
+    maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
+    heads = HEADS if case.labels else 0
+    seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
+    for found in seen.values():
+        if len(found.queries) != case.T:
+            refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")
+    for map_, encoder in {"random L0": random, "trained L0": trained}.items():
+        if encoder:
+            seen[map_] = seen[map_]._replace(positions=encoder.positions[: case.n])
+    return seen
+
+
+@functools.lru_cache(maxsize=1)
+def _seen(case: Case, dtype: str, device: str) -> dict[str, Seen]:
+    """The features of the last case and precision that was asked for are kept for its next test."""
+    return _collected(case, dtype, device)
+
+
+def perform(seen: Seen, asked: Check) -> Finding:
+    """Test one assumption on features that lie there."""
+    start = time.perf_counter()
+    if asked.vectors in ("contexts", "labels"):
+        each = seen.ranks if asked.vectors == "contexts" else labels_met(seen.heads, asked)
+        dependent, ranks = int((each < asked.size).sum()), each
+    else:
+        vectors = getattr(seen, asked.vectors)
+        sampled = sampled_independence(vectors, asked.size, samples=asked.samples, seed=asked.seed)
+        dependent, ranks = sampled.dependent, _some_ranks(vectors, asked)
+    device = next(iter(seen)).device
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Finding(
+        dependent=dependent,
+        ranked=len(ranks),
+        least_rank=int(ranks.min()),
+        most_rank=int(ranks.max()),
+        wall_s=round(time.perf_counter() - start, 3),
+        device=kind,
+        torch=torch.__version__,
+        commit=results.commit(),
+    )
+
+
+def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " samples"]:
+    """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
+
+    A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
+    Adam at a rate of 0.03 for ``STEPS`` steps of the whole set.
+    """
+    x = read[: asked.size]
+    x = (x - x.mean(dim=0)) / x.std()
+    g = torch.Generator().manual_seed(asked.seed)
+    signs = torch.randint(2, (asked.size, asked.samples), generator=g).to(x) * 2 - 1
+    weights = x.new_zeros(x.shape[1], asked.samples, requires_grad=True)
+    bias = x.new_zeros(asked.samples, requires_grad=True)
+    optimizer = torch.optim.Adam([weights, bias], lr=0.03)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.softplus(-signs * (x @ weights + bias)).sum().backward()
+        optimizer.step()
+    return (signs * (x @ weights + bias) > 0).sum(dim=0).detach()
+
+
+def _some_ranks(vectors: Tensor, asked: Check) -> Tensor:
+    g = torch.Generator().manual_seed(asked.seed + 1)
+    subsets = [torch.randperm(len(vectors), generator=g)[: asked.size] for _ in range(RANKED)]
+    return torch.tensor([numerical_rank(vectors[subset]) for subset in subsets])

@@ -1,0 +1,297 @@
+"""Measure what is missing of any study, on any executor, and append the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import results
+from ..checks import check_integer, refuse
+from ..results import Row
+from . import read
+from .registry import STUDIES, study
+from .study import WHOLE, Part, Unit
+
+
+class Job(NamedTuple):
+    """A part of a study in one of its profiles."""
+
+    name: str
+    profile: str
+    part: Part = WHOLE
+
+    def check(self) -> None:
+        """Refuse names, profiles and parts that there are not."""
+        study(self.name).check(self.profile, self.part)
+
+
+class Progress(NamedTuple):
+    """Where a run stands after a unit.
+
+    Attributes:
+        done: units done.
+        units: all of them; None if they depend on the rows to come.
+        rows: rows written.
+        seconds: time spent.
+        said: the unit in words.
+    """
+
+    done: int
+    units: int | None
+    rows: int
+    seconds: float
+    said: str
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate so far."""
+        return None if self.units is None else self.seconds / self.done * (self.units - self.done)
+
+
+def choose_device(device: str) -> str:
+    """The device to use: ``auto`` is the GPU if there is one.
+
+    Raises:
+        ValueError: torch knows no such device, or this machine has none.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
+    return device
+
+
+def check_limit(limit_minutes: int | float | None) -> None:
+    """Accept no limit, or a time that something can be done in.
+
+    Raises:
+        ValueError: it is not a positive number.
+    """
+    if limit_minutes is not None and not 0 < limit_minutes < math.inf:
+        refuse("limit_minutes", limit_minutes, "a number above 0")
+
+
+def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    """Measure one unit of a study, anywhere, and return its rows."""
+    return STUDIES[name].perform(unit, device, tf32)
+
+
+def run(
+    name: str,
+    profile: str | None = None,
+    device: str = "auto",
+    executor: Executor | None = None,
+    *,
+    seeds: int | None = None,
+    limit_minutes: int | float | None = None,
+    tf32: bool = False,
+    recompute: bool = False,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+    report: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> int:
+    """Measure what is missing of a study and append the rows.
+
+    Rows land unit by unit, so an interrupted run loses the units in flight and nothing else, and
+    the next call resumes.
+
+    Args:
+        name: a key of ``STUDIES``.
+        profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        executor: anything with the interface of ``concurrent.futures`` (processes, or dask's
+            ``Client.get_executor()``); by default units are measured here, one after the other.
+        seeds: the first so many seeds of each training (see :func:`attnmem.studies.grids.runs`).
+        limit_minutes: start no unit after that time; the rows of those in flight are kept.
+        tf32: allow reduced-precision products on a GPU.
+        recompute: measure again what came with the library (see :func:`attnmem.studies.read.rows`).
+        variant: how the paper is read.
+        where: only the trainings with these values.
+        report: called after each unit.
+        workers: how many units are in flight at once (see :func:`run_jobs`).
+
+    Returns:
+        How many rows were added.
+
+    Raises:
+        ValueError: naming the argument that the study does not have.
+    """
+    job = Job(name, profile or study(name).usual, Part(seeds, variant, where))
+    return run_jobs(
+        [job],
+        device,
+        executor,
+        limit_minutes=limit_minutes,
+        tf32=tf32,
+        recompute=recompute,
+        report=report,
+        workers=workers,
+    )
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    device: str = "auto",
+    executor: Executor | None = None,
+    *,
+    limit_minutes: int | float | None = None,
+    tf32: bool = False,
+    recompute: bool = False,
+    report: Callable[[Progress], None] | None = None,
+    workers: int | None = None,
+) -> int:
+    """The same for several studies, one queue for all; arguments as for :func:`run`.
+
+    Args:
+        jobs: what to measure, the first first.
+        device: where.
+        executor: by whom.
+        limit_minutes: for all jobs together.
+        tf32: as for :func:`run`.
+        recompute: as for :func:`run`.
+        report: as for :func:`run`.
+        workers: units in flight at once. By default, as many as a pool of ``concurrent.futures``
+            has workers; to any other executor all units are given at once, so a limit of time needs
+            this number.
+
+    Returns:
+        How many rows were added.
+    """
+    device = choose_device(device)
+    check_limit(limit_minutes)
+    start = monotonic()
+    ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
+    pool = executor or _Here()
+    at_once = _at_once(pool, workers, limit_minutes)
+    queue = Queue(jobs, device, recompute, workers=1 if at_once == math.inf else at_once)
+    units = queue.count()
+    added = 0
+    landed = measured(queue, pool, at_once, lambda _: monotonic() < ends, device, tf32)
+    for done, (name, rows) in enumerate(landed, start=1):
+        added += results.append(rows)
+        if report:
+            said = STUDIES[name].say(rows)
+            report(Progress(done, units, added, monotonic() - start, said))
+    return added
+
+
+class Queue:
+    """The units of several jobs that are still to be measured, in order.
+
+    What comes next may depend on rows, so :meth:`landed` says which there are.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], device: str, recompute: bool = False, workers: int = 1
+    ) -> None:
+        for job in jobs:
+            job.check()
+        self.jobs, self.device, self.workers = list(jobs), device, workers
+        places = {(job.name, job.profile) for job in jobs}
+        self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
+        self._started: set[str] = set()
+        self._pass, self._stale = self._listed(), False
+
+    def _listed(self) -> Iterator[tuple[str, Unit]]:
+        for job in self.jobs:
+            rows = self.rows[job.name, job.profile]
+            place = self.device, self.workers
+            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *place):
+                yield job.name, unit
+
+    def count(self) -> int | None:
+        """The number of units, if it does not depend on rows to come."""
+        if not all(STUDIES[job.name].foreseen for job in self.jobs):
+            return None
+        return len({unit[0].key for _, unit in self._listed()})
+
+    def next(self) -> tuple[str, Unit] | None:
+        """A unit that has not been given out, with the name of its study; None if there is none."""
+        while True:
+            for name, unit in self._pass:
+                if unit[0].key not in self._started:
+                    self._started.add(unit[0].key)
+                    return name, unit
+            if not self._stale:
+                return None
+            self._pass, self._stale = self._listed(), False
+
+    def landed(self, rows: Sequence[Row]) -> None:
+        """Take note of rows, on which the next units may depend."""
+        self._stale = True
+        for asked, found in rows:
+            self.rows[asked.experiment, asked.profile][asked.key] = asked, found
+
+
+def measured(
+    queue: Queue,
+    pool: Executor,
+    at_once: int | float,
+    starts: Callable[[Unit], bool],
+    device: str,
+    tf32: bool = False,
+) -> Iterator[tuple[str, list[Row]]]:
+    """Give out units and yield their rows as they come.
+
+    At most ``at_once`` units are with the pool. ``starts`` is asked before each unit, which is
+    passed over if it says no. After an error in a unit nothing is given out; it is raised when the
+    rows of those in flight have been yielded.
+    """
+    flying: dict[Future, str] = {}
+    error: BaseException | None = None
+    try:
+        while True:
+            while error is None and len(flying) < at_once and (given := queue.next()):
+                name, unit = given
+                if starts(unit):
+                    flying[pool.submit(perform, name, unit, device, tf32)] = name
+            if not flying:
+                break
+            finished, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for future in finished:
+                name = flying.pop(future)
+                if future.exception():
+                    error = error or future.exception()
+                    continue
+                queue.landed(future.result())
+                yield name, future.result()
+    finally:
+        for future in flying:
+            future.cancel()
+    if error:
+        raise error
+
+
+class _Here(Executor):
+    """Does what it is given at once, in this process."""
+
+    _max_workers = 1
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
+        """Call the function and wait for it."""
+        future: Future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _at_once(pool: Executor, workers: int | None, limit_minutes: int | float | None) -> int | float:
+    if workers is not None:
+        check_integer("workers", workers)
+        return workers
+    known = getattr(pool, "_max_workers", None)
+    if known is None and limit_minutes is not None:
+        refuse("workers", None, "how many units the executor does at once, for a limit of time")
+    return known or math.inf

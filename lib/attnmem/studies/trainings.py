@@ -1,0 +1,151 @@
+"""A grid of trainings: its cells, its runs, and the units that are trained at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import results, training
+from ..checks import check_integer, refuse
+from ..reporting import papers
+from ..results import Outcome, Row, Run
+from .study import WHOLE, Done, Part, Rows, Unit, check_profile
+
+PROFILES = ("paper", "quick")
+SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
+Cells = list[dict[str, Any]]
+
+
+def grid(**axes: Iterable[Any]) -> Cells:
+    """Every combination of the values of some fields.
+
+    Example:
+        >>> grid(d=[3, 5], H=[1])
+        [{'d': 3, 'H': 1}, {'d': 5, 'H': 1}]
+    """
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+class Experiment(NamedTuple):
+    """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
+
+    Attributes:
+        name: its name in the store, such as ``dana-exp1``.
+        paper: the paper's key.
+        what: its name in the paper, such as ``Exp. 1``.
+        cells: for each profile, all fields of a :class:`~attnmem.results.Run` of each cell.
+        seeds: for each profile, how many seeds each cell is trained with.
+        variants: the readings of the paper that it is run in, first the one that was published.
+        curves: the field that tells the curves of the figure apart; none if there is one curve.
+    """
+
+    name: str
+    paper: str
+    what: str
+    cells: dict[str, Cells]
+    seeds: dict[str, int]
+    variants: tuple[str, ...] = ("code",)
+    curves: str | None = None
+
+    kind = "trainings"
+    profiles = PROFILES
+    usual = "paper"
+    foreseen = True
+
+    @property
+    def source(self) -> str:
+        """Where it stands, such as ``Dana et al. 2025, Exp. 1``."""
+        return papers()[self.paper].source(self.what)
+
+    def check(self, profile: str, part: Part = WHOLE) -> None:
+        """Refuse a profile or a part that the grid does not have.
+
+        Raises:
+            ValueError: naming the profile, the seeds, the variant, or the field in ``where``.
+        """
+        check_profile(profile, PROFILES)
+        if part.seeds is not None:
+            check_integer("seeds", part.seeds)
+        if part.variant is not None and part.variant not in self.variants:
+            known = f"one of {', '.join(self.variants)} for {self.name}"
+            refuse("variant", repr(part.variant), known)
+        for field in part.where or {}:
+            if field not in self.cells[profile][0]:
+                refuse("where", f"the field {field!r}", f"one of {', '.join(SIZES)}")
+        if not self._chosen(profile, part):
+            refuse("where", part.where, f"values that stand together in the grid of {self.name}")
+
+    def _chosen(self, profile: str, part: Part) -> Cells:
+        wanted = (part.where or {}).items()
+        cells = self.cells[profile]
+        return [cell for cell in cells if all(cell[field] == value for field, value in wanted)]
+
+    def runs(self, profile: str, part: Part = WHOLE) -> list[Run]:
+        """The trainings of a part, cell by cell, each with all its seeds."""
+        self.check(profile, part)
+        variant = {"variant": part.variant or self.variants[0]}
+        return [
+            Run(experiment=self.name, profile=profile, seed=seed, **cell | variant)
+            for cell in self._chosen(profile, part)
+            for seed in range(part.seeds or self.seeds[profile])
+        ]
+
+    def units(
+        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+    ) -> Iterator[Unit]:
+        """The trainings that have no row yet, those that are trained at once together."""
+        left = [run for run in self.runs(profile, part) if run.key not in rows]
+        yield from training.stacks(left, device, workers=workers)
+
+    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+        """Train a unit."""
+        return train(unit, device, tf32)
+
+    def done(self, profile: str, part: Part, rows: Rows) -> Done:
+        """How many of the trainings have a row; one that diverged has."""
+        runs = self.runs(profile, part)
+        return Done(sum(run.key in rows for run in runs), len(runs))
+
+    def say(self, rows: Sequence[Row]) -> str:
+        """The sizes of the unit's trainings, and how many of them diverged."""
+        lost = sum(diverged(outcome) for _, outcome in rows)
+        name = name_of([run for run, _ in rows])
+        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
+
+
+def name_of(runs: Sequence[Run]) -> str:
+    """Trainings of one experiment in a few words: its name, their variant, their sizes.
+
+    Example:
+        >>> from attnmem.studies.grids import runs
+        >>> name_of(runs("dana-exp2", "quick", variant="paper"))
+        'dana-exp2, paper d=4 d_h=1 to 4 H=5 n=2 T=2048'
+    """
+    run = runs[0]
+    words = [run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"]
+    for field in SIZES:
+        if sizes := {size for each in runs if (size := getattr(each, field)) is not None}:
+            ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
+            words.append(f"{field}={ends}")
+    return " ".join(words)
+
+
+def diverged(outcome: Outcome) -> bool:
+    """Whether a training was lost to numbers that are not finite."""
+    return outcome.diverged is not None
+
+
+def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
+    """Train runs at once, and return their rows.
+
+    A long training is stored beside the new rows while it is under way, and goes on from there.
+    """
+    checkpoints = results.writable_root() / ".checkpoints"
+    outcomes = training.train(runs, device=device, tf32=tf32, checkpoints=checkpoints)
+    return list(zip(runs, outcomes, strict=True))
+
+
+def curve_of(experiment: Experiment, cell: Mapping[str, Any]) -> Any:
+    """The curve of the figure that a cell lies on: the value of the field ``curves``, or None."""
+    return cell[experiment.curves] if experiment.curves else None

@@ -1,0 +1,55 @@
+"""Many small models trained at once: runs that share shapes are stacked along a leading axis.
+
+Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
+as the same run alone, up to the rounding of batched products.
+
+``models`` holds the models, ``data`` their data, ``engine`` the steps of a stack, ``protocols`` the
+published ways to train, ``trainer`` the whole of a training.
+"""
+
+from .data import examples
+from .models import (
+    FAMILIES,
+    VARIANTS,
+    Family,
+    Variant,
+    aot_logits,
+    aot_parameters,
+    generator,
+    mha_heads,
+    mha_outputs,
+    mha_parameters,
+    parameter_count,
+    sinusoids,
+)
+from .protocols import PROTOCOLS, SATURATED, linear_by_epoch, warmup_cosine
+from .single import descend, xavier
+from .trainer import configuration, opening, operations, selfcheck, stacks, train
+
+__all__ = [
+    "FAMILIES",
+    "PROTOCOLS",
+    "SATURATED",
+    "VARIANTS",
+    "Family",
+    "Variant",
+    "aot_logits",
+    "aot_parameters",
+    "configuration",
+    "descend",
+    "examples",
+    "generator",
+    "linear_by_epoch",
+    "mha_heads",
+    "mha_outputs",
+    "mha_parameters",
+    "opening",
+    "operations",
+    "parameter_count",
+    "selfcheck",
+    "sinusoids",
+    "stacks",
+    "train",
+    "warmup_cosine",
+    "xavier",
+]

@@ -1,0 +1,171 @@
+"""The data of a stack on its device, and the order in which each run takes its examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from .. import tasks
+from ..results import Run
+from .models import generator
+
+
+def examples(run: Run) -> tasks.ContextQueries:
+    """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
+    g, shared = generator(run, "data"), run.context == "shared"
+    return tasks.context_queries(
+        g, run.T, run.n, run.d, shared=shared, classes=run.N, dtype=torch.float32
+    )
+
+
+def pairs(run: Run) -> tasks.Bigrams:
+    """The pairs of tokens that a run of Dana et al.'s is trained on, with their next tokens."""
+    draw = {"bigrams": tasks.bigrams, "associations": tasks.associations}[run.task]
+    return draw(generator(run, "data"), run.N, run.T)
+
+
+class Order:
+    """Successive batches for each run of a stack: every epoch in a new random order.
+
+    An epoch's last batch is filled up by the next epoch. The published code of Mahdavi et al. keeps
+    a short last batch instead.
+    """
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        self.sizes, self.batch, self.device = [run.T for run in runs], runs[0].batch, device
+        self.generators = [generator(run, "order") for run in runs]
+        self.left = [torch.empty(0, dtype=torch.long) for _ in runs]
+
+    def take(self, count: int) -> Int[Tensor, "count R B"]:
+        """The next ``count`` batches of every run, on the device.
+
+        They are sent there without waiting, so that a GPU goes on with the steps before.
+        """
+        each = [self._next(run, count * self.batch) for run in range(len(self.sizes))]
+        indices = torch.stack(each).view(len(each), count, self.batch).movedim(1, 0).contiguous()
+        if self.device.type != "cuda":
+            return indices
+        return indices.pin_memory().to(self.device, non_blocking=True)
+
+    def _next(self, run: int, count: int) -> Int[Tensor, " count"]:
+        parts, have = [self.left[run]], len(self.left[run])
+        while have < count:
+            parts.append(torch.randperm(self.sizes[run], generator=self.generators[run]))
+            have += self.sizes[run]
+        indices = torch.cat(parts)
+        self.left[run] = indices[count:].clone()
+        return indices[:count]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all runs but those at ``places``."""
+        self.sizes, self.generators, self.left = (
+            [part[place] for place in places] for part in (self.sizes, self.generators, self.left)
+        )
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Where every run is in its order."""
+        return {"generators": [g.get_state() for g in self.generators], "left": self.left}
+
+    def restore(self, state: dict[str, list[Tensor]]) -> None:
+        """Go on from what :meth:`state` gave for the same runs."""
+        for g, now in zip(self.generators, state["generators"], strict=True):
+            g.set_state(now)
+        self.left = state["left"]
+
+
+class Whole:
+    """Batches of runs that take their whole set at every step."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        index = torch.arange(runs[0].T, device=device)
+        self.indices = index.expand(1, len(runs), -1)
+
+    def take(self, count: int) -> Int[Tensor, "count R T"]:
+        """The whole set, ``count`` times."""
+        return self.indices.expand(count, -1, -1)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all runs but so many."""
+        self.indices = self.indices[:, : len(places)]
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: dict[str, list[Tensor]]) -> None:
+        """Nothing."""
+
+
+class Pairs:
+    """Pairs of tokens, their next tokens, and the tables that these come from."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        drawn = [pairs(run) for run in runs]
+        self.tokens, self.labels, self.tables = (
+            torch.stack(part).to(device) for part in zip(*drawn, strict=True)
+        )
+
+    def at(self, index: Int[Tensor, "R B"]) -> tuple[Int[Tensor, "R B 2"], Int[Tensor, "R B"]]:
+        """Tokens and next tokens of every run's batch."""
+        both = index[..., None].expand(-1, -1, 2)
+        return self.tokens.gather(1, both), self.labels.gather(1, index)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all runs but those at ``places``."""
+        self.tokens, self.labels, self.tables = (
+            part[[*places]] for part in (self.tokens, self.labels, self.tables)
+        )
+
+
+class Examples:
+    """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
+
+    The examples of all runs lie in one array, one run after the other. It is filled run by run, so
+    the host never holds more than one run's. Of contexts that all examples share there is one a
+    run.
+    """
+
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
+        one, self.shared = runs[0], runs[0].context == "shared"
+        self.sizes = torch.tensor([run.T for run in runs], device=device)
+        self.first = self.sizes.cumsum(0) - self.sizes  # where the examples of each run begin
+        total = int(self.sizes.sum())
+        numbers = {"dtype": torch.float32, "device": device}
+        self.contexts = torch.empty(len(runs) if self.shared else total, one.n, one.d, **numbers)
+        self.queries = torch.empty(total, one.d, **numbers)
+        self.labels = torch.empty(total, **numbers)
+        if one.N:
+            self.labels = self.labels.long()
+        for place, (start, run) in enumerate(zip(self.first.tolist(), runs, strict=True)):
+            drawn, rows = examples(run), slice(start, start + run.T)
+            self.contexts[place if self.shared else rows] = drawn.contexts.to(device)
+            self.queries[rows] = drawn.queries.to(device)
+            self.labels[rows] = drawn.labels.to(device)
+
+    def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
+        rows = (index + self.first[:, None]).flatten()
+
+        def chosen(x: Tensor) -> Tensor:
+            return x.index_select(0, rows).unflatten(0, index.shape)
+
+        contexts = self.contexts if self.shared else chosen(self.contexts)
+        return contexts, chosen(self.queries), chosen(self.labels)
+
+    def chunks(self, size: int) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
+        """All examples in order, and which of them are there: runs with fewer are filled up."""
+        longest = int(self.sizes.max())
+        for start in range(0, longest, size):
+            index = torch.arange(start, min(start + size, longest), device=self.sizes.device)
+            index = index.expand(len(self.sizes), -1)
+            there = index < self.sizes[:, None]
+            yield self.at(torch.minimum(index, self.sizes[:, None] - 1)), there
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all runs but those at ``places``."""
+        self.sizes, self.first = self.sizes[[*places]], self.first[[*places]]
+        if self.shared:
+            self.contexts = self.contexts[[*places]]

@@ -1,0 +1,264 @@
+"""A stack of runs: its weights along a leading axis, its optimizer, and its steps, many at a time.
+
+On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU many
+steps are captured once as a CUDA graph and replayed with one launch; batches and learning rates lie
+in device arrays that the graph reads. Runs that are done stay there, since a new capture would cost
+more than their steps, and what they do afterwards is ignored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..results import Run
+from .models import FAMILIES, Parameters, generator
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which both papers use
+
+# From a batch (R, B) of indices, and whether anything but the loss is wanted, to the runs' losses
+# (R,) and the share of the batch that they have right (R,), or None.
+Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+
+class FusedAdam:
+    """PyTorch's fused Adam, for runs with one learning rate: the fastest on a CPU."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        self.optimizer = torch.optim.Adam(
+            parameters.values(), lr=0.0, betas=(BETA_1, BETA_2), eps=EPSILON, fused=True
+        )
+
+    def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
+        """One step down the gradient of ``loss``; the rates of all runs are the same."""
+        self.optimizer.param_groups[0]["lr"] = float(rates[0])
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+
+    def state(self) -> Parameters:
+        """What a step reads besides the weights, by name; empty before the first step."""
+        return {
+            f"{field} {name}": value
+            for name, P in self.parameters.items()
+            for field, value in self.optimizer.state[P].items()
+        }
+
+    def restore(self, state: Parameters) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.optimizer.state.clear()
+        for label, value in state.items():
+            field, name = label.split(" ")
+            self.optimizer.state[self.parameters[name]][field] = value.clone()
+
+    def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
+        """An optimizer of fewer runs, those at ``index``, whose weights are ``parameters``."""
+        kept = FusedAdam(parameters)
+        state = self.state().items()
+        kept.restore({k: v if k.startswith("step ") else v[index] for k, v in state})
+        return kept
+
+
+class RunwiseAdam:
+    """Adam with a learning rate for every run, as a few operations on flat arrays.
+
+    All weights lie in one array, one tensor after the other, and so do the two averages. A step
+    asks nothing of the host: the number of steps so far and the rates are read on the device.
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+        each = [*parameters.values()]
+        self.flat = torch.cat([P.detach().flatten() for P in each])
+        for P, part in zip(each, self.flat.split([P.numel() for P in each]), strict=True):
+            P.data = part.view(P.shape)
+        runs = torch.arange(len(each[0]), device=self.flat.device)
+        self.run_of = torch.cat([runs.repeat_interleave(P[0].numel()) for P in each])
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+
+    def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
+        """One step down the gradient of ``loss``, each run with its own rate."""
+        gradients = torch.autograd.grad(loss, [*self.parameters.values()])
+        g = torch.cat([gradient.flatten() for gradient in gradients])
+        with torch.no_grad():
+            self.count += 1
+            self.mean.lerp_(g, 1 - BETA_1)
+            self.square.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
+            size = (rates / (1 - BETA_1**self.count)).float()[self.run_of].mul_(self.mean)
+            root = (self.square / (1 - BETA_2**self.count)).sqrt_().add_(EPSILON)
+            self.flat.addcdiv_(size, root, value=-1.0)
+
+    def state(self) -> Parameters:
+        """What a step reads besides the weights, by name."""
+        return {"mean": self.mean, "square": self.square, "count": self.count}
+
+    def restore(self, state: Parameters) -> None:
+        """Go on from what :meth:`state` gave; in place, since a captured graph reads the arrays."""
+        for name, value in self.state().items():
+            value.copy_(state[name])
+
+
+# --- a stack --------------------------------------------------------------------------------------
+
+
+class Stack:
+    """Runs with the same shapes, their weights along a leading axis.
+
+    Args:
+        runs: What is trained, at least one run.
+        device: Where.
+        stays: Whether runs that are done stay in the stack, and each run has its own learning rate.
+            By default so on a GPU.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
+    ) -> None:
+        initial = FAMILIES[runs[0].model].initial
+        each = [initial(run, generator(run, "weights")) for run in runs]
+        self.runs = list(runs)
+        self.device = device
+        self.stays = device.type != "cpu" if stays is None else stays
+        self.parameters = {
+            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
+            for name in each[0]
+        }
+        self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
+
+    def step(self, loss: Float[Tensor, " R"], rates: Float[Tensor, " R"]) -> None:
+        """One Adam step; the runs' gradients do not mix, since the sum of losses separates."""
+        self.optimizer.step(loss.sum(), rates)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all runs but those at ``places``, with their optimizer state."""
+        index = torch.tensor(places, device=self.device)
+        self.runs = [self.runs[place] for place in places]
+        self.parameters = {
+            name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()
+        }
+        self.optimizer = self.optimizer.kept(self.parameters, index)
+
+    def state(self) -> dict[str, Parameters]:
+        """Weights and optimizer, as tensors by name."""
+        weights = {name: P.detach() for name, P in self.parameters.items()}
+        return {"weights": weights, "optimizer": self.optimizer.state()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Parameters]) -> None:
+        """Go on from what :meth:`state` gave for the same runs."""
+        for name, P in self.parameters.items():
+            P.copy_(state["weights"][name])
+        self.optimizer.restore(state["optimizer"])
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+CHUNK = 64  # steps that are captured at once, at most
+
+
+def chunk_length(interval: int) -> int:
+    """The largest number of steps up to :data:`CHUNK` that divides ``interval``.
+
+    >>> chunk_length(500), chunk_length(64), chunk_length(67)
+    (50, 64, 1)
+    """
+    return max(k for k in range(1, CHUNK + 1) if interval % k == 0)
+
+
+class Steps:
+    """Makes many steps of a stack: operation by operation, or as one captured graph.
+
+    Args:
+        stack: What is trained.
+        model: Computes the losses of a batch (see :data:`Model`).
+        length: How many steps a graph holds; another number of steps is made one by one.
+    """
+
+    def __init__(self, stack: Stack, model: Model, length: int) -> None:
+        self.stack, self.model, self.length = stack, model, length
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(
+        self,
+        batches: Int[Tensor, "k R B"],
+        rates: Float[Tensor, "k R"],
+        watched: Sequence[bool],
+    ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
+        """Train on the batches in turn, at these rates.
+
+        Returns:
+            Losses before each step, and the share of each batch that was right before it, which is
+            NaN where ``watched`` is False or the model does not say. They hold until the next call.
+        """
+        if self.stack.device.type == "cuda" and len(batches) == self.length:
+            return self._replay(batches, rates, any(watched))
+        losses, shares = _empty(batches)
+        for i, wanted in enumerate(watched):
+            self._step(i, batches, rates, losses, shares, wanted)
+        return losses, shares
+
+    def _step(self, i, batches, rates, losses, shares, watched) -> None:
+        loss, share = self.model(batches[i], watched)
+        self.stack.step(loss, rates[i])
+        losses[i] = loss.detach()
+        if share is not None:
+            shares[i] = share
+
+    def _replay(self, batches, rates, watched: bool) -> tuple[Tensor, Tensor]:
+        if self.graph is None:
+            self._capture(batches, rates, watched)
+        for held, new in zip(self.inputs, (batches, rates), strict=True):
+            held.copy_(new, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+    def _capture(self, batches, rates, watched: bool) -> None:
+        """Record ``length`` steps, after a rehearsal on the same stream that leaves no trace."""
+        self.inputs = batches.clone(), rates.clone()
+        self.outputs = _empty(batches)
+        graph = torch.cuda.CUDAGraph()
+        with CAPTURING:
+            rehearse(self.stack, lambda: self._step(0, *self.inputs, *self.outputs, watched))
+            torch.cuda.current_stream().synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for i in range(self.length):
+                    self._step(i, *self.inputs, *self.outputs, watched)
+            finally:
+                graph.capture_end()
+        self.graph = graph
+
+    def release(self) -> None:
+        """Give the graph and its memory back."""
+        self.graph = None
+        self.inputs = self.outputs = ()
+
+
+CAPTURING = threading.Lock()  # one capture at a time
+
+
+def _empty(batches: Int[Tensor, "k R B"]) -> tuple[Tensor, Tensor]:
+    """Arrays for the losses and shares of ``k`` steps, of which nothing is known yet."""
+    shape, device = batches.shape[:2], batches.device
+    losses = torch.empty(shape, dtype=torch.float32, device=device)
+    return losses, torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+
+
+def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
+    """Run a step a few times, as a capture requires, and take back all that it changed."""
+    before = {
+        part: {name: x.clone() for name, x in tensors.items()}
+        for part, tensors in stack.state().items()
+    }
+    for _ in range(times):
+        step()
+    stack.restore(before)

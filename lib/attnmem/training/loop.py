@@ -1,0 +1,189 @@
+"""What all protocols share: chunks of steps, looks in between, runs that are done, stored states.
+
+A protocol trains a chunk of steps at a time (:meth:`Protocol.advance`). Between two chunks a
+training can be stored, and it can go on later as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..results import Run
+from .data import Examples, Order, Pairs, Whole
+from .engine import CHUNK, Stack, Steps, chunk_length
+
+
+class Found(NamedTuple):
+    """What a run reached, in the fields of :class:`attnmem.results.Outcome`."""
+
+    accuracy: float | None
+    loss: float | None
+    curve: tuple[float, ...] | None = None
+    best_step: int | None = None
+    saturated: tuple[float, ...] | None = None
+    served: tuple[float, ...] | None = None
+    serving: tuple[float, ...] | None = None
+    diverged: int | None = None
+
+
+def diverged_at(step: int) -> Found:
+    """Of a run whose loss was seen not to be finite after ``step`` steps."""
+    return Found(None, None, diverged=step)
+
+
+def rounded(shares: Iterable[float]) -> tuple[float, ...]:
+    """Shares to four places, as rows hold them."""
+    return tuple(round(share, 4) for share in shares)
+
+
+# --- what all protocols share ---------------------------------------------------------------------
+
+
+class Protocol:
+    """One stack of runs, trained as published.
+
+    Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps.
+
+    Args:
+        runs: Runs that are equal but for what may vary within a stack (:attr:`varies`).
+        device: Where they are trained.
+        stays: See :class:`attnmem.training.engine.Stack`.
+    """
+
+    varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
+
+    def __init__(
+        self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
+    ) -> None:
+        self.stack = Stack(runs, device, stays=stays)
+        self.run = runs[0]  # for what all have in common
+        self.last = max(run.steps for run in runs)
+        self.count = 0  # steps so far
+        self.found: dict[str, Found] = {}  # the best so far, by the runs' keys
+        self.finished: set[str] = set()
+        self.order = self.draw(runs, device)
+        self.steps = Steps(self.stack, self.losses, chunk_length(self.interval))
+
+    # What a subclass says.
+
+    interval: int  # steps between two looks
+    data: Pairs | Examples
+
+    def draw(self, runs: Sequence[Run], device: torch.device) -> Order | Whole:
+        """Put ``self.data`` on the device; returns the order of the batches."""
+        raise NotImplementedError
+
+    def losses(self, index: Int[Tensor, "R B"], watched: bool) -> tuple[Tensor, Tensor | None]:
+        """The runs' losses on a batch and, if ``watched``, the share of it that is right."""
+        raise NotImplementedError
+
+    def rate(self, run: Run, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        raise NotImplementedError
+
+    def watches(self, step: int) -> bool:
+        """Whether the share that is right is wanted of a step, counted from 0."""
+        return False
+
+    def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
+        """After every chunk: note what the runs have reached after ``self.count`` steps."""
+        raise NotImplementedError
+
+    # What follows from it.
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.count >= self.last or len(self.finished) == len(self.stack.runs)
+
+    def advance(self) -> None:
+        """Make a chunk of steps: up to the next look, or a part of the way."""
+        to_look = self.interval - self.count % self.interval
+        longest = self.steps.length if self.steps.length > 1 else CHUNK
+        length = min(longest, to_look, self.last - self.count)
+        steps = range(self.count, self.count + length)
+        rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
+        rates = torch.tensor(rates, dtype=torch.float64)
+        if self.stack.device.type == "cuda":
+            rates = rates.pin_memory().to(self.stack.device, non_blocking=True)
+        watched = [self.watches(step) for step in steps]
+        losses, shares = self.steps(self.order.take(length), rates, watched)
+        self.count += length
+        self.look(losses, shares)
+        if self.finished and not self.stack.stays and not self.done:
+            self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        left = [p for p, run in enumerate(self.stack.runs) if run.key not in self.finished]
+        self.stack.keep(left)
+        self.order.keep(left)
+        self.data.keep(left)
+        self.finished = set()
+
+    def at_interval(self, run: Run) -> bool:
+        """Whether a run is to be looked at after ``self.count`` steps."""
+        inside = self.count <= run.steps and run.key not in self.finished
+        return inside and (self.count % self.interval == 0 or self.count == run.steps)
+
+    def note(self, run: Run, now: Found, better: bool) -> None:
+        """Keep what a run has reached after ``self.count`` steps if it is ``better``.
+
+        A run is finished when its steps are made, when it stops early, or when it has diverged.
+        """
+        if now.loss is None or not math.isfinite(now.loss):
+            self.found[run.key] = diverged_at(self.count)
+        elif better or run.key not in self.found:
+            self.found[run.key] = now._replace(best_step=self.count)
+        best = self.found[run.key]
+        stopped = run.early_stop and best.accuracy == 1
+        if stopped or best.diverged or self.count >= run.steps:
+            self.finished.add(run.key)
+
+    def release(self) -> None:
+        """Give back what the steps hold on the device."""
+        self.steps.release()
+
+    # Storing and going on.
+
+    def state(self) -> dict[str, Any]:
+        """All that a training depends on, as tensors, numbers, lists and dictionaries."""
+        return {
+            "runs": [run.key for run in self.stack.runs],
+            "count": self.count,
+            "found": {key: list(found) for key, found in self.found.items()},
+            "finished": sorted(self.finished),
+            "order": self.order.state(),
+            "stack": self.stack.state(),
+            "more": self.more(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave for the same runs."""
+        places = {run.key: place for place, run in enumerate(self.stack.runs)}
+        left = [places[key] for key in state["runs"]]
+        if len(left) < len(places):
+            self.stack.keep(left)
+            self.order.keep(left)
+            self.data.keep(left)
+        self.count, self.finished = state["count"], set(state["finished"])
+        self.found = {key: Found(*map(_plain, found)) for key, found in state["found"].items()}
+        self.order.restore(state["order"])
+        self.stack.restore(state["stack"])
+        self.restore_more(state["more"])
+
+    def more(self) -> dict[str, Any]:
+        """What else a subclass stores."""
+        return {}
+
+    def restore_more(self, more: dict[str, Any]) -> None:
+        """Take it back."""
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

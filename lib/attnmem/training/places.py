@@ -1,0 +1,139 @@
+"""Where a training runs: a stream of its own on a GPU, one thread on a CPU; all set back after it.
+
+Settings of torch that hold for the whole process are changed only while something trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from ..checks import refuse
+
+
+@contextlib.contextmanager
+def place(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Prepare this thread for training on ``device``, and set everything back afterwards.
+
+    Args:
+        device: A CPU or a GPU.
+        tf32: Whether float32 products may be computed in TF32, on a GPU.
+
+    Raises:
+        ValueError: There is no such GPU.
+    """
+    if device.type != "cuda":
+        with _one_thread(), _flushing_denormals():
+            keep_memory()
+            yield
+        return
+    if not torch.cuda.is_available():
+        refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")
+    with _PRECISION.using(tf32), _own_stream(device):
+        yield
+
+
+# --- GPU ------------------------------------------------------------------------------------------
+
+_STREAMS = threading.local()
+
+
+@contextlib.contextmanager
+def _own_stream(device: torch.device) -> Iterator[None]:
+    """A stream for each thread, so that stacks trained by several threads fill a GPU together.
+
+    All stacks of a thread use the same one, in rehearsal, capture and replay: cuBLAS keeps a
+    workspace for every stream, which graphs that are replayed at once must not share.
+    """
+    streams = vars(_STREAMS)
+    with torch.cuda.device(device):
+        if device not in streams:
+            streams[device] = torch.cuda.Stream()
+        with torch.cuda.stream(streams[device]):
+            try:
+                yield
+            finally:
+                streams[device].synchronize()
+
+
+class _Precision:
+    """TF32 on or off for all threads that train at once; the setting is the process's."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.before = threading.Lock(), 0, False
+
+    @contextlib.contextmanager
+    def using(self, tf32: bool) -> Iterator[None]:
+        """Hold the setting; refuse it while other threads train with the other one."""
+        settings = torch.backends.cuda.matmul
+        with self.lock:
+            if self.users and settings.allow_tf32 != tf32:
+                refuse("tf32", tf32, f"{not tf32}, as in the trainings that run at the same time")
+            if not self.users:
+                self.before, settings.allow_tf32 = settings.allow_tf32, tf32
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                if not self.users:
+                    settings.allow_tf32 = self.before
+
+
+_PRECISION = _Precision()
+
+
+# --- CPU ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread inside operations: small products gain nothing from more, and rows stay the same.
+
+    Denormal numbers, too, are only flushed on the thread that asks for it.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _flushing_denormals() -> Iterator[None]:
+    """Round numbers below the normal range to zero on this thread.
+
+    Processors compute with such numbers in microcode, many times slower. The softmax weights of
+    saturated heads and their gradients hold many. Added to weights near one, a number below 1e-38
+    changes no digit of float32.
+    """
+    before = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+# glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+_MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
+
+
+@functools.cache
+def keep_memory() -> None:
+    """Let the C library keep freed memory: a step frees and asks for the same blocks again.
+
+    Without this, each large array is mapped afresh and its pages zeroed, a quarter of the time of
+    a step on a CPU. Where the C library knows no such option, nothing changes. It holds for the
+    process, once it is done.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        for option, size in _MALLOC_OPTIONS.items():
+            ctypes.CDLL(None).mallopt(option, size)

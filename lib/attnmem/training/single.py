@@ -1,0 +1,102 @@
+"""The layer of Mahdavi et al.'s theorem by itself: random weights, and descent from them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import MHAWeights, check_features, mha
+from ..checks import check_integer, check_number, checked_by, refuse
+
+
+def _check_xavier(heads, dim, head_dim, outputs, seed) -> None:
+    sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "outputs": outputs}
+    for name, value in sizes.items():
+        check_integer(name, value)
+    check_integer("seed", seed, least=0)
+
+
+@checked_by(_check_xavier)
+def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> MHAWeights:
+    """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
+
+    Args:
+        heads: ``H``.
+        dim: ``d``.
+        head_dim: ``d_h``.
+        outputs: ``d_out``.
+        seed: Of the draw.
+
+    Returns:
+        Weights in torch's default dtype.
+
+    Raises:
+        ValueError: A size below 1, or a negative seed.
+
+    Example:
+        >>> xavier(heads=2, dim=5, head_dim=3, outputs=4, seed=0).W_D.shape
+        torch.Size([5, 4])
+    """
+    g = torch.Generator().manual_seed(seed)
+    shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]
+    return MHAWeights(
+        *(
+            (2 * torch.rand(*shape, generator=g) - 1) * math.sqrt(6 / sum(shape[-2:]))
+            for shape in shapes
+        )
+    )
+
+
+def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
+    check_features(weights, contexts, queries)
+    check_integer("steps", steps)
+    check_number("lr", lr, least=0.0, most=1.0)
+    if labels.shape != queries.shape[:1]:
+        refuse("labels", f"shape {tuple(labels.shape)}", f"one for each of {len(queries)} queries")
+
+
+@checked_by(_check_descend)
+def descend(
+    weights: MHAWeights,
+    contexts: Tensor,
+    queries: Float[Tensor, "T d"],
+    labels: Tensor,
+    *,
+    steps: int,
+    lr: float,
+) -> tuple[MHAWeights, Float[Tensor, " steps"]]:
+    """Gradient descent on the layer of the theorem: Adam on the whole set at once.
+
+    Args:
+        weights: Where it starts; they are not changed.
+        contexts: One for all, ``(n, d)``, or one for each query, ``(T, n, d)``.
+        queries: ``T`` of them.
+        labels: Integers are classes, learned by cross-entropy of the outputs. Real numbers are met
+            in the mean square by the one output.
+        steps: At least 1.
+        lr: The rate of the first step, in (0, 1]. It falls along a cosine to zero.
+
+    Returns:
+        The last weights, and the loss before every step, in the precision of the arguments.
+
+    Raises:
+        ValueError: Arguments that do not fit together, by name.
+    """
+    leaves = MHAWeights(*(W.detach().clone().requires_grad_() for W in weights))
+    optimizer = torch.optim.Adam(leaves, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    losses = []
+    for _ in range(steps):
+        outputs = mha(leaves, contexts, queries)
+        real = labels.is_floating_point()
+        loss = F.mse_loss(outputs[:, 0], labels) if real else F.cross_entropy(outputs, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.detach())
+    return MHAWeights(*(W.detach() for W in leaves)), torch.stack(losses)

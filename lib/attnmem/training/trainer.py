@@ -1,0 +1,239 @@
+"""Runs in, outcomes out: which runs are trained at once, and their training from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import results
+from ..checks import check_integer, refuse
+from ..results import Outcome, Run
+from .checkpoints import Checkpoint
+from .loop import Protocol
+from .models import FAMILIES, parameter_count
+from .places import place
+from .protocols import PROTOCOLS, Bigrams
+
+CPU = torch.device("cpu")
+
+
+def configuration(run: Run) -> Run:
+    """What the seeds of one cell of a grid have in common: everything but the seed."""
+    return dataclasses.replace(run, seed=0)
+
+
+def _shape(run: Run) -> tuple[Any, ...]:
+    """What runs that can be trained at once have in common."""
+    varies = PROTOCOLS[run.task].varies
+    fields = dataclasses.asdict(run).items()
+    return tuple(value for name, value in fields if name not in varies)
+
+
+def _check(runs: Sequence[Run]) -> None:
+    if not runs:
+        refuse("runs", "none", "at least one")
+    for run in runs:
+        family = FAMILIES.get(run.model)
+        if not family or run.task not in family.tasks or run.variant not in family.variants:
+            what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
+            refuse("runs", what, "a known model, variant and task")
+    if shapes := len({_shape(run) for run in runs}) - 1:
+        varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
+        refuse("runs", f"{shapes + 1} different shapes", f"runs that differ by {varies} only")
+
+
+def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
+    """Runs in groups that are trained at once, in the order in which they first occur.
+
+    On a CPU a group holds the seeds of one cell. On a GPU it holds all runs of one shape, as many
+    as fit into the memory that each of ``workers`` has.
+
+    Example:
+        >>> from attnmem import experiments
+        >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
+        [2, 2, 2]
+    """
+    check_integer("workers", workers)
+    on_gpu = torch.device(device).type == "cuda"
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_shape(run) if on_gpu else configuration(run), []).append(run)
+    if not on_gpu:
+        return list(groups.values())
+    free = torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else 0
+    return [part for group in groups.values() for part in admitted(group, 0.8 * free / workers)]
+
+
+def admitted(runs: Sequence[Run], memory: float) -> list[list[Run]]:
+    """Runs in groups that need at most ``memory`` bytes by :func:`footprint`, or hold one run."""
+    groups: list[list[Run]] = [[]]
+    taken = 0
+    for run in runs:
+        needed = footprint(run)
+        if groups[-1] and taken + needed > memory:
+            groups.append([])
+            taken = 0
+        groups[-1].append(run)
+        taken += needed
+    return groups
+
+
+def footprint(run: Run) -> int:
+    """Bytes that a run takes on a device, estimated from above: data, weights, and one step.
+
+    Of a step, what the backward pass reads: for each example its tokens, and for each head logits,
+    weights and their gradients for every token, and four vectors of the head's width.
+    """
+    own = run.context != "shared"
+    tokens = run.n * run.d if own else 0
+    data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
+    each = tokens + run.H * (4 * run.n + 4 * max(run.d, run.d_h)) + 4 * (run.N or 1)
+    each += 3 * (run.width or 0)
+    looked_at = 4096 if run.context else 8192
+    return 4 * (data + 5 * parameter_count(run) + (run.layers * run.batch + looked_at) * each)
+
+
+def operations(run: Run) -> int:
+    """Floating-point operations of the matrix products in one step, counted while one is made.
+
+    A product of shapes ``(a, b)`` and ``(b, c)`` counts ``2 a b c``; the backward pass is included.
+    """
+    run = dataclasses.replace(run, T=max(run.batch, 1))
+    protocol = PROTOCOLS[run.task]([run], CPU)
+    rates = torch.zeros(1, 1, dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter:
+        protocol.steps(protocol.order.take(1), rates, [False])
+    return counter.get_total_flops()
+
+
+def opening(run: Run, epochs: int) -> tuple[float, ...]:
+    """The beginning of a run's curve, without the rest of its training; on the CPU.
+
+    Args:
+        run: A training on bigrams.
+        epochs: How many points of the curve.
+    """
+    with place(CPU, tf32=False):
+        protocol = Bigrams([run], CPU)
+        while len(protocol.curve) < epochs and not protocol.done:
+            protocol.advance()
+    return tuple(round(accuracy.item(), 4) for accuracy in protocol.curve)
+
+
+def train(
+    runs: Sequence[Run],
+    *,
+    device: str = "cpu",
+    tf32: bool = False,
+    checkpoints: Path | None = None,
+) -> list[Outcome]:
+    """Train runs of one shape at once; one outcome each, in their order.
+
+    Everything is computed in float32, whatever torch's default is. A run whose loss is not finite
+    any more has an outcome that says so (``diverged``); the others go on.
+
+    Args:
+        runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
+            examples and steps, and by their rates.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ...
+        tf32: Whether a GPU may compute products in TF32; recorded in the rows.
+        checkpoints: A folder in which the state of a long training is stored once a minute. The
+            same call goes on from there, and ends with the outcomes that it would have had.
+
+    Returns:
+        Outcomes. ``wall_s`` is the stack's time shared equally among its runs.
+
+    Raises:
+        ValueError: ``runs`` that cannot be trained at once, a device that is not there, or a
+            checkpoint that cannot be read.
+    """
+    _check(runs)
+    where = torch.device(device)
+    with place(where, tf32):
+        kind = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+        checkpoint = Checkpoint(checkpoints, runs, kind, tf32)
+        seconds, found = _trained(runs, where, checkpoint)
+    origin = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
+    wall_s = round(seconds / len(runs), 3)
+    return [Outcome(wall_s=wall_s, tf32=tf32, **origin, **found[run.key]._asdict()) for run in runs]
+
+
+def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> tuple:
+    """Seconds spent, in this process and before, and what was found, by key."""
+    start = time.perf_counter()
+    one = {configuration(run) for run in runs}
+    protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(one) == 1 else True)
+    if state := checkpoint.load():
+        protocol.restore(state["protocol"])
+        start -= state["seconds"]
+    try:
+        while not protocol.done:
+            protocol.advance()
+            if checkpoint.due:
+                seconds = time.perf_counter() - start
+                checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
+    finally:
+        protocol.release()
+    checkpoint.remove()
+    return time.perf_counter() - start, protocol.found
+
+
+def selfcheck(device: str, runs: Sequence[Sequence[Run]], steps: int = 128) -> list[str]:
+    """Train short stacks in several ways and say how far the ways are apart; an empty list is good.
+
+    Captured steps against steps made one by one on the same device, to the last bit; and against a
+    CPU, within the rounding of float32 grown over ``steps`` steps.
+
+    Args:
+        device: A GPU; a CPU is compared with itself.
+        runs: Stacks to try, one after the other.
+        steps: How many steps, at most.
+
+    Returns:
+        A sentence for every comparison that failed.
+    """
+    failed = []
+    for stack in runs:
+        losses = {}
+        for name, where, captured in (
+            ("captured", device, True),
+            ("eager", device, False),
+            ("on a CPU", "cpu", False),
+        ):
+            with place(torch.device(where), tf32=False):
+                losses[name] = first_losses(stack, torch.device(where), steps, captured)
+        what = f"{stack[0].experiment} ({stack[0].model}, {stack[0].task})"
+        if not torch.equal(losses["captured"], losses["eager"]):
+            worst = (losses["captured"] - losses["eager"]).abs().max()
+            failed.append(f"{what}: captured and single steps differ by up to {worst:.1e}")
+        apart = (losses["captured"] - losses["on a CPU"]).abs() / losses["on a CPU"].abs()
+        if not apart.max() < 1e-2:
+            failed.append(f"{what}: {apart.max():.1e} from the losses on a CPU")
+    return failed
+
+
+def first_losses(
+    runs: Sequence[Run], device: torch.device, steps: int, captured: bool
+) -> torch.Tensor:
+    """The losses ``(steps, R)`` of the first steps, on the host."""
+    protocol: Protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
+    seen = []
+
+    def record(losses, shares):
+        seen.append(losses.cpu())
+
+    protocol.look = record
+    if not captured:
+        protocol.steps.length = 0
+    try:
+        while sum(map(len, seen)) < steps and not protocol.done:
+            protocol.advance()
+    finally:
+        protocol.release()
+    return torch.cat(seen)[:steps]

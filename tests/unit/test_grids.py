@@ -1,0 +1,169 @@
+"""The grids are the published ones, and every cell of them is one run for each seed."""
+
+import dataclasses
+
+import pytest
+
+from attnmem import experiments, training
+
+
+def of(name, profile="paper"):
+    return experiments.runs(name, profile)
+
+
+def values(name, field):
+    return sorted({getattr(run, field) for run in of(name)})
+
+
+COUNTS = {
+    "dana-exp1": 11 * 7 * 5,
+    "dana-exp2": 10 * 5,
+    "dana-exp3": 11 * 5,
+    "dana-exp5-aot": 3 * 7 * 5,
+    "dana-exp5-mlp": 3 * 7 * 5,
+    "dana-exp6": 6 * 20,
+    "dana-dim1": 3 * 6 * 5,
+    "dana-dim2": 11 * 5,
+    "dana-dim5": 3 * 6 * 5,
+    "dana-depth1": 3 * 6 * 5,
+    "dana-depth2": 10 * 5,
+    "dana-depth5": 3 * 6 * 5,
+    "mahdavi-fig2a": 8 * 4 * 6,
+    "mahdavi-fig2b": 8 * 4 * 6,
+    "mahdavi-fig2c": 12 * 3 * 6,
+    "mahdavi-fig3": 2 * 6,
+    "mahdavi-fig4-heads": 8 * 6 * 6,
+    "mahdavi-fig4-context": 8 * 5 * 6,
+    "mahdavi-fig5-shared-heads": 8 * 5 * 6,
+    "mahdavi-fig5-shared-context": 8 * 4 * 6,
+    "mahdavi-fig5-random-heads": 8 * 5 * 6,
+    "mahdavi-fig5-random-context": 8 * 5 * 6,
+}
+
+
+def test_every_published_experiment_has_every_run():
+    assert {name: len(of(name)) for name in experiments.PUBLISHED} == COUNTS
+    mahdavi = [n for n in COUNTS if n.startswith("mahdavi")]
+    assert sum(len(experiments.runs(n, "paper", seeds=1)) for n in mahdavi) == 342
+
+
+def test_no_two_runs_are_the_same():
+    runs = [
+        run
+        for name, experiment in experiments.EXPERIMENTS.items()
+        for profile in experiments.PROFILES
+        for variant in experiment.variants
+        for run in experiments.runs(name, profile, variant=variant)
+    ]
+    assert len({run.key for run in runs}) == len(runs)
+    assert len({run.key for run in runs}) > sum(COUNTS.values())
+
+
+def test_variants_differ_by_their_name_only():
+    assert [run.variant for run in experiments.runs("dana-exp6", "paper", 1, variant="paper")] == (
+        6 * ["paper"]
+    )
+    for name in ("dana-exp2", "dana-exp3", "dana-exp6", "dana-dim2"):
+        for variant in experiments.EXPERIMENTS[name].variants:
+            theirs = [
+                dataclasses.replace(run, variant="code")
+                for run in experiments.runs(name, "paper", variant=variant)
+            ]
+            assert theirs == of(name)
+
+
+def test_a_part_of_a_grid():
+    part = experiments.runs("dana-exp1", "paper", 2, where={"d": 10, "H": 6})
+    assert [(run.d, run.H, run.seed) for run in part] == [(10, 6, 0), (10, 6, 1)]
+    assert set(part) < set(of("dana-exp1"))
+
+
+def test_the_other_trainings_of_experiment_5_change_one_thing():
+    for model in ("aot", "mlp"):
+        [published] = {
+            dataclasses.replace(run, seed=0)
+            for run in experiments.runs(f"dana-exp5-{model}", "paper", where={"d": 10})
+            if (run.H, run.width) in ((21, None), (1, 400))
+        }
+        for change, field, expected in (
+            ("rates", "lr", {0.01, 0.03, 0.3, 1.0}),
+            ("longer", "steps", {65536}),
+        ):
+            runs = of(f"dana-exp5-{model}-{change}")
+            assert {getattr(run, field) for run in runs} == expected
+            back = {"experiment": published.experiment, field: getattr(published, field), "seed": 0}
+            assert {dataclasses.replace(run, **back) for run in runs} == {published}
+
+
+@pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
+def test_the_learning_rates_are_those_of_the_sheet(name):
+    last = 2.5e-3 if "depth" in name else 1e-4 if name in ("dana-exp5-mlp", "dana-dim5") else 5e-4
+    for run in of(name):
+        assert run.lr * run.lr_start == pytest.approx(2.5e-3 if "depth" in name else 1e-2)
+        assert run.lr * run.lr_end == pytest.approx(last)
+        assert run.steps == 64 * (run.T // run.batch)
+
+
+def test_sizes_of_the_bigram_grids():
+    assert values("dana-exp1", "H") == [1, 6, 11, 16, 21, 26, 31]
+    assert all(run.d == run.d_h for run in of("dana-exp1"))
+    assert values("dana-exp2", "d_h") == list(range(1, 11))
+    assert values("dana-exp3", "d") == list(range(5, 16))
+    assert {(r.d_h, r.H, r.N, r.batch, r.T) for r in of("dana-exp3")} == {(10, 20, 50, 256, 16384)}
+    assert {(r.N, r.d) for r in of("dana-exp6")} == {(10, 2)}
+    mlp = [r for r in of("dana-exp5-mlp") if r.d == 10]
+    assert sorted({r.width for r in mlp}) == [0, 100, 200, 300, 400, 500, 600]
+    assert {(r.N, r.batch, r.T) for r in mlp} == {(70, 1024, 1024 * 256)}
+    assert sorted({r.width for r in of("dana-dim5") if r.d == 40}) == list(range(0, 801, 160))
+    assert sorted({r.width for r in of("dana-depth5") if r.d == 7}) == list(range(0, 281, 56))
+    assert {r.layers for r in of("dana-depth2")} == {3}
+    assert values("dana-dim2", "d_h") == [1, *range(5, 51, 5)]
+
+
+def test_parameters_of_experiment_5_are_equal_by_the_papers_count():
+    for aot, mlp in zip(of("dana-exp5-aot"), of("dana-exp5-mlp"), strict=True):
+        assert (aot.d, aot.seed) == (mlp.d, mlp.seed)
+        assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
+
+
+def test_the_budget_is_one_number_of_parameters():
+    runs = experiments.runs("dana-budget", "paper", variant="paper")
+    assert {run.d_h for run in runs} == {1, 2, 5, 10}
+    assert len({training.parameter_count(run) for run in runs}) == 1
+
+
+def test_sizes_of_the_memorization_grids():
+    for name in (n for n in COUNTS if n.startswith("mahdavi")):
+        for run in of(name):
+            least = 300_000 if name in ("mahdavi-fig2c", "mahdavi-fig3") else 50_000
+            assert run.steps == max(500 * run.T // 256, least)
+            assert (run.d, run.batch, run.lr, run.evaluate_every) == (64, 256, 1e-3, 500)
+            assert run.context == ("random" if "fig4" in name or "random" in name else "shared")
+            assert (run.N is None) == (run.task == "reals") == ("fig5" in name)
+            assert run.early_stop == (name != "mahdavi-fig3" and "fig5" not in name)
+    assert values("mahdavi-fig2a", "T") == [10_000, 20_000, 30_000, 40_000]
+    assert values("mahdavi-fig2c", "d_h") == [*range(10, 61, 5), 64]
+    assert {(r.H, r.T) for r in of("mahdavi-fig3")} == {(4, 550), (8, 1300)}
+    assert values("mahdavi-fig4-heads", "T") == list(range(30_000, 130_001, 20_000))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: experiments.runs("dana-exp9", "paper"), "name"),
+        (lambda: experiments.runs("dana-exp1", "full"), "profile"),
+        (lambda: experiments.runs("dana-exp1", "paper", seeds=0), "seeds"),
+        (lambda: experiments.runs("dana-exp1", "paper", variant="paper"), "variant"),
+        (lambda: experiments.runs("dana-exp1", "paper", where={"depth": 3}), "where"),
+        (lambda: experiments.runs("dana-exp1", "paper", where={"d": 99}), "where"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call()
+
+
+def test_stacks_hold_runs_that_differ_by_seed_only():
+    for stack in training.stacks(of("dana-exp1")):
+        assert [run.seed for run in stack] == list(range(5))
+        assert len({dataclasses.replace(run, seed=0) for run in stack}) == 1
