@@ -158,8 +158,12 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     P = {name: 4 * W.double()[None] for name, W in P.items()}
     torch.manual_seed(0)
     inputs = [torch.randn(1, B, d, dtype=torch.float64) for B in (n, 100)]
-    jacobians = torch.func.jacrev(lambda P: training.mha_outputs(P, run, *inputs)[0, :, 0])(P)
-    J = torch.cat([J.flatten(1) for J in jacobians.values()], dim=1)
+
+    def outputs(*weights):
+        return training.mha_outputs(dict(zip(P, weights, strict=True)), run, *inputs)[0, :, 0]
+
+    jacobians = torch.autograd.functional.jacobian(outputs, tuple(P.values()))
+    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
     ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
     assert numerical_rank(J, rtol=1e-12) == ceiling
 

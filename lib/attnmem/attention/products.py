@@ -85,7 +85,7 @@ def attention_logits(
         orders["shared keys first"] = chain_cost(n, d, d_h, d) + B * n * d
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
-            asked = _asked(W_Q, W_K, context)
+            [asked] = _asked(W_Q, W_K, context)
             logits = asked.flatten(-3, -2) @ query.mT  # examples last: long rows
             return logits.unflatten(-2, (H, n)).transpose(-3, -1)
         case "head product first":
@@ -100,68 +100,69 @@ def attention_logits(
 def _asked(
     W_Q: Float[Tensor, "*runs H d d_h"],
     W_K: Float[Tensor, "*runs H d d_h"],
-    tokens: Float[Tensor, "*data m d"],
-) -> Float[Tensor, "*allruns H m d"]:
-    """``E W_K W_Q^T``: what a query is multiplied with to give its logits at shared tokens."""
+    *sets: Float[Tensor, "... d"],
+) -> list[Float[Tensor, "... d"]]:
+    """``E W_K W_Q^T`` for sets of tokens, ``(*allruns, H, m, d)``: a query times it is logits."""
     d, d_h = W_Q.shape[-2:]
-    tokens = tokens[..., None, :, :]
-    if product_first(tokens.shape[-2], d, d_h, d):
-        return tokens @ (W_K @ W_Q.mT)
-    return (tokens @ W_K) @ W_Q.mT
+    sets = [tokens[..., None, :, :] for tokens in sets]
+    if product_first(sum(tokens.shape[-2] for tokens in sets), d, d_h, d):
+        product = W_K @ W_Q.mT
+        return [tokens @ product for tokens in sets]
+    return [(tokens @ W_K) @ W_Q.mT for tokens in sets]
 
 
 def embedded_logits(
     W_Q: Float[Tensor, "*runs H d d_h"],
     W_K: Float[Tensor, "*runs H d d_h"],
     embedding: Float[Tensor, "*runs c d"],
-    places: Float[Tensor, "*shared n d"],
+    places: Float[Tensor, "... n d"],
     context: Float[Tensor, "*data B n c"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B n H"]:
     """The logits at own tokens ``x W + p``, which are never formed.
 
     A token is linear in ``x`` and in the indicator of its place. So the rows of ``W`` and the
-    places go through the maps as shared tokens would, once for all examples.
+    places go through the heads' maps as shared tokens would, once for all examples.
 
     Args:
         W_Q: Query maps of the heads.
         W_K: Key maps of the heads.
-        embedding: The matrix ``W``.
-        places: One vector ``p`` for every place of a context.
+        embedding: The matrix ``W``, with the run axes of the maps.
+        places: One vector ``p`` for every place; without run axes if all runs have the same.
         context: Own contexts, before they are embedded.
         query: One embedded vector per example.
 
     Returns:
-        The logits, heads last.
+        The logits, stored with the heads last.
     """
-    c, n = embedding.shape[-2], places.shape[-2]
-    basis = torch.cat([embedding, places.expand(*embedding.shape[:-2], -1, -1)], dim=-2)
-    of_tokens, of_places = _asked(W_Q, W_K, basis).split([c, n], dim=-2)  # (*allruns, H, c or n, d)
-    key = (query @ of_tokens.flatten(-3, -2).mT).unflatten(-1, (-1, c))
-    by_place = query @ of_places.transpose(-3, -2).flatten(-3, -2).mT
-    return _inner_products(context, key) + by_place.unflatten(-1, (n, -1))
+    of_rows, of_places = _asked(W_Q, W_K, embedding, places)
+    key = (query @ of_rows.flatten(-3, -2).mT).unflatten(-1, of_rows.shape[-3:-1])
+    of_places = of_places.transpose(-3, -2)  # (*runs, n, H, d)
+    by_place = query @ of_places.flatten(-3, -2).mT
+    logits = _inner_products(context, key)
+    return logits.add_(by_place.unflatten(-1, of_places.shape[-3:-1]))
 
 
 def embedded_values(
     W_V: Float[Tensor, "*runs H d"],
     embedding: Float[Tensor, "*runs c d"],
-    places: Float[Tensor, "*allruns n d"],
+    places: Float[Tensor, "... n d"],
     context: Float[Tensor, "*data B n c"],
 ) -> Float[Tensor, "*allruns B n H"]:
-    """The values of own tokens ``x W + p``, which are never formed, in heads with scalar values.
+    """The values of own tokens ``x W + p`` in heads with scalar values; tokens are never formed.
 
     Args:
         W_V: One vector a head.
-        embedding: The matrix ``W``.
-        places: One vector ``p`` for every place of a context.
+        embedding: The matrix ``W``, with the run axes of the vectors.
+        places: One vector ``p`` for every place; without run axes if all runs have the same.
         context: Own contexts, before they are embedded.
 
     Returns:
-        The values, heads last.
+        The values, stored with the heads last.
     """
-    n = context.shape[-2]
     of_tokens = _inner_products(context.flatten(-3, -2), W_V @ embedding.mT)
-    return of_tokens.unflatten(-2, (-1, n)) + (places @ W_V.mT)[..., None, :, :]
+    by_place = (places @ W_V.mT)[..., None, :, :]
+    return of_tokens.unflatten(-2, context.shape[-3:-1]).add_(by_place)
 
 
 def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allruns B H n"]:
@@ -178,13 +179,14 @@ def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allr
 
 
 def attend_values(
-    logits: Float[Tensor, "*allruns B n H"], values: Float[Tensor, "*tokens n H"]
+    logits: Float[Tensor, "*allruns B n H"], values: Float[Tensor, "*allruns ... n H"]
 ) -> tuple[Float[Tensor, "*allruns B H n"], Float[Tensor, "*allruns B H"]]:
     r"""Attention weights, and :math:`\sum_s \alpha_{h,s} v_{h,s}` for heads with scalar values.
 
     Args:
-        logits: As :func:`attention_logits` or :func:`embedded_logits` returns them.
-        values: The values of own tokens ``(*allruns, B, n, H)``, or of shared ones, without ``B``.
+        logits: As :func:`attention_logits` returns them.
+        values: The values of own tokens ``(*allruns, B, n, H)`` or of shared ones
+            ``(*allruns, n, H)``.
 
     Returns:
         The attention weights and the attended values.
@@ -203,33 +205,30 @@ class _Attended(torch.autograd.Function):
     ``alpha (v - y) g`` for outputs ``y``: no product of their size is kept but ``alpha``.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(logits, values):
+    def forward(ctx, logits, values):
         alpha = logits.softmax(dim=-2)
         if values.shape[-1] == 1:
-            return alpha, values.mT @ alpha
-        return alpha, (alpha * values).sum(dim=-2, keepdim=True)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        alpha, attended = output
-        ctx.save_for_backward(inputs[1], alpha, attended)
+            attended = values.mT @ alpha
+        else:
+            attended = (alpha * values).sum(dim=-2, keepdim=True)
+        ctx.save_for_backward(values, alpha, attended)
         ctx.set_materialize_grads(False)
+        return alpha, attended
 
     @staticmethod
     def backward(ctx, g_alpha, g):
         values, alpha, attended = ctx.saved_tensors
-        g_logits, g_values = 0, None
-        if g_alpha is not None:
-            g_logits = alpha * (g_alpha - (alpha * g_alpha).sum(dim=-2, keepdim=True))
+        g_logits, g_values = None, None
         if g is not None and values.shape[-1] == 1:
-            g_logits = (values - attended) * g * alpha + g_logits
+            g_logits = ((values - attended) * g).mul_(alpha)
             g_values = alpha @ g.mT
         elif g is not None:
             g_values = alpha * g
-            g_logits = (values - attended) * g_values + g_logits
+            g_logits = (values - attended) * g_values
+        if g_alpha is not None:
+            of_alpha = alpha * (g_alpha - (alpha * g_alpha).sum(dim=-2, keepdim=True))
+            g_logits = of_alpha if g_logits is None else g_logits + of_alpha
         return g_logits, g_values
 
 
@@ -239,15 +238,10 @@ class _InnerProducts(torch.autograd.Function):
     Autograd forms ``x^T g`` instead, which is several times slower for many small matrices.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x, y):
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
         return x @ y.mT
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, g):
@@ -369,17 +363,11 @@ def _rows(table: Float[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Float[Te
 class _Rows(torch.autograd.Function):
     """:func:`_rows`; the gradient of the table is a product with the tokens' indicators."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(table, chosen):
-        return _rows(table, chosen)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        table, chosen = inputs
+    def forward(ctx, table, chosen):
         ctx.save_for_backward(chosen)
         ctx.N = table.shape[-2]
+        return _rows(table, chosen)
 
     @staticmethod
     def backward(ctx, g):
