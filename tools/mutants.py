@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "lib" / "attnmem"
 JUDGED, REPORT = ROOT / "tests" / "mutants.toml", ROOT / "tests" / "mutants.md"
 PROCESSES = 2
+BROKEN = 99  # the status of a process that did not come to its tests
 LOADED_ONCE = (
     "torch",
     "pandas",
@@ -98,7 +99,9 @@ class Collected(NamedTuple):
         jobs, again = {-1: partial(_run, session)}, set()
         for number, mutation in enumerate(mutations(ast.parse(self.module.read_text()))):
             if len(living.get(mutation.host, [])) == 1:
-                jobs[number] = partial(self._try, session, number, *living[mutation.host])
+                jobs[number] = partial(
+                    self._try, session, number, *living[mutation.host], mutation.host
+                )
             else:
                 again.add(number)
         again |= set(_passing(jobs, limit))
@@ -115,15 +118,18 @@ class Collected(NamedTuple):
         self.answer.write_text(json.dumps(times))
         return session.testsfailed or not times
 
-    def _try(self, session, number: int, function: types.FunctionType) -> int:
-        tree = ast.parse(self.module.read_text())
-        mutation = list(mutations(tree))[number]
-        mutation.apply()
-        codes = [compile(ast.fix_missing_locations(tree), self.module, "exec")]
+    def _try(self, session, number: int, function: types.FunctionType, name: str) -> int:
+        codes = [compile(_mutant(self.module, number), self.module, "exec")]
         for code in codes:  # which grows
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-        [function.__code__] = [code for code in codes if code.co_qualname == mutation.host]
+        [function.__code__] = [code for code in codes if code.co_qualname == name]
         return _run(session)
+
+
+def _mutant(module: Path, number: int) -> str:
+    tree = ast.parse(module.read_text())
+    list(mutations(tree))[number].apply()
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _run(session) -> int:
@@ -146,9 +152,7 @@ def _living(module: Path) -> dict[str, list[types.FunctionType]]:
 
 def _imported(module: Path, number: int, arguments: list[str]) -> int:
     """Run the tests where importing a module sees the text of a mutation, and no compiled file."""
-    tree = ast.parse(module.read_text())
-    list(mutations(tree))[number].apply()
-    text = ast.unparse(ast.fix_missing_locations(tree)).encode()
+    text = _mutant(module, number).encode()
     loader = importlib.machinery.SourceFileLoader
     read, stats = loader.get_data, loader.path_stats
     sys.dont_write_bytecode = True
@@ -173,14 +177,14 @@ def _fork(work: Callable[[], int], limit: float) -> int:
     """Do the work in another process, in silence; its id. The status is 0 if the work gives 0."""
     if pid := os.fork():
         return pid
-    code = 1
+    code = BROKEN
     try:
         os.setsid()
         signal.alarm(max(1, round(limit)))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = work()
     finally:
-        os._exit(bool(code))
+        os._exit(code)
 
 
 def _passing(jobs: dict[int, Callable[[], int]], limit: float) -> Iterator[int]:
@@ -195,6 +199,8 @@ def _passing(jobs: dict[int, Callable[[], int]], limit: float) -> Iterator[int]:
             os.killpg(pid, signal.SIGKILL)  # what its tests had started
         number = running.pop(pid)
         print(f"\r{len(waiting)} to do ", end="", file=sys.stderr, flush=True)
+        if os.waitstatus_to_exitcode(status) == BROKEN:
+            sys.exit(f"mutation {number} could not be tried")
         if status == 0:
             yield number
 
