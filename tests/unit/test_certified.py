@@ -392,3 +392,68 @@ def test_bad_arguments_of_transformers_are_named(call, name):
     weights, sequences = transformer()
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         call(weights, sequences, torch.zeros(13, dtype=torch.int64))
+
+
+# --- memorization, at its edges -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_the_certified_error_is_the_exact_one_rounded_up(skip):
+    """One example, and heads that attend to its three tokens alike: an output in fractions."""
+    g = torch.Generator().manual_seed(0)
+    n, d, d_h, H = 3, 5, 2, 2
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d, d_h), (H * d_h, d), (d, 7)]
+    Q, K, V, O, D = (torch.randn(*shape, generator=g, **F64) for shape in shapes)
+    layer = MHAWeights(torch.zeros_like(Q), K, V, O, D)
+    E, e, y = (torch.randn(*shape, generator=g, **F64) for shape in ((n, d), (1, d), (1, 7)))
+    proof = certified_memorization(layer, E, e, y, skip=skip)
+
+    def times(row, matrix):
+        columns = zip(*matrix.tolist(), strict=True)
+        return [sum(a * Fraction(b) for a, b in zip(row, c, strict=True)) for c in columns]
+
+    mean = [sum(map(Fraction, column)) / n for column in zip(*E.tolist(), strict=True)]
+    heads = [value for V_h in V for value in times(mean, V_h)]
+    inner = times(heads, O)
+    if skip:
+        inner = [a + Fraction(b) for a, b in zip(inner, e[0].tolist(), strict=True)]
+    output = times(inner, D)
+    exact = max(abs(a - Fraction(b)) for a, b in zip(output, y[0].tolist(), strict=True))
+    assert exact < Fraction(proof.error) < exact * Fraction(1 + 1e-15)
+    assert (proof.rank, proof.bits) == (1, 128)
+    # Only one entry of a feature is used, the largest: it alone makes up for the error.
+    needed = exact / max(map(abs, mean))
+    assert needed < Fraction(proof.shift) < needed * Fraction(1 + 1e-15)
+    assert 0 < proof.radius < 1e-30
+
+
+def test_precision_is_raised_until_a_correction_is_proven():
+    """Two queries that differ by 2^-150: 128 bits cannot tell their two attention weights apart."""
+    one = torch.eye(2, **F64)
+    layer = MHAWeights(one[None], one[None], one[None], one, one)
+    e = torch.tensor([[0, 0], [0, 2.0**-150]], **F64)
+    for most_bits, found in [(128, (0, 128)), (255, (0, 128)), (256, (2, 256)), (512, (2, 256))]:
+        proof = certified_memorization(layer, one, e, torch.zeros(2, 2, **F64), most_bits=most_bits)
+        assert (proof.rank, proof.bits) == found
+        assert math.isfinite(proof.shift) == math.isfinite(proof.radius) == (proof.rank > 0)
+        assert proof.error == math.nextafter(0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w, E, e, y: ((w, E, e, y[:, 0]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y[:-1]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y[:, :1]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y * math.nan), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y.half()), {}), "labels"),
+        (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
+        (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
+        (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
+    ],
+)
+def test_bad_arguments_of_a_proof_are_named(change, name):
+    (weights, E, e), y = small_task(own=True)
+    arguments, options = change(weights, E, e, y)
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        certified_memorization(*arguments, **options)
