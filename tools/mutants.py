@@ -251,7 +251,7 @@ def main() -> None:
     sys.path.insert(0, str(LIBRARY.parent))
     for name in LOADED_ONCE:
         importlib.import_module(name)
-    sections, wrong = _sections(), []
+    wrong = []
     for name in wanted or modules:
         print(name, flush=True)
         judged = {
@@ -266,12 +266,8 @@ def main() -> None:
         wrong += [
             f"{name}, {f}: {text}: does not survive" for f, text in sorted(judged.keys() - left)
         ]
-        sections = {
-            n: s
-            for n, s in (sections | {name: section(name, found, judged)}).items()
-            if n in modules
-        }
-        REPORT.write_text("\n".join([HEAD, *(sections[n] for n in sorted(sections))]))
+        parts = _sections() | {name: section(name, found, judged)}
+        REPORT.write_text("\n".join([HEAD, *(parts[n] for n in sorted(parts) if n in modules)]))
     sys.exit("\n".join(wrong))
 
 
