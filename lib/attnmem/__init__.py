@@ -14,7 +14,8 @@ Rooms, from the ground up (nothing imports upwards):
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
 ``certificates``          proofs that a layer memorizes
 ``tasks``                 the data sets of the experiments
-``results``               the store of measured rows
+``rows``                  what a measurement is, and its text: configurations, outcomes, kinds
+``results``               the store of rows: one file for each experiment and profile
 ``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart
