@@ -18,7 +18,7 @@ EXTRAS := book,test,browser,certify,cluster,hub
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html test unit nbval browser chromium lint format wheel lock clean
+.PHONY: help env book run html test unit nbval browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -66,6 +66,9 @@ chromium: $(READY) # Debian's if it is there or root can install it, else the on
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && \
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
+
+mutants: $(READY) ## do the tests see small mistakes in the library? (MODULE=bounds.py: one; all: hours)
+	@$(BIN)/python tools/mutants.py $(MODULE)
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .

@@ -13,8 +13,8 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``attention``             the two layers
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
 ``tasks``                 the data sets of the experiments
-``rows``                  what a row of measurements is, and its text
-``results``               the files of rows
+``rows``                  what a measurement is, and its text: configurations, outcomes, kinds
+``results``               the store of rows: one file for each experiment and profile
 ``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart

@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
-from plain import TRAINERS, association_run, bigram_run, memorization_run
 
 from attnmem import experiments, training
 from attnmem.training import protocols
 from attnmem.training.engine import Stack
 from attnmem.training.loop import Found, Protocol
 from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization
+
+from plain import TRAINERS, association_run, bigram_run, memorization_run
 
 CPU = torch.device("cpu")
 
