@@ -35,11 +35,7 @@ from .generic import gaussian, map_scale
 from .mahdavi import read_out
 from .sequences import dependent_subset, impossible_subset, offered_rank
 
-SHARP = (
-    30.0,
-    10.0,
-    100.0,
-)  # standard deviations of the drawn logits, tried in turn
+SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
 SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
 FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
 ENOUGH = 0.99  # share of the exact margin at which no further draw is made
@@ -326,7 +322,7 @@ def fitted(
     solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
-    back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular; then no margin is
+    back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
     )
