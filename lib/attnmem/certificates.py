@@ -226,7 +226,7 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
     square = flint().arb_mat([[row[j] for j in columns] for row in Z.tolist()])
     try:
         solution = square.solve(residual)
-    except ZeroDivisionError:  # flint's way to say that the ball contains a singular matrix
+    except ZeroDivisionError:  # flint raises it if the ball contains a singular matrix
         return None
     whole = flint().arb_mat(Z.ncols(), residual.ncols())
     for j, row in zip(columns, solution.tolist(), strict=True):

@@ -14,7 +14,7 @@ from .attention import AoTWeights, aot
 from .checks import check_integer, check_size, check_tensor, check_tokens, checked_by
 
 EVERY = 50  # steps between two counts of what is right
-SPREAD = 3.0  # of the logits at the start: softer attention than training usually starts from
+SPREAD = 3.0  # standard deviation of the logits at the start
 
 
 def _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, seed, steps, rate) -> None:

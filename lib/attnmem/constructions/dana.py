@@ -35,10 +35,10 @@ from .generic import gaussian, map_scale
 from .mahdavi import read_out
 from .sequences import dependent_subset, impossible_subset, offered_rank
 
-SHARP = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
-SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # of sequences that share tokens soft attention tells more
-FIRST, MOST = 9, 60  # draws: for the largest margin, and as long as none fits
-ENOUGH = 0.99  # of the margin that exact arithmetic would give: no further draw is made
+SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
+SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
+FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
+ENOUGH = 0.99  # share of the exact margin at which no further draw is made
 REFINEMENTS = 3
 
 
@@ -244,7 +244,7 @@ def memorize_aot(
             if worst > 0:
                 break
             _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
-        # Targets in a proper subspace, or with coincidences, may make M singular: jitter mends it.
+        # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
         jitter = goal / 4 if attempt else 0.0
         targets = _jittered(W_U[next_tokens], jitter, generator)
         spreads = SHARP if attempt < FIRST else SPREADS
@@ -322,7 +322,7 @@ def fitted(
     solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
-    back = torch.linalg.inv_ex(M).inverse  # infinite or NaN if M is singular: no margin then
+    back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
     )

@@ -31,7 +31,7 @@ from ..checks import (
 from ..independence import numerical_rank
 from .serving import EPS, dual_basis, orthogonal_direction, saturating_scale
 
-CARRIER, IDLE = 0, (1, 2)  # tokens
+CARRIER, IDLE = 0, (1, 2)  # indices of tokens
 TOLERANCE = 1e-8  # of the largest label
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
@@ -93,7 +93,7 @@ def memorize_scalars(
     served = torch.arange(len(queries), device=queries.device)
     groups = [group for group in served.tensor_split(heads) if len(group)]
     lowest, width = labels.min(), (labels.max() - labels.min()).clamp(min=EPS)
-    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention asked of the carrier
+    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention that the carrier is to have
     logit = torch.log((len(context) - 1) * share / (1 - share))
     lift = torch.linalg.pinv(context)  # context @ lift = identity
     pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
@@ -107,7 +107,7 @@ def memorize_scalars(
         c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
         W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
         W_K[head] = torch.stack([lift[:, CARRIER], c.sqrt() * pull], dim=1)
-    # The carrier is worth the width of the labels, and one constant is shared by all heads.
+    # The carrier's value spans the width of the labels. All heads share one constant.
     gain = width / (HIGH - LOW)
     constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
     W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()

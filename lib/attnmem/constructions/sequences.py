@@ -235,7 +235,7 @@ def subset_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: i
     moves = _moves(sequences)
     ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
     chosen = torch.cartesian_prod(*[torch.arange(2)] * len(sequences)).reshape(-1, len(sequences))
-    # Of small fractions in few rows: singular values that are not zero are far from it.
+    # The entries are simple fractions, so no singular value is small without being zero.
     r = torch.linalg.matrix_rank(chosen[..., None] * moves)
     L = (chosen @ ends).gt(0).sum(1)
     offered = heads * r.clamp(max=head_dim) + L.clamp(max=dim)

@@ -147,7 +147,7 @@ def orthogonal_direction(
     reach[head[:, None], served] = math.inf
     worst, best = reach.amin(dim=1).max(dim=1)
     zero = max(queries.shape) * EPS
-    if worst.min() <= zero:  # the first head and example, whatever rounding made of the zeros
+    if worst.min() <= zero:  # name the first head and example, not the smallest zero
         lost = int((worst <= zero).nonzero()[0])
         example = int((reach[lost, :, best[lost]] <= zero).nonzero()[0])
         _refuse_queries(f"example {example} in the span of others", served.shape[1])

@@ -159,7 +159,7 @@ def _aim(balls: BallMatrix) -> int:
     midpoints = np.array([[float(x) for x in row] for row in balls.mid().tolist()])
     if midpoints.size == 0 or not np.isfinite(midpoints).all():
         return 0
-    for axis in (1, 0):  # no rank changes, scales vanish
+    for axis in (1, 0):  # scaling changes no rank
         size = np.abs(midpoints).max(axis=axis, keepdims=True)
         midpoints = midpoints / np.where(size > 0, size, 1.0)
     return numerical_rank(torch.from_numpy(midpoints))

@@ -157,7 +157,7 @@ def _prefixes(
 
 
 def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block R"]:
-    """Which of the rows left come after the last one of each prefix."""
+    """Which of the remaining rows come after the last one of each prefix."""
     start = count - residual.shape[1]
     last = prefix[:, -1:] if prefix.shape[1] else prefix.new_full((1, 1), -1)
     return torch.arange(start, count, device=prefix.device) > last
@@ -171,7 +171,8 @@ def _smallest_circuit(
 ) -> int:
     r"""The size of the smallest dependent subset (the spark), for dependent non-zero unit rows.
 
-    Of a dependency ``sum_i x_i v_i = 0`` scaled to largest coefficient ``x_j = 1``:
+    A dependency ``sum_i x_i v_i = 0`` is scaled so that its largest coefficient is one. The
+    program is
 
     .. math:: \min \sum_i z_i, \quad -z_i \le x_i \le z_i, \quad x_i \ge 2 p_i - 1, \quad
               \sum_i p_i = 1, \quad z, p \in \{0, 1\}^T .

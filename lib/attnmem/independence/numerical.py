@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import FLOATS, check_finite, check_number, check_tensor, checked_by, refuse
 
-MARGIN = 2.0  # by this factor a ratio, or its square, must differ from the tolerance's to settle it
+MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
 
 
 def _check_rank(matrix, rtol, dtype) -> None:
@@ -114,7 +114,7 @@ def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor,
         The rank of each matrix.
     """
     left = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
-    if matrices.dtype == torch.float64:  # of float32 the squares have told as much before
+    if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
         left = ~_clearly_full_triangle(matrices, rtol)
     rank = torch.full(left.shape, min(matrices.shape[1:]), device=matrices.device)
     values = torch.linalg.svdvals(matrices[left])
