@@ -10,6 +10,8 @@ import pytest
 
 from chapters import ROOT
 
+pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
+
 HEADER = """\
 ---
 kernelspec:

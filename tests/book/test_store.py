@@ -1,10 +1,13 @@
 """The shipped rows: every one belongs to a grid, and what is not complete is listed here."""
 
+import functools
 import re
 
 import pytest
 
 from attnmem import assumptions, capacity, experiments, results
+
+pytestmark = pytest.mark.xdist_group("store")  # what they share is made once
 
 EVERY = [
     (name, variant)
@@ -17,6 +20,7 @@ CHECKED = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in
 UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could be reached
 
 
+@functools.cache
 def shipped(name):
     return results.read(results.file_of(name, "paper", results.SHIPPED))
 
