@@ -2,7 +2,7 @@
 
     python tools/run.py                         every chapter that changed since it last ran
     python tools/run.py --force                 every chapter, renewing all pictures
-    python tools/run.py mahdavi/capacity-by-construction -p heads 8
+    python tools/run.py mahdavi/poor-queries -p heads 8
                                                 one chapter with another parameter, into _build/runs
 
 A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. In a fresh

@@ -14,6 +14,8 @@ import pytest
 import run as runner
 from chapters import ROOT
 
+pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
+
 HEADER = """\
 ---
 kernelspec:
