@@ -179,7 +179,7 @@ def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allr
 
 
 def attend_values(
-    logits: Float[Tensor, "*allruns B n H"], values: Float[Tensor, "*allruns ... n H"]
+    logits: Float[Tensor, "*allruns B n H"], values: Float[Tensor, "*values n H"]
 ) -> tuple[Float[Tensor, "*allruns B H n"], Float[Tensor, "*allruns B H"]]:
     r"""Attention weights, and :math:`\sum_s \alpha_{h,s} v_{h,s}` for heads with scalar values.
 
