@@ -73,7 +73,7 @@ chromium: $(VENV)/.browser # Debian's if it is there or root can install it, els
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
 
-mutants: $(READY) ## do the tests see small mistakes in the library? (MODULE=bounds.py: one; all: hours)
+mutants: $(READY) ## do the tests see small mistakes in the library? (MODULE=scaling.py: one; all: hours)
 	@$(BIN)/python tools/mutants.py $(MODULE)
 
 lint: $(READY) ## style and formatting of code and notebooks

@@ -63,7 +63,9 @@ class Protocol:
     ) -> None:
         self.stack = Stack(runs, device, stays=stays)
         self.run = runs[0]  # for what all have in common
-        self.last = max(run.steps for run in runs)
+        self.ends = sorted(
+            {run.steps for run in runs}
+        )  # steps after which a run has all of its own
         self.count = 0  # steps so far
         self.found: dict[str, Found] = {}  # the best so far, by the runs' keys
         self.finished: set[str] = set()
@@ -100,13 +102,14 @@ class Protocol:
     @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
-        return self.count >= self.last or len(self.finished) == len(self.stack.runs)
+        return self.count >= self.ends[-1] or len(self.finished) == len(self.stack.runs)
 
     def advance(self) -> None:
-        """Make a chunk of steps: up to the next look, or a part of the way."""
+        """Make a chunk of steps: up to the next look or the end of a run, or a part of the way."""
         to_look = self.interval - self.count % self.interval
+        to_end = next(end for end in self.ends if end > self.count) - self.count
         longest = self.steps.length if self.steps.length > 1 else CHUNK
-        length = min(longest, to_look, self.last - self.count)
+        length = min(longest, to_look, to_end)
         steps = range(self.count, self.count + length)
         rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
         rates = torch.tensor(rates, dtype=torch.float64)

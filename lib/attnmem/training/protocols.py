@@ -73,7 +73,7 @@ class Bigrams(_OnPairs):
         self.interval = runs[0].T // runs[0].batch  # an epoch
         self.seen: list[Tensor] = []  # (2, R): accuracy and loss of a watched batch
         self.curve: list[Tensor] = []  # (R,) after every epoch
-        self.ends: list[Tensor] = []  # (R,) the loss of every epoch's last batch
+        self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
         super().__init__(runs, device, stays=stays)
 
     @override
@@ -91,14 +91,14 @@ class Bigrams(_OnPairs):
         self.seen += [torch.stack([shares[i], losses[i].double()]) for i in wanted]
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all())
-            self.ends.append(losses[-1].clone())
-        if self.count == self.last:
+            self.last_losses.append(losses[-1].clone())
+        if self.count == self.ends[-1]:
             self._conclude()
 
     def _conclude(self) -> None:
         accuracies, losses = torch.stack(self.seen).mean(dim=0).tolist()
         curves = torch.stack(self.curve, dim=1).tolist()
-        ends = torch.stack(self.ends, dim=1).tolist()
+        ends = torch.stack(self.last_losses, dim=1).tolist()
         for run, *found, curve, end in zip(
             self.stack.runs, accuracies, losses, curves, ends, strict=True
         ):
@@ -123,12 +123,13 @@ class Bigrams(_OnPairs):
 
     @override
     def more(self):
-        return {"seen": self.seen, "curve": self.curve, "ends": self.ends}
+        return {"seen": self.seen, "curve": self.curve, "last_losses": self.last_losses}
 
     @override
     def restore_more(self, more):
-        self.seen, self.curve, self.ends = (
-            [x.to(self.stack.device) for x in more[name]] for name in ("seen", "curve", "ends")
+        self.seen, self.curve, self.last_losses = (
+            [x.to(self.stack.device) for x in more[name]]
+            for name in ("seen", "curve", "last_losses")
         )
 
 
@@ -154,11 +155,11 @@ class Associations(_OnPairs):
 
     @override
     def watches(self, step):
-        return (step + 1) % self.interval == 0 or step + 1 == self.last
+        return (step + 1) % self.interval == 0 or step + 1 == self.ends[-1]
 
     @override
     def look(self, losses, shares):
-        if self.count % self.interval and self.count < self.last:
+        if self.count % self.interval and self.count < self.ends[-1]:
             return
         now = zip(self.stack.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
         for run, *reached in now:
