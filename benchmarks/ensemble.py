@@ -85,7 +85,7 @@ def plain_loop(run: Run, device: str) -> None:
 
 
 def compiled_program(runs: list[Run]) -> Callable[[], object]:
-    """Training all runs at once in JAX, from the engine's weights: compiled now, run when called."""
+    """Training all runs at once in JAX from the engine's weights: compiled now, run when called."""
     import jax
     import jax.numpy as jnp
 
