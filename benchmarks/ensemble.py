@@ -1,21 +1,29 @@
-"""The engine against the plain loop, side by side in one process, on Dana et al.'s Experiment 1.
+"""The engine beside a plain loop and a compiled program, and beside the machine's product rate.
 
-    python benchmarks/ensemble.py [--d 10] [--epochs 2] [--device cpu] [--threads 2]
+    python benchmarks/ensemble.py [--d 10] [--steps 128] [--device cpu]
 
-The plain loop trains one model at a time as such code is usually written: an ``nn.Module`` with an
+Dana et al.'s Experiment 1 is trained three times, for every number of heads. The plain loop trains
+one model at a time as such code is usually written: an ``nn.Module`` with an
 ``nn.MultiheadAttention`` per head, a DataLoader, all places computed, PyTorch's Adam. The engine
-trains the same runs (7 numbers of heads, 5 seeds) for as many steps; on a CPU in as many Python
-threads as the plain loop may use inside its operations. Printed: seconds of both, their ratio, runs
-per second against the size of the stack, and the fraction of the machine's measured rate of matrix
-products. Both start from scratch, data and initial weights included.
+and the compiled program train the seeds of a cell at once. The compiled program is JAX's: ``vmap``
+over the runs and ``scan`` over the steps, under ``jit``. The engine also counts right answers after
+every epoch, which the other two do not.
+
+The floor of a step is the number of its operations, as :func:`attnmem.training.operations` counts
+them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model only
+engine and floor are compared. On a CPU everything runs on one core. JAX is optional: ``pip install
+-e '.[bench]'``.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
+import math
+import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +32,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attnmem import experiments, training
 from attnmem.results import Run
+
+MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
+    ("shared", 20, 32),
+    ("random", 20, 5),
+    ("random", 20, 32),
+]
 
 
 class PlainModel(nn.Module):
@@ -48,29 +62,77 @@ class PlainModel(nn.Module):
         return self.unembedding(x)
 
 
-def plain_loop(run: Run, epochs: int, device: str) -> float:
-    """Train one model; its mean accuracy over the last epoch."""
+def bigrams(run: Run) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of tokens and their next tokens."""
+    tokens = torch.randint(run.N, (run.T, 2))
+    table = torch.randint(run.N, (run.N, run.N))
+    return tokens, table[tokens[:, 0], tokens[:, 1]]
+
+
+def plain_loop(run: Run, device: str) -> None:
+    """Train one model."""
     torch.manual_seed(run.seed)
     model = PlainModel(run).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr * run.lr_start)
-    tokens = torch.randint(run.N, (run.T, 2))
-    table = torch.randint(run.N, (run.N, run.N))
-    dataset = TensorDataset(tokens, table[tokens[:, 0], tokens[:, 1]])
-    loader = DataLoader(dataset, batch_size=run.batch, shuffle=True)
-    for _ in range(epochs):
-        accuracies = []
+    loader = DataLoader(TensorDataset(*bigrams(run)), batch_size=run.batch, shuffle=True)
+    for _ in range(run.steps // len(loader)):
         for batch, answers in loader:
-            batch, answers = batch.to(device), answers.to(device)
-            logits = model(batch)[:, -1]
-            loss = F.cross_entropy(logits, answers)
+            logits = model(batch.to(device))[:, -1]
+            loss = F.cross_entropy(logits, answers.to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            accuracies.append((logits.argmax(-1) == answers).float().mean().item())
-    return sum(accuracies) / len(accuracies)
 
 
-def seconds(work, device: str) -> float:
+def compiled_program(runs: list[Run]) -> Callable[[], object]:
+    """Training all runs at once in JAX from the engine's weights: compiled now, run when called."""
+    import jax
+    import jax.numpy as jnp
+
+    run = runs[0]
+
+    def loss(P, tokens, answers):
+        x = P["embedding"][tokens]
+        a = x + P["positions.0"][:2]
+        last = a[:, 1]
+        q = jnp.einsum("bd,hkd->bhk", last, P["W_Q.0"]) * run.d_h**-0.5
+        k = jnp.einsum("bsd,hkd->bshk", a, P["W_K.0"])
+        alpha = jax.nn.softmax(jnp.einsum("bhk,bshk->bhs", q, k), axis=-1)
+        v = jnp.einsum("bsd,hkd->bshk", a, P["W_V.0"])
+        z = jnp.einsum("bhs,bshk->bhk", alpha, v)
+        y = x[:, 1] + jnp.einsum("bhk,hdk->bd", z, P["W_O.0"])
+        scores = jax.nn.log_softmax(y @ P["unembedding"].T)
+        return -jnp.take_along_axis(scores, answers[:, None], axis=1).mean()
+
+    def step(state, batch):
+        P, first, second, count = state
+        value, g = jax.value_and_grad(loss)(P, *batch)
+        count = count + 1
+        first = jax.tree.map(lambda m, x: 0.9 * m + 0.1 * x, first, g)
+        second = jax.tree.map(lambda s, x: 0.999 * s + 0.001 * x * x, second, g)
+        unbiased = jnp.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+        rate = run.lr * run.lr_start * unbiased
+        P = jax.tree.map(lambda p, m, s: p - rate * m / (jnp.sqrt(s) + 1e-8), P, first, second)
+        return (P, first, second, count), value
+
+    def train(P, tokens, answers):
+        zeros = jax.tree.map(jnp.zeros_like, P)
+        state = (P, zeros, jax.tree.map(jnp.zeros_like, P), 0.0)
+        return jax.lax.scan(step, state, (tokens, answers))[1]
+
+    weights = [training.aot_parameters(run, training.generator(run, "weights")) for run in runs]
+    P = {name: jnp.stack([W[name].numpy() for W in weights]) for name in weights[0]}
+    epochs = run.steps * run.batch // run.T
+    data = [[part.repeat(epochs, *[1] * (part.ndim - 1)) for part in bigrams(run)] for run in runs]
+    tokens, answers = (
+        jnp.stack([part.view(run.steps, run.batch, *part.shape[1:]).numpy() for part in parts])
+        for parts in zip(*data, strict=True)
+    )
+    compiled = jax.jit(jax.vmap(train)).lower(P, tokens, answers).compile()
+    return lambda: jax.block_until_ready(compiled(P, tokens, answers))
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
     """Wall time of ``work()``, the device's queue included."""
     start = time.perf_counter()
     work()
@@ -80,7 +142,7 @@ def seconds(work, device: str) -> float:
 
 
 def product_rate(device: str, size: int = 1024, times: int = 10) -> float:
-    """Floating-point operations a second of square float32 matrix products."""
+    """Floating-point operations a second of square float32 matrix products, the best of five."""
     A = torch.randn(size, size, device=device)
 
     def work():
@@ -88,56 +150,112 @@ def product_rate(device: str, size: int = 1024, times: int = 10) -> float:
             A @ A
 
     work()
-    return times * 2 * size**3 / seconds(work, device)
+    return times * 2 * size**3 / min(seconds(work, device) for _ in range(5))
 
 
-def operations(run: Run) -> int:
-    """Of one step of one run: forward and about twice as much backward (see the sweeps chapter)."""
-    B, S, d = run.batch, 2, run.d
-    per_head = 2 * d**3 + 2 * B * d * d + 2 * B * S * d
-    return 3 * 2 * run.H * per_head
+def shortened(run: Run, steps: int) -> Run:
+    """The same run for about ``steps`` steps: whole epochs, or one shorter one."""
+    T = min(run.T, steps * run.batch)
+    return dataclasses.replace(run, T=T, steps=steps - steps % (T // run.batch))
+
+
+def bigram_stacks(d: int, steps: int) -> list[list[Run]]:
+    """The cells of Experiment 1 with one dimension, all seeds of each."""
+    runs = [run for run in experiments.runs("dana-exp1", "paper") if run.d == d]
+    cells: dict[int, list[Run]] = {}
+    for run in runs:
+        cells.setdefault(run.H, []).append(shortened(run, steps))
+    return list(cells.values())
+
+
+def compiled_times(stack: list[Run], device: str) -> tuple[float, float]:
+    """Seconds to compile and to train; not numbers where JAX is not installed."""
+    if importlib.util.find_spec("jax") is None:
+        return math.nan, math.nan
+    programs: list[Callable[[], object]] = []
+    compiling = seconds(lambda: programs.append(compiled_program(stack)), device)
+    programs[0]()  # warm up
+    return compiling, seconds(programs[0], device)
+
+
+def compare(stack: list[Run], device: str, rate: float) -> None:
+    """One line: milliseconds per step of all runs of a stack, by each of the three."""
+    run, per_step = stack[0], 1e3 / stack[0].steps
+    short = [shortened(run, 2) for run in stack]
+    training.train(short, device=device)  # warm up
+    plain_loop(short[0], device)
+    plain = per_step * len(stack) * seconds(lambda: plain_loop(run, device), device)
+    engine = per_step * seconds(lambda: training.train(stack, device=device), device)
+    compiling, compiled = compiled_times(stack, device)
+    jax = per_step * compiled
+    floor = 1e3 * len(stack) * training.operations(run) / rate
+    print(
+        f"  {run.H:3} {plain:9.2f} {engine:9.2f} {jax:9.2f} {compiling:9.1f} {floor:9.3f}"
+        f" {plain / engine:9.1f} {jax / engine:9.2f} {floor / engine:9.2f}",
+        flush=True,
+    )
+
+
+def memorization_step(context: str, H: int, n: int, steps: int, device: str, rate: float) -> None:
+    """One line: the engine's step of one model of Mahdavi et al.'s, and its floor.
+
+    The time is the difference of a longer and a shorter training, so that what happens once, data
+    and the evaluation at the end, does not count.
+    """
+    [first, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
+    sizes = {"context": context, "H": H, "n": n, "T": 4 * first.batch}
+    run = dataclasses.replace(first, profile="benchmark", early_stop=False, **sizes)
+    took = [
+        min(seconds(lambda run=run: training.train([run], device=device), device) for _ in range(3))
+        for run in (
+            dataclasses.replace(run, steps=count, evaluate_every=count)
+            for count in (steps, 2 * steps)
+        )
+    ]
+    engine = 1e3 * (took[1] - took[0]) / steps
+    counted = training.operations(run)
+    floor = 1e3 * counted / rate
+    print(
+        f"  {context:6} {H:3} {n:3} {counted / 1e6:8.0f} {engine:9.2f} {floor:9.2f}"
+        f" {floor / engine:9.2f}",
+        flush=True,
+    )
 
 
 def main() -> None:
-    """Print the comparison."""
+    """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--d", type=int, default=10)
-    parser.add_argument("--epochs", type=int, default=2, help="at least 2")
+    parser.add_argument("--steps", type=int, default=128)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    device, epochs = arguments.device, arguments.epochs
-
-    runs = [run for run in experiments.runs("dana-exp1", "paper") if run.d == arguments.d]
-    steps = epochs * (runs[0].T // runs[0].batch)
-    runs = [dataclasses.replace(run, steps=steps) for run in runs]
-
-    training.train([dataclasses.replace(runs[0], H=2)], device=device)  # warm up
-    plain_loop(dataclasses.replace(runs[0], H=2), 1, device)
-    stacks = training.stacks(runs)[::-1]  # the long ones first
-    workers = arguments.threads if device == "cpu" else 1
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        engine = seconds(
-            lambda: list(pool.map(lambda s: training.train(s, device=device), stacks)), device
-        )
-    plain = seconds(lambda: [plain_loop(run, epochs, device) for run in runs], device)
-    print(f"{len(runs)} runs of Exp. 1 at d = {arguments.d}, {steps} steps each, {device}")
-    print(f"  plain loop {plain:8.1f} s   {1e3 * plain / steps:8.1f} ms per step of all runs")
-    print(f"  engine     {engine:8.1f} s   {1e3 * engine / steps:8.1f} ms per step of all runs")
-    print(f"  ratio      {plain / engine:8.1f}")
+    device, steps = arguments.device, arguments.steps
+    torch.set_num_threads(1)
+    if device == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of JAX's threads too
 
     rate = product_rate(device)
-    done = steps * sum(operations(run) for run in runs) / engine
-    print(f"matrix products here: {rate / 1e9:.0f} GFLOP/s; the engine: {done / 1e9:.1f}, ", end="")
-    print(f"a fraction of {done / rate:.2f}")
+    print(f"one core of {device}" if device == "cpu" else device, end="; ")
+    print(f"matrix products at {rate / 1e9:.0f} GFLOP/s")
+    stacks = bigram_stacks(arguments.d, steps)
+    run = stacks[0][0]
+    print(f"Exp. 1 at d = {run.d}, {run.steps} steps; ms per step of {len(stacks[0])} runs:")
+    if importlib.util.find_spec("jax") is None:
+        print("  JAX is not installed: pip install -e '.[bench]' for its column")
+    print("    H     plain    engine       JAX compile/s     floor plain/eng   JAX/eng floor/eng")
+    for stack in stacks:
+        compare(stack, device, rate)
+    print("Mahdavi et al.'s model, one run:")
+    print("  context  H   n   MFLOP   ms/step  floor/ms floor/eng")
+    for cell in MEMORIZATION:
+        memorization_step(*cell, steps, device, rate)
 
-    cell = next(run for run in runs if run.H == 16)
-    print("runs per second (of the full 4096 steps) against the size of the stack, H = 16:")
+    cell = next(stack[0] for stack in stacks if stack[0].H == 16)
+    print("Exp. 1, H = 16: runs a second (of the full 4096 steps) against the size of the stack:")
     for size in (1, 2, 5, 10, 20):
         stack = [dataclasses.replace(cell, seed=seed) for seed in range(size)]
         took = seconds(lambda stack=stack: training.train(stack, device=device), device)
-        print(f"  {size:3} runs: {size / took * steps / 4096:.3f}")
+        print(f"  {size:3} runs: {size / took * cell.steps / 4096:.3f}", flush=True)
 
 
 if __name__ == "__main__":

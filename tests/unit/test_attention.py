@@ -158,21 +158,22 @@ BROADCAST = [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 1), (3,)), ((2
 
 
 def two_tokens(sizes, of_weights, of_data, dtype=torch.float64):
-    """Maps, other tokens and queries, which are not the last token, with their gradients wanted."""
+    """Maps, the other token, queries and last tokens, which differ, with their gradients wanted."""
     H, d, d_h, d_v, d_o, B = sizes
     shapes = [(H, d, d_h), (H, d, d_h), (H, d_v, d), (H, d_o, d_v)]
     tensors = [torch.randn(*of_weights, *shape, dtype=dtype) for shape in shapes]
-    tensors += [torch.randn(*of_data, *shape, dtype=dtype) / d for shape in ((1, d, B), (d, B))]
+    columns = [(1, d, B), (d, B), (d, B)]
+    tensors += [torch.randn(*of_data, *shape, dtype=dtype) / d for shape in columns]
     return [tensor.requires_grad_() for tensor in tensors]
 
 
-def head_by_head(W_Q, W_K, W_V, W_O, others, query):
-    """``sum_h W_O^h W_V^h sigmoid(q^T W_Q^h W_K^hT delta) delta``, a head at a time."""
+def head_by_head(W_Q, W_K, W_V, W_O, others, query, last):
+    """``sum_h W_O^h W_V^h (x_n + sigmoid(q^T W_Q^h W_K^hT delta) delta)``, a head at a time."""
     delta, out = others[..., 0, :, :], 0
     for h in range(W_Q.shape[-3]):
         into_q, into_k, into_v, out_of = (W[..., h, :, :] for W in (W_Q, W_K, W_V, W_O))
         logits = ((into_q.mT @ query) * (into_k.mT @ delta)).sum(dim=-2, keepdim=True)
-        out = out + out_of @ into_v @ (logits.sigmoid() * delta)
+        out = out + out_of @ into_v @ (last + logits.sigmoid() * delta)
     return out
 
 

@@ -6,7 +6,7 @@ last one, :math:`\delta_s = x_s - x_n`: one token less to attend to, and
 .. math:: \textstyle\sum_h W_O^h W_V^h z_h = \bigl(\sum_h W_O^h W_V^h\bigr) x_n
           + \sum_h W_O^h W_V^h \sum_{s<n} \alpha_{h,s} \delta_s .
 
-Three roads lead to the last sum; :func:`attend_and_add_columns` takes the cheapest.
+Three roads lead to these sums; :func:`attend_and_add_columns` takes the cheapest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .products import add_heads, attend, chain_cost, product_first
+
+Sums = Float[Tensor, "*allruns d_o B"]  # over heads
 
 SHORT = 8  # tokens up to which a loop runs over them; its gain was measured at 2 only
 # Multiplications inside a matrix product that take as long as one number that is written, read and
@@ -75,12 +77,11 @@ def attend_and_add_columns(
         The sum over heads, one column per example.
     """
     last = context[..., -1, :, :]
-    out = _over_heads(W_O) @ W_V.flatten(-3, -2) @ last
     if context.shape[-3] == 1:
-        return out
+        return _of_last(W_V, W_O, last)
     others = context[..., :-1, :, :] - last[..., None, :, :]
     road = _cheapest_road(W_Q, W_O, others)
-    return out + road(W_Q, W_K, W_V, W_O, others, query)
+    return road(W_Q, W_K, W_V, W_O, others, query, last)
 
 
 def _cheapest_road(W_Q: Tensor, W_O: Tensor, others: Tensor) -> Callable[..., Tensor]:
@@ -103,6 +104,11 @@ def _cheapest_road(W_Q: Tensor, W_O: Tensor, others: Tensor) -> Callable[..., Te
     return min(costs, key=costs.__getitem__)
 
 
+def _of_last(W_V: Tensor, W_O: Tensor, last: Tensor) -> Float[Tensor, "*allruns d_o B"]:
+    """What all heads make of the last token, by two products whatever the number of heads."""
+    return _over_heads(W_O) @ W_V.flatten(-3, -2) @ last
+
+
 def _over_heads(W: Float[Tensor, "*runs H d_o k"]) -> Float[Tensor, "*runs d_o Hk"]:
     """One matrix whose product with all heads' vectors is the sum over heads."""
     return W.transpose(-3, -2).flatten(-2)
@@ -111,14 +117,14 @@ def _over_heads(W: Float[Tensor, "*runs H d_o k"]) -> Float[Tensor, "*runs d_o H
 # --- any number of other tokens, narrow heads -----------------------------------------------------
 
 
-def _through_narrow_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+def _through_narrow_heads(W_Q, W_K, W_V, W_O, others, query, last) -> Sums:
     """Keys and values of every token: nothing is larger than ``H (d_h + d_v) B``."""
     q = _projected(W_Q.mT, query)
     k = _projected(W_K.mT[..., None, :, :, :], others)  # (*allruns, m, H, d_h, B)
     alpha = _softmax_with_zero((q[..., None, :, :, :] * k).sum(dim=-2))
     v = _projected(W_V[..., None, :, :, :], others)
     z = (alpha[..., None, :] * v).sum(dim=-4)
-    return _over_heads(W_O) @ z.flatten(-3, -2)
+    return _of_last(W_V, W_O, last) + _over_heads(W_O) @ z.flatten(-3, -2)
 
 
 def _projected(
@@ -137,7 +143,7 @@ def _softmax_with_zero(logits: Float[Tensor, "*runs m H B"]) -> Float[Tensor, "*
 # --- any number of other tokens, wide heads -------------------------------------------------------
 
 
-def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query, last) -> Sums:
     """Attended tokens of every head, of size ``H d B``; products of two maps where cheaper."""
     (d, d_h), (d_o, d_v), B = W_Q.shape[-2:], W_O.shape[-2:], query.shape[-1]
     if product_first(B, d, d_h, d):
@@ -146,8 +152,10 @@ def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*al
         keys = W_K @ _projected(W_Q.mT, query)
     z = _Mixture.apply(keys, others.expand(*keys.shape[:-3], -1, -1, -1))
     if product_first(B, d, d_v, d_o):
-        return _over_heads(W_O @ W_V) @ z.flatten(-3, -2)
-    return _over_heads(W_O) @ (W_V @ z).flatten(-3, -2)
+        out = _over_heads(W_O @ W_V) @ z.flatten(-3, -2)
+    else:
+        out = _over_heads(W_O) @ (W_V @ z).flatten(-3, -2)
+    return _of_last(W_V, W_O, last) + out
 
 
 class _Mixture(torch.autograd.Function):
@@ -200,7 +208,7 @@ def _mixtures(
 # --- one other token ------------------------------------------------------------------------------
 
 
-def _through_outer_products(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+def _through_outer_products(W_Q, W_K, W_V, W_O, others, query, last) -> Sums:
     r"""Logits and mixtures by products with ``H x d^2`` matrices, for :math:`m = 1`.
 
     With :math:`A_h = W_Q^h (W_K^h)^\top` and :math:`M_h = W_O^h W_V^h`, one row a head each,
@@ -210,11 +218,11 @@ def _through_outer_products(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, 
 
     Nothing is larger than ``d (d + d_o) B``, whatever the number of heads.
     """
-    arguments = (W_Q @ W_K.mT, W_O @ W_V, query, others[..., 0, :, :])
-    axes = (3, 3, 2, 2)
-    runs = torch.broadcast_shapes(*(x.shape[:-k] for x, k in zip(arguments, axes, strict=True)))
-    expanded = (x.expand(*runs, *x.shape[-k:]) for x, k in zip(arguments, axes, strict=True))
-    return _OuterProducts.apply(*expanded)
+    A, M, delta = W_Q @ W_K.mT, W_O @ W_V, others[..., 0, :, :]
+    runs = torch.broadcast_shapes(A.shape[:-3], query.shape[:-2])
+    maps = (x.expand(*runs, *x.shape[-3:]) for x in (A, M))
+    columns = (x.expand(*runs, *x.shape[-2:]) for x in (query, delta))
+    return M.sum(dim=-3) @ last + _OuterProducts.apply(*maps, *columns)
 
 
 class _OuterProducts(torch.autograd.Function):
