@@ -72,9 +72,12 @@ def survivors(tests: list[str], module: Path) -> Survivors:
         if status:
             sys.exit(f"{module.name}: its tests fail, or there are none: {' '.join(tests)}")
         limit, again = json.load(answer)
-    jobs = {number: partial(_imported, module, number, arguments) for number in again}
+    jobs = {-1: partial(_test, arguments, [])}
+    jobs |= {number: partial(_imported, module, number, arguments) for number in again}
+    left = set(_passing(jobs, limit))
+    left.remove(-1)  # no mutation
     every = list(mutations(ast.parse(module.read_text())))
-    return Survivors([every[number] for number in sorted(_passing(jobs, limit))], len(every))
+    return Survivors([every[number] for number in sorted(left)], len(every))
 
 
 class Collected(NamedTuple):

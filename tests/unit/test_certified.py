@@ -439,6 +439,33 @@ def test_precision_is_raised_until_a_correction_is_proven():
         assert proof.error == math.nextafter(0.5, 1)
 
 
+def narrowed(weights):
+    """The same layer with an output that is no longer as wide as its queries."""
+    return weights._replace(W_O=weights.W_O[:, :-1], W_D=weights.W_D[:-1])
+
+
+def test_features_are_enclosed_of_what_fits_only():
+    weights, E, e = small_task(own=True)[0]
+    with pytest.raises(ValueError, match=r"^context: got .*; expected 5 along axis -1"):
+        enclosed_features(weights, E[..., :-1], e)
+    with pytest.raises(ValueError, match=r"^queries: got shape \(2, 9, 5\)"):
+        enclosed_features(weights, torch.stack([E, E]), torch.stack([e, e]))
+
+
+def test_the_radius_is_that_of_the_widest_ball_rounded_up():
+    """Labels of very different sizes, so balls of very different radii; a radius has 30 bits."""
+    layer, labels = small_task(own=False)
+    proof = certified_memorization(*layer, labels * torch.tensor([1, 2.0**60]))
+    assert proof.radius > 2.0**40 * certified_memorization(*layer, labels).radius
+    mantissa, _ = math.frexp(math.nextafter(proof.radius, 0))
+    assert (mantissa * 2**30).is_integer()
+
+
+def test_precision_ends_at_1024_bits():
+    (weights, E, e), labels = small_task(own=False)
+    assert certified_memorization(weights, E, e * 0, labels).bits == 1024
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -450,6 +477,9 @@ def test_precision_is_raised_until_a_correction_is_proven():
         (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
         (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
         (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
+        (lambda w, E, e, y: ((w, E[..., :-1], e, y), {}), "context"),
+        (lambda w, E, e, y: ((w, E, None, y), {}), "query"),
+        (lambda w, E, e, y: ((narrowed(w), E, e, y), {"skip": True}), "weights.W_O"),
     ],
 )
 def test_bad_arguments_of_a_proof_are_named(change, name):
