@@ -1,6 +1,5 @@
 """Running a study is resumable, on any executor; its rows are read in one way."""
 
-import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 
 import pytest
 
-from attnmem import __main__ as cli
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
 from attnmem.studies import run as running
@@ -164,8 +162,7 @@ def test_workers_train_what_one_process_trains(store):
     """Processes, and the threads that a GPU's streams need."""
     found = {}
     for device, kind in (("cpu", ProcessPoolExecutor), ("cuda", ThreadPoolExecutor), (None, None)):
-        pool = cli._workers(2, device) if device else contextlib.nullcontext()
-        with pool as workers:
+        with running.pool(2 if device else 1, device or "cpu") as workers:
             assert kind is None or isinstance(workers, kind)
             assert experiments.run("dana-exp6", "quick", "cpu", workers, seeds=1) == 3
         table = results.table("dana-exp6", "quick").sort_values("H")
