@@ -7,7 +7,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,9 +39,10 @@ class Pace(NamedTuple):
         return run.steps * (self.fixed + self.each * operations(run))
 
 
-def family(run: Run) -> Family:
-    """Trainings whose steps consist of the same products."""
-    return run.model, run.task, run.context, run.layers
+def family(run: Run | dict[str, Any]) -> Family:
+    """What trainings (or cells of grids) share whose steps consist of the same products."""
+    fields = run if isinstance(run, dict) else vars(run)
+    return fields["model"], fields["task"], fields["context"], fields["layers"]
 
 
 @functools.cache
@@ -127,12 +128,13 @@ class Paces:
         return pace_of_rows(same, self.kind, "its own rows")
 
     def _similar(self, run: Run) -> Pace | None:
-        """Of experiments in the same profile whose first cell is of the same family."""
+        """Of all experiments in the same profile that have cells of the same family."""
         rows = [
             row
             for name, other in EXPERIMENTS.items()
-            if family(other.runs(run.profile)[0]) == family(run)
+            if any(family(cell) == family(run) for cell in other.cells[run.profile])
             for row in read.rows(name, run.profile).values()
+            if family(row[0]) == family(run)
         ]
         return pace_of_rows(rows, self.kind, "rows of the same model")
 
