@@ -14,11 +14,12 @@ export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 READY  := $(VENV)/.ready
-EXTRAS := book,test,browser,certify,cluster,hub
+EXTRAS := book,test,certify,cluster,hub
+PIP     = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html test unit nbval browser chromium lint format wheel lock clean
+.PHONY: help env book run html test unit nbval browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,7 +29,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or \
 	  sys.exit(f"Python 3.11 to 3.13 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(PIP) --no-compile --editable '.[$(EXTRAS)]'
+	-@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing|transformers/models)/' $(VENV)/lib
+	@touch $@
+
+$(VENV)/.browser: $(READY)
+	$(PIP) --editable '.[browser]'
 	@touch $@
 
 env: $(READY) ## create the environment in .venv
@@ -45,28 +51,30 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'
 	$(BIN)/jupyter-book build . --all -n -W --keep-going
-	@$(BIN)/python tools/icons.py
 	@test -s _build/html/book/notebooks/front/overview.html
 
 test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
 
 unit: $(READY) ## library, theory and book-structure tests
 	$(SHOW) 'Library, theory, structure of the book'
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
 	  --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 300 -n 2 --dist loadscope book/notebooks
 
-browser: $(READY) chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
+browser: chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
 	$(SHOW) 'The book in a browser'
 	$(BIN)/python -m pytest -q -n 2 tests/browser
 
-chromium: $(READY) # Debian's if it is there or root can install it, else the one that playwright brings
+chromium: $(VENV)/.browser # Debian's if it is there or root can install it, else the one that playwright brings
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && \
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
+
+mutants: $(READY) ## do the tests see small mistakes in the library? (MODULE=bounds.py: one; all: hours)
+	@$(BIN)/python tools/mutants.py $(MODULE)
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .
@@ -83,7 +91,7 @@ wheel: $(READY) ## build the library's wheel into dist/
 
 lock: ## renew constraints.txt from pyproject.toml
 	$(PYTHON) -m venv --clear _build/lock
-	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS)]'
+	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS),browser]'
 	_build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean: ## remove everything that can be made again

@@ -5,10 +5,11 @@ import os
 import pytest
 import torch
 from hypothesis import settings
-from jaxtyping import install_import_hook
+
+import shapes
 
 os.environ.setdefault("TQDM_DISABLE", "1")
-install_import_hook("attnmem", "beartype.beartype")
+shapes.check("attnmem")
 
 # The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.
 settings.register_profile("same", deadline=None, derandomize=True, database=None)

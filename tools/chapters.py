@@ -135,11 +135,19 @@ def _assignments(source: str) -> Iterator[tuple[str, object]]:
             yield statement.targets[0].id, ast.literal_eval(statement.value)
 
 
-def fingerprint(chapter: str) -> str:
-    """Changes whenever a re-run of the chapter could change its notebook."""
+def inputs(chapter: str) -> str:
+    """A digest of all that a run of the chapter reads: its text, the library, data and tools."""
     decisive = ("_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py")
-    paths = [text_path(chapter), notebook_path(chapter), *(ROOT / name for name in decisive)]
-    paths += sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path))
+    paths = [text_path(chapter), *(ROOT / name for name in decisive)]
+    return _digest(paths + sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path)))
+
+
+def stamp(chapter: str, read: str) -> str:
+    """What says that the notebook that now lies there came from a run that read ``read``."""
+    return f"{read} {_digest([notebook_path(chapter)])}"
+
+
+def _digest(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(str(path.relative_to(ROOT)).encode())

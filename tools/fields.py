@@ -1,4 +1,4 @@
-"""A Sphinx extension: fields of named tuples stand in the signature, not once more as members."""
+"""A Sphinx extension that lists the fields of a named tuple once, not again as its members."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Run chapters with papermill: from their text sources to executed notebooks, in place.
 
     python tools/run.py                         every chapter that changed since it last ran
-    python tools/run.py --force                 every chapter
-    python tools/run.py mahdavi/capacity-by-construction -p heads 8
+    python tools/run.py --force                 every chapter, renewing all pictures
+    python tools/run.py mahdavi/poor-queries -p heads 8
                                                 one chapter with another parameter, into _build/runs
 
-A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. Chapters
+A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. In a fresh
+copy the notebook stays if only pictures differ, as they do between processors. Chapters
 run side by side, each with one thread; one that fails is named with its traceback, and the others
 finish.
 """
@@ -17,10 +18,12 @@ import base64
 import io
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import papermill
@@ -30,10 +33,11 @@ from PIL import Image
 from chapters import (
     ROOT,
     chapters,
-    fingerprint,
+    inputs,
     notebook_path,
     parameters,
     source_notebook,
+    stamp,
     text_path,
 )
 
@@ -42,9 +46,21 @@ COLOURS = 128  # of a stored picture: no visible loss, about a third of the byte
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def run(chapter: str, values: dict[str, object]) -> float:
-    """Run one chapter; without parameter values, replace its notebook. Returns the seconds."""
-    start = time.perf_counter()
+class Done(NamedTuple):
+    """How long a chapter took, and whether its stored notebook stays although pictures differ."""
+
+    seconds: float
+    kept: bool
+
+
+def run(chapter: str, values: dict[str, object], force: bool = False) -> Done:
+    """Run one chapter; without parameter values, replace its notebook.
+
+    The first run of an unedited chapter in a fresh copy keeps the stored notebook if nothing but
+    pictures differ: their bytes depend on the processor. With ``force`` it is replaced.
+    """
+    start, read = time.perf_counter(), inputs(chapter)  # what is edited from here on is not run
+    foreign = not (force or _stamp_file(chapter).exists() or _edited(chapter))
     scratch = RUNS / f"{chapter}.ipynb"
     source = scratch.with_suffix(".source.ipynb")
     scratch.parent.mkdir(parents=True, exist_ok=True)
@@ -62,13 +78,35 @@ def run(chapter: str, values: dict[str, object]) -> float:
         store_widget_state=False,
         extra_arguments=["--log-level=40"],
     )
+    kept = False
     if not values:
         clean = scratch.with_suffix(".clean.ipynb")
         nbformat.write(cleaned(nbformat.read(scratch, 4)), clean)
-        clean.replace(target)
-        _stamp(chapter).parent.mkdir(parents=True, exist_ok=True)
-        _stamp(chapter).write_text(fingerprint(chapter))
-    return time.perf_counter() - start
+        kept = foreign and target.exists() and only_pictures_differ(clean, target)
+        if not kept:
+            clean.replace(target)
+        _stamp_file(chapter).parent.mkdir(parents=True, exist_ok=True)
+        _stamp_file(chapter).write_text(stamp(chapter, read))
+    return Done(time.perf_counter() - start, kept)
+
+
+def _edited(chapter: str) -> bool:
+    """Whether the chapter's text or the library differ from the last commit, or there is none."""
+    command = ["git", "status", "--porcelain", "--", "lib", str(text_path(chapter))]
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return status.returncode != 0 or bool(status.stdout)
+
+
+def only_pictures_differ(one: Path, other: Path) -> bool:
+    """Whether two notebooks differ, and are the same without their pictures."""
+    if one.read_bytes() == other.read_bytes():
+        return False
+    notebooks = [nbformat.read(path, 4) for path in (one, other)]
+    for notebook in notebooks:
+        for cell in notebook.cells:
+            for output in cell.get("outputs", []):
+                output.get("data", {}).pop("image/png", None)
+    return notebooks[0] == notebooks[1]
 
 
 def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -95,24 +133,25 @@ def _smaller(png: str) -> str:
     return min(png, base64.b64encode(out.getvalue()).decode() + "\n", key=len)
 
 
-def _stamp(chapter: str) -> Path:
+def _stamp_file(chapter: str) -> Path:
     return STAMPS / f"{chapter}.sha256"
 
 
 def up_to_date(chapter: str) -> bool:
     """Whether nothing changed since the chapter last ran here."""
-    return _stamp(chapter).exists() and _stamp(chapter).read_text() == fingerprint(chapter)
+    path = _stamp_file(chapter)
+    return path.exists() and path.read_text() == stamp(chapter, inputs(chapter))
 
 
-def run_all(names: list[str], values: dict[str, object], jobs: int) -> int:
+def run_all(names: list[str], values: dict[str, object], jobs: int, force: bool) -> int:
     """Run chapters side by side, report each as it ends; returns the number of failures."""
     failures = []
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        running = {pool.submit(run, name, values): name for name in names}
+        running = {pool.submit(run, name, values, force): name for name in names}
         for done, future in enumerate(as_completed(running), start=1):
             name, error = running[future], future.exception()
-            outcome = "FAILED" if error else f"{future.result():5.1f} s"
+            outcome = "FAILED" if error else _said(future.result())
             print(f"  [{done}/{len(names)}] {name:45} {outcome}", flush=True)
             if error:
                 failures.append((name, error))
@@ -121,12 +160,19 @@ def run_all(names: list[str], values: dict[str, object], jobs: int) -> int:
     return len(failures)
 
 
+def _said(done: Done) -> str:
+    kept = "  (only pictures differ: the stored ones stay, --force renews them)" * done.kept
+    return f"{done.seconds:5.1f} s{kept}"
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. foundations/attention")
-    parser.add_argument("--force", action="store_true", help="run even what did not change")
+    parser.add_argument(
+        "--force", action="store_true", help="run even what did not change, renew pictures"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
     parser.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="values"
@@ -164,7 +210,7 @@ def main() -> int:
     os.environ.update({"TQDM_DISABLE": "1", **ONE_THREAD})
     jobs = max(1, min(arguments.jobs, len(names)))
     print(f"running {len(names)} chapters, {jobs} at a time", flush=True)
-    failed = run_all(names, arguments.values, jobs)
+    failed = run_all(names, arguments.values, jobs, arguments.force)
     if arguments.values and not failed:
         print(f"notebooks with other parameters are in {RUNS.relative_to(ROOT)}")
     return int(failed > 0)

@@ -1,29 +1,31 @@
 """attnmem: how much can attention memorize?
 
-The library behind the book of the same question. Two attention layers, each written once as a pure
-function over a NamedTuple of weights, the constructions that fill those weights by theorem, and
-the measurements that fill them by training.
+This is the library behind the book of the same question. It defines two attention layers, each as a
+pure function over a named tuple of weights. The weights are constructed by theorem or trained by
+measurement, and both use the same functions.
 
-Rooms, from the ground up (nothing imports upwards):
+Rooms, from the ground up. A room imports only from rooms above its own line:
 
 ========================  =======================================================================
-``checks``                refusing bad input, by name
+``checks``                checks of arguments, with errors that name them
 ``bounds``                every capacity formula, one function each
 ``balls``                 real numbers with proven error bounds
 ``attention``             the two layers
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
-``certificates``          proofs that a layer memorizes
 ``tasks``                 the data sets of the experiments
-``results``               the store of measured rows
+``rows``                  what a measurement is, and its text: configurations, outcomes, kinds
+``results``               the store of rows: one file for each experiment and profile
 ``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart
+``certificates``          proofs that a layer memorizes
 ``training``              many models trained at once
 ``descent``               many tiny models trained on a few sequences each
 ``features``              features of real models, and the images and texts that they read
 ``studies``               what is measured: grids, searches, tests; running them, reading rows
 ``experiments``           the studies as chapters call them (``python -m attnmem run``)
-``figures``               drawing: data in, Axes out
+``__main__``              the command line, ``python -m attnmem``
+``figures``               drawing: data in, Axes out; no other room imports it
 ========================  =======================================================================
 """
 

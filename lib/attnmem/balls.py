@@ -1,7 +1,8 @@
-"""Real numbers as balls: a midpoint and a radius that provably contains every rounding error.
+"""Real numbers as balls: a midpoint, and a radius that provably covers every rounding error.
 
-A thin layer over python-flint's ``arb`` (extra ``certify``). Floating-point tensors enter exactly,
-since every float is a rational number; from there on each operation widens the ball as needed.
+This is a thin layer over python-flint's ``arb`` (extra ``certify``). Floating-point tensors enter
+exactly, since every float is a rational number. From there on each operation widens the ball as
+needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ FIRST_BITS = 128
 
 
 def flint() -> ModuleType:
-    """The module ``flint``; ``ImportError`` naming the extra if it is not installed."""
+    """Import the module ``flint`` where it is needed.
+
+    Returns:
+        The module.
+
+    Raises:
+        ImportError: If python-flint is not installed. The error names the extra ``certify``.
+    """
     try:
         import flint
     except ImportError as error:
@@ -32,12 +40,30 @@ def flint() -> ModuleType:
 
 
 def precision(bits: int) -> AbstractContextManager:
-    """Compute with midpoints of so many ``bits`` inside a ``with`` block."""
+    """Compute with midpoints of so many ``bits`` inside a ``with`` block.
+
+    Args:
+        bits: Precision of the midpoints, at least 2.
+
+    Returns:
+        A context manager.
+    """
     return flint().ctx.workprec(bits)
 
 
 def precisions(most_bits: int) -> Iterator[int]:
-    """``FIRST_BITS``, twice as many, and so on, up to ``most_bits``."""
+    """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on.
+
+    Args:
+        most_bits: The largest precision.
+
+    Yields:
+        Numbers of bits, in rising order.
+
+    Example:
+        >>> list(precisions(600))
+        [128, 256, 512]
+    """
     bits = FIRST_BITS
     while bits <= most_bits:
         yield bits
@@ -45,28 +71,63 @@ def precisions(most_bits: int) -> Iterator[int]:
 
 
 def exact(matrix: Shaped[Tensor, "m n"]) -> BallMatrix:
-    """The very entries of a matrix, as balls of radius zero."""
+    """The very entries of a matrix, as balls of radius zero.
+
+    Args:
+        matrix: Floats or integers of shape ``(m, n)``.
+
+    Returns:
+        A ``flint.arb_mat`` of the same shape.
+    """
     return flint().arb_mat(*matrix.shape, matrix.flatten().tolist())
 
 
 def softmax(logits: Sequence[Ball]) -> list[Ball]:
-    """Balls around the softmax of one row of logits."""
+    """Balls around the softmax of one row of logits.
+
+    Args:
+        logits: Balls, at least one.
+
+    Returns:
+        As many balls.
+    """
     powers = [logit.exp() for logit in logits]
     total = sum(powers[1:], powers[0])
     return [power / total for power in powers]
 
 
 def largest(matrix: BallMatrix) -> float:
-    """An upper bound of the entries' absolute values, rounded up to a float."""
+    """An upper bound of the absolute values of all entries, rounded up to a float.
+
+    Args:
+        matrix: A matrix of balls.
+
+    Returns:
+        The bound. It is zero for an empty matrix, and infinite if an entry is not finite.
+    """
     return max((above(entry.abs_upper()) for entry in matrix.entries()), default=0.0)
 
 
 def above(bound: Ball) -> float:
-    """The float next above an exact number, infinite if that is not finite."""
+    """The float next above an exact number.
+
+    Args:
+        bound: A ball of radius zero.
+
+    Returns:
+        A float that is larger than the number; infinity if the number is not finite.
+    """
     value = float(bound)
     return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
 
 
 def below(bound: Ball) -> float:
-    """The float next below an exact number, minus infinity if that is not finite."""
+    """The float next below an exact number.
+
+    Args:
+        bound: A ball of radius zero.
+
+    Returns:
+        A float that is smaller than the number; minus infinity if the number is not finite.
+    """
     return -above(-bound)

@@ -1,9 +1,10 @@
 """Proofs that a layer memorizes: its features and its outputs in ball arithmetic.
 
-A float64 run shows that an output equals its label *up to rounding errors that nobody bounded*.
-Here every operation, the softmax included, carries its error, so that what comes out is a theorem
-about the stored weights. Needs the extra ``certify``. Layers: Mahdavi et al. 2024, Sec. 3; Dana et
-al. 2025, equations (1)-(2).
+A computation in float64 shows that an output equals its label up to rounding errors, of which
+nothing is known. Here every operation, the softmax included, carries a bound of its error, so that
+the result is a theorem about the stored weights. It needs the extra ``certify``.
+
+The layers are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 """
 
 from __future__ import annotations
@@ -45,12 +46,16 @@ from .checks import (
 class CertifiedMemorization(NamedTuple):
     """What is proven about stored weights and their labels.
 
-    ``error``: no output of the stored weights, computed without rounding, is further from its
-    label. ``rank``: the features have at least this rank; it is the number of examples if the
-    proof succeeded and 0 if not. ``shift``: some read-out, no entry of which is further than this
-    from the stored one, gives every label exactly. ``radius``: of the balls around the outputs of
-    that read-out, each of which contains its label. The last two are infinite without a proof.
-    ``bits``: the precision at which it was found, or given up.
+    Attributes:
+        error: No output of the stored weights, computed without rounding, is further from its
+            label.
+        rank: The features have at least this rank. It is the number of examples if the proof
+            succeeded, and 0 if not.
+        shift: Some read-out gives every label exactly, and no entry of it is further than this from
+            the stored one. Infinite without a proof.
+        radius: Largest radius of the balls around the outputs of that read-out, each of which
+            contains its label. Infinite without a proof.
+        bits: The precision at which the proof was found, or the search given up.
     """
 
     error: float
@@ -72,10 +77,23 @@ def _check_enclosed(weights, contexts, queries) -> None:
 def enclosed_features(
     weights: MHAWeights, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
 ) -> Enclosure:
-    """``Z`` in ball arithmetic: a function from bits to an ``arb_mat`` of shape (T, H d).
+    """The features ``Z`` in ball arithmetic.
 
-    Weights and data are taken as exact; the balls contain the entries of
+    Weights and data are taken as exact. The balls contain the entries of
     :func:`attnmem.attention.mha_features` as they would be without rounding.
+
+    Args:
+        weights: The weights of one layer.
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+
+    Returns:
+        A function from bits to a ``flint.arb_mat`` of shape ``(T, H d)``.
+
+    Raises:
+        ValueError: As for :func:`attnmem.attention.mha_features`; also on entries that are not
+            finite.
+        ImportError: From the returned function, without the extra ``certify``.
     """
     enclose = _shared_features if contexts.ndim == 2 else _own_features
 
@@ -136,15 +154,38 @@ def certified_memorization(
     skip: bool = False,
     most_bits: int = 1024,
 ) -> CertifiedMemorization:
-    r"""Prove how far the stored weights are from their labels, and that exact ones are near.
+    """Prove how far the stored weights are from their labels, and that exact ones are near.
 
-    With ``M`` the stored read-out, ``M_h = W_V W_O W_D`` of each head, the residual ``y - Z M`` is
-    enclosed; its size is the proven error. As many columns of ``Z`` as there are examples, chosen
-    by pivoting, form a square matrix ``S``; solving ``S x = y - Z M`` in balls proves that ``S``
-    is invertible, hence the rank, and encloses a correction after which every output IS its label.
-    The precision doubles up to ``most_bits`` until the solution is found.
+    Let ``M`` be the stored read-out, ``M_h = W_V W_O W_D`` for each head. The residual ``y - Z M``
+    is enclosed, and its size is the proven error. As many columns of ``Z`` as there are examples,
+    chosen by pivoting, form a square matrix ``S``. Solving ``S x = y - Z M`` in balls proves that
+    ``S`` is invertible, hence the rank, and encloses a correction after which every output is
+    exactly its label. The precision doubles, up to ``most_bits``, until the solution is found.
 
-    Errors as for :func:`attnmem.attention.mha`. Source: Mahdavi et al. 2024, Theorem 1.
+    Args:
+        weights: The weights of one layer.
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: One label a row.
+        skip: Whether the layer has a skip connection.
+        most_bits: The largest precision, at least 128 bits.
+
+    Returns:
+        What is proven.
+
+    Raises:
+        ValueError: As for :func:`attnmem.attention.mha`; also if labels do not fit.
+        ImportError: Without the extra ``certify``.
+
+    Example:
+        >>> import torch
+        >>> from attnmem.constructions import memorize_mha
+        >>> E, e, y = torch.eye(5)[:3], torch.eye(5), torch.arange(5.0)[:, None]
+        >>> weights = memorize_mha(E, e, y, heads=2, head_dim=3, seed=0)
+        >>> certified_memorization(weights, E, e, y).rank
+        5
+
+    Source: Mahdavi et al. 2024, Theorem 1.
     """
     enclosure = enclosed_features(weights, contexts, queries)
     columns = _pivots(mha_features(weights, contexts.double(), queries.double()))
@@ -185,7 +226,7 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
     square = flint().arb_mat([[row[j] for j in columns] for row in Z.tolist()])
     try:
         solution = square.solve(residual)
-    except ZeroDivisionError:  # flint's way to say that the ball contains a singular matrix
+    except ZeroDivisionError:  # flint raises it if the ball contains a singular matrix
         return None
     whole = flint().arb_mat(Z.ncols(), residual.ncols())
     for j, row in zip(columns, solution.tolist(), strict=True):
@@ -200,8 +241,10 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
 class CertifiedAssociations(NamedTuple):
     """What is proven about the next tokens that stored weights predict.
 
-    ``memorized``: for so many sequences the right token has the largest logit, computed without
-    rounding. ``margin``: on each of these it leads by at least this much.
+    Attributes:
+        memorized: For so many sequences the right token has the largest logit, computed without
+            rounding.
+        margin: On each of these its logit is larger by at least this much. Zero if there are none.
     """
 
     memorized: int
@@ -221,9 +264,20 @@ def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> Non
 
 @checked_by(_check_offered)
 def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclosure:
-    """``F`` in ball arithmetic: a function from bits to an ``arb_mat`` of shape (T_0, d + H d_h).
+    """The matrix ``F`` in ball arithmetic (see ``attnmem.constructions.dana.offered``).
 
-    See ``attnmem.constructions.dana.offered``. Source: Dana et al. 2025, proof of Theorem 1.
+    Args:
+        weights: The weights of one transformer.
+        sequences: Integers from 0 to ``N - 1``.
+
+    Returns:
+        A function from bits to a ``flint.arb_mat`` of shape ``(T_0, d + H d_h)``.
+
+    Raises:
+        ValueError: As for :func:`attnmem.attention.aot`.
+        ImportError: From the returned function, without the extra ``certify``.
+
+    Source: Dana et al. 2025, proof of Theorem 1.
     """
 
     def enclosure(bits: int) -> BallMatrix:
@@ -263,8 +317,25 @@ def certified_associations(
 ) -> CertifiedAssociations:
     """Prove that the right token has the largest logit: its ball lies above all others.
 
-    Weights are taken as exact; ``bits`` is the precision. What the balls do not separate does not
-    count as memorized. Errors as for :func:`attnmem.attention.aot`.
+    Weights are taken as exact. A sequence whose balls overlap does not count as memorized.
+
+    Args:
+        weights: The weights of one transformer.
+        sequences: Integers from 0 to ``N - 1``.
+        next_tokens: The right token of each sequence.
+        bits: The precision, at least 2.
+
+    Returns:
+        How many sequences are proven to be memorized, and with which margin.
+
+    Raises:
+        ValueError: As for :func:`attnmem.attention.aot`; also if the next tokens do not fit.
+        ImportError: Without the extra ``certify``.
+
+    Example:
+        >>> from attnmem.constructions.impossible import every_parity, parity_by_heads
+        >>> certified_associations(parity_by_heads(3), *every_parity(3)).memorized
+        8
 
     Source: Dana et al. 2025, Assumption 1 (the association task).
     """

@@ -1,7 +1,7 @@
-"""Refusing bad input at the border: each error names the argument, its value and what was expected.
+"""Checks of arguments: each error names the argument, its value and what was expected.
 
-A public function declares its border with :func:`checked_by`; its body is then only mathematics.
-The check runs before any shape annotation is enforced, so that a caller always sees the named
+A public function declares its checks with :func:`checked_by`, so that its body is only mathematics.
+The check runs before any shape annotation is enforced. A caller therefore always sees the named
 ``ValueError``, with or without a runtime type checker.
 """
 
@@ -21,7 +21,22 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
-    """Call ``check`` with all arguments, defaults filled in, before the decorated function."""
+    """Call ``check`` with all arguments, defaults filled in, before the decorated function.
+
+    Args:
+        check: A function with the parameters of the decorated one (or ``**arguments``). It raises
+            ``ValueError`` on bad input; what it returns is ignored.
+
+    Returns:
+        A decorator.
+
+    Example:
+        >>> @checked_by(lambda heads: check_integer("heads", heads))
+        ... def double(heads: int) -> int:
+        ...     return 2 * heads
+        >>> double(3)
+        6
+    """
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
@@ -39,14 +54,38 @@ def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
 
 
 def refuse(name: str, got: object, expected: str) -> None:
-    """Raise the ``ValueError`` that every check of this library raises."""
+    """Raise the ``ValueError`` that every check of this library raises.
+
+    Args:
+        name: The argument.
+        got: Its value, or what is wrong with it.
+        expected: What would have been accepted.
+
+    Raises:
+        ValueError: Always.
+
+    Example:
+        >>> refuse("heads", 0, "an integer of at least 1")
+        Traceback (most recent call last):
+        ValueError: heads: got 0; expected an integer of at least 1
+    """
     raise ValueError(f"{name}: got {got}; expected {expected}")
 
 
 def check_integer(
     name: str, value: object, *, least: int = 1, most: int | float = math.inf
 ) -> None:
-    """Accept an ``int`` (not a ``bool``, not a float) with ``least <= value <= most``."""
+    """Accept an ``int`` with ``least <= value <= most``, neither a ``bool`` nor a float.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+        least: The smallest value that is accepted.
+        most: The largest one.
+
+    Raises:
+        ValueError: If the value is not an integer or lies outside the range.
+    """
     if not hasattr(value, "__index__") or isinstance(value, (bool, Tensor)):
         refuse(name, repr(value), "an integer")
     if not least <= value <= most:
@@ -54,8 +93,32 @@ def check_integer(
         refuse(name, value, f"an integer of at least {least}{above}")
 
 
+def check_integers(**arguments) -> None:
+    """Accept integers of at least 1, and None for what was left out.
+
+    Args:
+        **arguments: The arguments by name.
+
+    Raises:
+        ValueError: If a value is not an integer of at least 1.
+    """
+    for name, value in arguments.items():
+        if value is not None:
+            check_integer(name, value)
+
+
 def check_number(name: str, value: object, *, least: int | float, most: int | float) -> None:
-    """Accept a real number with ``least <= value <= most`` (so not NaN)."""
+    """Accept a real number with ``least <= value <= most``, hence not NaN.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+        least: The smallest value that is accepted.
+        most: The largest one.
+
+    Raises:
+        ValueError: If the value is not a number or lies outside the range.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse(name, repr(value), "a number")
     if not least <= value <= most:
@@ -63,7 +126,17 @@ def check_number(name: str, value: object, *, least: int | float, most: int | fl
 
 
 def check_tensor(name: str, value: object, shape: str, ndim: int | Sequence[int]) -> None:
-    """Accept a torch tensor with one of the numbers of axes ``ndim``; ``shape`` is its name."""
+    """Accept a torch tensor with the right number of axes.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+        shape: The expected shape in letters, for the error.
+        ndim: The number of axes, or all the numbers that are accepted.
+
+    Raises:
+        ValueError: If the value is no tensor or has another number of axes.
+    """
     if not isinstance(value, Tensor):
         refuse(name, type(value).__name__, f"a torch.Tensor of shape {shape}")
     if value.ndim not in ((ndim,) if isinstance(ndim, int) else ndim):
@@ -71,20 +144,44 @@ def check_tensor(name: str, value: object, shape: str, ndim: int | Sequence[int]
 
 
 def check_floats(name: str, value: Tensor) -> None:
-    """Accept float32 and float64 only: in half precision ranks and logits mean little."""
+    """Accept float32 and float64 only: half precision is too coarse for ranks and logits.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+
+    Raises:
+        ValueError: If the tensor has another dtype.
+    """
     if value.dtype not in FLOATS:
         refuse(name, f"dtype {value.dtype}", "torch.float32 or torch.float64")
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Accept a tensor without NaN and infinity; the error counts them."""
+    """Accept a tensor without NaN and infinity.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+
+    Raises:
+        ValueError: If an entry is not finite. The error counts such entries.
+    """
     bad = int((~torch.isfinite(value)).sum())
     if bad:
         refuse(name, f"{bad} entries that are NaN or infinite", "finite entries")
 
 
 def check_reals(name: str, value: Tensor) -> None:
-    """Accept finite float32 and float64 only."""
+    """Accept finite float32 and float64 only.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+
+    Raises:
+        ValueError: If the tensor has another dtype or an entry that is not finite.
+    """
     check_floats(name, value)
     check_finite(name, value)
 
@@ -92,8 +189,16 @@ def check_reals(name: str, value: Tensor) -> None:
 def check_tokens(name: str, value: Tensor, vocab: int) -> None:
     """Accept integer tokens from 0 to ``vocab - 1``.
 
-    On a GPU only the dtype is looked at: reading values would stall it, and torch's own indexing
-    asserts the range there.
+    On a GPU only the dtype is checked. Reading the values would stall the device, and torch's own
+    indexing asserts the range there.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value, of any shape.
+        vocab: The number of tokens ``N``.
+
+    Raises:
+        ValueError: If the dtype is neither int32 nor int64, or a token is out of range.
     """
     if value.dtype not in (torch.int32, torch.int64):
         refuse(name, f"dtype {value.dtype}", "torch.int64 or torch.int32")
@@ -104,6 +209,17 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
 
 
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:
-    """Accept a tensor whose ``axis`` has the given ``size``; ``meaning`` says where it is from."""
+    """Accept a tensor whose ``axis`` has the given ``size``.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+        axis: The axis; negative ones count from the end.
+        size: The expected number of entries along it.
+        meaning: What determines the size, for the error.
+
+    Raises:
+        ValueError: If the axis has another size.
+    """
     if value.shape[axis] != size:
         refuse(name, f"shape {tuple(value.shape)}", f"{size} along axis {axis}, {meaning}")

@@ -1,7 +1,7 @@
-"""Many tiny transformers trained at once on a few sequences each: does gradient descent get there?
+"""Many tiny transformers trained at once on a few sequences each.
 
-For tasks of a handful of sequences, where the question is whether weights exist, not how fast they
-are found. The published protocols and sizes are in :mod:`attnmem.training`.
+The question is whether gradient descent finds weights at all for a handful of sequences, not how
+fast. The published protocols and sizes are in :mod:`attnmem.training`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .attention import AoTWeights, aot
 from .checks import check_integer, check_size, check_tensor, check_tokens, checked_by
 
 EVERY = 50  # steps between two counts of what is right
-SPREAD = 3.0  # of the logits at the start: softer attention than training usually starts from
+SPREAD = 3.0  # standard deviation of the logits at the start
 
 
 def _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, seed, steps, rate) -> None:
@@ -43,17 +43,35 @@ def train_tiny(
     steps: int = 1000,
     rate: float = 0.03,
 ) -> Int[Tensor, " R"]:
-    """For each of R tasks, how many of its next tokens one training got right at its best step.
+    """Count how many next tokens of each task one training gets right at its best step.
 
-    The model is :func:`attnmem.attention.aot`, every weight trained, in float64 from a Gaussian
-    start drawn with ``seed``; Adam with betas (0.9, 0.99) on the cross-entropy, ``rate`` falling
-    linearly to zero over ``steps``. Counted every 50 steps, and at the end.
+    The model is :func:`attnmem.attention.aot` in float64. Every weight is trained, from a Gaussian
+    start. Adam with betas (0.9, 0.99) minimizes the cross-entropy, and its rate falls linearly to
+    zero. The answers are counted every 50 steps and at the end.
 
-    >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
-    >>> labels = torch.tensor([0, 1, 1, 0]).expand(5, 4)
-    >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
-    >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
-    [3, 4]
+    Args:
+        sequences: One task for each of ``R`` runs, integers from 0 to ``vocab - 1``.
+        next_tokens: What follows each sequence.
+        vocab: Vocabulary size ``N``.
+        dim: Embedding dimension ``d``.
+        head_dim: Head dimension ``d_h``.
+        heads: Number of heads ``H``.
+        seed: Seed of the start, at least 0.
+        steps: Number of steps.
+        rate: Learning rate at the first step.
+
+    Returns:
+        For each run the largest number of right answers.
+
+    Raises:
+        ValueError: If sizes do not fit, or a token is out of range.
+
+    Example:
+        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
+        >>> labels = torch.tensor([0, 1, 1, 0]).expand(5, 4)
+        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
+        >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
+        [3, 4]
     """
     weights = _start(len(sequences), sequences.shape[-1], vocab, dim, head_dim, heads, seed)
     optimizer = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99))
@@ -74,7 +92,7 @@ def train_tiny(
 
 
 def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWeights:
-    """Gaussian weights of R transformers, leaves that ask for gradients."""
+    """Gaussian weights of R transformers, as leaves that ask for gradients."""
     draw = torch.Generator().manual_seed(seed)
     map_scale = (SPREAD / d_h**0.5) ** 0.5 / d**0.5
     sizes = {

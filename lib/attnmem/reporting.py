@@ -1,6 +1,6 @@
 """What a chapter leaves behind when it runs: numbers to quote, and verdicts on claims.
 
-Both travel inside the notebook's outputs, so the book quotes and judges only what a run produced.
+Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
 """
 
 from __future__ import annotations
@@ -36,15 +36,21 @@ class Paper(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One claim of a paper: ``key`` names it everywhere, ``label`` is its name in the paper.
+    """One claim of a paper, or a finding of ours.
 
-    ``kind``: definition, assumption, theorem, figure, table or finding (ours).
-    ``says``: the claim, as close to the paper's own words as ours can be.
-    ``rows``: the files of measurements that bear on it, as ``<experiment>/<profile>``,
-    or ``<experiment>/*`` for every profile that is stored.
-    ``universal``: a statement about all data, which one counterexample contradicts, as theorems.
-    ``thresholds``: the limits in its checks that are ours, when they were fixed, what was known.
-    ``against``: the claim of a paper that this finding of ours speaks against, if it does.
+    Attributes:
+        key: Its name everywhere in the book, such as ``mahdavi-theorem-1``.
+        paper: The key of its paper.
+        kind: Definition, assumption, theorem, figure, table or finding (ours).
+        label: Its name in the paper.
+        says: The claim, as close to the paper's own words as ours can be.
+        rows: The files of measurements that bear on it, as ``<experiment>/<profile>``, or
+            ``<experiment>/*`` for every profile that is stored.
+        universal: Whether it is a statement about all data, which one counterexample contradicts.
+            Theorems are.
+        thresholds: The limits in its checks that are ours, when they were fixed, and what was known
+            then.
+        against: The claim of a paper that this finding of ours contradicts, if any.
     """
 
     key: str
@@ -59,7 +65,15 @@ class Claim(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What a check found, and what it rests on: see :func:`proved` and its neighbours."""
+    """What a check found and what it rests on, as made by :func:`proved` and its neighbours.
+
+    Attributes:
+        holds: Whether it supports the claim.
+        grade: One of ``GRADES``.
+        by: Label of the proof, for a proved check.
+        seeds: Number of seeds, for a measured check.
+        of: Number of seeds that the paper used, where ours are fewer.
+    """
 
     holds: bool
     grade: str
@@ -73,22 +87,57 @@ EXACT = ("proved", "certified")
 
 
 def proved(holds: bool, *, by: str) -> Graded:
-    """Rests on a proof in the book, labelled ``by``; ``holds``: what the page computes agrees."""
+    """A check that rests on a proof in the book.
+
+    Args:
+        holds: Whether what the page computes agrees with the proof.
+        by: Label of the proven statement, such as ``thm-parity``.
+
+    Returns:
+        The graded check.
+    """
     return Graded(bool(holds), "proved", by=by)
 
 
 def certified(holds: bool) -> Graded:
-    """Rests on exact or ball arithmetic, at the sizes that the evidence names."""
+    """A check that rests on exact or ball arithmetic, at the sizes that the evidence names.
+
+    Args:
+        holds: Whether it supports the claim.
+
+    Returns:
+        The graded check.
+    """
     return Graded(bool(holds), "certified")
 
 
 def checked(holds: bool) -> Graded:
-    """Rests on instances in floating point, which the evidence names."""
+    """A check that rests on instances in floating point, which the evidence names.
+
+    Args:
+        holds: Whether it supports the claim.
+
+    Returns:
+        The graded check.
+    """
     return Graded(bool(holds), "checked")
 
 
 def measured(holds: bool, seeds: int, of: int | None = None) -> Graded:
-    """Rests on trainings or samples with ``seeds`` seeds, ``of`` so many as were published."""
+    """A check that rests on trainings or samples.
+
+    Args:
+        holds: Whether it supports the claim.
+        seeds: Number of seeds that were run.
+        of: Number of seeds that were published, if it differs.
+
+    Returns:
+        The graded check.
+
+    Example:
+        >>> name_of([measured(True, seeds=1, of=6)])
+        'measured, 1 of 6 seeds'
+    """
     return Graded(bool(holds), "measured", seeds=int(seeds), of=None if of is None else int(of))
 
 
@@ -117,7 +166,15 @@ def papers() -> dict[str, Paper]:
 
 @functools.cache
 def claims() -> dict[str, Claim]:
-    """All claims that the book judges, by key, in the order of the papers (``claims.toml``)."""
+    """All claims that the book judges, in the order of the papers (``claims.toml``).
+
+    Returns:
+        A dictionary from keys to claims.
+
+    Example:
+        >>> claims()["mahdavi-theorem-1"].kind
+        'theorem'
+    """
     return {
         f"{paper}-{key}": _claim(paper, key, entry)
         for paper, entries in _papers_and_claims().items()
@@ -138,9 +195,17 @@ def _check_glue(key, value) -> None:
 
 @checked_by(_check_glue)
 def glue(key: str, value: str | int) -> None:
-    """Store a rounded string or an integer under ``key``; pages quote it with ``{glue:text}``.
+    """Store a rounded string or an integer, which pages quote with ``{glue:text}``.
 
-    The same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
+    It does the same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
+
+    Args:
+        key: The name under which pages quote the value.
+        value: A string or an integer.
+
+    Raises:
+        ValueError: If the value is neither. Round floats first.
+        ImportError: If IPython is not installed.
     """
     data = {f"{GLUE}text/plain": repr(value)}
     _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
@@ -175,14 +240,19 @@ def verdict(
 ) -> None:
     """Judge a claim by named checks; show the verdict, and store it for the claims page.
 
-    ``checks`` maps each piece of evidence, a sentence with its numbers, to whether it speaks for
-    the claim and what it rests on: :func:`proved`, :func:`certified`, :func:`checked` or
-    :func:`measured`. The word and its grade follow (:func:`word_for`, :func:`grade_for`).
+    The word and its grade follow from the checks (:func:`word_for`, :func:`grade_for`).
 
-    ``sizes``: the sizes and data of what was measured, shown beside the verdict. ``instead``: the
-    label of the statement that is true instead, asked for where a theorem is contradicted.
-    Raises ``ValueError`` for an unknown claim, no checks, a check without a grade, measured checks
-    without ``sizes``, and a contradicted theorem without ``instead``.
+    Args:
+        key: A key of :func:`claims`.
+        checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
+            :func:`certified`, :func:`checked` or :func:`measured` returned.
+        sizes: Sizes and data of what was measured, shown beside the verdict.
+        instead: Label of the statement that is true instead of a contradicted theorem.
+
+    Raises:
+        ValueError: If the claim is unknown, there are no checks or one without a grade, measured
+            checks come without ``sizes``, or a contradicted theorem without ``instead``.
+        ImportError: If IPython is not installed.
     """
     claim = claims()[key]
     entry = {
@@ -202,7 +272,19 @@ def verdict(
 
 
 def marked(evidence: str, check: Graded) -> str:
-    """One line: whether a check speaks for the claim, what it found, and what it rests on."""
+    """One line about a check: whether it supports the claim, what it found and what it rests on.
+
+    Args:
+        evidence: The sentence with its numbers.
+        check: The graded check.
+
+    Returns:
+        Markdown.
+
+    Example:
+        >>> marked("rank 5 of 5", checked(True))
+        '✓ rank 5 of 5 *(checked)*'
+    """
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
 
 
@@ -214,10 +296,21 @@ CLAIMED = ("confirmed", "in part", "contradicted")
 
 
 def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
-    """The word that follows: all checks hold, some do, none does.
+    """The word of a verdict: all checks hold, some do, or none does.
 
     A universal statement with one proved or certified counterexample is contradicted, however many
     instances agree with it.
+
+    Args:
+        claim: The claim. Its kind decides which three words there are.
+        checks: The checks, at least one.
+
+    Returns:
+        The word, such as ``confirmed``.
+
+    Example:
+        >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
+        'in part'
     """
     checks = [*checks]
     all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
@@ -229,9 +322,20 @@ def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
 
 
 def grade_for(claim: Claim, checks: Iterable[Graded]) -> str:
-    """What the word rests on: for a universal statement its strongest check, else its weakest.
+    """What the word rests on: the strongest check of a universal statement, else the weakest.
 
-    Of a contradicted claim the checks that fail decide. Measured checks add the fewest seeds.
+    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds.
+
+    Args:
+        claim: The claim.
+        checks: The checks, at least one.
+
+    Returns:
+        The grade as :func:`name_of` writes it.
+
+    Example:
+        >>> grade_for(claims()["mahdavi-theorem-1"], [certified(True), checked(True)])
+        'certified'
     """
     checks = [*checks]
     if word_for(claim, checks) == WORDS.get(claim.kind, CLAIMED)[-1]:
@@ -242,7 +346,14 @@ def grade_for(claim: Claim, checks: Iterable[Graded]) -> str:
 
 
 def name_of(checks: Iterable[Graded]) -> str:
-    """The grade of checks of one grade, such as ``measured, 1 of 6 seeds``."""
+    """The grade of checks that all have the same one, such as ``measured, 1 of 6 seeds``.
+
+    Args:
+        checks: The checks, at least one.
+
+    Returns:
+        The grade, with the fewest seeds if it is ``measured``.
+    """
     least = min(checks, key=lambda check: check.seeds or 0)
     if least.grade != "measured":
         return least.grade

@@ -1,4 +1,4 @@
-"""The data sets of the two papers' experiments, drawn on the CPU from a generator of their own."""
+"""The data sets of the experiments of both papers, drawn on the CPU from a given generator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from .checks import check_integer, checked_by, refuse
 
 
 class Bigrams(NamedTuple):
-    """Pairs of tokens with the token that follows each, by a fixed random look-up table."""
+    """Pairs of tokens with the token that follows each, by a fixed random look-up table.
+
+    Attributes:
+        tokens: The pairs, integers from 0 to ``N - 1``.
+        next_tokens: ``table[a, b]`` for each pair ``(a, b)``.
+        table: The look-up table.
+    """
 
     tokens: Int[Tensor, "count 2"]
     next_tokens: Int[Tensor, " count"]
@@ -21,7 +27,13 @@ class Bigrams(NamedTuple):
 
 
 class ContextQueries(NamedTuple):
-    """Contexts (own, or one for all), queries and labels (classes or reals)."""
+    """Contexts, queries and labels of the synthetic experiments.
+
+    Attributes:
+        contexts: One context for each example, ``(T, n, d)``, or one for all, ``(n, d)``.
+        queries: One query for each example.
+        labels: One label for each example: a class, or a real number.
+    """
 
     contexts: Float[Tensor, "*T n d"]
     queries: Float[Tensor, "T d"]
@@ -35,7 +47,23 @@ def _check_bigrams(generator, vocab, count) -> None:
 
 @checked_by(_check_bigrams)
 def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
-    """``count`` uniformly random pairs over ``vocab`` tokens, each followed by its table entry.
+    """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
+
+    Args:
+        generator: Source of the random numbers, on the CPU.
+        vocab: Vocabulary size ``N``, at least 2.
+        count: Number of pairs, at least 1. A pair may occur more than once.
+
+    Returns:
+        The pairs, their next tokens and the table.
+
+    Raises:
+        ValueError: If a size is not an integer or too small.
+
+    Example:
+        >>> drawn = bigrams(torch.Generator().manual_seed(0), vocab=5, count=7)
+        >>> drawn.tokens.shape, drawn.table.shape
+        (torch.Size([7, 2]), torch.Size([5, 5]))
 
     Source: Dana et al. 2025, the bigrams of their experiments.
     """
@@ -51,9 +79,25 @@ def _check_associations(generator, vocab, count) -> None:
 
 @checked_by(_check_associations)
 def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
-    """``count`` different pairs over ``vocab`` tokens, each followed by its table entry.
+    """Draw ``count`` different pairs of tokens, each followed by its entry in a random table.
 
-    The pairs are a uniformly random subset of all ``vocab**2``.
+    The pairs are a uniformly random subset of all ``N^2``.
+
+    Args:
+        generator: Source of the random numbers, on the CPU.
+        vocab: Vocabulary size ``N``, at least 2.
+        count: Number of pairs, from 1 to ``N^2``.
+
+    Returns:
+        The pairs, their next tokens and the table.
+
+    Raises:
+        ValueError: If a size is not an integer or out of range.
+
+    Example:
+        >>> drawn = associations(torch.Generator().manual_seed(0), vocab=5, count=25)
+        >>> len(drawn.tokens.unique(dim=0))
+        25
     """
     table = torch.randint(vocab, (vocab, vocab), generator=generator)
     chosen = torch.randperm(vocab * vocab, generator=generator)[:count]
@@ -81,11 +125,30 @@ def context_queries(
     classes: int | None = 100,
     dtype: torch.dtype | None = None,
 ) -> ContextQueries:
-    """Queries and contexts uniform on [0, 1]; labels uniform classes, or reals if None.
+    """Draw queries and contexts with entries uniform on [0, 1], and random labels.
 
-    ``dtype``: of the real numbers; torch's default if None.
+    Args:
+        generator: Source of the random numbers, on the CPU.
+        examples: Number of examples ``T``.
+        context: Tokens in a context, ``n``.
+        dim: Embedding dimension ``d``.
+        shared: Whether one context serves all examples.
+        classes: Number of classes, at least 2, for labels that are uniform over them. None draws
+            real labels uniform on [0, 1].
+        dtype: Of the real numbers; None is torch's default.
 
-    Source: Mahdavi et al. 2024, synthetic experiments (Figs. 2-5).
+    Returns:
+        Contexts, queries and labels.
+
+    Raises:
+        ValueError: If a size is not an integer or too small, or ``shared`` is not a bool.
+
+    Example:
+        >>> drawn = context_queries(torch.Generator(), 7, context=3, dim=5, shared=True)
+        >>> drawn.contexts.shape, drawn.queries.shape, drawn.labels.shape
+        (torch.Size([3, 5]), torch.Size([7, 5]), torch.Size([7]))
+
+    Source: Mahdavi et al. 2024, the synthetic experiments (Figures 2 to 5).
     """
     rand = functools.partial(torch.rand, generator=generator, dtype=dtype)
     contexts = rand(*(() if shared else (examples,)), context, dim)

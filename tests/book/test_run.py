@@ -1,14 +1,20 @@
 """The chapter runner on a small book of its own: one chapter that works and one that does not."""
 
+import base64
+import io
 import os
 import shutil
 import subprocess
 import sys
 
 import nbformat
+import PIL.Image
 import pytest
 
+import run as runner
 from chapters import ROOT
+
+pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
 
 HEADER = """\
 ---
@@ -119,6 +125,90 @@ def test_other_parameters_leave_the_book_alone(book):
     assert run(book, "part/good", "-p", "size", "5").returncode == 0
     assert notebook.read_bytes() == before
     assert outputs(book / "_build/runs/part/good.ipynb") == ["size 5\n"]
+
+
+DRAWN = """\
+# Drawn
+
+```{code-cell} ipython3
+import base64
+
+from IPython.display import Image
+
+print("drawn")
+Image(data=base64.b64decode("PICTURE"))
+```
+"""
+
+
+def picture(colour):
+    out = io.BytesIO()
+    PIL.Image.new("RGB", (9, 9), colour).save(out, format="png", optimize=True)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def stored(path, colour, said="drawn"):
+    """The notebook at ``path`` as another machine would have stored it."""
+    notebook = nbformat.read(path, 4)
+    [text, shown] = notebook.cells[-1].outputs
+    text.text = f"{said}\n"
+    shown.data["image/png"] = picture(colour) + "\n"
+    return nbformat.writes(notebook) + "\n"
+
+
+@pytest.mark.usefixtures("first_run")
+def test_in_a_fresh_copy_a_notebook_stays_where_only_pictures_differ(book):
+    text, notebook = book / "book/text/part/drawn.md", book / "book/notebooks/part/drawn.ipynb"
+    stamps, module = book / "_build/stamps/part/drawn.sha256", book / "lib/module.py"
+    text.write_text(HEADER + DRAWN.replace("PICTURE", picture("red")))
+    module.write_text("")
+    assert run(book, "part/drawn").returncode == 0
+    ours = notebook.read_text()
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "All"]):
+        subprocess.run(["git", *command], cwd=book, check=True)
+
+    def rerun(*arguments):
+        notebook.write_text(theirs)
+        stamps.unlink()
+        said = run(book, "part/drawn", *arguments).stdout
+        assert ("only pictures differ" in said) == (notebook.read_text() == theirs)
+        return notebook.read_text()
+
+    theirs = stored(notebook, "blue")
+    assert rerun() == theirs
+    assert "1 chapters unchanged" in run(book, "part/drawn").stdout
+    assert rerun("--force") == ours
+    module.write_text("colour = 1\n")  # edited: the picture may have changed for that
+    assert rerun() == ours
+    text.unlink()
+    shutil.rmtree(book / ".git")
+
+
+@pytest.mark.parametrize(
+    ("colour", "said", "expected"),
+    [("red", "drawn", False), ("blue", "drawn", True), ("blue", "painted", False)],
+)
+def test_notebooks_are_compared_without_their_pictures(tmp_path, colour, said, expected):
+    outputs = [
+        nbformat.v4.new_output("stream", text="drawn\n"),
+        nbformat.v4.new_output("display_data", {"image/png": picture("red") + "\n"}),
+    ]
+    cell = nbformat.v4.new_code_cell("draw()", id="cell", outputs=outputs)
+    one, other = tmp_path / "one.ipynb", tmp_path / "other.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), one)
+    other.write_text(stored(one, colour, said))
+    assert runner.only_pictures_differ(one, other) == expected
+
+
+@pytest.mark.usefixtures("first_run")
+def test_what_is_edited_while_a_chapter_runs_is_run_again(book):
+    text = book / "book/text/part/edited.md"
+    edit = "open('../../text/part/edited.md', 'a').write('More.')"
+    text.write_text(f"{HEADER}# Edited\n\n```{{code-cell}} ipython3\n_ = {edit}\n```\n\n")
+    assert "[1/1] part/edited" in run(book, "part/edited").stdout
+    assert "[1/1] part/edited" in run(book, "part/edited").stdout
+    text.unlink()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """The shipped rows: every one belongs to a grid, and what is not complete is listed here."""
 
+import functools
 import re
 
 import pytest
 
 from attnmem import experiments, results
 from attnmem.studies import assumptions, searches
+
+pytestmark = pytest.mark.xdist_group("store")  # what they share is made once
 
 EVERY = [
     (name, variant)
@@ -18,6 +21,7 @@ CHECKED = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in
 UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could be reached
 
 
+@functools.cache
 def shipped(name):
     return results.read(results.file_of(name, "paper", results.SHIPPED))
 

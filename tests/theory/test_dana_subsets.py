@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from attnmem import bounds
 from attnmem.attention import AoTWeights, aot
 from attnmem.certificates import certified_associations, enclosed_offers
-from attnmem.constructions import dana, memorize_aot, sequences
+from attnmem.constructions import dana, memorize_aot, residues
 from attnmem.constructions.sequences import (
     dependent_subset,
     every_parity,
@@ -159,7 +159,7 @@ def test_an_own_token_at_several_places_moves_by_the_mean_of_its_positions():
 
 def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     """With a small prime it often would be, and the rank of the cube would come out too large."""
-    monkeypatch.setattr(sequences, "PRIME", 101)
+    monkeypatch.setattr(residues, "PRIME", 101)
     ranks = [offered_rank(every_parity(2)[0], 1, 4, 4, seed) for seed in range(200)]
     assert max(ranks) == 3
 
@@ -191,7 +191,7 @@ def test_the_rank_needs_no_flint(monkeypatch):
         raise ImportError
 
     with_flint = offered_rank(TWENTY, 1, 10, 10)
-    monkeypatch.setattr(sequences, "flint", absent)
+    monkeypatch.setattr(residues, "flint", absent)
     assert offered_rank(TWENTY, 1, 10, 10) == with_flint == 17
 
 

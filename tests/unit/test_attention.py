@@ -1,8 +1,11 @@
 """The layers against loops over the papers' equations, torch's own attention, and laws."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnmem.attention import (
     AoTWeights,
@@ -12,9 +15,17 @@ from attnmem.attention import (
     aot_features,
     attend,
     attend_and_add,
+    attend_and_add_columns,
+    attend_values,
+    attention_logits,
+    embedded_logits,
+    embedded_values,
+    look_up,
     mha,
     mha_attention,
     mha_features,
+    products,
+    short,
 )
 
 # Pairwise distinct primes, so that no swapped axis can pass.
@@ -130,11 +141,218 @@ def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, d_v, runs)
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12 * float(b.abs().max()))
 
 
-def test_the_written_out_gradient_against_finite_differences():
+ROADS = [
+    short._through_narrow_heads,
+    short._through_wide_heads,
+    short._through_outer_products,
+]
+SIZES = [  # H, d, d_h, d_v, d_o, B
+    (1, 1, 1, 1, 1, 1),
+    (1, 5, 3, 2, 7, 1),
+    (13, 2, 5, 3, 7, 1),
+    (13, 3, 2, 5, 7, 11),
+    (2, 7, 11, 13, 5, 3),
+    (17, 7, 3, 2, 5, 97),
+]
+BROADCAST = [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (2, 3))]
+
+
+def two_tokens(sizes, of_weights, of_data, dtype=torch.float64):
+    """Maps, other tokens and queries, which are not the last token, with their gradients wanted."""
+    H, d, d_h, d_v, d_o, B = sizes
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d_v, d), (H, d_o, d_v)]
+    tensors = [torch.randn(*of_weights, *shape, dtype=dtype) for shape in shapes]
+    tensors += [torch.randn(*of_data, *shape, dtype=dtype) / d for shape in ((1, d, B), (d, B))]
+    return [tensor.requires_grad_() for tensor in tensors]
+
+
+def head_by_head(W_Q, W_K, W_V, W_O, others, query):
+    """``sum_h W_O^h W_V^h sigmoid(q^T W_Q^h W_K^hT delta) delta``, a head at a time."""
+    delta, out = others[..., 0, :, :], 0
+    for h in range(W_Q.shape[-3]):
+        into_q, into_k, into_v, out_of = (W[..., h, :, :] for W in (W_Q, W_K, W_V, W_O))
+        logits = ((into_q.mT @ query) * (into_k.mT @ delta)).sum(dim=-2, keepdim=True)
+        out = out + out_of @ into_v @ (logits.sigmoid() * delta)
+    return out
+
+
+def assert_same_with_gradients(ours, theirs, inputs, tolerance=1e-12):
+    """Equal outputs, and equal gradients in a random direction, up to the largest entry's size."""
+    direction = torch.randn_like(theirs)
+    gradients = (
+        torch.autograd.grad(
+            (y * direction).sum(), inputs, materialize_grads=True, retain_graph=True
+        )
+        for y in (ours, theirs)
+    )
+    pairs = [(ours.detach(), theirs.detach()), *zip(*gradients, strict=True)]
+    for a, b in pairs:
+        scale = tolerance * max(float(b.abs().max()), tolerance)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=scale)
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("runs", BROADCAST)
+def test_every_road_of_two_tokens_is_a_sum_over_heads(road, sizes, runs):
+    inputs = two_tokens(sizes, *runs)
+    assert_same_with_gradients(road(*inputs), head_by_head(*inputs), inputs)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_every_road_stays_in_single_precision(road):
+    inputs = two_tokens((17, 7, 3, 2, 5, 97), (2,), (2,), torch.float32)
+    ours = road(*inputs)
+    assert ours.dtype == torch.float32
+    assert_same_with_gradients(ours, head_by_head(*inputs), inputs, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "m", "road"),
+    [  # H, d, d_h, d_v, d_o, B
+        ((31, 10, 10, 10, 10, 256), 1, "_through_outer_products"),
+        ((10, 10, 10, 10, 10, 256), 1, "_through_outer_products"),
+        ((9, 10, 10, 10, 10, 256), 1, "_through_wide_heads"),
+        ((11, 40, 40, 40, 40, 1024), 1, "_through_wide_heads"),
+        ((16, 20, 5, 5, 20, 256), 1, "_through_narrow_heads"),
+        ((31, 20, 9, 9, 20, 256), 1, "_through_outer_products"),
+        ((31, 10, 10, 10, 10, 256), 2, "_through_wide_heads"),
+        ((31, 10, 2, 2, 10, 256), 2, "_through_narrow_heads"),
+    ],
+)
+def test_the_road_is_chosen_by_its_cost(sizes, m, road):
+    heads, dim, *rest, examples = sizes
+    W_Q, W_O = torch.empty(heads, dim, rest[0]), torch.empty(heads, rest[2], rest[1])
+    chosen = short._cheapest_road(W_Q, W_O, torch.empty(m, dim, examples))
+    assert chosen.__name__ == road
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("runs", BROADCAST)
+def test_columns_may_be_asked_by_another_vector_than_the_last_token(n, runs):
+    of_weights, of_data = runs
+    shapes = [(13, 3, 2), (13, 3, 2), (13, 5, 3), (13, 7, 5)]
+    maps = [torch.randn(*of_weights, *shape, dtype=torch.float64) for shape in shapes]
+    context, query = (
+        torch.randn(*of_data, *shape, dtype=torch.float64) for shape in ((n, 3, 11), (3, 11))
+    )
+    inputs = [x.requires_grad_() for x in (*maps, context, query)]
+    ours = attend_and_add_columns(*inputs)
+    z = attend(*maps[:2], context.movedim(-1, -3), query.mT)[1]
+    assert_same_with_gradients(ours, add_heads(z, *maps[2:]).mT, inputs)
+
+
+@pytest.mark.parametrize(("H", "n"), [(2, 2), (2, 3), (5, 2)])
+def test_the_written_out_gradients_against_finite_differences(H, n):
     B = 7
-    shapes = [(2, 3, 4), (2, 3, 4), (2, 5, 3), (2, 2, 5), (B, 2, 3), (B, 3)]
+    shapes = [(H, 3, 4), (H, 3, 4), (H, 5, 3), (H, 2, 5), (B, n, 3), (B, 3)]
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     assert torch.autograd.gradcheck(attend_and_add, inputs)
+
+
+def embedded(shared, runs, sizes):
+    """Maps, an embedding, places, contexts and embedded queries, with their gradients wanted."""
+    H, d, d_h, c, n, B = sizes
+    of_weights, of_data = runs
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d), (c, d), (n, d)]
+    tensors = [torch.randn(*of_weights, *shape, dtype=torch.float64) / d for shape in shapes]
+    context = torch.randn(*of_data, *(() if shared else (B,)), n, c, dtype=torch.float64)
+    query = torch.randn(*of_data, B, d, dtype=torch.float64)
+    return [tensor.requires_grad_() for tensor in (*tensors, context, query)]
+
+
+EMBEDDED = [  # H, d, d_h, c, n, B
+    (1, 1, 1, 1, 1, 1),
+    (1, 5, 3, 7, 2, 1),
+    (3, 5, 11, 7, 2, 13),
+    (3, 5, 2, 7, 1, 13),
+    (5, 7, 7, 3, 11, 2),
+    (2, 5, 5, 5, 3, 97),
+]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("sizes", EMBEDDED)
+@pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2, 3), (2, 3)), ((2,), ())])
+def test_attention_to_scalar_values_equals_that_to_formed_tokens(shared, sizes, runs):
+    inputs = embedded(shared, runs, sizes)
+    W_Q, W_K, W_V, W, p, context, query = inputs
+    asking = query.expand(*torch.broadcast_shapes(*runs), *query.shape[-2:])
+    if shared:
+        E = context @ W + p
+        alpha, ours = attend_values(attention_logits(W_Q, W_K, E, asking), E @ W_V.mT)
+    else:
+        E = context @ W[..., None, :, :] + p[..., None, :, :]
+        logits = embedded_logits(W_Q, W_K, W, p, context, query)
+        alpha, ours = attend_values(logits, embedded_values(W_V, W, p, context))
+    theirs, z = attend(W_Q, W_K, E, asking)
+    theirs = torch.cat([theirs, (z * W_V[..., None, :, :]).sum(dim=-1, keepdim=True)], dim=-1)
+    assert_same_with_gradients(torch.cat([alpha, ours[..., None]], dim=-1), theirs, inputs, 1e-11)
+    assert_same_with_gradients(ours, theirs[..., -1], inputs, 1e-11)
+
+
+def test_places_that_all_runs_share_need_no_run_axes():
+    inputs = embedded(False, ((2,), (2,)), (3, 5, 4, 7, 2, 13))
+    W_Q, W_K, W_V, W, p, context, query = inputs
+    same = p[:1].expand_as(p)
+    for function, arguments in (
+        (lambda q: embedded_logits(W_Q, W_K, W, q, context, query), inputs[:2] + inputs[3:]),
+        (lambda q: embedded_values(W_V, W, q, context), inputs[2:6]),
+    ):
+        assert_same_with_gradients(function(p[0]), function(same), arguments)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_attended_values_have_second_derivatives(shared):
+    logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    values = torch.randn(*logits.shape[shared:], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(attend_values, [logits, values])
+    assert torch.autograd.gradgradcheck(attend_values, [logits, values])
+
+
+@pytest.mark.parametrize(("wanted", "products_made"), [(False, 2), (True, 3)])
+def test_contexts_that_need_no_gradient_cost_none(wanted, products_made):
+    x, y = torch.randn(3, 2, 4, requires_grad=wanted), torch.randn(3, 5, 4, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        products._inner_products(x, y).sum().backward()
+    assert counter.get_total_flops() == products_made * 2 * 3 * 2 * 5 * 4
+
+
+@pytest.mark.parametrize("rows", [products._rows, products._Rows.apply])
+def test_a_look_up_and_its_gradient_go_token_by_token(rows):
+    table = torch.randn(2, 5, 3, requires_grad=True)
+    chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
+    found = rows(table, chosen)
+    g = torch.randint(-8, 9, found.shape).float()  # small integers: their sums are exact
+    expected, total = torch.empty(2, 5, 3), torch.zeros(2, 5, 3)
+    for r in range(2):
+        for i, token in enumerate(chosen[r]):
+            expected[r, i] = table.detach()[r, token]
+            total[r, token] += g[r, i]
+    assert torch.equal(found, expected)
+    assert torch.equal(torch.autograd.grad(found, table, g)[0], total)
+
+
+@pytest.mark.parametrize("rows", [products._rows, products._Rows.apply])
+def test_the_gradient_of_a_look_up_is_an_index_add(rows):
+    table = torch.randn(3, 7, 2, dtype=torch.float64, requires_grad=True)
+    chosen, g = torch.randint(7, (3, 501)), torch.randn(3, 501, 2, dtype=torch.float64)
+    [ours] = torch.autograd.grad(rows(table, chosen), table, g)
+    for r in range(3):
+        expected = torch.zeros(7, 2, dtype=torch.float64).index_add(0, chosen[r], g[r])
+        torch.testing.assert_close(ours[r], expected, **EXACT)
+
+
+@pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 1), (3,))])
+def test_look_ups_broadcast_over_runs(runs):
+    of_weights, of_data = runs
+    table, tokens = torch.randn(*of_weights, 5, 3), torch.randint(5, (*of_data, 7, 2))
+    found = look_up(table, tokens)
+    all_runs = torch.broadcast_shapes(*runs)
+    assert found.shape == (*all_runs, 7, 2, 3)
+    tables, all_tokens = table.expand(*all_runs, 5, 3), tokens.expand(*all_runs, 7, 2)
+    for run in itertools.product(*map(range, all_runs)):
+        assert torch.equal(found[run], tables[run][all_tokens[run]])
 
 
 def test_aot_is_the_papers_model():

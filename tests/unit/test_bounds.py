@@ -1,6 +1,7 @@
 """The formulas against values worked out by hand, and against counts."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -28,6 +29,113 @@ CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6)
 )
 def test_mha_capacity(arguments, capacity):
     assert bounds.mha_capacity(**arguments) == capacity
+
+
+# By hand, at sizes that differ from each other.
+LITERAL = [
+    (bounds.mha_capacity, (7, 5, 3), 7 * 2 + 1),
+    (bounds.mha_capacity, (7, 3, 5), 7 * 2 + 1),
+    (bounds.mha_capacity, (7, 5, 11, 3), 7 * 2 + 1),
+    (bounds.shared_context_rank, (7, 5), 7 * 4 + 1),
+    (bounds.shared_context_ceiling, (2, 5, 3, 11), 2 * (3 * 12 + 4) + 1),
+    (bounds.shared_context_ceiling, (2, 5, 3, 11, True), 2 * (3 * 12 + 4) + 1 + 6),
+    (bounds.shared_context_ceiling, (5, 5, 3, 11, True), 5 * (3 * 12 + 4) + 1 + 11),
+    (bounds.shared_context_ceiling, (5, 3, 7, 11), 5 * (2 * 11 + 2) + 1),
+    (bounds.shared_context_ceiling, (5, 3, 7, 11, True), 5 * (2 * 11 + 2) + 1 + 10),
+    (bounds.shared_context_ceiling, (5, 7, 2, 7), 5 * (2 * 11 + 6) + 1),
+    (bounds.affine_rank, (7, 5), 7 * 4 + 1),
+    (bounds.affine_span_rank, (7, 5), 7 * 5 + 1),
+    (bounds.affine_span_rank, (7, 5, True), 7 * 5),
+    (bounds.affine_span_rank, (7, 0), 1),
+    (bounds.relu_capacity, (7, 5), 7 * 7 + 1),
+    (bounds.relu_capacity, (7, 5, 3), 22),  # (7 * 9 + 3) / 3, a whole number
+    (bounds.relu_capacity, (5, 7, 3), 19),  # (5 * 11 + 3) / 3, rounded down by 1/3
+    (bounds.relu_capacity, (5, 3, 7), 8),  # (5 * 11 + 7) / 7, rounded down by 6/7
+    (bounds.aot_capacity, (7, 3, 5), 7 * 3 + 5),
+    (bounds.aot_capacity, (7, 5, 5), 7 * 5 + 5),
+    (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
+    (bounds.own_context_rank, (7, 2, 5), 7 * 5),
+    (bounds.scalar_capacity, (7, 3, 2, 5), 7 * 4),
+    (bounds.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
+    (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
+    (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
+    (bounds.aot_parameters, (7, 3, 5, 11, 2, True), 5 * 24 + 7 * (2 * 3 * 5 + 2 * 5)),
+    (bounds.relu_parameters, (7, 3, 5), 7 * (20 + 1 + 1) + 1),
+    (bounds.relu_parameters, (7, 3, 5, 2), 7 * (20 + 1 + 2) + 2),
+    (bounds.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
+    (bounds.associations_to_accuracy, (0, 5, 11), 1 / 5),
+    (bounds.associations_to_accuracy, (11, 5, 11), 1.0),
+    (bounds.accuracy_to_associations, (39 / 55, 5, 11), 7),
+    (bounds.accuracy_to_associations, (1 / 5 - 4 / 55, 5, 11), -1),
+    (bounds.loss_to_bits, (math.log(3), 12, 5), 5 * 2),
+    (bounds.loss_to_bits, (math.log(24), 12, 5), -5),
+    (bounds.error_to_bits, (1 / (2 * math.pi * math.e), 5), 0),
+    (bounds.error_to_bits, (1 / (2 * math.pi * math.e) / 64, 5), 5 * 3),
+    (bounds.error_to_bits, (0.5, 5), 0),
+]
+
+
+@pytest.mark.parametrize(("formula", "arguments", "value"), LITERAL)
+def test_formulas_at_sizes_that_differ(formula, arguments, value):
+    exact = {"abs": 1e-12, "rel": 0} if isinstance(value, int) else {"rel": 1e-14}
+    assert formula(*arguments) == pytest.approx(value, **exact)
+
+
+def test_every_formula_stands_among_them():
+    formulas = {f for f in vars(bounds).values() if getattr(f, "__module__", "") == bounds.__name__}
+    public = {f.__name__ for f in formulas if not f.__name__.startswith("_")}
+    assert public == {f.__name__ for f, *_ in LITERAL} | {"random_bigrams_risk"}
+
+
+def exact_risk(H, d_h, d, N):
+    """The union bound of theorem thm-random-bigrams, term by term, in fractions."""
+    T = H * d_h + d
+
+    def tail(choices, marked, most):
+        """Expected number of choices of which more than ``most`` bigrams are drawn; at most 1."""
+        count = sum(
+            math.comb(marked, k) * math.comb(N * N - marked, T - k)
+            for k in range(max(0, most + 1), min(marked, T) + 1)
+        )
+        return min(1, Fraction(choices * count, math.comb(N * N, T)))
+
+    last = sum(tail(math.comb(N, L), N * L, H * d_h + L) for L in range(1, N + 1) if d > L)
+    squares = []
+    for spare in range(H + 1):
+        within = (m for m in range(2, N + 1) if m <= 2 * d_h - 2)
+        inside = sum(tail(math.comb(N, m), m * m, H * math.ceil(m / 2) - spare) for m in within)
+        squares.append(inside + tail(1, N, d + spare))
+    return min(Fraction(1), last + min(squares))
+
+
+@pytest.mark.parametrize(
+    ("H", "d_h", "d", "N"),
+    [
+        (2, 2, 3, 11),
+        (3, 2, 2, 7),
+        (5, 1, 2, 11),
+        (7, 3, 3, 13),
+        (5, 3, 11, 7),
+        (6, 3, 3, 5),
+        (7, 2, 3, 5),
+        (5, 2, 15, 5),
+        (5, 2, 14, 5),
+        (2, 5, 7, 17),
+        (3, 4, 5, 13),
+    ],
+)
+def test_the_risk_of_random_bigrams_is_the_union_bound(H, d_h, d, N):
+    assert bounds.random_bigrams_risk(H, d_h, d, N) == pytest.approx(
+        float(exact_risk(H, d_h, d, N)), rel=1e-9, abs=1e-300
+    )
+
+
+def test_all_bigrams_may_be_drawn_and_no_more():
+    assert bounds.random_bigrams_risk(2, 2, 5, vocab=3) == 1.0
+    with pytest.raises(ValueError, match=r"^vocab: got 2; expected at least 3, so that 9 bigrams"):
+        bounds.random_bigrams_risk(2, 2, 5, vocab=2)
+    with pytest.raises(ValueError, match=r"^vocab: got 3; expected at least 4, so that 10 bigrams"):
+        bounds.random_bigrams_risk(2, 2, 6, vocab=3)
 
 
 def test_shared_contexts_meet_the_upper_bound_when_heads_are_wide():
@@ -158,8 +266,12 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     P = {name: 4 * W.double()[None] for name, W in P.items()}
     torch.manual_seed(0)
     inputs = [torch.randn(1, B, d, dtype=torch.float64) for B in (n, 100)]
-    jacobians = torch.func.jacrev(lambda P: training.mha_outputs(P, run, *inputs)[0, :, 0])(P)
-    J = torch.cat([J.flatten(1) for J in jacobians.values()], dim=1)
+
+    def outputs(*weights):
+        return training.mha_outputs(dict(zip(P, weights, strict=True)), run, *inputs)[0, :, 0]
+
+    jacobians = torch.autograd.functional.jacobian(outputs, tuple(P.values()))
+    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
     ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
     assert numerical_rank(J, rtol=1e-12) == ceiling
 

@@ -10,9 +10,15 @@ import torch
 from flint import arb, arb_mat, fmpq, fmpq_mat
 
 from attnmem import balls
-from attnmem.attention import MHAWeights, mha, mha_features
-from attnmem.certificates import certified_memorization, enclosed_features
+from attnmem.attention import AoTWeights, MHAWeights, mha, mha_features
+from attnmem.certificates import (
+    certified_associations,
+    certified_memorization,
+    enclosed_features,
+    enclosed_offers,
+)
 from attnmem.constructions import memorize_mha
+from attnmem.constructions.dana import offered
 from attnmem.independence import certified_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}
@@ -250,4 +256,204 @@ def test_error_bounds_are_rounded_upwards():
         exact = arb(generator.random()) * arb(3).sqrt()
         assert arb(balls.above(exact.upper())) > exact.upper()
     assert balls.above(arb.pos_inf()) == math.inf
+    assert balls.above(arb.nan()) == math.inf
     assert balls.largest(arb_mat(0, 3)) == 0.0
+
+
+def test_lower_bounds_are_rounded_downwards():
+    generator = random.Random(0)
+    for _ in range(200):
+        exact = arb(generator.random() - 0.5) * arb(3).sqrt()
+        lower = exact.lower()
+        assert lower - 1e-15 < arb(balls.below(lower)) < lower
+    assert balls.below(arb(1)) == math.nextafter(1, 0)
+    assert balls.above(arb(1)) == math.nextafter(1, 2)
+    assert balls.below(arb.neg_inf()) == balls.below(arb.nan()) == -math.inf
+
+
+def test_the_largest_entry_is_that_of_the_outer_ends():
+    wide = arb_mat([[arb(1, 0.5), arb(-2, 0.25)], [arb(0, 2.125), arb(2)]])
+    assert 2.25 < balls.largest(wide) < 2.2500001  # radii have 30 bits
+    assert balls.largest(arb_mat([[-3, 2]])) == math.nextafter(3, 4)
+
+
+def test_precisions_double_and_include_the_last():
+    assert list(balls.precisions(511)) == [128, 256]
+    assert list(balls.precisions(512)) == [128, 256, 512]
+    assert list(balls.precisions(127)) == []
+
+
+# --- attention-only transformers ------------------------------------------------------------------
+
+
+def transformer(*, attends=True, rounded=None):
+    """A vocabulary of 11, three positions, width 7, two heads of width 5; and 13 sequences."""
+    g = torch.Generator().manual_seed(0)
+    shapes = [(11, 7), (3, 7), (2, 5, 7), (2, 5, 7), (2, 5, 7), (2, 7, 5), (11, 7)]
+    weights = [torch.randn(*shape, generator=g, **F64) for shape in shapes]
+    if rounded is not None:
+        weights = [W.round(decimals=rounded) for W in weights]
+    if not attends:
+        weights[2] = torch.zeros_like(weights[2])
+    sequences = torch.randint(11, (13, 3), generator=g)
+    return AoTWeights(*weights), sequences
+
+
+def test_the_balls_contain_what_a_transformer_offers():
+    weights, sequences = transformer(rounded=1)
+    F = enclosed_offers(weights, sequences)(256)
+    assert (F.nrows(), F.ncols()) == (13, 7 + 2 * 5)
+    assert max(balls.above(ball.rad()) for ball in F.entries()) < 1e-60
+    middle = torch.tensor([[float(x) for x in row] for row in F.tolist()], **F64)
+    torch.testing.assert_close(middle, offered(weights, sequences), rtol=1e-12, atol=1e-12)
+    assert F.contains(enclosed_offers(weights, sequences)(1024))
+
+
+def exact_leads(weights, sequences, next_tokens):
+    """By how much the right logit leads, in fractions, for heads that attend to all alike."""
+    matrices = [[[*map(Fraction, row)] for row in W.tolist()] for W in weights[:2]]
+    e, pos = matrices
+    W_V, W_O = ([[[*map(Fraction, r)] for r in M] for M in W.tolist()] for W in weights[4:6])
+    W_U = [[*map(Fraction, row)] for row in weights.W_U.tolist()]
+    d, leads = len(pos[0]), []
+    for sequence, right in zip(sequences.tolist(), next_tokens.tolist(), strict=True):
+        x = [[e[t][i] + pos[s][i] for i in range(d)] for s, t in enumerate(sequence)]
+        mean = [sum(column) / len(x) for column in zip(*x, strict=True)]
+        out = x[-1]
+        for V, O in zip(W_V, W_O, strict=True):
+            value = [sum(a * b for a, b in zip(row, mean, strict=True)) for row in V]
+            added = [sum(a * b for a, b in zip(row, value, strict=True)) for row in O]
+            out = [a + b for a, b in zip(out, added, strict=True)]
+        logits = [sum(a * b for a, b in zip(row, out, strict=True)) for row in W_U]
+        leads.append(logits[right] - max(z for k, z in enumerate(logits) if k != right))
+    return leads
+
+
+def best_and_second(weights, sequences):
+    """The token with the largest logit, for all but each third sequence: there the second."""
+    zeros = torch.zeros(len(sequences), dtype=torch.int64)
+    ranked = [
+        sorted(range(11), key=lambda k: exact_leads(weights, row[None], zeros[:1] + k)[0])
+        for row in sequences
+    ]
+    return torch.tensor([order[-2 if t % 3 == 2 else -1] for t, order in enumerate(ranked)])
+
+
+def test_a_certified_margin_is_the_exact_one_rounded_down():
+    weights, sequences = transformer(attends=False)
+    next_tokens = best_and_second(weights, sequences)
+    leads = exact_leads(weights, sequences, next_tokens)
+    assert [lead > 0 for lead in leads] == [t % 3 != 2 for t in range(13)]
+    proof = certified_associations(weights, sequences, next_tokens)
+    assert proof.memorized == 9
+    least = min(lead for lead in leads if lead > 0)
+    assert least * Fraction(1 - 1e-15) < Fraction(proof.margin) < least
+    none = certified_associations(weights, sequences[2:3], next_tokens[2:3])
+    assert none == (0, 0.0)
+
+
+def test_what_overlapping_balls_do_not_separate_does_not_count():
+    """With few bits the upper end of a lead says yes long before the lower one does."""
+    weights, sequences = transformer(attends=False)
+    next_tokens = best_and_second(weights, sequences)
+    leads = exact_leads(weights, sequences, next_tokens)
+    undecided = decided = 0
+    for bits in (2, 5, 7, 9, 11, 14, 20):
+        for t, lead in enumerate(leads):
+            proof = certified_associations(
+                weights, sequences[t : t + 1], next_tokens[t : t + 1], bits=bits
+            )
+            if lead < 0:
+                assert proof == (0, 0.0)
+            elif proof.memorized:
+                decided += 1
+                assert 0 < proof.margin < lead
+            else:
+                undecided += 1
+                assert proof == (0, 0.0)
+    assert undecided > 20
+    assert decided > 20
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda w, s, y: certified_associations(w, s, y, bits=1), "bits"),
+        (lambda w, s, y: certified_associations(w, s, y[:-1]), "next_tokens"),
+        (lambda w, s, y: certified_associations(w, s, y[:, None]), "next_tokens"),
+        (lambda w, s, y: certified_associations(w, s, y + 11), "next_tokens"),
+        (lambda w, s, y: certified_associations(w, s[0], y), "tokens"),
+        (lambda w, s, y: enclosed_offers(w, s[None]), "sequences"),
+        (lambda w, s, y: enclosed_offers(w, s + 11), "tokens"),
+        (lambda w, s, y: enclosed_offers(AoTWeights(*(W[None] for W in w)), s), "weights.W_Q"),
+    ],
+)
+def test_bad_arguments_of_transformers_are_named(call, name):
+    weights, sequences = transformer()
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call(weights, sequences, torch.zeros(13, dtype=torch.int64))
+
+
+# --- memorization, at its edges -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_the_certified_error_is_the_exact_one_rounded_up(skip):
+    """One example, and heads that attend to its three tokens alike: an output in fractions."""
+    g = torch.Generator().manual_seed(0)
+    n, d, d_h, H = 3, 5, 2, 2
+    shapes = [(H, d, d_h), (H, d, d_h), (H, d, d_h), (H * d_h, d), (d, 7)]
+    Q, K, V, O, D = (torch.randn(*shape, generator=g, **F64) for shape in shapes)
+    layer = MHAWeights(torch.zeros_like(Q), K, V, O, D)
+    E, e, y = (torch.randn(*shape, generator=g, **F64) for shape in ((n, d), (1, d), (1, 7)))
+    proof = certified_memorization(layer, E, e, y, skip=skip)
+
+    def times(row, matrix):
+        columns = zip(*matrix.tolist(), strict=True)
+        return [sum(a * Fraction(b) for a, b in zip(row, c, strict=True)) for c in columns]
+
+    mean = [sum(map(Fraction, column)) / n for column in zip(*E.tolist(), strict=True)]
+    heads = [value for V_h in V for value in times(mean, V_h)]
+    inner = times(heads, O)
+    if skip:
+        inner = [a + Fraction(b) for a, b in zip(inner, e[0].tolist(), strict=True)]
+    output = times(inner, D)
+    exact = max(abs(a - Fraction(b)) for a, b in zip(output, y[0].tolist(), strict=True))
+    assert exact < Fraction(proof.error) < exact * Fraction(1 + 1e-15)
+    assert (proof.rank, proof.bits) == (1, 128)
+    # Only one entry of a feature is used, the largest: it alone makes up for the error.
+    needed = exact / max(map(abs, mean))
+    assert needed < Fraction(proof.shift) < needed * Fraction(1 + 1e-15)
+    assert 0 < proof.radius < 1e-30
+
+
+def test_precision_is_raised_until_a_correction_is_proven():
+    """Two queries that differ by 2^-150: 128 bits cannot tell their two attention weights apart."""
+    one = torch.eye(2, **F64)
+    layer = MHAWeights(one[None], one[None], one[None], one, one)
+    e = torch.tensor([[0, 0], [0, 2.0**-150]], **F64)
+    for most_bits, found in [(128, (0, 128)), (255, (0, 128)), (256, (2, 256)), (512, (2, 256))]:
+        proof = certified_memorization(layer, one, e, torch.zeros(2, 2, **F64), most_bits=most_bits)
+        assert (proof.rank, proof.bits) == found
+        assert math.isfinite(proof.shift) == math.isfinite(proof.radius) == (proof.rank > 0)
+        assert proof.error == math.nextafter(0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w, E, e, y: ((w, E, e, y[:, 0]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y[:-1]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y[:, :1]), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y * math.nan), {}), "labels"),
+        (lambda w, E, e, y: ((w, E, e, y.half()), {}), "labels"),
+        (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
+        (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
+        (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
+    ],
+)
+def test_bad_arguments_of_a_proof_are_named(change, name):
+    (weights, E, e), y = small_task(own=True)
+    arguments, options = change(weights, E, e, y)
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        certified_memorization(*arguments, **options)

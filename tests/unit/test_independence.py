@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
 from attnmem.independence import (
     kruskal,
@@ -219,11 +219,14 @@ def test_the_confidence_bound_is_the_largest_fraction_not_yet_refuted(dependent,
     vectors = torch.eye(20)
     test = sampled_independence(vectors, 2, samples=samples, seed=0)
     assert test.dependent == 0
-    assert test.dependent_at_most == pytest.approx(1 - 0.05 ** (1 / samples))
+    closed = -math.expm1(math.log(0.05) / samples)  # (1 - p)^samples = 0.05
+    assert test.dependent_at_most == pytest.approx(closed, abs=1e-11)  # scipy finds it by bisection
     vectors[:dependent] = vectors[0] if dependent else vectors[:0]
     test = sampled_independence(vectors, 2, samples=samples, seed=0)
     if test.dependent < samples:
         assert binom.cdf(test.dependent, samples, test.dependent_at_most) == pytest.approx(0.05)
+        quantile = beta.ppf(0.95, test.dependent + 1, samples - test.dependent)
+        assert test.dependent_at_most == pytest.approx(quantile, abs=1e-11)
     else:
         assert test.dependent_at_most == 1
 

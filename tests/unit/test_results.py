@@ -6,16 +6,22 @@ import math
 import multiprocessing
 import os
 import random
+import re
+import shutil
 import signal
+import subprocess
+import threading
 import time
 import zlib
 
 import numpy as np
 import pandas as pd
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import attnmem
 from attnmem import results, rows
 from attnmem.results import TESTS, TRAININGS, Check, DamagedResultsError, Finding, Outcome, Run
 
@@ -527,3 +533,202 @@ def test_the_first_of_two_equal_configurations_counts(tmp_path, path):
     assert results.append([(RUN, OUTCOME), again], tmp_path) == 1
     assert results.append([again], tmp_path) == 0
     assert list(results.read(path).values()) == [(RUN, OUTCOME)]
+
+
+# --- lines, locks, tables -------------------------------------------------------------------------
+
+
+def third(edit):
+    """A damage of the third line."""
+    return lambda lines: [*lines[:2], edit(lines[2]), *lines[3:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "line", "said"),
+    [
+        (third(lambda line: line[:-10] + "\n"), 3, "37 fields where 38 are expected"),
+        (third(lambda line: line.replace("cpu", "gpu")), 3, "its checksum does not fit"),
+        (third(lambda line: line.replace("trial", '"trial"')), 3, "not written as results are"),
+        (third(lambda line: line.replace("trial", '"trial')), 3, "expected after"),
+        (third(lambda line: "tri\udcffal" + line), 3, "not UTF-8 text"),
+        (lambda lines: [*lines[:4], lines[4][:-1]], 5, "cut off before its end"),
+        (lambda lines: [*lines, "trial"], 6, "cut off before its end"),
+        (lambda lines: [*lines, lines[3]], 6, "stands in the file twice"),
+        (lambda lines: [lines[0], "\n", *lines[1:]], 2, "0 fields"),
+        (lambda lines: [lines[0].replace("seed", '"seed"'), *lines[1:]], 1, "not written as"),
+        (lambda lines: [], 1, "the file is empty"),
+    ],
+)
+def test_damage_is_named_by_its_line(tmp_path, path, damage, line, said):
+    results.append(made(4), tmp_path)
+    broken = "".join(damage(path.read_text().splitlines(keepends=True)))
+    path.write_bytes(broken.encode(errors="surrogateescape"))
+    with pytest.raises(DamagedResultsError, match=rf"{path}, line {line}: .*{said}"):
+        results.read(path)
+
+
+def forge(path, number, **changes):
+    """Change the text of a stored row as somebody would who also corrects its checksum."""
+    lines = path.read_text().splitlines(keepends=True)
+    header = rows.fields_of(lines[0])
+    cells = dict(zip(header, rows.fields_of(lines[number - 1]), strict=True)) | changes
+    body = [cells[name] for name in header[:-1]]
+    lines[number - 1] = rows.line_of([*body, f"{zlib.crc32(rows.line_of(body).encode()):08x}"])
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"key": "0" * 16}, "its key is not the hash of its configuration"),
+        ({"seed": "7"}, "its key is not the hash of its configuration"),
+        ({"accuracy": "nan"}, "accuracy = 'nan' cannot be read"),
+        ({"wall_s": "inf"}, "wall_s = 'inf' cannot be read"),
+        ({"tf32": "true"}, "tf32 = 'true' cannot be read"),
+        ({"tf32": ""}, "tf32 = '' cannot be read"),
+        ({"seed": ""}, "seed = '' cannot be read"),
+        ({"device": ""}, "device = '' cannot be read"),
+        ({"wall_s": ""}, "wall_s = '' cannot be read"),
+        ({"diverged": "1.5"}, "diverged = '1.5' cannot be read"),
+        ({"curve": "0.5 nan"}, "curve = '0.5 nan' cannot be read"),
+        ({"loss": ""}, "loss = None and diverged = None, where one of them is expected"),
+    ],
+)
+def test_a_forged_value_is_refused(tmp_path, path, changes, said):
+    results.append(made(3), tmp_path)
+    forge(path, 3, **changes)
+    with pytest.raises(DamagedResultsError, match=re.escape(f"{path}, line 3: {said}")):
+        results.read(path)
+
+
+def test_truth_is_read_as_it_was_written(tmp_path, path):
+    pair = [
+        (dataclasses.replace(RUN, early_stop=stop), dataclasses.replace(OUTCOME, tf32=not stop))
+        for stop in (True, False)
+    ]
+    results.append(pair, tmp_path)
+    found = [(run.early_stop, outcome.tf32) for run, outcome in results.read(path).values()]
+    assert found == [(True, False), (False, True)]
+
+
+def test_a_writer_waits_for_the_lock(tmp_path, path):
+    results.append(made(1), tmp_path)
+    writer = threading.Thread(target=results.append, args=(made(2), tmp_path))
+    with FileLock(path.with_suffix(".lock")):
+        writer.start()
+        writer.join(0.2)
+        assert len(results.read(path)) == 1
+    writer.join()
+    assert len(results.read(path)) == 2
+
+
+def test_rows_reach_the_disk_before_append_returns(tmp_path, path, monkeypatch):
+    sizes = []
+    sync = os.fsync
+
+    def fsync(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        sync(descriptor)
+
+    monkeypatch.setattr(results.os, "fsync", fsync)
+    results.append(made(2), tmp_path)
+    assert sizes == [len(rows.line_of(TRAININGS.columns)), path.stat().st_size]
+
+
+def test_every_row_is_one_write(tmp_path, path, monkeypatch):
+    results.append(made(1), tmp_path)
+    written = []
+    write = os.write
+    monkeypatch.setattr(results.os, "write", lambda d, line: written.append(line) or write(d, line))
+    results.append(made(4), tmp_path)
+    assert written == path.read_bytes().splitlines(keepends=True)[2:]
+
+
+def test_the_fewest_seeds_of_any_configuration():
+    sizes = [(128, 0), (128, 1), (128, 2), (256, 0), (256, 1), (512, 0), (512, 1), (512, 2)]
+    trained = [(dataclasses.replace(RUN, T=T, seed=seed), OUTCOME) for T, seed in sizes]
+    assert results.fewest_seeds(results.as_table(trained)) == 2
+    again = [*trained, (trained[3][0], dataclasses.replace(OUTCOME, tf32=True))]
+    assert results.fewest_seeds(results.as_table(again)) == 2  # a seed counts once
+    assert results.fewest_seeds(results.as_table(trained[:3])) == 3
+
+
+def test_measurements_stand_by_seed():
+    trained = [
+        (
+            dataclasses.replace(RUN, H=H, seed=seed),
+            dataclasses.replace(OUTCOME, loss=10.0 * H + seed),
+        )
+        for H, seed in [(5, 1), (2, 0), (5, 0), (3, 1)]
+    ]
+    table = results.by_seed(results.as_table(trained), "H", "loss")
+    assert (table.index.tolist(), table.columns.tolist()) == ([2, 3, 5], [0, 1])
+    assert table.fillna(-1).to_numpy().tolist() == [[20, -1], [-1, 31], [50, 51]]
+    accuracy = results.by_seed(results.as_table(trained), "H")
+    assert accuracy.loc[5].tolist() == [OUTCOME.accuracy] * 2
+
+
+def test_rows_measured_here_come_after_those_shipped_and_replace_them(store, tmp_path):
+    results.append(made(2), tmp_path / "shipped")
+    newer = [(asked, dataclasses.replace(found, tf32=True)) for asked, found in made(3)[1:]]
+    results.append(newer)
+    assert list(results.known("trial", "quick").values()) == [made(1)[0], *newer]
+    table = results.table("trial", "quick")
+    assert table.tf32.tolist() == [False, True, True]
+    assert list(results.table("trial", "quick", TESTS).columns) == list(TESTS.hints)
+
+
+def test_published_numbers():
+    theirs = results.published("dana-2025").query("experiment == 'exp1' and d == 3 and H == 6")
+    assert theirs.accuracy.tolist() == [0.0652]
+    assert set(results.published("mahdavi-2024").table) == {1, 3}
+
+
+# --- the commit -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with one commit, as the one that the library would run from."""
+    package = tmp_path / "checkout" / "lib" / "attnmem"
+    package.mkdir(parents=True)
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    for name in ("code.py", "rows.csv"):
+        (package / name).write_text("1\n")
+    monkeypatch.setattr(results, "PACKAGE", package)
+    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m a"):
+        subprocess.run(["git", "-C", tmp_path / "checkout", *command.split()], check=True)
+    return package
+
+
+def head(package):
+    git = ["git", "-C", package, "rev-parse", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout[:12]
+
+
+def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(checkout):
+    commit = results.commit.__wrapped__
+    assert commit() == head(checkout)
+    (checkout / "rows.csv").write_text("2\n")
+    (checkout / "new.py").write_text("2\n")
+    (checkout.parent / "elsewhere.py").write_text("2\n")
+    assert commit() == head(checkout)  # rows are no code, and new files are not imported by it
+    (checkout / "code.py").write_text("2\n")
+    assert commit() == head(checkout) + "+"
+
+
+def test_without_a_commit_rows_carry_the_version(checkout, monkeypatch):
+    commit = results.commit.__wrapped__
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert commit() == attnmem.__version__
+    assert results.in_checkout()
+    monkeypatch.setattr(results, "PACKAGE", checkout.parent)
+    assert not results.in_checkout()
+    assert commit() == attnmem.__version__
+    monkeypatch.setattr(results, "PACKAGE", checkout)
+    shutil.rmtree(checkout.parent.parent / ".git")
+    assert results.in_checkout()
+    assert commit() == attnmem.__version__
+    (checkout.parent.parent / "pyproject.toml").unlink()
+    assert not results.in_checkout()

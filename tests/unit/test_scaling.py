@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from attnmem import scaling
@@ -32,6 +33,32 @@ def test_an_exact_law_is_recovered(law, coefficients):
     assert found(X) == pytest.approx(y, rel=1e-5)
 
 
+LITERAL = {  # coefficients by name, and the values at 2 and 3
+    "linear": ({"1": 5, "x^1": 7}, [5 + 14, 5 + 21]),
+    "quadratic": ({"1": 5, "x^1": 7, "x^2": 11}, [5 + 14 + 44, 5 + 21 + 99]),
+    "square": ({"1": 5, "x^2": 7}, [5 + 28, 5 + 63]),
+    "cube": ({"1": 5, "x^3": 7}, [5 + 56, 5 + 189]),
+    "pure square": ({"x^2": 5}, [20, 45]),
+    "pure cube": ({"x^3": 5}, [40, 135]),
+    "power": ({"factor": 5, "exponent": 3}, [40, 135]),
+    "shifted power": ({"shift": 11, "factor": 5, "exponent": 3}, [51, 146]),
+    "saturating": ({"limit": 15, "half": 3}, [30 / 5, 45 / 6]),
+}
+
+
+@pytest.mark.parametrize("law", scaling.LAWS)
+def test_a_law_is_what_its_coefficients_say(law):
+    coefficients, values = LITERAL[law]
+    assert scaling.LAWS[law].names == tuple(coefficients)
+    found = scaling.Fit(law, coefficients, 1.0, 0.0, 2)
+    assert found([2, 3]).tolist() == values
+    assert found(pd.Series([2, 3], dtype=object)).tolist() == values
+    basis = scaling.LAWS[law].basis
+    if basis is not None:
+        powers = [0 if name == "1" else int(name[2:]) for name in coefficients]
+        assert basis(np.array([2.0, 3.0])).tolist() == [[x**p for p in powers] for x in (2, 3)]
+
+
 def test_linear_fit_against_the_textbook_formulas():
     y = np.array([2.0, 1, 4, 3, 8, 9, 16])
     slope = ((X - X.mean()) * (y - y.mean())).sum() / ((X - X.mean()) ** 2).sum()
@@ -57,18 +84,105 @@ def test_the_law_that_made_the_data_is_selected(truth):
 
 def test_too_few_points_cannot_be_compared():
     assert scaling.fit("linear", [1, 2, 3, 4], [1, 2, 3, 5]).aicc == math.inf
+    five = scaling.fit("linear", [1, 2, 3, 4, 5], [1, 2, 3, 5, 4])  # residual 1.9
+    assert five.aicc == pytest.approx(5 * math.log(1.9 / 5) + 6 + 24 / 1)
+    zero = scaling.fit("linear", [1, 2, 3, 4, 5], np.zeros(5))
+    assert zero.aicc == pytest.approx(5 * math.log(1e-300 / 5) + 6 + 24 / 1, rel=1e-12)
+    assert math.isnan(zero.r2)
+
+
+def test_as_many_points_as_coefficients_are_enough_for_a_fit():
+    two = scaling.fit("linear", [1, 3], [2, 8])
+    assert (two.points, two.aicc) == (2, math.inf)
+    assert two.coefficients == pytest.approx({"1": -1, "x^1": 3})
+    with pytest.raises(ValueError, match=r"^x: got 2 points; expected at least 3 for 'quadratic'"):
+        scaling.fit("quadratic", [1, 3], [2, 8])
+
+
+@pytest.mark.parametrize("curve", [3.0, -0.5])
+def test_the_bend_is_the_square_times_its_coefficient(curve):
+    x = np.array([0.0, 1, 2, 4])
+    assert scaling.bend(7 - 2 * x + curve * x**2, x) == pytest.approx(16 * curve)
+
+
+def test_columns_of_objects_count_as_numbers():
+    """As tables have them where a column holds whole numbers and missing values."""
+    x, y = (pd.Series(values, dtype=object) for values in ([1, 2, 4, 5], [3, 5, 9, 11]))
+    assert scaling.fit("linear", x, y).coefficients == pytest.approx({"1": 1, "x^1": 2})
+    y = pd.DataFrame({0: [0.25, 0.5, 1, 1], 1: [0.25, 0.5, 1, 1]}, dtype=object)
+    assert scaling.unsaturated(x, y).tolist() == [True, True, False, False]
+    assert scaling.unsaturated_gains(x, y).tolist() == [0.25, 0.5]
+    above, error = scaling.lead(x, y, x, y * 2)
+    assert (above.tolist(), error.tolist()) == ([-0.25, -0.5, -1, -1], [0] * 4)
+    [interval] = scaling.bootstrap(lambda y: y.mean(), y.iloc[:1], draws=2, seed=0)
+    assert interval == (0.25, 0.25)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     random, covered = np.random.default_rng(2), 0
+    weights = (X - X.mean()) / ((X - X.mean()) ** 2).sum()  # of the slope of a fitted line
     for trial in range(100):
         y = (3 + 2 * X)[:, None] + random.normal(size=(len(X), 20))
-        [interval] = scaling.bootstrap(
-            lambda y: scaling.fit("linear", X, y).coefficients["x^1"], y, draws=200, seed=trial
-        )
+        [interval] = scaling.bootstrap(lambda y: weights @ y.mean(axis=1), y, draws=200, seed=trial)
         covered += interval.low <= 2 <= interval.high
     # 20 seeds: a little below 95%; below 85 or all of 100 would each have probability under 1%.
     assert 85 <= covered <= 99
+
+
+def percentile(values, share):
+    """Between the order statistics that are next to ``share``, on a line."""
+    values, place = sorted(values), share * (len(values) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+@pytest.mark.parametrize(
+    ("options", "draws", "tails"),
+    [
+        ({}, 1000, (0.025, 0.975)),
+        ({"draws": 40}, 40, (0.025, 0.975)),
+        ({"draws": 21, "level": 0.8}, 21, (0.1, 0.9)),
+        ({"draws": 7, "level": 1.0}, 7, (0.0, 1.0)),
+        ({"draws": 7, "level": 0.0}, 7, (0.5, 0.5)),
+        ({"draws": 1}, 1, (0.025, 0.975)),
+    ],
+)
+def test_an_interval_is_that_of_the_percentiles_of_its_draws(options, draws, tails):
+    y = np.random.default_rng(0).normal(size=(3, 5))
+    seen = []
+
+    def statistic(drawn):
+        seen.append(drawn)
+        return [drawn[0].mean(), drawn[1].max() - drawn[2].min()]
+
+    intervals = scaling.bootstrap(statistic, y, seed=7, **options)
+    assert len(seen) == draws
+    first = [float(drawn[0].mean()) for drawn in seen]
+    second = [float(drawn[1].max() - drawn[2].min()) for drawn in seen]
+    for interval, values in zip(intervals, (first, second), strict=True):
+        assert interval.low == pytest.approx(percentile(values, tails[0]), abs=1e-12)
+        assert interval.high == pytest.approx(percentile(values, tails[1]), abs=1e-12)
+
+
+def test_each_point_draws_from_its_own_seeds_with_replacement_and_apart_from_the_others():
+    y = np.arange(5.0) + np.array([[0.0], [10.0]])
+    seen = []
+    scaling.bootstrap(lambda drawn: seen.append(drawn) or 0.0, y, draws=400, seed=0)
+    drawn = np.stack(seen)
+    assert drawn.shape == (400, 2, 5)
+    assert set(drawn[:, 0].flatten()) == set(range(5))
+    assert set(drawn[:, 1].flatten()) == set(range(10, 15))
+    repeated = np.mean([len(set(row)) < 5 for row in drawn[:, 0]])
+    assert repeated == pytest.approx(1 - math.factorial(5) / 5**5, abs=0.05)
+    together = np.mean(drawn[:, 0] + 10 == drawn[:, 1])
+    assert together == pytest.approx(1 / 5, abs=0.05)  # 2,000 pairs: six standard deviations
+
+
+def test_another_seed_draws_otherwise():
+    y = np.random.default_rng(0).normal(size=(1, 9))
+    spans = [scaling.bootstrap(np.mean, y, draws=20, seed=seed) for seed in (0, 1)]
+    assert spans[0] != spans[1]
 
 
 def test_bootstrap_is_reproducible_and_keeps_points_apart():
@@ -91,6 +205,19 @@ def test_the_unsaturated_part_ends_at_the_first_point_that_reaches_the_ceiling()
     ]
 
 
+def test_a_point_at_the_ceiling_has_reached_it():
+    below = math.nextafter(0.95, 0)
+    x, y = [1, 2, 3, 4], [0.1, 0.2, below, 0.95]
+    assert scaling.unsaturated(x, y).tolist() == [True, True, True, False]
+    assert len(scaling.unsaturated_gains(x, y)) == 3
+    assert scaling.unsaturated_line(x, y).points == 3
+    assert scaling.unsaturated(x, y, below).tolist() == [True, True, False, False]
+    assert len(scaling.unsaturated_gains(x, y, below)) == 2
+    assert scaling.unsaturated_line(x, y, below) is None
+    assert scaling.unsaturated(x, y, 0.0).tolist() == [False] * 4
+    assert scaling.unsaturated(x, [0.1, 1.0, 0.2, 0.3], 1.0).tolist() == [True, False, False, False]
+
+
 def test_gains_are_of_the_steps_that_start_below_the_ceiling_whatever_the_order():
     accuracy = np.array([0.25, 0.5, 1.0, 0.75, 1.0])
     assert scaling.unsaturated_gains(np.arange(5), accuracy).tolist() == [0.25, 0.5]
@@ -107,6 +234,15 @@ def test_gains_are_of_the_steps_that_start_below_the_ceiling_whatever_the_order(
         (lambda: scaling.fit("linear", [1.0], [1.0]), "x"),
         (lambda: scaling.fit("power", [0.0, 1, 2], [0.0, 1, 2]), "x"),
         (lambda: scaling.fit("linear", X, X * math.nan), "y"),
+        (lambda: scaling.fit("linear", X * math.inf, X), "x"),
+        (lambda: scaling.fit("linear", X[:, None], X), "x"),
+        (lambda: scaling.bootstrap(np.mean, X[:, None], seed=-1), "seed"),
+        (lambda: scaling.bootstrap(np.mean, X[:, None], seed=0, level=1.01), "level"),
+        (lambda: scaling.bootstrap(np.mean, X[:, None], seed=0, level=-0.01), "level"),
+        (lambda: scaling.unsaturated(X, X[1:]), "y"),
+        (lambda: scaling.unsaturated(X, X, ceiling=-0.01), "ceiling"),
+        (lambda: scaling.unsaturated_gains(X[:, None], X), "x"),
+        (lambda: scaling.unsaturated_line(X[:, None], X), "x"),
         (lambda: scaling.bootstrap(np.mean, X, seed=0), "y"),
         (lambda: scaling.bootstrap(np.mean, X[:, None], draws=0, seed=0), "draws"),
         (lambda: scaling.unsaturated(X, X, ceiling=2), "ceiling"),
@@ -143,6 +279,9 @@ def test_a_lead_is_the_difference_of_means_with_the_error_of_both():
     [
         (([2, 1], np.ones((2, 3)), [1, 2], np.ones((2, 3))), "x"),
         (([1, 2], np.ones((2, 1)), [1, 2], np.ones((2, 3))), "y"),
+        (([1, 2], np.ones(2), [1, 2], np.ones((2, 3))), "y"),
+        (([1, 2], np.ones((2, 3, 2)), [1, 2], np.ones((2, 3))), "y"),
+        (([1, 1], np.ones((2, 3)), [1, 2], np.ones((2, 3))), "x"),
         (([1, 2], np.ones((2, 3)), [1, 1], np.ones((2, 3))), "other_x"),
         (([1, 2], np.ones((2, 3)), [1, 2], np.ones((3, 3))), "other_y"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attnmem import experiments, results, training
-from attnmem.results import Outcome
+from attnmem.results import Outcome, Run
 from attnmem.studies import searches
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -161,3 +161,106 @@ def test_a_restart_that_diverged_has_not_memorized(monkeypatch):
     assert searches.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
     assert len(tried) == len(set(tried)), "nothing is tried again"
     assert {seed for _, seed in tried} == {0, 1}
+
+
+# --- the rules, at their edges --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edge", "start", "most", "asked"),
+    [
+        (700, 50, 2500, [50, 100, 200, 400, 800, 600, 700, 750, 725, 712]),
+        (5, 4, 100, [4, 8, 6, 5]),
+        (0, 4, 100, [4, 2, 1]),
+        (100, 30, 100, [30, 60, 100]),  # doubling stops at the most there is
+        (99, 30, 100, [30, 60, 100, 80, 90, 95, 97, 98, 99]),
+        (7, 200, 100, [100, 50, 25, 12, 6, 9, 7, 8]),
+    ],
+)
+def test_a_bisection_doubles_and_then_halves(edge, start, most, asked):
+    sizes = []
+    searches.bisect(lambda size: sizes.append(size) or size <= edge, start, most)
+    assert sizes == asked
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "done"),
+    [(99, 100, True), (99, 101, False), (100, 102, True), (149, 152, False), (150, 153, True)],
+)
+def test_a_gap_of_two_hundredths_is_small_enough(low, high, done):
+    """Of what is memorized: one up to 99, two from 100 on, three from 150 on."""
+    sizes = []
+
+    def memorizes(size):
+        sizes.append(size)
+        return size <= low if len(sizes) < 3 else size < high
+
+    searches.bisect(memorizes, low, high)  # asks for low; then for high, the most there is
+    assert sizes[:2] == [low, high]
+    assert (len(sizes) == 2) == done
+
+
+ALMOST = Outcome(0.9999, 0.1, 0.0, "cpu", "2", "abc")
+DIVERGED = Outcome(None, None, 0.0, "cpu", "2", "abc", diverged=3)
+
+
+@pytest.mark.parametrize("nearly", [ALMOST, DIVERGED])
+def test_only_a_set_without_an_error_is_memorized(monkeypatch, nearly):
+    def train(runs, *, device, **_):
+        whole = Outcome(1.0, 0.1, 0.0, device, "2", "abc")
+        return [whole if run.T <= 12 else nearly for run in runs]
+
+    monkeypatch.setattr(training, "train", train)
+    experiments.run("dana-capacity", "quick", "cpu")
+    assert searches.found("dana-capacity", "quick").memorized.tolist() == [12, 12]
+
+
+def test_what_is_memorized_whole_has_no_size_that_fails(monkeypatch):
+    def train(runs, *, device, **_):
+        return [Outcome(1.0, 0.1, 0.0, device, "2", "abc") for _ in runs]
+
+    monkeypatch.setattr(training, "train", train)
+    experiments.run("dana-capacity", "quick", "cpu")
+    table = searches.found("dana-capacity", "quick")
+    assert table.memorized.tolist() == [100, 100]  # all pairs of ten tokens
+    assert table.failed.isna().all()
+    assert table.columns.tolist() == [
+        *("N", "n", "d", "d_h", "H", "steps"),
+        *("memorized", "failed", "bound", "parameters"),
+    ]
+    assert table[["N", "n", "d", "d_h", "steps"]].to_numpy().tolist() == [[10, 2, 3, 3, 500]] * 2
+
+
+def test_the_sizes_that_are_searched():
+    cells = searches.SEARCHES["dana-capacity"].cells["paper"]
+    assert [(cell["d"], cell["d_h"], cell["H"]) for cell in cells] == [
+        *((10, 10, 1), (10, 10, 2), (10, 10, 4), (10, 10, 6)),
+        *((10, 1, 4), (10, 2, 4), (10, 5, 4)),
+        *((5, 5, 4), (5, 5, 8), (5, 5, 16)),
+    ]
+    cells = searches.SEARCHES["mahdavi-capacity"].cells["paper"]
+    assert [(cell["H"], cell["n"], cell["d"], cell["steps"]) for cell in cells] == [
+        (4, 32, 64, 300_000),
+        (8, 32, 64, 300_000),
+    ]
+
+
+@pytest.mark.parametrize(("name", "restarts"), [("dana-capacity", 4), ("mahdavi-capacity", 3)])
+def test_a_size_is_tried_with_seeds_from_zero(name, restarts):
+    cell = searches.SEARCHES[name].cells["paper"][0]
+    runs = searches.probe(name, "paper", cell, 77)
+    assert [run.seed for run in runs] == list(range(restarts))
+    assert {(run.experiment, run.profile, run.T) for run in runs} == {(name, "paper", 77)}
+    assert {run.batch for run in runs} == ({77} if name == "dana-capacity" else {256})
+
+
+def test_associations_are_trained_whole_with_a_rate_that_falls_to_a_tenth():
+    cell = searches.SEARCHES["dana-capacity"].cells["paper"][4]
+    [run, *_] = searches.probe("dana-capacity", "paper", cell, 210)
+    assert run == Run(
+        **{"experiment": "dana-capacity", "profile": "paper", "model": "aot", "variant": "paper"},
+        **{"N": 50, "n": 2, "T": 210, "d": 10, "d_h": 1, "H": 4, "width": None, "layers": 1},
+        **{"seed": 0, "steps": 10_000, "task": "associations", "context": None, "batch": 210},
+        **{"schedule": "linear", "lr": 0.003, "lr_start": 1.0, "lr_end": 0.1},
+        **{"evaluate_every": 50, "early_stop": True},
+    )

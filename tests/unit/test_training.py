@@ -1,4 +1,4 @@
-"""A run in a stack is the same run alone; the protocols are the published ones."""
+"""The three published trainings against plain loops over one model, step by step."""
 
 import dataclasses
 import itertools
@@ -6,46 +6,124 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from attnmem import experiments, training
-from attnmem.attention import AoTWeights, MHAWeights, aot, mha
-from attnmem.results import Run
+from attnmem import experiments, results, training
+from attnmem.training import protocols
+from attnmem.training.engine import Stack
+from attnmem.training.loop import Found, Protocol
+from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization
+
+from plain import TRAINERS, association_run, bigram_run, memorization_run
 
 CPU = torch.device("cpu")
 
 
-def bigram_run(**changes):
-    sizes = {"model": "aot", "variant": "code", "d": 5, "d_h": 5, "H": 3, "layers": 1}
-    sizes |= {"N": 7, "n": 2, "T": 128, "steps": 100, "batch": 32, "width": None, "seed": 0}
-    protocol = {"task": "bigrams", "context": None, "schedule": "linear"}
-    protocol |= {"lr": 0.1, "lr_start": 0.1, "lr_end": 0.005}
-    return Run(experiment="test", profile="test", **(sizes | protocol | changes))
+def recorded(runs, monkeypatch, **options):
+    """A protocol with lists of the losses and rates of its steps, and of the stack's size."""
+    protocol = PROTOCOLS[runs[0].task](runs, CPU, **options)
+    protocol.paths = {run.key: [] for run in runs}
+    protocol.sizes = []
+
+    def step(stack, loss, rates, original=Stack.step):
+        for run, value, rate in zip(stack.runs, loss.tolist(), rates.tolist(), strict=True):
+            protocol.paths[run.key].append((value, rate))
+        protocol.sizes.append(len(stack.runs))
+        original(stack, loss, rates)
+
+    monkeypatch.setattr(Stack, "step", step)
+    return protocol
 
 
-def memorization_run(**changes):
-    sizes = {"model": "mha", "variant": "code", "d": 8, "d_h": 6, "H": 3, "layers": 1, "N": 5}
-    sizes |= {"n": 4, "T": 50, "steps": 100, "batch": 16, "width": None, "seed": 0}
-    protocol = {"task": "classes", "context": "shared", "schedule": "warmup-cosine"}
-    protocol |= {"lr": 1e-2, "lr_start": 0.01, "lr_end": 0.0}
-    protocol |= {"evaluate_every": 50, "early_stop": False}
-    return Run(experiment="test", profile="test", **(sizes | protocol | changes))
+def finish(protocol):
+    while not protocol.done:
+        protocol.advance()
+    return protocol
 
 
-def association_run(**changes):
-    protocol = {"task": "associations", "T": 30, "batch": 30, "evaluate_every": 10}
-    protocol |= {"lr": 1e-2, "lr_start": 1.0, "lr_end": 0.1, "early_stop": True}
-    return bigram_run(**(protocol | changes))
+LOOPS = {
+    "bigrams, two windows of watched batches": bigram_run(T=128, batch=32, steps=4 * 30),
+    "bigrams, epochs longer than a chunk": bigram_run(T=67 * 4, batch=4, steps=2 * 67),
+    "bigrams, one batch an epoch": bigram_run(T=32, batch=32, steps=20),
+    "bigrams, three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
+    "associations": association_run(d=3, d_h=2, H=1),
+    "associations that are all learned": association_run(d=8, d_h=8, H=4, steps=400, lr=3e-2),
+    "classes": memorization_run(),
+    "classes, learned before the end": memorization_run(
+        T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
+    ),
+    "classes, own contexts": memorization_run(context="random", steps=45, evaluate_every=9),
+    "reals": memorization_run(task="reals", N=None, lr=5e-2, evaluate_every=1),
+    "reals, own contexts": memorization_run(task="reals", N=None, context="random"),
+}
 
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_training_is_the_plain_one(name, stays, monkeypatch):
+    """Rates and losses of every step, when it stops, and all that it reports."""
+    run = LOOPS[name]
+    plain = TRAINERS[run.task](run)
+    protocol = finish(recorded([run], monkeypatch, stays=stays))
+    losses, rates = zip(*protocol.paths[run.key], strict=True)
+    assert len(losses) == len(plain.losses)
+    assert rates == pytest.approx(plain.rates, rel=1e-6, abs=1e-12)
+    assert losses[:5] == pytest.approx(plain.losses[:5], rel=1e-5)
+    assert losses == pytest.approx(plain.losses, rel=2e-2, abs=1e-5)
+    found = protocol.found[run.key]
+    for field, value in plain.reported.items():
+        ours = getattr(found, field)
+        if field in ("saturated", "served"):
+            assert ours[-1] == pytest.approx(value, abs=6e-5)
+        elif field == "best_step":
+            assert ours == value
+        elif value is None:
+            assert ours is None
+        else:
+            assert ours == pytest.approx(value, rel=2e-3, abs=1e-4), field
+    assert found.diverged is None
+
+
+def test_the_best_weights_count_not_the_last(monkeypatch):
+    """One look a step: the plain loop above finds the best in the middle of a wild training."""
+    run = LOOPS["reals"]
+    [found] = finish(PROTOCOLS["reals"]([run], CPU)).found.values()
+    assert 1 < found.best_step < run.steps
+    run = memorization_run(steps=6, evaluate_every=1)
+    protocol = Memorization([run], CPU)
+    pairs = iter([(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.0), (0.1, 4.0), (0.4, 1.1)])
+    monkeypatch.setattr(protocol, "evaluate", lambda: [Found(*next(pairs))])
+    [best] = finish(protocol).found.values()
+    assert (best.accuracy, best.loss, best.best_step) == (0.5, 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "early_stop", "steps"),
+    [(1.0, True, 7), (0.9999, True, 21), (1.0, False, 21)],
+)
+def test_a_run_stops_early_only_where_all_is_right(accuracy, early_stop, steps, monkeypatch):
+    run = memorization_run(steps=21, evaluate_every=7, early_stop=early_stop)
+    protocol = Memorization([run], CPU)
+    monkeypatch.setattr(protocol, "evaluate", lambda: [Found(accuracy, 1.0)])
+    monkeypatch.setattr(protocol, "free_heads", lambda: torch.zeros(1, run.H + 1))
+    assert finish(protocol).count == steps
+
+
+def test_the_window_of_watched_batches():
+    """Batches -101 to -2, whatever the number of batches an epoch has."""
+    for steps in (100, 101, 102, 300):
+        protocol = Bigrams([bigram_run(T=32, steps=steps)], CPU)
+        watched = [step for step in range(steps) if protocol.watches(step)]
+        assert watched == [*range(steps)][-101:-1]
+
+
+# --- stacks ---------------------------------------------------------------------------------------
 
 FAMILIES = {
-    **{variant: bigram_run(variant=variant) for variant in training.VARIANTS},
-    **{f"{v}, narrow": bigram_run(variant=v, d_h=3) for v in training.VARIANTS},
-    "three layers": bigram_run(layers=3),
+    **{variant: bigram_run(variant=variant, d_h=3) for variant in training.VARIANTS},
+    "wide": bigram_run(),
+    "three layers": bigram_run(layers=3, d_h=3),
     "three layers, paper": bigram_run(layers=3, variant="paper"),
     "mlp": bigram_run(model="mlp", H=1, width=12),
-    "three mlp layers": bigram_run(model="mlp", H=1, width=12, layers=3),
     "all associations at once": association_run(d=3, d_h=2, H=1, T=40, batch=40),
     "shared context": memorization_run(),
     "own contexts": memorization_run(context="random"),
@@ -56,159 +134,252 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_run_in_a_stack_follows_the_run_alone(name, monkeypatch):
-    """For 100 steps the losses agree within float32 rounding, grown by training."""
-    paths = []
-
-    def recorded(stack, loss, step=training.Stack.step):
-        paths[-1].append(loss.detach().clone())
-        step(stack, loss)
-
-    monkeypatch.setattr(training.Stack, "step", recorded)
+    """The losses agree within float32 rounding, grown by training."""
     runs = [dataclasses.replace(FAMILIES[name], seed=seed) for seed in range(3)]
-    loop = training.LOOPS[runs[0].task]
-    paths.append([])
-    together = loop(runs, CPU)
-    for i, run in enumerate(runs):
-        paths.append([])
-        [alone] = loop([run], CPU)
-        stacked = torch.stack([losses[i] for losses in paths[0]])
-        torch.testing.assert_close(stacked, torch.cat(paths[-1]), rtol=2e-3, atol=2e-5)
-        torch.testing.assert_close(stacked[:10], torch.cat(paths[-1])[:10], rtol=1e-5, atol=1e-6)
-        assert together[i].loss == pytest.approx(alone.loss, rel=2e-3, abs=2e-5)
-    assert len({round(found.loss, 6) for found in together}) == 3  # three seeds, three runs
+    together = finish(recorded(runs, monkeypatch))
+    monkeypatch.undo()
+    for run in runs[::2]:
+        alone = finish(recorded([run], monkeypatch))
+        monkeypatch.undo()
+        stacked, single = (torch.tensor(p.paths[run.key])[:, 0] for p in (together, alone))
+        torch.testing.assert_close(stacked, single, rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(stacked[:10], single[:10], rtol=1e-5, atol=1e-6)
+        ours, its = together.found[run.key], alone.found[run.key]
+        assert ours.loss == pytest.approx(its.loss, rel=2e-3, abs=2e-5)
+    losses = {round(found.loss, 6) for found in together.found.values()}
+    assert len(losses) == 3  # three seeds, three runs
 
 
-def test_the_paper_variant_is_the_papers_model():
-    run = bigram_run(variant="paper", d_h=3)
-    P = training.aot_parameters(run, training.generator(run, "weights"))
-    tokens = torch.randint(run.N, (9, 2))
-    names = ("W_Q.0", "W_K.0", "W_V.0", "W_O.0", "unembedding")
-    weights = AoTWeights(P["embedding"], P["positions.0"][:2], *(P[name] for name in names))
-    stacked = {name: W[None] for name, W in P.items()}
-    ours = training.aot_logits(stacked, run, tokens[None])[0].T
-    torch.testing.assert_close(ours, aot(weights, tokens))
+def test_runs_of_other_lengths_sizes_and_rates_share_a_stack(monkeypatch):
+    """Each as if it were alone: its own examples, schedule, looks and end."""
+    sizes = [
+        {"T": 50, "steps": 40, "lr": 1e-2},
+        {"T": 37, "steps": 21, "lr": 3e-2, "seed": 4},
+        {"T": 5, "steps": 60, "lr": 2e-2},
+    ]
+    for kind in ({}, {"context": "random"}, {"task": "reals", "N": None}):
+        runs = [memorization_run(evaluate_every=7, **change | kind) for change in sizes]
+        runs[2] = dataclasses.replace(runs[2], experiment="other")
+        together = finish(recorded(runs, monkeypatch, stays=True))
+        monkeypatch.undo()
+        for run in runs:
+            alone = finish(recorded([run], monkeypatch))
+            monkeypatch.undo()
+            path, single = (torch.tensor(p.paths[run.key]) for p in (together, alone))
+            torch.testing.assert_close(path[: run.steps], single, rtol=2e-3, atol=2e-5)
+            ours, its = together.found[run.key], alone.found[run.key]
+            assert ours.accuracy == its.accuracy
+            assert abs(ours.best_step - its.best_step) <= 7  # the last looks are all but equal
+            assert ours.loss == pytest.approx(its.loss, rel=2e-3)
+            assert ours.serving == its.serving
 
 
-class PublishedBigramModel(nn.Module):
-    """The published architecture written as such code usually is, all places computed.
-
-    One table of positions and one pair of maps for all layers, no bias in the last linear map; or,
-    where the weights have them, a table and maps for every layer, and the bias.
-    """
-
-    def __init__(self, run, P):
-        super().__init__()
-        self.run, self.P = run, P
-        self.heads = nn.ModuleList()
-        for layer in range(run.layers):
-            for h in range(run.H):
-                head = nn.MultiheadAttention(run.d_h, 1, bias=False, batch_first=True)
-                packed = [P[f"{name}.{layer}"][h] for name in ("W_Q", "W_K", "W_V")]
-                head.in_proj_weight.data = torch.cat(packed)
-                head.out_proj.weight.data = P[f"W_O.{layer}"][h]
-                self.heads.append(head)
-
-    def forward(self, tokens):
-        run, P = self.run, self.P
-        x = P["embedding"][tokens]
-        mask = torch.ones(2, 2, dtype=torch.bool).triu(1)
-        for layer in range(run.layers):
-            at = layer if run.variant == "own-layers" else 0
-            a = F.linear(x, P[f"down.{at}"]) if run.d_h != run.d else x
-            a = a + P[f"positions.{at}"][:2]
-            mine = self.heads[layer * run.H : (layer + 1) * run.H]
-            out = sum(head(a, a, a, attn_mask=mask)[0] for head in mine)
-            x = x + (F.linear(out, P[f"up.{at}"]) if run.d_h != run.d else out)
-            if run.width:
-                hidden = F.gelu(F.linear(x, P[f"W_1.{layer}"], P[f"b_1.{layer}"]))
-                x = x + F.linear(hidden, P[f"W_2.{layer}"], P.get(f"b_2.{layer}"))
-        return F.linear(x, P["unembedding"])[:, -1]
+def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(monkeypatch):
+    easy = memorization_run(T=4, batch=4, lr=3e-2, steps=300, evaluate_every=10, early_stop=True)
+    runs = [dataclasses.replace(easy, seed=seed) for seed in range(4)]
+    together = finish(recorded(runs, monkeypatch))
+    monkeypatch.undo()
+    assert together.sizes[0] == 4 > together.sizes[-1]
+    assert sorted(together.sizes, reverse=True) == together.sizes
+    for run in runs:
+        [alone] = finish(Memorization([run], CPU)).found.values()
+        ours = together.found[run.key]
+        assert ours.accuracy == alone.accuracy == 1.0
+        assert ours.best_step == alone.best_step == len(together.paths[run.key])
+        assert ours.loss == pytest.approx(alone.loss, rel=1e-2)
 
 
-DEEP = {"layers": 3}
-MLP = {"width": 12, "H": 1}
+def test_a_stack_reaches_the_same_accuracies_as_single_runs():
+    """The distribution over seeds, after training that memorizes about half of the pairs."""
+    [cell] = [r for r in experiments.runs("dana-exp1", "quick", 1) if (r.d, r.H) == (3, 6)]
+    runs = [dataclasses.replace(cell, seed=seed) for seed in range(6)]
+    stacked = [outcome.accuracy for outcome in training.train(runs)]
+    alone = [training.train([run])[0].accuracy for run in runs]
+    # Same seeds, so the same data and weights: only rounding can part them.
+    assert max(abs(a - b) for a, b in zip(stacked, alone, strict=True)) < 0.05
+    assert sum(stacked) / 6 == pytest.approx(sum(alone) / 6, abs=0.02)
 
 
-def test_layers_share_positions_and_maps_as_in_the_published_code():
-    run = bigram_run(**DEEP | MLP | {"d_h": 3})
-    names = training.aot_parameters(run, training.generator(run, "weights")).keys()
-    assert {name for name in names if name.startswith(("positions", "down", "up", "b_"))} == {
-        *("positions.0", "down.0", "up.0", "b_1.0", "b_1.1", "b_1.2")
-    }
-    own = dataclasses.replace(run, variant="own-layers")
-    more = training.aot_parameters(own, training.generator(own, "weights")).keys() - names
-    assert len(more) == 9  # tables and maps of two layers more, and three biases
+# --- the default dtype ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["code", "own-layers"])
-@pytest.mark.parametrize("changes", [{}, {"d_h": 3}, MLP, DEEP, DEEP | {"d_h": 3}, DEEP | MLP])
-def test_the_code_variant_is_the_published_model(changes, variant):
-    run = bigram_run(variant=variant, **changes)
-    P = training.aot_parameters(run, training.generator(run, "weights"))
-    tokens = torch.randint(run.N, (9, 2))
-    stacked = {name: W[None] for name, W in P.items()}
-    ours = training.aot_logits(stacked, run, tokens[None])[0].T
-    torch.testing.assert_close(ours, PublishedBigramModel(run, P)(tokens), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(
+    "run",
+    [bigram_run(), association_run(), memorization_run(), memorization_run(N=None, task="reals")],
+    ids=lambda run: run.task,
+)
+def test_training_is_float32_whatever_the_default(run):
+    """The same row to the last bit; and a float32 training after it still works."""
+    fields = ("accuracy", "loss", "curve", "best_step", "serving")
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            [outcome] = training.train([dataclasses.replace(run, n=run.n)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append([getattr(outcome, field) for field in fields])
+    assert found[0] == found[1] == found[2]
+
+
+# --- divergence -----------------------------------------------------------------------------------
+
+
+def poisoned(monkeypatch, key, model):
+    """One run starts from weights that are not numbers."""
+    family = training.FAMILIES[model]
+
+    def initial(run, g):
+        P = family.initial(run, g)
+        return {k: x * math.nan for k, x in P.items()} if run.key == key else P
+
+    monkeypatch.setitem(training.FAMILIES, model, family._replace(initial=initial))
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(
+    ("run", "seen"),
+    [
+        (bigram_run(T=64, batch=32, steps=8), 2),
+        (association_run(), 7),
+        (memorization_run(), 7),
+        (memorization_run(N=None, task="reals", context="random"), 7),
+    ],
+    ids=lambda x: getattr(x, "task", ""),
+)
+def test_a_run_that_diverges_is_a_result_and_its_neighbours_live(run, seen, stays, monkeypatch):
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
+    healthy = finish(PROTOCOLS[run.task](runs, CPU)).found
+    poisoned(monkeypatch, runs[1].key, run.model)
+    found = finish(PROTOCOLS[run.task](runs, CPU, stays=stays)).found
+    assert found[runs[1].key] == Found(None, None, diverged=seen)
+    for run in (runs[0], runs[2]):
+        ours, its = found[run.key], healthy[run.key]
+        assert (ours.accuracy, ours.best_step) == (its.accuracy, its.best_step)
+        assert ours.loss == pytest.approx(its.loss, rel=1e-4)
+
+
+def test_a_run_that_diverges_late_says_when(monkeypatch):
+    """Bigrams: after the epoch whose last loss is not finite, wherever the average is taken."""
+    run = bigram_run(T=64, batch=32, steps=300)
+    protocol = Bigrams([run], CPU)
+    while protocol.count < 10:
+        protocol.advance()
+    with torch.no_grad():
+        protocol.stack.parameters["embedding"].fill_(math.inf)
+    [found] = finish(protocol).found.values()
+    assert found == Found(None, None, diverged=12)
+    run = memorization_run()
+    protocol = Memorization([run], CPU)
+    while protocol.count < 14:
+        protocol.advance()
+    with torch.no_grad():
+        protocol.stack.parameters["W_E"].fill_(math.inf)
+    [found] = finish(protocol).found.values()
+    assert (found, protocol.count) == (Found(None, None, diverged=21), 21)
+
+
+def test_a_diverged_run_costs_one_row_not_the_sweep(store, monkeypatch):
+    """The rows of all seeds are stored, and the next call finds nothing to do."""
+    first, second = experiments.runs("dana-exp6", "quick", 2, where={"H": 1})
+    poisoned(monkeypatch, second.key, "aot")
+    assert experiments.run("dana-exp6", "quick", where={"H": 1}, device="cpu") == 2
+    assert experiments.missing("dana-exp6", "quick", 2, where={"H": 1}) == []
+    rows = results.known("dana-exp6", "quick")
+    assert rows[first.key][1].diverged is None
+    assert rows[second.key][1].accuracy is None
+    assert rows[second.key][1].diverged == 16
+
+
+# --- what is watched on the way -------------------------------------------------------------------
+
+
+def test_evaluation_in_chunks_is_evaluation_at_once():
+    for context, change in itertools.product(("shared", "random"), ({}, {"T": 16}, {"T": 33})):
+        runs = [memorization_run(context=context, seed=seed) for seed in range(2)]
+        runs[0] = dataclasses.replace(runs[0], **change)
+        protocol = Memorization(runs, CPU, stays=True)
+        whole, parts = protocol.evaluate(), protocol.evaluate(chunk=16)
+        assert [found.accuracy for found in parts] == [found.accuracy for found in whole]
+        for one, other in zip(parts, whole, strict=True):
+            assert one.loss == pytest.approx(other.loss, rel=1e-6)
+        assert torch.equal(protocol.free_heads(), protocol.free_heads(chunk=16))
+
+
+@pytest.mark.parametrize("name", ["code", "paper", "three layers", "mlp", "own-layers"])
+def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
+    """Against the model on every pair, with tables so that no answer is right by chance alone."""
+    runs = [dataclasses.replace(FAMILIES[name], seed=seed) for seed in range(3)]
+    protocol = Bigrams(runs, CPU)
+    N = runs[0].N
+    every = torch.cartesian_prod(torch.arange(N), torch.arange(N)).expand(3, -1, -1)
+    outputs = training.aot_logits(protocol.stack.parameters, runs[0], every)
+    tables = training.FAMILIES["aot"].pairs(protocol.stack.parameters, runs[0], torch.arange(N))
+    torch.testing.assert_close(tables, outputs, rtol=1e-4, atol=1e-5)
+    right = outputs.argmax(dim=1)
+    protocol.data.tables = right.unflatten(1, (N, N)).clone()
+    assert protocol.right_of_all().tolist() == [1.0, 1.0, 1.0]
+    assert protocol.right_of_all(chunk=2 * N).tolist() == [1.0, 1.0, 1.0]
+    protocol.data.tables[0, 0] = N + 1  # one row of seven
+    protocol.data.tables[1, -1] = N + 1
+    protocol.data.tables[1, 1, 2] = N + 1
+    for chunk in (8192, 2 * N, N, 1):
+        share = protocol.right_of_all(chunk=chunk) * N**2
+        assert share.tolist() == pytest.approx([42, 41, 49])
+
+
+def test_the_opening_of_a_curve_is_its_beginning():
+    run = bigram_run(T=64, steps=20)
+    [outcome] = training.train([run])
+    for epochs in (1, 3, 10):
+        assert training.opening(run, epochs) == outcome.curve[:epochs]
 
 
 @pytest.mark.parametrize("context", ["shared", "random"])
-def test_the_trained_layer_of_mahdavi_against_the_equations(context):
-    run = memorization_run(context=context)
-    P = training.mha_parameters(run, training.generator(run, "weights"))
-    contexts = torch.rand(4, run.d) if context == "shared" else torch.rand(9, 4, run.d)
-    queries = torch.rand(9, run.d)
-    stacked = {name: W[None] for name, W in P.items()}
-    ours = training.mha_outputs(stacked, run, contexts[None], queries[None])[0]
-    places = training.sinusoids(run.n + 1, run.d)
-    for t in range(9):
-        E = F.linear(contexts if context == "shared" else contexts[t], P["W_E"], P["b_E"])
-        E = E + places[1:]
-        e = F.linear(queries[t], P["W_E"], P["b_E"]) + places[0]
-        o = [
-            P["W_V"][h].T @ E.T @ torch.softmax(E @ P["W_K"][h] @ P["W_Q"][h].T @ e / 8, 0)
-            for h in range(run.H)
-        ]
-        expected = F.linear(torch.cat(o) @ P["W_O"], P["W_D"], P["b_D"])
-        torch.testing.assert_close(ours[t], expected, rtol=1e-4, atol=1e-5)
+def test_free_heads_are_counted_as_defined(context):
+    """Weights large enough that some heads are saturated, against the plain model."""
+    from plain import Memorizer, _saturation
+
+    runs = [memorization_run(context=context, seed=seed, H=4) for seed in range(2)]
+    protocol = Memorization(runs, CPU)
+    with torch.no_grad():
+        protocol.stack.parameters["W_Q"] *= 100
+    shares = protocol.free_heads(chunk=16)
+    for r, run in enumerate(runs):
+        P = {name: W.detach()[r] for name, W in protocol.stack.parameters.items()}
+        contexts, queries, _ = training.examples(run)
+        if context == "shared":
+            contexts = contexts.expand(run.T, -1, -1)
+        expected = _saturation(Memorizer(run, P), contexts, queries)
+        assert 0 < expected["saturated"] < 1
+        assert shares[r].tolist() == pytest.approx(expected["serving"])
 
 
-def test_sinusoids_are_the_usual_ones():
-    table = training.sinusoids(5, 6)
-    assert table.shape == (5, 6)
-    assert table[3, 2] == pytest.approx(math.sin(3 / 10000 ** (2 / 6)), rel=1e-5)
-    assert table[3, 5] == pytest.approx(math.cos(3 / 10000 ** (4 / 6)), rel=1e-5)
+def test_saturation_is_followed_where_no_run_stops_early():
+    run = memorization_run(steps=60, evaluate_every=10)
+    [found] = finish(Memorization([run], CPU)).found.values()
+    assert len(found.saturated) == len(found.served) == 6
+    assert sum(found.serving) == pytest.approx(1, abs=3e-4)
+    stopped = dataclasses.replace(run, early_stop=True)
+    assert finish(Memorization([stopped], CPU)).found[stopped.key].saturated is None
 
 
-def test_initial_weights_have_the_published_bounds():
-    run = bigram_run(d=16, d_h=4, H=50, N=50)
-    P = training.aot_parameters(run, training.generator(run, "weights"))
-    bounds = {"embedding": 16**-0.5, "down.0": 16**-0.5, "up.0": 4**-0.5, "W_O.0": 4**-0.5}
-    bounds |= {"W_Q.0": math.sqrt(6 / 16), "W_V.0": math.sqrt(6 / 16), "positions.0": 4**-0.5}
-    for name, bound in bounds.items():
-        assert 0.8 * bound < P[name].abs().max() <= bound, name
-    run = memorization_run(d=16, d_h=4, H=50, N=100)
-    P = training.mha_parameters(run, training.generator(run, "weights"))
-    bounds = {"W_E": 0.25, "b_E": 0.25, "W_D": 0.25, "W_Q": math.sqrt(6 / 20)}
-    bounds |= {"W_V": math.sqrt(6 / 17), "W_O": math.sqrt(6 / 66)}
-    for name, bound in bounds.items():
-        assert 0.7 * bound < P[name].abs().max() <= bound, name
+def test_moments_are_evaluations_equally_spaced():
+    run = memorization_run(steps=300_000, evaluate_every=500)
+    moments = sorted(protocols.moments(run))
+    assert len(moments) == 32
+    assert moments[-1] == 300_000
+    assert all(moment % 500 == 0 for moment in moments)
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    assert max(gaps) - min(gaps) <= 500
+    assert protocols.moments(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
 
 
-def test_the_learning_rate_of_dana_starts_at_a_hundredth():
+def test_the_published_rates():
+    """The ends of the published schedules; step by step they are compared with PyTorch's above."""
     run = bigram_run(T=128, batch=32, steps=64 * 4)
-    rates = [training.linear_by_epoch(run, epoch) for epoch in range(65)]
-    assert rates[0] == pytest.approx(1e-2)
-    assert rates[64] == pytest.approx(5e-4)
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.Adam([parameter], lr=0.1)
-    torchs = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 0.005, 64)
-    for rate in rates:
-        assert rate == pytest.approx(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        torchs.step()
-
-
-def test_the_learning_rate_of_mahdavi_warms_up_and_ends_at_zero():
+    assert training.linear_by_epoch(run, 0) == pytest.approx(1e-2)
+    assert training.linear_by_epoch(run, 64) == pytest.approx(5e-4)
     run = memorization_run(steps=1000, lr=1e-3)
     rates = [training.warmup_cosine(run, step) for step in range(1001)]
     assert rates[0] == pytest.approx(1e-5)
@@ -217,178 +388,112 @@ def test_the_learning_rate_of_mahdavi_warms_up_and_ends_at_zero():
     assert rates[1000] == pytest.approx(0, abs=1e-12)
 
 
-def test_every_epoch_sees_every_example_once():
-    run = memorization_run(T=50, batch=16)
-    batches = training._Examples([run, dataclasses.replace(run, seed=1)], CPU).batches()
-    seen = torch.cat([next(batches) for _ in range(25)], dim=1)  # 400 indices: 8 epochs
-    for epoch in seen.unflatten(1, (8, 50)).unbind(1):
-        assert (epoch.sort(dim=1).values == torch.arange(50)).all()
-    assert not torch.equal(seen[0], seen[1])
+# --- going on -------------------------------------------------------------------------------------
 
 
-def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(monkeypatch):
-    easy = memorization_run(T=4, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True)
-    runs = [dataclasses.replace(easy, seed=seed) for seed in range(4)]
-    sizes = []
-
-    def recorded(stack, loss, step=training.Stack.step):
-        sizes.append(len(stack.runs))
-        step(stack, loss)
-
-    monkeypatch.setattr(training.Stack, "step", recorded)
-    together = training.train_memorization(runs, CPU)
-    assert sizes[0] == 4 > sizes[-1]
-    assert sorted(sizes, reverse=True) == sizes
-    for run, found in zip(runs, together, strict=True):
-        [alone] = training.train_memorization([run], CPU)
-        assert found.accuracy == alone.accuracy == 1.0
-        assert found.loss == pytest.approx(alone.loss, rel=1e-2)
+class Killed(Exception):
+    pass
 
 
-def test_the_curve_is_the_accuracy_on_all_pairs():
-    """One run by hand, and its accuracy by the published model after every epoch."""
-    run = bigram_run(N=6, T=96, steps=9)
-    [found] = training.train_bigrams([run], CPU)
-    data = training.tasks.bigrams(training.generator(run, "data"), run.N, run.T)
-    stack = training.Stack([run], CPU, training.aot_parameters)
-    order = training.generator(run, "order")
-    everything = torch.cartesian_prod(torch.arange(6), torch.arange(6))
-    curve = []
-    for epoch in range(3):
-        stack.set_rate(training.linear_by_epoch(run, epoch))
-        for part in torch.randperm(run.T, generator=order).split(run.batch):
-            logits = training.aot_logits(stack.parameters, run, data.tokens[None, part])
-            stack.step(F.cross_entropy(logits, data.next_tokens[None, part])[None])
-        P = {name: W.detach()[0] for name, W in stack.parameters.items()}
-        answers = PublishedBigramModel(run, P)(everything).argmax(dim=-1)
-        curve.append((answers == data.table.flatten()).double().mean().item())
-    assert found.curve == pytest.approx(curve, abs=6e-5)
-    assert training.opening(run, 2) == pytest.approx(curve[:2], abs=6e-5)
+@pytest.mark.parametrize(
+    ("run", "change"),
+    [
+        (bigram_run(T=67 * 2, batch=2, steps=134), {}),
+        (association_run(d=8, d_h=8, H=4, steps=200, lr=3e-2), {}),
+        (memorization_run(steps=100, evaluate_every=20), {}),
+        (memorization_run(steps=100, evaluate_every=20), {"T": 37, "steps": 60, "lr": 3e-2}),
+        (memorization_run(T=5, batch=4, lr=3e-2, steps=200, early_stop=True), {}),
+        (memorization_run(context="random", N=None, task="reals"), {}),
+    ],
+    ids=lambda x: getattr(x, "task", "with others" if x else "seeds"),
+)
+def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, monkeypatch):
+    """Stored after every chunk, and killed three times, once before anything was stored."""
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
+    runs[1] = dataclasses.replace(runs[1], **change)
+    whole = training.train(runs)
+    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    for chunks in (0, 1, 2):
+        left = itertools.count(chunks, -1)
+
+        def advance(protocol, original=Protocol.advance, left=left):
+            if next(left) == 0:
+                raise Killed
+            original(protocol)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Protocol, "advance", advance)
+            with pytest.raises(Killed):
+                training.train(runs, checkpoints=tmp_path)
+    resumed = training.train(runs, checkpoints=tmp_path)
+    for one, other in zip(whole, resumed, strict=True):
+        same = {"wall_s": 0.0}
+        assert dataclasses.replace(one, **same) == dataclasses.replace(other, **same)
+    assert not [*tmp_path.iterdir()]  # forgotten when it has ended
 
 
-def test_associations_that_fit_are_memorized_and_leave_the_stack(monkeypatch):
-    sizes = []
+def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
+    """The second process makes the steps that are left, and its seconds are added."""
+    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    run = memorization_run(steps=100, evaluate_every=10)
+    counts = []
 
-    def counted(stack, loss, step=training.Stack.step):
-        sizes.append(len(stack.runs))
-        step(stack, loss)
+    def advance(protocol, original=Protocol.advance):
+        counts.append(protocol.count)
+        if counts == [0, 10, 20, 30]:
+            raise Killed
+        original(protocol)
 
-    monkeypatch.setattr(training.Stack, "step", counted)
-    easy = [association_run(d=8, d_h=8, H=4, steps=600, seed=seed) for seed in range(3)]
-    assert [found.accuracy for found in training.train_associations(easy, CPU)] == [1.0] * 3
-    assert len(sizes) < 600
-    assert sizes == sorted(sizes, reverse=True)
-    hard = association_run(d=1, d_h=1, H=1, T=49, batch=49, steps=50)
-    [found] = training.train_associations([hard], CPU)
-    assert 0 < found.accuracy < 1
-
-
-@pytest.mark.parametrize("steps_before", [0, 5])
-def test_a_rehearsal_leaves_no_trace(steps_before):
-    """A capture runs a few steps first; weights and optimizer must be as they were."""
-    run = bigram_run()
-    data = training.tasks.bigrams(training.generator(run, "data"), run.N, run.T)
-    paths = []
-    for rehearsed in (False, True):
-        stack = training.Stack([run], CPU, training.aot_parameters)
-        stack.set_rate(1e-2)
-
-        def step(stack=stack):
-            outputs = training.aot_logits(stack.parameters, run, data.tokens[None])
-            loss = F.cross_entropy(outputs, data.next_tokens[None], reduction="none").mean(dim=1)
-            stack.step(loss)
-            return loss.detach().item()
-
-        path = [step() for _ in range(steps_before)]
-        if rehearsed:
-            training.rehearse(stack, step)
-        paths.append(path + [step() for _ in range(10)])
-    assert paths[0] == paths[1]
+    monkeypatch.setattr(Protocol, "advance", advance)
+    with pytest.raises(Killed):
+        training.train([run], checkpoints=tmp_path)
+    [path] = tmp_path.iterdir()
+    held = torch.load(path, weights_only=True)
+    held["state"]["seconds"] += 1000
+    torch.save(held, path)
+    [outcome] = training.train([run], checkpoints=tmp_path)
+    assert counts == [0, 10, 20, 30, *range(30, 100, 10)]
+    assert outcome.wall_s > 1000
 
 
-def test_best_weights_count_not_the_last(monkeypatch):
-    run = memorization_run(steps=6, evaluate_every=1)
-    found = iter(
-        training.Found(*pair)
-        for pair in [(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.5), (0.1, 4.0), (0.4, 1.1)]
-    )
-    monkeypatch.setattr(training, "_evaluate", lambda stack, data: [next(found)])
-    [best] = training.train_memorization([run], CPU)
-    assert (best.accuracy, best.loss, best.best_step) == (0.5, 1.0, 2)
+def test_a_checkpoint_of_other_code_is_not_used_and_a_damaged_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    run = memorization_run()
+    [whole] = training.train([run])
+
+    def stored():
+        def advance(protocol, original=Protocol.advance):
+            if protocol.count:
+                raise Killed
+            original(protocol)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Protocol, "advance", advance)
+            with pytest.raises(Killed):
+                training.train([run], checkpoints=tmp_path)
+        [path] = tmp_path.iterdir()
+        return path
+
+    path = stored()
+    held = torch.load(path, weights_only=True)
+    held["origin"]["commit"] = "another"
+    held["state"]["protocol"]["count"] = 35
+    torch.save(held, path)
+    [again] = training.train([run], checkpoints=tmp_path)
+    assert again.loss == whole.loss
+    path = stored()
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
+        training.train([run], checkpoints=tmp_path)
+    assert path.exists()
 
 
-@pytest.mark.parametrize("context", ["shared", "random"])
-def test_free_heads_are_counted_as_defined(context):
-    """Weights large enough that some heads are saturated, against the definition."""
-    runs = [memorization_run(context=context, seed=seed, H=4) for seed in range(2)]
-    stack = training.Stack(runs, CPU, training.mha_parameters)
-    data = training._Examples(runs, CPU)
-    with torch.no_grad():
-        stack.parameters["W_Q"] *= 100
-    shares = training._free_heads(stack, data, chunk=16)
-    places = training.sinusoids(5, 8)
-    for r in range(2):
-        P = {name: W.detach()[r] for name, W in stack.parameters.items()}
-        free = []
-        for t in range(50):
-            tokens = data.contexts[r] if context == "shared" else data.contexts[r, t]
-            E = F.linear(tokens, P["W_E"], P["b_E"]) + places[1:]
-            e = F.linear(data.queries[r, t], P["W_E"], P["b_E"]) + places[0]
-            alphas = [torch.softmax(E @ P["W_K"][h] @ P["W_Q"][h].T @ e / 8, 0) for h in range(4)]
-            free.append(sum(1 for alpha in alphas if alpha.max() <= 0.99))
-        assert 0 < sum(free) < 200
-        expected = [free.count(k) / 50 for k in range(5)]
-        assert shares[r].tolist() == pytest.approx(expected)
+def test_no_state_is_stored_within_a_minute(tmp_path):
+    training.train([memorization_run()], checkpoints=tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
-def test_saturation_is_followed_where_no_run_stops_early():
-    [found] = training.train_memorization([memorization_run(steps=60, evaluate_every=10)], CPU)
-    assert len(found.saturated) == len(found.served) == 6
-    assert sum(found.serving) == pytest.approx(1, abs=3e-4)
-    pairs = sum(heads * share for heads, share in enumerate(found.serving))
-    assert found.saturated[-1] == pytest.approx(1 - pairs / 3, abs=3e-4)
-    assert found.served[-1] == pytest.approx(1 - found.serving[0], abs=2e-4)
-    stopped = memorization_run(steps=60, evaluate_every=10, early_stop=True)
-    assert training.train_memorization([stopped], CPU)[0].saturated is None
-
-
-def test_moments_are_evaluations_equally_spaced():
-    run = memorization_run(steps=300_000, evaluate_every=500)
-    moments = sorted(training._moments(run))
-    assert len(moments) == 32
-    assert moments[-1] == 300_000
-    assert all(moment % 500 == 0 for moment in moments)
-    gaps = [b - a for a, b in itertools.pairwise(moments)]
-    assert max(gaps) - min(gaps) <= 500
-    assert training._moments(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
-
-
-def flushes() -> bool:
-    """Whether this thread rounds numbers below the normal range to zero."""
-    return bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
-
-
-@pytest.mark.parametrize("default", [torch.float32, torch.float64])  # as the chapters set it
-@pytest.mark.parametrize("before", [False, True])
-def test_denormals_are_flushed_while_training_and_only_then(before, default, monkeypatch):
-    inside = []
-
-    def loop(runs, device):
-        inside.append(flushes())
-        raise RuntimeError("broken off")
-
-    monkeypatch.setitem(training.LOOPS, "bigrams", loop)
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        if not torch.set_flush_denormal(before):
-            pytest.skip("this processor cannot flush denormals")
-        with pytest.raises(RuntimeError, match="broken off"):
-            training.train([bigram_run()])
-        assert (inside, flushes()) == ([True], before)
-    finally:
-        torch.set_default_dtype(usual)
-        torch.set_flush_denormal(False)
+# --- what comes back ------------------------------------------------------------------------------
 
 
 def test_an_outcome_says_where_it_comes_from():
@@ -398,12 +503,23 @@ def test_an_outcome_says_where_it_comes_from():
     assert outcome.commit
 
 
+def test_the_seconds_of_a_stack_are_shared(monkeypatch):
+    clock = itertools.count(0, 6)
+    monkeypatch.setattr("attnmem.training.trainer.time.perf_counter", lambda: float(next(clock)))
+    runs = [bigram_run(steps=8, seed=seed) for seed in range(3)]
+    assert {outcome.wall_s for outcome in training.train(runs)} == {2.0}
+
+
 @pytest.mark.parametrize(
     "runs",
     [
         [bigram_run(), bigram_run(H=4)],
+        [bigram_run(), bigram_run(T=64)],
+        [memorization_run(), memorization_run(n=5)],
         [bigram_run(model="lstm")],
         [bigram_run(variant="codex")],
+        [memorization_run(variant="paper")],
+        [memorization_run(model="aot")],
         [],
     ],
 )
@@ -412,75 +528,57 @@ def test_what_cannot_be_stacked_is_refused(runs):
         training.train(runs)
 
 
-def test_a_stack_reaches_the_same_accuracies_as_single_runs():
-    """The distribution over seeds, after training that memorizes about half of the pairs."""
-    [cell] = [r for r in experiments.runs("dana-exp1", "quick", 1) if (r.d, r.H) == (3, 6)]
-    runs = [dataclasses.replace(cell, seed=seed) for seed in range(8)]
-    stacked = [outcome.accuracy for outcome in training.train(runs)]
-    alone = [training.train([run])[0].accuracy for run in runs]
-    # Same seeds, so the same data and weights: only rounding can part them.
-    assert max(abs(a - b) for a, b in zip(stacked, alone, strict=True)) < 0.05
-    assert sum(stacked) / 8 == pytest.approx(sum(alone) / 8, abs=0.02)
+def test_a_gpu_that_is_not_there_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("there is one; tests/gpu use it")
+    with pytest.raises(ValueError, match=r"^device: got 'cuda'"):
+        training.train([bigram_run()], device="cuda")
 
 
-def test_descent_is_adam_on_the_layer():
-    """Against torch's own modules for two steps, and to the end on labels that fit."""
-    torch.manual_seed(0)
-    context, queries = torch.rand(4, 6), torch.rand(9, 6)
-    labels = torch.rand(9)
-    start = training.xavier(3, 6, 5, outputs=1, seed=0)
-    _, losses = training.descend(start, context, queries, labels, steps=2, lr=1e-2)
-    leaves = [W.clone().requires_grad_() for W in start]
-    optimizer = torch.optim.Adam(leaves, lr=1e-2)
-    for step, rate in enumerate((1e-2, 0.5e-2)):  # a cosine of two steps
-        optimizer.param_groups[0]["lr"] = rate
-        loss = (mha(MHAWeights(*leaves), context, queries)[:, 0] - labels).square().mean()
-        assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    weights, losses = training.descend(start, context, queries, labels, steps=2000, lr=1e-2)
-    assert losses[-1] < 1e-6
-    assert start.W_Q.equal(training.xavier(3, 6, 5, outputs=1, seed=0).W_Q)
-    outputs = mha(weights, context, queries)[:, 0]
-    torch.testing.assert_close(outputs, labels, rtol=0, atol=1e-2)
+def test_stacks_hold_the_seeds_of_a_cell():
+    runs = experiments.runs("dana-exp1", "quick", 2)
+    groups = training.stacks(runs[::-1])
+    assert [run for group in groups for run in group] == runs[::-1]
+    assert all(len(group) == 2 == len({run.seed for run in group}) for group in groups)
+    assert len({(group[0].d, group[0].H) for group in groups}) == len(groups)
 
 
-def test_descent_takes_classes():
-    torch.manual_seed(0)
-    context, queries, classes = torch.rand(4, 6), torch.rand(9, 6), torch.randint(5, (9,))
-    start = training.xavier(3, 6, 5, outputs=5, seed=1)
-    weights, losses = training.descend(start, context, queries, classes, steps=800, lr=1e-2)
-    assert losses[0] == pytest.approx(F.cross_entropy(mha(start, context, queries), classes).item())
-    assert (mha(weights, context, queries).argmax(-1) == classes).all()
+def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):
+    runs = experiments.runs("mahdavi-fig2a", "paper", 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
+    groups = training.stacks(runs, "cuda")
+    assert [len(group) for group in groups] == [8] * 8  # 4 sizes of 2 seeds, for each H
+    assert sorted(run.key for g in groups for run in g) == sorted(run.key for run in runs)
+    needed = training.trainer.footprint(groups[0][0])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 10**12))
+    assert all(len(group) == 1 for group in training.stacks(runs, "cuda"))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"steps": 0}, "^steps: got 0"),
-        ({"lr": -1.0}, "^lr: got -1.0"),
-        ({"labels": torch.rand(8)}, "^labels: got shape"),
-        ({"queries": torch.rand(9, 7)}, "^query: got"),
-    ],
+    ("memory", "sizes"), [(3.0, [3, 3, 1]), (2.99, [2, 2, 2, 1]), (7.0, [7]), (0.5, [1] * 7)]
 )
-def test_descent_refuses_what_does_not_fit(changes, message):
-    arguments = {
-        "weights": training.xavier(3, 6, 5, outputs=1, seed=0),
-        "contexts": torch.rand(4, 6),
-        "queries": torch.rand(9, 6),
-        "labels": torch.rand(9),
-        "steps": 1,
-        "lr": 1e-2,
-    }
-    with pytest.raises(ValueError, match=message):
-        training.descend(**arguments | changes)
+def test_stacks_are_admitted_by_memory(memory, sizes, monkeypatch):
+    from attnmem.training import trainer
+
+    monkeypatch.setattr(trainer, "footprint", lambda run: 1)
+    runs = [bigram_run(seed=seed) for seed in range(7)]
+    groups = trainer.admitted(runs, memory)
+    assert [len(group) for group in groups] == sizes
+    assert [run for group in groups for run in group] == runs
+
+
+def test_the_footprint_counts_the_contexts():
+    """Own contexts of 130,000 examples: 32 tokens of 64 float32 numbers each, a gigabyte."""
+    [run, *_] = experiments.runs("mahdavi-fig4-heads", "paper", 1, where={"T": 130_000})
+    bytes_of_data = 130_000 * (33 * 64 + 1) * 4
+    assert bytes_of_data < training.trainer.footprint(run) < 2 * bytes_of_data
 
 
 @pytest.mark.parametrize("changes", [{}, {"context": "random"}, {"task": "reals", "N": None}])
 def test_operations_of_a_step_by_hand(changes):
     """The large products of a step: forward, and twice as much backward."""
-    sizes = {"d": 64, "d_h": 64, "H": 20, "n": 32, "N": 100, "batch": 256}
+    sizes = {"d": 64, "d_h": 64, "H": 20, "n": 32, "N": 100, "batch": 256, "T": 1000}
     run = memorization_run(**sizes | changes)
     B, n, d, H = 256, 32, 64, 20
     large = 3 * B * n * d * H + 3 * 2 * n * d * d * H  # logits; shared keys and what asks them

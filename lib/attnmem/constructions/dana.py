@@ -1,15 +1,15 @@
 r"""Theorem 1 of Dana et al. 2025 for associations, built exactly: no limit is taken.
 
-Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. For every sequence ``t`` it offers the
-``d + H d_h`` numbers
+Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. It offers the ``d + H d_h`` numbers
 
-.. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)] ,
+.. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)]
 
-and the last layer adds up. If the rows ``F(t)`` are independent, there are ``M`` and ``W_O`` with
-``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. The skip connection would add
-``x'``, not ``M x'``; but ``M`` can be moved into the embedding, ``e = M e'``, ``pos = M pos'``, and
-out of the heads again, ``W = W' M^{-1}`` for the maps that read ``x``. Then every attention weight
-is what it was, and the transformer's output is exactly ``W_U E(t)``.
+for every sequence ``t``, and the last layer adds them up. If the rows ``F(t)`` are independent,
+there are ``M`` and ``W_O`` with ``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any
+``E(t)``. The skip connection would add ``x'``, not ``M x'``. But ``M`` can be moved into the
+embedding, ``e = M e'`` and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the
+maps that read ``x``. Then every attention weight stays as it was, and the transformer's output is
+exactly ``W_U E(t)``.
 """
 
 from __future__ import annotations
@@ -35,18 +35,25 @@ from .generic import gaussian, map_scale
 from .mahdavi import read_out
 from .sequences import dependent_subset, impossible_subset, offered_rank
 
-SHARP = (30.0, 10.0, 100.0)  # of the logits of a drawn transformer, tried in turn
-SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # of sequences that share tokens soft attention tells more
-FIRST, MOST = 9, 60  # draws: for the largest margin, and as long as none fits
-ENOUGH = 0.99  # of the margin that exact arithmetic would give: no further draw is made
+SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
+SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
+FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
+ENOUGH = 0.99  # share of the exact margin at which no further draw is made
 REFINEMENTS = 3
 
 
 def circle(vocab: int) -> Float[Tensor, "N 2"]:
-    """``N`` tokens on the unit circle, the unembedding of Proposition 3 at ``d = 2``.
+    """Place ``N`` tokens on the unit circle: the unembedding of Proposition 3 for ``d = 2``.
 
-    >>> circle(4).round().int().tolist()
-    [[1, 0], [0, 1], [-1, 0], [0, -1]]
+    Args:
+        vocab: Vocabulary size ``N``.
+
+    Returns:
+        One unit vector a token, at equal angles.
+
+    Example:
+        >>> circle(4).round().int().tolist()
+        [[1, 0], [0, 1], [-1, 0], [0, -1]]
 
     Source: Dana et al. 2025, Proposition 3.
     """
@@ -55,7 +62,16 @@ def circle(vocab: int) -> Float[Tensor, "N 2"]:
 
 
 def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
-    """Unit vectors, one a token: the circle for ``d = 2``, random directions for ``d > 2``."""
+    """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``.
+
+    Args:
+        vocab: Vocabulary size ``N``.
+        dim: Embedding dimension ``d``, at least 2.
+        seed: Seed of the directions.
+
+    Returns:
+        The vectors, in float64.
+    """
     if dim == 2:
         return circle(vocab)
     generator = torch.Generator().manual_seed(int(seed))
@@ -64,7 +80,19 @@ def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
 
 
 def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """The right token's logit less the largest other one: positive where it is memorized."""
+    """The logit of the right token less the largest other one: positive where it is memorized.
+
+    Args:
+        logits: Logits of all tokens for each sequence.
+        next_tokens: The right tokens.
+
+    Returns:
+        One number for each sequence.
+
+    Example:
+        >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1])).tolist()
+        [1.0]
+    """
     right = logits.gather(1, next_tokens[:, None])[:, 0]
     others = logits.scatter(1, next_tokens[:, None], -math.inf)
     return right - others.amax(dim=1)
@@ -73,7 +101,20 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
 def draw(
     vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: float, seed: int
 ) -> tuple[Tensor, ...]:
-    """``e', pos', W'_Q, W'_K, W'_V``, Gaussian; logits of about the given standard deviation."""
+    """Draw ``e', pos', W'_Q, W'_K, W'_V``, all Gaussian and in float64.
+
+    Args:
+        vocab: Vocabulary size ``N``.
+        length: Sequence length ``S``.
+        dim: Embedding dimension ``d``.
+        head_dim: Head dimension ``d_h``.
+        heads: Number of heads ``H``.
+        spread: Approximate standard deviation of the logits.
+        seed: Seed of the numbers.
+
+    Returns:
+        The five tensors.
+    """
     generator = torch.Generator().manual_seed(int(seed))
     scale = map_scale(spread, dim, head_dim)
     maps = (scale, scale, dim**-0.5)
@@ -87,7 +128,16 @@ def draw(
 def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
     """The matrix ``F``: what a transformer offers to its output matrices and its skip connection.
 
-    Row ``t`` is ``[x(t, S); W_V^1 A^1(t); ...]``. Source: Dana et al. 2025, proof of Theorem 1.
+    Row ``t`` is ``[x(t, S); W_V^1 A^1(t); ...]``.
+
+    Args:
+        weights: The weights of one transformer. ``W_O`` and ``W_U`` are not used.
+        sequences: Integers from 0 to ``N - 1``.
+
+    Returns:
+        ``F``, one row for each sequence.
+
+    Source: Dana et al. 2025, proof of Theorem 1.
     """
     x = look_up(weights.embedding, sequences[:, -1:])[:, 0] + weights.positions[-1]
     A = aot_features(weights, sequences).unflatten(-1, (len(weights.W_V), -1))
@@ -143,38 +193,46 @@ def memorize_aot(
     seed: int,
     unembedding: Float[Tensor, "N d"] | None = None,
 ) -> AoTWeights:
-    r"""Weights of an attention-only transformer that predict every next token.
+    """Build an attention-only transformer that predicts every next token.
 
-    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, if
-    ``T_0 <= H d_h + d`` and the sequences can be told apart:
+    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, under two
+    conditions. There are at most ``H d_h + d`` sequences, and attention can tell them apart:
     ``offered_rank(sequences, heads, head_dim, dim) == T_0``
-    (:func:`attnmem.constructions.sequences.offered_rank`). Random sequences can, as a rule. Sets
-    that share tokens in a regular way, such as all settings of a few bits, may not be, and some
-    next tokens on them are beyond any weights.
+    (:func:`attnmem.constructions.sequences.offered_rank`). Random sequences usually satisfy the
+    second one. Sets that share tokens in a regular way, such as all settings of a few bits, may
+    not. For such sets some next tokens are beyond any weights.
 
-    Arguments
-        ``sequences``, ``next_tokens``: integers in ``[0, vocab)``. ``dim``: at least 2;
-        ``head_dim``: at most ``dim``. ``seed``: of the drawn transformers. ``unembedding``: ``W_U``
-        with distinct rows of length one, by default :func:`spread_tokens`.
-    Returns
-        float64 weights, the best of a few draws by their smallest margin, with ``W_U E(t)`` as
-        logits, ``E(t)`` the row of the next token. In exact arithmetic the smallest margin is one
-        less the largest product of two rows of ``W_U``.
-    Raises
-        ``ValueError`` naming the argument: wrong sizes or types, ``T_0`` above capacity, repeated
-        sequences. Where no draw fits, the error says why: the sequences whose next tokens are
-        impossible for ``H`` heads at any ``d`` and ``d_h``; those that no attention makes
-        independent, so that this construction does not reach them; or, if the rank is full, that
-        float64 loses some association.
+    Args:
+        sequences: Distinct sequences of at least two tokens, integers from 0 to ``vocab - 1``.
+        next_tokens: The token to predict after each.
+        vocab: Vocabulary size ``N``.
+        dim: Embedding dimension ``d``, at least 2.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        heads: Number of heads ``H``.
+        seed: Seed of the drawn transformers, at least 0.
+        unembedding: ``W_U``, with distinct rows of length one; by default :func:`spread_tokens`.
 
-    >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
-    >>> weights = memorize_aot(
-    ...     pairs, pairs.sum(1) % 4, vocab=4, dim=2, head_dim=2, heads=7, seed=0
-    ... )
-    >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
-    True
+    Returns:
+        float64 weights, the best of a few draws by their smallest margin. The logits are ``W_U
+        E(t)``, where ``E(t)`` is the row of the next token. In exact arithmetic the smallest margin
+        is one less the largest product of two rows of ``W_U``.
 
-    Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1; without their limit.
+    Raises:
+        ValueError: If sizes or types do not fit, a sequence is repeated, or ``T_0`` exceeds the
+            capacity. If no draw fits, the error says why. Either the next tokens of some sequences
+            are impossible for ``H`` heads at any ``d`` and ``d_h``, or no attention makes some
+            sequences independent, so that this construction does not apply, or the rank is full and
+            float64 loses some association.
+
+    Example:
+        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        >>> weights = memorize_aot(
+        ...     pairs, pairs.sum(1) % 4, vocab=4, dim=2, head_dim=2, heads=7, seed=0
+        ... )
+        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
+        True
+
+    Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
     """
     W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding.double()
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
@@ -186,7 +244,7 @@ def memorize_aot(
             if worst > 0:
                 break
             _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
-        # Targets in a proper subspace, or with coincidences, may make M singular: jitter mends it.
+        # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
         jitter = goal / 4 if attempt else 0.0
         targets = _jittered(W_U[next_tokens], jitter, generator)
         spreads = SHARP if attempt < FIRST else SPREADS
@@ -242,10 +300,20 @@ def _jittered(
 def fitted(
     drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
 ) -> AoTWeights:
-    """The drawn transformer with ``M`` and ``W_O`` such that its last layer input is ``targets``.
+    """Fit a drawn transformer such that its last layer input is ``targets``.
 
-    Of all solutions the one with ``M`` and ``W_O`` nearest to the identity and to zero. Ill
-    conditioning is met by refining more often than on the features of the other paper.
+    Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
+    zero. The features are worse conditioned than those of the other paper, so the solution is
+    refined more often.
+
+    Args:
+        drawn: The tensors of :func:`draw`.
+        W_U: The unembedding, shape ``(N, d)``.
+        sequences: Integers from 0 to ``N - 1``.
+        targets: The wanted input of the last layer, ``E(t)``.
+
+    Returns:
+        The weights. They are infinite or NaN if ``M`` is singular.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape
@@ -254,7 +322,7 @@ def fitted(
     solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
-    back = torch.linalg.inv_ex(M).inverse  # infinite or NaN if M is singular: no margin then
+    back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
     )

@@ -19,14 +19,35 @@ def _check_random(heads, dim, head_dim, seed, value_dim, spread) -> None:
 
 
 def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
-    """Independent standard normal numbers, in float64, on the CPU."""
+    """Independent standard normal numbers, in float64, on the CPU.
+
+    Args:
+        generator: Source of the random numbers, on the CPU.
+        *shape: The shape.
+
+    Returns:
+        The numbers.
+    """
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
     """Standard deviation of the entries of ``W_Q`` and ``W_K`` for logits of deviation ``spread``.
 
-    For queries and tokens with independent entries of variance one.
+    The formula is ``sqrt(spread / (d sqrt(d_h)))``, for queries and tokens whose entries are
+    independent and have variance one.
+
+    Args:
+        spread: Standard deviation of the logits.
+        dim: Embedding dimension ``d``.
+        head_dim: Head dimension ``d_h``.
+
+    Returns:
+        The standard deviation.
+
+    Example:
+        >>> map_scale(6.0, dim=3, head_dim=4)
+        1.0
     """
     return (spread / (dim * head_dim**0.5)) ** 0.5
 
@@ -41,14 +62,31 @@ def random_mha(
     value_dim: int = 1,
     spread: int | float = 1.0,
 ) -> MHAWeights:
-    """A layer with independent Gaussian weights, in float64, with one output.
+    """Draw a layer with independent Gaussian weights, in float64, with one output.
 
     ``W_Q`` and ``W_K`` are scaled such that the logits have standard deviation ``spread`` if tokens
-    and queries are standard normal. Almost every layer: any set of weights of volume zero has
-    probability zero.
+    and queries are standard normal. The layer is generic: it lies in any given set of volume zero
+    with probability zero.
 
-    >>> random_mha(2, 5, 3, seed=0).W_Q.shape
-    torch.Size([2, 5, 3])
+    Args:
+        heads: Number of heads ``H``.
+        dim: Embedding dimension ``d``.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the weights, at least 0.
+        value_dim: Width of the values, ``d_v``.
+        spread: Standard deviation of the logits, from 0 to 1e6.
+
+    Returns:
+        The weights, with ``W_D = 1``.
+
+    Raises:
+        ValueError: If a size is not an integer of at least 1, or another argument is out of range.
+
+    Example:
+        >>> random_mha(2, 5, 3, seed=0).W_Q.shape
+        torch.Size([2, 5, 3])
+
+    Source: this book, the chapter on generic layers.
     """
     generator = torch.Generator().manual_seed(int(seed))
     scale = map_scale(spread, dim, head_dim)

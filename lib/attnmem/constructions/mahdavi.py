@@ -1,23 +1,22 @@
 r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that memorize.
 
 The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
-weights are chosen freely (Claim 1). On all others it is *saturated*: whatever was chosen, it looks
-at one token (Claim 2). Then every head adds as many independent rows to the feature matrix ``Z`` as
-it serves examples (Step 1), and a full-rank ``Z`` lets the read-out solve for any labels (Step 2).
-One product of rank at most ``r = min(n, d_h)`` does both:
+weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
+whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
+``Z`` as it serves examples (Step 1, in ``attnmem.constructions.serving``), and a read-out of
+full-rank ``Z`` meets any labels (Step 2). One product of rank at most ``r = min(n, d_h)`` does both
+parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 
-Every head here serves the same number of examples, the least that suffices, and the first example
-is served by none. All steps are batched over the heads.
+Every head here serves the same number of examples, the least that suffices, and no head serves the
+first example. All steps are batched over the heads.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, attend, mha
@@ -31,198 +30,31 @@ from ..checks import (
     refuse,
 )
 from ..independence import numerical_rank
-from .generic import gaussian
+from .serving import (
+    attention_maps,
+    dual_basis,
+    interpolating_keys,
+    orthogonal_direction,
+    saturating_scale,
+    separating_direction,
+    serve,
+)
 
-EPS = torch.finfo(torch.float64).eps
-PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
-SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
-CANDIDATES = 64  # random directions among which the best separating one is kept
+__all__ = [
+    "attention_maps",
+    "dual_basis",
+    "factor",
+    "interpolating_keys",
+    "memorize_mha",
+    "orthogonal_direction",
+    "read_out",
+    "saturating_scale",
+    "separating_direction",
+    "serve",
+]
+
 DRAWS = 5  # constructions tried before the data are called degenerate
 TOLERANCE = 1e-9  # of the largest label: a tenth of the error that the book claims
-
-
-# --- Step 1, one head at a time, all heads at once ------------------------------------------------
-
-
-def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
-    """Which ``k = ceil((T - 1) / H)`` examples each head serves; example 0 is served by none.
-
-    Consecutive examples, so that head 0 serves 1..k. Where ``H k`` exceeds ``T - 1`` the last slots
-    start again from example 1: no head is idle, and the examples of one head stay distinct.
-
-    >>> serve(examples=6, heads=2)
-    tensor([[1, 2, 3],
-            [4, 5, 1]])
-    """
-    slots = math.ceil((examples - 1) / heads)
-    return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
-
-
-def _of_served(tensor: Tensor, served: Int[Tensor, "H k"]) -> Tensor:
-    """The served examples' own matrices, or the one matrix that all examples share."""
-    return tensor[served] if tensor.ndim == 3 else tensor
-
-
-def dual_basis(
-    queries: Float[Tensor, "T d"], served: Int[Tensor, "H k"]
-) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
-    """Per head: ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of what its queries leave free.
-
-    Raises ``ValueError`` if a head's queries are dependent (Assumption 1 is broken).
-    """
-    slots = served.shape[1]
-    U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
-    if slots:
-        weak = sigma[:, -1] <= max(queries.shape) * EPS * sigma[:, 0]
-        if weak.any():
-            head = int(weak.nonzero()[0])
-            few = served[head, :6].tolist()
-            _refuse_queries(f"dependent ones among examples {few}...", slots)
-    duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
-    return duals, Vh[:, slots:].mT
-
-
-def _refuse_queries(got: str, slots: int) -> None:
-    refuse("queries", got, f"Kruskal rank at least {slots + 1}: any {slots + 1} independent")
-
-
-def separating_direction(
-    contexts: Float[Tensor, "*T n d"], generator: torch.Generator
-) -> Float[Tensor, " d"]:
-    """``u`` with ``E u`` far from a tie, at its top and at its bottom, in every context (Lemma 3).
-
-    A Gaussian direction has distinct entries almost surely; the best of a few is kept.
-    """
-    directions = _gaussian(generator, CANDIDATES, contexts.shape[-1], like=contexts)
-    directions = directions / directions.norm(dim=1, keepdim=True)
-    heights = (contexts @ directions.mT).mT  # (*T, candidates, n)
-    gaps = torch.minimum(_lead(heights), _lead(-heights))
-    worst = gaps.amin(dim=0) if gaps.ndim == 2 else gaps
-    return directions[worst.argmax()]
-
-
-def _lead(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """How far the highest entry is above the second (infinite if there is none)."""
-    if heights.shape[-1] == 1:
-        return torch.full(heights.shape[:-1], math.inf, dtype=heights.dtype, device=heights.device)
-    first, second = heights.topk(2, dim=-1).values.unbind(dim=-1)
-    return first - second
-
-
-def _gaussian(generator: torch.Generator, *shape: int, like: Tensor) -> Tensor:
-    return gaussian(generator, *shape).to(like.device)
-
-
-def orthogonal_direction(
-    free: Float[Tensor, "H d d_minus_k"],
-    queries: Float[Tensor, "T d"],
-    served: Int[Tensor, "H k"],
-    generator: torch.Generator,
-) -> Float[Tensor, "H d"]:
-    """Per head: a unit ``v`` with ``v . e = 0`` on its served queries and on no other (Lemma 3).
-
-    Of a few random ones the one furthest from zero on the other queries is kept.
-
-    Raises ``ValueError`` if some other query lies in the span of a head's queries.
-    """
-    heads, _, left = free.shape
-    mix = _gaussian(generator, heads, left, CANDIDATES, like=queries)
-    directions = free @ (mix / mix.norm(dim=1, keepdim=True))  # (H, d, candidates)
-    reach = (queries @ directions).abs() / queries.norm(dim=1)[:, None]  # (H, T, candidates)
-    head = torch.arange(heads, device=queries.device)
-    reach[head[:, None], served] = math.inf
-    worst, best = reach.amin(dim=1).max(dim=1)
-    zero = max(queries.shape) * EPS
-    if worst.min() <= zero:  # the first head and example, whatever rounding made of the zeros
-        lost = int((worst <= zero).nonzero()[0])
-        example = int((reach[lost, :, best[lost]] <= zero).nonzero()[0])
-        _refuse_queries(f"example {example} in the span of others", served.shape[1])
-    return directions[head, :, best]
-
-
-def interpolating_keys(
-    contexts: Float[Tensor, "*T n d"],
-    served: Int[Tensor, "H k"],
-    log_alpha: Float[Tensor, "H k n"],
-) -> Float[Tensor, "H d k"]:
-    """``x_s`` with ``E^(s) x_s = log_alpha_s``: any logits on the served examples (Claim 1)."""
-    inverses = _of_served(torch.linalg.pinv(contexts), served)
-    return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
-
-
-def saturating_scale(
-    contexts: Float[Tensor, "*T n d"],
-    queries: Float[Tensor, "T d"],
-    served: Int[Tensor, "H k"],
-    duals: Float[Tensor, "H d k"],
-    keys: Float[Tensor, "H d k"],
-    u: Float[Tensor, " d"],
-    v: Float[Tensor, "H d"],
-    tail: float = EPS,
-) -> Float[Tensor, " H"]:
-    r"""Per head: the least ``c`` that saturates it on every example that it does not serve.
-
-    Saturated: the attention on the token that ``c u v^T`` points to is at least ``1 - tail``. It
-    suffices that every other token's logit lies ``log((n - 1) / tail)`` below; with ``m = E u`` and
-    ``b`` the logits of the served part, token ``i`` asks for
-
-    .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
-
-    The default ``tail`` is the rounding unit of float64: the head equals its limit to the last
-    bit, with no limit taken. Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
-    """
-    heights = (contexts @ u).expand(len(queries), -1)[:, None]  # (T, 1, n)
-    slope = (queries @ v.mT)[..., None]  # (T, H, 1)
-    signed = slope * heights  # (T, H, n)
-    top = signed.argmax(dim=-1, keepdim=True)
-    below = signed.gather(-1, top) - signed
-    mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)
-    served_logits = torch.einsum(f"thd,{'t' * (contexts.ndim == 3)}nd->thn", mixed, contexts)
-    rise = served_logits - served_logits.gather(-1, top)
-    others = max(contexts.shape[-2] - 1, 1)
-    scale = (math.log(others / tail) + rise) / below
-    scale.scatter_(-1, top, 0.0)
-    scale[served, torch.arange(len(v), device=v.device)[:, None]] = 0.0
-    return scale.amax(dim=(0, 2))
-
-
-def attention_maps(
-    contexts: Float[Tensor, "*T n d"],
-    queries: Float[Tensor, "T d"],
-    heads: int,
-    generator: torch.Generator,
-) -> tuple[Float[Tensor, "H d r"], Float[Tensor, "H d r"]]:
-    """``W_Q, W_K`` of all heads, of width ``k + 1``: Step 1 of the proof."""
-    served = serve(len(queries), heads).to(queries.device)
-    duals, free = dual_basis(queries, served)
-    u = separating_direction(contexts, generator)
-    v = orthogonal_direction(free, queries, served, generator)
-    log_alpha = _preferences(contexts, served, u, generator)
-    keys = interpolating_keys(contexts, served, log_alpha)
-    root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
-    W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
-    W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
-    return W_Q, W_K
-
-
-def _preferences(
-    contexts: Float[Tensor, "*T n d"],
-    served: Int[Tensor, "H k"],
-    u: Float[Tensor, " d"],
-    generator: torch.Generator,
-) -> Float[Tensor, "H k n"]:
-    """Target logits: slot ``j`` prefers the token ranked ``j + 1`` by ``u``, never the top one.
-
-    Saturated heads look at the top token; to prefer others keeps the rows far from dependent.
-    """
-    heads, slots = served.shape
-    tokens = contexts.shape[-2]
-    noise = SPREAD * _gaussian(generator, heads, slots, tokens, like=contexts)
-    order = (contexts @ u).argsort(dim=-1, descending=True)
-    order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
-    rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
-    preferred = order.gather(-1, rank)
-    return noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
 
 
 # --- Step 2: the read-out -------------------------------------------------------------------------
@@ -233,7 +65,17 @@ def read_out(
 ) -> Float[Tensor, "Hd d_out"]:
     """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
 
-    By QR of ``Z^T``, with so many ``refinements`` against the residual.
+    It is computed by a QR decomposition of ``Z^T`` and refined against the residual.
+
+    Args:
+        Z: Features, one row for each example.
+        labels: Labels, one row for each example.
+        refinements: How often the solution is refined.
+
+    Returns:
+        ``M``.
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
     """
     Q, R = torch.linalg.qr(Z.mT)
     M = torch.zeros(Z.shape[1], labels.shape[1], dtype=Z.dtype, device=Z.device)
@@ -245,10 +87,18 @@ def read_out(
 def factor(
     M: Float[Tensor, "H d d_out"], value_dim: int, W_D: Float[Tensor, "d_o d_out"]
 ) -> tuple[Float[Tensor, "H d d_v"], Float[Tensor, "H*d_v d_o"]]:
-    """``W_V, W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head, for ``W_D`` of full column rank.
+    """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head.
 
-    ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``; each ``W_O,h`` is ``W_D``'s left inverse,
-    with zero rows.
+    ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``. Each ``W_O,h`` is the left inverse of
+    ``W_D``, with zero rows.
+
+    Args:
+        M: The read-out of each head.
+        value_dim: Width of the values ``d_v``, at least ``d_out``.
+        W_D: The decoder, of full column rank.
+
+    Returns:
+        ``W_V`` and ``W_O``.
     """
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
@@ -292,7 +142,7 @@ def _check_sizes(contexts, queries, labels, value_dim, skip) -> None:
 
 
 def _check_assumptions(contexts, queries, heads, head_dim) -> None:
-    """The theorem's hypotheses, but for the queries' independence, which the steps check."""
+    """Check the theorem's hypotheses except the queries' independence, which the steps check."""
     n, d = contexts.shape[-2:]
     if n >= d:
         refuse("contexts", f"n = {n} tokens in dimension d = {d}", "n < d")
@@ -321,32 +171,38 @@ def memorize_mha(
     value_dim: int | None = None,
     skip: bool = False,
 ) -> MHAWeights:
-    r"""Weights of one multi-head attention layer that reproduce every label.
+    """Build one multi-head attention layer that reproduces every label.
 
-    ``mha(weights, contexts, queries, skip=skip)`` equals ``labels`` (as ``(T, d_out)``) within 1e-9
-    of the largest label, for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
+    ``mha(weights, contexts, queries, skip=skip)`` equals ``labels``, as ``(T, d_out)``, within 1e-9
+    of the largest label. This holds for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
 
-    Arguments
-        ``contexts``: own ``(T, n, d)`` or shared ``(n, d)``, ``n < d``, each of rank ``n``
-        (Assumption 2). ``queries``: one a row, Kruskal rank at least ``n`` (Assumption 1), or at
-        least ``ceil((T - 1) / H) + 1``, which is all that is used and covers Remark 1. ``labels``:
-        reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``. ``heads``, ``head_dim``: ``H`` and
-        ``d_h``, both at least 1. ``seed``: of the random directions; ``value_dim``: ``d_v``, at
-        least ``d_out``, which is the default. ``skip``: build for the layer with a skip connection
-        (``d_o = d``; needs ``d_out <= d``).
-    Returns
-        float64 weights: the construction computes in float64, whatever the inputs' precision.
-    Raises
-        ``ValueError`` naming the argument: sizes or types that do not fit, NaN, ``n >= d``, ``T``
-        above capacity, dependent context rows or queries, or data so close to dependent that
-        float64 cannot tell.
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n < d``, each of rank
+            ``n`` (Assumption 2).
+        queries: One query a row, of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1)
+            / H) + 1`` suffices, which covers Remark 1.
+        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the random directions, at least 0.
+        value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
+        skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
 
-    >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
-    >>> weights = memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
-    >>> bool((mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8)
-    True
+    Returns:
+        The weights, computed in float64 whatever the precision of the input.
 
-    Source: Mahdavi et al. 2024, Theorem 1; Remark 1; with ``skip``, Appendix C.
+    Raises:
+        ValueError: If sizes or types do not fit, an entry is not finite, ``n >= d``, ``T`` exceeds
+            the capacity, tokens of a context or queries are dependent, or they are so close to
+            dependent that float64 cannot tell.
+
+    Example:
+        >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
+        >>> weights = memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
+        >>> bool((mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8)
+        True
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
     """
     contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
     targets = labels.reshape(len(queries), -1)
@@ -368,9 +224,9 @@ def memorize_mha(
 
 
 def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o d_out"]:
-    """``W_D``: the identity; with a skip, a few coordinates, brought to the labels' scale.
+    """``W_D``: the identity, or with a skip a few coordinates, at the scale of the labels.
 
-    (Appendix C leaves it free; at another scale labels and query would cancel digits.)
+    Appendix C leaves it free. At another scale labels and query would cancel digits.
     """
     outputs = targets.shape[1]
     eye = torch.eye(queries.shape[1] if skip else outputs, outputs).to(queries)
@@ -381,7 +237,7 @@ def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o
 def _error(
     weights: MHAWeights, contexts: Tensor, queries: Tensor, targets: Tensor, skip: bool
 ) -> Float[Tensor, ""]:
-    """Largest error, last example first: another order, so that shared rounding hides nothing."""
+    """Largest error, computed in reverse order so that shared rounding errors hide nothing."""
     contexts = contexts.flip(0) if contexts.ndim == 3 else contexts
     outputs = mha(weights, contexts, queries.flip(0), skip=skip)
     return (outputs.flip(0) - targets).abs().max()

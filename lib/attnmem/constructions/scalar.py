@@ -1,16 +1,16 @@
-r"""Past the rank of Theorem 1: attention that depends on the labels.
+r"""Beyond the rank of Theorem 1: attention that depends on the labels.
 
-The proof of Mahdavi et al. fixes the attention first and lets the read-out fit the labels, so it
+The proof of Mahdavi et al. fixes the attention first and lets the read-out fit the labels. So it
 can serve no more examples than the features have rank, ``H (n - 1) + 1`` on a shared context. But
-nothing forbids to put the labels into the attention. For scalar labels on one context of at least
-three tokens, the product
+the attention may depend on the labels too. For scalar labels on one context of at least three
+tokens, the product of rank two
 
 .. math:: W_K W_Q^\top = g \, w^\top + c \, u v^\top, \qquad w = \sum_{s \text{ served}} l_s f_s
 
-of rank two serves ``d - 1`` examples per head: ``g`` raises one *carrier* token by the logit
-``l_s``, chosen such that its attention is the label; ``u`` pulls two *idle* tokens apart, of which
-one takes all attention on every example that is not served. Both idle tokens have the same value,
-so there the head says nothing.
+serves ``d - 1`` examples per head. Its first part raises the logit of one *carrier* token by
+``l_s``, chosen such that the attention on it is the label. Its second part separates two *idle*
+tokens, one of which takes all attention on every example that the head does not serve. Both idle
+tokens have the same value, so the head adds only a constant there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..checks import (
     refuse,
 )
 from ..independence import numerical_rank
-from .mahdavi import EPS, dual_basis, orthogonal_direction, saturating_scale
+from .serving import EPS, dual_basis, orthogonal_direction, saturating_scale
 
-CARRIER, IDLE = 0, (1, 2)  # tokens
+CARRIER, IDLE = 0, (1, 2)  # indices of tokens
 TOLERANCE = 1e-8  # of the largest label
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
@@ -62,29 +62,38 @@ def memorize_scalars(
     *,
     heads: int,
 ) -> MHAWeights:
-    r"""Weights that reproduce ``T <= H (d - 1)`` scalar labels on one shared context.
+    """Build a layer that reproduces ``T <= H (d - 1)`` scalar labels on one shared context.
 
-    Heads of width ``d_h = 2`` with values of width ``d_v = 1``. The error is that of rounding: the
-    idle attention off the idle tokens is below the rounding unit.
+    The heads have width ``d_h = 2`` and values of width ``d_v = 1``. The only error is that of
+    rounding: where a head is idle, its attention off the idle tokens is below the rounding unit.
 
-    Arguments
-        ``context``: ``n >= 3`` independent tokens. ``queries``: in general position (any ``d``
-        independent); what is used is that no other query lies in the span of a head's ``d - 1``.
-    Raises
-        ``ValueError`` naming the argument, also for queries so ill-conditioned that float64 misses
-        a label by more than 1e-8 of the largest.
+    Args:
+        context: At least three independent tokens.
+        queries: One query a row, in general position: any ``d`` of them are independent. It
+            suffices that no other query lies in the span of the ``d - 1`` that a head serves.
+        labels: One real label for each query.
+        heads: Number of heads ``H``.
 
-    >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
-    >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
-    torch.Size([3, 5, 2])
+    Returns:
+        The weights, in float64.
 
-    Source: ours; compare Mahdavi et al. 2024, Proposition 2.
+    Raises:
+        ValueError: If sizes or types do not fit, an entry is not finite, ``T > H (d - 1)``, tokens
+            are dependent, or queries are so ill-conditioned that float64 misses a label by more
+            than 1e-8 of the largest.
+
+    Example:
+        >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
+        >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
+        torch.Size([3, 5, 2])
+
+    Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
     context, queries, labels = (x.to(torch.float64) for x in (context, queries, labels))
     served = torch.arange(len(queries), device=queries.device)
     groups = [group for group in served.tensor_split(heads) if len(group)]
     lowest, width = labels.min(), (labels.max() - labels.min()).clamp(min=EPS)
-    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention asked of the carrier
+    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention that the carrier is to have
     logit = torch.log((len(context) - 1) * share / (1 - share))
     lift = torch.linalg.pinv(context)  # context @ lift = identity
     pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
@@ -98,7 +107,7 @@ def memorize_scalars(
         c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
         W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
         W_K[head] = torch.stack([lift[:, CARRIER], c.sqrt() * pull], dim=1)
-    # The carrier is worth the width of the labels, and one constant is shared by all heads.
+    # The carrier's value spans the width of the labels. All heads share one constant.
     gain = width / (HIGH - LOW)
     constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
     W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()

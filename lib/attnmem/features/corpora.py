@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
-from tqdm import TqdmWarning
 
 from ..checks import check_integer, check_number, checked_by
 
@@ -36,8 +35,9 @@ BYTES = 259  # the size of that vocabulary
 def need(package: str) -> Any:
     """A package of the extra ``hub``, imported where it is used."""
     try:
-        with warnings.catch_warnings():  # a notebook without widgets is no reason to warn
-            warnings.simplefilter("ignore", category=TqdmWarning)
+        with warnings.catch_warnings():
+            # A progress bar that finds no widgets in a notebook falls back to text.
+            warnings.filterwarnings("ignore", message="IProgress not found")
             return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"{package} is missing: pip install 'attnmem[hub]'") from error

@@ -1,6 +1,6 @@
-"""Linear independence, four ways: numerical rank, exact Kruskal rank, sampled, and certified.
+"""Linear independence in four ways: numerical rank, exact Kruskal rank, sampled, and certified.
 
-Source of the definitions: Mahdavi et al. 2024, Definitions 1 and 2 and Assumptions 1-3.
+Source: Mahdavi et al. 2024, Definitions 1 and 2 and Assumptions 1 to 3.
 """
 
 from .certified import CertifiedRank, certified_rank

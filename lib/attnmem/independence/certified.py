@@ -1,4 +1,4 @@
-"""Ranks proven by computation: a lower bound that no rounding error can spoil."""
+"""Ranks proven by computation: lower bounds that no rounding error can invalidate."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ MIX = 2**20  # largest coefficient of the combinations
 
 
 class CertifiedRank(NamedTuple):
-    """A proven lower bound: the matrix of the given ``shape`` has at least this ``rank``.
+    """A proven lower bound of a matrix's rank.
 
-    ``proof`` says by what: the prime, or the precision of the determinant. It starts with "not
-    certified" if the largest precision allowed did not suffice; ``rank`` is then 0.
+    Attributes:
+        rank: The matrix has at least this rank; 0 if the largest precision did not suffice.
+        shape: Shape of the matrix.
+        proof: The prime, or the precision of the determinant. It starts with "not certified" if
+            there is no proof.
     """
 
     rank: int
@@ -64,30 +67,42 @@ def certified_rank(
     seed: int = 0,
     most_bits: int = 1024,
 ) -> CertifiedRank:
-    r"""A lower bound for the rank, proven by exact arithmetic or by ball arithmetic.
+    """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 
-    **A tensor** stands for exactly the numbers that it holds. They are integers or fractions with
-    a power of two below, so they have residues modulo an odd prime ``p``, and a minor that is not
-    zero modulo ``p`` is not zero: the rank modulo ``p`` never exceeds the rank. (It falls short
-    only if ``p``, drawn from all 62-bit primes with ``seed``, divides every largest minor.) With
-    ``times``, a second tensor, it is the rank of their exact product, which no tensor need hold.
+    **A tensor** stands for exactly the numbers that it holds. They are integers, or fractions whose
+    denominator is a power of two, so they have residues modulo an odd prime ``p``. A minor that is
+    not zero modulo ``p`` is not zero. Hence the rank modulo ``p`` never exceeds the rank. It falls
+    short of it only if ``p``, drawn from all 62-bit primes, divides every largest minor.
 
-    **A function** ``bits -> arb_mat`` encloses one and the same real matrix at any precision, such
-    as the features of :func:`attnmem.certificates.enclosed_features`. Random integer combinations
-    of its rows and columns (drawn with ``seed``) form a square matrix of size ``target``, of no
-    higher rank; if the ball of its determinant excludes zero, the rank is at least ``target``.
-    Otherwise the precision doubles, up to ``most_bits``. The default target is the numerical rank
-    of the midpoints.
+    **A function** from bits to an ``arb_mat`` encloses one and the same real matrix at any
+    precision, such as the features of :func:`attnmem.certificates.enclosed_features`. Random
+    integer combinations of its rows and columns form a square matrix of size ``target``, whose rank
+    is no higher. If the ball of its determinant excludes zero, the rank is at least ``target``.
+    Otherwise the precision doubles, up to ``most_bits``.
 
-    Raises
-        ``ValueError`` on NaN or infinite entries, half precision, complex numbers; ``ImportError``
-        without the extra ``certify``.
+    Args:
+        matrix: A tensor of shape ``(m, n)``, or a function from bits to an ``arb_mat``.
+        times: A second tensor, of shape ``(n, k)``. The rank is then that of the exact product,
+            which need not fit into a tensor. Only with a tensor.
+        target: The rank to prove, by default the numerical rank of the midpoints. Only with a
+            function.
+        seed: Seed of the prime, or of the combinations; at least 0.
+        most_bits: The largest precision, at least 128 bits.
 
-    >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
-    1
-    >>> close = torch.tensor([[1.0, 2.0], [2.0, 4.0 + 1e-15]], dtype=torch.float64)
-    >>> int(torch.linalg.matrix_rank(close)), certified_rank(close).rank
-    (1, 2)
+    Returns:
+        The bound, with what proves it.
+
+    Raises:
+        ValueError: On NaN or infinite entries, half precision, complex numbers, or arguments that
+            do not fit each other.
+        ImportError: Without the extra ``certify``.
+
+    Example:
+        >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
+        1
+        >>> close = torch.tensor([[1.0, 2.0], [2.0, 4.0 + 1e-15]], dtype=torch.float64)
+        >>> int(torch.linalg.matrix_rank(close)), certified_rank(close).rank
+        (1, 2)
     """
     if not callable(matrix):
         return _rank_modulo_prime([matrix] if times is None else [matrix, times], seed)
@@ -144,7 +159,7 @@ def _aim(balls: BallMatrix) -> int:
     midpoints = np.array([[float(x) for x in row] for row in balls.mid().tolist()])
     if midpoints.size == 0 or not np.isfinite(midpoints).all():
         return 0
-    for axis in (1, 0):  # no rank changes, scales vanish
+    for axis in (1, 0):  # scaling changes no rank
         size = np.abs(midpoints).max(axis=axis, keepdims=True)
         midpoints = midpoints / np.where(size > 0, size, 1.0)
     return numerical_rank(torch.from_numpy(midpoints))

@@ -38,30 +38,39 @@ def kruskal_rank(
     max_subsets: int = 100_000_000,
     max_seconds: int | float = 600,
 ) -> int:
-    """The largest ``k`` such that EVERY ``k`` of the rows are linearly independent.
+    """The largest ``k`` such that any ``k`` of the rows are linearly independent.
 
-    Independent means of full numerical rank in float64, the rows scaled to length one first (which
-    changes no dependency).
+    Independent means of full numerical rank in float64. The rows are scaled to length one first,
+    which changes no dependency. There are two methods.
 
-    ``"exhaustive"``: sizes are tried upwards until a dependent subset appears. A depth-first search
-    eliminates one vector at a time and checks the last two of all subsets with a common beginning
-    in one product; the few subsets of tiny volume get their singular values computed.
+    ``"exhaustive"`` tries sizes upwards until a dependent subset appears. A depth-first search
+    eliminates one vector at a time. It checks the last two vectors of all subsets with a common
+    beginning in one product. The few subsets of tiny volume get their singular values computed. It
+    looks at 10^6 to 10^7 subsets a second.
 
-    ``"milp"``: an integer program finds the smallest dependent set, to the tolerances of its solver
-    (HiGHS, about 1e-6); its dependency is confirmed by singular values. It pays where the vectors
-    are few more than their dimension: in seconds it finds a dependent set of 15 among 40 vectors of
-    dimension 36, where a search would look at 10^10 subsets; with 30 generic vectors of dimension
-    10 it is not done in half a minute, and the search in seconds (10^6 to 10^7 subsets a second).
+    ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of its
+    solver (HiGHS, about 1e-6). Singular values confirm its dependency. This method pays where there
+    are few more vectors than dimensions. Among 40 vectors of dimension 36 it finds a dependent set
+    of 15 in seconds, where a search would look at 10^10 subsets. With 30 generic vectors of
+    dimension 10 it takes more than half a minute, and the search takes seconds.
 
-    Arguments
-        ``rtol``: as for :func:`numerical_rank`. ``max_subsets``: the most that one size may have in
-        the exhaustive search. ``max_seconds``: the most that the integer program may take.
-    Raises
-        ``ValueError`` if the work allowed does not suffice, saying what is known by then, or if the
-        solver's smallest set is dependent only to its own tolerance.
+    Args:
+        vectors: One vector a row.
+        rtol: As for :func:`numerical_rank`.
+        method: ``"exhaustive"`` or ``"milp"``.
+        max_subsets: The most subsets that one size may have in the exhaustive search.
+        max_seconds: The longest time that the integer program may take.
 
-    >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
-    2
+    Returns:
+        The Kruskal rank. It is 0 if a row is zero.
+
+    Raises:
+        ValueError: If the work allowed does not suffice; the error says what is known by then. Also
+            if the solver's smallest set is dependent only to its own tolerance.
+
+    Example:
+        >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        2
 
     Source: Mahdavi et al. 2024, Definition 1.
     """
@@ -99,8 +108,8 @@ def _suspects(
     """All subsets of ``size`` unit vectors that could be dependent, and some others.
 
     ``k`` unit vectors whose extreme singular values have a ratio of at most ``rtol`` span a volume
-    of at most ``sqrt(e k) rtol``, so a larger volume acquits them. Squares of volumes are computed
-    to about 1e-16, far below the threshold's.
+    of at most ``sqrt(e k) rtol``. So a subset of larger volume is independent. Squares of volumes
+    are computed to about 1e-16, far below the square of the threshold.
     """
     threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
     none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
@@ -127,8 +136,9 @@ def _prefixes(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Each prefix with ``missing`` more vectors, its squared volume, and what is left of the rows.
 
-    ``residual`` holds the last ``R`` of the ``count`` rows, without their part in the span of the
-    prefix: as many as the prefixes of a block need, which is why blocks are formed by last index.
+    ``residual`` holds the last ``R`` of the ``count`` rows, less their part in the span of the
+    prefix. These are as many as the prefixes of a block need, which is why blocks are formed by
+    last index.
     """
     if missing == 0:
         yield prefix, residual, square
@@ -147,7 +157,7 @@ def _prefixes(
 
 
 def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block R"]:
-    """Which of the rows left come after the last one of each prefix."""
+    """Which of the remaining rows come after the last one of each prefix."""
     start = count - residual.shape[1]
     last = prefix[:, -1:] if prefix.shape[1] else prefix.new_full((1, 1), -1)
     return torch.arange(start, count, device=prefix.device) > last
@@ -161,7 +171,8 @@ def _smallest_circuit(
 ) -> int:
     r"""The size of the smallest dependent subset (the spark), for dependent non-zero unit rows.
 
-    Of a dependency ``sum_i x_i v_i = 0`` scaled to largest coefficient ``x_j = 1``:
+    A dependency ``sum_i x_i v_i = 0`` is scaled so that its largest coefficient is one. The
+    program is
 
     .. math:: \min \sum_i z_i, \quad -z_i \le x_i \le z_i, \quad x_i \ge 2 p_i - 1, \quad
               \sum_i p_i = 1, \quad z, p \in \{0, 1\}^T .

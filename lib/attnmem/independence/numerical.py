@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import FLOATS, check_finite, check_number, check_tensor, checked_by, refuse
 
-MARGIN = 2.0  # by this factor a ratio, or its square, must differ from the tolerance's to settle it
+MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
 
 
 def _check_rank(matrix, rtol, dtype) -> None:
@@ -17,7 +17,17 @@ def _check_rank(matrix, rtol, dtype) -> None:
 
 
 def check_entries(name, value, rtol, dtype=None) -> None:
-    """Accept finite reals of single or double precision, or integers; and the options with them."""
+    """Accept finite reals of single or double precision, or integers, and the options with them.
+
+    Args:
+        name: The argument, for the error.
+        value: Its value.
+        rtol: A relative tolerance, or None.
+        dtype: The arithmetic to compute in, or None.
+
+    Raises:
+        ValueError: If an entry, the tolerance or a dtype is not accepted.
+    """
     if value.dtype.is_complex or value.dtype in (torch.float16, torch.bfloat16, torch.bool):
         refuse(name, f"dtype {value.dtype}", "float32, float64 or integers")
     check_finite(name, value)
@@ -28,7 +38,15 @@ def check_entries(name, value, rtol, dtype=None) -> None:
 
 
 def arithmetic(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The arithmetic to compute in, by default the matrix's own (float64 for integers)."""
+    """The arithmetic to compute in, by default the matrix's own (float64 for integers).
+
+    Args:
+        matrix: The matrix.
+        dtype: What was asked for, or None.
+
+    Returns:
+        float32 or float64.
+    """
     return dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
 
 
@@ -39,25 +57,31 @@ def numerical_rank(
     rtol: float | None = None,
     dtype: torch.dtype | None = None,
 ) -> int | Int[Tensor, "*batch"]:
-    r"""Number of singular values above ``rtol`` times the largest one.
+    """Number of singular values above ``rtol`` times the largest one.
 
-    Arguments
-        ``rtol``: relative tolerance in [0, 1]; by default ``max(m, n)`` times the rounding unit of
-        ``dtype``, the rule of numpy and torch. ``dtype``: the arithmetic to compute in, float32 or
-        float64; by default that of the matrix (float64 for integers).
-    Returns
-        An ``int`` for one matrix, an integer tensor for a batch.
-    Raises
-        ``ValueError`` on NaN or infinite entries, half precision, complex numbers.
+    A tolerance makes a statement about a perturbed matrix. Full rank is certain up to rounding. A
+    lower rank only says that the matrix is close to one of that rank.
 
     Most matrices of full rank are settled by a Cholesky decomposition of their Gram matrix, or by a
-    QR decomposition; the others get their singular values.
+    QR decomposition. Only the others get their singular values computed.
 
-    A tolerance makes a statement about a *perturbed* matrix: full rank is certain (up to rounding),
-    a lower rank only says that the matrix is close to one of that rank.
+    Args:
+        matrix: One matrix or a batch of them, floats or integers.
+        rtol: Relative tolerance from 0 to 1. The default is ``max(m, n)`` times the rounding unit
+            of ``dtype``, the rule of numpy and torch.
+        dtype: The arithmetic to compute in, float32 or float64. The default is that of the matrix
+            (float64 for integers).
 
-    >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
-    1
+    Returns:
+        An ``int`` for one matrix, an integer tensor for a batch.
+
+    Raises:
+        ValueError: On NaN or infinite entries, half precision, complex numbers, or a tolerance out
+            of range.
+
+    Example:
+        >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
+        1
     """
     dtype = arithmetic(matrix, dtype)
     if rtol is None:
@@ -80,9 +104,17 @@ def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
 
 
 def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
-    """The numerical rank from the singular values themselves, where a triangle leaves it open."""
+    """The numerical rank, from the singular values where a QR decomposition does not settle it.
+
+    Args:
+        matrices: A batch of float32 or float64 matrices.
+        rtol: Relative tolerance from 0 to 1.
+
+    Returns:
+        The rank of each matrix.
+    """
     left = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
-    if matrices.dtype == torch.float64:  # of float32 the squares have told as much before
+    if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
         left = ~_clearly_full_triangle(matrices, rtol)
     rank = torch.full(left.shape, min(matrices.shape[1:]), device=matrices.device)
     values = torch.linalg.svdvals(matrices[left])
@@ -91,10 +123,10 @@ def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor,
 
 
 def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B"]:
-    """Of which matrices the least singular value exceeds ``rtol`` times the largest, by ``MARGIN``.
+    """Which matrices have full rank by the factor ``MARGIN``, from a QR decomposition.
 
-    It is that of the triangle of a QR decomposition, and at least 1 over the Frobenius norm of its
-    inverse. Unlike a Gram matrix, a triangle loses no digits by squaring.
+    The triangle has the same singular values as the matrix. The least of them is at least 1 over
+    the Frobenius norm of the inverse. Unlike a Gram matrix, a triangle loses no digits by squaring.
     """
     tall = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
     R = torch.linalg.qr(tall, mode="r").R
@@ -109,9 +141,17 @@ def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Boo
 
 
 def clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
-    """Of which Gram matrices the least eigenvalue exceeds ``rtol^2`` times the largest.
+    """Which Gram matrices have a least eigenvalue clearly above ``rtol^2`` times the largest.
 
-    By the factor ``MARGIN``, and by more than rounding; the vectors have ``d`` entries.
+    "Clearly" means by the factor ``MARGIN``, and by more than rounding errors.
+
+    Args:
+        gram: A batch of Gram matrices of ``m`` vectors.
+        d: Number of entries of each vector.
+        rtol: Relative tolerance of the vectors' singular values.
+
+    Returns:
+        True for each such matrix.
     """
     largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
     return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
@@ -120,10 +160,20 @@ def clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tens
 def clearly_short(
     gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
 ) -> Bool[Tensor, " B"]:
-    """Of which the least eigenvalue falls short of it, by the same factor and more than rounding.
+    """Which Gram matrices have a least eigenvalue clearly below ``rtol^2`` times the largest.
 
-    ``ceiling``: a number that no least eigenvalue exceeds, such as that of all vectors together.
-    The largest is at least the Rayleigh quotient of any vector, here after two power iterations.
+    "Clearly" means by the factor ``MARGIN``, and by more than rounding errors. The largest
+    eigenvalue is at least the Rayleigh quotient of any vector, here of one after two power
+    iterations.
+
+    Args:
+        gram: A batch of Gram matrices of ``m`` vectors.
+        d: Number of entries of each vector.
+        rtol: Relative tolerance of the vectors' singular values.
+        ceiling: A number that no least eigenvalue exceeds, such as that of all vectors together.
+
+    Returns:
+        True for each such matrix.
     """
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
@@ -133,17 +183,17 @@ def clearly_short(
 
 
 def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Whether all eigenvalues do, up to rounding: what is left is positive definite."""
+    """Whether all eigenvalues exceed the bound: the difference is positive definite."""
     left = gram.clone()
     left.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
     return torch.linalg.cholesky_ex(left).info == 0
 
 
 def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
-    """By less than this the eigenvalues of Gram matrices of vectors in ``d`` dimensions are off.
+    """A bound of the errors in the eigenvalues of Gram matrices of vectors in ``d`` dimensions.
 
-    They are products of length ``d``, which may underflow, then decomposed by a backward stable
-    method; no norm exceeds the trace.
+    The entries are products of length ``d``, which may underflow. They are then decomposed by a
+    backward stable method. No norm exceeds the trace.
     """
     kind = torch.finfo(gram.dtype)
     trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)

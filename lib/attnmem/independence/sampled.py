@@ -1,4 +1,4 @@
-"""The sampled test of the papers: some subsets, and what they do and do not show."""
+"""The sampled test of the papers: random subsets, what they show and what they cannot show."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.stats import beta
+from scipy.stats import binomtest
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_tensor, checked_by
@@ -25,11 +25,18 @@ ENTRIES = 2**23  # numbers that are gathered at once, 64 MB of them
 
 
 class SampledIndependence(NamedTuple):
-    """What ``samples`` random subsets of ``size`` vectors showed.
+    """What random subsets of ``size`` vectors showed.
 
-    ``dependent`` of them were rank-deficient. With the given confidence the fraction of dependent
-    subsets among ALL subsets is at most ``dependent_at_most`` (Clopper and Pearson's one-sided
-    bound). It is zero only if every subset was seen: sampling cannot prove a Kruskal rank.
+    Sampling cannot prove a Kruskal rank: ``dependent_at_most`` is zero only if every subset was
+    seen.
+
+    Attributes:
+        size: Number of vectors in a subset.
+        samples: Number of subsets.
+        dependent: How many of them were rank-deficient.
+        confidence: Confidence of the bound that follows.
+        dependent_at_most: Bound of the fraction of dependent subsets among all subsets (Clopper and
+            Pearson's one-sided bound).
     """
 
     size: int
@@ -47,7 +54,11 @@ class SampledIndependence(NamedTuple):
 class SampledKruskalRank(NamedTuple):
     """The largest size that passed the sampled test, with the evidence on both sides of it.
 
-    ``passed`` is None if no size passed, ``failed`` is None if none failed.
+    Attributes:
+        rank: That size, 0 if none passed.
+        threshold: The fraction of independent samples that was asked for.
+        passed: The test of that size; None if no size passed.
+        failed: The test of the next size; None if none failed.
     """
 
     rank: int
@@ -80,16 +91,31 @@ def sampled_independence(
     dtype: torch.dtype | None = None,
     confidence: float = 0.95,
 ) -> SampledIndependence:
-    """Test ``samples`` uniformly random subsets of ``size`` rows for independence.
+    """Test uniformly random subsets of ``size`` rows for independence.
 
-    A subset is independent if its numerical rank is ``size``; ``rtol`` and ``dtype`` as for
-    :func:`numerical_rank`, ``seed`` fixes the subsets. Most ranks are settled by Cholesky
-    decompositions of the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes);
-    those below what squares can resolve by QR decompositions; those that are close to the
-    tolerance get their singular values.
+    A subset is independent if its numerical rank is ``size``. Most ranks are settled by a Cholesky
+    decomposition of the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes). Ranks
+    below what squares can resolve are settled by a QR decomposition. Those close to the tolerance
+    get their singular values computed.
 
-    >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
-    0
+    Args:
+        vectors: One vector a row.
+        size: Number of vectors in a subset, from 1 to ``T``.
+        samples: Number of subsets.
+        seed: Seed of the subsets, at least 0.
+        rtol: As for :func:`numerical_rank`.
+        dtype: As for :func:`numerical_rank`.
+        confidence: Confidence of the bound, from 0 to 1.
+
+    Returns:
+        The counts, with a bound of the fraction of dependent subsets.
+
+    Raises:
+        ValueError: On entries that :func:`numerical_rank` refuses, or arguments out of range.
+
+    Example:
+        >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
+        0
 
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
@@ -103,13 +129,13 @@ def sampled_independence(
         subsets = keys.topk(size, dim=1).indices.to(vectors.device)
         for block in subsets.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
-    # Clopper-Pearson, one-sided; beta(samples + 1, 0) is the point mass at one.
-    at_most = beta.ppf(confidence, dependent + 1, samples - dependent) if dependent < samples else 1
-    return SampledIndependence(size, samples, dependent, confidence, float(at_most))
+    test = binomtest(dependent, samples, alternative="less")
+    at_most = float(test.proportion_ci(confidence, method="exact").high)
+    return SampledIndependence(size, samples, dependent, confidence, at_most)
 
 
 def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
-    """No ``size`` of the vectors have a larger least squared singular value (interlacing)."""
+    """A bound of the least squared singular value of any ``size`` of the vectors (interlacing)."""
     if size > min(vectors.shape):
         return 0.0
     return float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
@@ -146,11 +172,31 @@ def sampled_kruskal_rank(
     dtype: torch.dtype | None = None,
     confidence: float = 0.95,
 ) -> SampledKruskalRank:
-    """The published estimate: the largest size of which a ``threshold`` of samples is independent.
+    """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 
-    Found by bisection over the sizes (larger subsets are dependent more often), each size with its
-    own ``samples`` random subsets. The result is an upper estimate of the Kruskal rank, unless the
-    threshold is met by luck; :class:`SampledIndependence` says what the samples do guarantee.
+    A size passes if a fraction ``threshold`` of its samples is independent. The size is found by
+    bisection, since larger subsets are dependent more often. The result is an upper estimate of the
+    Kruskal rank, unless a dependent size passes by luck. :class:`SampledIndependence` says what the
+    samples guarantee.
+
+    Args:
+        vectors: One vector a row.
+        samples: Number of subsets of each size that is tried.
+        threshold: Fraction of independent samples that is asked for, from 0 to 1.
+        seed: Seed of the subsets, at least 0.
+        rtol: As for :func:`numerical_rank`.
+        dtype: As for :func:`numerical_rank`.
+        confidence: Confidence of the bounds, from 0 to 1.
+
+    Returns:
+        The estimate, with the tests on both sides of it.
+
+    Raises:
+        ValueError: As for :func:`sampled_independence`.
+
+    Example:
+        >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
+        4
 
     Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
     """

@@ -22,15 +22,13 @@ from torch import Tensor
 
 from .. import bounds
 from ..attention import (
-    OWN,
-    SHARED,
     attend_and_add_columns,
+    attend_values,
     attention_logits,
-    attention_weights,
     combine_heads,
-    head_values,
+    embedded_logits,
+    embedded_values,
     look_up,
-    over_tokens,
 )
 from ..results import Run
 
@@ -271,32 +269,28 @@ def mha_outputs(
 ) -> Float[Tensor, "R B d_out"]:
     """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
     _, values = mha_heads(P, run, contexts, queries)
-    return combine_heads(values.flatten(-2), P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
+    return combine_heads(values, P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
 
 
 def mha_heads(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
-) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H 1"]]:
+) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H"]]:
     """Attention weights and values of every head in :func:`mha_outputs`.
 
     Own contexts are never embedded. Logits and values are linear in tokens and in positions, so the
-    embedding is multiplied into the heads' maps, and the positions, which all examples share, are
-    attended to separately.
+    embedding is multiplied into the heads' maps.
     """
     positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
-    W_E, W_Q, W_K, W_V = P["W_E"].mT, P["W_Q"] / 8, P["W_K"], P["W_V"]
-    e = queries @ W_E + P["b_E"][:, None] + positions[0]
-    places = positions[1:] + P["b_E"][:, None]
+    W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
+    W_Q, W_K, W_V = P["W_Q"], P["W_K"], P["W_V"][..., 0]
+    e = (queries @ W_E + (b_E + positions[0])) / 8
+    places = positions[1:] + b_E
     if contexts.ndim == queries.ndim:
         E = contexts @ W_E + places
-        alpha = attention_weights(W_Q, W_K, E, e)
-        return alpha, head_values(alpha, E, W_V, SHARED)
-    into = W_E[:, None]
-    logits = attention_logits(W_Q, into @ W_K, contexts, e)
+        return attend_values(attention_logits(W_Q, W_K, E, e), E @ W_V.mT)
     # Without the bias, which adds the same to all tokens' logits and would cost a gradient.
-    alpha = over_tokens(logits + attention_logits(W_Q, W_K, positions[1:], e))
-    values = head_values(alpha, contexts, into @ W_V, OWN)
-    return alpha, values + head_values(alpha, places, W_V, SHARED)
+    logits = embedded_logits(W_Q, W_K, W_E, positions[1:], contexts, e)
+    return attend_values(logits, embedded_values(W_V, W_E, places, contexts))
 
 
 # --- the registry ---------------------------------------------------------------------------------

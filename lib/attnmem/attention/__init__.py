@@ -1,0 +1,65 @@
+"""The two papers' attention layers, and the orders of multiplication in which they are computed.
+
+:mod:`~attnmem.attention.layers` holds the layers, their weights and what they refuse;
+:mod:`~attnmem.attention.products` the products, softmaxes and sums that layers and training share;
+:mod:`~attnmem.attention.short` the same for contexts of a few tokens.
+
+Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
+"""
+
+from .layers import (
+    AoTWeights,
+    MHAWeights,
+    aot,
+    aot_features,
+    check_aot,
+    check_features,
+    check_skip,
+    mha,
+    mha_attention,
+    mha_features,
+)
+from .products import (
+    OWN,
+    SHARED,
+    add_heads,
+    attend,
+    attend_values,
+    attention_logits,
+    attention_weights,
+    combine_heads,
+    embedded_logits,
+    embedded_values,
+    head_values,
+    look_up,
+    over_tokens,
+)
+from .short import attend_and_add, attend_and_add_columns
+
+__all__ = [
+    "OWN",
+    "SHARED",
+    "AoTWeights",
+    "MHAWeights",
+    "add_heads",
+    "aot",
+    "aot_features",
+    "attend",
+    "attend_and_add",
+    "attend_and_add_columns",
+    "attend_values",
+    "attention_logits",
+    "attention_weights",
+    "check_aot",
+    "check_features",
+    "check_skip",
+    "combine_heads",
+    "embedded_logits",
+    "embedded_values",
+    "head_values",
+    "look_up",
+    "mha",
+    "mha_attention",
+    "mha_features",
+    "over_tokens",
+]

@@ -1,0 +1,243 @@
+"""The two papers' attention layers, each a pure function over a NamedTuple of weights.
+
+Leading axes ``*runs`` stack independent models. The weights' run axes and the data's run axes
+broadcast against each other as in torch arithmetic; a single model has none. float32 and float64
+mix as in torch arithmetic too: the computation runs in the wider of them.
+
+Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple, get_type_hints
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..checks import check_floats, check_size, check_tensor, check_tokens, checked_by, refuse
+from .products import (
+    attend,
+    attention_weights,
+    combine_heads,
+    head_values,
+    look_up,
+    token_axes,
+)
+from .short import attend_and_add
+
+
+class MHAWeights(NamedTuple):
+    """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3)."""
+
+    W_Q: Float[Tensor, "*runs H d d_h"]
+    W_K: Float[Tensor, "*runs H d d_h"]
+    W_V: Float[Tensor, "*runs H d d_v"]
+    W_O: Float[Tensor, "*runs H*d_v d_o"]
+    W_D: Float[Tensor, "*runs d_o d_out"]
+
+
+class AoTWeights(NamedTuple):
+    """Weights of an attention-only transformer, in the letters of Dana et al. (equations 1 and 2).
+
+    Their projections act from the left, ``(d_h, d)``, where those of Mahdavi et al. act from the
+    right, ``(d, d_h)``.
+    """
+
+    embedding: Float[Tensor, "*runs N d"]
+    positions: Float[Tensor, "*runs S d"]
+    W_Q: Float[Tensor, "*runs H d_h d"]
+    W_K: Float[Tensor, "*runs H d_h d"]
+    W_V: Float[Tensor, "*runs H d_h d"]
+    W_O: Float[Tensor, "*runs H d d_h"]
+    W_U: Float[Tensor, "*runs N d"]
+
+
+def _widest(*tensors: Tensor) -> list[Tensor]:
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+# --- Mahdavi et al.: multi-head attention over a context and a query ----------------------------
+
+
+@functools.cache
+def _axes(kind: type) -> dict[str, list[str]]:
+    return {name: hint.dim_str.split() for name, hint in get_type_hints(kind).items()}
+
+
+def _check_weights(weights, kind) -> None:
+    """Floats, the number of axes and the sizes that two weights share, each error by name."""
+    if not isinstance(weights, kind):
+        refuse("weights", type(weights).__name__, kind.__name__)
+    runs = weights.W_Q.ndim - 3 if isinstance(weights.W_Q, Tensor) else 0
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, tensor in weights._asdict().items():
+        axes = _axes(kind)[name]
+        check_tensor(f"weights.{name}", tensor, f"({', '.join(axes)})", runs + len(axes) - 1)
+        check_floats(f"weights.{name}", tensor)
+        for axis, size in zip(axes[1:], tensor.shape[runs:], strict=True):
+            known, where = sizes.setdefault(axis, (size, name))
+            if size != known:
+                got = f"{axis} = {size} (shape {tuple(tensor.shape)})"
+                refuse(f"weights.{name}", got, f"{axis} = {known}, as in {where}")
+
+
+def _check_mha_weights(weights) -> None:
+    _check_weights(weights, MHAWeights)
+    heads, d_v = weights.W_V.shape[-3], weights.W_V.shape[-1]
+    check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
+
+
+def check_features(weights, context, query) -> None:
+    """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do."""
+    _check_mha_weights(weights)
+    check_tensor("query", query, "(*runs, B, d)", range(2, 99))
+    shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
+    check_tensor("context", context, shape, (query.ndim, query.ndim + 1))
+    for name, tensor in (("query", query), ("context", context)):
+        check_floats(name, tensor)
+        check_size(name, tensor, -1, weights.W_Q.shape[-2], "d of weights.W_Q")
+    if context.ndim == query.ndim + 1:
+        check_size("context", context, -3, query.shape[-2], "the number of queries")
+
+
+def _check_mha(weights, context, query, skip) -> None:
+    check_features(weights, context, query)
+    if skip:
+        check_skip(weights, query)
+
+
+def check_skip(weights, query) -> None:
+    """Accept weights whose attention output can be added to the query."""
+    check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
+
+
+@checked_by(check_features)
+def mha_attention(
+    weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
+) -> Float[Tensor, "*runs B H n"]:
+    r"""Attention weights :math:`\alpha_h` of every head: non-negative, each row sums to one.
+
+    Arguments and errors are those of :func:`mha`.
+
+    Source: Mahdavi et al. 2024, Sec. 3, step 2.
+    """
+    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
+    return attention_weights(W_Q, W_K, context, query)
+
+
+@checked_by(check_features)
+def mha_features(
+    weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
+) -> Float[Tensor, "*runs B Hd"]:
+    r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
+
+    The layer's output is linear in these rows, so what it can memorize is decided by their rank.
+    Arguments and errors are those of :func:`mha`.
+
+    Source: Mahdavi et al. 2024, Sec. 3, step 3.
+    """
+    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
+    return attend(W_Q, W_K, context, query)[1].flatten(-2)
+
+
+@checked_by(_check_mha)
+def mha(
+    weights: MHAWeights,
+    context: Float[Tensor, "*examples n d"],
+    query: Float[Tensor, "*data B d"],
+    *,
+    skip: bool = False,
+) -> Float[Tensor, "*runs B d_out"]:
+    r"""One multi-head attention layer, read out linearly.
+
+    .. math:: y = W_D^\top W_O^\top [W_{V,1}^\top z_1; \dots; W_{V,H}^\top z_H],
+              \qquad z_h = E^\top \operatorname{softmax}(E W_{K,h} W_{Q,h}^\top e)
+
+    Args:
+        weights: The layer's weights, all with the same number of run axes.
+        context: The tokens ``E`` as rows, one context per example ``(*runs, B, n, d)`` or one for
+            all of them ``(*runs, n, d)``, with the run axes of the query.
+        query: One vector ``e`` per example.
+        skip: Whether the query is added to the attention output before the read-out, which needs
+            ``d_o = d``.
+
+    Returns:
+        The outputs, ``(*runs, B, d_out)``.
+
+    Raises:
+        ValueError: If an argument, which the message names, has a wrong shape or a dtype other than
+            float32 and float64.
+
+    Example:
+        >>> H, n, d = 2, 3, 5
+        >>> W = torch.ones(H, d, 1)
+        >>> weights = MHAWeights(W, W, W, torch.ones(H, 4), torch.ones(4, 1))
+        >>> mha(weights, torch.zeros(7, n, d), torch.ones(7, d)).shape
+        torch.Size([7, 1])
+
+    Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
+    """
+    *matrices, context, query = _widest(*weights, context, query)
+    W_Q, W_K, W_V, W_O, W_D = matrices
+    alpha = attention_weights(W_Q, W_K, context, query)
+    values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
+    outputs = combine_heads(values, W_O, W_D)
+    return outputs + query @ W_D if skip else outputs
+
+
+# --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
+
+
+def check_aot(weights, tokens) -> None:
+    """Accept weights and tokens that fit, as all functions of this transformer do."""
+    _check_weights(weights, AoTWeights)
+    check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
+    check_size("tokens", tokens, -1, weights.positions.shape[-2], "S of weights.positions")
+    check_tokens("tokens", tokens, weights.embedding.shape[-2])
+
+
+@checked_by(check_aot)
+def aot_features(
+    weights: AoTWeights, tokens: Int[Tensor, "*data B S"]
+) -> Float[Tensor, "*runs B Hd"]:
+    r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
+
+    Arguments and errors are those of :func:`aot`.
+
+    Source: Dana et al. 2025, equation (1).
+    """
+    embedding, positions, W_Q, W_K, *_ = _widest(*weights)
+    x = look_up(embedding, tokens) + positions[..., None, :, :]
+    return attend(W_Q.mT, W_K.mT, x, x[..., -1, :])[1].flatten(-2)
+
+
+@checked_by(check_aot)
+def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, "*runs B N"]:
+    r"""A one-layer attention-only transformer: logits of the token that follows the sequence.
+
+    .. math:: T(t) = W_U \Bigl( x(t, S) + \sum_h W_O^h W_V^h A^h(t) \Bigr), \qquad
+              A^h(t) = \sum_s \operatorname{softmax}_s
+              \bigl( x(t, S)^\top (W_Q^h)^\top W_K^h \, x(t, s) \bigr) \, x(t, s)
+
+    with ``x(t, s) = e(t_s) + pos_s``. Only the last position asks, and it sees all positions.
+
+    Args:
+        weights: The model's weights, all with the same number of run axes.
+        tokens: Integers in ``[0, N)``, one sequence of length ``S`` a row.
+
+    Returns:
+        The logits, ``(*runs, B, N)``.
+
+    Raises:
+        ValueError: If an argument, which the message names, has a wrong shape or dtype, or (on a
+            CPU) a token is out of range.
+
+    Source: Dana et al. 2025, equations (1) and (2).
+    """
+    embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
+    x = look_up(embedding, tokens) + positions[..., None, :, :]
+    last = x[..., -1, :]
+    return (last + attend_and_add(W_Q.mT, W_K.mT, W_V, W_O, x, last)) @ W_U.mT

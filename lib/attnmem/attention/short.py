@@ -1,0 +1,253 @@
+r"""Attention to contexts of a few tokens, computed with the examples along the last axis.
+
+A softmax does not change when all its logits move together, so tokens are taken relative to the
+last one, :math:`\delta_s = x_s - x_n`: one token less to attend to, and
+
+.. math:: \textstyle\sum_h W_O^h W_V^h z_h = \bigl(\sum_h W_O^h W_V^h\bigr) x_n
+          + \sum_h W_O^h W_V^h \sum_{s<n} \alpha_{h,s} \delta_s .
+
+Three roads lead to the last sum; :func:`attend_and_add_columns` takes the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .products import add_heads, attend, chain_cost, product_first
+
+SHORT = 8  # tokens up to which a loop runs over them; its gain was measured at 2 only
+# Multiplications inside a matrix product that take as long as one number that is written, read and
+# summed outside of one: between 10 and 30 on one core, for arrays inside and outside its cache.
+PASS = 16
+
+
+def attend_and_add(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    W_V: Float[Tensor, "*runs H d_v d"],
+    W_O: Float[Tensor, "*runs H d_o d_v"],
+    context: Float[Tensor, "*data B n d"],
+    query: Float[Tensor, "*data B d"],
+) -> Float[Tensor, "*allruns B d_o"]:
+    """``sum_h W_O^h W_V^h z_h`` for own contexts, short or long.
+
+    Args:
+        W_Q: Query maps of the heads, which act from the right.
+        W_K: Key maps of the heads, which act from the right.
+        W_V: Value maps of the heads, which act from the left.
+        W_O: Output maps of the heads, which act from the left.
+        context: One context per example, tokens as rows.
+        query: One vector per example.
+
+    Returns:
+        The sum over heads, one row per example.
+    """
+    if context.shape[-2] > SHORT:
+        return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+    columns = context.movedim(-3, -1)
+    return attend_and_add_columns(W_Q, W_K, W_V, W_O, columns, query.mT).mT
+
+
+def attend_and_add_columns(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    W_V: Float[Tensor, "*runs H d_v d"],
+    W_O: Float[Tensor, "*runs H d_o d_v"],
+    context: Float[Tensor, "*data n d B"],
+    query: Float[Tensor, "*data d B"],
+) -> Float[Tensor, "*allruns d_o B"]:
+    """:func:`attend_and_add` for short contexts, examples last: long rows make all sums fast.
+
+    Args:
+        W_Q: Query maps of the heads, which act from the right.
+        W_K: Key maps of the heads, which act from the right.
+        W_V: Value maps of the heads, which act from the left.
+        W_O: Output maps of the heads, which act from the left.
+        context: One context per example, tokens as columns.
+        query: One column per example; it may differ from the last token.
+
+    Returns:
+        The sum over heads, one column per example.
+    """
+    last = context[..., -1, :, :]
+    out = _over_heads(W_O) @ W_V.flatten(-3, -2) @ last
+    if context.shape[-3] == 1:
+        return out
+    others = context[..., :-1, :, :] - last[..., None, :, :]
+    road = _cheapest_road(W_Q, W_O, others)
+    return out + road(W_Q, W_K, W_V, W_O, others, query)
+
+
+def _cheapest_road(W_Q: Tensor, W_O: Tensor, others: Tensor) -> Callable[..., Tensor]:
+    """The road with the least cost for ``B`` examples and ``m`` other tokens.
+
+    A cost is the number of multiplications in the products of the forward pass, plus ``PASS`` for
+    every number of the arrays that are multiplied and summed outside of them. The backward pass
+    does about twice as much of both on each road.
+    """
+    (H, d, d_h), (d_o, d_v), (m, _, B) = W_Q.shape[-3:], W_O.shape[-2:], others.shape[-3:]
+    narrow = H * B * ((1 + m) * d * d_h + m * d * d_v + d_v * d_o)
+    wide = H * (chain_cost(B, d, d_h, d) + chain_cost(B, d, d_v, d_o))
+    costs: dict[Callable[..., Tensor], int] = {
+        _through_narrow_heads: narrow + PASS * B * 2 * m * H * (d_h + d_v),
+        _through_wide_heads: wide + PASS * B * 2 * m * H * d,
+    }
+    if m == 1:
+        outer = H * d * d_v * d_o + H * d * d_h * d + B * H * d * (d + d_o)
+        costs = {_through_outer_products: outer + PASS * B * d * (d + d_o), **costs}
+    return min(costs, key=costs.__getitem__)
+
+
+def _over_heads(W: Float[Tensor, "*runs H d_o k"]) -> Float[Tensor, "*runs d_o Hk"]:
+    """One matrix whose product with all heads' vectors is the sum over heads."""
+    return W.transpose(-3, -2).flatten(-2)
+
+
+# --- any number of other tokens, narrow heads -----------------------------------------------------
+
+
+def _through_narrow_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+    """Keys and values of every token: nothing is larger than ``H (d_h + d_v) B``."""
+    q = _projected(W_Q.mT, query)
+    k = _projected(W_K.mT[..., None, :, :, :], others)  # (*allruns, m, H, d_h, B)
+    alpha = _softmax_with_zero((q[..., None, :, :, :] * k).sum(dim=-2))
+    v = _projected(W_V[..., None, :, :, :], others)
+    z = (alpha[..., None, :] * v).sum(dim=-4)
+    return _over_heads(W_O) @ z.flatten(-3, -2)
+
+
+def _projected(
+    W: Float[Tensor, "*runs H k d"], x: Float[Tensor, "*data d B"]
+) -> Float[Tensor, "*allruns H k B"]:
+    """One product for all heads."""
+    return (W.flatten(-3, -2) @ x).unflatten(-2, W.shape[-3:-1])
+
+
+def _softmax_with_zero(logits: Float[Tensor, "*runs m H B"]) -> Float[Tensor, "*runs m H B"]:
+    """The softmax of ``logits`` and one zero, the logit of the token that all are relative to."""
+    zero = torch.zeros_like(logits[..., :1, :, :])
+    return torch.cat([logits, zero], dim=-3).softmax(dim=-3)[..., :-1, :, :]
+
+
+# --- any number of other tokens, wide heads -------------------------------------------------------
+
+
+def _through_wide_heads(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+    """Attended tokens of every head, of size ``H d B``; products of two maps where cheaper."""
+    (d, d_h), (d_o, d_v), B = W_Q.shape[-2:], W_O.shape[-2:], query.shape[-1]
+    if product_first(B, d, d_h, d):
+        keys = _projected(W_K @ W_Q.mT, query)
+    else:
+        keys = W_K @ _projected(W_Q.mT, query)
+    z = _Mixture.apply(keys, others.expand(*keys.shape[:-3], -1, -1, -1))
+    if product_first(B, d, d_v, d_o):
+        return _over_heads(W_O @ W_V) @ z.flatten(-3, -2)
+    return _over_heads(W_O) @ (W_V @ z).flatten(-3, -2)
+
+
+class _Mixture(torch.autograd.Function):
+    """``sum_s alpha_s x_s`` of each head, ``alpha`` the softmax of ``key x_s`` and of one zero.
+
+    ``keys`` (*runs, H, d, B), ``others`` (*runs, m, d, B); the zero is the logit of the token that
+    the others are relative to. The backward pass is written out: nothing of size H d B but the keys
+    is kept, and the sums over heads are formed in place.
+    """
+
+    @staticmethod
+    def forward(ctx, keys, others):
+        alpha = _softmax_with_zero(_products(keys, others))
+        ctx.save_for_backward(keys, others, alpha)
+        return _mixtures(alpha, others)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        keys, others, alpha = ctx.saved_tensors
+        g_alpha = _products(g, others)
+        g_logits = alpha * (g_alpha - (alpha * g_alpha).sum(dim=-3, keepdim=True))
+        pairs = zip(alpha.unbind(dim=-3), g_logits.unbind(dim=-3), strict=True)
+        g_others = [
+            (g * a[..., None, :]).addcmul_(keys, g_l[..., None, :]).sum(dim=-3) for a, g_l in pairs
+        ]
+        return _mixtures(g_logits, others), torch.stack(g_others, dim=-3)
+
+
+def _products(
+    x: Float[Tensor, "*runs H d B"], tokens: Float[Tensor, "*runs m d B"]
+) -> Float[Tensor, "*runs m H B"]:
+    each = [(x * token[..., None, :, :]).sum(dim=-2) for token in tokens.unbind(dim=-3)]
+    return torch.stack(each, dim=-3)
+
+
+def _mixtures(
+    weights: Float[Tensor, "*runs m H B"], tokens: Float[Tensor, "*runs m d B"]
+) -> Float[Tensor, "*runs H d B"]:
+    first, *others = (
+        (weight[..., None, :], token[..., None, :, :])
+        for weight, token in zip(weights.unbind(dim=-3), tokens.unbind(dim=-3), strict=True)
+    )
+    mixed = first[0] * first[1]
+    for weight, token in others:
+        mixed.addcmul_(weight, token)
+    return mixed
+
+
+# --- one other token ------------------------------------------------------------------------------
+
+
+def _through_outer_products(W_Q, W_K, W_V, W_O, others, query) -> Float[Tensor, "*allruns d_o B"]:
+    r"""Logits and mixtures by products with ``H x d^2`` matrices, for :math:`m = 1`.
+
+    With :math:`A_h = W_Q^h (W_K^h)^\top` and :math:`M_h = W_O^h W_V^h`, one row a head each,
+
+    .. math:: \sigma = \operatorname{sigmoid}(A \operatorname{vec}(q \delta^\top)), \qquad
+              \textstyle\sum_h \sigma_h M_h \delta = \operatorname{mat}(M^\top \sigma)\, \delta .
+
+    Nothing is larger than ``d (d + d_o) B``, whatever the number of heads.
+    """
+    arguments = (W_Q @ W_K.mT, W_O @ W_V, query, others[..., 0, :, :])
+    axes = (3, 3, 2, 2)
+    runs = torch.broadcast_shapes(*(x.shape[:-k] for x, k in zip(arguments, axes, strict=True)))
+    expanded = (x.expand(*runs, *x.shape[-k:]) for x, k in zip(arguments, axes, strict=True))
+    return _OuterProducts.apply(*expanded)
+
+
+class _OuterProducts(torch.autograd.Function):
+    """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
+
+    ``A`` (*runs, H, d, d), ``M`` (*runs, H, d_o, d), ``q`` and ``delta`` (*runs, d, B). The
+    backward pass is written out, so that its arrays of size d^2 B are used in place.
+    """
+
+    @staticmethod
+    def forward(ctx, A, M, q, delta):
+        pairs = _pairs(q, delta)
+        alpha = (A.flatten(-2) @ pairs.flatten(-3, -2)).sigmoid_()
+        mixed = (M.flatten(-2).mT @ alpha).unflatten(-2, M.shape[-2:])
+        ctx.save_for_backward(A, M, q, delta, pairs, alpha, mixed)
+        return (mixed * delta[..., None, :, :]).sum(dim=-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        A, M, q, delta, pairs, alpha, mixed = ctx.saved_tensors
+        g_mixed = _pairs(g, delta).flatten(-3, -2)
+        g_logits = (M.flatten(-2) @ g_mixed).mul_(alpha).mul_(1 - alpha)
+        g_pairs = (A.flatten(-2).mT @ g_logits).unflatten(-2, A.shape[-2:])
+        g_A = (g_logits @ pairs.flatten(-3, -2).mT).view_as(A)
+        g_M = (alpha @ g_mixed.mT).view_as(M)
+        g_q = (g_pairs * delta[..., None, :, :]).sum(dim=-2)
+        g_delta = (mixed * g[..., :, None, :]).sum(dim=-3)
+        g_delta += g_pairs.mul_(q[..., :, None, :]).sum(dim=-3)
+        return g_A, g_M, g_q, g_delta
+
+
+def _pairs(
+    x: Float[Tensor, "*runs a B"], y: Float[Tensor, "*runs b B"]
+) -> Float[Tensor, "*runs a b B"]:
+    return x[..., :, None, :] * y[..., None, :, :]

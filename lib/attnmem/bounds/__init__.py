@@ -1,0 +1,55 @@
+"""Every capacity formula of the two papers and of this book, one function each.
+
+Prose, figures and tests call these functions, so that no formula is written twice. The letters are
+those of the notation page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h``
+head dimension, ``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at
+least 1. Other values raise ``ValueError``.
+"""
+
+from .capacities import (
+    aot_capacity,
+    mha_capacity,
+    previous_aot_capacity,
+    random_bigrams_risk,
+    relu_capacity,
+    scalar_capacity,
+)
+from .information import (
+    accuracy_to_associations,
+    associations_to_accuracy,
+    error_to_bits,
+    loss_to_bits,
+)
+from .parameters import (
+    aot_parameters,
+    mha_parameters,
+    relu_parameters,
+)
+from .ranks import (
+    affine_rank,
+    affine_span_rank,
+    own_context_rank,
+    shared_context_ceiling,
+    shared_context_rank,
+)
+
+__all__ = [
+    "accuracy_to_associations",
+    "affine_rank",
+    "affine_span_rank",
+    "aot_capacity",
+    "aot_parameters",
+    "associations_to_accuracy",
+    "error_to_bits",
+    "loss_to_bits",
+    "mha_capacity",
+    "mha_parameters",
+    "own_context_rank",
+    "previous_aot_capacity",
+    "random_bigrams_risk",
+    "relu_capacity",
+    "relu_parameters",
+    "scalar_capacity",
+    "shared_context_ceiling",
+    "shared_context_rank",
+]

@@ -1,0 +1,255 @@
+"""Next tokens that no weights predict: functions of few places, and the parity of bits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from scipy.optimize import linprog
+from torch import Tensor
+
+from ..attention import AoTWeights
+from ..checks import check_integer, check_tensor, checked_by, refuse
+from . import residues
+
+DEEPEST = 2**26  # size of the linear program that looks for impossible next tokens
+
+
+def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -> None:
+    """Accept token numbers and the sizes of a transformer.
+
+    Args:
+        sequences: Token numbers, shape ``(T_0, S)``.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``, at least 2.
+        seed: A seed, at least 0.
+        skip: Not checked; a parameter of what is.
+
+    Raises:
+        ValueError: If the sequences are no token numbers, or a size is out of range.
+    """
+    check_tensor("sequences", sequences, "(T_0, S)", 2)
+    if sequences.is_floating_point() or sequences.numel() == 0 or int(sequences.min()) < 0:
+        refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
+    check_integer("heads", heads)
+    check_integer("dim", dim, least=2)
+    check_integer("head_dim", head_dim, most=dim)
+    check_integer("seed", seed, least=0)
+
+
+class Impossible(NamedTuple):
+    """Why no weights with ``H`` heads predict some next tokens: exact integers, checked exactly.
+
+    For each token the weights are orthogonal to every function of at most ``H`` places, and so to
+    the token's logits times the positive denominators. If the right logits were largest, a sum that
+    is zero would be positive.
+
+    Attributes:
+        rows: The sequences, all with the same last token.
+        tokens: Some tokens.
+        weights: For each sequence a number for each token, positive for its next token and not
+            positive for the others.
+    """
+
+    rows: Int[Tensor, " k"]
+    tokens: Int[Tensor, " m"]
+    weights: Int[Tensor, "k m"]
+
+
+def places_kernel(sequences: Int[Tensor, "T S"], heads: int) -> np.ndarray:
+    r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at place s".
+
+    Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the places before
+    the last at which ``t`` and ``u`` agree. A vector in the kernel of the matrix is orthogonal to
+    every function of at most ``H`` of these places.
+
+    Args:
+        sequences: Token numbers.
+        heads: Number of heads ``H``.
+
+    Returns:
+        Exact integers, shape ``(T_0, T_0)``, dtype object.
+
+    Example:
+        >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
+        [[3, 2], [2, 3]]
+    """
+    before = sequences[:, :-1].numpy()
+    agree = (before[:, None] == before).sum(2)
+    counts = [sum(math.comb(m, k) for k in range(heads + 1)) for m in range(before.shape[1] + 1)]
+    return np.array(counts, dtype=object)[agree]
+
+
+def _check_tasks(sequences, next_tokens, heads) -> None:
+    check_sequences(sequences, heads)
+    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
+
+
+@checked_by(_check_tasks)
+def impossible_subset(
+    sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"], heads: int
+) -> Impossible | None:
+    """Find sequences whose next tokens no transformer with so many heads predicts.
+
+    They are impossible at any ``d``, ``d_h``, embeddings and maps. A linear program looks for them
+    among the sequences with one last token, and exact integers prove the result. There must be at
+    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``.
+
+    Args:
+        sequences: Token numbers.
+        next_tokens: The next token of each sequence.
+        heads: Number of heads ``H``.
+
+    Returns:
+        The sequences with the proof. None means that this argument finds nothing, not that weights
+        exist.
+
+    Raises:
+        ValueError: If the sequences are no token numbers, or ``heads`` is not an integer of at
+            least 1.
+
+    Example:
+        >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()
+        [[1, -1], [-1, 1], [-1, 1], [1, -1]]
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=2)
+
+    Source: this book, theorem ``thm-parity``.
+    """
+    for token in sequences[:, -1].unique() if heads < sequences.shape[1] - 1 else ():
+        rows = (sequences[:, -1] == token).nonzero()[:, 0]
+        if len(rows) >= 2 ** (heads + 1):
+            rows = rows[_related(places_kernel(sequences[rows], heads))]
+            if found := _contradiction(places_kernel(sequences[rows], heads), next_tokens[rows]):
+                return found._replace(rows=rows[found.rows])
+    return None
+
+
+def _related(kernel: np.ndarray) -> Tensor:
+    """The rows in some linear relation; any next tokens of the others are possible."""
+    reduced, pivots = residues.echelon(kernel)
+    free = [k for k in range(len(kernel)) if k not in {*pivots}]
+    used = [k for i, k in enumerate(pivots) if reduced[i, free].any()]
+    return torch.tensor(sorted(free + used), dtype=torch.int64)
+
+
+def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
+    """Weights on (sequence, other token) whose sums vanish on all functions (Farkas' lemma)."""
+    tokens, right = labels.unique(return_inverse=True)
+    pairs = [(t, k) for t in range(len(labels)) for k in range(len(tokens)) if k != right[t]]
+    features = kernel[residues.echelon(kernel)[1]]
+    if not pairs or len(pairs) * features.size > DEEPEST:
+        return None
+    if not (support := _vertex(features, right.tolist(), pairs, len(tokens))):
+        return None
+    exact = residues.kernel_vector(_conditions(features, right.tolist(), support, len(tokens)))
+    if exact is None or min(exact) <= 0:
+        return None
+    weights = np.zeros((len(labels), len(tokens)), dtype=object)
+    for (t, k), value in zip(support, exact, strict=True):
+        weights[t, k] -= value
+        weights[t, right[t]] += value
+    if (kernel @ weights).any():  # exact integers: the proof
+        return None
+    rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))
+    found = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
+    return Impossible(torch.from_numpy(rows), tokens[columns], found)
+
+
+Pairs = list[tuple[int, int]]
+
+
+def _conditions(features: np.ndarray, right: list[int], pairs: Pairs, count: int) -> np.ndarray:
+    """A column for each pair (t, k): features of t, for its next token, less those for token k."""
+    blocks = np.zeros((count, len(features), len(pairs)), dtype=object)
+    for column, (t, k) in enumerate(pairs):
+        blocks[right[t], :, column] += features[:, t]
+        blocks[k, :, column] -= features[:, t]
+    return blocks.reshape(-1, len(pairs))
+
+
+def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) -> Pairs:
+    """The support of a vertex of all non-negative solutions with sum one; empty if there are none.
+
+    A vertex has a smallest support, so its solution is unique up to its scale.
+    """
+    matrix = _conditions(features, right, pairs, count).astype(float)
+    scale = np.abs(matrix).max(axis=1, keepdims=True)
+    rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), np.ones(len(pairs))])
+    aim = np.append(np.zeros(len(matrix)), 1.0)
+    solved = linprog(np.zeros(len(pairs)), A_eq=rows, b_eq=aim, method="highs-ds")
+    if not solved.success:
+        return []
+    return [pair for pair, value in zip(pairs, solved.x, strict=True) if value > 1e-9]
+
+
+def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
+    """All sequences of so many bits before a last token 0, and the parity of each.
+
+    Args:
+        bits: Number of bits, at least 1.
+
+    Returns:
+        The sequences, and their parities.
+
+    Raises:
+        ValueError: If ``bits`` is not an integer of at least 1.
+
+    Example:
+        >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
+        ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
+    """
+    check_integer("bits", bits)
+    rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
+    return rows, rows.sum(1) % 2
+
+
+def parity_by_heads(bits: int) -> AoTWeights:
+    """Build a transformer with as many heads as bits that tells their parity.
+
+    It is for the sequences of :func:`every_parity` and vocabulary 2. Its heads have width one in
+    dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0 by 1, so it offers ``1 / (S
+    + (a_h - 1) m)``, where ``m`` counts the ones. Together with a constant these functions span
+    every polynomial in ``m`` of degree ``H`` over one denominator.
+
+    Args:
+        bits: Number of bits, at least 1.
+
+    Returns:
+        The weights.
+
+    Raises:
+        ValueError: If ``bits`` is not an integer of at least 1.
+
+    Example:
+        >>> from attnmem.attention import aot
+        >>> rows, parity = every_parity(5)
+        >>> bool((aot(parity_by_heads(5), rows).argmax(-1) == parity).all())
+        True
+
+    Source: this book, proposition ``prop-enough-heads``.
+    """
+    check_integer("bits", bits)
+    a = 2.0 ** torch.arange(1, bits + 1, dtype=torch.float64)  # different poles
+    m = torch.arange(bits + 1, dtype=torch.float64)
+    offered = a * m[:, None] / (bits + 1 + (a - 1) * m[:, None])  # the share of tokens 1
+    columns = torch.cat([torch.ones(bits + 1, 1, dtype=torch.float64), offered], dim=1)
+    solution = torch.linalg.solve(columns, -((-1.0) ** m))  # positive where the parity is one
+    # A token 0 is (0, 1), which asks and carries the constant; a token 1 is (1, 0).
+    embedding = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    zero = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    return AoTWeights(
+        embedding=embedding,
+        positions=torch.zeros(bits + 1, 2, dtype=torch.float64),
+        W_Q=zero.expand(bits, 1, 2),
+        W_K=a.log()[:, None, None] * one,
+        W_V=one.expand(bits, 1, 2),
+        W_O=solution[1:, None, None] * one.T,
+        W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], dtype=torch.float64),
+    )

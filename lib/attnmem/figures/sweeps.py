@@ -1,0 +1,154 @@
+"""Figures of what was measured: curves, laws, bounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .style import CYCLE, labelled, plt, theory_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+def curves_with_bands(
+    curves: Mapping[str, pd.DataFrame],
+    published: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Means over seeds within the range of the seeds, and published means as crosses.
+
+    Args:
+        curves: Curves by name. Each has one row for each point, indexed by its place on the axis,
+            and one column for each seed. It is NaN where a seed was not run.
+        published: Places and values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))
+    for colour, (name, seeds) in zip(colours, curves.items(), strict=True):
+        x, low, high = seeds.index, seeds.min(axis=1), seeds.max(axis=1)
+        ax.plot(x, seeds.mean(axis=1), "o-", color=colour, markersize=3, label=name)
+        ax.fill_between(x, low, high, color=colour, alpha=0.25)
+    for where, values in published.values():
+        ax.plot(where, values, "x", color="black", markersize=7, markeredgewidth=1.5)
+    if published:
+        ax.plot([], [], "x", color="black", label="published")
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return ax
+
+
+def bounds_below(
+    x: ArrayLike,
+    measured: ArrayLike,
+    bounds: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Measured means with the lower bounds of theory.
+
+    Args:
+        x: Places, common to all lines.
+        measured: The means.
+        bounds: Lower bounds by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    ax.plot(x, measured, "o-", markersize=4, label="trained")
+    theory_lines(ax, x, bounds)
+    ax.legend()
+    return ax
+
+
+def laws(
+    x: ArrayLike,
+    y: ArrayLike,
+    intervals: ArrayLike,
+    fits: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Points with intervals, and the laws fitted to them (dashed).
+
+    Args:
+        x: Places of the points.
+        y: Their values.
+        intervals: Lower and upper end for each point.
+        fits: Places and values of each law, by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    low, high = np.asarray(intervals).T
+    bars = np.stack([np.asarray(y) - low, high - np.asarray(y)]).clip(min=0)
+    ax.errorbar(x, y, bars, fmt="o", markersize=4, capsize=3, label="measured")
+    for (name, (where, values)), colour in zip(fits.items(), CYCLE[1:], strict=False):
+        ax.plot(where, values, "--", color=colour, label=name)
+    ax.legend()
+    return ax
+
+
+def capacities(
+    x: ArrayLike,
+    lines: Mapping[str, ArrayLike],
+    built: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Formulas as lines, and the layers that were built as dots.
+
+    Args:
+        x: Places, common to all lines.
+        lines: Values of the formulas by name.
+        built: Places and values of the layers, by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    theory_lines(ax, x, lines)
+    for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
+        ax.plot(where, values, marker, markersize=6, label=name)
+    ax.legend()
+    return ax
+
+
+def curves(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Named lines with dots, each with places of its own.
+
+    Args:
+        series: Places and values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    for (name, (x, y)), marker in zip(series.items(), itertools.cycle("os^vDP"), strict=False):
+        ax.plot(x, y, marker + "-", markersize=4, label=name)
+    ax.legend(fontsize=8)
+    return ax

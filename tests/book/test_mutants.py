@@ -1,0 +1,104 @@
+"""What the mutation tests change, and that a survivor is told from what the tests see."""
+
+import ast
+import os
+
+import pytest
+
+import mutants
+from mutants import Survivors, section
+from mutations import mutations
+
+SOURCE = '''
+"""A module."""
+
+LEAST = 2
+
+@checked_by(check)
+@functools.cache
+def area(width: int, height: float = 1.5, *, scale=1):
+    """The area of ``1 + 1`` things."""
+    if width <= LEAST:
+        refuse("width", width + 1, "more")
+    total = min(area(height, width) for _ in range(width) if width and height)
+    return max(total[1:], -total[-1], key=-height)
+'''
+EXPECTED = {
+    "": {"2 -> 3", "2 -> 1"},
+    "area": {
+        "checked_by(check) -> nothing",
+        *("1.5 -> 1.4249999999999998", "1 -> 2", "1 -> 0"),
+        "width <= LEAST -> width < LEAST",
+        "refuse('width', width + 1, 'more') -> nothing",
+        *("min -> max", "area(height, width) -> area(width, height)"),
+        *("range(width) -> range(width + 1)", "range(width) -> range(width - 1)"),
+        *("width and height -> nothing", "width and height -> width or height"),
+        *("width -> nothing", "height -> nothing", "max -> min"),
+        "max(total[1:], -total[-1], key=-height) -> max(-total[-1], total[1:], key=-height)",
+        *("1 -> None", "1 -> 2 (#2)", "1 -> 0 (#2)"),
+        *("-total[-1] -> total[-1]", "-1 -> 1", "-1 -> -1 + 1", "-1 -> -1 - 1"),
+        *("key=-height -> nothing", "-height -> height"),
+    },
+}
+
+
+def test_every_small_mistake_is_made_once():
+    made = list(mutations(ast.parse(SOURCE)))
+    assert {(m.function, m.text) for m in made} == {
+        (function, text) for function, texts in EXPECTED.items() for text in texts
+    }
+    assert len(made) == sum(map(len, EXPECTED.values()))
+    hosted = {m.text for m in made if m.host}
+    assert {m.host for m in made} == {None, "area"}
+    assert not hosted & {"1.5 -> 1.4249999999999998", "1 -> 2", "checked_by(check) -> nothing"}
+
+
+@pytest.mark.parametrize("number", range(sum(map(len, EXPECTED.values()))))
+def test_a_mutation_changes_one_line_and_leaves_a_program(number):
+    tree = ast.parse(SOURCE)
+    list(mutations(tree))[number].apply()
+    changed = ast.unparse(ast.fix_missing_locations(tree))
+    assert compile(changed, "changed", "exec")
+    before = ast.unparse(ast.parse(SOURCE)).splitlines()
+    assert len([line for line in before if line not in changed.splitlines()]) == 1
+
+
+def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
+    """In either way: code swapped into collected tests, or a module imported anew."""
+    module = tmp_path / "lib" / "length.py"
+    module.parent.mkdir()
+    module.write_text(
+        "LEAST = 3\nSPARE = 5\n\n"
+        "def table(of):\n    return [of + 1 > of]\n\n"
+        "TABLE = table(1)\n\n"
+        "def is_long(x):\n    return min(x, 9) > LEAST and x > 0\n"
+    )
+    (tmp_path / "test_length.py").write_text(
+        "import sys\nsys.path.insert(0, 'lib')\nimport length\n\n"
+        "def test_long():\n    assert [length.is_long(x) for x in (2, 3, 4)] == [0, 0, 1]\n\n"
+        "def test_table():\n    assert length.TABLE == [True]\n"
+    )
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    left = tmp_path / "left"
+    if not (child := os.fork()):  # tests are run inside, by a process of their own
+        os.chdir(tmp_path)
+        found = mutants.survivors(["test_*.py"], module)
+        left.write_text("\n".join([f"{found.of}", *(mutation.text for mutation in found.left)]))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert left.read_text().splitlines() == [
+        "23",
+        *("5 -> 6", "5 -> 4"),
+        *("of + 1 > of -> of + 1 >= of", "1 -> 2"),
+        *("1 -> 2", "1 -> 0"),  # of table(1)
+        *("min(x, 9) -> min(9, x)", "9 -> 10", "9 -> 8"),
+        *("x > 0 -> nothing", "x > 0 -> x >= 0", "0 -> 1", "0 -> -1"),
+    ]
+
+
+def test_the_report_says_why_or_that_nobody_has(tmp_path):
+    some = list(mutations(ast.parse("def f(a, b):\n    return a | b\n")))
+    text = section("f.py", Survivors(some, 5), {("f", "a | b -> a"): "a reason"})
+    assert text.startswith("## f.py\n\n3 of 5 mutants are seen by the tests.\n")
+    assert "| 2 | f | `a \\| b -> a` | a reason |\n" in text
+    assert text.endswith("| 2 | f | `a \\| b -> b` | **not judged** |\n")

@@ -1,0 +1,71 @@
+"""Kernels that start at once: forks of a process that has imported torch.
+
+The import of the same packages in a new process for each of 33 notebooks was a third of the time of
+``make nbval``. The library itself is imported by each kernel, as by a reader's.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ["torch", "pandas", "scipy.optimize", "scipy.stats", "matplotlib.pyplot"]
+PACKAGES += ["matplotlib_inline.backend_inline", "jaxtyping", "ipykernel.kernelapp"]
+BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib's in any kernel
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(PACKAGES)
+
+
+class Kernel:
+    """A forked kernel, with what Jupyter asks of the ``subprocess.Popen`` of another."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(
+        self, command: list[str], cwd: str | None = None, env: Mapping[str, str] = os.environ, **_
+    ) -> None:
+        arguments = command[command.index("ipykernel_launcher") + 1 :]
+        self.process = forks.Process(target=_run, args=(arguments, cwd, {**env}))
+        self.process.start()
+        self.pid = self.process.pid
+        while self.poll() is None and os.getpgid(self.pid) != self.pid:
+            time.sleep(0.001)  # Jupyter signals the whole group, so that it has to be its own
+
+    def poll(self) -> int | None:
+        """The exit status, once there is one."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The exit status, when there is one, or after so many seconds."""
+        self.process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send the process a signal."""
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the process to end."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+
+def _run(arguments: list[str], cwd: str | None, environment: Mapping[str, str]) -> None:
+    """What ``python -m ipykernel_launcher`` does, in the new process."""
+    os.setsid()
+    os.environ.update(environment)
+    os.chdir(cwd or os.curdir)
+    added = {str(ROOT / name) for name in ("", "book", "tests", "tests/theory", "tools")}
+    sys.path[:] = [path for path in sys.path if path and path not in added]  # by pytest
+    from ipykernel.kernelapp import launch_new_instance
+
+    launch_new_instance(arguments)

@@ -1,0 +1,275 @@
+"""Mutation tests, by hand: ``make mutants``, or ``python tools/mutants.py bounds.py balls.py``.
+
+A mutant is a module with one small mistake in it (:mod:`mutations`). The tests of the module must
+fail on it; where they pass, either a test is missing or nobody can observe the mistake. The file
+``tests/mutants.toml`` says which tests belong to which module, and of each survivor that is left
+why it is no mistake; ``tests/mutants.md`` is the report. The exit status is 1 if a survivor is not
+judged, or if a judgement is of no survivor.
+
+This is no library, for two reasons. Mistakes that matter here are swapped arguments, the wrong end
+of a ball, a dropped term, a missing check: cosmic-ray 8.7 and mutmut 3.8 make none of these.
+And a Python for each mutant takes longer to import torch than most tests run. Here a mutant is a
+fork of a process that has collected the tests, and the mistake is in its memory only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import types
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from mutations import Mutation, mutations
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "lib" / "attnmem"
+JUDGED, REPORT = ROOT / "tests" / "mutants.toml", ROOT / "tests" / "mutants.md"
+PROCESSES = 2
+BROKEN = 99  # the status of a process that did not come to its tests
+LOADED_ONCE = (
+    "torch",
+    "pandas",
+    "scipy.optimize",
+    "scipy.stats",
+    "pytest",
+    "hypothesis",
+    "beartype",
+)
+
+# --- running the tests ----------------------------------------------------------------------------
+
+
+class Survivors(NamedTuple):
+    """What the tests of a module do not see, of so many mutations in all."""
+
+    left: list[Mutation]
+    of: int
+
+
+def survivors(tests: list[str], module: Path) -> Survivors:
+    """Run the tests of a module on each of its mutations."""
+    named = [[name] if name[0] == "-" else map(str, sorted(ROOT.glob(name))) for name in tests]
+    arguments = ["-x", "-q", "-s", "-p", "no:cacheprovider", *itertools.chain(*named)]
+    with tempfile.NamedTemporaryFile("r") as answer:
+        collected = partial(_test, arguments, [Collected(module, Path(answer.name))])
+        _, status = os.waitpid(_fork(collected, 86400), 0)
+        if status:
+            sys.exit(f"{module.name}: its tests fail, or there are none: {' '.join(tests)}")
+        limit, again = json.load(answer)
+    jobs = {number: partial(_imported, module, number, arguments) for number in again}
+    every = list(mutations(ast.parse(module.read_text())))
+    return Survivors([every[number] for number in sorted(_passing(jobs, limit))], len(every))
+
+
+class Collected(NamedTuple):
+    """A plugin of pytest that collects the tests once and runs them in a fork for each mutation.
+
+    There the mutated function gets its new code, whoever has imported it. Quick tests come first.
+    What no test sees may have run while the module was imported: :func:`_imported` tries it again.
+    """
+
+    module: Path
+    answer: Path
+
+    def pytest_runtestloop(self, session) -> bool:
+        """Take the place of the loop over the tests."""
+        items = session.items
+        if os.waitpid(_fork(partial(self._rehearse, session), 3600), 0)[1]:
+            sys.exit(1)
+        times = json.loads(self.answer.read_text())
+        items[:] = [items[i] for i in sorted(range(len(items)), key=times.__getitem__)]
+        limit = 60 + 5 * sum(times)
+        living = _living(self.module)
+        jobs, again = {-1: partial(_run, session)}, set()
+        for number, mutation in enumerate(mutations(ast.parse(self.module.read_text()))):
+            if len(living.get(mutation.host, [])) == 1:
+                jobs[number] = partial(
+                    self._try, session, number, *living[mutation.host], mutation.host
+                )
+            else:
+                again.add(number)
+        again |= set(_passing(jobs, limit))
+        again.remove(-1)  # no mutation: the tests do not depend on their order
+        self.answer.write_text(json.dumps([limit, sorted(again)]))
+        return True
+
+    def _rehearse(self, session) -> int:
+        times = []
+        for item in session.items:
+            began = time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+            times.append(time.monotonic() - began)
+        self.answer.write_text(json.dumps(times))
+        return session.testsfailed or not times
+
+    def _try(self, session, number: int, function: types.FunctionType, name: str) -> int:
+        codes = [compile(_mutant(self.module, number), self.module, "exec")]
+        for code in codes:  # which grows
+            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        [function.__code__] = [code for code in codes if code.co_qualname == name]
+        return _run(session)
+
+
+def _mutant(module: Path, number: int) -> str:
+    tree = ast.parse(module.read_text())
+    list(mutations(tree))[number].apply()
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _run(session) -> int:
+    for item in session.items:
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        if session.testsfailed:
+            return 1
+    return 0
+
+
+def _living(module: Path) -> dict[str, list[types.FunctionType]]:
+    """The functions of a module by name, without what decorators have made of them."""
+    found: dict[str, list[types.FunctionType]] = {}
+    for function in gc.get_objects():
+        code = function.__code__ if type(function) is types.FunctionType else None
+        if code and Path(code.co_filename) == module:
+            found.setdefault(code.co_qualname, []).append(function)
+    return found
+
+
+def _imported(module: Path, number: int, arguments: list[str]) -> int:
+    """Run the tests where importing a module sees the text of a mutation, and no compiled file."""
+    text = _mutant(module, number).encode()
+    loader = importlib.machinery.SourceFileLoader
+    read, stats = loader.get_data, loader.path_stats
+    sys.dont_write_bytecode = True
+
+    def path_stats(self, path):
+        if Path(path) == module:
+            raise OSError
+        return stats(self, path)
+
+    loader.get_data = lambda self, path: text if Path(path) == module else read(self, path)
+    loader.path_stats = path_stats
+    return _test(arguments, [])
+
+
+def _test(arguments: list[str], plugins: list[object]) -> int:
+    import pytest
+
+    return pytest.main(arguments, plugins)
+
+
+def _fork(work: Callable[[], int], limit: float) -> int:
+    """Do the work in another process, in silence; its id. The status is 0 if the work gives 0."""
+    if pid := os.fork():
+        return pid
+    code = BROKEN
+    try:
+        os.setsid()
+        signal.alarm(max(1, round(limit)))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = work()
+    finally:
+        os._exit(code)
+
+
+def _passing(jobs: dict[int, Callable[[], int]], limit: float) -> Iterator[int]:
+    """The jobs that return 0, in the order in which they end; two at a time."""
+    waiting, running = list(jobs), {}
+    while waiting or running:
+        while waiting and len(running) < PROCESSES:
+            number = waiting.pop()
+            running[_fork(jobs[number], limit)] = number
+        pid, status = os.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what its tests had started
+        number = running.pop(pid)
+        print(f"\r{len(waiting)} to do ", end="", file=sys.stderr, flush=True)
+        if os.waitstatus_to_exitcode(status) == BROKEN:
+            sys.exit(f"mutation {number} could not be tried")
+        if status == 0:
+            yield number
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+HEAD = """# Mutants
+
+Written by `make mutants`. Of each small mistake that the tests of a module do not see, the reason
+why it is none, from `mutants.toml`.
+"""
+
+
+def section(name: str, found: Survivors, judged: dict[tuple[str, str], str]) -> str:
+    """The part of the report on one module."""
+    killed = found.of - len(found.left)
+    lines = [f"## {name}", "", f"{killed} of {found.of} mutants are seen by the tests.", ""]
+    if found.left:
+        lines += ["| line | function | mutation | why it is no mistake |", "|---|---|---|---|"]
+    for mutation in found.left:
+        why = judged.get((mutation.function, mutation.text), "**not judged**")
+        cells = (str(mutation.line), mutation.function, f"`{mutation.text}`", why)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _sections() -> dict[str, str]:
+    """The parts of the report that is there, by module."""
+    parts = re.split(r"^(?=## )", REPORT.read_text() if REPORT.exists() else "", flags=re.M)[1:]
+    return {part.split()[1]: part.rstrip() + "\n" for part in parts}
+
+
+def main() -> None:
+    """Test the modules named, or all; write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", help="such as bounds.py; all if there are none")
+    wanted = parser.parse_args().modules
+    known = tomllib.loads(JUDGED.read_text())
+    modules = {
+        path.relative_to(LIBRARY).as_posix(): tests
+        for pattern, tests in known["tests"].items()
+        for path in sorted(LIBRARY.glob(pattern))
+    }
+    if unknown := set(wanted) - set(modules):
+        parser.error(f"no tests are named in {JUDGED.name} for {', '.join(sorted(unknown))}")
+    os.chdir(ROOT)
+    sys.path.insert(0, str(LIBRARY.parent))
+    for name in LOADED_ONCE:
+        importlib.import_module(name)
+    wrong = []
+    for name in wanted or modules:
+        print(name, flush=True)
+        judged = {
+            (entry["function"], mutation): entry["reason"]
+            for entry in known.get("equivalent", [])
+            if entry["module"] == name
+            for mutation in entry["mutations"]
+        }
+        found = survivors(modules[name], LIBRARY / name)
+        left = {(mutation.function, mutation.text) for mutation in found.left}
+        wrong += [f"{name}, {f}: {text}: not judged" for f, text in sorted(left - judged.keys())]
+        wrong += [
+            f"{name}, {f}: {text}: does not survive" for f, text in sorted(judged.keys() - left)
+        ]
+        parts = _sections() | {name: section(name, found, judged)}
+        REPORT.write_text("\n".join([HEAD, *(parts[n] for n in sorted(parts) if n in modules)]))
+    sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
