@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import multiprocessing
+import functools
 import os
 import sys
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 
 from . import results
+from .checks import refuse
 from .reporting import papers
-from .studies import STUDIES, read, study
+from .studies import STUDIES, cost, gpu, plan, read, trainings
 from .studies.grids import EXPERIMENTS
-from .studies.run import Job, Progress, choose_device, run_jobs
-from .studies.study import Part
+from .studies.run import Job, Progress, choose_device, pool, run_jobs
+from .studies.study import WHOLE, Part
 
 GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -27,8 +26,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m attnmem", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="all studies, with the number of their runs")
-    status = commands.add_parser("status", help="how many rows the store has")
+    status = commands.add_parser("status", help="how many rows the store has, what the others cost")
     status.add_argument("--profile", choices=PROFILES, action="append")
+    status.add_argument("--device", default="auto", help="where the rest would be run")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
     groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
     run.add_argument("names", nargs="+", metavar="NAME", help=groups)
@@ -45,6 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
     )
+    hour = commands.add_parser("gpu", help="a first half hour on a GPU: check, benchmark, rows")
+    hour.add_argument("--minutes", type=float, default=30, help="the time there is (default: 30)")
+    hour.add_argument("--device", default="cuda", help="cuda, cuda:1, ... (default: cuda)")
+    hour.add_argument(
+        "--profile", choices=trainings.PROFILES, default="paper", help="quick: to try it"
+    )
+    hour.add_argument("--workers", type=int, default=8, help="streams at once (default: 8)")
     return parser
 
 
@@ -70,25 +77,50 @@ def _report(progress: Progress) -> None:
 
 def _list(_: argparse.Namespace) -> int:
     for name, each in STUDIES.items():
-        sizes = {p: each.done(p, Part(), {}).of for p in each.profiles}
+        sizes = {p: each.done(p, WHOLE, {}).of for p in each.profiles}
         counts = ", ".join(f"{size} {profile}" for profile, size in sizes.items())
-        readings = ", ".join(each.variants)
-        kind = readings if name in EXPERIMENTS else each.kind
+        kind = ", ".join(each.variants) or each.kind
         print(f"{name:28} {counts:22} {each.source}; {kind}")
     return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    device = choose_device(arguments.device)
+    paces = cost.Paces(device)
     for profile in arguments.profile or PROFILES:
         for name, each in STUDIES.items():
-            if profile not in each.profiles:
-                continue
-            rows = read.rows(name, profile)
-            for variant in each.variants or (None,):
-                have, of = each.done(profile, Part(variant=variant), rows)
-                word = "complete" if have == of else "" if have else "none"
-                print(f"{profile:9} {name:28} {variant or '':18} {have:4} of {of:4}  {word}")
+            if profile in each.profiles:
+                for line in status_lines(name, profile, paces):
+                    print(line, flush=True)
     return 0
+
+
+def status_lines(name: str, profile: str, paces: cost.Paces) -> list[str]:
+    """How much of a study is stored, what the rest costs, and on which curves it is missing."""
+    each, rows, lines = STUDIES[name], read.rows(name, profile), []
+    for variant in each.variants or (None,):
+        part = Part(variant=variant)
+        have, of = each.done(profile, part, rows)
+        word = "complete" if have == of else "in part" if have else "none"
+        line = f"{profile:9} {name:28} {variant or '':18} {have:4} of {of:4}  {word}"
+        left = plan.pieces(each, profile, part, rows) if name in EXPERIMENTS and have < of else []
+        if not left:
+            lines.append(line.rstrip())
+            continue
+        seconds, basis = paces.seconds_of(run for piece in left for run in piece.runs)
+        price = f"{_hours(seconds)} on {paces.kind}, by {' and '.join(basis)}"
+        lines.append(f"{line:81}{price}")
+        for curve, runs in plan.by_curve(left).items():
+            if curve is not None:
+                seconds, _ = paces.seconds_of(runs)
+                lines.append(
+                    f"{'':9} {each.curves} = {curve}: {len(runs)} missing, {_hours(seconds)}"
+                )
+    return lines
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -97,23 +129,27 @@ def _run(arguments: argparse.Namespace) -> int:
     for job in jobs:  # all are checked before the first run
         job.check()
     device = choose_device(arguments.device)
-    with _workers(arguments.workers, device) as pool:
-        for job in jobs:
-            rows = run_jobs(
-                [job],
-                device,
-                pool,
-                limit_minutes=arguments.limit_minutes,
-                tf32=arguments.tf32,
-                recompute=arguments.recompute,
-                report=_report,
-            )
-            _say_left(job, rows, arguments.recompute)
+    before = [_count(job, arguments.recompute) for job in jobs]
+    with pool(arguments.workers, device) as executor:
+        run_jobs(
+            jobs,
+            device,
+            executor,
+            limit_minutes=arguments.limit_minutes,
+            tf32=arguments.tf32,
+            recompute=arguments.recompute,
+            report=_report,
+        )
+    for job, had in zip(jobs, before, strict=True):
+        have, left = _count(job, arguments.recompute)
+        print(f"{_named(job)}: {have - had[0]} rows added, {left} missing", flush=True)
     return 0
 
 
 def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
-    each = study(name)
+    if name not in STUDIES:
+        refuse("name", repr(name), f"one of {', '.join([*GROUPS, *STUDIES])}")
+    each = STUDIES[name]
     everything = arguments.variant == "all" and each.variants
     variants = each.variants if everything else (arguments.variant,)
     profile = arguments.profile or each.usual
@@ -121,26 +157,31 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     return [Job(name, profile, Part(chosen[0], variant, chosen[1])) for variant in variants]
 
 
-def _say_left(job: Job, added: int, recompute: bool) -> None:
-    each = study(job.name)
+def _count(job: Job, recompute: bool) -> tuple[int, int]:
+    """Rows that a job has, and how much of it is missing."""
     rows = read.rows(job.name, job.profile, recompute=recompute)
-    have, of = each.done(job.profile, job.part, rows)
-    usual = job.part.variant in (None, *each.variants[:1])
-    name = job.name if usual else f"{job.name}, {job.part.variant}"
-    print(f"{name}: {added} rows added, {of - have} missing", flush=True)
+    have, of = STUDIES[job.name].done(job.profile, job.part, rows)
+    return (have if STUDIES[job.name].foreseen else len(rows)), of - have
 
 
-def _workers(count: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
-    """Threads share one GPU, each with a stream; on a CPU they would wait for one another."""
-    if count == 1:
-        return contextlib.nullcontext()
-    if device != "cpu":
-        return ThreadPoolExecutor(count)
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(count, mp_context=spawn)
+def _named(job: Job) -> str:
+    usual = job.part.variant in (None, *STUDIES[job.name].variants[:1])
+    return job.name if usual else f"{job.name}, {job.part.variant}"
 
 
-COMMANDS = {"list": _list, "status": _status, "run": _run}
+def _gpu(arguments: argparse.Namespace) -> int:
+    say = functools.partial(print, flush=True)
+    passed = gpu.first_half_hour(
+        arguments.device,
+        arguments.minutes,
+        profile=arguments.profile,
+        workers=arguments.workers,
+        say=say,
+    )
+    return 0 if passed else 1
+
+
+COMMANDS = {"list": _list, "status": _status, "run": _run, "gpu": _gpu}
 
 
 def main(argv: list[str] | None = None) -> int:

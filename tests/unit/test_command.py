@@ -1,26 +1,32 @@
 """The command line: every study by one verb, errors in one sentence."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from attnmem import __main__ as cli
-from attnmem import experiments, results
+from attnmem import experiments, reporting, results, training
+from attnmem.studies import STUDIES, cost
+from attnmem.studies import run as running
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
-def test_list_and_status_name_every_experiment(capsys):
+def test_list_and_status_name_every_study(capsys, monkeypatch):
+    monkeypatch.setattr(cost, "operations", lambda run: run.H)
     assert cli.main(["list"]) == 0
     listed = capsys.readouterr().out
     assert cli.main(["status", "--profile", "paper"]) == 0
     status = capsys.readouterr().out
-    for name in experiments.EXPERIMENTS:
-        assert name in listed
-        assert name in status
+    for name, study in STUDIES.items():
+        assert f"{name} " in listed
+        assert (f" {name} " in status) == ("paper" in study.profiles)
     assert "385 paper" in listed
+    assert "10 paper, 2 quick" in listed, "of a search, the shapes"
 
 
 @pytest.mark.usefixtures("instant")
@@ -52,7 +58,12 @@ def test_a_paper_in_all_its_readings_is_one_command(capsys):
 
 def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
     assert cli.main(["run", "dana-exp7"]) == 1
-    assert "name: got 'dana-exp7'; expected one of mahdavi-fig2a" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "name: got 'dana-exp7'; expected one of all, mahdavi, dana, mahdavi-fig2a"
+    )
+    assert "dana-capacity, assumptions-bert" in said
+    assert said.count("\n") == 1
     path = results.file_of("dana-exp6", "quick", store)
     path.parent.mkdir(parents=True)
     path.write_text("not a results file\n")
@@ -72,3 +83,74 @@ def test_the_command_runs_from_a_source_tree_alone(store):
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert "dana-exp6: 3 rows added, 0 missing" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--device", "cuda"],
+            "device: got 'cuda'; expected a GPU that this machine has; torch",
+        ),
+        (["--device", "tpu9"], "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
+        (["--limit-minutes", "-1"], "limit_minutes: got -1.0; expected a number above 0"),
+        (["--limit-minutes", "0"], "limit_minutes: got 0.0; expected a number above 0"),
+        (["--limit-minutes", "nan"], "limit_minutes: got nan; expected a number above 0"),
+        (
+            ["--where", "heads=3"],
+            "where: got the field 'heads'; expected one of d, d_h, H, n, T",
+        ),
+        (["--workers", "0"], "workers: got 0; expected an integer of at least 1"),
+    ],
+)
+def test_impossible_arguments_end_with_one_sentence(capsys, monkeypatch, arguments, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert cli.main(["run", "dana-exp6", "--profile", "quick", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, capsys):
+    now = [0.0]
+    train = training.train
+
+    def timed(runs, **options):
+        now[0] += 60
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", timed)
+    monkeypatch.setattr(running, "monotonic", lambda: now[0])
+    names = ["dana-exp6", "dana-exp2", "dana-exp3"]
+    options = ["--profile", "quick", "--device", "cpu", "--limit-minutes", "4"]
+    assert cli.main(["run", *names, *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "dana-exp6: 6 rows added, 0 missing",
+        "dana-exp2: 2 rows added, 4 missing",
+        "dana-exp3: 0 rows added, 6 missing",
+    ]
+
+
+@pytest.mark.parametrize("command", ["list", "status"])
+def test_a_reader_that_has_seen_enough_is_no_error(command):
+    """As into ``head``: the other end of the pipe is closed before the first line."""
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    def write():
+        sys.stdout = os.fdopen(writing, "w")
+        done = cli.main([command])
+        sys.stdout.close()  # as at the end of a process
+        os._exit(done)
+
+    process = multiprocessing.get_context("fork").Process(target=write)
+    process.start()
+    process.join()
+    os.close(writing)
+    assert process.exitcode == 0
+
+
+def test_groups_are_the_trainings_of_each_paper():
+    assert list(cli.GROUPS) == ["all", *reporting.papers()]
+    assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
+    assert all(name.startswith("dana-") for name in cli.GROUPS["dana"])

@@ -142,6 +142,27 @@ def test_unknown_names_are_refused(arguments):
             function(*arguments)
 
 
+def test_a_restart_that_diverged_has_not_memorized(monkeypatch):
+    """The first restart diverges at every size; the second one memorizes up to ten."""
+    tried = []
+
+    def train(runs, *, device, tf32, checkpoints):
+        tried.extend((run.T, run.seed) for run in runs if run.H == 1)
+        origin = (0.0, device, "2", "abc")
+        return [
+            Outcome(None, None, *origin, diverged=50)
+            if run.seed == 0
+            else Outcome(1.0 if run.T <= 10 else 0.9, 0.1, *origin)
+            for run in runs
+        ]
+
+    monkeypatch.setattr(training, "train", train)
+    experiments.run("dana-capacity", "quick", "cpu")
+    assert searches.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
+    assert len(tried) == len(set(tried)), "nothing is tried again"
+    assert {seed for _, seed in tried} == {0, 1}
+
+
 # --- the rules, at their edges --------------------------------------------------------------------
 
 

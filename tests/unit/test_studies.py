@@ -1,6 +1,5 @@
 """Running a study is resumable, on any executor; its rows are read in one way."""
 
-import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 
 import pytest
 
-from attnmem import __main__ as cli
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
 from attnmem.studies import run as running
@@ -164,8 +162,7 @@ def test_workers_train_what_one_process_trains(store):
     """Processes, and the threads that a GPU's streams need."""
     found = {}
     for device, kind in (("cpu", ProcessPoolExecutor), ("cuda", ThreadPoolExecutor), (None, None)):
-        pool = cli._workers(2, device) if device else contextlib.nullcontext()
-        with pool as workers:
+        with running.pool(2 if device else 1, device or "cpu") as workers:
             assert kind is None or isinstance(workers, kind)
             assert experiments.run("dana-exp6", "quick", "cpu", workers, seeds=1) == 3
         table = results.table("dana-exp6", "quick").sort_values("H")
@@ -352,3 +349,55 @@ def test_the_fewest_seeds_of_any_training_count(instant):
     table = results.table("dana-exp6", "paper")
     assert results.fewest_seeds(table) == 2
     assert results.fewest_seeds(table[table.H == 5]) == 3
+
+
+# --- trainings that diverged ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_diverge(monkeypatch):
+    """Of every unit of Exp. 6, the seeds 1 and 3 diverge at nine heads."""
+
+    def train(runs, *, device, tf32, checkpoints):
+        origin = (0.0, device, "2", "abc")
+        return [
+            Outcome(None, None, *origin, diverged=256)
+            if run.H == 9 and run.seed in (1, 3)
+            else Outcome(run.seed / 10, 1.0, *origin)
+            for run in runs
+        ]
+
+    monkeypatch.setattr(training, "train", train)
+
+
+def test_a_training_that_diverged_is_done_and_stays_in_tables(two_diverge, capsys):
+    said_so = []
+    options = {"seeds": 5, "report": lambda progress: said_so.append(progress.said)}
+    assert experiments.run("dana-exp6", "paper", "cpu", **options) == 30
+    assert experiments.run("dana-exp6", "paper", "cpu", seeds=5) == 0, "not trained again"
+    assert experiments.missing("dana-exp6", "paper", 5) == []
+    assert [line for line in said_so if "diverged" in line] == [
+        "dana-exp6 d=2 d_h=2 H=9 n=2 T=16384, 2 of 5 diverged"
+    ]
+    capsys.readouterr()
+    table, _ = experiments.stored("dana-exp6", "paper", 5)
+    assert "30 of 30 rows of dana-exp6 in the store, profile 'paper'; 2 of 30 div" in said(capsys)
+    assert len(table) == 30
+    lost = table[table.accuracy.isna()]
+    assert sorted(zip(lost.H, lost.seed, lost.diverged, strict=True)) == [(9, 1, 256), (9, 3, 256)]
+
+
+def test_means_leave_out_what_diverged(two_diverge):
+    experiments.run("dana-exp6", "paper", "cpu", seeds=5)
+    table = experiments.beside_published("dana-exp6").set_index("H")
+    assert table.seeds.to_dict() == {H: 3 if H == 9 else 5 for H in (1, 5, 9, 13, 17, 21)}
+    assert table.ours[9] == pytest.approx((0 + 0.2 + 0.4) / 3)
+    assert table.ours[5] == pytest.approx(0.2)
+
+
+def test_a_point_of_which_all_diverged_is_left_out():
+    origin = (0.0, "cpu", "2", "abc")
+    runs = of("dana-exp6", seeds=2)
+    lost = [(run, Outcome(None, None, *origin, diverged=256)) for run in runs if run.H == 9]
+    results.append([*lost, *((run, Outcome(0.5, 1.0, *origin)) for run in runs if run.H != 9)])
+    assert experiments.beside_published("dana-exp6").H.tolist() == [1, 5, 13, 17, 21]

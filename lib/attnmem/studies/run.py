@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -70,14 +79,14 @@ def choose_device(device: str) -> str:
     return device
 
 
-def check_limit(limit_minutes: int | float | None) -> None:
+def check_limit(minutes: int | float | None, name: str = "limit_minutes") -> None:
     """Accept no limit, or a time that something can be done in.
 
     Raises:
-        ValueError: it is not a positive number.
+        ValueError: it is not a positive number; the error names the argument ``name``.
     """
-    if limit_minutes is not None and not 0 < limit_minutes < math.inf:
-        refuse("limit_minutes", limit_minutes, "a number above 0")
+    if minutes is not None and not 0 < minutes < math.inf:
+        refuse(name, minutes, "a number above 0")
 
 
 def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
@@ -171,17 +180,14 @@ def run_jobs(
     check_limit(limit_minutes)
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    pool = executor or _Here()
-    at_once = _at_once(pool, workers, limit_minutes)
-    queue = Queue(jobs, device, recompute, workers=1 if at_once == math.inf else at_once)
-    units = queue.count()
-    added = 0
-    landed = measured(queue, pool, at_once, lambda _: monotonic() < ends, device, tf32)
-    for done, (name, rows) in enumerate(landed, start=1):
-        added += results.append(rows)
+    at_once = _at_once(executor, workers, limit_minutes)
+    each = 1 if at_once == math.inf else at_once
+    queue = Queue(jobs, device, recompute, workers=each, ends=ends)
+    units, added = queue.count(), 0
+    for done, landed in enumerate(measured(queue, device, executor, at_once, tf32), start=1):
+        added += landed.added
         if report:
-            said = STUDIES[name].say(rows)
-            report(Progress(done, units, added, monotonic() - start, said))
+            report(Progress(done, units, added, monotonic() - start, landed.said))
     return added
 
 
@@ -189,14 +195,26 @@ class Queue:
     """The units of several jobs that are still to be measured, in order.
 
     What comes next may depend on rows, so :meth:`landed` says which there are.
+
+    Args:
+        jobs: what to measure, the first first.
+        device: where.
+        recompute: as for :func:`run`.
+        workers: how many units are measured at once, which share the device's memory.
+        ends: the time, on the monotonic clock, after which no unit is given out.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], device: str, recompute: bool = False, workers: int = 1
+        self,
+        jobs: Sequence[Job],
+        device: str,
+        recompute: bool = False,
+        workers: int = 1,
+        ends: float = math.inf,
     ) -> None:
         for job in jobs:
             job.check()
-        self.jobs, self.device, self.workers = list(jobs), device, workers
+        self.jobs, self.place, self.ends = list(jobs), (device, workers), ends
         places = {(job.name, job.profile) for job in jobs}
         self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
         self._started: set[str] = set()
@@ -205,8 +223,7 @@ class Queue:
     def _listed(self) -> Iterator[tuple[str, Unit]]:
         for job in self.jobs:
             rows = self.rows[job.name, job.profile]
-            place = self.device, self.workers
-            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *place):
+            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *self.place):
                 yield job.name, unit
 
     def count(self) -> int | None:
@@ -216,8 +233,11 @@ class Queue:
         return len({unit[0].key for _, unit in self._listed()})
 
     def next(self) -> tuple[str, Unit] | None:
-        """A unit that has not been given out, with the name of its study; None if there is none."""
-        while True:
+        """A unit that has not been given out, with the name of its study.
+
+        None if there is none, or if the time is over.
+        """
+        while monotonic() < self.ends:
             for name, unit in self._pass:
                 if unit[0].key not in self._started:
                     self._started.add(unit[0].key)
@@ -225,6 +245,7 @@ class Queue:
             if not self._stale:
                 return None
             self._pass, self._stale = self._listed(), False
+        return None
 
     def landed(self, rows: Sequence[Row]) -> None:
         """Take note of rows, on which the next units may depend."""
@@ -233,28 +254,60 @@ class Queue:
             self.rows[asked.experiment, asked.profile][asked.key] = asked, found
 
 
-def measured(
-    queue: Queue,
-    pool: Executor,
-    at_once: int | float,
-    starts: Callable[[Unit], bool],
-    device: str,
-    tf32: bool = False,
-) -> Iterator[tuple[str, list[Row]]]:
-    """Give out units and yield their rows as they come.
+@runtime_checkable
+class Units(Protocol):
+    """Where :func:`measured` takes units from."""
 
-    At most ``at_once`` units are with the pool. ``starts`` is asked before each unit, which is
-    passed over if it says no. After an error in a unit nothing is given out; it is raised when the
-    rows of those in flight have been yielded.
+    def next(self) -> tuple[str, Unit] | None:
+        """A unit with the name of its study, or None if there is none now."""
+
+    def landed(self, rows: Sequence[Row]) -> None:
+        """Take note of the rows of a unit."""
+
+
+class Landed(NamedTuple):
+    """The rows of one unit of a study, and how many of them are new to the store."""
+
+    name: str
+    rows: list[Row]
+    added: int
+
+    @property
+    def said(self) -> str:
+        """The unit in words."""
+        return STUDIES[self.name].say(self.rows)
+
+
+def measured(
+    units: Units,
+    device: str,
+    executor: Executor | None = None,
+    at_once: int | float = 1,
+    tf32: bool = False,
+) -> Iterator[Landed]:
+    """Give out units, append their rows as they come, and yield them.
+
+    After an error in a unit nothing more is given out. It is raised when the rows of the units in
+    flight have been yielded.
+
+    Args:
+        units: where units come from.
+        device: where they are measured.
+        executor: by whom; by default they are measured here, one after the other.
+        at_once: how many of them are with the executor at most.
+        tf32: as for :func:`run`.
+
+    Yields:
+        The rows of each unit.
     """
+    executor = executor or _Here()
     flying: dict[Future, str] = {}
     error: BaseException | None = None
     try:
         while True:
-            while error is None and len(flying) < at_once and (given := queue.next()):
+            while error is None and len(flying) < at_once and (given := units.next()):
                 name, unit = given
-                if starts(unit):
-                    flying[pool.submit(perform, name, unit, device, tf32)] = name
+                flying[executor.submit(perform, name, unit, device, tf32)] = name
             if not flying:
                 break
             finished, _ = wait(flying, return_when=FIRST_COMPLETED)
@@ -263,8 +316,10 @@ def measured(
                 if future.exception():
                     error = error or future.exception()
                     continue
-                queue.landed(future.result())
-                yield name, future.result()
+                rows = future.result()
+                added = results.append(rows)
+                units.landed(rows)
+                yield Landed(name, rows, added)
     finally:
         for future in flying:
             future.cancel()
@@ -272,10 +327,23 @@ def measured(
         raise error
 
 
+def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
+    """Several workers: processes on a CPU, and on a GPU threads, which share it by streams.
+
+    Args:
+        workers: how many; one is this process itself, which needs no pool.
+        device: such as ``cpu`` or ``cuda``.
+    """
+    check_integer("workers", workers)
+    if workers == 1:
+        return contextlib.nullcontext()
+    if torch.device(device).type != "cpu":
+        return ThreadPoolExecutor(workers)
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
 class _Here(Executor):
     """Does what it is given at once, in this process."""
-
-    _max_workers = 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
         """Call the function and wait for it."""
@@ -287,11 +355,13 @@ class _Here(Executor):
         return future
 
 
-def _at_once(pool: Executor, workers: int | None, limit_minutes: int | float | None) -> int | float:
+def _at_once(
+    executor: Executor | None, workers: int | None, limit_minutes: int | float | None
+) -> int | float:
     if workers is not None:
         check_integer("workers", workers)
         return workers
-    known = getattr(pool, "_max_workers", None)
+    known = 1 if executor is None else getattr(executor, "_max_workers", None)
     if known is None and limit_minutes is not None:
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     return known or math.inf

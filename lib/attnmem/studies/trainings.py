@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import results, training
@@ -146,6 +146,6 @@ def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
     return list(zip(runs, outcomes, strict=True))
 
 
-def curve_of(experiment: Experiment, cell: Mapping[str, Any]) -> Any:
-    """The curve of the figure that a cell lies on: the value of the field ``curves``, or None."""
-    return cell[experiment.curves] if experiment.curves else None
+def curve_of(experiment: Experiment, run: Run) -> Any:
+    """The curve of the figure that a run lies on: the value of the field ``curves``, or None."""
+    return getattr(run, experiment.curves) if experiment.curves else None
