@@ -3,7 +3,6 @@
 import ast
 import os
 import signal
-import time
 
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
@@ -69,15 +68,19 @@ def test_a_forked_kernel_can_be_interrupted_and_killed():
     client = manager.client()
     client.start_channels()
     client.wait_for_ready(timeout=60)
-    request = client.execute("import time; time.sleep(60)")
-    while client.get_iopub_msg(timeout=60)["content"].get("execution_state") != "busy":
-        time.sleep(0.01)
+    request = client.execute("print('asleep'); import time; time.sleep(60)")
+
+    def answer(receive, kind):
+        """The next message of that kind that answers the request."""
+        while True:
+            message = receive(timeout=60)
+            if (message["parent_header"].get("msg_id"), message["msg_type"]) == (request, kind):
+                return message["content"]
+
+    answer(client.get_iopub_msg, "stream")
     pid = manager.provisioner.pid
-    time.sleep(0.2)
     manager.interrupt_kernel()
-    reply = client.get_shell_msg(timeout=60)
-    assert reply["parent_header"]["msg_id"] == request
-    assert reply["content"]["ename"] == "KeyboardInterrupt"
+    assert answer(client.get_shell_msg, "execute_reply")["ename"] == "KeyboardInterrupt"
     client.stop_channels()
     manager.shutdown_kernel(now=True)
     with pytest.raises(ProcessLookupError):
