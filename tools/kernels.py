@@ -6,15 +6,19 @@ The import of the same packages in a new process for each of 33 notebooks was a 
 
 from __future__ import annotations
 
+import functools
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["torch", "pandas", "scipy.optimize", "scipy.stats", "matplotlib.pyplot"]
+# Without pandas, which looks at its import whether it is in a notebook, and with what it imports.
+PACKAGES = ["torch", "scipy.optimize", "scipy.stats", "matplotlib.pyplot", "pyarrow.compute"]
 PACKAGES += ["matplotlib_inline.backend_inline", "jaxtyping", "ipykernel.kernelapp"]
 BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib's in any kernel
 
@@ -31,7 +35,7 @@ class Kernel:
         self, command: list[str], cwd: str | None = None, env: Mapping[str, str] = os.environ, **_
     ) -> None:
         arguments = command[command.index("ipykernel_launcher") + 1 :]
-        self.process = forks.Process(target=_run, args=(arguments, cwd, {**env}))
+        self.process = forks.Process(target=_run, args=(arguments, _path(), cwd, {**env}))
         self.process.start()
         self.pid = self.process.pid
         while self.poll() is None and os.getpgid(self.pid) != self.pid:
@@ -59,13 +63,22 @@ class Kernel:
         self.process.kill()
 
 
-def _run(arguments: list[str], cwd: str | None, environment: Mapping[str, str]) -> None:
+@functools.cache
+def _path() -> list[str]:
+    """Where a new interpreter looks for packages; this one looks in folders of the tests, too."""
+    command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def _run(
+    arguments: list[str], path: list[str], cwd: str | None, environment: Mapping[str, str]
+) -> None:
     """What ``python -m ipykernel_launcher`` does, in the new process."""
     os.setsid()
+    os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd or os.curdir)
-    added = {str(ROOT / name) for name in ("", "book", "tests", "tests/theory", "tools")}
-    sys.path[:] = [path for path in sys.path if path and path not in added]  # by pytest
+    sys.path[:] = path
     from ipykernel.kernelapp import launch_new_instance
 
     launch_new_instance(arguments)
