@@ -139,8 +139,7 @@ def embedded_logits(
     key = (query @ of_rows.flatten(-3, -2).mT).unflatten(-1, of_rows.shape[-3:-1])
     of_places = of_places.transpose(-3, -2)  # (*runs, n, H, d)
     by_place = query @ of_places.flatten(-3, -2).mT
-    logits = _inner_products(context, key)
-    return logits.add_(by_place.unflatten(-1, of_places.shape[-3:-1]))
+    return _inner_products(context, key) + by_place.unflatten(-1, of_places.shape[-3:-1])
 
 
 def embedded_values(
@@ -162,7 +161,7 @@ def embedded_values(
     """
     of_tokens = _inner_products(context.flatten(-3, -2), W_V @ embedding.mT)
     by_place = (places @ W_V.mT)[..., None, :, :]
-    return of_tokens.unflatten(-2, context.shape[-3:-1]).add_(by_place)
+    return of_tokens.unflatten(-2, context.shape[-3:-1]) + by_place
 
 
 def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allruns B H n"]:
