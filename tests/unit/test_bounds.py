@@ -1,5 +1,6 @@
 """The formulas against values worked out by hand, and against counts."""
 
+import inspect
 import math
 from fractions import Fraction
 
@@ -85,6 +86,32 @@ def test_every_formula_stands_among_them():
     formulas = {f for f in vars(bounds).values() if getattr(f, "__module__", "") == bounds.__name__}
     public = {f.__name__ for f in formulas if not f.__name__.startswith("_")}
     assert public == {f.__name__ for f, *_ in LITERAL} | {"random_bigrams_risk"}
+
+
+LEAST = {
+    (bounds.affine_span_rank, "span"): 0,
+    (bounds.own_context_rank, "context"): 2,
+    (bounds.scalar_capacity, "context"): 3,
+    (bounds.scalar_capacity, "head_dim"): 2,
+    (bounds.accuracy_to_associations, "vocab"): 2,
+    (bounds.loss_to_bits, "vocab"): 2,
+}
+NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
+NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one"), False)
+FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL), bounds.random_bigrams_risk]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_the_least_sizes_are_accepted_and_smaller_ones_refused_by_name(formula):
+    parameters = inspect.signature(formula).parameters
+    least = {name: LEAST.get((formula, name), 1) for name in parameters if name not in NO_SIZES}
+    smallest = {name: least.get(name, NO_SIZES.get(name)) for name in parameters}
+    if formula is bounds.random_bigrams_risk:
+        smallest["vocab"] = 2  # of two bigrams
+    assert formula(**smallest) is not None
+    for name, size in least.items():
+        with pytest.raises(ValueError, match=rf"^{name}: got {size - 1}; expected an integer"):
+            formula(**smallest | {name: size - 1})
 
 
 def exact_risk(H, d_h, d, N):
@@ -238,6 +265,8 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.error_to_bits(float("nan"), total=1), "error"),
         (lambda: bounds.associations_to_accuracy(11, vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
+        (lambda: bounds.associations_to_accuracy(-0.5, vocab=3, total=10), "count"),
+        (lambda: bounds.own_context_rank(2, 3, 2.5), "dim"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
