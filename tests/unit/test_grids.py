@@ -3,8 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
 
+from attnmem import __main__ as cli
 from attnmem import experiments, training
+from attnmem.studies import STUDIES, dana, grids
+from attnmem.studies.trainings import grid
 
 
 def of(name, profile="paper"):
@@ -42,7 +46,8 @@ COUNTS = {
 
 
 def test_every_published_experiment_has_every_run():
-    assert {name: len(of(name)) for name in experiments.PUBLISHED} == COUNTS
+    assert {name: len(of(name)) for name in COUNTS} == COUNTS
+    assert set(COUNTS) <= set(experiments.PUBLISHED)
     mahdavi = [n for n in COUNTS if n.startswith("mahdavi")]
     assert sum(len(experiments.runs(n, "paper", seeds=1)) for n in mahdavi) == 342
 
@@ -167,3 +172,45 @@ def test_stacks_hold_runs_that_differ_by_seed_only():
     for stack in training.stacks(of("dana-exp1")):
         assert [run.seed for run in stack] == list(range(5))
         assert len({dataclasses.replace(run, seed=0) for run in stack}) == 1
+
+
+# --- what a new experiment and a new model take ---------------------------------------------------
+
+
+def bag(run, g):
+    """Initial weights of a model that adds up the embeddings of its tokens."""
+    shape = run.N, run.d
+    return {name: torch.randn(*shape, generator=g) for name in ("embedding", "unembedding")}
+
+
+def bag_logits(P, run, tokens):
+    x = torch.stack([table[each] for table, each in zip(P["embedding"], tokens, strict=True)])
+    return P["unembedding"] @ x.sum(dim=2).mT
+
+
+def bag_logits_of_pairs(P, run, first):
+    pairs = torch.cartesian_prod(first, torch.arange(run.N))
+    return bag_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
+
+
+def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
+    """As CONTRIBUTING says: nothing else has to know of them to run, read and list them."""
+    family = training.Family(
+        bag, bag_logits, ("bigrams",), lambda run: run.d, pairs=bag_logits_of_pairs
+    )
+    cells = dana._bigrams(grid(d=[2, 3], H=[1]), model="bag", **dana.QUICK)
+    entry = dana._experiment("bag", "sums of embeddings", paper=cells, quick=cells, curves="d")
+    monkeypatch.setitem(training.FAMILIES, "bag", family)
+    for table in (grids.EXPERIMENTS, grids.PUBLISHED, STUDIES):
+        monkeypatch.setitem(table, entry.name, entry)
+    assert experiments.run("dana-bag", "quick", "cpu") == 4
+    table, profile = experiments.stored("dana-bag", "quick", curves="d")
+    assert (len(table), profile) == (4, "quick")
+    counted = experiments.with_parameters(table, "dana-bag", "quick")
+    assert set(counted.parameters) == {2 * 10 * d for d in (2, 3)}
+    assert experiments.coverage(["dana-bag"]).source.tolist() == [
+        "Dana et al. 2025, sums of embeddings"
+    ]
+    assert cli.main(["status", "--profile", "quick", "--device", "cpu"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["quick", "dana-bag", "code", "4", "of", "4", "complete"] in lines

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
+import torch
 
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
@@ -123,6 +124,17 @@ def test_a_limit_on_an_executor_of_unknown_size_asks_for_its_workers(instant, he
     assert held.most == 2
     assert experiments.run("dana-exp2", "paper", "cpu", held, seeds=1) == 10
     assert held.most == 10, "without a limit all are given at once"
+
+
+def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(instant, held, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(
+        ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"
+    ):
+        experiments.run("dana-exp6", "quick", "cuda:1", held)
+    held._max_workers = None
+    assert experiments.run("dana-exp6", "quick", "cuda:1", held) == 6
+    assert {*results.table("dana-exp6", "quick").device} == {"cuda:1"}
 
 
 def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypatch, held):

@@ -62,8 +62,12 @@ class Progress(NamedTuple):
         return None if self.units is None else self.seconds / self.done * (self.units - self.done)
 
 
-def choose_device(device: str) -> str:
+def choose_device(device: str, *, here: bool = True) -> str:
     """The device to use: ``auto`` is the GPU if there is one.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        here: whether this machine must have it; or only those that measure elsewhere.
 
     Raises:
         ValueError: torch knows no such device, or this machine has none.
@@ -74,7 +78,7 @@ def choose_device(device: str) -> str:
         place = torch.device(device)
     except RuntimeError:
         refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+    if here and place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
     return device
 
@@ -176,7 +180,7 @@ def run_jobs(
     Returns:
         How many rows were added.
     """
-    device = choose_device(device)
+    device = choose_device(device, here=executor is None or _size(executor) is not None)
     check_limit(limit_minutes)
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
@@ -361,7 +365,12 @@ def _at_once(
     if workers is not None:
         check_integer("workers", workers)
         return workers
-    known = 1 if executor is None else getattr(executor, "_max_workers", None)
+    known = 1 if executor is None else _size(executor)
     if known is None and limit_minutes is not None:
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     return known or math.inf
+
+
+def _size(executor: Executor) -> int | None:
+    """The workers of a pool of ``concurrent.futures``; None of executors elsewhere."""
+    return getattr(executor, "_max_workers", None)
