@@ -96,13 +96,23 @@ SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Exa
 FUNCTION = ast.FunctionDef
 
 
+def overrides(node):
+    """Whether a method has the documentation of the one that it overrides."""
+    return any(isinstance(mark, ast.Name) and mark.id == "override" for mark in node.decorator_list)
+
+
 def documented(name):
-    """Public functions, classes and methods of a module, with their qualified names."""
+    """Public functions, classes and methods of a module, with their qualified names.
+
+    A method that overrides another one is left out, since it has that one's documentation.
+    """
     for node in TREES[name].body:
         if isinstance(node, (FUNCTION, ast.ClassDef)) and not node.name.startswith("_"):
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(inner, FUNCTION) and not inner.name.startswith("_"):
+                if not isinstance(inner, FUNCTION) or inner.name.startswith("_"):
+                    continue
+                if not overrides(inner):
                     yield f"{node.name}.{inner.name}", inner
 
 

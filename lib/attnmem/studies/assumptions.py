@@ -57,19 +57,44 @@ class AssumptionTests(NamedTuple):
         return tuple(CASES[self.name])
 
     def check(self, profile: str, part: Part = WHOLE) -> None:
-        """Refuse unknown tiers, and all parts."""
+        """Refuse unknown tiers, and all parts.
+
+        Args:
+            profile: A tier, one of :attr:`profiles`.
+            part: Must be the whole, since tests have no seeds, variants or fields to choose.
+        """
         check_profile(profile, self.profiles)
         check_whole(self.name, self.kind, part)
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
     ) -> Iterator[Unit]:
-        """The tests that have no row yet, one by one."""
+        """The tests that have no row yet, one by one.
+
+        Args:
+            profile: A tier, one of :attr:`profiles`.
+            part: The whole.
+            rows: Stored rows by key.
+            device: Has no effect, since a unit is one test everywhere.
+            workers: Has no effect either.
+
+        Yields:
+            A test.
+        """
         self.check(profile, part)
         yield from ([asked] for asked in checks(self.name, profile) if asked.key not in rows)
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
-        """Do tests, on features that are computed once for those of one precision."""
+        """Do tests, on features that are computed once for those of one precision.
+
+        Args:
+            unit: The tests.
+            device: Where the features and their ranks are computed.
+            tf32: Has no effect: ranks are never computed with reduced precision.
+
+        Returns:
+            Each test with its finding.
+        """
         rows = []
         for asked in unit:
             seen = _seen(CASES[self.name][asked.profile], asked.dtype, device)
@@ -77,7 +102,16 @@ class AssumptionTests(NamedTuple):
         return rows
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How many of the tests have a row."""
+        """How many of the tests have a row.
+
+        Args:
+            profile: A tier, one of :attr:`profiles`.
+            part: The whole.
+            rows: Stored rows by key.
+
+        Returns:
+            The number of tests with a row, and of all tests.
+        """
         self.check(profile, part)
         listed = checks(self.name, profile)
         return Done(sum(asked.key in rows for asked in listed), len(listed))
@@ -112,6 +146,13 @@ def checks(name: str, tier: str) -> list[Check]:
     (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
     the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
     Of every map that heads read: random labels.
+
+    Args:
+        name: A key of ``CASES``.
+        tier: One of its tiers.
+
+    Returns:
+        The tests, those of one precision and one map after the other.
     """
     case = CASES[name][tier]
     many, few = case.samples
@@ -151,8 +192,8 @@ def table(name: str, tier: str) -> pd.DataFrame:
     """The rows of a study at a tier, with the name of each test and what it found.
 
     Args:
-        name: a key of ``CASES``.
-        tier: one of its tiers.
+        name: A key of ``CASES``.
+        tier: One of its tiers.
 
     Returns:
         The columns of the store, and three more. ``test`` is ``A1``, ``A2``, ``A3``, ``GP``
@@ -177,9 +218,14 @@ def _test(row: Any) -> str:
 
 
 def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Of one map in a :func:`table`, sizes of sets of queries and the share that is independent.
+    """Of one map in a :func:`table`, the share of the sets of queries that is independent, by size.
 
-    Sorted by size; one curve for each precision.
+    Args:
+        rows: Rows of a :func:`table`.
+        map_: The name of the feature map, such as ``random L1``.
+
+    Returns:
+        For each precision, the sizes in rising order and the shares at them.
     """
     asked = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
     return {dtype: (part["size"], part.share) for dtype, part in asked.groupby("dtype")}
@@ -188,27 +234,55 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
 def kruskal_estimate(rows: pd.DataFrame) -> int:
     """The largest size tested of which 99% of the sets of queries are independent, or 0.
 
-    ``rows``: those of one map and precision in a :func:`table`.
+    Args:
+        rows: Those of one map and one precision in a :func:`table`.
+
+    Returns:
+        The number of queries in a set.
     """
     passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
     return max(passed["size"], default=0)
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A column of a :func:`table`: a line for each test and map, a column for each precision."""
+    """A column of a :func:`table`, with the two precisions side by side.
+
+    Args:
+        rows: Rows of a :func:`table`.
+        column: The column, such as ``share`` or ``ranks``.
+
+    Returns:
+        A line for each test and map but curves and labels, a column for each precision.
+    """
     tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """The same of each of the :data:`TIERS` that has rows, side by side: columns tier and dtype."""
+    """A column of :func:`table` at each of the :data:`TIERS` that has rows, side by side.
+
+    Args:
+        name: A key of ``CASES``.
+        column: The column, such as ``share`` or ``ranks``.
+
+    Returns:
+        A line for each test and map, a column for each tier and precision.
+    """
     rows = {tier: table(name, tier) for tier in TIERS}
     found = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
     return pd.concat(found, axis=1).sort_index()
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
-    """Lines of :func:`by_tier` behind the paper's numbers for them; what is missing is empty."""
+    """Our numbers with the paper's numbers in a column of their own.
+
+    Args:
+        ours: What :func:`by_tier` returns.
+        paper: The paper's numbers in float32, with the same index.
+
+    Returns:
+        The table with the column ``paper``. What is missing is an empty string.
+    """
     both = ours.copy()
     both["paper", "float32"] = paper
     return both[sorted(both)].astype(object).fillna("")
@@ -224,17 +298,17 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
     """The features that the tests of a tier look at.
 
     Args:
-        name: a key of ``CASES``.
-        tier: one of its tiers.
+        name: A key of ``CASES``.
+        tier: One of its tiers.
         dtype: ``float32`` or ``float64``.
-        device: where they are computed.
+        device: Where they are computed.
 
     Returns:
         The features of each map.
 
     Raises:
-        ValueError: the data have another number of examples than the case says.
-        ConnectionError: the tier needs a hub that cannot be reached.
+        ValueError: The data have another number of examples than the case says.
+        ConnectionError: The tier needs a hub that cannot be reached.
     """
     return _collected(CASES[name][tier], dtype, device)
 
@@ -262,7 +336,15 @@ def _seen(case: Case, dtype: str, device: str) -> dict[str, Seen]:
 
 
 def perform(seen: Seen, asked: Check) -> Finding:
-    """Test one assumption on features that lie there."""
+    """Test one assumption on features that are computed already.
+
+    Args:
+        seen: The features of the map that the test is about.
+        asked: The test.
+
+    Returns:
+        How many samples were dependent, and the ranks that were computed.
+    """
     start = time.perf_counter()
     if asked.vectors in ("contexts", "labels"):
         each = seen.ranks if asked.vectors == "contexts" else labels_met(seen.heads, asked)
@@ -290,6 +372,13 @@ def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " sample
 
     A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
     Adam at a rate of 0.03 for ``STEPS`` steps of the whole set.
+
+    Args:
+        read: What the read-out sees of each example, at least ``size`` rows.
+        asked: The test, which has the size, the number of draws and their seed.
+
+    Returns:
+        Numbers from 0 to ``size``, one for each draw.
     """
     x = read[: asked.size]
     x = (x - x.mean(dim=0)) / x.std()

@@ -25,9 +25,9 @@ class Pace(NamedTuple):
     """How fast trainings of some kind are.
 
     Attributes:
-        fixed: seconds of each step, whatever its size.
-        each: seconds of each floating-point operation.
-        basis: what these numbers rest on, in words.
+        fixed: Seconds of each step, whatever its size.
+        each: Seconds of each floating-point operation.
+        basis: What these numbers rest on, in words.
     """
 
     fixed: float
@@ -57,7 +57,16 @@ def operations(run: Run) -> int:
 
 
 def steps_made(run: Run, outcome: Outcome) -> int:
-    """The steps of a stored training: to the last, to the first without an error, or to its end."""
+    """The steps that a stored training made.
+
+    Args:
+        run: The training.
+        outcome: What was stored for it.
+
+    Returns:
+        For a training that diverged, the step at which that was seen. For one that stopped early,
+        the step of its first look without an error. Otherwise all its steps.
+    """
     if outcome.diverged is not None:
         return outcome.diverged
     stopped = run.early_stop and outcome.accuracy == 1 and outcome.best_step
@@ -68,9 +77,9 @@ def pace_of_rows(rows: Iterable[Row], device: str, basis: str) -> Pace | None:
     """The mean pace of stored trainings on a device, weighted by their operations.
 
     Args:
-        rows: stored trainings.
-        device: the device as rows name it: ``cpu``, or the name of a GPU.
-        basis: what to call these rows.
+        rows: Stored trainings.
+        device: The device as rows name it: ``cpu``, or the name of a GPU.
+        basis: What to call these rows.
 
     Returns:
         The pace, or None if there are no rows of that device.
@@ -91,8 +100,8 @@ class Paces:
     which no training exceeds.
 
     Args:
-        device: such as ``cpu`` or ``cuda``.
-        timing: how long to time the steps of one kind of training; None for the rate of products.
+        device: Such as ``cpu`` or ``cuda``.
+        timing: How long to time the steps of one kind of training; None for the rate of products.
     """
 
     def __init__(self, device: str, timing: float | None = None) -> None:
@@ -154,9 +163,12 @@ def timed_pace(runs: Sequence[Run], device: str, seconds: float) -> Pace:
     """The pace of trainings, from a few steps of the smallest and of the largest of them.
 
     Args:
-        runs: trainings of one family.
-        device: where they are to be trained.
-        seconds: how long to time each of the two.
+        runs: Trainings of one family.
+        device: Where they are to be trained.
+        seconds: How long to time each of the two.
+
+    Returns:
+        The pace whose line goes through both times, with neither part below zero.
     """
     small, large = min(runs, key=operations), max(runs, key=operations)
     basis = "steps timed now"
@@ -169,7 +181,16 @@ def timed_pace(runs: Sequence[Run], device: str, seconds: float) -> Pace:
 
 
 def step_seconds(run: Run, device: str, seconds: float) -> float:
-    """The time of one step of a training, measured for some seconds after a first chunk."""
+    """The time of one step of a training, measured for some seconds after a first chunk.
+
+    Args:
+        run: The training; its data may be cut short, which changes no step.
+        device: Where.
+        seconds: How long to measure, at least one chunk of steps.
+
+    Returns:
+        Seconds for each step.
+    """
     where = torch.device(device)
     short = min(run.T, 4 * run.batch) if run.context else run.T  # data that are drawn quickly
     run = dataclasses.replace(run, T=short)
@@ -195,12 +216,15 @@ def _wait(device: torch.device) -> None:
 
 
 def product_rate(device: str, size: int | None = None, seconds: float = 0.5) -> float:
-    """Floating-point operations a second in large float32 products, the best of several.
+    """Measure the rate of large float32 products.
 
     Args:
-        device: where.
-        size: rows and columns of the factors; by default 4096 on a GPU, 1024 on a CPU.
-        seconds: how long to measure.
+        device: Where.
+        size: Rows and columns of the factors; by default 4096 on a GPU, 1024 on a CPU.
+        seconds: How long to measure.
+
+    Returns:
+        Floating-point operations a second, in the fastest of the products.
     """
     where = torch.device(device)
     size = size or (4096 if where.type == "cuda" else 1024)

@@ -22,7 +22,15 @@ CHECKED_STEPS = 128
 
 
 class Setting(NamedTuple):
-    """Where and how long; ``say`` is called with every line."""
+    """Where the half hour is spent, and how long it is.
+
+    Attributes:
+        device: The GPU, or ``cpu``.
+        profile: ``paper`` or ``quick``.
+        workers: Units trained at once.
+        budget: The time that there is.
+        say: Called with every line.
+    """
 
     device: str
     profile: str
@@ -49,17 +57,17 @@ def first_half_hour(
 
     Args:
         device: ``cuda``, ``cuda:1``; or ``cpu``, to try it.
-        minutes: the time that there is.
+        minutes: The time that there is.
         profile: ``paper``, or ``quick`` to try it.
-        workers: units trained at once: streams of a GPU, processes on a CPU.
-        say: called with a line for each part and each unit.
-        clock: the time in seconds.
+        workers: Units trained at once: streams of a GPU, processes on a CPU.
+        say: Called with a line for each part and each unit.
+        clock: The time in seconds.
 
     Returns:
         Whether the check was passed; if not, nothing is trained.
 
     Raises:
-        ValueError: naming the argument that is not possible.
+        ValueError: An argument is not possible; the message names it.
     """
     check_limit(minutes, "minutes")
     check_profile(profile, PROFILES)
@@ -127,7 +135,16 @@ def _speed(runs: list[Run], pace: Pace, rate: float) -> str:
 
 
 def train_missing(setting: Setting, paces: Paces, executor) -> int:
-    """Train what is missing and fits into the time; returns how many rows were added."""
+    """Train what is missing and fits into the time.
+
+    Args:
+        setting: Where, and how long.
+        paces: How long trainings take there.
+        executor: By whom (see :func:`attnmem.studies.run.measured`).
+
+    Returns:
+        How many rows were added.
+    """
     began = setting.budget.clock()
     order, seconds = planned(setting.profile, paces)
 
@@ -145,7 +162,15 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
 
 
 def planned(profile: str, paces: Paces) -> tuple[list[Piece], Callable[[Run], float]]:
-    """What is missing in the order of its value, and what each training is expected to take."""
+    """What is missing of the published grids, in the order of its value.
+
+    Args:
+        profile: ``paper`` or ``quick``.
+        paces: How long trainings take on a device.
+
+    Returns:
+        The pieces in their order, and the seconds that each of their trainings is expected to take.
+    """
     left = missing_runs(profile)
     known = {
         (name, kind): paces.of([run for run in runs if family(run) == kind])

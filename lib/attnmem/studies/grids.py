@@ -31,7 +31,7 @@ def experiment(name: str) -> Experiment:
     """The experiment of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
     """
     if name not in EXPERIMENTS:
         refuse("name", repr(name), f"one of {', '.join(EXPERIMENTS)}")
@@ -49,17 +49,17 @@ def runs(
     """All trainings of an experiment, one per cell of its grid and seed.
 
     Args:
-        name: a key of ``EXPERIMENTS``.
+        name: A key of ``EXPERIMENTS``.
         profile: ``paper`` or ``quick``.
-        seeds: the first so many of them; by default as many as the paper has.
-        variant: how the paper is read; by default as it was published.
-        where: only the cells with these values, such as ``{"d": 10}``.
+        seeds: The first so many of them; by default as many as the paper has.
+        variant: How the paper is read; by default as it was published.
+        where: Only the cells with these values, such as ``{"d": 10}``.
 
     Returns:
         The runs, cell by cell.
 
     Raises:
-        ValueError: naming the argument that the experiment does not have.
+        ValueError: The experiment does not have what an argument asks for; the message names it.
 
     Example:
         >>> len(runs("dana-exp1", "paper"))

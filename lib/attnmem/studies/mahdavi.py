@@ -15,11 +15,11 @@ def memorization(
     """Cells of the paper's protocol: dimension 64, 100 classes or real labels.
 
     Args:
-        cells: the fields that differ from cell to cell, ``T`` among them.
+        cells: The fields that differ from cell to cell, ``T`` among them.
         context: ``shared`` by all examples, or ``random`` for each.
-        real: whether labels are real numbers.
-        least_steps: the number of steps, if 500 epochs are fewer.
-        **changes: fields that differ from the paper's.
+        real: Whether labels are real numbers.
+        least_steps: The number of steps, if 500 epochs are fewer.
+        **changes: Fields that differ from the paper's.
 
     Returns:
         All fields of each cell.

@@ -15,10 +15,10 @@ class Piece(NamedTuple):
     """What the first seed lacks of one curve of a figure, or what all further seeds lack.
 
     Attributes:
-        figure: the experiment's name.
-        curve: the value that tells the curve apart, or None if the figure has one curve.
-        further: whether it is about the seeds after the first.
-        runs: the trainings that have no row.
+        figure: The experiment's name.
+        curve: The value that tells the curve apart, or None if the figure has one curve.
+        further: Whether it is about the seeds after the first.
+        runs: The trainings that have no row.
     """
 
     figure: str
@@ -31,10 +31,10 @@ def pieces(experiment: Experiment, profile: str, part: Part, rows: Rows) -> list
     """What is missing of an experiment, by curve, the first seed apart from the others.
 
     Args:
-        experiment: a grid of trainings.
+        experiment: A grid of trainings.
         profile: ``paper`` or ``quick``.
-        part: which part of it.
-        rows: its stored rows by key.
+        part: Which part of it.
+        rows: Its stored rows by key.
 
     Returns:
         A piece for each curve whose first seed is not complete, and one for each curve whose
@@ -65,8 +65,8 @@ def plan(found: Iterable[Piece], seconds: Callable[[Run], float]) -> list[Piece]
     their first seeds, then further seeds; the cheapest first each time. So are the runs of each.
 
     Args:
-        found: what is missing.
-        seconds: what a training is expected to take.
+        found: What is missing.
+        seconds: What a training is expected to take.
 
     Returns:
         The same pieces.
@@ -88,8 +88,8 @@ class Budget:
     Estimates are corrected by what finished units took, all together.
 
     Args:
-        seconds: the whole time.
-        clock: the time now, in seconds.
+        seconds: The whole time.
+        clock: The time now, in seconds.
     """
 
     def __init__(self, seconds: int | float, clock: Callable[[], float]) -> None:
@@ -111,7 +111,12 @@ class Budget:
         return 0 < self.slower * seconds <= self.left
 
     def learn(self, expected: int | float, taken: int | float) -> None:
-        """Note what something took that was expected to take another time."""
+        """Correct later estimates by what one unit took.
+
+        Args:
+            expected: The seconds that it was expected to take.
+            taken: The seconds that it took.
+        """
         self.expected += expected
         self.taken += taken
 
@@ -122,8 +127,8 @@ class Planned:
     Has what :func:`attnmem.studies.run.measured` asks of a queue.
 
     Args:
-        units: each with its study and what it is expected to take, the most valuable first.
-        budget: the time that there is.
+        units: Each with its study and what it is expected to take, the most valuable first.
+        budget: The time that there is.
     """
 
     def __init__(self, units: Sequence[tuple[str, list[Run], float]], budget: Budget) -> None:
@@ -150,7 +155,16 @@ def units_of(
     group: Callable[[list[Run]], list[list[Run]]],
     seconds: Callable[[Run], float],
 ) -> list[tuple[str, list[Run], float]]:
-    """The units of pieces in their order, each with what it is expected to take."""
+    """The units of pieces, in the order of the pieces.
+
+    Args:
+        order: Pieces, the most valuable first.
+        group: Divides trainings into those that are trained at once.
+        seconds: What a training is expected to take.
+
+    Returns:
+        For each unit its experiment's name, its trainings, and the sum of their expected seconds.
+    """
     return [
         (piece.figure, unit, float(sum(map(seconds, unit))))
         for piece in order

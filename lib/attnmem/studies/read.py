@@ -20,16 +20,16 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """The stored rows of a study by key: those that came with the library and those added since.
 
     Args:
-        name: a study.
-        profile: one of its profiles.
-        recompute: whether only rows in the folder for new rows count.
+        name: A study.
+        profile: One of its profiles.
+        recompute: Whether only rows in the folder for new rows count.
 
     Returns:
         A configuration and what was measured, for each key.
 
     Raises:
-        ValueError: with ``recompute``, if new rows would go among the shipped ones.
-        DamagedResultsError: a file that cannot be trusted.
+        ValueError: With ``recompute``, if new rows would go among the shipped ones.
+        DamagedResultsError: A file that cannot be trusted.
     """
     if not recompute:
         return results.known(name, profile)
@@ -50,10 +50,10 @@ def missing(
     """The trainings of an experiment that the store does not have.
 
     Args:
-        name: an experiment.
+        name: An experiment.
         profile: ``paper`` or ``quick``.
-        seeds: the first so many of them.
-        recompute: as for :func:`rows`.
+        seeds: The first so many of them.
+        recompute: As for :func:`rows`.
         **chosen: ``variant`` and ``where``, as for :func:`attnmem.studies.grids.runs`.
 
     Returns:
@@ -102,11 +102,11 @@ def stored(
     trainings that diverged; these stay in the table, without an accuracy.
 
     Args:
-        name: an experiment.
+        name: An experiment.
         profile: ``paper`` or ``quick``.
-        seeds: the first so many of them.
-        variant: as for :func:`attnmem.studies.grids.runs`.
-        curves: the field that tells the curves of a figure apart, such as ``"T"``. One curve
+        seeds: The first so many of them.
+        variant: As for :func:`attnmem.studies.grids.runs`.
+        curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
             without a hole is then enough, and only such curves are returned.
 
     Returns:
@@ -114,7 +114,7 @@ def stored(
         profile that it is of.
 
     Raises:
-        ValueError: the store has rows of neither profile.
+        ValueError: The store has rows of neither profile.
     """
     published, *_ = experiment(name).variants
     what = name if variant in (None, published) else f"{name}, variant {variant!r}"
@@ -169,7 +169,7 @@ def beside_published(name: str) -> pd.DataFrame:
     out, and so are those that are not at hand (:func:`attnmem.results.published`).
 
     Args:
-        name: an experiment of Dana et al., whose numbers are published.
+        name: An experiment of Dana et al., whose numbers are published.
 
     Returns:
         A table with the sizes, ``published``, ``ours`` (the mean over the seeds of the published
@@ -198,16 +198,16 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
     """Rows of an experiment with one more column, the number of parameters that each run trained.
 
     Args:
-        table: rows of the experiment, as :func:`stored` returns them.
-        name: the experiment.
-        profile: the profile that they are of.
+        table: Rows of the experiment, as :func:`stored` returns them.
+        name: The experiment.
+        profile: The profile that they are of.
 
     Returns:
         The table with the column ``parameters``, counted from the tensors that the loss depends on
         (:func:`attnmem.training.parameter_count`).
 
     Raises:
-        ValueError: a row has sizes that the grid does not have.
+        ValueError: A row has sizes that the grid does not have.
     """
     fields = list(SIZES)
     counts = {
@@ -233,17 +233,17 @@ def repeat(
     """Do the first stored training of a part of a grid again, on the CPU.
 
     Args:
-        name: an experiment.
+        name: An experiment.
         profile: ``paper`` or ``quick``.
-        variant: as for :func:`attnmem.studies.grids.runs`.
-        where: likewise.
-        epochs: train only so many, and compare curves.
+        variant: As for :func:`attnmem.studies.grids.runs`.
+        where: Likewise.
+        epochs: Train only so many, and compare curves.
 
     Returns:
         The accuracy now and in the row; or the two curves of the first ``epochs``.
 
     Raises:
-        ValueError: there is no such row, or it has no curve.
+        ValueError: There is no such row, or it has no curve.
     """
     [run, *_] = runs(name, profile, 1, variant=variant, where=where)
     known = rows(name, profile)

@@ -15,7 +15,7 @@ def study(name: str) -> Study:
     """The study of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is none.
     """
     if name not in STUDIES:
         refuse("name", repr(name), f"one of {', '.join(STUDIES)}")

@@ -28,7 +28,13 @@ from .study import WHOLE, Part, Unit
 
 
 class Job(NamedTuple):
-    """A part of a study in one of its profiles."""
+    """A part of a study in one of its profiles.
+
+    Attributes:
+        name: A key of ``STUDIES``.
+        profile: One of the study's profiles.
+        part: Which part of it.
+    """
 
     name: str
     profile: str
@@ -43,11 +49,11 @@ class Progress(NamedTuple):
     """Where a run stands after a unit.
 
     Attributes:
-        done: units done.
-        units: all of them; None if they depend on the rows to come.
-        rows: rows written.
-        seconds: time spent.
-        said: the unit in words.
+        done: Units done.
+        units: All of them; None if they depend on the rows to come.
+        rows: Rows written.
+        seconds: Time spent.
+        said: The unit in words.
     """
 
     done: int
@@ -58,7 +64,7 @@ class Progress(NamedTuple):
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate so far."""
+        """Seconds to the end at the rate so far, or None if the number of units is unknown."""
         return None if self.units is None else self.seconds / self.done * (self.units - self.done)
 
 
@@ -70,7 +76,7 @@ def choose_device(device: str, *, here: bool = True) -> str:
         here: whether this machine must have it; or only those that measure elsewhere.
 
     Raises:
-        ValueError: torch knows no such device, or this machine has none.
+        ValueError: Torch knows no such device, or this machine has none.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,15 +92,29 @@ def choose_device(device: str, *, here: bool = True) -> str:
 def check_limit(minutes: int | float | None, name: str = "limit_minutes") -> None:
     """Accept no limit, or a time that something can be done in.
 
+    Args:
+        minutes: The limit, or None.
+        name: What the error calls it.
+
     Raises:
-        ValueError: it is not a positive number; the error names the argument ``name``.
+        ValueError: It is not a positive and finite number.
     """
     if minutes is not None and not 0 < minutes < math.inf:
         refuse(name, minutes, "a number above 0")
 
 
 def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
-    """Measure one unit of a study, anywhere, and return its rows."""
+    """Measure one unit of a study, in any process.
+
+    Args:
+        name: A key of ``STUDIES``.
+        unit: Configurations that are measured at once.
+        device: Where.
+        tf32: Whether a GPU may compute products with reduced precision.
+
+    Returns:
+        One row for each configuration.
+    """
     return STUDIES[name].perform(unit, device, tf32)
 
 
@@ -119,25 +139,25 @@ def run(
     the next call resumes.
 
     Args:
-        name: a key of ``STUDIES``.
+        name: A key of ``STUDIES``.
         profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        executor: anything with the interface of ``concurrent.futures`` (processes, or dask's
+        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
             ``Client.get_executor()``); by default units are measured here, one after the other.
-        seeds: the first so many seeds of each training (see :func:`attnmem.studies.grids.runs`).
-        limit_minutes: start no unit after that time; the rows of those in flight are kept.
-        tf32: allow reduced-precision products on a GPU.
-        recompute: measure again what came with the library (see :func:`attnmem.studies.read.rows`).
-        variant: how the paper is read.
-        where: only the trainings with these values.
-        report: called after each unit.
-        workers: how many units are in flight at once (see :func:`run_jobs`).
+        seeds: The first so many seeds of each training (see :func:`attnmem.studies.grids.runs`).
+        limit_minutes: Start no unit after that time; the rows of those in flight are kept.
+        tf32: Allow reduced-precision products on a GPU.
+        recompute: Measure again what came with the library (see :func:`attnmem.studies.read.rows`).
+        variant: How the paper is read.
+        where: Only the trainings with these values.
+        report: Called after each unit.
+        workers: How many units are in flight at once (see :func:`run_jobs`).
 
     Returns:
         How many rows were added.
 
     Raises:
-        ValueError: naming the argument that the study does not have.
+        ValueError: The study does not have what an argument asks for; the message names it.
     """
     job = Job(name, profile or study(name).usual, Part(seeds, variant, where))
     return run_jobs(
@@ -166,14 +186,14 @@ def run_jobs(
     """The same for several studies, one queue for all; arguments as for :func:`run`.
 
     Args:
-        jobs: what to measure, the first first.
-        device: where.
-        executor: by whom.
-        limit_minutes: for all jobs together.
-        tf32: as for :func:`run`.
-        recompute: as for :func:`run`.
-        report: as for :func:`run`.
-        workers: units in flight at once. By default, as many as a pool of ``concurrent.futures``
+        jobs: What to measure, the first first.
+        device: Where.
+        executor: By whom.
+        limit_minutes: For all jobs together.
+        tf32: As for :func:`run`.
+        recompute: As for :func:`run`.
+        report: As for :func:`run`.
+        workers: Units in flight at once. By default, as many as a pool of ``concurrent.futures``
             has workers; to any other executor all units are given at once, so a limit of time needs
             this number.
 
@@ -201,11 +221,11 @@ class Queue:
     What comes next may depend on rows, so :meth:`landed` says which there are.
 
     Args:
-        jobs: what to measure, the first first.
-        device: where.
-        recompute: as for :func:`run`.
-        workers: how many units are measured at once, which share the device's memory.
-        ends: the time, on the monotonic clock, after which no unit is given out.
+        jobs: What to measure, the first first.
+        device: Where.
+        recompute: As for :func:`run`.
+        workers: How many units are measured at once, which share the device's memory.
+        ends: The time, on the monotonic clock, after which no unit is given out.
     """
 
     def __init__(
@@ -270,7 +290,13 @@ class Units(Protocol):
 
 
 class Landed(NamedTuple):
-    """The rows of one unit of a study, and how many of them are new to the store."""
+    """The rows of one unit of a study.
+
+    Attributes:
+        name: The study's name.
+        rows: The rows.
+        added: How many of them are new to the store.
+    """
 
     name: str
     rows: list[Row]
@@ -295,11 +321,11 @@ def measured(
     flight have been yielded.
 
     Args:
-        units: where units come from.
-        device: where they are measured.
-        executor: by whom; by default they are measured here, one after the other.
-        at_once: how many of them are with the executor at most.
-        tf32: as for :func:`run`.
+        units: Where units come from.
+        device: Where they are measured.
+        executor: By whom; by default they are measured here, one after the other.
+        at_once: How many of them are with the executor at most.
+        tf32: As for :func:`run`.
 
     Yields:
         The rows of each unit.
@@ -335,8 +361,11 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     """Several workers: processes on a CPU, and on a GPU threads, which share it by streams.
 
     Args:
-        workers: how many; one is this process itself, which needs no pool.
-        device: such as ``cpu`` or ``cuda``.
+        workers: How many; one is this process itself, which needs no pool.
+        device: Such as ``cpu`` or ``cuda``.
+
+    Returns:
+        A context that gives the executor and shuts it down at its end; None for one worker.
     """
     check_integer("workers", workers)
     if workers == 1:

@@ -25,7 +25,12 @@ from .trainings import PROFILES, Cells, name_of, train
 
 
 class Bracket(NamedTuple):
-    """The largest number that was memorized, and the smallest that was not (None: all were)."""
+    """Where a bisection ends.
+
+    Attributes:
+        memorized: The largest number that was memorized; 0 if none was.
+        failed: The smallest number that was not, or None if all were.
+    """
 
     memorized: int
     failed: int | None
@@ -44,6 +49,13 @@ class Search(NamedTuple):
 
     A size counts as memorized if a restart has every answer right, at this size or a larger one. On
     a GPU restarts are trained at once; on a processor one after the other, until one gets there.
+
+    Attributes:
+        name: Its name in the store.
+        paper: The paper's key.
+        what: What is searched for, in words.
+        cells: For each profile, the fields of the trainings of each shape but their size.
+        restarts: For each profile, how many seeds try a size.
     """
 
     name: str
@@ -64,14 +76,33 @@ class Search(NamedTuple):
         return papers()[self.paper].source(self.what)
 
     def check(self, profile: str, part: Part = WHOLE) -> None:
-        """Refuse unknown profiles, and all parts."""
+        """Refuse unknown profiles, and all parts.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: Must be the whole, since a search has no seeds, variants or fields to choose.
+
+        Raises:
+            ValueError: The profile is unknown or a part is chosen; the message names the argument.
+        """
         check_profile(profile, PROFILES)
         check_whole(self.name, self.kind, part)
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
     ) -> Iterator[Unit]:
-        """For each shape the trainings that its bisection needs next, as long as there are any."""
+        """For each shape the trainings that its bisection needs next, as long as there are any.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: The whole.
+            rows: Stored rows by key, which may grow between two units.
+            device: On a CPU a unit is one restart, on a GPU all that are missing at a size.
+            workers: Has no effect.
+
+        Yields:
+            Restarts of one size.
+        """
         self.check(profile, part)
         at_once = 1 if torch.device(device).type == "cpu" else None
         for cell in self.cells[profile]:
@@ -88,11 +119,29 @@ class Search(NamedTuple):
         return []
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
-        """Train restarts of one size."""
+        """Train restarts of one size.
+
+        Args:
+            unit: The restarts.
+            device: Where.
+            tf32: Whether a GPU may compute products with reduced precision.
+
+        Returns:
+            Each restart with its outcome.
+        """
         return train(unit, device, tf32)
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How many of the shapes have a complete bisection."""
+        """How many of the shapes have a complete bisection.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: The whole.
+            rows: Stored rows by key.
+
+        Returns:
+            The number of complete bisections, and of all shapes.
+        """
         self.check(profile, part)
         cells = self.cells[profile]
         return Done(sum(not self._next(profile, cell, rows) for cell in cells), len(cells))
@@ -172,9 +221,9 @@ def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
     answer is given.
 
     Args:
-        memorizes: whether a size, from 1 to ``most``, is memorized; no size is asked for twice.
-        start: the first size that is asked for.
-        most: the largest size.
+        memorizes: Whether a size, from 1 to ``most``, is memorized; no size is asked for twice.
+        start: The first size that is asked for.
+        most: The largest size.
 
     Returns:
         The largest size that was memorized, and the smallest that was not.
@@ -195,7 +244,17 @@ def bisect(memorizes: Callable[[int], bool], start: int, most: int) -> Bracket:
 
 
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
-    """The trainings that decide whether ``size`` examples are memorized by one shape of model."""
+    """The trainings that decide whether ``size`` examples are memorized by one shape of model.
+
+    Args:
+        name: A key of ``SEARCHES``.
+        profile: ``paper`` or ``quick``.
+        cell: The fields of the shape, one of the search's ``cells``.
+        size: The number of examples, at least 1.
+
+    Returns:
+        The restarts, one for each seed.
+    """
     sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
     return [
         Run(experiment=name, profile=profile, seed=seed, **sizes)
@@ -207,14 +266,14 @@ def bracket(runs_of: Callable[[int], list[Run]], rows: Rows) -> Bracket:
     """The bisection of one shape of model, from its rows.
 
     Args:
-        runs_of: the restarts of a size.
-        rows: stored rows by key.
+        runs_of: The restarts of a size.
+        rows: Stored rows by key.
 
     Returns:
         Where the bisection ends.
 
     Raises:
-        Untrained: it needs a size whose restarts do not all have rows, and none memorized it.
+        Untrained: It needs a size whose restarts do not all have rows, and none memorized it.
     """
     best = _memorized(runs_of, rows)
 
@@ -257,7 +316,7 @@ def found(name: str, profile: str) -> pd.DataFrame:
     """What the stored rows show: one line for every cell whose bisection is complete.
 
     Args:
-        name: a key of ``SEARCHES``.
+        name: A key of ``SEARCHES``.
         profile: ``paper`` or ``quick``.
 
     Returns:
@@ -266,7 +325,7 @@ def found(name: str, profile: str) -> pd.DataFrame:
         model.
 
     Raises:
-        ValueError: naming the argument that is unknown.
+        ValueError: An argument is unknown; the message names it.
     """
     rows, lines = read.rows(name, profile), []
     for cell in SEARCHES[name].cells[profile]:

@@ -24,9 +24,9 @@ class Part(NamedTuple):
     """Which part of a study is meant; by default all that was published.
 
     Attributes:
-        seeds: the first so many seeds of each training.
-        variant: how the paper is read (:data:`attnmem.training.VARIANTS`).
-        where: values that the fields of a training have, such as ``{"d": 10}``.
+        seeds: The first so many seeds of each training.
+        variant: How the paper is read (:data:`attnmem.training.VARIANTS`).
+        where: Values that the fields of a training have, such as ``{"d": 10}``.
     """
 
     seeds: int | None = None
@@ -38,7 +38,12 @@ WHOLE = Part()
 
 
 class Done(NamedTuple):
-    """How much of a study is stored, of how much: rows of a grid, cells of a search, tests."""
+    """How much of a study is stored.
+
+    Attributes:
+        have: Rows of a grid, complete cells of a search, or tests.
+        of: How many there are in all.
+    """
 
     have: int
     of: int
@@ -49,14 +54,14 @@ class Study(Protocol):
     """What a kind of study implements; all of it follows from data and from stored rows.
 
     Attributes:
-        name: its name in the command line and in the store.
-        paper: the paper that it belongs to, a key of :func:`attnmem.reporting.papers`.
-        source: where it stands in the paper, in words.
-        kind: what its units are, in words.
-        profiles: the versions that there are of it.
-        usual: the profile that is run if none is named.
-        variants: the readings of the paper that it is run in.
-        foreseen: whether all its units are known before the first is measured.
+        name: Its name in the command line and in the store.
+        paper: The paper that it belongs to, a key of :func:`attnmem.reporting.papers`.
+        source: Where it stands in the paper, in words.
+        kind: What its units are, in words.
+        profiles: The versions that there are of it.
+        usual: The profile that is run if none is named.
+        variants: The readings of the paper that it is run in.
+        foreseen: Whether all its units are known before the first is measured.
     """
 
     name: str
@@ -69,22 +74,55 @@ class Study(Protocol):
     foreseen: bool
 
     def check(self, profile: str, part: Part) -> None:
-        """Refuse a profile or a part that the study does not have."""
+        """Refuse a profile or a part that the study does not have.
+
+        Args:
+            profile: One of :attr:`profiles`.
+            part: A part of the study.
+
+        Raises:
+            ValueError: The study does not have it; the message names the argument.
+        """
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
     ) -> Iterator[list[Configuration]]:
         """What could be measured now and is not in ``rows``, one unit after the other.
 
-        ``rows`` may grow between two units, which then decides what comes next. Each of so many
-        ``workers`` has its share of the device's memory.
+        Args:
+            profile: One of :attr:`profiles`.
+            part: Which part of the study.
+            rows: Stored rows by key. They may grow between two units and so decide what comes next.
+            device: Where units will be measured, which may decide how large they are.
+            workers: How many units are measured at once and share the device's memory.
+
+        Yields:
+            Configurations that are measured at once.
         """
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
-        """Measure a unit: one row for each of its configurations."""
+        """Measure a unit.
+
+        Args:
+            unit: Configurations that are measured at once.
+            device: Where.
+            tf32: Whether a GPU may compute products with reduced precision.
+
+        Returns:
+            One row for each configuration.
+        """
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How much of the study ``rows`` contain."""
+        """How much of the study ``rows`` contain.
+
+        Args:
+            profile: One of :attr:`profiles`.
+            part: Which part of the study.
+            rows: Stored rows by key.
+
+        Returns:
+            What is stored, and how much there is in all.
+        """
 
     def say(self, rows: Sequence[Row]) -> str:
         """A few words on the rows of one unit, for whoever waits."""
@@ -92,6 +130,10 @@ class Study(Protocol):
 
 def check_profile(profile: str, profiles: Sequence[str]) -> None:
     """Accept the profiles that there are.
+
+    Args:
+        profile: The name of a profile.
+        profiles: Those that there are.
 
     Raises:
         ValueError: ``profile`` is none of ``profiles``.
@@ -103,8 +145,13 @@ def check_profile(profile: str, profiles: Sequence[str]) -> None:
 def check_whole(name: str, kind: str, part: Part) -> None:
     """Accept no choice of seeds, variant or fields, for kinds of study that have none.
 
+    Args:
+        name: The study's name, for the error.
+        kind: Its kind in words, for the error.
+        part: The part that is asked for.
+
     Raises:
-        ValueError: one of them is given; the error names it.
+        ValueError: One of them is given; the error names it.
     """
     for field, value in part._asdict().items():
         if value:

@@ -31,13 +31,13 @@ class Experiment(NamedTuple):
     """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
 
     Attributes:
-        name: its name in the store, such as ``dana-exp1``.
-        paper: the paper's key.
-        what: its name in the paper, such as ``Exp. 1``.
-        cells: for each profile, all fields of a :class:`~attnmem.results.Run` of each cell.
-        seeds: for each profile, how many seeds each cell is trained with.
-        variants: the readings of the paper that it is run in, first the one that was published.
-        curves: the field that tells the curves of the figure apart; none if there is one curve.
+        name: Its name in the store, such as ``dana-exp1``.
+        paper: The paper's key.
+        what: Its name in the paper, such as ``Exp. 1``.
+        cells: For each profile, all fields of a :class:`~attnmem.results.Run` of each cell.
+        seeds: For each profile, how many seeds each cell is trained with.
+        variants: The readings of the paper that it is run in, first the one that was published.
+        curves: The field that tells the curves of the figure apart; none if there is one curve.
     """
 
     name: str
@@ -61,8 +61,13 @@ class Experiment(NamedTuple):
     def check(self, profile: str, part: Part = WHOLE) -> None:
         """Refuse a profile or a part that the grid does not have.
 
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: A choice of seeds, variant and cells.
+
         Raises:
-            ValueError: naming the profile, the seeds, the variant, or the field in ``where``.
+            ValueError: The grid does not have it; the message names the profile, the seeds, the
+                variant, or the field in ``where``.
         """
         check_profile(profile, PROFILES)
         if part.seeds is not None:
@@ -82,7 +87,15 @@ class Experiment(NamedTuple):
         return [cell for cell in cells if all(cell[field] == value for field, value in wanted)]
 
     def runs(self, profile: str, part: Part = WHOLE) -> list[Run]:
-        """The trainings of a part, cell by cell, each with all its seeds."""
+        """The trainings of a part.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: A choice of seeds, variant and cells.
+
+        Returns:
+            The runs, cell by cell, each cell with all its seeds.
+        """
         self.check(profile, part)
         variant = {"variant": part.variant or self.variants[0]}
         return [
@@ -94,16 +107,45 @@ class Experiment(NamedTuple):
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
     ) -> Iterator[Unit]:
-        """The trainings that have no row yet, those that are trained at once together."""
+        """The trainings that have no row yet, those that are trained at once together.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: A choice of seeds, variant and cells.
+            rows: Stored rows by key.
+            device: Where they are to be trained (see :func:`attnmem.training.stacks`).
+            workers: How many units share the device's memory.
+
+        Yields:
+            Runs that are trained at once.
+        """
         left = [run for run in self.runs(profile, part) if run.key not in rows]
         yield from training.stacks(left, device, workers=workers)
 
     def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
-        """Train a unit."""
+        """Train a unit.
+
+        Args:
+            unit: Runs that can be trained at once.
+            device: Where.
+            tf32: Whether a GPU may compute products with reduced precision.
+
+        Returns:
+            Each run with its outcome.
+        """
         return train(unit, device, tf32)
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How many of the trainings have a row; one that diverged has."""
+        """How many of the trainings have a row; one that diverged has.
+
+        Args:
+            profile: ``paper`` or ``quick``.
+            part: A choice of seeds, variant and cells.
+            rows: Stored rows by key.
+
+        Returns:
+            The number of trainings with a row, and of all trainings.
+        """
         runs = self.runs(profile, part)
         return Done(sum(run.key in rows for run in runs), len(runs))
 
@@ -137,9 +179,17 @@ def diverged(outcome: Outcome) -> bool:
 
 
 def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
-    """Train runs at once, and return their rows.
+    """Train runs at once.
 
     A long training is stored beside the new rows while it is under way, and goes on from there.
+
+    Args:
+        runs: Runs that can be trained at once (see :func:`attnmem.training.train`).
+        device: Where.
+        tf32: Whether a GPU may compute products with reduced precision.
+
+    Returns:
+        Each run with its outcome.
     """
     checkpoints = results.writable_root() / ".checkpoints"
     outcomes = training.train(runs, device=device, tf32=tf32, checkpoints=checkpoints)
@@ -147,5 +197,13 @@ def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
 
 
 def curve_of(experiment: Experiment, run: Run) -> Any:
-    """The curve of the figure that a run lies on: the value of the field ``curves``, or None."""
+    """The curve of the experiment's figure that a run lies on.
+
+    Args:
+        experiment: A grid of trainings.
+        run: One of its runs.
+
+    Returns:
+        The value of the field ``curves``, or None if the figure has one curve.
+    """
     return getattr(run, experiment.curves) if experiment.curves else None
