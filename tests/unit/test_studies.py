@@ -128,9 +128,7 @@ def test_a_limit_on_an_executor_of_unknown_size_asks_for_its_workers(instant, he
 
 def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(instant, held, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(
-        ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"
-    ):
+    with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"):
         experiments.run("dana-exp6", "quick", "cuda:1", held)
     held._max_workers = None
     assert experiments.run("dana-exp6", "quick", "cuda:1", held) == 6

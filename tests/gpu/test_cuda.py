@@ -1,0 +1,149 @@
+"""The engine on a GPU; all of it is skipped where there is none (``python -m attnmem gpu`` needs one).
+
+Captured steps are compared with single ones bit for bit, and with a CPU within float32 rounding.
+"""
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from attnmem import training
+from attnmem.attention import look_up
+from attnmem.training.places import place
+from attnmem.training.protocols import PROTOCOLS
+from attnmem.training.trainer import first_losses
+
+from plain import association_run, bigram_run, memorization_run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+RUNS = {
+    "bigrams": bigram_run(T=128, batch=32, steps=64),
+    "three layers": bigram_run(layers=3, d_h=3),
+    "mlp": bigram_run(model="mlp", H=1, width=12),
+    "associations": association_run(d=8, d_h=8, H=4, steps=200, lr=3e-2, evaluate_every=10),
+    "classes": memorization_run(steps=64, evaluate_every=16),
+    "own contexts": memorization_run(steps=64, evaluate_every=16, context="random"),
+    "reals": memorization_run(steps=64, evaluate_every=16, task="reals", N=None),
+}
+
+
+def seeds(run, count=3):
+    return [dataclasses.replace(run, seed=seed) for seed in range(count)]
+
+
+def results_of(outcomes):
+    return [dataclasses.replace(outcome, wall_s=0.0) for outcome in outcomes]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_captured_steps_are_the_single_ones_and_those_of_a_cpu(name):
+    assert training.selfcheck("cuda", [seeds(RUNS[name])], steps=64) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_training_repeats_to_the_last_bit(name):
+    once, again = (results_of(training.train(seeds(RUNS[name]), device="cuda")) for _ in range(2))
+    assert once == again
+
+
+@pytest.mark.parametrize("name", ["associations", "classes"])
+def test_runs_that_are_done_change_nothing_for_the_others(name):
+    """They stay in the graph, and what they do afterwards is ignored."""
+    run = dataclasses.replace(RUNS[name], early_stop=True, T=5, steps=400)
+    run = dataclasses.replace(run, batch=5 if name == "associations" else 4, lr=3e-2)
+    together = training.train(seeds(run), device="cuda")
+    for alone, outcome in zip(seeds(run), together, strict=True):
+        [single] = training.train([alone], device="cuda")
+        assert (single.accuracy, single.best_step) == (outcome.accuracy, outcome.best_step)
+
+
+def test_four_workers_are_one():
+    stacks = [seeds(run) for run in RUNS.values()]
+    alone = [results_of(training.train(stack, device="cuda")) for stack in stacks]
+    with ThreadPoolExecutor(4) as pool:
+        together = pool.map(lambda stack: training.train(stack, device="cuda"), stacks)
+        assert [results_of(outcomes) for outcomes in together] == alone
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_step_waits_for_the_host(name):
+    """Once it is captured, a chunk is launched without synchronisation, batches included."""
+    with place(GPU, tf32=False):
+        protocol = PROTOCOLS[RUNS[name].task](seeds(RUNS[name]), GPU)
+        protocol.look = lambda losses, shares: None
+        protocol.advance()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            protocol.advance()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            protocol.release()
+
+
+def test_an_error_gives_the_memory_back():
+    def broken(losses, shares):
+        raise RuntimeError("broken off")
+
+    run = RUNS["own contexts"]
+    training.train([run], device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    with place(GPU, tf32=False):
+        protocol = PROTOCOLS[run.task]([run], GPU)
+        protocol.look = broken
+        with pytest.raises(RuntimeError, match="broken off"):
+            protocol.advance()
+        protocol.release()
+        del protocol
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_a_killed_training_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    stack = seeds(RUNS["classes"])
+    whole = results_of(training.train(stack, device="cuda"))
+    evaluate = PROTOCOLS["classes"].evaluate
+    seen = []
+
+    def killed(protocol):
+        seen.append(protocol.count)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return evaluate(protocol)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PROTOCOLS["classes"], "evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            training.train(stack, device="cuda", checkpoints=tmp_path)
+    assert results_of(training.train(stack, device="cuda", checkpoints=tmp_path)) == whole
+
+
+def test_tf32_is_set_back():
+    before = torch.backends.cuda.matmul.allow_tf32
+    training.train([RUNS["bigrams"]], device="cuda", tf32=not before)
+    assert torch.backends.cuda.matmul.allow_tf32 == before
+
+
+def test_the_gradient_of_a_look_up_is_that_of_a_cpu_and_repeats():
+    tokens = torch.randint(7, (3, 50, 2))
+    table = torch.randn(3, 7, 5)
+    weight = torch.randn(3, 50, 2, 5)
+
+    def gradient(device):
+        leaf = table.to(device).requires_grad_()
+        (look_up(leaf, tokens.to(device)) * weight.to(device)).sum().backward()
+        return leaf.grad
+
+    assert torch.equal(gradient("cuda"), gradient("cuda"))
+    torch.testing.assert_close(gradient("cuda").cpu(), gradient("cpu"))
+
+
+def test_the_first_losses_are_those_of_the_stack():
+    with place(GPU, tf32=False):
+        losses = first_losses(seeds(RUNS["bigrams"]), GPU, 10, captured=True)
+    assert losses.shape == (10, 3)
