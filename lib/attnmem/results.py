@@ -151,7 +151,7 @@ def _append(path: Path, group: list[Row]) -> int:
         for row in group:
             if row[0].key not in have:
                 new.setdefault(row[0].key, row)
-        fits = header and all(kind.holds(row, header) for row in new.values())
+        fits = all(kind.holds(row, header) for row in new.values())
         columns = header if fits else kind.columns
         lines = [write(row, columns, kind) for row in new.values()]
         if columns != header:

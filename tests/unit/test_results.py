@@ -337,6 +337,15 @@ def test_a_value_that_is_no_default_is_never_dropped(tmp_path, path, field, valu
     assert list(results.read(path).values()) == [*made(2), new]
 
 
+def test_one_row_that_needs_a_column_is_enough(tmp_path, path):
+    results.append(made(2), tmp_path)
+    older(path, *LATER)
+    new = made(5)[2:]
+    new[1] = (new[1][0], dataclasses.replace(new[1][1], best_step=3))
+    assert results.append(new, tmp_path) == 3
+    assert list(results.read(path).values()) == [*made(2), *new]
+
+
 @pytest.mark.parametrize("lacking", ["seed", "loss", "lr_end", "commit", "key", "checksum"])
 def test_a_column_without_a_default_may_not_be_absent(tmp_path, path, lacking):
     results.append(made(2), tmp_path)
@@ -551,6 +560,7 @@ def third(edit):
         (third(lambda line: line.replace("trial", '"trial"')), 3, "not written as results are"),
         (third(lambda line: line.replace("trial", '"trial')), 3, "expected after"),
         (third(lambda line: "tri\udcffal" + line), 3, "not UTF-8 text"),
+        (third(lambda line: "\udcff" + line), 3, "not UTF-8 text"),
         (lambda lines: [*lines[:4], lines[4][:-1]], 5, "cut off before its end"),
         (lambda lines: [*lines, "trial"], 6, "cut off before its end"),
         (lambda lines: [*lines, lines[3]], 6, "stands in the file twice"),
@@ -623,16 +633,19 @@ def test_a_writer_waits_for_the_lock(tmp_path, path):
 
 
 def test_rows_reach_the_disk_before_append_returns(tmp_path, path, monkeypatch):
-    sizes = []
-    sync = os.fsync
+    sizes, descriptors, sync = [], [], os.fsync
 
     def fsync(descriptor):
         sizes.append(os.fstat(descriptor).st_size)
+        descriptors.append(descriptor)
         sync(descriptor)
 
     monkeypatch.setattr(results.os, "fsync", fsync)
     results.append(made(2), tmp_path)
     assert sizes == [len(rows.line_of(TRAININGS.columns)), path.stat().st_size]
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_every_row_is_one_write(tmp_path, path, monkeypatch):
@@ -731,4 +744,11 @@ def test_without_a_commit_rows_carry_the_version(checkout, monkeypatch):
     assert results.in_checkout()
     assert commit() == attnmem.__version__
     (checkout.parent.parent / "pyproject.toml").unlink()
+    assert not results.in_checkout()
+
+
+def test_a_folder_that_is_not_lib_is_no_checkout_of_the_library(checkout, monkeypatch):
+    installed = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
+    monkeypatch.setattr(results, "PACKAGE", installed)
+    assert (installed.parent.parent / "pyproject.toml").exists()
     assert not results.in_checkout()
