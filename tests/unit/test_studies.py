@@ -14,6 +14,7 @@ import torch
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
 from attnmem.studies import run as running
+from attnmem.studies import work
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -95,7 +96,7 @@ class Held(Executor):
 @pytest.fixture
 def held(monkeypatch):
     pool = Held()
-    monkeypatch.setattr(running, "wait", lambda flying, return_when: pool.let_go())
+    monkeypatch.setattr(work, "wait", lambda flying, return_when: pool.let_go())
     return pool
 
 
@@ -128,9 +129,7 @@ def test_a_limit_on_an_executor_of_unknown_size_asks_for_its_workers(instant, he
 
 def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(instant, held, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(
-        ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"
-    ):
+    with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"):
         experiments.run("dana-exp6", "quick", "cuda:1", held)
     held._max_workers = None
     assert experiments.run("dana-exp6", "quick", "cuda:1", held) == 6
@@ -152,7 +151,7 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypat
 
 
 def test_several_studies_are_one_queue(instant, held):
-    jobs = [running.Job("dana-exp6", "quick"), running.Job("dana-exp2", "quick")]
+    jobs = [work.Job("dana-exp6", "quick"), work.Job("dana-exp2", "quick")]
     seen = []
     assert running.run_jobs(jobs, "cpu", held, report=seen.append) == 12
     assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 2 * i) for i in range(1, 7)]
