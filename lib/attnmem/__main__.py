@@ -12,8 +12,9 @@ from .checks import refuse
 from .reporting import papers
 from .studies import STUDIES, cost, gpu, plan, read, trainings
 from .studies.grids import EXPERIMENTS
-from .studies.run import Job, Progress, choose_device, pool, run_jobs
+from .studies.run import Progress, choose_device, pool, run_jobs
 from .studies.study import WHOLE, Part
+from .studies.work import Job
 
 GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -90,12 +91,12 @@ def _status(arguments: argparse.Namespace) -> int:
     for profile in arguments.profile or PROFILES:
         for name, each in STUDIES.items():
             if profile in each.profiles:
-                for line in status_lines(name, profile, paces):
+                for line in _status_lines(name, profile, paces):
                     print(line, flush=True)
     return 0
 
 
-def status_lines(name: str, profile: str, paces: cost.Paces) -> list[str]:
+def _status_lines(name: str, profile: str, paces: cost.Paces) -> list[str]:
     """How much of a study is stored, what the rest costs, and on which curves it is missing."""
     each, rows, lines = STUDIES[name], read.rows(name, profile), []
     for variant in each.variants or (None,):

@@ -14,6 +14,7 @@ import torch
 from attnmem import experiments, results, training
 from attnmem.results import Outcome
 from attnmem.studies import run as running
+from attnmem.studies import work
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -95,7 +96,7 @@ class Held(Executor):
 @pytest.fixture
 def held(monkeypatch):
     pool = Held()
-    monkeypatch.setattr(running, "wait", lambda flying, return_when: pool.let_go())
+    monkeypatch.setattr(work, "wait", lambda flying, return_when: pool.let_go())
     return pool
 
 
@@ -150,7 +151,7 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypat
 
 
 def test_several_studies_are_one_queue(instant, held):
-    jobs = [running.Job("dana-exp6", "quick"), running.Job("dana-exp2", "quick")]
+    jobs = [work.Job("dana-exp6", "quick"), work.Job("dana-exp2", "quick")]
     seen = []
     assert running.run_jobs(jobs, "cpu", held, report=seen.append) == 12
     assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 2 * i) for i in range(1, 7)]

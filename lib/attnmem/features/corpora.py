@@ -68,13 +68,26 @@ def _check_count(count, batch, seed, size=1) -> None:
 def photograph_crops(
     count: int, *, size: int = 224, batch: int = 64, seed: int
 ) -> Iterator[Images]:
-    """Random square crops of the :func:`photographs`, some mirrored, scaled to ``size`` pixels.
+    """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
 
     Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height. Crop
     ``i`` depends on ``seed`` and ``i`` alone, so batches do not matter.
 
-    >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
-    [2, 2, 1]
+    Args:
+        count: how many crops.
+        size: their side, in pixels.
+        batch: how many of them come at once, at most.
+        seed: of the random crops, at least 0.
+
+    Returns:
+        An iterator over batches.
+
+    Raises:
+        ValueError: naming the number that is not possible.
+
+    Example:
+        >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
+        [2, 2, 1]
     """
     for start in range(0, count, batch):
         chosen = range(start, min(start + batch, count))
@@ -91,7 +104,15 @@ def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Ten
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
-    """Bilinear, with antialiasing, as image processors do; rounded to whole levels."""
+    """An image scaled to a square as image processors do: bilinear, with antialiasing.
+
+    Args:
+        image: levels from 0 to 255.
+        size: the side of the square, in pixels.
+
+    Returns:
+        Levels rounded to whole numbers.
+    """
     scaled = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
@@ -106,11 +127,23 @@ def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
 def published_images(
     source: str, count: int, *, size: int = 224, batch: int = 64, split: str = "train"
 ) -> Iterator[Images]:
-    """The colour images among the first ``count`` of a data set with a column ``image``.
+    """The colour images among the first of a data set with a column ``image``.
 
-    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
-    (read as a stream). Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
-    Raises ``ConnectionError`` if neither is there.
+    Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
+
+    Args:
+        source: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
+            (read as a stream).
+        count: how many images are looked at.
+        size: the side that they are scaled to, in pixels.
+        batch: how many of them come at once, at most.
+        split: the part of the data set.
+
+    Returns:
+        An iterator over batches.
+
+    Raises:
+        ConnectionError: there is neither such a folder nor such a name.
     """
     rows = itertools.islice(_rows(source, split), count)
     colour = (row["image"] for row in rows if row["image"].mode == "RGB")
@@ -184,12 +217,26 @@ def library_passages(
 ) -> Iterator[Tokens]:
     """Passages of the :func:`library_text` at random places, a token a byte.
 
-    With ``pairs`` as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. A
-    passage depends on ``seed`` and its number alone. ``within``: the part of the text that they are
-    taken from, as shares of its length.
+    A passage depends on ``seed`` and its number alone.
 
-    >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
-    [torch.Size([2, 10]), torch.Size([1, 10])]
+    Args:
+        count: how many passages.
+        length: the tokens of each.
+        batch: how many of them come at once, at most.
+        seed: of the random places, at least 0.
+        pairs: whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
+            ``SEP``.
+        within: the part of the text that they are taken from, as shares of its length.
+
+    Returns:
+        An iterator over batches.
+
+    Raises:
+        ValueError: naming the number that is not possible.
+
+    Example:
+        >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
+        [torch.Size([2, 10]), torch.Size([1, 10])]
     """
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]
@@ -225,11 +272,25 @@ def published_texts(
     split: str = "train",
     pairs: bool = False,
 ) -> Iterator[Tokens]:
-    """The first ``count`` texts of a data set with a column ``text`` that fill ``length`` tokens.
+    """The first texts of a data set with a column ``text`` that are long enough.
 
-    ``source`` as for :func:`published_images`, or with a configuration after a colon, such as
-    ``wikimedia/wikipedia:20231101.en``; ``tokenizer``: a folder or a name on a hub. Texts
-    that are too short are passed over; of the others the first ``length`` tokens count.
+    Texts that are too short are passed over; of the others the first ``length`` tokens count.
+
+    Args:
+        source: as for :func:`published_images`, or with a configuration after a colon, such as
+            ``wikimedia/wikipedia:20231101.en``.
+        tokenizer: a folder or a name on a hub.
+        count: how many texts.
+        length: the tokens of each.
+        batch: how many of them come at once, at most.
+        split: the part of the data set.
+        pairs: as for :func:`library_passages`.
+
+    Returns:
+        An iterator over batches.
+
+    Raises:
+        ConnectionError: there is neither such a folder nor such a name.
     """
     with reaching(tokenizer):
         words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)

@@ -66,7 +66,15 @@ class Encoder(NamedTuple):
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Levels 0 to 255 as numbers from -1 to 1, as the published image processor has them."""
+    """Levels as numbers from -1 to 1, as the published image processor has them.
+
+    Args:
+        images: levels from 0 to 255.
+        dtype: of the numbers.
+
+    Returns:
+        Numbers in the shape of ``images``.
+    """
     return images.to(dtype) * (2 / 255) - 1
 
 
@@ -90,10 +98,19 @@ def random_encoder(
 ) -> Encoder:
     """An encoder with the initial weights of its library, drawn from ``seed``.
 
-    Arguments
-        ``architecture``: a key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
-        ``"gpt2"``) and the sizes that differ from its defaults.
-        ``depth``: blocks to keep; 0 for the embeddings alone.
+    Args:
+        architecture: a key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
+            ``"gpt2"``) and the sizes that differ from its defaults.
+        depth: blocks to keep; 0 for the embeddings alone.
+        dtype: float32 or float64; the weights are the same float32 numbers in both.
+        device: where it computes.
+        seed: of the weights, at least 0.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        ValueError: naming the argument that is not possible.
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
@@ -111,8 +128,19 @@ def trained_encoder(
 ) -> Encoder:
     """An encoder with trained weights.
 
-    ``source``: a folder that ``transformers`` has saved, or a name on a hub such as
-    ``bert-large-uncased``. Raises ``ConnectionError`` if neither is there.
+    Args:
+        source: a folder that ``transformers`` has saved, or a name on a hub such as
+            ``bert-large-uncased``.
+        depth: blocks to keep; 0 for the embeddings alone.
+        dtype: float32 or float64.
+        device: where it computes.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        ValueError: naming the argument that is not possible.
+        ConnectionError: there is neither such a folder nor such a name.
     """
     library = need("transformers")
     with reaching(source):
@@ -155,7 +183,16 @@ def random_attention(
 ) -> Float[Tensor, "B m d"]:
     r"""One attention head with Xavier's weights on layer-normalized tokens, plus its input.
 
-    ``asking``: those of the tokens whose output is wanted. Logits are divided by :math:`\sqrt d`.
+    Logits are divided by :math:`\sqrt d`.
+
+    Args:
+        tokens: what is attended to.
+        asking: those of the tokens whose output is wanted.
+        seed: of the weights.
+
+    Returns:
+        One vector for each token that asks.
+
     Source: Mahdavi et al. 2024, Table 1, "Random attention".
     """
     d = tokens.shape[-1]
@@ -170,9 +207,18 @@ def random_attention(
 def head_features(
     tokens: Float[Tensor, "B n d"], asking: Float[Tensor, "B d"], heads: int, *, seed: int
 ) -> Float[Tensor, "B d"]:
-    """What ``heads`` random heads of width ``d / heads`` hand to their output map, side by side.
+    """What random heads of an attention layer hand to their output map, side by side.
 
     Xavier's weights, on layer-normalized tokens; what a read-out of the next attention layer sees.
+
+    Args:
+        tokens: what is attended to.
+        asking: the token of each example that asks.
+        heads: how many, each of width ``d / heads``.
+        seed: of the weights.
+
+    Returns:
+        One vector for each example.
     """
     d = tokens.shape[-1]
     g = torch.Generator().manual_seed(seed)
@@ -196,9 +242,15 @@ def feature_maps(
 ) -> Maps:
     """A function from a batch to its tokens under every map, by name.
 
-    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
-    of them, and so on; ``trained L0``, ... likewise. With a ``seed`` there is ``random attention``,
-    one random layer on the random embeddings.
+    Args:
+        random: an encoder. ``random L0`` are its embeddings, ``random L1`` what its first block
+            makes of them, and so on.
+        trained: another, whose maps are ``trained L0`` and so on.
+        seed: of ``random attention``, one random layer on the random embeddings; None for no such
+            map.
+
+    Returns:
+        The function.
     """
 
     def maps(inputs: Tensor) -> dict[str, Tensor]:
@@ -220,10 +272,16 @@ def exact_embeddings(
     r"""A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
 
     The embedding is affine in the pixels, so 255 times the tokens before the first block are
-    ``A @ B`` without any rounding: ``A`` holds the levels of each patch, ``2 k - 255``, and which
-    further rows of ``B`` are added; ``B`` holds the patch projection, its bias, the [CLS] token and
-    the positions. A rank of such a product can be proven:
+    ``A @ B`` without any rounding. A rank of such a product can be proven:
     :func:`attnmem.independence.certified_rank` with ``times``.
+
+    Args:
+        encoder: a ViT.
+        images: levels from 0 to 255.
+
+    Returns:
+        ``A``, the levels of each patch as ``2 k - 255``, and which further rows of ``B`` are added;
+        and ``B``, the patch projection, its bias, the [CLS] token and the positions.
     """
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection
@@ -267,8 +325,16 @@ def collect(
 ) -> dict[str, Seen]:
     """Stream batches through feature maps and keep a few vectors and a rank of every example.
 
-    ``query``: the position of the token that asks, as in :class:`Encoder`. ``heads``, ``seed``: of
-    the attention layer that reads the features, if any.
+    Args:
+        maps: as :func:`feature_maps` gives them.
+        batches: images or token numbers.
+        query: the position of the token that asks, as in :class:`Encoder`.
+        ranks: whether the rank of each context is computed.
+        heads: of the attention layer that reads the features; 0 for none.
+        seed: of that layer.
+
+    Returns:
+        What was kept of each map.
     """
     kept: dict[str, Seen] = {}
     for inputs in batches:

@@ -13,9 +13,10 @@ from . import cost, read
 from .cost import Family, Pace, Paces, family
 from .grids import EXPERIMENTS, PUBLISHED
 from .plan import Budget, Piece, Planned, pieces, plan, units_of
-from .run import check_limit, choose_device, measured, pool
+from .run import check_limit, choose_device, pool
 from .study import WHOLE, check_profile
 from .trainings import PROFILES
+from .work import measured
 
 BENCHMARK = 0.1  # the share of the time that is spent on timing steps, at most
 CHECKED_STEPS = 128

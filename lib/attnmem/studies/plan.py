@@ -124,7 +124,7 @@ class Budget:
 class Planned:
     """The units of a plan that fit into a budget, given out in its order.
 
-    Has what :func:`attnmem.studies.run.measured` asks of a queue.
+    Has what :func:`attnmem.studies.work.measured` asks of a queue.
 
     Args:
         units: Each with its study and what it is expected to take, the most valuable first.

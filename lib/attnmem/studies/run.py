@@ -5,44 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import results
 from ..checks import check_integer, refuse
-from ..results import Row
-from . import read
-from .registry import STUDIES, study
-from .study import WHOLE, Part, Unit
-
-
-class Job(NamedTuple):
-    """A part of a study in one of its profiles.
-
-    Attributes:
-        name: A key of ``STUDIES``.
-        profile: One of the study's profiles.
-        part: Which part of it.
-    """
-
-    name: str
-    profile: str
-    part: Part = WHOLE
-
-    def check(self) -> None:
-        """Refuse names, profiles and parts that there are not."""
-        study(self.name).check(self.profile, self.part)
+from .registry import study
+from .study import Part
+from .work import Job, Queue, measured
 
 
 class Progress(NamedTuple):
@@ -75,6 +48,9 @@ def choose_device(device: str, *, here: bool = True) -> str:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         here: whether this machine must have it; or only those that measure elsewhere.
 
+    Returns:
+        The name that torch knows it by.
+
     Raises:
         ValueError: Torch knows no such device, or this machine has none.
     """
@@ -101,21 +77,6 @@ def check_limit(minutes: int | float | None, name: str = "limit_minutes") -> Non
     """
     if minutes is not None and not 0 < minutes < math.inf:
         refuse(name, minutes, "a number above 0")
-
-
-def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
-    """Measure one unit of a study, in any process.
-
-    Args:
-        name: A key of ``STUDIES``.
-        unit: Configurations that are measured at once.
-        device: Where.
-        tf32: Whether a GPU may compute products with reduced precision.
-
-    Returns:
-        One row for each configuration.
-    """
-    return STUDIES[name].perform(unit, device, tf32)
 
 
 def run(
@@ -206,155 +167,13 @@ def run_jobs(
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
     at_once = _at_once(executor, workers, limit_minutes)
     each = 1 if at_once == math.inf else at_once
-    queue = Queue(jobs, device, recompute, workers=each, ends=ends)
+    queue = Queue(jobs, device, recompute, workers=each, in_time=lambda: monotonic() < ends)
     units, added = queue.count(), 0
     for done, landed in enumerate(measured(queue, device, executor, at_once, tf32), start=1):
         added += landed.added
         if report:
             report(Progress(done, units, added, monotonic() - start, landed.said))
     return added
-
-
-class Queue:
-    """The units of several jobs that are still to be measured, in order.
-
-    What comes next may depend on rows, so :meth:`landed` says which there are.
-
-    Args:
-        jobs: What to measure, the first first.
-        device: Where.
-        recompute: As for :func:`run`.
-        workers: How many units are measured at once, which share the device's memory.
-        ends: The time, on the monotonic clock, after which no unit is given out.
-    """
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        device: str,
-        recompute: bool = False,
-        workers: int = 1,
-        ends: float = math.inf,
-    ) -> None:
-        for job in jobs:
-            job.check()
-        self.jobs, self.place, self.ends = list(jobs), (device, workers), ends
-        places = {(job.name, job.profile) for job in jobs}
-        self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
-        self._started: set[str] = set()
-        self._pass, self._stale = self._listed(), False
-
-    def _listed(self) -> Iterator[tuple[str, Unit]]:
-        for job in self.jobs:
-            rows = self.rows[job.name, job.profile]
-            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *self.place):
-                yield job.name, unit
-
-    def count(self) -> int | None:
-        """The number of units, if it does not depend on rows to come."""
-        if not all(STUDIES[job.name].foreseen for job in self.jobs):
-            return None
-        return len({unit[0].key for _, unit in self._listed()})
-
-    def next(self) -> tuple[str, Unit] | None:
-        """A unit that has not been given out, with the name of its study.
-
-        None if there is none, or if the time is over.
-        """
-        while monotonic() < self.ends:
-            for name, unit in self._pass:
-                if unit[0].key not in self._started:
-                    self._started.add(unit[0].key)
-                    return name, unit
-            if not self._stale:
-                return None
-            self._pass, self._stale = self._listed(), False
-        return None
-
-    def landed(self, rows: Sequence[Row]) -> None:
-        """Take note of rows, on which the next units may depend."""
-        self._stale = True
-        for asked, found in rows:
-            self.rows[asked.experiment, asked.profile][asked.key] = asked, found
-
-
-@runtime_checkable
-class Units(Protocol):
-    """Where :func:`measured` takes units from."""
-
-    def next(self) -> tuple[str, Unit] | None:
-        """A unit with the name of its study, or None if there is none now."""
-
-    def landed(self, rows: Sequence[Row]) -> None:
-        """Take note of the rows of a unit."""
-
-
-class Landed(NamedTuple):
-    """The rows of one unit of a study.
-
-    Attributes:
-        name: The study's name.
-        rows: The rows.
-        added: How many of them are new to the store.
-    """
-
-    name: str
-    rows: list[Row]
-    added: int
-
-    @property
-    def said(self) -> str:
-        """The unit in words."""
-        return STUDIES[self.name].say(self.rows)
-
-
-def measured(
-    units: Units,
-    device: str,
-    executor: Executor | None = None,
-    at_once: int | float = 1,
-    tf32: bool = False,
-) -> Iterator[Landed]:
-    """Give out units, append their rows as they come, and yield them.
-
-    After an error in a unit nothing more is given out. It is raised when the rows of the units in
-    flight have been yielded.
-
-    Args:
-        units: Where units come from.
-        device: Where they are measured.
-        executor: By whom; by default they are measured here, one after the other.
-        at_once: How many of them are with the executor at most.
-        tf32: As for :func:`run`.
-
-    Yields:
-        The rows of each unit.
-    """
-    executor = executor or _Here()
-    flying: dict[Future, str] = {}
-    error: BaseException | None = None
-    try:
-        while True:
-            while error is None and len(flying) < at_once and (given := units.next()):
-                name, unit = given
-                flying[executor.submit(perform, name, unit, device, tf32)] = name
-            if not flying:
-                break
-            finished, _ = wait(flying, return_when=FIRST_COMPLETED)
-            for future in finished:
-                name = flying.pop(future)
-                if future.exception():
-                    error = error or future.exception()
-                    continue
-                rows = future.result()
-                added = results.append(rows)
-                units.landed(rows)
-                yield Landed(name, rows, added)
-    finally:
-        for future in flying:
-            future.cancel()
-    if error:
-        raise error
 
 
 def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
@@ -373,19 +192,6 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     if torch.device(device).type != "cpu":
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-class _Here(Executor):
-    """Does what it is given at once, in this process."""
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
-        """Call the function and wait for it."""
-        future: Future = Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def _at_once(

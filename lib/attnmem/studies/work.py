@@ -1,0 +1,201 @@
+"""The units that are to be measured, one after the other, and their rows as they land."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from .. import results
+from ..results import Row
+from . import read
+from .registry import STUDIES, study
+from .study import WHOLE, Part, Unit
+
+
+class Job(NamedTuple):
+    """A part of a study in one of its profiles.
+
+    Attributes:
+        name: A key of ``STUDIES``.
+        profile: One of the study's profiles.
+        part: Which part of it.
+    """
+
+    name: str
+    profile: str
+    part: Part = WHOLE
+
+    def check(self) -> None:
+        """Refuse names, profiles and parts that there are not."""
+        study(self.name).check(self.profile, self.part)
+
+
+def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    """Measure one unit of a study, in any process.
+
+    Args:
+        name: A key of ``STUDIES``.
+        unit: Configurations that are measured at once.
+        device: Where.
+        tf32: Whether a GPU may compute products with reduced precision.
+
+    Returns:
+        One row for each configuration.
+    """
+    return STUDIES[name].perform(unit, device, tf32)
+
+
+class Queue:
+    """The units of several jobs that are still to be measured, in order.
+
+    What comes next may depend on rows, so :meth:`landed` says which there are.
+
+    Args:
+        jobs: What to measure, the first first.
+        device: Where.
+        recompute: As for :func:`run`.
+        workers: How many units are measured at once, which share the device's memory.
+        ends: The time, on the monotonic clock, after which no unit is given out.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        device: str,
+        recompute: bool = False,
+        workers: int = 1,
+        in_time: Callable[[], bool] = lambda: True,
+    ) -> None:
+        for job in jobs:
+            job.check()
+        self.jobs, self.place, self.in_time = list(jobs), (device, workers), in_time
+        places = {(job.name, job.profile) for job in jobs}
+        self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
+        self._started: set[str] = set()
+        self._pass, self._stale = self._listed(), False
+
+    def _listed(self) -> Iterator[tuple[str, Unit]]:
+        for job in self.jobs:
+            rows = self.rows[job.name, job.profile]
+            for unit in STUDIES[job.name].units(job.profile, job.part, rows, *self.place):
+                yield job.name, unit
+
+    def count(self) -> int | None:
+        """The number of units, if it does not depend on rows to come."""
+        if not all(STUDIES[job.name].foreseen for job in self.jobs):
+            return None
+        return len({unit[0].key for _, unit in self._listed()})
+
+    def next(self) -> tuple[str, Unit] | None:
+        """A unit that has not been given out, with the name of its study.
+
+        None if there is none, or if the time is over.
+        """
+        while self.in_time():
+            for name, unit in self._pass:
+                if unit[0].key not in self._started:
+                    self._started.add(unit[0].key)
+                    return name, unit
+            if not self._stale:
+                return None
+            self._pass, self._stale = self._listed(), False
+        return None
+
+    def landed(self, rows: Sequence[Row]) -> None:
+        """Take note of rows, on which the next units may depend."""
+        self._stale = True
+        for asked, found in rows:
+            self.rows[asked.experiment, asked.profile][asked.key] = asked, found
+
+
+@runtime_checkable
+class Units(Protocol):
+    """Where :func:`measured` takes units from."""
+
+    def next(self) -> tuple[str, Unit] | None:
+        """A unit with the name of its study, or None if there is none now."""
+
+    def landed(self, rows: Sequence[Row]) -> None:
+        """Take note of the rows of a unit."""
+
+
+class Landed(NamedTuple):
+    """The rows of one unit of a study.
+
+    Attributes:
+        name: The study's name.
+        rows: The rows.
+        added: How many of them are new to the store.
+    """
+
+    name: str
+    rows: list[Row]
+    added: int
+
+    @property
+    def said(self) -> str:
+        """The unit in words."""
+        return STUDIES[self.name].say(self.rows)
+
+
+def measured(
+    units: Units,
+    device: str,
+    executor: Executor | None = None,
+    at_once: int | float = 1,
+    tf32: bool = False,
+) -> Iterator[Landed]:
+    """Give out units, append their rows as they come, and yield them.
+
+    After an error in a unit nothing more is given out. It is raised when the rows of the units in
+    flight have been yielded.
+
+    Args:
+        units: Where units come from.
+        device: Where they are measured.
+        executor: By whom; by default they are measured here, one after the other.
+        at_once: How many of them are with the executor at most.
+        tf32: As for :func:`run`.
+
+    Yields:
+        The rows of each unit.
+    """
+    executor = executor or _Here()
+    flying: dict[Future, str] = {}
+    error: BaseException | None = None
+    try:
+        while True:
+            while error is None and len(flying) < at_once and (given := units.next()):
+                name, unit = given
+                flying[executor.submit(perform, name, unit, device, tf32)] = name
+            if not flying:
+                break
+            finished, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for future in finished:
+                name = flying.pop(future)
+                if future.exception():
+                    error = error or future.exception()
+                    continue
+                rows = future.result()
+                added = results.append(rows)
+                units.landed(rows)
+                yield Landed(name, rows, added)
+    finally:
+        for future in flying:
+            future.cancel()
+    if error:
+        raise error
+
+
+class _Here(Executor):
+    """Does what it is given at once, in this process."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
+        """Call the function and wait for it."""
+        future: Future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
