@@ -73,8 +73,21 @@ def photograph_crops(
     Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height. Crop
     ``i`` depends on ``seed`` and ``i`` alone, so batches do not matter.
 
-    >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
-    [2, 2, 1]
+    Args:
+        count: How many crops.
+        size: Height and width of a crop, in pixels.
+        batch: How many crops at a time.
+        seed: Decides the places, the sides and which crops are mirrored.
+
+    Yields:
+        Batches of images; the last one may be smaller.
+
+    Raises:
+        ValueError: A number is below 1, or the seed below 0.
+
+    Example:
+        >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
+        [2, 2, 1]
     """
     for start in range(0, count, batch):
         chosen = range(start, min(start + batch, count))
@@ -91,7 +104,15 @@ def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Ten
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
-    """Bilinear, with antialiasing, as image processors do; rounded to whole levels."""
+    """Scale an image bilinearly, with antialiasing, as image processors do.
+
+    Args:
+        image: Levels from 0 to 255.
+        size: Height and width of the result, in pixels.
+
+    Returns:
+        The image, rounded to whole levels.
+    """
     scaled = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
@@ -108,9 +129,21 @@ def published_images(
 ) -> Iterator[Images]:
     """The colour images among the first ``count`` of a data set with a column ``image``.
 
-    ``source``: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
-    (read as a stream). Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
-    Raises ``ConnectionError`` if neither is there.
+    Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
+
+    Args:
+        source: A folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``,
+            which is read as a stream. A configuration may follow after a colon.
+        count: How many images are looked at.
+        size: Height and width that they are scaled to, in pixels.
+        batch: How many images at a time.
+        split: The part of the data set.
+
+    Yields:
+        Batches of images; the last one may be smaller.
+
+    Raises:
+        ConnectionError: There is neither such a folder nor a hub that gives the data.
     """
     rows = itertools.islice(_rows(source, split), count)
     colour = (row["image"] for row in rows if row["image"].mode == "RGB")
@@ -184,12 +217,26 @@ def library_passages(
 ) -> Iterator[Tokens]:
     """Passages of the :func:`library_text` at random places, a token a byte.
 
-    With ``pairs`` as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. A
-    passage depends on ``seed`` and its number alone. ``within``: the part of the text that they are
-    taken from, as shares of its length.
+    A passage depends on ``seed`` and its number alone.
 
-    >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
-    [torch.Size([2, 10]), torch.Size([1, 10])]
+    Args:
+        count: How many passages.
+        length: Tokens of a passage, at least 8, with the marks of a pair.
+        batch: How many passages at a time.
+        seed: Decides the places.
+        pairs: Whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
+            ``SEP``.
+        within: The part of the text that they are taken from, as shares of its length.
+
+    Yields:
+        Batches of token numbers ``(B, length)``; the last one may be smaller.
+
+    Raises:
+        ValueError: A number is out of range, or the part of the text is shorter than a passage.
+
+    Example:
+        >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
+        [torch.Size([2, 10]), torch.Size([1, 10])]
     """
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]
@@ -227,9 +274,23 @@ def published_texts(
 ) -> Iterator[Tokens]:
     """The first ``count`` texts of a data set with a column ``text`` that fill ``length`` tokens.
 
-    ``source`` as for :func:`published_images`, or with a configuration after a colon, such as
-    ``wikimedia/wikipedia:20231101.en``; ``tokenizer``: a folder or a name on a hub. Texts
-    that are too short are passed over; of the others the first ``length`` tokens count.
+    Texts that are too short are passed over; of the others the first ``length`` tokens count.
+
+    Args:
+        source: A folder that ``datasets`` has saved, or a name on a hub. A configuration may follow
+            after a colon, as in ``wikimedia/wikipedia:20231101.en``.
+        tokenizer: A folder that ``transformers`` has saved, or a name on a hub.
+        count: How many texts.
+        length: Tokens of a text, with the marks of a pair.
+        batch: How many texts at a time.
+        split: The part of the data set.
+        pairs: Whether each text is cut in two, with marks as BERT reads them.
+
+    Yields:
+        Batches of token numbers ``(B, length)``; the last one may be smaller.
+
+    Raises:
+        ConnectionError: There is neither such a folder nor a hub that gives data or tokenizer.
     """
     with reaching(tokenizer):
         words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
