@@ -96,7 +96,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def status_lines(name: str, profile: str, paces: cost.Paces) -> list[str]:
-    """How much of a study is stored, what the rest costs, and on which curves it is missing."""
+    """How much of a study is stored, what the rest costs, and on which curves it is missing.
+
+    Args:
+        name: A key of ``STUDIES``.
+        profile: One of the study's profiles.
+        paces: How long trainings take on a device.
+
+    Returns:
+        For each variant a line, and one for each curve with missing trainings.
+    """
     each, rows, lines = STUDIES[name], read.rows(name, profile), []
     for variant in each.variants or (None,):
         part = Part(variant=variant)
