@@ -56,7 +56,16 @@ def writable_root() -> Path:
 
 
 def file_of(experiment: str, profile: str, root: Path) -> Path:
-    """The file of one experiment and profile under ``root``."""
+    """The file of one experiment and profile.
+
+    Args:
+        experiment: The name of the experiment.
+        profile: ``paper``, ``quick`` or a tier of features.
+        root: The folder of the experiments' folders.
+
+    Returns:
+        Its path, whether or not there is such a file.
+    """
     return root / experiment / f"{profile}.csv"
 
 
@@ -121,8 +130,8 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
     of another. One process writes at a time; a lock in the file ``<profile>.lock`` sees to it.
 
     Args:
-        rows: configurations, each with its measurement.
-        root: the folder of the experiments' folders; :func:`writable_root` if it is ``None``.
+        rows: Configurations, each with its measurement.
+        root: The folder of the experiments' folders; :func:`writable_root` if it is ``None``.
 
     Returns:
         How many rows were new.
@@ -185,7 +194,7 @@ def known(experiment: str, profile: str) -> dict[str, Row]:
     """Rows of an experiment: those shipped with the library and those measured here since.
 
     Args:
-        experiment: the name of the experiment, which is that of its folder.
+        experiment: The name of the experiment, which is that of its folder.
         profile: ``paper``, ``quick`` or a tier of features; the name of the file.
 
     Returns:
@@ -202,7 +211,19 @@ def known(experiment: str, profile: str) -> dict[str, Row]:
 
 
 def table(experiment: str, profile: str, kind: Kind = TRAININGS) -> pd.DataFrame:
-    """The rows of :func:`known` as :func:`as_table` makes them a table."""
+    """The rows of :func:`known` as a table.
+
+    Args:
+        experiment: The name of the experiment.
+        profile: ``paper``, ``quick`` or a tier of features.
+        kind: The kind of its rows.
+
+    Returns:
+        What :func:`as_table` makes of them.
+
+    Raises:
+        DamagedResultsError: A file of theirs is damaged.
+    """
     return as_table(known(experiment, profile).values(), kind)
 
 
@@ -210,8 +231,8 @@ def as_table(rows: Iterable[Row], kind: Kind = TRAININGS) -> pd.DataFrame:
     """Rows as a table with a column for each field, in the order of the file.
 
     Args:
-        rows: configurations, each with its measurement.
-        kind: their kind, which decides the columns even if there are no rows.
+        rows: Configurations, each with its measurement.
+        kind: Their kind, which decides the columns even if there are no rows.
 
     Returns:
         One line for each row. Of a training that diverged, ``accuracy`` and ``loss`` are missing,
@@ -227,9 +248,9 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
     """One measurement, with a row for every value of one field and a column for every seed.
 
     Args:
-        table: rows that differ in the field and in the seed only, as :func:`as_table` makes them.
-        axis: the field.
-        measured: the column of the measurement.
+        table: Rows that differ in the field and in the seed only, as :func:`as_table` makes them.
+        axis: The field.
+        measured: The column of the measurement.
 
     Returns:
         The table, indexed by the values of the field in rising order. What no row measured is
@@ -245,8 +266,8 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
     """The least and the largest value of each field, for the ``sizes`` of a verdict.
 
     Args:
-        table: rows, as :func:`as_table` makes them.
-        *fields: columns of whole numbers.
+        table: Rows, as :func:`as_table` makes them.
+        *fields: Columns of whole numbers.
 
     Returns:
         The fields in their order, with one value where the two agree.
@@ -271,7 +292,7 @@ def fewest_seeds(table: pd.DataFrame) -> int:
     """How many seeds each configuration of a table was trained with at least.
 
     Args:
-        table: trainings, as :func:`as_table` makes them. A seed that diverged counts: it was
+        table: Trainings, as :func:`as_table` makes them. A seed that diverged counts: it was
             trained, and its row says so.
 
     Returns:

@@ -184,7 +184,15 @@ class Kind:
         return present == list(header)
 
     def holds(self, row: Row, header: Sequence[str]) -> bool:
-        """Whether a file with this header has a place for all that is no default in a row."""
+        """Whether a file with this header has a place for all that is no default in a row.
+
+        Args:
+            row: A configuration and its measurement, of this kind.
+            header: The columns of the file.
+
+        Returns:
+            False if a value that differs from its default would be lost.
+        """
         values = {**dataclasses.asdict(row[0]), **dataclasses.asdict(row[1])}
         return all(values[name] == self.defaults.get(name) for name in set(values) - set(header))
 
@@ -238,7 +246,7 @@ def fields_of(line: str) -> list[str]:
     """The fields of one line, which must be as :func:`line_of` writes it.
 
     Args:
-        line: a line of a CSV file, with its end.
+        line: A line of a CSV file, with its end.
 
     Returns:
         The text of each field.
@@ -259,9 +267,9 @@ def write(row: Row, header: Sequence[str], kind: Kind) -> str:
     """One row as a line of a file.
 
     Args:
-        row: a configuration and its measurement, which the file :meth:`Kind.holds`.
-        header: the columns of the file, which :meth:`Kind.accepts`.
-        kind: the kind of the file's rows.
+        row: A configuration and its measurement, which the file :meth:`Kind.holds`.
+        header: The columns of the file, which :meth:`Kind.accepts`.
+        kind: The kind of the file's rows.
 
     Returns:
         The line, with its end. :func:`parse` reads the row from it, with shares rounded.
@@ -288,9 +296,9 @@ def parse(line: str, header: Sequence[str], kind: Kind) -> Row:
     """The row that a line of a file holds. Columns that the file lacks have their defaults.
 
     Args:
-        line: a line of the file, with its end.
-        header: the columns of the file, which :meth:`Kind.accepts`.
-        kind: the kind of the file's rows.
+        line: A line of the file, with its end.
+        header: The columns of the file, which :meth:`Kind.accepts`.
+        kind: The kind of the file's rows.
 
     Returns:
         A configuration and its measurement.
@@ -324,6 +332,14 @@ def widen(line: str, header: Sequence[str], kind: Kind) -> str:
     """A line of a file with this header, as the line of a file that has every column of its kind.
 
     The text of what was stored stays as it is; the columns that are new hold their defaults.
+
+    Args:
+        line: A line of the file, with its end.
+        header: The columns of the file, which :meth:`Kind.accepts`.
+        kind: The kind of the file's rows.
+
+    Returns:
+        The new line, with its end.
     """
     texts = {name: _text(value) for name, value in kind.defaults.items()}
     texts |= dict(zip(header, fields_of(line), strict=True))

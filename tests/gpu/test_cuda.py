@@ -1,4 +1,4 @@
-"""The engine on a GPU; all of it is skipped where there is none (``python -m attnmem gpu`` needs one).
+"""The engine on a GPU; skipped where there is none.
 
 Captured steps are compared with single ones bit for bit, and with a CPU within float32 rounding.
 """

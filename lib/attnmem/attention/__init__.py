@@ -2,7 +2,8 @@
 
 :mod:`~attnmem.attention.layers` holds the layers, their weights and what they refuse;
 :mod:`~attnmem.attention.products` the products, softmaxes and sums that layers and training share;
-:mod:`~attnmem.attention.short` the same for contexts of a few tokens.
+:mod:`~attnmem.attention.short` the same for contexts of a few tokens;
+:mod:`~attnmem.attention.tables` the embeddings of tokens.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """
@@ -31,10 +32,10 @@ from .products import (
     embedded_logits,
     embedded_values,
     head_values,
-    look_up,
     over_tokens,
 )
 from .short import attend_and_add, attend_and_add_columns
+from .tables import look_up
 
 __all__ = [
     "OWN",

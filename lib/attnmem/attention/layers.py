@@ -22,10 +22,10 @@ from .products import (
     attention_weights,
     combine_heads,
     head_values,
-    look_up,
     token_axes,
 )
 from .short import attend_and_add
+from .tables import look_up
 
 
 class MHAWeights(NamedTuple):
@@ -91,7 +91,16 @@ def _check_mha_weights(weights) -> None:
 
 
 def check_features(weights, context, query) -> None:
-    """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do."""
+    """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do.
+
+    Args:
+        weights: A :class:`MHAWeights`.
+        context: Tokens as rows.
+        query: One vector per example.
+
+    Raises:
+        ValueError: One of them is not as :func:`mha` describes it; the message names it.
+    """
     _check_mha_weights(weights)
     check_tensor("query", query, "(*runs, B, d)", range(2, 99))
     shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
@@ -110,7 +119,15 @@ def _check_mha(weights, context, query, skip) -> None:
 
 
 def check_skip(weights, query) -> None:
-    """Accept weights whose attention output can be added to the query."""
+    """Accept weights whose attention output can be added to the query.
+
+    Args:
+        weights: A :class:`MHAWeights`.
+        query: One vector per example.
+
+    Raises:
+        ValueError: The output width ``d_o`` of ``W_O`` is not the width ``d`` of the query.
+    """
     check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
 
 
@@ -120,7 +137,16 @@ def mha_attention(
 ) -> Float[Tensor, "*runs B H n"]:
     r"""Attention weights :math:`\alpha_h` of every head: non-negative, each row sums to one.
 
-    Arguments and errors are those of :func:`mha`.
+    Args:
+        weights: The layer's weights, all with the same number of run axes.
+        context: Tokens as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
+        query: One vector per example.
+
+    Returns:
+        The attention weights, one row for each example and head.
+
+    Raises:
+        ValueError: As for :func:`mha`.
 
     Source: Mahdavi et al. 2024, Sec. 3, step 2.
     """
@@ -135,7 +161,17 @@ def mha_features(
     r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
 
     The layer's output is linear in these rows, so what it can memorize is decided by their rank.
-    Arguments and errors are those of :func:`mha`.
+
+    Args:
+        weights: The layer's weights, all with the same number of run axes.
+        context: Tokens as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
+        query: One vector per example.
+
+    Returns:
+        The matrix, with ``H d`` columns.
+
+    Raises:
+        ValueError: As for :func:`mha`.
 
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """
@@ -192,7 +228,15 @@ def mha(
 
 
 def check_aot(weights, tokens) -> None:
-    """Accept weights and tokens that fit, as all functions of this transformer do."""
+    """Accept weights and tokens that fit, as all functions of this transformer do.
+
+    Args:
+        weights: An :class:`AoTWeights`.
+        tokens: One sequence a row.
+
+    Raises:
+        ValueError: One of them is not as :func:`aot` describes it; the message names it.
+    """
     _check_weights(weights, AoTWeights)
     check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
     check_size("tokens", tokens, -1, weights.positions.shape[-2], "S of weights.positions")
@@ -205,7 +249,15 @@ def aot_features(
 ) -> Float[Tensor, "*runs B Hd"]:
     r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
 
-    Arguments and errors are those of :func:`aot`.
+    Args:
+        weights: The model's weights, all with the same number of run axes.
+        tokens: Integers in ``[0, N)``, one sequence of length ``S`` a row.
+
+    Returns:
+        The matrix, with ``H d`` columns.
+
+    Raises:
+        ValueError: As for :func:`aot`.
 
     Source: Dana et al. 2025, equation (1).
     """

@@ -8,14 +8,22 @@ multiplications of numbers.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
 
 
 def token_axes(context: Tensor, query: Tensor) -> str:
-    """Whether every example has a context of its ``OWN`` or all have one ``SHARED``."""
+    """Whether every example has a context of its own or all share one.
+
+    Args:
+        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
+        query: One vector per example, ``(*data, B, d)``.
+
+    Returns:
+        The context's axes in an einsum, :data:`OWN` or :data:`SHARED`.
+    """
     return OWN if context.ndim == query.ndim + 1 else SHARED
 
 
@@ -51,7 +59,17 @@ def attention_weights(
     context: Float[Tensor, "*examples d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax of :func:`attention_logits` over the tokens; arguments as there."""
+    """The softmax of :func:`attention_logits` over the tokens.
+
+    Args:
+        W_Q: Query maps of the heads.
+        W_K: Key maps of the heads.
+        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
+        query: One vector ``e`` per example.
+
+    Returns:
+        The attention weights; they sum to one over the tokens.
+    """
     return over_tokens(attention_logits(W_Q, W_K, context, query))
 
 
@@ -290,12 +308,32 @@ def head_values(
 
 
 def product_first(B: int, a: int, b: int, c: int) -> bool:
-    """Whether ``B`` vectors are sent through ``(a, b)`` and ``(b, c)`` cheaper as one matrix."""
+    """Whether vectors are sent through two matrices cheaper when those are multiplied first.
+
+    Args:
+        B: The number of vectors.
+        a: The length of a vector.
+        b: The number of columns of the first matrix, ``(a, b)``.
+        c: The number of columns of the second matrix, ``(b, c)``.
+
+    Returns:
+        True if the product of the matrices comes first, False if the vectors go through each.
+    """
     return a * b * c + B * a * c < B * b * (a + c)
 
 
 def chain_cost(B: int, a: int, b: int, c: int) -> int:
-    """Multiplications that send ``B`` vectors through ``(a, b)`` and ``(b, c)``, at the least."""
+    """Multiplications that send vectors through two matrices, in the cheaper order.
+
+    Args:
+        B: The number of vectors.
+        a: The length of a vector.
+        b: The number of columns of the first matrix, ``(a, b)``.
+        c: The number of columns of the second matrix, ``(b, c)``.
+
+    Returns:
+        Their number.
+    """
     return min(a * b * c + B * a * c, B * b * (a + c))
 
 
@@ -304,7 +342,16 @@ def add_heads(
     W_V: Float[Tensor, "*runs H d_h d"],
     W_O: Float[Tensor, "*runs H d_o d_h"],
 ) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
+    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper.
+
+    Args:
+        z: Attended tokens of every head.
+        W_V: Value maps of the heads, acting from the left.
+        W_O: Output maps of the heads, acting from the left.
+
+    Returns:
+        The sum over the heads, one vector for each example.
+    """
     B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
     if product_first(B, d, d_h, d_o):
         product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
@@ -318,58 +365,16 @@ def combine_heads(
     W_O: Float[Tensor, "*runs Hd_v d_o"],
     W_D: Float[Tensor, "*runs d_o d_out"],
 ) -> Float[Tensor, "*allruns B d_out"]:
-    """``values W_O W_D``, multiplied in the cheaper order."""
+    """``values W_O W_D``, multiplied in the cheaper order.
+
+    Args:
+        values: The values of all heads side by side.
+        W_O: The output map.
+        W_D: The read-out.
+
+    Returns:
+        The outputs, one vector for each example.
+    """
     if product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1]):
         return values @ (W_O @ W_D)
     return values @ W_O @ W_D
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
-def look_up(
-    embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
-) -> Float[Tensor, "*allruns B S d"]:
-    """The embedding of every token, each run from its own table.
-
-    The gradient repeats bit for bit, on a GPU too, and nothing waits for the host, so that a step
-    may be captured.
-
-    Args:
-        embedding: One row for every token of the vocabulary.
-        tokens: Integers in ``[0, N)``, one sequence a row.
-
-    Returns:
-        The rows that the tokens choose.
-    """
-    runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
-    N, d = embedding.shape[-2:]
-    table = embedding.expand(*runs, N, d).reshape(-1, N, d)
-    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(table), -1)
-    # index_select adds gradients in order on a CPU, and in any order on a GPU.
-    found = (_Rows.apply if table.is_cuda else _rows)(table, chosen)
-    return found.view(*runs, *tokens.shape[-2:], d)
-
-
-def _rows(table: Float[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Float[Tensor, "R m d"]:
-    # Not F.embedding: its backward pass may wait for the host.
-    R, N, d = table.shape
-    first = N * torch.arange(R, device=table.device)
-    rows = table.reshape(-1, d).index_select(0, (chosen + first[:, None]).flatten())
-    return rows.view(R, -1, d)
-
-
-class _Rows(torch.autograd.Function):
-    """:func:`_rows`; the gradient of the table is a product with the tokens' indicators."""
-
-    @staticmethod
-    def forward(ctx, table, chosen):
-        ctx.save_for_backward(chosen)
-        ctx.N = table.shape[-2]
-        return _rows(table, chosen)
-
-    @staticmethod
-    def backward(ctx, g):
-        [chosen] = ctx.saved_tensors
-        vocabulary = torch.arange(ctx.N, device=g.device)
-        return (chosen[..., None, :] == vocabulary[:, None]).to(g.dtype) @ g, None

@@ -74,16 +74,16 @@ def photograph_crops(
     ``i`` depends on ``seed`` and ``i`` alone, so batches do not matter.
 
     Args:
-        count: how many crops.
-        size: their side, in pixels.
-        batch: how many of them come at once, at most.
-        seed: of the random crops, at least 0.
+        count: How many crops.
+        size: Height and width of a crop, in pixels.
+        batch: How many crops at a time.
+        seed: Decides the places, the sides and which crops are mirrored.
 
-    Returns:
-        An iterator over batches.
+    Yields:
+        Batches of images; the last one may be smaller.
 
     Raises:
-        ValueError: naming the number that is not possible.
+        ValueError: A number is below 1, or the seed below 0.
 
     Example:
         >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
@@ -104,14 +104,14 @@ def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Ten
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
-    """An image scaled to a square as image processors do: bilinear, with antialiasing.
+    """Scale an image bilinearly, with antialiasing, as image processors do.
 
     Args:
-        image: levels from 0 to 255.
-        size: the side of the square, in pixels.
+        image: Levels from 0 to 255.
+        size: Height and width of the result, in pixels.
 
     Returns:
-        Levels rounded to whole numbers.
+        The image, rounded to whole levels.
     """
     scaled = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
@@ -132,18 +132,18 @@ def published_images(
     Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
 
     Args:
-        source: a folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``
-            (read as a stream).
-        count: how many images are looked at.
-        size: the side that they are scaled to, in pixels.
-        batch: how many of them come at once, at most.
-        split: the part of the data set.
+        source: A folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``,
+            which is read as a stream. A configuration may follow after a colon.
+        count: How many images are looked at.
+        size: Height and width that they are scaled to, in pixels.
+        batch: How many images at a time.
+        split: The part of the data set.
 
-    Returns:
-        An iterator over batches.
+    Yields:
+        Batches of images; the last one may be smaller.
 
     Raises:
-        ConnectionError: there is neither such a folder nor such a name.
+        ConnectionError: There is neither such a folder nor a hub that gives the data.
     """
     rows = itertools.islice(_rows(source, split), count)
     colour = (row["image"] for row in rows if row["image"].mode == "RGB")
@@ -220,19 +220,19 @@ def library_passages(
     A passage depends on ``seed`` and its number alone.
 
     Args:
-        count: how many passages.
-        length: the tokens of each.
-        batch: how many of them come at once, at most.
-        seed: of the random places, at least 0.
-        pairs: whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
+        count: How many passages.
+        length: Tokens of a passage, at least 8, with the marks of a pair.
+        batch: How many passages at a time.
+        seed: Decides the places.
+        pairs: Whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
             ``SEP``.
-        within: the part of the text that they are taken from, as shares of its length.
+        within: The part of the text that they are taken from, as shares of its length.
 
-    Returns:
-        An iterator over batches.
+    Yields:
+        Batches of token numbers ``(B, length)``; the last one may be smaller.
 
     Raises:
-        ValueError: naming the number that is not possible.
+        ValueError: A number is out of range, or the part of the text is shorter than a passage.
 
     Example:
         >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
@@ -277,20 +277,20 @@ def published_texts(
     Texts that are too short are passed over; of the others the first ``length`` tokens count.
 
     Args:
-        source: as for :func:`published_images`, or with a configuration after a colon, such as
-            ``wikimedia/wikipedia:20231101.en``.
-        tokenizer: a folder or a name on a hub.
-        count: how many texts.
-        length: the tokens of each.
-        batch: how many of them come at once, at most.
-        split: the part of the data set.
-        pairs: as for :func:`library_passages`.
+        source: A folder that ``datasets`` has saved, or a name on a hub. A configuration may follow
+            after a colon, as in ``wikimedia/wikipedia:20231101.en``.
+        tokenizer: A folder that ``transformers`` has saved, or a name on a hub.
+        count: How many texts.
+        length: Tokens of a text, with the marks of a pair.
+        batch: How many texts at a time.
+        split: The part of the data set.
+        pairs: Whether each text is cut in two, with marks as BERT reads them.
 
-    Returns:
-        An iterator over batches.
+    Yields:
+        Batches of token numbers ``(B, length)``; the last one may be smaller.
 
     Raises:
-        ConnectionError: there is neither such a folder nor such a name.
+        ConnectionError: There is neither such a folder nor a hub that gives data or tokenizer.
     """
     with reaching(tokenizer):
         words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)

@@ -35,11 +35,17 @@ class Encoder(NamedTuple):
     """A model cut after ``depth`` blocks; call it on a batch of images or token numbers.
 
     A BERT takes its input for pairs, as :mod:`attnmem.features.corpora` makes them.
+
+    Attributes:
+        model: One of Hugging Face's models, without the norm after its last block.
+        depth: The blocks that it has.
+        query: The place of the token that asks: 0 for [CLS], -1 for the last.
+        dtype: The precision of weights and features.
     """
 
     model: nn.Module
     depth: int
-    query: int  # the token that asks: 0 for [CLS], -1 for the last
+    query: int
     dtype: torch.dtype
 
     @torch.no_grad()
@@ -69,11 +75,11 @@ def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Levels as numbers from -1 to 1, as the published image processor has them.
 
     Args:
-        images: levels from 0 to 255.
-        dtype: of the numbers.
+        images: Levels from 0 to 255, of any shape.
+        dtype: The precision of the result.
 
     Returns:
-        Numbers in the shape of ``images``.
+        Numbers of the same shape.
     """
     return images.to(dtype) * (2 / 255) - 1
 
@@ -96,21 +102,21 @@ def random_encoder(
     device: str = "cpu",
     seed: int,
 ) -> Encoder:
-    """An encoder with the initial weights of its library, drawn from ``seed``.
+    """An encoder with the initial weights of its library.
 
     Args:
-        architecture: a key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
+        architecture: A key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
             ``"gpt2"``) and the sizes that differ from its defaults.
-        depth: blocks to keep; 0 for the embeddings alone.
-        dtype: float32 or float64; the weights are the same float32 numbers in both.
-        device: where it computes.
-        seed: of the weights, at least 0.
+        depth: Blocks to keep; 0 for the embeddings alone.
+        dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
+        device: Where it computes.
+        seed: Decides the weights, the same on every device and in both precisions.
 
     Returns:
-        The encoder.
+        The encoder, in evaluation mode.
 
     Raises:
-        ValueError: naming the argument that is not possible.
+        ValueError: The architecture is unknown, or another argument is out of range.
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
@@ -129,18 +135,18 @@ def trained_encoder(
     """An encoder with trained weights.
 
     Args:
-        source: a folder that ``transformers`` has saved, or a name on a hub such as
+        source: A folder that ``transformers`` has saved, or a name on a hub such as
             ``bert-large-uncased``.
-        depth: blocks to keep; 0 for the embeddings alone.
-        dtype: float32 or float64.
-        device: where it computes.
+        depth: Blocks to keep; 0 for the embeddings alone.
+        dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
+        device: Where it computes.
 
     Returns:
-        The encoder.
+        The encoder, in evaluation mode.
 
     Raises:
-        ValueError: naming the argument that is not possible.
-        ConnectionError: there is neither such a folder nor such a name.
+        ValueError: The model has fewer blocks than ``depth``, or an argument is out of range.
+        ConnectionError: There is neither such a folder nor a hub that gives the model.
     """
     library = need("transformers")
     with reaching(source):
@@ -186,12 +192,12 @@ def random_attention(
     Logits are divided by :math:`\sqrt d`.
 
     Args:
-        tokens: what is attended to.
-        asking: those of the tokens whose output is wanted.
-        seed: of the weights.
+        tokens: The tokens that are attended to.
+        asking: Those of them whose output is wanted.
+        seed: Decides the weights.
 
     Returns:
-        One vector for each token that asks.
+        The outputs of the tokens that ask.
 
     Source: Mahdavi et al. 2024, Table 1, "Random attention".
     """
@@ -207,15 +213,16 @@ def random_attention(
 def head_features(
     tokens: Float[Tensor, "B n d"], asking: Float[Tensor, "B d"], heads: int, *, seed: int
 ) -> Float[Tensor, "B d"]:
-    """What random heads of an attention layer hand to their output map, side by side.
+    """What random heads of width ``d / heads`` hand to their output map, side by side.
 
-    Xavier's weights, on layer-normalized tokens; what a read-out of the next attention layer sees.
+    The weights are Xavier's, the tokens layer-normalized. This is what a read-out of the next
+    attention layer sees.
 
     Args:
-        tokens: what is attended to.
-        asking: the token of each example that asks.
-        heads: how many, each of width ``d / heads``.
-        seed: of the weights.
+        tokens: The tokens that are attended to.
+        asking: The token of each example that asks.
+        heads: How many heads.
+        seed: Decides the weights.
 
     Returns:
         One vector for each example.
@@ -242,15 +249,17 @@ def feature_maps(
 ) -> Maps:
     """A function from a batch to its tokens under every map, by name.
 
+    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
+    of them, and so on; ``trained L0``, ... likewise. ``random attention`` is one random layer on
+    the random embeddings.
+
     Args:
-        random: an encoder. ``random L0`` are its embeddings, ``random L1`` what its first block
-            makes of them, and so on.
-        trained: another, whose maps are ``trained L0`` and so on.
-        seed: of ``random attention``, one random layer on the random embeddings; None for no such
-            map.
+        random: An encoder with random weights, if any; needed for a ``seed``.
+        trained: An encoder with trained weights, if any.
+        seed: Decides the weights of ``random attention``; without it that map is left out.
 
     Returns:
-        The function.
+        The function. It takes images or token numbers.
     """
 
     def maps(inputs: Tensor) -> dict[str, Tensor]:
@@ -276,12 +285,13 @@ def exact_embeddings(
     :func:`attnmem.independence.certified_rank` with ``times``.
 
     Args:
-        encoder: a ViT.
-        images: levels from 0 to 255.
+        encoder: A ViT.
+        images: Levels from 0 to 255.
 
     Returns:
-        ``A``, the levels of each patch as ``2 k - 255``, and which further rows of ``B`` are added;
-        and ``B``, the patch projection, its bias, the [CLS] token and the positions.
+        ``A`` and ``B``. ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows
+        of ``B`` are added; ``B`` holds the patch projection, its bias, the [CLS] token and the
+        positions.
     """
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection
@@ -301,10 +311,12 @@ def exact_embeddings(
 class Seen(NamedTuple):
     """Of one feature map and ``T`` examples, what the assumptions speak about.
 
-    ``queries``: the token that asks (Assumption 1). ``relaxed``: that token plus the mean of all
-    tokens (Assumption 3). ``ranks``: the numerical rank of each context (Assumption 2); empty if
-    they were not asked for. ``heads``: what a random attention layer reads (see
-    :func:`head_features`); empty likewise. ``positions``: of embeddings, the table of positions.
+    Attributes:
+        queries: The token that asks (Assumption 1).
+        relaxed: That token plus the mean of all tokens (Assumption 3).
+        ranks: The numerical rank of each context (Assumption 2); empty if not asked for.
+        heads: What a random attention layer reads (see :func:`head_features`); empty likewise.
+        positions: Of embeddings, the table of positions.
     """
 
     queries: Float[Tensor, "T d"]
@@ -326,15 +338,15 @@ def collect(
     """Stream batches through feature maps and keep a few vectors and a rank of every example.
 
     Args:
-        maps: as :func:`feature_maps` gives them.
-        batches: images or token numbers.
-        query: the position of the token that asks, as in :class:`Encoder`.
-        ranks: whether the rank of each context is computed.
-        heads: of the attention layer that reads the features; 0 for none.
-        seed: of that layer.
+        maps: What :func:`feature_maps` returns.
+        batches: Images or token numbers.
+        query: The place of the token that asks, as in :class:`Encoder`.
+        ranks: Whether the ranks of contexts are computed.
+        heads: The heads of the attention layer that reads the features; 0 for none.
+        seed: Decides the weights of that layer.
 
     Returns:
-        What was kept of each map.
+        What was kept of each map, by its name.
     """
     kept: dict[str, Seen] = {}
     for inputs in batches:

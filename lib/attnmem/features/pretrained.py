@@ -31,16 +31,16 @@ HELD_OUT = 360  # of the 1797 digits, the last in a random order
 
 
 def language_sizes(kind: str, *, length: int, d: int, layers: int) -> dict[str, Any]:
-    """Sizes of a model that reads bytes, in its own words.
+    """Sizes of a BERT or a GPT-2 that reads bytes, in its own words.
 
     Args:
         kind: ``bert`` or ``gpt2``.
-        length: the tokens that it reads at once.
-        d: the dimension of its tokens.
-        layers: how many blocks it has.
+        length: The most tokens that it reads.
+        d: The width of a token, a multiple of its 4 heads.
+        layers: The number of blocks.
 
     Returns:
-        The settings that differ from the library's.
+        The fields of Hugging Face's configuration.
     """
     if kind == "bert":
         return {
@@ -72,17 +72,17 @@ READ, UNREAD = (0.0, 0.9), (0.9, 1.0)  # parts of the text
 def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int = 128) -> float:
     """Train a ViT that reads digits of 8 x 8 pixels, and save it.
 
-    Half of the batches are shifted by at most one pixel: AdamW at a rate that falls from 1e-3 along
-    a cosine, after a short warm-up.
+    It is trained on all digits but 360, half of the batches shifted by at most one pixel: AdamW at
+    a rate that falls from 1e-3 along a cosine, after a short warm-up.
 
     Args:
-        folder: where it is saved.
-        seed: of weights and batches.
-        steps: how many.
-        batch: images of a step.
+        folder: Where the model is saved.
+        seed: Decides weights, batches and shifts, and which digits are held out.
+        steps: How many steps.
+        batch: Digits of a step.
 
     Returns:
-        The accuracy on digits held out.
+        The accuracy on the digits held out.
     """
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
@@ -115,16 +115,17 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
 def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
     """Train a GPT-2 that reads the library byte by byte, and save it.
 
-    Passages of 64 bytes come from the first nine tenths of the text.
+    It is trained on passages of 64 bytes from the first nine tenths of the text, and judged on the
+    last.
 
     Args:
-        folder: where it is saved.
-        seed: of weights and passages.
-        steps: how many.
-        batch: passages of a step.
+        folder: Where the model is saved.
+        seed: Decides weights and passages.
+        steps: How many steps.
+        batch: Passages of a step.
 
     Returns:
-        How often its next byte is right in the last tenth.
+        The share of the bytes held out that are predicted from those before them.
     """
     model = _untrained("CausalLM", "gpt2", LIBRARY["gpt2"], seed)
     read = corpora.library_passages(
@@ -145,19 +146,19 @@ def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int
 def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int = 32) -> float:
     """Train a BERT that fills in masked bytes of the library, and save it.
 
-    Pairs of passages are as long and from the same part as for :func:`library_gpt2`; a seventh of
-    their bytes is masked. Initial weights have size 0.1, about ``d`` to the power of -1/2: from the
-    library's 0.02, at three times the rate, 1500 steps did not lead beyond always guessing the most
-    frequent byte.
+    It is trained on pairs of passages, as long and from the same part as for :func:`library_gpt2`;
+    a seventh of their bytes is masked. Initial weights have size 0.1, about ``d`` to the power of
+    -1/2: from the library's 0.02, at three times the rate, 1500 steps did not lead beyond always
+    guessing the most frequent byte.
 
     Args:
-        folder: where it is saved.
-        seed: of weights, passages and masks.
-        steps: how many.
-        batch: pairs of a step.
+        folder: Where the model is saved.
+        seed: Decides weights, passages and masks.
+        steps: How many steps.
+        batch: Pairs of a step.
 
     Returns:
-        How often it is right in the last tenth.
+        The share of the masked bytes held out that are filled in correctly.
     """
     sizes = LIBRARY["bert"] | {"initializer_range": 0.1}
     model = _untrained("MaskedLM", "bert", sizes, seed)

@@ -38,7 +38,12 @@ class FusedAdam:
         )
 
     def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
-        """One step down the gradient of ``loss``; the rates of all runs are the same."""
+        """Take one step down the gradient of the loss.
+
+        Args:
+            loss: The sum of the runs' losses.
+            rates: The learning rate of every run; all are the same.
+        """
         self.optimizer.param_groups[0]["lr"] = float(rates[0])
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -60,7 +65,15 @@ class FusedAdam:
             self.optimizer.state[self.parameters[name]][field] = value.clone()
 
     def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
-        """An optimizer of fewer runs, those at ``index``, whose weights are ``parameters``."""
+        """An optimizer of fewer runs, with their part of the state.
+
+        Args:
+            parameters: The weights of the runs that are kept.
+            index: The places of these runs in this optimizer, shape ``(kept,)``.
+
+        Returns:
+            A new optimizer. It shares no memory with this one.
+        """
         kept = FusedAdam(parameters)
         state = self.state().items()
         kept.restore({k: v if k.startswith("step ") else v[index] for k, v in state})
@@ -86,7 +99,12 @@ class RunwiseAdam:
         self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
 
     def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
-        """One step down the gradient of ``loss``, each run with its own rate."""
+        """Take one step down the gradient of the loss, each run with its own rate.
+
+        Args:
+            loss: The sum of the runs' losses.
+            rates: The learning rate of every run, on the device of the weights.
+        """
         gradients = torch.autograd.grad(loss, [*self.parameters.values()])
         g = torch.cat([gradient.flatten() for gradient in gradients])
         with torch.no_grad():
@@ -135,7 +153,12 @@ class Stack:
         self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
 
     def step(self, loss: Float[Tensor, " R"], rates: Float[Tensor, " R"]) -> None:
-        """One Adam step; the runs' gradients do not mix, since the sum of losses separates."""
+        """Take one Adam step; the runs' gradients do not mix, since the sum of losses separates.
+
+        Args:
+            loss: The loss of every run.
+            rates: The learning rate of every run.
+        """
         self.optimizer.step(loss.sum(), rates)
 
     def keep(self, places: Sequence[int]) -> None:
@@ -194,6 +217,11 @@ class Steps:
         watched: Sequence[bool],
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
         """Train on the batches in turn, at these rates.
+
+        Args:
+            batches: For each of ``k`` steps, the places of every run's batch in its data.
+            rates: The learning rate of every run in each step.
+            watched: For each step, whether the share that is right is wanted.
 
         Returns:
             Losses before each step, and the share of each batch that was right before it, which is
@@ -254,7 +282,13 @@ def _empty(batches: Int[Tensor, "k R B"]) -> tuple[Tensor, Tensor]:
 
 
 def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
-    """Run a step a few times, as a capture requires, and take back all that it changed."""
+    """Run a step a few times, as a capture requires, and take back all that it changed.
+
+    Args:
+        stack: The runs, whose weights and optimizer are set back.
+        step: Makes one step of the stack.
+        times: How often it is made.
+    """
     before = {
         part: {name: x.clone() for name, x in tensors.items()}
         for part, tensors in stack.state().items()

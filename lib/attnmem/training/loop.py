@@ -78,15 +78,39 @@ class Protocol:
     data: Pairs | Examples
 
     def draw(self, runs: Sequence[Run], device: torch.device) -> Order | Whole:
-        """Put ``self.data`` on the device; returns the order of the batches."""
+        """Put ``self.data`` on the device.
+
+        Args:
+            runs: The runs of the stack.
+            device: Where they are trained.
+
+        Returns:
+            The order of the batches.
+        """
         raise NotImplementedError
 
     def losses(self, index: Int[Tensor, "R B"], watched: bool) -> tuple[Tensor, Tensor | None]:
-        """The runs' losses on a batch and, if ``watched``, the share of it that is right."""
+        """Compute the runs' losses on a batch.
+
+        Args:
+            index: The places of each run's batch in its data.
+            watched: Whether the share of the batch that is right is wanted.
+
+        Returns:
+            The losses ``(R,)``, and the shares ``(R,)``, or None if they are not known or wanted.
+        """
         raise NotImplementedError
 
     def rate(self, run: Run, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """The learning rate of a step.
+
+        Args:
+            run: A run of the stack.
+            step: The step, counted from 0.
+
+        Returns:
+            The rate.
+        """
         raise NotImplementedError
 
     def watches(self, step: int) -> bool:
@@ -94,7 +118,12 @@ class Protocol:
         return False
 
     def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
-        """After every chunk: note what the runs have reached after ``self.count`` steps."""
+        """Note what the runs have reached after ``self.count`` steps; called after every chunk.
+
+        Args:
+            losses: The loss of each run before each of the chunk's ``k`` steps.
+            shares: The share of each batch that was right, NaN where it was not watched.
+        """
         raise NotImplementedError
 
     # What follows from it.
@@ -138,6 +167,11 @@ class Protocol:
         """Keep what a run has reached after ``self.count`` steps if it is ``better``.
 
         A run is finished when its steps are made, when it stops early, or when it has diverged.
+
+        Args:
+            run: A run of the stack.
+            now: What it has reached.
+            better: Whether that is better than what was kept before.
         """
         if now.loss is None or not math.isfinite(now.loss):
             self.found[run.key] = diverged_at(self.count)

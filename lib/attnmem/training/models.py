@@ -2,9 +2,8 @@
 
 Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. Forward passes
 call the attention layers of :mod:`attnmem.attention`. All draws are float32, whatever torch's
-default is, so a run's key decides its numbers.
-
-A decision that a paper leaves open is marked ``# open:``.
+default is, so a run's key decides its numbers. A decision that a paper leaves open is marked
+``# open:``.
 """
 
 from __future__ import annotations
@@ -70,7 +69,15 @@ VARIANTS = {
 
 
 def generator(run: Run, stream: str) -> torch.Generator:
-    """A generator of its own for every run and purpose, the same on every machine."""
+    """A generator of its own for every run and purpose, the same on every machine.
+
+    Args:
+        run: The run, whose key seeds the generator.
+        stream: What the numbers are for, such as ``weights``.
+
+    Returns:
+        A new generator on the CPU, at the start of its numbers.
+    """
     digest = hashlib.sha256(f"{run.key} {stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
@@ -78,24 +85,24 @@ def generator(run: Run, stream: str) -> torch.Generator:
 # --- initial weights ------------------------------------------------------------------------------
 
 
-def uniform(g: torch.Generator, bound: float, *shape: int) -> Tensor:
+def _uniform(g: torch.Generator, bound: float, *shape: int) -> Tensor:
     """Float32 numbers between ``-bound`` and ``bound``."""
     return (2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1) * bound
 
 
-def linear(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
+def _linear(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
     """PyTorch's initial weight of ``Linear(inputs, outputs)``."""
-    return uniform(g, inputs**-0.5, outputs, inputs)
+    return _uniform(g, inputs**-0.5, outputs, inputs)
 
 
-def bias(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, " outputs"]:
+def _bias(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, " outputs"]:
     """PyTorch's initial bias of ``Linear(inputs, outputs)``."""
-    return uniform(g, inputs**-0.5, outputs)
+    return _uniform(g, inputs**-0.5, outputs)
 
 
-def xavier_uniform(g: torch.Generator, *shape: int) -> Tensor:
+def _xavier(g: torch.Generator, *shape: int) -> Tensor:
     """Xavier's uniform matrices, in the last two axes."""
-    return uniform(g, math.sqrt(6 / sum(shape[-2:])), *shape)
+    return _uniform(g, math.sqrt(6 / sum(shape[-2:])), *shape)
 
 
 def _embedding(g: torch.Generator, rows: int, dim: int) -> Tensor:
@@ -106,32 +113,36 @@ def _embedding(g: torch.Generator, rows: int, dim: int) -> Tensor:
 def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
     """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
 
-    Names end in the layer that the weights belong to, such as ``W_Q.0``. What all layers share
-    belongs to layer 0.
+    Args:
+        run: A run of the model ``aot`` or ``mlp``.
+        g: Where the numbers come from.
+
+    Returns:
+        The weights by name and layer, such as ``W_Q.0``; what layers share is of layer 0.
     """
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
     inner = d_h if shared else d
     published = variant.published_init
-    table = linear if published else _embedding
-    P = {"embedding": table(g, run.N, d), "unembedding": linear(g, run.N, d)}
+    table = _linear if published else _embedding
+    P = {"embedding": table(g, run.N, d), "unembedding": _linear(g, run.N, d)}
     for layer in range(run.layers):
         if _owner(run, layer) == layer:
             # The code has three rows of positions for two places.
             P[f"positions.{layer}"] = table(g, 3, d if variant.position_in_skip else inner)
             if shared:  # open: without bias, as the heads are
-                P[f"down.{layer}"] = linear(g, d_h, d)
-                P[f"up.{layer}"] = linear(g, d, d_h)
+                P[f"down.{layer}"] = _linear(g, d_h, d)
+                P[f"up.{layer}"] = _linear(g, d, d_h)
         # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
         bound = math.sqrt(6 / (3 * d_h + inner)) if published else inner**-0.5
         for name in ("W_Q", "W_K", "W_V"):
-            P[f"{name}.{layer}"] = uniform(g, bound, run.H, d_h, inner)
-        P[f"W_O.{layer}"] = uniform(g, d_h**-0.5, run.H, inner, d_h)
+            P[f"{name}.{layer}"] = _uniform(g, bound, run.H, d_h, inner)
+        P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
         if run.width:
-            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = linear(g, run.width, d), bias(g, run.width, d)
-            P[f"W_2.{layer}"] = linear(g, d, run.width)
+            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _linear(g, run.width, d), _bias(g, run.width, d)
+            P[f"W_2.{layer}"] = _linear(g, d, run.width)
             if not variant.tied:
-                P[f"b_2.{layer}"] = bias(g, d, run.width)
+                P[f"b_2.{layer}"] = _bias(g, d, run.width)
     return P
 
 
@@ -141,18 +152,26 @@ def _owner(run: Run, layer: int) -> int:
 
 
 def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
-    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``)."""
+    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``).
+
+    Args:
+        run: A run of the model ``mha``.
+        g: Where the numbers come from.
+
+    Returns:
+        The weights by name, without the axis of runs.
+    """
     d, d_h, H = run.d, run.d_h, run.H
     outputs = run.N or 1
-    W_E, b_E = linear(g, d, d), bias(g, d, d)
-    W_D, b_D = linear(g, outputs, d), bias(g, outputs, d)
+    W_E, b_E = _linear(g, d, d), _bias(g, d, d)
+    W_D, b_D = _linear(g, outputs, d), _bias(g, outputs, d)
     return {
         "W_E": W_E,
         "b_E": b_E,
-        "W_Q": xavier_uniform(g, H, d, d_h),
-        "W_K": xavier_uniform(g, H, d, d_h),
-        "W_V": xavier_uniform(g, H, d, 1),
-        "W_O": xavier_uniform(g, H, d),
+        "W_Q": _xavier(g, H, d, d_h),
+        "W_K": _xavier(g, H, d, d_h),
+        "W_V": _xavier(g, H, d, 1),
+        "W_O": _xavier(g, H, d),
         "W_D": W_D,
         "b_D": b_D,
     }
@@ -164,8 +183,16 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
 def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R N B"]:
     """Logits after the last token, examples along the last axis as everywhere on the way.
 
-    Hidden layers compute every place, the last layer only one. The first place attends to itself
-    alone, so it is computed once for every token of the vocabulary, not for every example.
+    Hidden layers compute every place, the last layer only one. The first place attends to itself,
+    so it is computed once for every token of the vocabulary, not for every example.
+
+    Args:
+        P: Stacked weights, as :func:`aot_parameters` names them.
+        run: Any run of the stack, for the sizes and the variant.
+        tokens: Integers in ``[0, N)``, one sequence for each example.
+
+    Returns:
+        The logits of the next token.
     """
     S = tokens.shape[-1]
     x = _columns(P["embedding"], tokens)
@@ -219,13 +246,13 @@ def _after_attention(P: Parameters, run: Run, layer: int, x: Tensor, update: Ten
     return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
 
 
-def aot_logits_of_pairs(
+def _aot_logits_of_pairs(
     P: Parameters, run: Run, first: Int[Tensor, " F"]
 ) -> Float[Tensor, "R N F*N"]:
-    """Logits after every pair ``(a, b)`` with ``a`` in ``first``; ``b`` runs over the vocabulary.
+    """Logits after every pair ``(a, b)`` with ``a`` in ``first``, with ``b`` fastest.
 
     With one layer, keys, queries and values belong to single tokens, so they are computed once for
-    every token: a pair costs ``O(H d)`` instead of ``O(H d^2)``. The pairs' order is ``b`` fastest.
+    every token: a pair costs ``O(H d)`` instead of ``O(H d^2)``.
     """
     N = P["embedding"].shape[1]
     if run.layers > 1:
@@ -252,7 +279,16 @@ def aot_logits_of_pairs(
 def sinusoids(
     places: int, dim: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "places dim"]:
-    """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
+    """The fixed positions: sines in the even coordinates, cosines in the odd ones.
+
+    Args:
+        places: How many places.
+        dim: How many coordinates.
+        dtype: float32 or float64.
+
+    Returns:
+        One row for each place, on the CPU.
+    """
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype) / dim)
     angles = torch.arange(places)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
@@ -267,7 +303,17 @@ def _positions(places: int, dim: int, device: torch.device, dtype: torch.dtype) 
 def mha_outputs(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> Float[Tensor, "R B d_out"]:
-    """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64."""
+    """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64.
+
+    Args:
+        P: Stacked weights, as :func:`mha_parameters` names them.
+        run: Any run of the stack, for the sizes.
+        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
+        queries: One vector for each example.
+
+    Returns:
+        One output for each class, or a single one for real labels.
+    """
     _, values = mha_heads(P, run, contexts, queries)
     return combine_heads(values, P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
 
@@ -279,6 +325,15 @@ def mha_heads(
 
     Own contexts are never embedded. Logits and values are linear in tokens and in positions, so the
     embedding is multiplied into the heads' maps.
+
+    Args:
+        P: Stacked weights, as :func:`mha_parameters` names them.
+        run: Any run of the stack, for the sizes.
+        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
+        queries: One vector for each example.
+
+    Returns:
+        The attention weights and the values.
     """
     positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
@@ -307,7 +362,7 @@ class Family(NamedTuple):
         tasks: What it can be trained on, names in :data:`attnmem.training.PROTOCOLS`.
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
-        pairs: Of models of token sequences, logits of all pairs, as :func:`aot_logits_of_pairs`.
+        pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
     """
 
     initial: Callable[[Run, torch.Generator], Parameters]
@@ -324,7 +379,7 @@ _TRANSFORMER = Family(
     ("bigrams", "associations"),
     lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
     tuple(VARIANTS),
-    aot_logits_of_pairs,
+    _aot_logits_of_pairs,
 )
 FAMILIES = {
     "aot": _TRANSFORMER,

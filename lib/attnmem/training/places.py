@@ -24,8 +24,11 @@ def place(device: torch.device, tf32: bool) -> Iterator[None]:
         device: A CPU or a GPU.
         tf32: Whether float32 products may be computed in TF32, on a GPU.
 
+    Yields:
+        Nothing; the settings hold inside the ``with`` block.
+
     Raises:
-        ValueError: There is no such GPU.
+        ValueError: There is no such GPU, or another thread trains with the other ``tf32``.
     """
     if device.type != "cuda":
         with _one_thread(), _flushing_denormals():

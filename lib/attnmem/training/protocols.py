@@ -24,13 +24,29 @@ MOMENTS = 32  # equally spaced, at which the saturation of heads is looked at
 
 
 def linear_by_epoch(run: Run, epoch: int) -> float:
-    """PyTorch's ``LinearLR``: the factor goes from ``lr_start`` to ``lr_end``, once an epoch."""
+    """PyTorch's ``LinearLR``: the factor goes from ``lr_start`` to ``lr_end``, once an epoch.
+
+    Args:
+        run: The training. An epoch of it has ``T / batch`` steps.
+        epoch: The epoch, counted from 0.
+
+    Returns:
+        The learning rate of the epoch's steps.
+    """
     epochs = run.steps // (run.T // run.batch)
     return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
 
 
 def warmup_cosine(run: Run, step: int) -> float:
-    """Linear from ``lr_start`` over the first 5% of the steps, then a cosine to ``lr_end``."""
+    """Linear from ``lr_start`` over the first 5% of the steps, then a cosine to ``lr_end``.
+
+    Args:
+        run: The training.
+        step: The step, counted from 0.
+
+    Returns:
+        The learning rate of the step.
+    """
     warmup = max(1, round(0.05 * run.steps))
     if step < warmup:
         return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)
@@ -277,7 +293,15 @@ class Memorization(Protocol):
 
 
 def moments(run: Run, count: int = MOMENTS) -> set[int]:
-    """The first evaluation after each of ``count`` equal parts of the training."""
+    """The steps after which the saturation of a run's heads is noted.
+
+    Args:
+        run: A training that is looked at every ``evaluate_every`` steps.
+        count: The number of equal parts of the training.
+
+    Returns:
+        The numbers of steps, of the first look at or after the end of each part.
+    """
     evaluations = -(-run.steps // run.evaluate_every)
     every = [-(-evaluations * part // count) for part in range(1, count + 1)]
     return {min(run.steps, k * run.evaluate_every) for k in every}

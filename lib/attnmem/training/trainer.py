@@ -54,6 +54,14 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
     On a CPU a group holds the seeds of one cell. On a GPU it holds all runs of one shape, as many
     as fit into the memory that each of ``workers`` has.
 
+    Args:
+        runs: Any runs.
+        device: Where they are to be trained.
+        workers: How many groups are trained at the same time, at least 1.
+
+    Returns:
+        The groups, each of which :func:`train` accepts.
+
     Example:
         >>> from attnmem import experiments
         >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
@@ -71,7 +79,16 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
 
 
 def admitted(runs: Sequence[Run], memory: float) -> list[list[Run]]:
-    """Runs in groups that need at most ``memory`` bytes by :func:`footprint`, or hold one run."""
+    """Divide runs into groups that fit into a memory.
+
+    Args:
+        runs: Runs of one shape.
+        memory: Bytes for one group.
+
+    Returns:
+        The runs in their order, in groups that need at most ``memory`` by :func:`footprint`. A
+        group of one run may need more.
+    """
     groups: list[list[Run]] = [[]]
     taken = 0
     for run in runs:
@@ -118,6 +135,9 @@ def opening(run: Run, epochs: int) -> tuple[float, ...]:
     Args:
         run: A training on bigrams.
         epochs: How many points of the curve.
+
+    Returns:
+        The accuracy on all pairs after each epoch, rounded to four places.
     """
     with place(CPU, tf32=False):
         protocol = Bigrams([run], CPU)
@@ -221,7 +241,17 @@ def selfcheck(device: str, runs: Sequence[Sequence[Run]], steps: int = 128) -> l
 def first_losses(
     runs: Sequence[Run], device: torch.device, steps: int, captured: bool
 ) -> torch.Tensor:
-    """The losses ``(steps, R)`` of the first steps, on the host."""
+    """The losses of the first steps of a stack.
+
+    Args:
+        runs: Runs of one shape.
+        device: Where they are trained.
+        steps: How many steps; fewer if the training ends before.
+        captured: Whether a GPU may replay captured steps, or makes them one by one.
+
+    Returns:
+        The losses ``(steps, R)``, on the CPU.
+    """
     protocol: Protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
     seen = []
 
