@@ -1,8 +1,9 @@
 """Small encoders trained here, for whoever reaches no hub: minutes on two cores, from a seed.
 
 Each function trains one of Hugging Face's models on data of :mod:`attnmem.features.corpora`, saves
-it to a folder for :func:`attnmem.features.trained_encoder`, and returns how good it is on data held
-out. The folders are not part of the repository: the same seed makes the same model, up to rounding.
+it to a folder for :func:`attnmem.features.maps.trained_encoder`, and returns how good it is on data
+held out. The folders are not part of the repository: the same seed makes the same model, up to
+rounding.
 """
 
 from __future__ import annotations

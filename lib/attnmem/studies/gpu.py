@@ -141,7 +141,7 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
     Args:
         setting: Where, and how long.
         paces: How long trainings take there.
-        executor: By whom (see :func:`attnmem.studies.run.measured`).
+        executor: By whom (see :func:`attnmem.studies.work.measured`).
 
     Returns:
         How many rows were added.

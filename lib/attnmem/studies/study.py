@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
     Attributes:
         seeds: The first so many seeds of each training.
-        variant: How the paper is read (:data:`attnmem.training.VARIANTS`).
+        variant: How the paper is read (``attnmem.training.VARIANTS``).
         where: Values that the fields of a training have, such as ``{"d": 10}``.
     """
 
