@@ -9,6 +9,8 @@ import dataclasses
 import functools
 import inspect
 import sys
+import types
+import typing
 from importlib.machinery import PathFinder, SourceFileLoader
 
 from beartype import beartype
@@ -28,14 +30,28 @@ def checked(thing):
         return thing
     if inspect.isgeneratorfunction(thing):  # checked when it is called, not when it is asked
         return jaxtyped(thing, typechecker=beartype)
-    function = beartype(thing)
+    function = None
 
     @functools.wraps(thing)
     def scoped(*args, **kwargs):
+        nonlocal function
+        function = function or beartype(_resolved(thing))  # late: all names are there by now
         with jaxtyped("context"):
             return function(*args, **kwargs)
 
     return scoped
+
+
+def _resolved(function):
+    """The function; what only a type checker imports, to name it, is not checked."""
+    for name, annotation in function.__annotations__.items():
+        stub = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints = typing.get_type_hints(stub, function.__globals__, include_extras=True)
+        except NameError:
+            hints = {name: typing.Any}
+        function.__annotations__[name] = hints[name]
+    return function
 
 
 class _Loader(SourceFileLoader):

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def product(a: Float[Tensor, "m n"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
@@ -38,6 +42,14 @@ def wrong(a: Float[Tensor, "m n"]) -> Float[Tensor, "n m"]:
 
 def count(a: int) -> int:
     return a / 2
+
+
+def drawn(ax: Axes, times: int) -> Axes:
+    return ax
+
+
+def first(layer: Layer) -> float:
+    return float(layer.weight[0, 0])
 
 
 def outer(a: int):
@@ -95,6 +107,8 @@ def test_calls_that_fit_return_what_they_would(made_up):
     assert made_up.Layer.of(4).heads == 4
     assert [row.tolist() for row in made_up.pieces(torch.eye(2), 3)] == [[3, 0], [0, 3]]
     assert made_up.product.__name__ == "product"
+    assert made_up.drawn("axes, which only a type checker imports", 3)
+    assert made_up.first(made_up.Layer.of(4)) == 1
 
 
 @pytest.mark.parametrize(
@@ -109,6 +123,8 @@ def test_calls_that_fit_return_what_they_would(made_up):
         ("an argument of another type", lambda m: m.count("3")),
         ("a function within a function", lambda m: m.outer(3)),
         ("a function in a table", lambda m: m.TABLE["product"](torch.eye(2), torch.eye(3))),
+        ("beside what is not imported", lambda m: m.drawn("axes", "3")),
+        ("a class that comes later", lambda m: m.first("layer")),
         ("a field of a dataclass", lambda m: m.Layer(torch.rand(2, 3))),
         ("a later field", lambda m: m.Layer(torch.eye(2), heads=1.5)),
         ("a method", lambda m: m.Layer(torch.eye(2)).double(by="2")),
