@@ -15,15 +15,13 @@ from typing import NamedTuple
 PAIRS = "min max, all any, minimum maximum, argmin argmax, floor ceil, lower upper, above below, "
 PAIRS += "abs_lower abs_upper, low high, nrows ncols, mean median, left right, zeros ones"
 OTHER = {a: b for pair in PAIRS.split(", ") for a, b in (pair.split(), pair.split()[::-1])}
-SIGNS = (
-    "Lt LtE, LtE Lt, Gt GtE, GtE Gt, Eq NotEq, NotEq Eq, Is IsNot, IsNot Is, In NotIn, NotIn In, "
-)
-SIGNS += (
-    "And Or, Or And, Add Sub, Sub Add, Mult Div, Div Mult, FloorDiv Div, Mod FloorDiv, Pow Mult"
-)
+SIGNS = "Lt LtE, LtE Lt, Gt GtE, GtE Gt, Eq NotEq, NotEq Eq, Is IsNot, IsNot Is, In NotIn, "
+SIGNS += "NotIn In, And Or, Or And, Add Sub, Sub Add, Mult Div, Div Mult, FloorDiv Div, "
+SIGNS += "Mod FloorDiv, Pow Mult"
 TURNED = {getattr(ast, a): getattr(ast, b) for a, b in (pair.split() for pair in SIGNS.split(", "))}
 UNTOUCHED = {"annotation", "returns", "type_params", "bases"}
 LEFT = ast.JoinedStr | ast.Import | ast.ImportFrom
+UNORDERED = {"min", "max", "minimum", "maximum", "hypot", "isinstance"}
 KEPT = {"cache", "cached_property", "property", "dataclass", "wraps", "contextmanager"}
 
 
@@ -47,9 +45,8 @@ class Mutation(NamedTuple):
         if self.index is None:
             setattr(self.holder, self.field, self.new)
         else:
-            getattr(self.holder, self.field)[self.index : self.index + 1] = [self.new] * bool(
-                self.new
-            )
+            here = slice(self.index, self.index + 1)
+            getattr(self.holder, self.field)[here] = [self.new] if self.new else []
 
 
 def mutations(tree: ast.AST) -> Iterator[Mutation]:
@@ -135,7 +132,8 @@ def _instead(holder: ast.AST, field: str, node: ast.AST) -> Iterator[ast.AST | N
         case ast.UnaryOp(operand=operand):
             yield operand
         case ast.Call(func, arguments, keywords):
-            for i in range(len(arguments) - 1) if ast.unparse(func) != "isinstance" else ():
+            ordered = ast.unparse(func).split(".")[-1] not in UNORDERED
+            for i in range(len(arguments) - 1) if ordered else ():
                 swapped = [*arguments[:i], arguments[i + 1], arguments[i], *arguments[i + 2 :]]
                 if len({ast.unparse(a) for a in swapped[i : i + 2]}) > 1:
                     yield ast.Call(func, swapped, keywords)

@@ -34,7 +34,6 @@ EXPECTED = {
         *("range(width) -> range(width + 1)", "range(width) -> range(width - 1)"),
         *("width and height -> nothing", "width and height -> width or height"),
         *("width -> nothing", "height -> nothing", "max -> min"),
-        "max(total[1:], -total[-1], key=-height) -> max(-total[-1], total[1:], key=-height)",
         *("1 -> None", "1 -> 2 (#2)", "1 -> 0 (#2)"),
         *("-total[-1] -> total[-1]", "-1 -> 1", "-1 -> -1 + 1", "-1 -> -1 - 1"),
         *("key=-height -> nothing", "-height -> height"),
@@ -87,11 +86,11 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert left.read_text().splitlines() == [
-        "23",
+        "22",
         *("5 -> 6", "5 -> 4"),
         *("of + 1 > of -> of + 1 >= of", "1 -> 2"),
         *("1 -> 2", "1 -> 0"),  # of table(1)
-        *("min(x, 9) -> min(9, x)", "9 -> 10", "9 -> 8"),
+        *("9 -> 10", "9 -> 8"),
         *("x > 0 -> nothing", "x > 0 -> x >= 0", "0 -> 1", "0 -> -1"),
     ]
 

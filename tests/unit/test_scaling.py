@@ -236,6 +236,8 @@ def test_gains_are_of_the_steps_that_start_below_the_ceiling_whatever_the_order(
         (lambda: scaling.fit("power", [0.0, 1, 2], [0.0, 1, 2]), "x"),
         (lambda: scaling.fit("linear", X, X * math.nan), "y"),
         (lambda: scaling.fit("linear", X * math.inf, X), "x"),
+        (lambda: scaling.fit("linear", X, np.where(X == 5, math.nan, X)), "y"),
+        (lambda: scaling.fit("linear", np.where(X == 5, math.inf, X), X), "x"),
         (lambda: scaling.fit("linear", X[:, None], X), "x"),
         (lambda: scaling.bootstrap(np.mean, X[:, None], seed=-1), "seed"),
         (lambda: scaling.bootstrap(np.mean, X[:, None], seed=0, level=1.01), "level"),
