@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds, experiments, results, training
+from attnmem import bounds, results, training
 from attnmem.attention import MHAWeights, mha, mha_features
 from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
 from attnmem.independence import numerical_rank
+from attnmem.studies import mahdavi
 from attnmem.training import xavier
 
 CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
@@ -83,8 +84,7 @@ def test_formulas_at_sizes_that_differ(formula, arguments, value):
 
 
 def test_every_formula_stands_among_them():
-    formulas = {f for f in vars(bounds).values() if getattr(f, "__module__", "") == bounds.__name__}
-    public = {f.__name__ for f in formulas if not f.__name__.startswith("_")}
+    public = {name for name in bounds.__all__ if inspect.isfunction(getattr(bounds, name))}
     assert public == {f.__name__ for f, *_ in LITERAL} | {"random_bigrams_risk"}
 
 
@@ -289,7 +289,7 @@ def test_as_many_numbers_decide_the_outputs_as_the_rank_of_their_jacobian(H, n, 
 def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d):
     """Mahdavi et al.'s, with embedding and positions; weights larger, for well-separated ranks."""
     sizes = {"H": H, "n": n, "d": d, "d_h": d_h, "T": 1}
-    [cell] = experiments.memorization([sizes], context="shared", real=True)
+    [cell] = mahdavi.memorization([sizes], context="shared", real=True)
     run = results.Run(experiment="none", profile="quick", seed=0, **cell)
     P = training.mha_parameters(run, training.generator(run, "weights"))
     P = {name: 4 * W.double()[None] for name, W in P.items()}
