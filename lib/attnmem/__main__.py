@@ -43,9 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--workers", type=int, default=1, help="processes on a CPU, streams on a GPU (default: 1)"
     )
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
-    run.add_argument(
-        "--tf32", action="store_true", help="allow TF32 products; recorded in the rows"
-    )
+    run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
     hour = commands.add_parser("gpu", help="a first half hour on a GPU: check, benchmark, rows")
     hour.add_argument("--minutes", type=float, default=30, help="the time there is (default: 30)")
     hour.add_argument("--device", default="cuda", help="cuda, cuda:1, ... (default: cuda)")
@@ -137,7 +135,6 @@ def _run(arguments: argparse.Namespace) -> int:
             device,
             executor,
             limit_minutes=arguments.limit_minutes,
-            tf32=arguments.tf32,
             recompute=arguments.recompute,
             report=_report,
         )
@@ -154,8 +151,8 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     everything = arguments.variant == "all" and each.variants
     variants = each.variants if everything else (arguments.variant,)
     profile = arguments.profile or each.usual
-    chosen = arguments.seeds, dict(arguments.where) or None
-    return [Job(name, profile, Part(chosen[0], variant, chosen[1])) for variant in variants]
+    part = Part(arguments.seeds, None, dict(arguments.where) or None, arguments.tf32)
+    return [Job(name, profile, part._replace(variant=variant)) for variant in variants]
 
 
 def _count(job: Job, recompute: bool) -> tuple[int, int]:

@@ -33,8 +33,7 @@ class Configuration:
     def key(self) -> str:
         """Hash of the full configuration: what identifies the row, and seeds a run.
 
-        Fields that are ``None`` are left out. So a new field changes no old key if its default is
-        ``None``.
+        Fields that are ``None`` are left out, so a new field that is ``None`` changes no old key.
         """
         applicable = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
         text = json.dumps(applicable, sort_keys=True)
@@ -48,8 +47,8 @@ class Run(Configuration):
     ``model`` is ``aot``, ``mlp`` or ``mha``; ``variant`` says which reading of the paper it trains.
     ``N``: vocabulary, or classes of a classification; ``n``: context length; ``T``: examples (for
     bigrams, the pairs of one epoch); ``d``, ``d_h``, ``H``, ``width``, ``layers``: as on the
-    notation page. ``context``: ``shared`` or ``random``. The learning rate goes from
-    ``lr * lr_start`` to ``lr * lr_end`` by ``schedule``.
+    notation page. ``context``: ``shared`` or ``random``. The rate goes from ``lr * lr_start`` to
+    ``lr * lr_end`` by ``schedule``. ``products``: ``tf32`` where a GPU may compute them so.
     """
 
     experiment: str
@@ -75,6 +74,7 @@ class Run(Configuration):
     lr_end: float
     evaluate_every: int | None = None
     early_stop: bool | None = None
+    products: str | None = None
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,9 @@ def test_a_killed_training_goes_on(tmp_path, monkeypatch):
 
 def test_tf32_is_set_back():
     before = torch.backends.cuda.matmul.allow_tf32
-    training.train([RUNS["bigrams"]], device="cuda", tf32=not before)
+    run = dataclasses.replace(RUNS["bigrams"], products=None if before else "tf32")
+    [outcome] = training.train([run], device="cuda")
+    assert outcome.tf32 != before
     assert torch.backends.cuda.matmul.allow_tf32 == before
 
 

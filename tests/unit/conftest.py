@@ -21,9 +21,9 @@ def instant(monkeypatch):
     from attnmem import training
     from attnmem.results import Outcome
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         time.sleep(0.002)
-        return [Outcome(run.seed / 10, float(run.H), 0.0, device, "2", "abc", tf32) for run in runs]
+        return [Outcome(run.seed / 10, float(run.H), 0.0, device, "2", "abc") for run in runs]
 
     monkeypatch.setattr(training, "train", train)
 

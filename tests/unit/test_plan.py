@@ -226,7 +226,7 @@ def device(monkeypatch, counted):
     """A machine on which a training takes as many seconds as it has heads, by its own clock."""
     clock = Clock()
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         clock.now += sum(run.H for run in runs)
         return [Outcome(0.5, 0.1, float(run.H), device, "2", "abc") for run in runs]
 

@@ -40,7 +40,7 @@ def instant(monkeypatch):
     """Training by decree: the second restart memorizes up to 10 H associations."""
     calls = []
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         if len(calls) == 3:
             calls.append("interrupted")
             raise Interrupted
@@ -93,7 +93,7 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
 def test_a_processor_tries_no_restart_after_one_that_got_there(monkeypatch):
     tried = []
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         tried.extend((run.H, run.T, run.seed) for run in runs)
         return [Outcome(1.0 if run.T <= 10 else 0.9, 0.1, 0.0, device, "2", "abc") for run in runs]
 
@@ -146,7 +146,7 @@ def test_a_restart_that_diverged_has_not_memorized(monkeypatch):
     """The first restart diverges at every size; the second one memorizes up to ten."""
     tried = []
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         tried.extend((run.T, run.seed) for run in runs if run.H == 1)
         origin = (0.0, device, "2", "abc")
         return [

@@ -369,7 +369,7 @@ def test_the_fewest_seeds_of_any_training_count(instant):
 def two_diverge(monkeypatch):
     """Of every unit of Exp. 6, the seeds 1 and 3 diverge at nine heads."""
 
-    def train(runs, *, device, tf32, checkpoints):
+    def train(runs, *, device, checkpoints):
         origin = (0.0, device, "2", "abc")
         return [
             Outcome(None, None, *origin, diverged=256)

@@ -510,6 +510,16 @@ def test_the_seconds_of_a_stack_are_shared(monkeypatch):
     assert {outcome.wall_s for outcome in training.train(runs)} == {2.0}
 
 
+def test_a_training_in_tf32_is_another_one():
+    """It has a key of its own, shares no stack with float32, and its row says so."""
+    run = bigram_run(steps=8)
+    reduced = dataclasses.replace(run, products="tf32")
+    assert reduced.key != run.key
+    assert training.train([reduced])[0].tf32
+    with pytest.raises(ValueError, match=r"^runs: got 2 different shapes"):
+        training.train([run, reduced])
+
+
 @pytest.mark.parametrize(
     "runs",
     [

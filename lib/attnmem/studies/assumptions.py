@@ -84,13 +84,12 @@ class AssumptionTests(NamedTuple):
         self.check(profile, part)
         yield from ([asked] for asked in checks(self.name, profile) if asked.key not in rows)
 
-    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    def perform(self, unit: Unit, device: str) -> list[Row]:
         """Do tests, on features that are computed once for those of one precision.
 
         Args:
             unit: The tests.
             device: Where the features and their ranks are computed.
-            tf32: Has no effect: ranks are never computed with reduced precision.
 
         Returns:
             Each test with its finding.

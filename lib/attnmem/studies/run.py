@@ -107,7 +107,7 @@ def run(
             ``Client.get_executor()``); by default units are measured here, one after the other.
         seeds: The first so many seeds of each training (see :func:`attnmem.studies.grids.runs`).
         limit_minutes: Start no unit after that time; the rows of those in flight are kept.
-        tf32: Allow reduced-precision products on a GPU.
+        tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
         recompute: Measure again what came with the library (see :func:`attnmem.studies.read.rows`).
         variant: How the paper is read.
         where: Only the trainings with these values.
@@ -120,13 +120,12 @@ def run(
     Raises:
         ValueError: The study does not have what an argument asks for; the message names it.
     """
-    job = Job(name, profile or study(name).usual, Part(seeds, variant, where))
+    job = Job(name, profile or study(name).usual, Part(seeds, variant, where, tf32))
     return run_jobs(
         [job],
         device,
         executor,
         limit_minutes=limit_minutes,
-        tf32=tf32,
         recompute=recompute,
         report=report,
         workers=workers,
@@ -139,7 +138,6 @@ def run_jobs(
     executor: Executor | None = None,
     *,
     limit_minutes: int | float | None = None,
-    tf32: bool = False,
     recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
     workers: int | None = None,
@@ -151,7 +149,6 @@ def run_jobs(
         device: Where.
         executor: By whom.
         limit_minutes: For all jobs together.
-        tf32: As for :func:`run`.
         recompute: As for :func:`run`.
         report: As for :func:`run`.
         workers: Units in flight at once. By default, as many as a pool of ``concurrent.futures``
@@ -169,7 +166,7 @@ def run_jobs(
     each = 1 if at_once == math.inf else at_once
     queue = Queue(jobs, device, recompute, workers=each, in_time=lambda: monotonic() < ends)
     units, added = queue.count(), 0
-    for done, landed in enumerate(measured(queue, device, executor, at_once, tf32), start=1):
+    for done, landed in enumerate(measured(queue, device, executor, at_once), start=1):
         added += landed.added
         if report:
             report(Progress(done, units, added, monotonic() - start, landed.said))

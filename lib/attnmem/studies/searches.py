@@ -118,18 +118,17 @@ class Search(NamedTuple):
             return needed.runs
         return []
 
-    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    def perform(self, unit: Unit, device: str) -> list[Row]:
         """Train restarts of one size.
 
         Args:
             unit: The restarts.
             device: Where.
-            tf32: Whether a GPU may compute products with reduced precision.
 
         Returns:
             Each restart with its outcome.
         """
-        return train(unit, device, tf32)
+        return train(unit, device)
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
         """How many of the shapes have a complete bisection.

@@ -27,11 +27,13 @@ class Part(NamedTuple):
         seeds: The first so many seeds of each training.
         variant: How the paper is read (``attnmem.training.VARIANTS``).
         where: Values that the fields of a training have, such as ``{"d": 10}``.
+        tf32: Whether a GPU may compute products in TF32; these are trainings of their own.
     """
 
     seeds: int | None = None
     variant: str | None = None
     where: Mapping[str, Any] | None = None
+    tf32: bool = False
 
 
 WHOLE = Part()
@@ -100,13 +102,12 @@ class Study(Protocol):
             Configurations that are measured at once.
         """
 
-    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit.
 
         Args:
             unit: Configurations that are measured at once.
             device: Where.
-            tf32: Whether a GPU may compute products with reduced precision.
 
         Returns:
             One row for each configuration.

@@ -97,9 +97,10 @@ class Experiment(NamedTuple):
             The runs, cell by cell, each cell with all its seeds.
         """
         self.check(profile, part)
-        variant = {"variant": part.variant or self.variants[0]}
+        chosen = {"variant": part.variant or self.variants[0]}
+        chosen["products"] = "tf32" if part.tf32 else None
         return [
-            Run(experiment=self.name, profile=profile, seed=seed, **cell | variant)
+            Run(experiment=self.name, profile=profile, seed=seed, **cell | chosen)
             for cell in self._chosen(profile, part)
             for seed in range(part.seeds or self.seeds[profile])
         ]
@@ -122,18 +123,17 @@ class Experiment(NamedTuple):
         left = [run for run in self.runs(profile, part) if run.key not in rows]
         yield from training.stacks(left, device, workers=workers)
 
-    def perform(self, unit: Unit, device: str, tf32: bool) -> list[Row]:
+    def perform(self, unit: Unit, device: str) -> list[Row]:
         """Train a unit.
 
         Args:
             unit: Runs that can be trained at once.
             device: Where.
-            tf32: Whether a GPU may compute products with reduced precision.
 
         Returns:
             Each run with its outcome.
         """
-        return train(unit, device, tf32)
+        return train(unit, device)
 
     def done(self, profile: str, part: Part, rows: Rows) -> Done:
         """How many of the trainings have a row; one that diverged has.
@@ -178,7 +178,7 @@ def diverged(outcome: Outcome) -> bool:
     return outcome.diverged is not None
 
 
-def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
+def train(runs: Sequence[Run], device: str) -> list[Row]:
     """Train runs at once.
 
     A long training is stored beside the new rows while it is under way, and goes on from there.
@@ -186,13 +186,12 @@ def train(runs: Sequence[Run], device: str, tf32: bool = False) -> list[Row]:
     Args:
         runs: Runs that can be trained at once (see :func:`attnmem.training.train`).
         device: Where.
-        tf32: Whether a GPU may compute products with reduced precision.
 
     Returns:
         Each run with its outcome.
     """
     checkpoints = results.writable_root() / ".checkpoints"
-    outcomes = training.train(runs, device=device, tf32=tf32, checkpoints=checkpoints)
+    outcomes = training.train(runs, device=device, checkpoints=checkpoints)
     return list(zip(runs, outcomes, strict=True))
 
 

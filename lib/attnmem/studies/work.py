@@ -31,19 +31,18 @@ class Job(NamedTuple):
         study(self.name).check(self.profile, self.part)
 
 
-def perform(name: str, unit: Unit, device: str, tf32: bool) -> list[Row]:
+def perform(name: str, unit: Unit, device: str) -> list[Row]:
     """Measure one unit of a study, in any process.
 
     Args:
         name: A key of ``STUDIES``.
         unit: Configurations that are measured at once.
         device: Where.
-        tf32: Whether a GPU may compute products with reduced precision.
 
     Returns:
         One row for each configuration.
     """
-    return STUDIES[name].perform(unit, device, tf32)
+    return STUDIES[name].perform(unit, device)
 
 
 class Queue:
@@ -144,7 +143,6 @@ def measured(
     device: str,
     executor: Executor | None = None,
     at_once: int | float = 1,
-    tf32: bool = False,
 ) -> Iterator[Landed]:
     """Give out units, append their rows as they come, and yield them.
 
@@ -156,7 +154,6 @@ def measured(
         device: Where they are measured.
         executor: By whom; by default they are measured here, one after the other.
         at_once: How many of them are with the executor at most.
-        tf32: As for :func:`run`.
 
     Yields:
         The rows of each unit.
@@ -168,7 +165,7 @@ def measured(
         while True:
             while error is None and len(flying) < at_once and (given := units.next()):
                 name, unit = given
-                flying[executor.submit(perform, name, unit, device, tf32)] = name
+                flying[executor.submit(perform, name, unit, device)] = name
             if not flying:
                 break
             finished, _ = wait(flying, return_when=FIRST_COMPLETED)

@@ -29,17 +29,13 @@ class Checkpoint:
         folder: The folder of the file, or None to store nothing.
         runs: What is trained.
         device: Where, such as ``cpu`` or the name of a GPU.
-        tf32: Whether products are computed in TF32.
     """
 
-    def __init__(
-        self, folder: Path | None, runs: Sequence[Run], device: str, tf32: bool = False
-    ) -> None:
+    def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
         keys = [run.key for run in runs]
         self.origin = {
             "keys": keys,
             "device": device,
-            "tf32": tf32,
             "torch": str(torch.__version__),
             "commit": results.commit(),
         }

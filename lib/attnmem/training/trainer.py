@@ -150,7 +150,6 @@ def train(
     runs: Sequence[Run],
     *,
     device: str = "cpu",
-    tf32: bool = False,
     checkpoints: Path | None = None,
 ) -> list[Outcome]:
     """Train runs of one shape at once; one outcome each, in their order.
@@ -162,7 +161,6 @@ def train(
         runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
             examples and steps, and by their rates.
         device: ``cpu``, ``cuda``, ``cuda:1``, ...
-        tf32: Whether a GPU may compute products in TF32; recorded in the rows.
         checkpoints: A folder in which the state of a long training is stored once a minute. The
             same call goes on from there, and ends with the outcomes that it would have had.
 
@@ -174,10 +172,10 @@ def train(
             checkpoint that cannot be read.
     """
     _check(runs)
-    where = torch.device(device)
+    where, tf32 = torch.device(device), runs[0].products == "tf32"
     with place(where, tf32):
         kind = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
-        checkpoint = Checkpoint(checkpoints, runs, kind, tf32)
+        checkpoint = Checkpoint(checkpoints, runs, kind)
         seconds, found = _trained(runs, where, checkpoint)
     origin = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
     wall_s = round(seconds / len(runs), 3)
