@@ -96,15 +96,15 @@ class Collected(NamedTuple):
         if os.waitpid(_fork(partial(self._rehearse, session), 3600), 0)[1]:
             sys.exit(1)
         times = json.loads(self.answer.read_text())
-        items[:] = [items[i] for i in sorted(range(len(items)), key=times.__getitem__)]
+        order = sorted(range(len(items)), key=times.__getitem__)
+        run = partial(_run, [(items[i], 10 + 20 * times[i]) for i in order], session)
         limit = 60 + 5 * sum(times)
         living = _living(self.module)
-        jobs, again = {-1: partial(_run, session)}, set()
+        jobs, again = {-1: run}, set()
         for number, mutation in enumerate(mutations(ast.parse(self.module.read_text()))):
             if len(living.get(mutation.host, [])) == 1:
-                jobs[number] = partial(
-                    self._try, session, number, *living[mutation.host], mutation.host
-                )
+                function = living[mutation.host][0]
+                jobs[number] = partial(self._try, run, number, function, mutation.host)
             else:
                 again.add(number)
         again |= set(_passing(jobs, limit))
@@ -121,12 +121,12 @@ class Collected(NamedTuple):
         self.answer.write_text(json.dumps(times))
         return session.testsfailed or not times
 
-    def _try(self, session, number: int, function: types.FunctionType, name: str) -> int:
+    def _try(self, run, number: int, function: types.FunctionType, name: str) -> int:
         codes = [compile(_mutant(self.module, number), self.module, "exec")]
         for code in codes:  # which grows
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
         [function.__code__] = [code for code in codes if code.co_qualname == name]
-        return _run(session)
+        return run()
 
 
 def _mutant(module: Path, number: int) -> str:
@@ -135,8 +135,10 @@ def _mutant(module: Path, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _run(session) -> int:
-    for item in session.items:
+def _run(items: list[tuple], session) -> int:
+    """Run tests until one fails, each with a limit of its own: some mutants never end."""
+    for item, limit in items:
+        signal.alarm(round(limit))
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         if session.testsfailed:
             return 1
