@@ -1,9 +1,9 @@
 """The two papers' attention layers, and the orders of multiplication in which they are computed.
 
-:mod:`~attnmem.attention.layers` holds the layers, their weights and what they refuse;
-:mod:`~attnmem.attention.products` the products, softmaxes and sums that layers and training share;
-:mod:`~attnmem.attention.short` the same for contexts of a few tokens;
-:mod:`~attnmem.attention.tables` the embeddings of tokens.
+``layers`` holds the layers, their weights and what they refuse;
+``products`` the products, softmaxes and sums that layers and training share;
+``short`` the same for contexts of a few tokens;
+``tables`` the embeddings of tokens.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """

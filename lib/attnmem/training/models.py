@@ -359,7 +359,7 @@ class Family(NamedTuple):
         outputs: From stacked weights, a run of the stack and a batch to outputs. Models of token
             sequences take ``(R, B, S)`` tokens and give ``(R, N, B)`` logits. Models of contexts
             and queries take those and give ``(R, B, outputs)``.
-        tasks: What it can be trained on, names in :data:`attnmem.training.PROTOCOLS`.
+        tasks: What it can be trained on, names in ``PROTOCOLS``.
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
         pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
