@@ -24,6 +24,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -41,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "lib" / "attnmem"
 JUDGED, REPORT = ROOT / "tests" / "mutants.toml", ROOT / "tests" / "mutants.md"
 PROCESSES = 2
+SPARE = 2**31  # bytes of memory for each, since some mutants fill lists without end
 BROKEN = 99  # the status of a process that did not come to its tests
 LOADED_ONCE = (
     "torch",
@@ -186,6 +188,8 @@ def _fork(work: Callable[[], int], limit: float) -> int:
     try:
         os.setsid()
         signal.alarm(max(1, round(limit)))
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, resource.RLIM_INFINITY))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = work()
     finally:

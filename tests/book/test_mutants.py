@@ -2,6 +2,8 @@
 
 import ast
 import os
+import signal
+import time
 
 import pytest
 
@@ -93,6 +95,42 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
         *("9 -> 10", "9 -> 8"),
         *("x > 0 -> nothing", "x > 0 -> x >= 0", "0 -> 1", "0 -> -1"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("work", "ends"),
+    [
+        (lambda: 0, 0),
+        (lambda: 1, 1),
+        (lambda: 1 / 0, mutants.BROKEN),
+        (lambda: mutants._run([(Test(lambda: [0] * 2**29), 60)], Session), 1),  # 4 GiB
+        (lambda: mutants._run([(Test(lambda: time.sleep(60)), 1)], Session), -signal.SIGALRM),
+        (lambda: mutants._run([(Test(lambda: None), 60)] * 2, Session), 0),
+    ],
+)
+def test_a_mutant_that_fills_memory_or_never_ends_is_stopped(work, ends):
+    _, status = os.waitpid(mutants._fork(work, 100), 0)
+    assert os.waitstatus_to_exitcode(status) == ends
+
+
+class Session:
+    testsfailed = 0
+
+
+class Test:
+    """As much of a test of pytest as it takes to run it."""
+
+    __test__ = False
+
+    def __init__(self, body):
+        self.config = self.hook = self
+        self.body = body
+
+    def pytest_runtest_protocol(self, item, nextitem):
+        try:
+            self.body()
+        except MemoryError:
+            Session.testsfailed += 1
 
 
 def test_the_report_says_why_or_that_nobody_has(tmp_path):
