@@ -269,6 +269,7 @@ class Steps:
         """Give the graph and its memory back."""
         self.graph = None
         self.inputs = self.outputs = ()
+        del self.model  # which holds the training that holds these steps: no memory would be freed
 
 
 CAPTURING = threading.Lock()  # one capture at a time
