@@ -149,6 +149,7 @@ def test_unknown_names_are_refused(arguments):
         (5, 4, 100, [4, 8, 6, 5]),
         (0, 4, 100, [4, 2, 1]),
         (100, 30, 100, [30, 60, 100]),  # doubling stops at the most there is
+        (99, 30, 99, [30, 60, 99]),
         (99, 30, 100, [30, 60, 100, 80, 90, 95, 97, 98, 99]),
         (7, 200, 100, [100, 50, 25, 12, 6, 9, 7, 8]),
     ],
@@ -220,6 +221,22 @@ def test_each_training_is_reported_with_whether_one_restart_had_all(instant, dev
         beside = [r for r, _ in rows if (r.H, r.T) == (run.H, run.T)]
         assert good == (run.T <= 10 * run.H and (at_once == 2 or run.seed == 1))
         assert run in beside
+        assert run.seed == 0 or at_once == 1  # the first of those that are trained at once
+
+
+def test_nothing_may_be_memorized(monkeypatch):
+    monkeypatch.setattr(training, "train", lambda runs, *, device: [ALMOST for _ in runs])
+    capacity.search("dana-capacity", "quick", "cpu")
+    table = capacity.found("dana-capacity", "quick")
+    assert table[["memorized", "failed"]].to_numpy().tolist() == [[0, 1], [0, 1]]
+
+
+def test_the_bound_is_that_of_the_shape(instant):
+    instant.extend([None] * 4)  # past the interruption
+    capacity.search("dana-capacity", "paper", "cuda:0")
+    table = capacity.found("dana-capacity", "paper")
+    assert table.bound.tolist() == [20, 30, 50, 70, 14, 18, 30, 25, 45, 85]  # H d_h + d
+    assert ((table.memorized <= 10 * table.H) & (table.failed > 10 * table.H)).all()
 
 
 def test_the_sizes_that_are_searched():
