@@ -23,6 +23,7 @@ from ..features import Seen
 from ..independence import numerical_rank, sampled_independence
 from ..reporting import papers
 from ..results import Check, Finding, Row
+from ..training.places import device_name
 from . import read
 from .cases import CASES, SEED, Case
 from .study import WHOLE, Done, Part, Rows, Unit, check_profile, check_whole
@@ -353,14 +354,13 @@ def perform(seen: Seen, asked: Check) -> Finding:
         sampled = sampled_independence(vectors, asked.size, samples=asked.samples, seed=asked.seed)
         dependent, ranks = sampled.dependent, _some_ranks(vectors, asked)
     device = next(iter(seen)).device
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return Finding(
         dependent=dependent,
         ranked=len(ranks),
         least_rank=int(ranks.min()),
         most_rank=int(ranks.max()),
         wall_s=round(time.perf_counter() - start, 3),
-        device=kind,
+        device=device_name(device),
         torch=torch.__version__,
         commit=results.commit(),
     )

@@ -13,7 +13,7 @@ import torch
 
 from .. import training
 from ..results import Outcome, Row, Run
-from ..training.places import place
+from ..training.places import device_name, place
 from . import read
 from .grids import EXPERIMENTS
 
@@ -106,8 +106,7 @@ class Paces:
 
     def __init__(self, device: str, timing: float | None = None) -> None:
         self.device, self.timing = device, timing
-        on_gpu = torch.device(device).type == "cuda"
-        self.kind = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+        self.kind = device_name(torch.device(device))
         self._known: dict[tuple, Pace] = {}
         self._measured: dict[Family | None, Pace] = {}
 

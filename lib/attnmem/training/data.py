@@ -27,6 +27,19 @@ def pairs(run: Run) -> tasks.Bigrams:
     return draw(generator(run, "data"), run.N, run.T)
 
 
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device; a GPU goes on with the steps before, without waiting.
+
+    Args:
+        x: A tensor on the CPU.
+        device: Where it is wanted.
+
+    Returns:
+        The tensor there; on a CPU the tensor itself.
+    """
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
 class Order:
     """Successive batches for each run of a stack: every epoch in a new random order.
 
@@ -40,15 +53,10 @@ class Order:
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]
 
     def take(self, count: int) -> Int[Tensor, "count R B"]:
-        """The next ``count`` batches of every run, on the device.
-
-        They are sent there without waiting, so that a GPU goes on with the steps before.
-        """
+        """The next ``count`` batches of every run, on the device."""
         each = [self._next(run, count * self.batch) for run in range(len(self.sizes))]
         indices = torch.stack(each).view(len(each), count, self.batch).movedim(1, 0).contiguous()
-        if self.device.type != "cuda":
-            return indices
-        return indices.pin_memory().to(self.device, non_blocking=True)
+        return sent(indices, self.device)
 
     def _next(self, run: int, count: int) -> Int[Tensor, " count"]:
         parts, have = [self.left[run]], len(self.left[run])

@@ -6,6 +6,7 @@ training can be stored, and it can go on later as if nothing had happened.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..results import Run
-from .data import Examples, Order, Pairs, Whole
+from .data import Examples, Order, Pairs, Whole, sent
 from .engine import CHUNK, Stack, Steps, chunk_length
 
 
@@ -45,7 +46,7 @@ def rounded(shares: Iterable[float]) -> tuple[float, ...]:
 # --- what all protocols share ---------------------------------------------------------------------
 
 
-class Protocol:
+class Protocol(abc.ABC):
     """One stack of runs, trained as published.
 
     Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps.
@@ -57,15 +58,14 @@ class Protocol:
     """
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
+    noted: tuple[str, ...] = ()  # attributes that looks write: lists of tensors, or plain values
 
     def __init__(
         self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
     ) -> None:
         self.stack = Stack(runs, device, stays=stays)
         self.run = runs[0]  # for what all have in common
-        self.ends = sorted(
-            {run.steps for run in runs}
-        )  # steps after which a run has all of its own
+        self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
         self.found: dict[str, Found] = {}  # the best so far, by the runs' keys
         self.finished: set[str] = set()
@@ -77,6 +77,7 @@ class Protocol:
     interval: int  # steps between two looks
     data: Pairs | Examples
 
+    @abc.abstractmethod
     def draw(self, runs: Sequence[Run], device: torch.device) -> Order | Whole:
         """Put ``self.data`` on the device.
 
@@ -87,8 +88,8 @@ class Protocol:
         Returns:
             The order of the batches.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def losses(self, index: Int[Tensor, "R B"], watched: bool) -> tuple[Tensor, Tensor | None]:
         """Compute the runs' losses on a batch.
 
@@ -99,8 +100,8 @@ class Protocol:
         Returns:
             The losses ``(R,)``, and the shares ``(R,)``, or None if they are not known or wanted.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def rate(self, run: Run, step: int) -> float:
         """The learning rate of a step.
 
@@ -111,12 +112,12 @@ class Protocol:
         Returns:
             The rate.
         """
-        raise NotImplementedError
 
     def watches(self, step: int) -> bool:
         """Whether the share that is right is wanted of a step, counted from 0."""
         return False
 
+    @abc.abstractmethod
     def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
         """Note what the runs have reached after ``self.count`` steps; called after every chunk.
 
@@ -124,7 +125,6 @@ class Protocol:
             losses: The loss of each run before each of the chunk's ``k`` steps.
             shares: The share of each batch that was right, NaN where it was not watched.
         """
-        raise NotImplementedError
 
     # What follows from it.
 
@@ -141,9 +141,7 @@ class Protocol:
         length = min(longest, to_look, to_end)
         steps = range(self.count, self.count + length)
         rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
-        rates = torch.tensor(rates, dtype=torch.float64)
-        if self.stack.device.type == "cuda":
-            rates = rates.pin_memory().to(self.stack.device, non_blocking=True)
+        rates = sent(torch.tensor(rates, dtype=torch.float64), self.stack.device)
         watched = [self.watches(step) for step in steps]
         losses, shares = self.steps(self.order.take(length), rates, watched)
         self.count += length
@@ -152,11 +150,12 @@ class Protocol:
             self._drop_finished()
 
     def _drop_finished(self) -> None:
-        left = [p for p, run in enumerate(self.stack.runs) if run.key not in self.finished]
-        self.stack.keep(left)
-        self.order.keep(left)
-        self.data.keep(left)
+        self._keep([p for p, run in enumerate(self.stack.runs) if run.key not in self.finished])
         self.finished = set()
+
+    def _keep(self, places: Sequence[int]) -> None:
+        for part in (self.stack, self.order, self.data):
+            part.keep(places)
 
     def at_interval(self, run: Run) -> bool:
         """Whether a run is to be looked at after ``self.count`` steps."""
@@ -197,7 +196,7 @@ class Protocol:
             "finished": sorted(self.finished),
             "order": self.order.state(),
             "stack": self.stack.state(),
-            "more": self.more(),
+            "noted": {name: getattr(self, name) for name in self.noted},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -205,21 +204,14 @@ class Protocol:
         places = {run.key: place for place, run in enumerate(self.stack.runs)}
         left = [places[key] for key in state["runs"]]
         if len(left) < len(places):
-            self.stack.keep(left)
-            self.order.keep(left)
-            self.data.keep(left)
+            self._keep(left)
         self.count, self.finished = state["count"], set(state["finished"])
         self.found = {key: Found(*map(_plain, found)) for key, found in state["found"].items()}
         self.order.restore(state["order"])
         self.stack.restore(state["stack"])
-        self.restore_more(state["more"])
-
-    def more(self) -> dict[str, Any]:
-        """What else a subclass stores."""
-        return {}
-
-    def restore_more(self, more: dict[str, Any]) -> None:
-        """Take it back."""
+        for name, value in state["noted"].items():
+            tensors = isinstance(value, list)
+            setattr(self, name, [x.to(self.stack.device) for x in value] if tensors else value)
 
 
 def _plain(value: Any) -> Any:

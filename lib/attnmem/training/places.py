@@ -41,6 +41,11 @@ def place(device: torch.device, tf32: bool) -> Iterator[None]:
         yield
 
 
+def device_name(device: torch.device) -> str:
+    """What rows call a device: ``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 # --- GPU ------------------------------------------------------------------------------------------
 
 _STREAMS = threading.local()

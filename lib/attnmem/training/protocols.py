@@ -84,6 +84,8 @@ class Bigrams(_OnPairs):
     The curve is the accuracy on all pairs that there are, after every epoch.
     """
 
+    noted = ("seen", "curve", "last_losses")
+
     def __init__(self, runs, device, *, stays=None):
         self.watched = range(runs[0].steps)[LAST_BATCHES]
         self.interval = runs[0].T // runs[0].batch  # an epoch
@@ -137,17 +139,6 @@ class Bigrams(_OnPairs):
             right = right + (outputs.argmax(dim=1) == answers).double().sum(dim=1)
         return right / N**2
 
-    @override
-    def more(self):
-        return {"seen": self.seen, "curve": self.curve, "last_losses": self.last_losses}
-
-    @override
-    def restore_more(self, more):
-        self.seen, self.curve, self.last_losses = (
-            [x.to(self.stack.device) for x in more[name]]
-            for name in ("seen", "curve", "last_losses")
-        )
-
 
 class Associations(_OnPairs):
     """The best accuracy on the way, and the loss there, for every run.
@@ -197,6 +188,7 @@ class Memorization(Protocol):
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
+    noted = ("free",)
 
     def __init__(self, runs, device, *, stays=None):
         self.interval = runs[0].evaluate_every
@@ -282,14 +274,6 @@ class Memorization(Protocol):
             names = ("saturated", "served", "serving")
             found = dict(zip(names, map(rounded, paths), strict=True))
             self.found[run.key] = self.found[run.key]._replace(**found)
-
-    @override
-    def more(self):
-        return {"free": self.free}
-
-    @override
-    def restore_more(self, more):
-        self.free = more["free"]
 
 
 def moments(run: Run, count: int = MOMENTS) -> set[int]:

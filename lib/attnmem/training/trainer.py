@@ -15,9 +15,9 @@ from .. import results
 from ..checks import check_integer, refuse
 from ..results import Outcome, Run
 from .checkpoints import Checkpoint
-from .loop import Protocol
+from .loop import Protocol, rounded
 from .models import FAMILIES, parameter_count
-from .places import place
+from .places import device_name, place
 from .protocols import PROTOCOLS, Bigrams
 
 CPU = torch.device("cpu")
@@ -43,9 +43,10 @@ def _check(runs: Sequence[Run]) -> None:
         if not family or run.task not in family.tasks or run.variant not in family.variants:
             what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
             refuse("runs", what, "a known model, variant and task")
-    if shapes := len({_shape(run) for run in runs}) - 1:
+    shapes = {_shape(run) for run in runs}
+    if len(shapes) > 1:
         varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
-        refuse("runs", f"{shapes + 1} different shapes", f"runs that differ by {varies} only")
+        refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
 
 
 def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
@@ -143,7 +144,7 @@ def opening(run: Run, epochs: int) -> tuple[float, ...]:
         protocol = Bigrams([run], CPU)
         while len(protocol.curve) < epochs and not protocol.done:
             protocol.advance()
-    return tuple(round(accuracy.item(), 4) for accuracy in protocol.curve)
+    return rounded(accuracy.item() for accuracy in protocol.curve)
 
 
 def train(
@@ -174,7 +175,7 @@ def train(
     _check(runs)
     where, tf32 = torch.device(device), runs[0].products == "tf32"
     with place(where, tf32):
-        kind = torch.cuda.get_device_name(where) if where.type == "cuda" else where.type
+        kind = device_name(where)
         checkpoint = Checkpoint(checkpoints, runs, kind)
         seconds, found = _trained(runs, where, checkpoint)
     origin = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
