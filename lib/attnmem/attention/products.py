@@ -307,6 +307,11 @@ def head_values(
 # --- sums over heads ------------------------------------------------------------------------------
 
 
+def _chain_costs(B: int, a: int, b: int, c: int) -> tuple[int, int]:
+    """Multiplications with the product of the two matrices first, and with one after the other."""
+    return a * b * c + B * a * c, B * b * (a + c)
+
+
 def product_first(B: int, a: int, b: int, c: int) -> bool:
     """Whether vectors are sent through two matrices cheaper when those are multiplied first.
 
@@ -319,7 +324,8 @@ def product_first(B: int, a: int, b: int, c: int) -> bool:
     Returns:
         True if the product of the matrices comes first, False if the vectors go through each.
     """
-    return a * b * c + B * a * c < B * b * (a + c)
+    product, each = _chain_costs(B, a, b, c)
+    return product < each
 
 
 def chain_cost(B: int, a: int, b: int, c: int) -> int:
@@ -334,7 +340,7 @@ def chain_cost(B: int, a: int, b: int, c: int) -> int:
     Returns:
         Their number.
     """
-    return min(a * b * c + B * a * c, B * b * (a + c))
+    return min(_chain_costs(B, a, b, c))
 
 
 def add_heads(
