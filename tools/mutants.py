@@ -7,7 +7,8 @@ why it is no mistake; ``tests/mutants.md`` is the report. The exit status is 1 i
 judged, or if a judgement is of no survivor.
 
 This is no library, for two reasons. Mistakes that matter here are swapped arguments, the wrong end
-of a ball, a dropped term, a missing check: cosmic-ray 8.7 and mutmut 3.8 make none of these.
+of a ball, a dropped term, a missing check: cosmic-ray 8.7 makes none of these (mutmut 3.8 was only
+skimmed).
 And a Python for each mutant takes longer to import torch than most tests run. Here a mutant is a
 fork of a process that has collected the tests, and the mistake is in its memory only.
 """

@@ -312,7 +312,7 @@ def published(paper: str) -> pd.DataFrame:
     Returns:
         One line for each number, with the sizes that it belongs to. Of the experiments of Dana et
         al. with three layers, ``depth1`` is complete; of ``depth2`` and ``depth5`` there are four
-        points, with three digits, chosen because our rows are far from them.
+        points, with three digits, chosen because rows of an earlier model were far from them.
     """
     return pd.read_csv(PACKAGE / "published" / f"{paper}.csv")
 

@@ -55,7 +55,7 @@ class Queue:
         device: Where.
         recompute: As for :func:`run`.
         workers: How many units are measured at once, which share the device's memory.
-        ends: The time, on the monotonic clock, after which no unit is given out.
+        in_time: Asked before a unit is given out; if it says no, none is.
     """
 
     def __init__(
