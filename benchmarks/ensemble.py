@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attnmem import experiments, training
 from attnmem.results import Run
+from attnmem.studies.cost import product_rate
 
 MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
     ("shared", 20, 32),
@@ -139,18 +140,6 @@ def seconds(work: Callable[[], object], device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter() - start
-
-
-def product_rate(device: str, size: int = 1024, times: int = 10) -> float:
-    """Floating-point operations a second of square float32 matrix products, the best of five."""
-    A = torch.randn(size, size, device=device)
-
-    def work():
-        for _ in range(times):
-            A @ A
-
-    work()
-    return times * 2 * size**3 / min(seconds(work, device) for _ in range(5))
 
 
 def shortened(run: Run, steps: int) -> Run:
