@@ -74,6 +74,13 @@ LITERAL = [
     (bounds.error_to_bits, (1 / (2 * math.pi * math.e), 5), 0),
     (bounds.error_to_bits, (1 / (2 * math.pi * math.e) / 64, 5), 5 * 3),
     (bounds.error_to_bits, (0.5, 5), 0),
+    (bounds.accuracy_to_bits, (1.0, 8, 5), 15),
+    (bounds.accuracy_to_bits, (1 / 8, 8, 5), 0),
+    (bounds.accuracy_to_bits, (0.0, 8, 5), 0),
+    (bounds.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
+    (bounds.different_draws, (3, 2), 5 / 3),
+    (bounds.different_draws, (1, 7), 1),
+    (bounds.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
 ]
 
 
@@ -85,7 +92,10 @@ def test_formulas_at_sizes_that_differ(formula, arguments, value):
 
 def test_every_formula_stands_among_them():
     public = {name for name in bounds.__all__ if inspect.isfunction(getattr(bounds, name))}
-    assert public == {f.__name__ for f, *_ in LITERAL} | {"random_bigrams_risk"}
+    assert public == {f.__name__ for f, *_ in LITERAL} | {
+        "random_bigrams_risk",
+        "mha_dimension",  # in test_counts.py
+    }
 
 
 LEAST = {
@@ -94,11 +104,17 @@ LEAST = {
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
     (bounds.accuracy_to_associations, "vocab"): 2,
+    (bounds.accuracy_to_bits, "vocab"): 2,
     (bounds.loss_to_bits, "vocab"): 2,
+    (bounds.aot_dimension, "vocab"): 2,
+    (bounds.aot_dimension, "width"): 0,
+    (bounds.mha_dimension, "classes"): 2,
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
-NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one"), False)
-FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL), bounds.random_bigrams_risk]
+NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "shared"), False)
+NO_SIZES |= dict.fromkeys(("shared_maps", "position_in_skip"), False)
+FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL)]
+FORMULAS += [bounds.random_bigrams_risk, bounds.mha_dimension]
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -267,6 +283,14 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(-0.5, vocab=3, total=10), "count"),
         (lambda: bounds.own_context_rank(2, 3, 2.5), "dim"),
+        (lambda: bounds.accuracy_to_bits(1.01, vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(float("nan"), vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(0.5, vocab=1, total=10), "vocab"),
+        (lambda: bounds.different_draws(0, 5), "total"),
+        (lambda: bounds.aot_dimension(2, 5, 4, 9, shared_maps=True), "head_dim"),
+        (lambda: bounds.aot_dimension(2, 3, 4, 4), "vocab"),
+        (lambda: bounds.mha_dimension(2, 3, 4, 5, shared=True), "context"),
+        (lambda: bounds.mha_dimension(2, 3, 4, 5, shared=False, classes=1), "classes"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
@@ -303,6 +327,16 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
     ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
     assert numerical_rank(J, rtol=1e-12) == ceiling
+
+
+@pytest.mark.parametrize(("T", "N"), [(1, 2), (5, 2), (6, 7), (30, 50)])
+def test_an_accuracy_tells_as_many_bits_as_labels_it_rules_out(T, N):
+    """Given the answers, as many label vectors have k right as ways to choose the wrong ones."""
+    for k in range(-(-T // N), T + 1):
+        left = math.comb(T, k) * (N - 1) ** (T - k)
+        ruled_out = T * math.log2(N) - math.log2(left)
+        bits = bounds.accuracy_to_bits(k / T, N, T)
+        assert ruled_out - math.log2(T + 1) <= bits <= max(ruled_out, 0) + 1e-9
 
 
 @pytest.mark.parametrize("cells", [1, 2, 7, 1000])

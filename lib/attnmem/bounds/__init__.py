@@ -16,12 +16,16 @@ from .capacities import (
 )
 from .information import (
     accuracy_to_associations,
+    accuracy_to_bits,
     associations_to_accuracy,
+    different_draws,
     error_to_bits,
     loss_to_bits,
 )
 from .parameters import (
+    aot_dimension,
     aot_parameters,
+    mha_dimension,
     mha_parameters,
     relu_parameters,
 )
@@ -35,14 +39,18 @@ from .ranks import (
 
 __all__ = [
     "accuracy_to_associations",
+    "accuracy_to_bits",
     "affine_rank",
     "affine_span_rank",
     "aot_capacity",
+    "aot_dimension",
     "aot_parameters",
     "associations_to_accuracy",
+    "different_draws",
     "error_to_bits",
     "loss_to_bits",
     "mha_capacity",
+    "mha_dimension",
     "mha_parameters",
     "own_context_rank",
     "previous_aot_capacity",
