@@ -39,6 +39,7 @@ from .sweeps import (
     curves,
     curves_with_bands,
     laws,
+    spans,
 )
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "residual_cliff",
     "saturation_map",
     "sharpening",
+    "spans",
     "spectra",
     "use_style",
     "wiring",

@@ -152,3 +152,47 @@ def curves(
         ax.plot(x, y, marker + "-", markersize=4, label=name)
     ax.legend(fontsize=8)
     return ax
+
+
+def spans(
+    lines: pd.DataFrame,
+    label: str,
+    marks: Mapping[str, str],
+    limits: tuple[float, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """One line for each source on one logarithmic axis: a bar from its least to its largest value.
+
+    Args:
+        lines: One row for each source, from top to bottom, indexed by its name. ``group`` decides
+            colour and spacing; ``low`` and ``high`` are the ends of the bar, with a dot at
+            ``high``. Other columns hold one more value each, missing where there is none.
+        label: Name of the axis.
+        marks: From names in the legend to the column and the marker that they stand for, such as
+            ``"high o"``.
+        limits: Ends of the axis. A bar that begins below is cut, and an arrow says so.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, label, "")
+    colours = dict(zip(dict.fromkeys(lines.group), CYCLE, strict=False))
+    groups = (lines.group != lines.group.shift()).cumsum().to_numpy()
+    heights = -(np.arange(len(lines)) + 0.7 * groups)
+    for height, row in zip(heights, lines.itertuples(), strict=True):
+        colour, low = colours[row.group], max(row.low, limits[0])
+        ax.plot([low, row.high], [height] * 2, color=colour, linewidth=6, alpha=0.4)
+        ax.plot(row.high, height, "o", color=colour, markersize=7)
+        if row.low < limits[0]:
+            ax.plot(1.1 * limits[0], height, "<", color=colour, markersize=5)
+    for name, mark in marks.items():
+        column, marker = mark.split()
+        where = [] if column == "high" else lines[column]
+        tall = [] if column == "high" else heights
+        ax.plot(where, tall, marker, color="black", fillstyle="none", label=name)
+    ax.set(xscale="log", xlim=limits, yticks=heights, yticklabels=lines.index)
+    ax.tick_params(axis="y", length=0, labelsize=8)
+    ax.grid(axis="y", visible=False)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.25, -0.1), ncols=len(marks))
+    return ax

@@ -25,6 +25,7 @@ from .trainings import PROFILES, diverged
 
 PRECISION = 1e-8  # real labels that are met more closely count as met to this
 COUNTS = ("parameters", "layer_parameters", "dimension")
+SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
 CPU = torch.device("cpu")
 
 
@@ -34,7 +35,9 @@ def _check_saved(accuracy, loss, classes, labels) -> None:
 
 
 @checked_by(_check_saved)
-def saved_bits(accuracy: float | None, loss: float, classes: int | None, labels: float) -> float:
+def saved_bits(
+    accuracy: float | None, loss: float, classes: int | None, labels: int | float
+) -> float:
     """Bits that a model saves in a code for its labels.
 
     For classes it is the better of two codes: one with the model's probabilities, and one that
@@ -170,3 +173,40 @@ def recount(run: Run) -> Recount:
         saved_bits(found.accuracy, found.loss, run.N, labels_of(run)),
         saved_bits(accuracy, loss, run.N, len(answers)),
     )
+
+
+def largest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of every shape of model the trainings that got the largest set right that any of them did.
+
+    Args:
+        table: Lines of :func:`stored`.
+
+    Returns:
+        Those of its lines.
+    """
+    right = table[table.accuracy == 1]
+    most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
+    return right[right["T"] == most]
+
+
+def span(table: pd.DataFrame) -> dict[str, float]:
+    """Bits per parameter over the cells of a table, each the mean of its seeds.
+
+    Args:
+        table: Lines of :func:`stored`, at least one.
+
+    Returns:
+        ``low`` and ``high``, the least and the largest number of bits for each of all parameters;
+        and, of the cell that has the largest, bits for each parameter without tables and for each
+        dimension, NaN if that is not known; and ``cells``, how many there are.
+
+    Raises:
+        ValueError: If there is no line.
+    """
+    if table.empty:
+        refuse("table", "no lines", "at least one")
+    cells = table.groupby([*SHAPE, "T"], dropna=False)[["bits", *COUNTS]].mean().reset_index()
+    each = cells.bits / cells.parameters
+    best = cells.loc[each.idxmax()]
+    others = {name: float(best.bits / best[name]) for name in COUNTS[1:]}
+    return {"low": each.min(), "high": each.max(), **others, "cells": len(cells)}
