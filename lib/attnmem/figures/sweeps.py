@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from .style import CYCLE, labelled, plt, theory_lines
 
+BAR = {"linewidth": 6, "alpha": 0.4, "solid_capstyle": "butt"}
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -164,9 +166,10 @@ def spans(
     """One line for each source on one logarithmic axis: a bar from its least to its largest value.
 
     Args:
-        lines: One row for each source, from top to bottom, indexed by its name. ``group`` decides
-            colour and spacing; ``low`` and ``high`` are the ends of the bar, with a dot at
-            ``high``. Other columns hold one more value each, missing where there is none.
+        lines: One row for each source, from top to bottom, indexed by its name. Rows of one
+            ``group``, which is written above them, stand together; ``low`` and ``high`` are the
+            ends of the bar, with a dot at ``high``. Other columns hold one more value each, missing
+            where there is none.
         label: Name of the axis.
         marks: From names in the legend to the column and the marker that they stand for, such as
             ``"high o"``.
@@ -179,10 +182,13 @@ def spans(
     ax = labelled(ax, label, "")
     colours = dict(zip(dict.fromkeys(lines.group), CYCLE, strict=False))
     groups = (lines.group != lines.group.shift()).cumsum().to_numpy()
-    heights = -(np.arange(len(lines)) + 0.7 * groups)
+    heights = -(np.arange(len(lines)) + groups)
+    for group in colours:
+        top = heights[(lines.group == group).to_numpy()].max()
+        ax.text(1.1 * limits[0], top + 0.65, group, fontsize=8, fontweight="bold")
     for height, row in zip(heights, lines.itertuples(), strict=True):
         colour, low = colours[row.group], max(row.low, limits[0])
-        ax.plot([low, row.high], [height] * 2, color=colour, linewidth=6, alpha=0.4)
+        ax.plot([low, row.high], [height] * 2, color=colour, **BAR)
         ax.plot(row.high, height, "o", color=colour, markersize=7)
         if row.low < limits[0]:
             ax.plot(1.1 * limits[0], height, "<", color=colour, markersize=5)
