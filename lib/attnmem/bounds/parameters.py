@@ -143,7 +143,7 @@ def aot_dimension(
             only.
 
     Returns:
-        The dimension: the rank of the Jacobian of all ``N^2`` predictions at almost all weights.
+        The dimension. It is the rank of the Jacobian of all predictions at almost all weights.
 
     Raises:
         ValueError: If a size is not an integer or too small.
@@ -211,7 +211,7 @@ def mha_dimension(
             without a bias.
 
     Returns:
-        The dimension: the rank of the Jacobian of all outputs at almost all weights and data.
+        The dimension. It is the rank of the Jacobian of all outputs at almost all weights and data.
 
     Raises:
         ValueError: If a size is not an integer or out of range.

@@ -104,8 +104,8 @@ def stored(profile: str) -> pd.DataFrame:
         profile: ``paper`` or ``quick``.
 
     Returns:
-        A line for each training that did not diverge: the fields of its configuration, ``accuracy``
-        and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
+        A line for each training that did not diverge, with the fields of its configuration,
+        ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
         ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
         where it is not known).
 
