@@ -96,8 +96,8 @@ def accuracy_to_bits(accuracy, vocab: int, total: int):
         total: Number of labels ``T``.
 
     Returns:
-        Bits, of the shape of ``accuracy``. They are :math:`T \log_2 N` if every answer is right, and
-        zero if no more are right than by guessing.
+        Bits, of the shape of ``accuracy``. They are :math:`T \log_2 N` if every answer is right,
+        and zero if no more are right than by guessing.
 
     Raises:
         ValueError: If an accuracy is out of range, or a size is not an integer or too small.
