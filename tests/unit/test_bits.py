@@ -70,8 +70,8 @@ def test_a_recount_goes_over_every_pair_that_was_drawn():
 
 def lines(**columns):
     shape = {"model": "aot", "variant": "paper", "context": None, "N": 4, "n": 2, "d": 3}
-    shape |= {"d_h": 3, "width": None, "layers": 1}
-    return pd.DataFrame(columns).assign(**shape)
+    shape |= {"d_h": 3, "width": None, "layers": 1, "experiment": "none", "lr": 0.1}
+    return pd.DataFrame({"steps": 9, **columns}).assign(**shape)
 
 
 def test_the_largest_set_of_each_shape_is_the_largest_that_is_right():
@@ -91,5 +91,7 @@ def test_a_span_is_over_means_of_cells():
     found = bits.span(table)
     assert found == {"low": 1.0, "high": 2.0, "layer_parameters": 5, "dimension": 2.5, "cells": 2}
     assert math.isnan(bits.span(table[:2])["dimension"])
+    longer = bits.span(table.assign(steps=[9, 18, 9]))
+    assert (longer["low"], longer["cells"]) == (0.8, 3)
     with pytest.raises(ValueError, match=r"^table: got no lines"):
         bits.span(table[:0])

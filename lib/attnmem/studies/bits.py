@@ -26,6 +26,7 @@ from .trainings import PROFILES, diverged
 PRECISION = 1e-8  # real labels that are met more closely count as met to this
 COUNTS = ("parameters", "layer_parameters", "dimension")
 SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
+CELL = (*SHAPE, "T", "experiment", "steps", "lr")
 CPU = torch.device("cpu")
 
 
@@ -205,7 +206,7 @@ def span(table: pd.DataFrame) -> dict[str, float]:
     """
     if table.empty:
         refuse("table", "no lines", "at least one")
-    cells = table.groupby([*SHAPE, "T"], dropna=False)[["bits", *COUNTS]].mean().reset_index()
+    cells = table.groupby([*CELL], dropna=False)[["bits", *COUNTS]].mean().reset_index()
     each = cells.bits / cells.parameters
     best = cells.loc[each.idxmax()]
     others = {name: float(best.bits / best[name]) for name in COUNTS[1:]}
