@@ -58,6 +58,14 @@ LITERAL = [
     (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
     (bounds.own_context_rank, (7, 2, 5), 7 * 5),
     (bounds.scalar_capacity, (7, 3, 2, 5), 7 * 4),
+    (bounds.sequences_ceiling, (7, 3, 5, 11, 2), 5 + 7 * (5 + 3 * (5 + 5 - 3))),
+    (bounds.sequences_ceiling, (7, 3, 13, 5, 4, 2), 2 + 7 * (7 + 2 * (7 + 2 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, None, True), 5 * 9 + 7 * (2 * 8 + 5)),
+    (bounds.sequences_ceiling, (7, 2, 9, 5, 3, None, True), 5 + 7 * (6 + 2 * (6 + 5 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, 1, True), 1 + 7 * (12 + 1 * 12)),
+    (bounds.cancellation_floor, (7, 1, 3, 5), 5 + 7 * 5),
+    (bounds.cancellation_floor, (7, 4, 2, 5), 5 + 7 * (5 + 3 * 2 * 8 - 2 * 3)),
+    (bounds.cancellation_floor, (7, 4, 4, 5), 5 + 7 * (5 + 3 * 4 * 6 - 4 * 3 - 1 * 1)),
     (bounds.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
     (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
     (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
@@ -91,13 +99,14 @@ def test_every_formula_stands_among_them():
 LEAST = {
     (bounds.affine_span_rank, "span"): 0,
     (bounds.own_context_rank, "context"): 2,
+    (bounds.sequences_ceiling, "length"): 2,
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
     (bounds.accuracy_to_associations, "vocab"): 2,
     (bounds.loss_to_bits, "vocab"): 2,
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
-NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one"), False)
+NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
 FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL), bounds.random_bigrams_risk]
 
 
@@ -260,6 +269,10 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
+        (lambda: bounds.sequences_ceiling(2, 5, dim=4, vocab=3, length=2), "head_dim"),
+        (lambda: bounds.sequences_ceiling(2, 4, 4, 3, length=2, last_tokens=4), "last_tokens"),
+        (lambda: bounds.cancellation_floor(2, size=6, head_dim=4, dim=4), "size"),
+        (lambda: bounds.cancellation_floor(2, 2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.error_to_bits(0.1, total=0), "total"),
         (lambda: bounds.error_to_bits(np.array([0.1, -0.1]), total=1), "error"),
         (lambda: bounds.error_to_bits(float("nan"), total=1), "error"),

@@ -32,6 +32,7 @@ from .ranks import (
     shared_context_ceiling,
     shared_context_rank,
 )
+from .sequences import cancellation_floor, sequences_ceiling
 
 __all__ = [
     "accuracy_to_associations",
@@ -40,6 +41,7 @@ __all__ = [
     "aot_capacity",
     "aot_parameters",
     "associations_to_accuracy",
+    "cancellation_floor",
     "error_to_bits",
     "loss_to_bits",
     "mha_capacity",
@@ -50,6 +52,7 @@ __all__ = [
     "relu_capacity",
     "relu_parameters",
     "scalar_capacity",
+    "sequences_ceiling",
     "shared_context_ceiling",
     "shared_context_rank",
 ]
