@@ -175,7 +175,7 @@ def memorize_by_cancellation(
 def _bases(
     sequences: Tensor, sizes: tuple[int, ...], groups: Sequence[int], seed: int
 ) -> Iterator[tuple[Tensor, Tensor, Scalars]]:
-    """Embeddings, positions and cancelling heads; the last coordinate of ``x(t, S)`` is positive."""
+    """Embeddings, positions and cancelling heads. The last coordinate of x(t, S) is positive."""
     owner = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
     for attempt in range(DRAWS):
         number, spread = seed + 1000 * attempt, SPREADS[attempt % len(SPREADS)]
