@@ -17,6 +17,7 @@ from attnmem.constructions.cancellation import Scalars, jacobian, scalars
 from attnmem.constructions.impossible import every_parity, impossible_subset
 from attnmem.constructions.sequences import offered_rank
 from attnmem.constructions.tangents import cancelling_rank, jacobian_rank
+from attnmem.descent import train_tiny
 from attnmem.independence import numerical_rank
 
 import hostile
@@ -283,6 +284,82 @@ def test_as_many_labelings_are_left_as_there_are_threshold_functions(k, H, reach
     labelings = itertools.product(range(2), repeat=len(rows))
     left = sum(impossible_subset(rows, torch.tensor(labels), H) is None for labels in labelings)
     assert left == reached
+
+
+# --- bigrams beyond narrow heads ------------------------------------------------------------------
+
+PAIRS = list(itertools.combinations(range(4), 2))
+NARROW = torch.tensor([[a, b] for b in range(6) for a in range(4)])
+IN_PAIR = torch.tensor([int(a in PAIRS[b]) for b, a in NARROW.flip(1).tolist()])
+
+
+def alternations(signs):
+    return sum(x != y for x, y in itertools.pairwise(signs))
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+def test_in_every_order_two_opposite_last_tokens_alternate():
+    labels = IN_PAIR.view(6, 4).tolist()
+    for order in itertools.permutations(range(4)):
+        wild = [
+            row for row in ([line[a] for a in order] for line in labels) if alternations(row) == 3
+        ]
+        assert sorted(wild) == [[0, 1, 0, 1], [1, 0, 1, 0]]
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+@settings(deadline=None, max_examples=200)
+@given(seeds, st.sampled_from([1, 3, 40]))
+def test_heads_of_width_one_never_alternate_so(seed, d):
+    """The differences of two last tokens' curves change sign at most twice, in exact order."""
+    draw = torch.Generator().manual_seed(seed)
+    e, pos = torch.randn(10, d, generator=draw, **F64), torch.randn(2, d, generator=draw, **F64)
+    W_Q, W_K, m, u = (3 * torch.randn(d, generator=draw, **F64) / d**0.5 for _ in range(4))
+    first, last = e[:4] + pos[0], e[4:] + pos[1]
+    weights = torch.exp((last @ W_Q)[:, None] * (first @ W_K))  # (6, 4)
+    own = torch.exp((last @ W_Q) * (last @ W_K))[:, None]
+    share = weights / (weights + own)
+    f = (last @ u)[:, None] + share * (first @ m) + (1 - share) * (last @ m)[:, None]
+    curves = f * (weights + own) / weights - first @ m  # phi_b at alpha_a
+    order = (first @ W_K).argsort()
+    for b, other in itertools.combinations(range(6), 2):
+        assert alternations((curves[b] > curves[other])[order].tolist()) <= 2
+    assert not torch.equal(f > 0, IN_PAIR.view(6, 4).bool())
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+def test_training_with_one_narrow_head_never_learns_the_24_bigrams_and_with_two_it_does():
+    best = {}
+    for H in (1, 2):
+        tasks = NARROW.expand(8, 24, 2), IN_PAIR.expand(8, 24)
+        sizes = {"vocab": 6, "dim": 6, "head_dim": 1, "heads": H, "seed": 0, "steps": 1000}
+        best[H] = int(train_tiny(*tasks, **sizes).max())
+    assert best[1] < 24 == best[2]
+    assert bounds.aot_capacity(1, 1, 23) == 24
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+@pytest.mark.parametrize(("d", "last"), [(2, 2), (3, 1), (4, 2), (5, 5)])
+def test_one_head_of_width_L_meets_all_labels_of_d_tokens_and_L_last_ones(d, last):
+    """The weights of proposition prop-few-token-bigrams, in fractions of a generic basis."""
+    draw = torch.Generator().manual_seed(d)
+    labels = torch.randn(last, d, generator=draw, **F64)
+    tau = 3 * float(labels.abs().max())
+    wanted = (labels / tau + 0.5).logit()
+    B = wanted - wanted[:, :1] + wanted.diagonal()[:, None] / tau
+    e = torch.randn(d, d, generator=draw, **F64)
+    back = torch.linalg.inv(e)
+    m = back @ torch.ones(d, **F64)
+    assert torch.linalg.matrix_rank(B) <= last
+    W_Q, W_K = back[:, :last].T, B @ back.T  # e(b) W_Q^T W_K e(a) = B_ba
+    rows = torch.cartesian_prod(torch.arange(d), torch.arange(last)).reshape(-1, 2)
+    x = e[rows] + torch.stack([tau * e[0], 0 * e[0]])
+    found = scalars(x, Scalars(-(1 + tau / 2) * m, m[None], W_Q[None], W_K[None]))
+    expected = labels[rows[:, 1], rows[:, 0]]
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+# --- refused --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
