@@ -184,7 +184,8 @@ def _bases(
         generator = torch.Generator().manual_seed(number + 1)
         drawn = [gaussian(generator, size, embedding.shape[1]) for size in groups]
         values = torch.cat([m - m.mean(0) for m in drawn])
-        yield embedding, positions, Scalars(0 * values[0], values, W_Q[owner], W_K[owner])
+        u = gaussian(generator, embedding.shape[1])  # a direction to write in, if all labels are 0
+        yield embedding, positions, Scalars(u, values, W_Q[owner], W_K[owner])
 
 
 def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
@@ -195,18 +196,17 @@ def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
         for _ in range(CORRECTIONS):
             found = _changed(base, change, step)
             missed = labels - scalars(x, found)
-            change = (
-                change + Q @ torch.linalg.solve_triangular(R.T, missed[:, None], upper=False)[:, 0]
-            )
+            solved = torch.linalg.solve_triangular(R.T, missed[:, None], upper=False)
+            change = change + (Q @ solved)[:, 0]
         yield found
 
 
 def _changed(base: Scalars, change: Tensor, step: float) -> Scalars:
-    """The maps moved by ``step`` times the change; the values moved so, too, and divided by it."""
+    """All but ``u`` moved by ``step`` times the change, then the values divided by ``step``."""
     flat = change.split([part.numel() for part in base])
     u, values, W_Q, W_K = (c.view_as(part) for c, part in zip(flat, base, strict=True))
     moved = base.W_Q + step * W_Q, base.W_K + step * W_K
-    return Scalars(u, base.values / step + values, *moved)
+    return Scalars(base.u + u, base.values / step + values, *moved)
 
 
 def _transformer(embedding: Tensor, positions: Tensor, found: Scalars, c: Tensor) -> AoTWeights:
