@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from attnmem import bounds
 from attnmem.attention import AoTWeights, aot
 from attnmem.certificates import certified_associations
-from attnmem.constructions import memorize_by_cancellation, residues
-from attnmem.constructions.cancellation import Scalars, jacobian, scalars
+from attnmem.constructions import memorize_next_tokens, residues
+from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
 from attnmem.constructions.impossible import every_parity, impossible_subset
 from attnmem.constructions.sequences import offered_rank
-from attnmem.constructions.tangents import cancelling_rank, jacobian_rank
+from attnmem.constructions.jacobians import cancelling_rank, jacobian_rank
 from attnmem.descent import train_tiny
 from attnmem.independence import numerical_rank
 
@@ -144,7 +144,7 @@ def test_the_rank_on_bigrams_is_the_least_over_all_subsets(N, d, T, groups, wide
 @pytest.mark.parametrize("S", [2, 3])
 def test_sequences_with_tokens_of_their_own_reach_the_floor(d_h, d, size, S):
     for groups in (1, 2):
-        floor = bounds.cancellation_floor(groups, min(size, d + 1), d_h, d)
+        floor = bounds.sequences_floor(groups, min(size, d + 1), d_h, d)
         rows = torch.arange((floor + 3) * S).reshape(-1, S)
         for T in (1, floor - 1, floor, floor + 3):
             sizes = [min(size, d + 1)] * groups
@@ -217,7 +217,7 @@ def test_the_jacobian_is_the_derivative():
 def test_two_heads_learn_every_labeling_of_two_bits_and_of_all_pairs_of_two():
     for rows in (CUBES[2], hostile.every_sequence(2, 2), torch.tensor([[0, 1], [1, 0], [1, 1]])):
         for labels in itertools.product(range(2), repeat=len(rows)):
-            built = memorize_by_cancellation(
+            built = memorize_next_tokens(
                 rows, torch.tensor(labels), vocab=2, dim=2, head_dim=1, groups=(2,), seed=0
             )
             found = certified_associations(built, rows, torch.tensor(labels))
@@ -229,11 +229,11 @@ def test_four_heads_learn_the_parity_of_four_bits_and_any_three_do_not():
     rows, parity = every_parity(4)
     assert jacobian_rank(rows, 2, 1, 4) == 16
     sizes = {"vocab": 2, "dim": 4, "head_dim": 1, "seed": 0}
-    built = memorize_by_cancellation(rows, parity, groups=(2, 2), **sizes)
+    built = memorize_next_tokens(rows, parity, groups=(2, 2), **sizes)
     assert certified_associations(built, rows, parity).memorized == 16
     assert impossible_subset(rows, parity, heads=3) is not None
     with pytest.raises(ValueError, match=r"^sequences: got T_0 = 16, on which .* rank 11;"):
-        memorize_by_cancellation(rows, parity, groups=(3,), **sizes)
+        memorize_next_tokens(rows, parity, groups=(3,), **sizes)
 
 
 SHAPES = [
@@ -257,12 +257,12 @@ def test_next_tokens_are_built_up_to_the_rank_and_refused_beyond(N, S, d, d_h, g
     labels = torch.randint(N, (T + 1,), generator=torch.Generator().manual_seed(2))
     sizes = {"vocab": N, "dim": d, "head_dim": d_h, "groups": groups, "seed": 0}
     assert bounds.aot_capacity(sum(groups), d_h, d) < T
-    built = memorize_by_cancellation(every[:T], labels[:T], **sizes)
+    built = memorize_next_tokens(every[:T], labels[:T], **sizes)
     assert len(built.W_V) == sum(groups)
     assert certified_associations(built, every[:T], labels[:T]).memorized == T
     if cancelling_rank(every[: T + 1], groups, d_h, d) == T:
         with pytest.raises(ValueError, match=rf"^sequences: got T_0 = {T + 1}, on which .* {T};"):
-            memorize_by_cancellation(every[: T + 1], labels, **sizes)
+            memorize_next_tokens(every[: T + 1], labels, **sizes)
 
 
 @pytest.mark.hostile("dana-finding-next-tokens")
@@ -270,10 +270,10 @@ def test_equal_next_tokens_and_single_sequences_are_no_exception():
     rows = hostile.every_sequence(3, 2)
     sizes = {"vocab": 3, "dim": 4, "head_dim": 4, "groups": (2,), "seed": 0}
     for labels in (*torch.arange(3)[:, None].expand(3, 9), torch.arange(9) % 3, *rows.T):
-        built = memorize_by_cancellation(rows, labels, **sizes)
+        built = memorize_next_tokens(rows, labels, **sizes)
         assert bool((aot(built, rows).argmax(-1) == labels).all())
     single = torch.arange(3)[:, None]
-    built = memorize_by_cancellation(single, torch.tensor([2, 2, 0]), **sizes)
+    built = memorize_next_tokens(single, torch.tensor([2, 2, 0]), **sizes)
     assert aot(built, single).argmax(-1).tolist() == [2, 2, 0]
 
 
@@ -385,7 +385,7 @@ def test_what_does_not_fit_is_refused_by_name(change, name):
     }
     sizes = {"vocab": 3, "dim": 3, "head_dim": 2, "groups": (2,), "seed": 0}
     with pytest.raises(ValueError, match=rf"^{name}: got "):
-        memorize_by_cancellation(**arguments | sizes | change)
+        memorize_next_tokens(**arguments | sizes | change)
 
 
 @pytest.mark.parametrize("rank", [jacobian_rank, cancelling_rank])

@@ -32,7 +32,7 @@ from .ranks import (
     shared_context_ceiling,
     shared_context_rank,
 )
-from .sequences import cancellation_floor, sequences_ceiling
+from .sequences import sequences_floor, sequences_ceiling
 
 __all__ = [
     "accuracy_to_associations",
@@ -41,7 +41,7 @@ __all__ = [
     "aot_capacity",
     "aot_parameters",
     "associations_to_accuracy",
-    "cancellation_floor",
+    "sequences_floor",
     "error_to_bits",
     "loss_to_bits",
     "mha_capacity",

@@ -78,7 +78,7 @@ def _check_floor(groups, size, head_dim, dim) -> None:
 
 
 @checked_by(_check_floor)
-def cancellation_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
+def sequences_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
     r"""Number of real labels that groups of cancelling heads meet, whatever the labels are.
 
     The formula is ``d + groups G(k)`` for groups of ``k`` heads, with ``c = k - 1`` and ``f = d -
@@ -102,7 +102,7 @@ def cancellation_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
         ValueError: If a size is not an integer or out of range.
 
     Example:
-        >>> cancellation_floor(2, 2, head_dim=10, dim=10), cancellation_floor(1, 4, 10, 10)
+        >>> sequences_floor(2, 2, head_dim=10, dim=10), sequences_floor(1, 4, 10, 10)
         (230, 290)
 
     Source: this book, the chapter on token sequences.

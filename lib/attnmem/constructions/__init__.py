@@ -1,6 +1,6 @@
 """Weights by theorem, and weights drawn at random."""
 
-from .cancellation import memorize_by_cancellation
+from .next_tokens import memorize_next_tokens
 from .dana import memorize_aot
 from .generic import random_mha
 from .mahdavi import memorize_mha
@@ -8,7 +8,7 @@ from .scalar import memorize_scalars
 
 __all__ = [
     "memorize_aot",
-    "memorize_by_cancellation",
+    "memorize_next_tokens",
     "memorize_mha",
     "memorize_scalars",
     "random_mha",

@@ -25,7 +25,7 @@ from ..attention import AoTWeights, aot
 from ..checks import check_integer, check_size, check_tensor, check_tokens, checked_by, refuse
 from .dana import draw, margins
 from .generic import gaussian
-from .tangents import cancelling_rank, check_groups
+from .jacobians import cancelling_rank, check_groups
 
 SPREADS = (1.0, 2.0, 0.3, 3.0)  # of the drawn logits; sharp attention has a small derivative
 DRAWS = 8
@@ -107,7 +107,7 @@ def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, se
 
 @checked_by(_check_cancellation)
 @torch.no_grad()
-def memorize_by_cancellation(
+def memorize_next_tokens(
     sequences: Int[Tensor, "T S"],
     next_tokens: Int[Tensor, " T"],
     *,
@@ -119,7 +119,7 @@ def memorize_by_cancellation(
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token, by cancelling heads.
 
-    It serves as many sequences as :func:`attnmem.constructions.tangents.cancelling_rank` says, for
+    It serves as many sequences as :func:`attnmem.constructions.jacobians.cancelling_rank` says, for
     any next tokens. For random sequences that is about ``d_h (2 d - d_h) + d`` for each pair of
     heads, where :func:`attnmem.constructions.memorize_aot` serves ``2 d_h``.
 
@@ -142,7 +142,7 @@ def memorize_by_cancellation(
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
         >>> sizes = {"vocab": 4, "dim": 4, "head_dim": 2, "seed": 0}
-        >>> weights = memorize_by_cancellation(pairs, pairs.sum(1) % 4, groups=(2,), **sizes)
+        >>> weights = memorize_next_tokens(pairs, pairs.sum(1) % 4, groups=(2,), **sizes)
         >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
         True
 
