@@ -14,6 +14,13 @@ from .capacities import (
     relu_capacity,
     scalar_capacity,
 )
+from .dimensions import (
+    best_groups,
+    group_rank,
+    own_context_ceiling,
+    own_context_floor,
+    shared_context_floor,
+)
 from .information import (
     accuracy_to_associations,
     associations_to_accuracy,
@@ -40,10 +47,14 @@ __all__ = [
     "aot_capacity",
     "aot_parameters",
     "associations_to_accuracy",
+    "best_groups",
     "error_to_bits",
+    "group_rank",
     "loss_to_bits",
     "mha_capacity",
     "mha_parameters",
+    "own_context_ceiling",
+    "own_context_floor",
     "own_context_rank",
     "previous_aot_capacity",
     "random_bigrams_risk",
@@ -51,5 +62,6 @@ __all__ = [
     "relu_parameters",
     "scalar_capacity",
     "shared_context_ceiling",
+    "shared_context_floor",
     "shared_context_rank",
 ]
