@@ -181,8 +181,11 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
     groups = grouping(each) if each else []
     reached = sizes.reached(groups) if groups else 0
     if len(queries) > reached:
-        room = f"at most {reached}, the rank of the derivative of {each} heads in {len(groups)}"
-        refuse("labels", f"T = {len(queries)} examples", f"{room} groups that cancel")
+        size = max(groups, default=0)
+        room = f"the rank of the derivative where {each} heads cancel in groups of {size}"
+        few = f"as {each} heads for each output form no group that cancels"
+        limit = f"at most {reached}, {room if groups else few}"
+        refuse("labels", f"T = {len(queries)} examples", limit)
     layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in columns]
     W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
     d_out, extra = len(columns), head_dim - sizes.rank
