@@ -163,7 +163,7 @@ def test_opposite_logits_of_two_tokens_lose_rank():
     opposite = opposite._replace(W_K=torch.stack([heads.W_K[0], -heads.W_K[0]]))
     full = bounds.own_context_ceiling(2, 2, 3)
     ranks = [rank(torch.cat(jacobian(opposite, *data("own", full + 4, n, 3)), 1)) for n in (2, 3)]
-    assert ranks[0] < ranks[1] == full
+    assert ranks == [full - 2, full]  # the solution of an exercise: less by d_h
 
 
 # --- counts ---------------------------------------------------------------------------------------
@@ -193,11 +193,18 @@ def test_the_floor_is_between_half_and_all_and_tends_to_all(d):
     for H, d_h in itertools.product((1, 2, 3, 8, 21), {1, min(3, d), d}):
         ceiling, half = (bounds.own_context_ceiling(h, d_h, d) if h else 0 for h in (H, H // 2))
         assert half <= bounds.own_context_floor(H, d_h, d) <= ceiling
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 8, 32, 200])
+def test_the_share_that_is_missed_is_bounded_as_proved(d):
+    def share(H, d_h):
+        return bounds.own_context_floor(H, d_h, d) / bounds.own_context_ceiling(H, d_h, d)
+
     k = math.ceil(math.sqrt(2 * d))
-    if k <= d + 1:
-        lost = math.sqrt(2 * d) / (d + 1)
-        floor, ceiling = (f(3 * k, d, d) for f in FLOOR_AND_CEILING)
-        assert floor >= (1 - lost) * ceiling
+    assert share(3 * k, d) >= 1 - math.sqrt(2 * d) / (d + 1)
+    for d_h, k in itertools.product({1, min(3, d), max(1, d - 1), d}, range(1, min(d + 1, 30))):
+        lost = 1 / k + k / (2 * d) + (1 + k * k / (2 * d)) / (d_h + 1)
+        assert share(2 * k, d_h) >= 1 - lost
 
 
 def test_a_shared_context_has_less_room():
