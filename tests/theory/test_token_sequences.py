@@ -13,10 +13,10 @@ from attnmem import bounds
 from attnmem.attention import AoTWeights, aot
 from attnmem.certificates import certified_associations
 from attnmem.constructions import memorize_next_tokens, residues
-from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
 from attnmem.constructions.impossible import every_parity, impossible_subset
-from attnmem.constructions.sequences import offered_rank
 from attnmem.constructions.jacobians import cancelling_rank, jacobian_rank
+from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
+from attnmem.constructions.sequences import offered_rank
 from attnmem.descent import train_tiny
 from attnmem.independence import numerical_rank
 

@@ -14,6 +14,13 @@ from .capacities import (
     relu_capacity,
     scalar_capacity,
 )
+from .dimensions import (
+    best_groups,
+    group_rank,
+    own_context_ceiling,
+    own_context_floor,
+    shared_context_floor,
+)
 from .information import (
     accuracy_to_associations,
     associations_to_accuracy,
@@ -32,7 +39,7 @@ from .ranks import (
     shared_context_ceiling,
     shared_context_rank,
 )
-from .sequences import sequences_floor, sequences_ceiling
+from .sequences import sequences_ceiling, sequences_floor
 
 __all__ = [
     "accuracy_to_associations",
@@ -41,11 +48,14 @@ __all__ = [
     "aot_capacity",
     "aot_parameters",
     "associations_to_accuracy",
-    "sequences_floor",
+    "best_groups",
     "error_to_bits",
+    "group_rank",
     "loss_to_bits",
     "mha_capacity",
     "mha_parameters",
+    "own_context_ceiling",
+    "own_context_floor",
     "own_context_rank",
     "previous_aot_capacity",
     "random_bigrams_risk",
@@ -53,6 +63,8 @@ __all__ = [
     "relu_parameters",
     "scalar_capacity",
     "sequences_ceiling",
+    "sequences_floor",
     "shared_context_ceiling",
+    "shared_context_floor",
     "shared_context_rank",
 ]

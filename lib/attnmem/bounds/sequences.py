@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from ..checks import check_integer, check_integers, checked_by
+from .dimensions import group_rank
 
 
 def _check_ceiling(heads, head_dim, dim, vocab, length, last_tokens, trained) -> None:
@@ -81,13 +80,9 @@ def _check_floor(groups, size, head_dim, dim) -> None:
 def sequences_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
     r"""Number of real labels that groups of cancelling heads meet, whatever the labels are.
 
-    The formula is ``d + groups G(k)`` for groups of ``k`` heads, with ``c = k - 1`` and ``f = d -
-    d_h``,
-
-    .. math:: G(k) = d + c\, d_h (2d - d_h) - d_h \binom c2 - f \binom{\max(c - f, 0)}2 .
-
-    It holds for almost all embeddings if the last token of each sequence, and one other token, are
-    in no other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
+    The formula is ``d`` plus :func:`attnmem.bounds.group_rank` for each group of ``k`` heads. It
+    holds for almost all embeddings if the last token of each sequence, and one other token, are in
+    no other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
 
     Args:
         groups: Number of groups.
@@ -107,6 +102,4 @@ def sequences_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
 
     Source: this book, the chapter on token sequences.
     """
-    values, free = size - 1, dim - head_dim
-    lost = head_dim * math.comb(values, 2) + free * math.comb(max(values - free, 0), 2)
-    return dim + groups * (dim + values * head_dim * (2 * dim - head_dim) - lost)
+    return dim + groups * group_rank(size, dim, dim, head_dim)
