@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnmem import training
+from attnmem.attention import mha
 from attnmem.training import checkpoints, data, engine, protocols, trainer
 from attnmem.training.checkpoints import Checkpoint
 from attnmem.training.engine import Stack, rehearse
@@ -361,3 +362,75 @@ def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
             checkpoint.store({})
             stored.append(second)
     assert stored == [1060.0, 1120.0]
+
+
+# --- the layer of the theorem ---------------------------------------------------------------------
+
+
+def test_random_layers_are_uniform_within_xaviers_bounds():
+    weights = training.xavier(H, d, d_h, 37, seed=0)
+    fans = {"W_Q": d + d_h, "W_K": d + d_h, "W_V": d + 1, "W_O": H + d, "W_D": d + 37}
+    for name, W in weights._asdict().items():
+        parts = W.flatten() / math.sqrt(6 / fans[name])
+        assert parts.abs().max() <= 1 + 1e-6, name
+        assert parts.square().mean() == pytest.approx(1 / 3, abs=0.03), name
+        assert parts.mean() == pytest.approx(0, abs=0.06), name
+    assert not torch.equal(weights.W_Q, weights.W_K)
+    assert not torch.equal(weights.W_Q, training.xavier(H, d, d_h, 37, seed=1).W_Q)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
+    """Of the mean square for real labels, of the mean cross-entropy for classes; in float64."""
+    g = torch.Generator().manual_seed(0)
+    start = training.xavier(3, 5, 2, outputs, seed=0)
+    start = type(start)(*(W.double() for W in start))
+    contexts = torch.rand(*(() if shared else (7,)), 4, 5, generator=g).double()
+    queries = torch.rand(7, 5, generator=g).double()
+    labels = torch.rand(7, generator=g).double() if outputs == 1 else torch.arange(7) % outputs
+    last, losses = training.descend(start, contexts, queries, labels, steps=20, lr=0.05)
+
+    leaves = [W.clone().requires_grad_() for W in start]
+    optimizer = torch.optim.Adam(leaves, lr=1.0)
+    for step in range(20):
+        computed = mha(type(start)(*leaves), contexts, queries)
+        if outputs == 1:
+            loss = (computed[:, 0] - labels).square().sum() / 7
+        else:
+            loss = -computed.softmax(dim=-1)[range(7), labels].log().sum() / 7
+        assert losses[step].item() == pytest.approx(loss.item(), rel=1e-9)
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / 20)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for ours, plain in zip(last, leaves, strict=True):
+        torch.testing.assert_close(ours, plain.detach(), rtol=1e-7, atol=1e-9)
+    assert losses.shape == (20,)
+    assert not any(W.requires_grad for W in start)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps: got 0"),
+        ({"lr": 1.01}, r"lr: got 1\.01"),
+        ({"lr": -0.1}, r"lr: got -0\.1"),
+        ({"labels": torch.rand(6)}, r"labels: got shape \(6,\)"),
+        ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
+    ],
+)
+def test_descent_refuses_what_does_not_fit(change, message):
+    arguments = {"contexts": torch.rand(4, 5), "queries": torch.rand(7, 5), "labels": torch.rand(7)}
+    arguments |= {"steps": 2, "lr": 1.0}
+    training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments | change)
+
+
+@pytest.mark.parametrize("name", ["heads", "dim", "head_dim", "outputs", "seed"])
+def test_random_layers_refuse_sizes_below_one(name):
+    sizes = dict.fromkeys(["heads", "dim", "head_dim", "outputs"], 1) | {"seed": 0}
+    training.xavier(**sizes)
+    with pytest.raises(ValueError, match=rf"^{name}: got {sizes[name] - 1};"):
+        training.xavier(**sizes | {name: sizes[name] - 1})
