@@ -262,6 +262,34 @@ def test_tables_of_the_default_initialization_are_normal():
 # --- stacks ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("places", [[0, 2], [1, 2], [2]])
+@pytest.mark.parametrize(
+    "run",
+    [bigram_run(), association_run(), memorization_run(), memorization_run(context="random")],
+    ids=["bigrams", "associations", "shared context", "own contexts"],
+)
+def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(run, places):
+    """In the middle of an epoch, to the last bit; one run has fewer examples where that may be."""
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
+    if run.task == "classes":
+        runs[1] = dataclasses.replace(runs[1], T=37)
+    whole, part = (PROTOCOLS[run.task](runs, CPU, stays=True) for _ in range(2))
+    for protocol in (whole, part):
+        protocol.order.take(2)
+    part.order.keep(places)
+    part.data.keep(places)
+    batches, ours = whole.order.take(5), part.order.take(5)
+    assert torch.equal(ours, batches[:, places])
+    for batch, mine in zip(batches, ours, strict=True):
+        for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
+            assert torch.equal(y, x[places])
+    if run.task == "classes":
+        [(x, there)], [(y, ours)] = whole.data.chunks(50), part.data.chunks(50)
+        assert torch.equal(ours, there[places, : ours.shape[1]])
+        for all_rows, mine in zip(x[1:], y[1:], strict=True):  # queries and labels
+            assert torch.equal(mine[ours], all_rows[places][:, : ours.shape[1]][ours])
+
+
 def test_runs_with_other_rates_are_trained_at_once_each_with_its_own():
     runs = [memorization_run(lr=lr, steps=20) for lr in (3e-2, 1e-4)]
     together = training.train(runs)
