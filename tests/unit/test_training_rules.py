@@ -1,8 +1,10 @@
 """The rules of the trainings, each at its edges: on losses by hand, and on weights just drawn."""
 
+import copy
 import dataclasses
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -367,6 +369,21 @@ def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
+def test_a_run_that_has_stopped_early_has_stopped_when_the_stack_goes_on():
+    """Its weights change with the others', and get better; what it reported is not touched."""
+    runs = [memorization_run(T=T, lr=2e-2, steps=300, early_stop=True) for T in (4, 9)]
+    whole, resumed = (Memorization(runs, CPU, stays=True) for _ in range(2))
+    while not whole.finished:
+        whole.advance()
+    assert whole.finished == {runs[0].key}
+    resumed.restore(copy.deepcopy(whole.state()))
+    for protocol in (whole, resumed):
+        while not protocol.done:
+            protocol.advance()
+    assert resumed.found == whole.found
+    assert whole.found[runs[0].key].best_step < whole.count - whole.interval
+
+
 def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch):
     runs = [memorization_run(), memorization_run(seed=1)]
     checkpoint = Checkpoint(tmp_path, runs, "cpu")
@@ -379,6 +396,21 @@ def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch
     assert other.load() is None
     monkeypatch.setattr(torch, "__version__", "0")
     assert Checkpoint(tmp_path, runs, "cpu").load() is None
+
+
+def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
+    runs = [memorization_run()]
+    Checkpoint(tmp_path, runs, "cpu").store({"count": 7})
+
+    def save(held, path):
+        Path(path).write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            Checkpoint(tmp_path, runs, "cpu").store({"count": 8})
+    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
 
 
 def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
