@@ -93,8 +93,7 @@ def told(protocol, losses, shares):
             ours[: len(new)] = new[:, None]
         protocol.count += len(chunk[0])
         protocol.look(*(ours[: len(chunk[0])] for ours in held))
-    [found] = protocol.found.values()
-    return found
+    return [*protocol.found.values()]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +104,23 @@ def test_bigrams_diverge_by_one_loss_that_is_not_finite(broken, seen):
     """After its epoch if it is the epoch's last; else in the end, if it is averaged."""
     losses = torch.ones(8)
     losses[broken] = math.inf
-    found = told(Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU), losses, torch.ones(8) / 2)
+    [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU), losses, torch.ones(8) / 2)
     assert found == Found(None, None, diverged=seen)
+
+
+def test_bigrams_that_go_on_remember_where_they_diverged():
+    """In their second epoch of two steps; stored after the third."""
+    first, second = (Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU) for _ in range(2))
+    losses = torch.ones(8)
+    losses[3] = math.inf
+    assert told(first, losses[:6], torch.ones(6)) == []
+    second.restore(copy.deepcopy(first.state()))
+    assert told(second, losses[6:], torch.ones(2)) == [Found(None, None, diverged=4)]
 
 
 def test_bigrams_are_averaged_over_the_watched_batches():
     losses, shares = torch.arange(300) / 100, torch.arange(300) / 300
-    found = told(Bigrams([bigram_run(T=64, batch=32, steps=300)], CPU), losses, shares)
+    [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=300)], CPU), losses, shares)
     assert found.loss == pytest.approx((1.99 + 2.98) / 2)
     assert found.accuracy == pytest.approx((199 + 298) / 600)
     assert found.diverged is None
@@ -130,7 +139,7 @@ def test_associations_keep_the_best_look(looks, best):
     run = association_run(steps=4 * 7)
     losses, shares = torch.full((28,), 0.01), torch.ones(28)  # between looks all would be better
     shares[6::7], losses[6::7] = torch.tensor(looks).T
-    found = told(Associations([run], CPU), losses, shares)
+    [found] = told(Associations([run], CPU), losses, shares)
     assert (found.accuracy, found.loss) == pytest.approx(best[:2])
     assert found.best_step == 7 * best[2]
 
