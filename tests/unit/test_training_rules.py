@@ -255,7 +255,7 @@ def test_initial_weights_are_uniform_within_the_published_bounds(name):
     P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
     for weight, bound in INITIAL[name].items():
         parts = P[weight].flatten() / bound
-        assert parts.abs().max() <= 1 + 1e-6, weight
+        assert 1 - 8 / len(parts) < parts.abs().max() <= 1 + 1e-6, weight
         assert parts.min() < -0.8, weight
         assert parts.max() > 0.8, weight
         assert parts.square().mean() == pytest.approx(1 / 3, abs=0.09), weight
@@ -310,7 +310,7 @@ def test_runs_with_other_rates_are_trained_at_once_each_with_its_own():
     alone = [outcome for run in runs for outcome in training.train([run])]
     for ours, its in zip(together, alone, strict=True):
         assert ours.loss == pytest.approx(its.loss, rel=1e-4)
-    assert together[0].loss < 0.999 * together[1].loss
+    assert [outcome.best_step for outcome in together] == [20, 5]
 
 
 @pytest.mark.parametrize("stays", [False, True])
