@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnmem import training
-from attnmem.attention import mha
+from attnmem.attention import AoTWeights, aot, mha
 from attnmem.training import checkpoints, data, engine, protocols, trainer
 from attnmem.training.checkpoints import Checkpoint
 from attnmem.training.engine import Stack, rehearse
@@ -268,6 +268,37 @@ def test_tables_of_the_default_initialization_are_normal():
     assert table.mean().item() == pytest.approx(0, abs=0.06)
     assert table.square().mean().item() == pytest.approx(1, abs=0.09)
     assert (table.abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
+
+
+# --- variants -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-default-init"])
+def test_the_papers_variant_is_the_transformer_of_its_equations(name):
+    """Equations (1) and (2) of Dana et al. as the library has them, on all pairs of tokens."""
+    run = bigram_run(variant=name, d_h=3)
+    P = training.FAMILIES["aot"].initial(run, training.generator(run, "weights"))
+    pairs = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
+    heads = (P[f"{letter}.0"] for letter in ("W_Q", "W_K", "W_V", "W_O"))
+    weights = AoTWeights(P["embedding"], P["positions.0"][:2], *heads, P["unembedding"])
+    stacked = {weight: x[None] for weight, x in P.items()}
+    logits = training.aot_logits(stacked, run, pairs[None])[0].T
+    torch.testing.assert_close(logits, aot(weights, pairs), rtol=1e-4, atol=1e-5)
+
+
+def test_each_other_variant_departs_from_the_code_in_one_way():
+    code = training.VARIANTS["code"]
+    ways = {
+        "own-maps": {"shared_maps": False},
+        "skip-positions": {"position_in_skip": True},
+        "unscaled": {"scaled": False},
+        "default-init": {"published_init": False},
+        "own-layers": {"tied": False},
+    }
+    assert {name: code._replace(**way) for name, way in ways.items()} == {
+        name: training.VARIANTS[name] for name in ways
+    }
+    assert training.VARIANTS.keys() == {"code", "paper", "paper-default-init", *ways}
 
 
 # --- stacks ---------------------------------------------------------------------------------------
