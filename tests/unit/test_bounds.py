@@ -45,6 +45,17 @@ LITERAL = [
     (bounds.shared_context_ceiling, (5, 3, 7, 11), 5 * (2 * 11 + 2) + 1),
     (bounds.shared_context_ceiling, (5, 3, 7, 11, True), 5 * (2 * 11 + 2) + 1 + 10),
     (bounds.shared_context_ceiling, (5, 7, 2, 7), 5 * (2 * 11 + 6) + 1),
+    (bounds.own_context_ceiling, (5, 3, 11), 5 * (3 * 19 + 11)),
+    (bounds.own_context_ceiling, (5, 13, 11), 5 * (11 * 11 + 11)),
+    (bounds.group_rank, (1, 5, 11, 3), 5),
+    (bounds.group_rank, (3, 5, 11, 3), 2 * 3 * 13 - 3 + 5),
+    (bounds.group_rank, (5, 5, 11, 3), 4 * 3 * 13 - 6 * 3 - 1 * 8 + 5),
+    (bounds.group_rank, (9, 5, 11, 3), 5 * 3 * 13 - 10 * 3 - 3 * 8 + 5),
+    (bounds.best_groups, (7, 11, 11, 11), [4, 3]),
+    (bounds.best_groups, (3, 1, 1, 1), [2, 1]),
+    (bounds.own_context_floor, (3, 2, 5), 2 * 2 * 8 - 2 + 5),
+    (bounds.shared_context_floor, (2, 4, 2, 7), 2 * 8 + 3 + 1),
+    (bounds.shared_context_floor, (2, 9, 2, 7), 2 * 12 + 7),
     (bounds.affine_rank, (7, 5), 7 * 4 + 1),
     (bounds.affine_span_rank, (7, 5), 7 * 5 + 1),
     (bounds.affine_span_rank, (7, 5, True), 7 * 5),
@@ -58,6 +69,14 @@ LITERAL = [
     (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
     (bounds.own_context_rank, (7, 2, 5), 7 * 5),
     (bounds.scalar_capacity, (7, 3, 2, 5), 7 * 4),
+    (bounds.sequences_ceiling, (7, 3, 5, 11, 2), 5 + 7 * (5 + 3 * (5 + 5 - 3))),
+    (bounds.sequences_ceiling, (7, 3, 13, 5, 4, 2), 2 + 7 * (7 + 2 * (7 + 2 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, None, True), 5 * 9 + 7 * (2 * 8 + 5)),
+    (bounds.sequences_ceiling, (7, 2, 9, 5, 3, None, True), 5 + 7 * (6 + 2 * (6 + 5 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, 1, True), 1 + 7 * (12 + 1 * 12)),
+    (bounds.sequences_floor, (7, 1, 3, 5), 5 + 7 * 5),
+    (bounds.sequences_floor, (7, 4, 2, 5), 5 + 7 * (5 + 3 * 2 * 8 - 2 * 3)),
+    (bounds.sequences_floor, (7, 4, 4, 5), 5 + 7 * (5 + 3 * 4 * 6 - 4 * 3 - 1 * 1)),
     (bounds.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
     (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
     (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
@@ -101,6 +120,8 @@ def test_every_formula_stands_among_them():
 LEAST = {
     (bounds.affine_span_rank, "span"): 0,
     (bounds.own_context_rank, "context"): 2,
+    (bounds.sequences_ceiling, "length"): 2,
+    (bounds.shared_context_floor, "context"): 2,
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
     (bounds.accuracy_to_associations, "vocab"): 2,
@@ -111,8 +132,8 @@ LEAST = {
     (bounds.mha_dimension, "classes"): 2,
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
-NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "shared"), False)
-NO_SIZES |= dict.fromkeys(("shared_maps", "position_in_skip"), False)
+NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
+NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False)
 FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL)]
 FORMULAS += [bounds.random_bigrams_risk, bounds.mha_dimension]
 
@@ -276,6 +297,10 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
+        (lambda: bounds.sequences_ceiling(2, 5, dim=4, vocab=3, length=2), "head_dim"),
+        (lambda: bounds.sequences_ceiling(2, 4, 4, 3, length=2, last_tokens=4), "last_tokens"),
+        (lambda: bounds.sequences_floor(2, size=6, head_dim=4, dim=4), "size"),
+        (lambda: bounds.sequences_floor(2, 2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.error_to_bits(0.1, total=0), "total"),
         (lambda: bounds.error_to_bits(np.array([0.1, -0.1]), total=1), "error"),
         (lambda: bounds.error_to_bits(float("nan"), total=1), "error"),

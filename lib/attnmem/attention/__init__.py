@@ -3,7 +3,8 @@
 ``layers`` holds the layers, their weights and what they refuse;
 ``products`` the products, softmaxes and sums that layers and training share;
 ``short`` the same for contexts of a few tokens;
-``tables`` the embeddings of tokens.
+``tables`` the embeddings of tokens;
+``tangents`` the derivative of a layer with one output.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """

@@ -14,6 +14,13 @@ from .capacities import (
     relu_capacity,
     scalar_capacity,
 )
+from .dimensions import (
+    best_groups,
+    group_rank,
+    own_context_ceiling,
+    own_context_floor,
+    shared_context_floor,
+)
 from .information import (
     accuracy_to_associations,
     accuracy_to_bits,
@@ -36,6 +43,7 @@ from .ranks import (
     shared_context_ceiling,
     shared_context_rank,
 )
+from .sequences import sequences_ceiling, sequences_floor
 
 __all__ = [
     "accuracy_to_associations",
@@ -46,18 +54,25 @@ __all__ = [
     "aot_dimension",
     "aot_parameters",
     "associations_to_accuracy",
+    "best_groups",
     "different_draws",
     "error_to_bits",
+    "group_rank",
     "loss_to_bits",
     "mha_capacity",
     "mha_dimension",
     "mha_parameters",
+    "own_context_ceiling",
+    "own_context_floor",
     "own_context_rank",
     "previous_aot_capacity",
     "random_bigrams_risk",
     "relu_capacity",
     "relu_parameters",
     "scalar_capacity",
+    "sequences_ceiling",
+    "sequences_floor",
     "shared_context_ceiling",
+    "shared_context_floor",
     "shared_context_rank",
 ]

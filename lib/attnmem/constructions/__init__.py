@@ -1,8 +1,18 @@
 """Weights by theorem, and weights drawn at random."""
 
+from .cancellation import memorize_by_cancellation, memorize_by_difference
 from .dana import memorize_aot
 from .generic import random_mha
 from .mahdavi import memorize_mha
+from .next_tokens import memorize_next_tokens
 from .scalar import memorize_scalars
 
-__all__ = ["memorize_aot", "memorize_mha", "memorize_scalars", "random_mha"]
+__all__ = [
+    "memorize_aot",
+    "memorize_by_cancellation",
+    "memorize_by_difference",
+    "memorize_mha",
+    "memorize_next_tokens",
+    "memorize_scalars",
+    "random_mha",
+]

@@ -1,0 +1,161 @@
+r"""The derivative of a layer with one output, in all its weights, without forming its matrix.
+
+With ``q = W_Q^T e``, attended token :math:`z_h`, and the covariance :math:`D_h` of the tokens under
+the attention of head ``h``, a change of the weights changes the output by
+
+.. math:: \sum_h \dot\mu_h^\top z_h + c_h^\top (\dot W_{K,h} q_h + W_{K,h} \dot W_{Q,h}^\top e),
+          \qquad c_h = D_h \mu_h .
+
+All three terms are products of few vectors. So the products of the derivative's rows with each
+other cost ``T^2 d`` multiplications a head, where those of its matrix cost ``T^2 d d_h``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .layers import MHAWeights
+from .products import attend, token_axes
+
+
+class ScalarHeads(NamedTuple):
+    """Weights of a layer with one output: each head's values are one vector ``mu``."""
+
+    W_Q: Float[Tensor, "H d d_h"]
+    W_K: Float[Tensor, "H d d_h"]
+    mu: Float[Tensor, "H d"]
+
+    def layer(self) -> MHAWeights:
+        """The same layer with values of width one.
+
+        Returns:
+            The weights, with ``W_O`` and ``W_D`` of ones.
+        """
+        ones = self.mu.new_ones(len(self.mu), 1)
+        return MHAWeights(self.W_Q, self.W_K, self.mu[..., None], ones, ones[:1])
+
+    def moved(self, step: ScalarHeads, size: float = 1.0) -> ScalarHeads:
+        """The weights after a step.
+
+        Args:
+            step: The direction, in the same shapes.
+            size: Its factor.
+
+        Returns:
+            New weights.
+        """
+        return ScalarHeads(*(w + size * s for w, s in zip(self, step, strict=True)))
+
+
+def scalar_outputs(
+    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+) -> Float[Tensor, " T"]:
+    """Outputs of the layer.
+
+    Args:
+        heads: The weights.
+        context: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
+        query: One query a row.
+
+    Returns:
+        One number for each example.
+    """
+    z = attend(heads.W_Q, heads.W_K, context, query)[1]
+    return torch.einsum("thd,hd->t", z, heads.mu)
+
+
+class Tangents(NamedTuple):
+    """The derivative of ``T`` outputs, as the vectors whose products are its rows.
+
+    Attributes:
+        outputs: The outputs themselves.
+        attended: ``z_h``, the derivative in ``mu``.
+        pulls: ``c_h``, the derivative in the keys ``W_K q``.
+        asked: ``q_h = W_Q^T e``.
+        keyed: ``W_K^T c_h``.
+        query: ``e``.
+    """
+
+    outputs: Float[Tensor, " T"]
+    attended: Float[Tensor, "H T d"]
+    pulls: Float[Tensor, "H T d"]
+    asked: Float[Tensor, "H T d_h"]
+    keyed: Float[Tensor, "H T d_h"]
+    query: Float[Tensor, "T d"]
+
+    def gram(self) -> Float[Tensor, "T T"]:
+        """Products of all pairs of rows of the derivative (the neural tangent kernel).
+
+        Returns:
+            A positive semidefinite matrix, whose rank is that of the derivative.
+        """
+        T = len(self.query)
+        K, queries = self.query.new_zeros(T, T), self.query @ self.query.T
+        for z, c, q, k in zip(*self[1:5], strict=True):
+            K.addmm_(z, z.T)
+            K.addcmul_(c @ c.T, q @ q.T)
+            K.addcmul_(k @ k.T, queries)
+        return K
+
+    def transposed(self, rows: Float[Tensor, " T"]) -> ScalarHeads:
+        """The derivative's transpose, applied to one number for each example.
+
+        Args:
+            rows: The numbers.
+
+        Returns:
+            A direction in the weights.
+        """
+        return ScalarHeads(
+            torch.einsum("t,te,htk->hek", rows, self.query, self.keyed),
+            torch.einsum("t,htd,htk->hdk", rows, self.pulls, self.asked),
+            torch.einsum("t,htd->hd", rows, self.attended),
+        )
+
+    def parts(
+        self,
+    ) -> tuple[Float[Tensor, "T W_q"], Float[Tensor, "T W_k"], Float[Tensor, "T W_v"]]:
+        """The derivative as matrices, one for each kind of weights in :class:`ScalarHeads`.
+
+        Returns:
+            In each matrix, one row for each example and one column for each weight.
+        """
+        return (
+            torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
+            torch.einsum("htd,htk->thdk", self.pulls, self.asked).flatten(1),
+            self.attended.transpose(0, 1).flatten(1),
+        )
+
+
+def tangents(
+    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+) -> Tangents:
+    """The derivative of a layer's outputs in its weights.
+
+    Args:
+        heads: The weights.
+        context: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
+        query: One query a row.
+
+    Returns:
+        The derivative, and the outputs.
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    tokens = token_axes(context, query).replace("...", "")
+    alpha, z = attend(heads.W_Q, heads.W_K, context, query)
+    values = torch.einsum(f"{tokens},hd->{'b' if 'b' in tokens else ''}hn", context, heads.mu)
+    outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
+    pulls = torch.einsum(f"bhn,{tokens}->hbd", alpha * (values - outputs[..., None]), context)
+    return Tangents(
+        outputs.sum(-1),
+        z.transpose(0, 1),
+        pulls,
+        query @ heads.W_Q,
+        pulls @ heads.W_K,
+        query,
+    )

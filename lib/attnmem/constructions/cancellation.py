@@ -1,0 +1,325 @@
+r"""Weights that meet every label of as many examples as the derivative has rank.
+
+Heads with equal attention whose values sum to zero cancel: the output :math:`F(\theta_0)` is zero
+for all data. Near such weights :math:`F(\theta_0 + \varepsilon \delta) / \varepsilon` tends to the
+derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides the values. So if ``J`` has
+full row rank, some ``delta`` meets any labels exactly, for small ``eps`` (inverse function
+theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`.
+
+Groups of two heads are a difference of two copies. Larger groups reach more labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..attention import MHAWeights, mha
+from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
+from ..bounds import best_groups, group_rank
+from ..checks import (
+    check_integer,
+    check_reals,
+    check_size,
+    check_tensor,
+    checked_by,
+    refuse,
+)
+from .generic import gaussian
+
+SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
+SIZES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the first step, per weight
+DRAWS = 8  # base points of each spread
+FEW = 500  # examples up to which all base points are tried before one is chosen
+CORRECTIONS = 25
+TOLERANCE = 1e-8  # of the largest label
+
+
+def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
+    check_tensor("queries", queries, "(T, d)", 2)
+    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
+    check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
+    for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
+        check_reals(name, tensor)
+        if tensor.device != queries.device:
+            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
+        if not tensor.numel():
+            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
+    check_integer("heads", heads)
+    check_integer("head_dim", head_dim)
+    check_integer("seed", seed, least=0)
+    check_size("labels", labels, 0, len(queries), "the number of queries")
+    check_size("contexts", contexts, -1, queries.shape[1], "d of the queries")
+    if contexts.ndim == 3:
+        check_size("contexts", contexts, 0, len(queries), "the number of queries")
+    if contexts.shape[-2] < 2:
+        refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
+
+
+class _Sizes:
+    """What a layer on these data can be told apart by (``m``, ``r`` and the constant)."""
+
+    def __init__(self, contexts: Tensor, head_dim: int):
+        n, self.dim = contexts.shape[-2:]
+        self.few = contexts.ndim == 2 and n <= self.dim
+        self.keys = n - 1 if self.few else self.dim
+        self.rank = min(head_dim, self.keys)
+
+    def reached(self, groups: Sequence[int]) -> int:
+        ranks = (group_rank(size, self.keys, self.dim, self.rank) for size in groups)
+        return sum(ranks) + self.few
+
+    def best(self, heads: int) -> list[int]:
+        return best_groups(heads, self.keys, self.dim, self.rank)
+
+
+@checked_by(_check_examples)
+@torch.no_grad()
+def memorize_by_difference(
+    contexts: Float[Tensor, "*T n d"],
+    queries: Float[Tensor, "T d"],
+    labels: Float[Tensor, "T *d_out"],
+    *,
+    heads: int,
+    head_dim: int,
+    seed: int,
+) -> MHAWeights:
+    """Build a layer that meets all labels, from differences of two copies of each head.
+
+    Half of the heads stand at weights theta + eps delta, with values divided by eps, and half at
+    theta, with values divided by -eps. With ``h = floor(H / 2)`` the number of examples may be as
+    large as ``P(h)``: :func:`attnmem.bounds.own_context_ceiling` for own contexts, and
+    :func:`attnmem.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
+    :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
+    d_out)`` heads for itself.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n >= 2``.
+        queries: One query a row.
+        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
+        heads: Number of heads ``H``, at least ``2 d_out``. An odd head is idle.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the weights theta, at least 0.
+
+    Returns:
+        The weights, in float64, with values of width one. Every output is within 1e-8 of the
+        largest label.
+
+    Raises:
+        ValueError: If sizes or types do not fit, an entry is not finite, ``T`` exceeds what the
+            derivative's rank allows, or the data lie so near the exceptional set, on which that
+            rank is smaller, that float64 does not meet the labels.
+
+    Example:
+        >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
+        >>> weights = memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0)
+        >>> weights.W_Q.shape
+        torch.Size([4, 4, 2])
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    sizes = _Sizes(contexts, head_dim)
+
+    def pairs(heads: int) -> list[int]:
+        return [2] * (heads // 2)
+
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, pairs)
+
+
+@checked_by(_check_examples)
+@torch.no_grad()
+def memorize_by_cancellation(
+    contexts: Float[Tensor, "*T n d"],
+    queries: Float[Tensor, "T d"],
+    labels: Float[Tensor, "T *d_out"],
+    *,
+    heads: int,
+    head_dim: int,
+    seed: int,
+) -> MHAWeights:
+    """Build a layer that meets all labels, from groups of heads whose values cancel.
+
+    The number of examples may be as large as :func:`attnmem.bounds.own_context_floor` for own
+    contexts, and :func:`attnmem.bounds.shared_context_floor` for a shared one. With several
+    outputs, each has ``floor(H / d_out)`` heads for itself.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n >= 2``.
+        queries: One query a row.
+        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
+        heads: Number of heads ``H``, at least ``d_out``.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the base point, at least 0.
+
+    Returns:
+        The weights, in float64, with values of width one. Every output is within 1e-8 of the
+        largest label.
+
+    Raises:
+        ValueError: As for :func:`memorize_by_difference`.
+
+    Example:
+        >>> E, e, y = torch.rand(40, 3, 4), torch.rand(40, 4), torch.rand(40)
+        >>> weights = memorize_by_cancellation(E, e, y, heads=4, head_dim=4, seed=0)
+        >>> weights.W_Q.shape
+        torch.Size([4, 4, 4])
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    sizes = _Sizes(contexts, head_dim)
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, sizes.best)
+
+
+def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping) -> MHAWeights:
+    """One layer for each output, side by side."""
+    contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
+    columns = labels.reshape(len(queries), -1).unbind(1)
+    each = heads // len(columns)
+    groups = grouping(each) if each else []
+    reached = sizes.reached(groups) if groups else 0
+    if len(queries) > reached:
+        size = max(groups, default=0)
+        room = f"the rank of the derivative where {each} heads cancel in groups of {size}"
+        few = f"as {each} heads for each output form no group that cancels"
+        limit = f"at most {reached}, {room if groups else few}"
+        refuse("labels", f"T = {len(queries)} examples", limit)
+    layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in columns]
+    W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
+    d_out, extra = len(columns), head_dim - sizes.rank
+    outputs = torch.eye(d_out).to(mu).repeat_interleave(len(layers[0].mu), dim=0)
+    idle = heads - len(mu)
+    return MHAWeights(
+        torch.nn.functional.pad(W_Q, (0, extra, 0, 0, 0, idle)),
+        torch.nn.functional.pad(W_K, (0, extra, 0, 0, 0, idle)),
+        torch.nn.functional.pad(mu, (0, 0, 0, idle))[..., None],
+        torch.nn.functional.pad(outputs, (0, 0, 0, idle)),
+        torch.eye(d_out).to(mu),
+    )
+
+
+def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
+    """The weights of the smallest error over base points and step lengths."""
+    keys, asks = _balanced(contexts.flatten(0, -2), centred=True), _balanced(queries)
+    tokens, balanced = contexts @ keys, queries @ asks
+    wanted = TOLERANCE * float(labels.abs().max())
+    if not wanted:
+        maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
+        return ScalarHeads(maps, maps, maps[..., 0])
+    error = math.inf
+    for base in _bases(groups, tokens, balanced, labels, rank, seed):
+        heads = _near(base, tokens, balanced, labels, wanted)
+        if heads is None:
+            continue
+        heads = ScalarHeads(asks @ heads.W_Q, keys @ heads.W_K, heads.mu @ keys.T)
+        missed = float((mha(heads.layer(), contexts, queries)[:, 0] - labels).abs().max())
+        if missed <= wanted:
+            return heads
+        error = min(error, missed)
+    full = f"float64 misses a label by {error:.1e}"
+    rank = "the derivative of the layer has dependent rows in float64"
+    got = f"data for which {full if error < math.inf else rank}"
+    refuse("contexts", got, "queries and tokens further from dependent")
+
+
+def _balanced(rows: Tensor, centred: bool = False) -> Tensor:
+    """A map after which the rows have second moments of one, but for directions hardly used."""
+    rows = rows - rows.mean(0) if centred else rows
+    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
+    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T
+
+
+class _Base(NamedTuple):
+    """A base point, its derivative, and the shortest direction with the right derivative."""
+
+    heads: ScalarHeads
+    at: Tangents
+    factor: Float[Tensor, "T T"]
+    step: ScalarHeads
+
+    def size(self) -> float:
+        return math.sqrt(sum(float(w.square().mean()) for w in self.step))
+
+    def correction(self, rows: Tensor) -> ScalarHeads:
+        """The shortest direction that changes the outputs by these rows."""
+        return self.at.transposed(torch.cholesky_solve(rows[:, None], self.factor)[:, 0])
+
+
+def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
+    """Base points one by one; for few examples, those with the shortest steps first."""
+    g = torch.Generator().manual_seed(seed)
+    drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in SPREADS * DRAWS)
+    bases = filter(None, (_linearized(heads, tokens, queries, labels) for heads in drawn))
+    yield from bases if len(labels) > FEW else sorted(bases, key=_Base.size)
+
+
+def draw_base(
+    groups: Sequence[int],
+    dim: int,
+    rank: int,
+    spread: float,
+    generator: torch.Generator,
+) -> ScalarHeads:
+    """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
+
+    Args:
+        groups: Number of heads in each group.
+        dim: Embedding dimension ``d``.
+        rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns.
+        spread: Standard deviation of the logits, for tokens and queries of second moments one.
+        generator: Source of the random numbers, on the CPU.
+
+    Returns:
+        The heads. A group of one head has values of zero.
+    """
+    W_Q, W_K = (torch.linalg.qr(gaussian(generator, len(groups), dim, rank))[0] for _ in range(2))
+    scale = spread / rank**0.5  # of logits of balanced tokens and queries
+    values = [gaussian(generator, size, dim) for size in groups]
+    sizes = torch.tensor(groups)
+    return ScalarHeads(
+        W_Q.repeat_interleave(sizes, dim=0),
+        (scale * W_K).repeat_interleave(sizes, dim=0),
+        torch.cat([mu - mu.mean(0) for mu in values]),
+    )
+
+
+def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
+    """The base point with its derivative; None if that has no full rank in float64."""
+    heads = ScalarHeads(*(w.to(queries.device) for w in heads))
+    at = tangents(heads, tokens, queries)
+    factor, failed = torch.linalg.cholesky_ex(at.gram())
+    if failed:
+        return None
+    base = _Base(heads, at, factor, heads)
+    return base._replace(step=base.correction(labels))
+
+
+def _near(base: _Base, tokens, queries, labels, wanted) -> ScalarHeads | None:
+    """The best weights near the base point, with divided values."""
+    best, error = None, math.inf
+    for size in SIZES:
+        heads, reached = _correct(base, size / base.size(), tokens, queries, labels)
+        if reached < error:
+            best, error = heads, reached
+        if error <= 1e-2 * wanted:
+            break
+    return best
+
+
+def _correct(base: _Base, eps: float, tokens, queries, labels) -> tuple[ScalarHeads | None, float]:
+    """Correct the direction until its error no longer halves."""
+    best, error, step = None, math.inf, base.step
+    for _ in range(CORRECTIONS):
+        near = base.heads.moved(step, eps)
+        heads = near._replace(mu=near.mu / eps)
+        residual = labels - scalar_outputs(heads, tokens, queries)
+        reached = float(residual.abs().max())
+        if not reached < 0.5 * error:
+            break
+        best, error = heads, reached
+        step = step.moved(base.correction(residual))
+    return best, error
