@@ -145,7 +145,7 @@ def adam(
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
     problem, weights = Problem(contexts, queries, labels, tolerance), _trained(heads)
-    optimizer = torch.optim.Adam(weights, foreach=True)
+    optimizer = torch.optim.Adam(weights, fused=True)
     batches = _batches(len(queries), batch, seed)
     best, least = _plain(weights), math.inf
     for step in range(steps):

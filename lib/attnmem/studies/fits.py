@@ -131,16 +131,17 @@ def fittings(profile: str) -> list[Fitting]:
         *each(SMALL, most, 5, **NEWTON),
         *each(two, (0.5, 0.8, 0.97), 3, **NEWTON | {"coordinates": "raw"}),
         *each((PUBLISHED[1],), (0.5, 0.6, 0.7), 3, **large),
-        *each((PUBLISHED[2],), (0.5, 0.6, 0.7), 1, **large),
-        *each((PUBLISHED[1],), (0.8,), 2, **large),
         *each(two, mid, 3, **LBFGS),
         *(fit for rate in RATES for fit in each(two, mid, 3, **TUNED | {"lr": rate})),
         *each(two, (0.1, 0.25, 0.5), 3, **AS_PUBLISHED),
+        *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
+        *each((PUBLISHED[1],), (0.8,), 2, **large),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
-        *each((PUBLISHED[2],), (0.8,), 1, **large),
+        *each((PUBLISHED[2],), (0.7,), 1, **large),
         *each((PUBLISHED[1],), (0.9,), 1, **large),
         *each((PUBLISHED[1],), (0.5,), 1, **AS_PUBLISHED),
+        *each((PUBLISHED[2],), (0.8,), 1, **large),
     ]
 
 
@@ -308,18 +309,24 @@ def table(profile: str) -> pd.DataFrame:
 
     Returns:
         The columns of the store, and more. ``ceiling``, ``floor`` and ``theorem`` are those of the
-        :class:`Shape`, ``shape`` is the shape in words, ``fraction`` that of the ceiling, rounded,
-        ``met`` whether all labels are, and ``way`` the optimizer in words.
+        :class:`Shape`, ``shape`` is the shape in words, ``fraction`` the one of the ceiling
+        that was asked for, ``met`` whether all labels are, ``way`` the optimizer in words.
     """
     found = results.as_table(read.rows(NAME, profile).values(), results.FITS)
     shapes = [Shape(*sizes) for sizes in zip(*(found[f] for f in Shape._fields), strict=True)]
     counts = {name: [getattr(shape, name) for shape in shapes] for name in BOUNDS}
     found = found.assign(shape=[_words(shape) for shape in shapes], **counts)
-    fraction = (found["T"] / found.ceiling).round(2)
-    return found.assign(fraction=fraction, met=found.stop == "met", way=_ways(found))
+    fractions = [_fraction(*sizes) for sizes in zip(found["T"], found.ceiling, strict=True)]
+    return found.assign(fraction=fractions, met=found.stop == "met", way=_ways(found))
 
 
 BOUNDS = ("ceiling", "floor", "theorem")
+FRACTIONS = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
+
+
+def _fraction(T: int, ceiling: int) -> float:
+    """The fraction of the ceiling that was asked for, of which ``T`` is the whole part."""
+    return next(fraction for fraction in FRACTIONS if int(fraction * ceiling) == T)
 
 
 def _words(shape: Shape) -> str:
@@ -327,13 +334,12 @@ def _words(shape: Shape) -> str:
 
 
 def _ways(found: pd.DataFrame) -> list[str]:
-    """Adam is as published in the paper's coordinates at the paper's rate and batch."""
-    names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS"}
+    """Adam is as published in the paper's coordinates at the paper's rate; others are balanced."""
     ways = []
-    for row in found.itertuples():
-        published = row.coordinates == "raw" and row.lr == AS_PUBLISHED["lr"]
-        adam = "Adam as published" if published else f"Adam, rate {row.lr:g}"
-        way = names.get(row.optimizer, adam)
-        plain = row.coordinates == ("raw" if published else "balanced")
-        ways.append(way if plain else f"{way}, {row.coordinates}")
+    for optimizer, coordinates, rate in found[["optimizer", "coordinates", "lr"]].itertuples(False):
+        if optimizer == "adam" and (coordinates, rate) == ("raw", AS_PUBLISHED["lr"]):
+            ways.append("Adam as published")
+            continue
+        names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {rate}"}
+        ways.append(names[optimizer] + (", raw" if coordinates == "raw" else ""))
     return ways
