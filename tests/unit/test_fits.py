@@ -106,6 +106,29 @@ def test_ways_are_named_by_what_differs_from_the_published_protocol():
     ]
 
 
+def test_what_was_reached_is_read_off_fraction_by_fraction():
+    """All seeds up to 0.5; of the larger fractions one seed met 0.9, and none met the last."""
+    outcome = results.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
+    met = dataclasses.replace(outcome, stop="met", error=1e-7)
+    right = {(0.5, 0), (0.5, 1), (0.8, 1), (0.9, 0), (0.9, 1)}
+    listed = fits._each((fits.OWN,), (0.5, 0.8, 0.9, 1.0), 2, "paper", **fits.NEWTON)
+    ones = fits._each((fits.ONE,), (0.5,), 3, "paper", **fits.NEWTON)
+    rows = [
+        (
+            asked,
+            met
+            if (asked.T / 288, asked.seed) in {(int(f * 288) / 288, s) for f, s in right}
+            else outcome,
+        )
+        for asked in listed
+    ]
+    results.append([*rows, *((asked, outcome) for asked in ones)])
+    first, second = fits.reached(fits.table("paper")).itertuples(index=False)
+    assert first[:7] == ("own, H=4, n=4, d=8, d_h=8", "Levenberg-Marquardt", 288, 2, 0.5, 0.9, 1.0)
+    assert (first.floor, first.theorem) == (fits.OWN.floor / 288, 13 / 288)
+    assert second[2:7] == (72, 3, 0.0, 0.0, 0.5)
+
+
 def test_what_there_is_not_is_refused():
     with pytest.raises(ValueError, match="profile: got 'fast'"):
         fits.fittings("fast")

@@ -39,6 +39,7 @@ from .sweeps import (
     curves,
     curves_with_bands,
     laws,
+    shares_reached,
 )
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "rank_staircase",
     "residual_cliff",
     "saturation_map",
+    "shares_reached",
     "sharpening",
     "spectra",
     "use_style",

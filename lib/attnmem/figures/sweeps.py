@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .style import CYCLE, labelled, plt, theory_lines
+from .style import CYCLE, THEORY, labelled, plt, theory_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,4 +151,40 @@ def curves(
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle("os^vDP"), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
     ax.legend(fontsize=8)
+    return ax
+
+
+def shares_reached(
+    names: Sequence[str],
+    reached: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    marks: Mapping[str, Sequence[float]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """A line for each name: what was reached always and at best, and marks of theory.
+
+    Args:
+        names: Of the lines, from top to bottom.
+        reached: By name of the series, for each line the share that was always reached (a dot), and
+            the largest that was ever reached (a ring). NaN where there is none.
+        marks: Shares by name of the mark, one for each line.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    places = np.arange(len(names))
+    for (name, (always, ever)), colour in zip(reached.items(), CYCLE, strict=False):
+        ax.hlines(places, always, ever, color=colour, linewidth=1)
+        ax.plot(ever, places, "o", color=colour, markersize=7, markerfacecolor="none")
+        ax.plot(always, places, "o", color=colour, markersize=4, label=name)
+    for (name, shares), marker in zip(marks.items(), ("|", "x"), strict=False):
+        ax.plot(shares, places, marker, color="black", markersize=9, label=name)
+    ax.axvline(1, **THEORY)
+    ax.set_yticks(places, names, fontsize=8)
+    ax.set_xlim(-0.02, 1.04)
+    ax.invert_yaxis()
+    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return ax

@@ -343,3 +343,30 @@ def _ways(found: pd.DataFrame) -> list[str]:
         names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {rate}"}
         ways.append(names[optimizer] + (", raw" if coordinates == "raw" else ""))
     return ways
+
+
+def reached(found: pd.DataFrame) -> pd.DataFrame:
+    """How far each optimizer gets at each shape.
+
+    Args:
+        found: Lines of a :func:`table`.
+
+    Returns:
+        A line for each shape and way, in the order of their rows. ``seeds`` is the fewest of a
+        fraction, ``all`` the largest fraction up to which every seed met its labels at every
+        fraction tried, ``some`` the largest that any seed met, and ``tried`` the largest tried. A
+        fraction that nothing met is 0. ``floor`` and ``theorem`` are in units of the ceiling.
+    """
+    lines = []
+    for (shape, way), rows in found.groupby(["shape", "way"], sort=False):
+        right = rows.groupby("fraction").met
+        whole = right.all().cummin()
+        one = rows.iloc[0]
+        lines.append(
+            {"shape": shape, "way": way, "ceiling": one.ceiling, "seeds": int(right.size().min())}
+            | {"all": float(whole[whole].index.max()) if whole.any() else 0.0}
+            | {"some": float(rows.fraction[rows.met].max()) if rows.met.any() else 0.0}
+            | {"tried": float(rows.fraction.max())}
+            | {name: getattr(one, name) / one.ceiling for name in ("floor", "theorem")}
+        )
+    return pd.DataFrame(lines)
