@@ -65,7 +65,17 @@ class CertifiedMemorization(NamedTuple):
     bits: int
 
 
-def _check_enclosed(weights, contexts, queries) -> None:
+def check_enclosed(weights, contexts, queries) -> None:
+    """Accept one layer and finite data that fit it.
+
+    Args:
+        weights: A :class:`MHAWeights` without run axes.
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+
+    Raises:
+        ValueError: One of them is not so; the message names it.
+    """
     check_features(weights, contexts, queries)
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("weights.W_Q", weights.W_Q, "(H, d, d_h), of one layer", 3)
@@ -73,7 +83,7 @@ def _check_enclosed(weights, contexts, queries) -> None:
         check_finite(name, tensor)
 
 
-@checked_by(_check_enclosed)
+@checked_by(check_enclosed)
 def enclosed_features(
     weights: MHAWeights, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
 ) -> Enclosure:
@@ -134,7 +144,7 @@ def _softmax_rows(logits: BallMatrix) -> BallMatrix:
 
 
 def _check_memorization(weights, contexts, queries, labels, skip, most_bits) -> None:
-    _check_enclosed(weights, contexts, queries)
+    check_enclosed(weights, contexts, queries)
     check_tensor("labels", labels, "(T, d_out)", 2)
     check_reals("labels", labels)
     check_size("labels", labels, 0, len(queries), "the number of queries")

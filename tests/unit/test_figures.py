@@ -31,6 +31,13 @@ CALLS = {
     "logit_map": (torch.randn(T, 3),),
     "decay": ([1, 2], {"a": [0.1, 0.01]}, {"a": [0.1, 0.01]}, ("scale", "missing attention")),
     "finite_scale": ([1, 2], {"sigma": [0.1, 0.2]}, {"promised": 1.5}),
+    "between": (
+        [1, 2],
+        ("floor", [3, 5]),
+        ("ceiling", [4, 7]),
+        {"random": [1, 2]},
+        ("heads", "examples"),
+    ),
     "capacities": ([1, 2], {"rank": [3, 5]}, {"built": ([1], [4])}, ("heads", "examples")),
     "curves": ({"AoT": ([1, 2], [0.1, 0.2]), "MLP": ([1], [0.3])}, ("epoch", "accuracy")),
     "shares_reached": (

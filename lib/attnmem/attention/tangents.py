@@ -116,18 +116,19 @@ class Tangents(NamedTuple):
             torch.einsum("t,htd->hd", rows, self.attended),
         )
 
-    def matrix(self) -> Float[Tensor, "T W"]:
-        """The derivative as a matrix, columns in the order of :class:`ScalarHeads`.
+    def parts(
+        self,
+    ) -> tuple[Float[Tensor, "T W_q"], Float[Tensor, "T W_k"], Float[Tensor, "T W_v"]]:
+        """The derivative as matrices, one for each kind of weights in :class:`ScalarHeads`.
 
         Returns:
-            One row for each example, one column for each weight.
+            In each matrix, one row for each example and one column for each weight.
         """
-        parts = (
-            torch.einsum("te,htk->thek", self.query, self.keyed),
-            torch.einsum("htd,htk->thdk", self.pulls, self.asked),
-            self.attended.transpose(0, 1),
+        return (
+            torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
+            torch.einsum("htd,htk->thdk", self.pulls, self.asked).flatten(1),
+            self.attended.transpose(0, 1).flatten(1),
         )
-        return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 
 def tangents(

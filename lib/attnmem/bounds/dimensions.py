@@ -44,6 +44,13 @@ def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
     return heads * (rank * (2 * dim - rank) + dim)
 
 
+def _check_group(size, keys, dim, rank) -> None:
+    check_integers(size=size, dim=dim)
+    check_integer("keys", keys, most=dim)
+    check_integer("rank", rank, most=keys)
+
+
+@checked_by(_check_group)
 def group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     """Rank of the derivative in the weights of one group, whose values sum to zero.
 
@@ -55,12 +62,15 @@ def group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     Args:
         size: Number of heads in the group.
         keys: Dimensions that tell tokens apart: ``d``, or ``n - 1`` on a shared context of ``n <=
-            d`` tokens.
+            d`` tokens. At most ``dim``.
         dim: Embedding dimension ``d``.
-        rank: Rank of the logit matrix.
+        rank: Rank of the logit matrix, at most ``keys``.
 
     Returns:
         The rank.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1, or too large.
 
     Example:
         >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
@@ -74,9 +84,8 @@ def group_rank(size: int, keys: int, dim: int, rank: int) -> int:
 
 
 def _check_groups(heads, keys, dim, rank) -> None:
-    check_integers(heads=heads, dim=dim)
-    check_integer("keys", keys, most=dim)
-    check_integer("rank", rank, most=keys)
+    check_integer("heads", heads)
+    _check_group(heads, keys, dim, rank)
 
 
 @checked_by(_check_groups)

@@ -182,8 +182,11 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
     groups = grouping(each) if each else []
     reached = sizes.reached(groups) if groups else 0
     if len(queries) > reached:
-        room = f"at most {reached}, the rank of the derivative of {each} heads in {len(groups)}"
-        refuse("labels", f"T = {len(queries)} examples", f"{room} groups that cancel")
+        size = max(groups, default=0)
+        room = f"the rank of the derivative where {each} heads cancel in groups of {size}"
+        few = f"as {each} heads for each output form no group that cancels"
+        limit = f"at most {reached}, {room if groups else few}"
+        refuse("labels", f"T = {len(queries)} examples", limit)
     layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in columns]
     W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
     d_out, extra = len(columns), head_dim - sizes.rank
@@ -205,7 +208,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     tokens, balanced = contexts @ keys, queries @ asks
     wanted = TOLERANCE * float(labels.abs().max())
     if not wanted:
-        return _draw(groups, queries.shape[1], rank, 0.0, torch.Generator())._replace(
+        return draw_base(groups, queries.shape[1], rank, 0.0, torch.Generator())._replace(
             mu=queries.new_zeros(sum(groups), queries.shape[1])
         )
     error = math.inf
@@ -243,16 +246,33 @@ class _Base(NamedTuple):
 def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
     """Base points one by one; for few examples, those with the shortest steps first."""
     g = torch.Generator().manual_seed(seed)
-    drawn = (_draw(groups, queries.shape[1], rank, spread, g) for spread in SPREADS * DRAWS)
+    drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in SPREADS * DRAWS)
     bases = filter(None, (_linearized(heads, tokens, queries, labels) for heads in drawn))
     yield from bases if len(labels) > FEW else sorted(bases, key=_Base.size)
 
 
-def _draw(groups: Sequence[int], dim: int, rank: int, spread: float, g) -> ScalarHeads:
-    """Heads in groups of equal attention, with Gaussian values that sum to zero in each group."""
-    W_Q, W_K = (torch.linalg.qr(gaussian(g, len(groups), dim, rank))[0] for _ in range(2))
+def draw_base(
+    groups: Sequence[int],
+    dim: int,
+    rank: int,
+    spread: float,
+    generator: torch.Generator,
+) -> ScalarHeads:
+    """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
+
+    Args:
+        groups: Number of heads in each group.
+        dim: Embedding dimension ``d``.
+        rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns.
+        spread: Standard deviation of the logits, for tokens and queries of second moments one.
+        generator: Source of the random numbers, on the CPU.
+
+    Returns:
+        The heads. A group of one head has values of zero.
+    """
+    W_Q, W_K = (torch.linalg.qr(gaussian(generator, len(groups), dim, rank))[0] for _ in range(2))
     scale = spread / rank**0.5  # of logits of balanced tokens and queries
-    values = [gaussian(g, size, dim) for size in groups]
+    values = [gaussian(generator, size, dim) for size in groups]
     sizes = torch.tensor(groups)
     return ScalarHeads(
         W_Q.repeat_interleave(sizes, dim=0),

@@ -34,6 +34,7 @@ from .style import (
     use_style,
 )
 from .sweeps import (
+    between,
     bounds_below,
     capacities,
     curves,
@@ -52,6 +53,7 @@ __all__ = [
     "STYLES",
     "THEORY",
     "attended_path",
+    "between",
     "bounds_below",
     "capacities",
     "curves",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .style import CYCLE, THEORY, labelled, plt, theory_lines
+from .style import BLUE, CYCLE, GREY, STYLES, THEORY, labelled, plt, theory_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,6 +129,43 @@ def capacities(
     for (name, (where, values)), marker in zip(built.items(), "os^", strict=False):
         ax.plot(where, values, marker, markersize=6, label=name)
     ax.legend()
+    return ax
+
+
+def between(
+    x: ArrayLike,
+    floor: tuple[str, ArrayLike],
+    ceiling: tuple[str, ArrayLike],
+    lower: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """A band between what is reached and what cannot be passed, and weaker results below it.
+
+    Both axes are logarithmic. Every line has its name at its right end.
+
+    Args:
+        x: Places, common to all lines, each marked on the axis.
+        floor: Name and values of the lower edge of the band.
+        ceiling: Name and values of its upper edge.
+        lower: Values of at most three other lines by name, the highest first.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    ax.fill_between(x, floor[1], ceiling[1], color=BLUE, alpha=0.25, linewidth=0)
+    ends = {"xytext": (5, 0), "textcoords": "offset points", "annotation_clip": False}
+    styles = ["-", "-", *STYLES]
+    lines = [(*ceiling, BLUE, "bottom"), (*floor, BLUE, "center")]
+    lines += [(name, y, GREY, "top") for name, y in lower.items()]
+    for (name, y, colour, place), style in zip(lines, styles, strict=False):
+        ax.plot(x, y, style, color=colour, linewidth=1.4)
+        ax.annotate(name, (x[-1], y[-1]), va=place, fontsize=9, color=colour, **ends)
+    ax.set(xscale="log", yscale="log", xticks=x, xticklabels=[str(place) for place in x])
+    ax.minorticks_off()
     return ax
 
 

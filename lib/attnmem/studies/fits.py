@@ -134,14 +134,11 @@ def fittings(profile: str) -> list[Fitting]:
         *each(two, mid, 3, **LBFGS),
         *(fit for rate in RATES for fit in each(two, mid, 3, **TUNED | {"lr": rate})),
         *each(two, (0.1, 0.25, 0.5), 3, **AS_PUBLISHED),
-        *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
-        *each((PUBLISHED[1],), (0.8,), 2, **large),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
+        *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
+        *each((PUBLISHED[1],), (0.8,), 1, **large),
         *each((PUBLISHED[2],), (0.7,), 1, **large),
-        *each((PUBLISHED[1],), (0.9,), 1, **large),
-        *each((PUBLISHED[1],), (0.5,), 1, **AS_PUBLISHED),
-        *each((PUBLISHED[2],), (0.8,), 1, **large),
     ]
 
 

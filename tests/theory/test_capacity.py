@@ -1,0 +1,438 @@
+"""The capacity of one layer, attacked: ranks of the derivative, weights for every label, proofs."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+
+from attnmem import bounds
+from attnmem.attention import MHAWeights, mha
+from attnmem.attention.tangents import ScalarHeads, scalar_outputs, tangents
+from attnmem.constructions import memorize_by_cancellation, memorize_by_difference, random_mha
+from attnmem.existence import certified_solution, enclosed_derivative
+from attnmem.independence import certified_rank
+
+BUILDERS = [memorize_by_difference, memorize_by_cancellation]
+FLOOR_AND_CEILING = bounds.own_context_floor, bounds.own_context_ceiling
+CONTEXTS = ["own", "shared", "self"]
+
+
+def data(kind, T, n, d, seed=0, draw=torch.randn):
+    g = torch.Generator().manual_seed(seed)
+    E = draw(*((n, d) if kind == "shared" else (T, n, d)), generator=g, dtype=torch.float64)
+    if kind == "self":
+        return E, E[:, 0].clone()
+    return E, draw(T, d, generator=g, dtype=torch.float64)
+
+
+def labels(T, seed=1):
+    return torch.rand(T, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def plain(W_Q, W_K, mu, E, e):
+    """The layer as the page writes it, one example and one head at a time."""
+    outputs = []
+    for t in range(len(e)):
+        tokens = E[t] if E.ndim == 3 else E
+        heads = zip(W_Q, W_K, mu, strict=True)
+        attended = (tokens.T @ torch.softmax(tokens @ K @ Q.T @ e[t], 0) @ m for Q, K, m in heads)
+        outputs.append(sum(attended))
+    return torch.stack(outputs)
+
+
+def jacobian(heads, E, e):
+    parts = torch.func.jacrev(lambda *w: plain(*w, E, e), argnums=(0, 1, 2))(*heads)
+    return [part.flatten(1) for part in parts]
+
+
+def drawn(sizes, d, rank, seed=0):
+    """Heads in groups of equal attention whose values sum to zero; 0 is a head on its own."""
+    g = torch.Generator().manual_seed(seed)
+    normal = functools.partial(torch.randn, generator=g, dtype=torch.float64)
+    W_Q, W_K, mu = [], [], []
+    for size in sizes:
+        Q, K, values = normal(d, rank), 1.5 * normal(d, rank) / d, normal(max(size, 1), d)
+        W_Q += [Q] * len(values)
+        W_K += [K] * len(values)
+        mu.append(values - values.mean(0) if size else values)
+    return ScalarHeads(torch.stack(W_Q), torch.stack(W_K), torch.cat(mu))
+
+
+def rank(J):
+    s = torch.linalg.svdvals(J / J.norm(dim=0).clamp(min=1e-30))
+    return int((s > 1e-10 * s[0]).sum())
+
+
+# --- the derivative -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_the_derivative_is_that_of_the_layer_written_plainly(kind):
+    heads = drawn([0, 2, 3], 4, 2)
+    E, e = data(kind, 9, 3, 4)
+    at = tangents(heads, E, e)
+    parts = jacobian(heads, E, e)
+    J, rows = torch.cat(parts, 1), labels(9)
+    torch.testing.assert_close(at.outputs, plain(*heads, E, e))
+    torch.testing.assert_close(scalar_outputs(heads, E, e), plain(*heads, E, e))
+    torch.testing.assert_close(mha(heads.layer(), E, e)[:, 0], plain(*heads, E, e))
+    for got, wanted in zip(at.parts(), parts, strict=True):
+        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(at.gram(), J @ J.T)
+    step = torch.cat([w.flatten() for w in at.transposed(rows)])
+    torch.testing.assert_close(step, rows @ J)
+
+
+def test_a_step_moves_every_weight():
+    heads = drawn([0, 2], 3, 2)
+    moved = heads.moved(ScalarHeads(*(torch.ones_like(w) for w in heads)), 0.5)
+    for w, v in zip(heads, moved, strict=True):
+        torch.testing.assert_close(v, w + 0.5)
+
+
+SINGLE = [(1, 2, 1, 1), (1, 2, 3, 3), (2, 2, 3, 1), (3, 2, 2, 2), (2, 3, 4, 4), (2, 5, 3, 2)]
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), SINGLE)
+@pytest.mark.parametrize("kind", ["own", "self"])
+def test_rank_of_the_derivative_of_own_contexts(kind, H, n, d, d_h):
+    ceiling = bounds.own_context_ceiling(H, d_h, d)
+    J = torch.cat(jacobian(drawn([0] * H, d, d_h), *data(kind, ceiling + 4, n, d)), 1)
+    assert rank(J) == ceiling
+
+
+GROUPED = [
+    ([2], 2, 3, 3),
+    ([3], 2, 3, 3),
+    ([5], 2, 4, 4),  # values span all dimensions
+    ([6], 2, 4, 4),  # more heads than dimensions
+    ([4], 3, 4, 3),
+    ([5], 2, 4, 3),  # p > m - r
+    ([5], 4, 4, 1),
+    ([1, 3], 2, 3, 2),
+    ([3, 2], 3, 4, 2),
+]
+
+
+@pytest.mark.parametrize(("sizes", "n", "d", "d_h"), GROUPED)
+@pytest.mark.parametrize("kind", ["own", "self"])
+def test_rank_where_groups_cancel(kind, sizes, n, d, d_h):
+    wanted = sum(bounds.group_rank(size, d, d, d_h) for size in sizes)
+    heads = drawn(sizes, d, d_h)
+    E, e = data(kind, wanted + 4, n, d)
+    assert plain(*heads, E, e).abs().max() < 1e-12
+    assert rank(torch.cat(jacobian(heads, E, e), 1)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n", "d", "d_h"),
+    [([2], 3, 3, 3), ([3], 4, 4, 2), ([4], 4, 5, 3), ([2, 2], 2, 3, 1), ([3, 1], 3, 5, 1)],
+)
+def test_rank_where_groups_cancel_on_a_shared_context(sizes, n, d, d_h):
+    r = min(d_h, n - 1)
+    wanted = sum(bounds.group_rank(size, n - 1, d, r) for size in sizes) + 1
+    J = torch.cat(jacobian(drawn(sizes, d, d_h), *data("shared", wanted + 4, n, d)), 1)
+    assert rank(J) == wanted
+
+
+@pytest.mark.parametrize(("n", "d", "d_h"), [(4, 3, 3), (6, 3, 2), (4, 2, 1)])
+def test_long_shared_contexts_are_as_good_as_own_ones(n, d, d_h):
+    ceiling = bounds.own_context_ceiling(2, d_h, d)
+    J = torch.cat(jacobian(drawn([0, 0], d, d_h), *data("shared", ceiling + 4, n, d)), 1)
+    assert rank(J) == ceiling
+
+
+def test_where_the_theorem_says_nothing_the_rank_is_smaller():
+    """Equal logit matrices without cancelling values, one token, queries on a line."""
+    twice = ScalarHeads(*(w.repeat(2, *[1] * (w.ndim - 1)) for w in drawn([0], 3, 2)))
+    full = bounds.own_context_ceiling(2, 2, 3)
+    E, e = data("own", full + 4, 3, 3)
+    assert rank(torch.cat(jacobian(twice, E, e), 1)) < full
+    heads = drawn([0, 0], 3, 2)
+    assert rank(torch.cat(jacobian(heads, E[:, :1], e), 1)) == 3
+    line = e[:, :1] * e[0]
+    assert rank(torch.cat(jacobian(heads, E, line), 1)) < full
+
+
+def test_opposite_logits_of_two_tokens_lose_rank():
+    heads = drawn([0, 0], 3, 2)
+    opposite = heads._replace(W_Q=torch.stack([heads.W_Q[0], heads.W_Q[0]]))
+    opposite = opposite._replace(W_K=torch.stack([heads.W_K[0], -heads.W_K[0]]))
+    full = bounds.own_context_ceiling(2, 2, 3)
+    ranks = [rank(torch.cat(jacobian(opposite, *data("own", full + 4, n, 3)), 1)) for n in (2, 3)]
+    assert ranks == [full - 2, full]  # the solution of an exercise: less by d_h
+
+
+# --- counts ---------------------------------------------------------------------------------------
+
+
+def test_nearly_equal_groups_are_the_best_partition():
+    @functools.cache
+    def best(heads, keys, dim, rank):
+        if not heads:
+            return 0
+        last = range(1, heads + 1)
+        return max(
+            bounds.group_rank(k, keys, dim, rank) + best(heads - k, keys, dim, rank) for k in last
+        )
+
+    for dim, heads in itertools.product(range(1, 6), range(1, 13)):
+        for keys in range(1, dim + 1):
+            for r in range(1, keys + 1):
+                sizes = bounds.best_groups(heads, keys, dim, r)
+                assert sum(sizes) == heads
+                reached = sum(bounds.group_rank(k, keys, dim, r) for k in sizes)
+                assert reached == best(heads, keys, dim, r), (heads, keys, dim, r)
+
+
+@pytest.mark.parametrize("d", [1, 2, 8, 32, 200])
+def test_the_floor_is_between_half_and_all_and_tends_to_all(d):
+    for H, d_h in itertools.product((1, 2, 3, 8, 21), {1, min(3, d), d}):
+        ceiling, half = (bounds.own_context_ceiling(h, d_h, d) if h else 0 for h in (H, H // 2))
+        assert half <= bounds.own_context_floor(H, d_h, d) <= ceiling
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 8, 32, 200])
+def test_the_share_that_is_missed_is_bounded_as_proved(d):
+    def share(H, d_h):
+        return bounds.own_context_floor(H, d_h, d) / bounds.own_context_ceiling(H, d_h, d)
+
+    k = math.ceil(math.sqrt(2 * d))
+    assert share(3 * k, d) >= 1 - math.sqrt(2 * d) / (d + 1)
+    for d_h, k in itertools.product({1, min(3, d), max(1, d - 1), d}, range(1, min(d + 1, 30))):
+        lost = 1 / k + k / (2 * d) + (1 + k * k / (2 * d)) / (d_h + 1)
+        assert share(2 * k, d_h) >= 1 - lost
+
+
+def test_a_shared_context_has_less_room():
+    for H, n, d_h, d in itertools.product((1, 2, 5), (2, 3, 6), (1, 2, 6), (6, 9)):
+        floor = bounds.shared_context_floor(H, n, d_h, d)
+        ceiling = bounds.shared_context_ceiling(H, n, d_h, d)
+        half = bounds.shared_context_ceiling(H // 2, n, d_h, d) if H > 1 else 1
+        assert half <= floor <= ceiling <= bounds.own_context_ceiling(H, d_h, d) + 1
+    assert bounds.shared_context_floor(4, 7, 2, 6) == bounds.own_context_floor(4, 2, 6)
+
+
+# --- weights for every label ----------------------------------------------------------------------
+
+
+def missed(weights, E, e, y):
+    assert all(w.dtype == torch.float64 for w in weights)
+    return float((mha(weights, E, e) - y.reshape(len(e), -1)).abs().max())
+
+
+DIFFERENCES = [
+    ("own", 8, 4, 8, 8, 288),
+    ("own", 16, 4, 16, 4, 1024),
+    ("shared", 8, 6, 8, 5, 181),
+    ("shared", 4, 4, 6, 4, 43),
+    ("shared", 4, 9, 5, 5, 60),  # more tokens than dimensions
+    ("self", 4, 3, 4, 2, 32),
+    ("own", 2, 2, 1, 1, 2),
+    ("own", 7, 2, 3, 3, 36),  # one head idle
+    ("own", 4, 3, 4, 9, 40),  # wider than d
+]
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize(("kind", "H", "n", "d", "d_h", "T"), DIFFERENCES)
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
+def test_differences_meet_every_label_and_refuse_one_more(kind, H, n, d, d_h, T, draw):
+    E, e = data(kind, T + 1, n, d, draw=draw)
+    few = E if kind == "shared" else E[:T]
+    y = labels(T + 1)
+    weights = memorize_by_difference(few, e[:T], y[:T], heads=H, head_dim=d_h, seed=0)
+    assert weights.W_Q.shape == weights.W_K.shape == (H, d, d_h)
+    assert missed(weights, few, e[:T], y[:T]) <= 1e-8
+    with pytest.raises(ValueError, match=rf"T = {T + 1} examples; expected at most {T}\b"):
+        memorize_by_difference(E, e, y, heads=H, head_dim=d_h, seed=0)
+
+
+CANCELLATIONS = [
+    ("own", 8, 4, 8, 8, 352),
+    ("own", 8, 4, 16, 4, 716),
+    ("own", 1, 4, 8, 8, 8),
+    ("own", 3, 2, 3, 1, 12),
+    ("shared", 6, 5, 7, 2, 77),
+]
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize(("kind", "H", "n", "d", "d_h", "T"), CANCELLATIONS)
+def test_cancellation_meets_more_and_refuses_one_more(kind, H, n, d, d_h, T):
+    E, e = data(kind, T + 1, n, d)
+    few = E if kind == "shared" else E[:T]
+    y = labels(T + 1) - 0.5
+    weights = memorize_by_cancellation(few, e[:T], y[:T], heads=H, head_dim=d_h, seed=0)
+    assert missed(weights, few, e[:T], y[:T]) <= 1e-8
+    with pytest.raises(ValueError, match=rf"expected at most {T}\b"):
+        memorize_by_cancellation(E, e, y, heads=H, head_dim=d_h, seed=0)
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize("signs", [*itertools.product((-1.0, 1.0), repeat=4)])
+def test_every_sign_pattern_of_the_cube(build, signs):
+    """Parity, and all other labels, of the four corners that two tokens of one bit can form."""
+    bits = torch.tensor([*itertools.product((0.0, 1.0), repeat=2)], dtype=torch.float64)
+    E = torch.stack([bits, 1 - bits], dim=1)
+    E, e = torch.cat([E, torch.ones(4, 2, 1).double()], -1), torch.ones(4, 3).double()
+    e[:, :2] = bits
+    y = torch.tensor(signs, dtype=torch.float64)
+    assert missed(build(E, e, y, heads=4, head_dim=2, seed=0), E, e, y) <= 1e-8
+
+
+def test_several_outputs_and_single_precision():
+    E, e = (x.float() for x in data("own", 30, 3, 4))
+    y = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+    weights = memorize_by_difference(E, e, y, heads=9, head_dim=3, seed=0)
+    assert weights.W_D.shape == (2, 2)
+    assert missed(weights, E.double(), e.double(), y) <= 1e-8
+
+
+def test_scales_of_the_data_do_not_matter():
+    E, e = data("own", 40, 3, 4)
+    scales = torch.tensor([1e-3, 1.0, 10.0, 1e3], dtype=torch.float64)
+    y = 1e6 * labels(40)
+    weights = memorize_by_difference(E * scales, e / scales, y, heads=4, head_dim=4, seed=0)
+    assert missed(weights, E * scales, e / scales, y) <= 1e-8 * 1e6
+
+
+def test_labels_of_zero_need_no_values():
+    E, e = data("own", 5, 3, 4)
+    weights = memorize_by_difference(E, e, torch.zeros(5), heads=2, head_dim=4, seed=0)
+    assert not mha(weights, E, e).any()
+
+
+def exceptional():
+    E, e = data("own", 10, 3, 4)
+    tokens, queries = E.clone(), e.clone()
+    tokens[1], queries[1] = E[0], e[0]
+    return {
+        "one example twice": (tokens, queries),
+        "queries on a line": (E, e[:, :1] * e[0]),
+        "equal tokens": (E[:, :1].expand(-1, 3, -1).clone(), e),
+    }
+
+
+EXCEPTIONAL = exceptional()
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(("E", "e"), [*EXCEPTIONAL.values()], ids=[*EXCEPTIONAL])
+def test_exceptional_data_are_refused(build, E, e):
+    with pytest.raises(ValueError, match=r"contexts: got data .*; expected"):
+        build(E, e, labels(10), heads=2, head_dim=1, seed=0)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 0}, "heads"),
+        ({"head_dim": 1.5}, "head_dim"),
+        ({"seed": -1}, "seed"),
+        ({"labels": torch.zeros(3)}, "labels"),
+        ({"labels": torch.full((4,), math.nan)}, "labels"),
+        ({"contexts": torch.zeros(4, 1, 3)}, "at least 2 tokens"),
+        ({"contexts": torch.zeros(5, 2, 3)}, "contexts"),
+        ({"contexts": torch.zeros(4, 2, 2)}, "contexts"),
+        ({"queries": torch.zeros(4)}, "queries"),
+        ({"contexts": torch.zeros(0, 2, 3), "queries": torch.zeros(0, 3)}, "at least one entry"),
+    ],
+)
+def test_bad_input_is_named(build, change, message):
+    E, e = data("own", 4, 2, 3)
+    good = {"contexts": E, "queries": e, "labels": labels(4), "heads": 4, "head_dim": 3, "seed": 0}
+    with pytest.raises(ValueError, match=message):
+        build(**good | change)
+
+
+def test_one_head_has_no_difference_to_offer():
+    E, e = data("own", 1, 2, 3)
+    with pytest.raises(ValueError, match="expected at most 0"):
+        memorize_by_difference(E, e, labels(1), heads=1, head_dim=3, seed=0)
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+def test_one_head_misses_some_labels_of_tight_contexts():
+    """Contexts of a few close tokens: one head's labels lie near a space of dimension d."""
+    T, d = 5, 4
+    centres, e = data("own", T, 1, d)[0], torch.randn(T, d).double()
+    E = centres + 1e-3 * data("own", T, 3, d, seed=1)[0]
+    out = torch.linalg.svd(centres[:, 0])[0][:, -1]  # orthogonal to all labels of the centres
+    for seed in range(50):
+        heads = random_mha(1, d, d, seed=seed, spread=5)
+        outputs = mha(heads, E, e)[:, 0]
+        assert abs(float(outputs @ out)) < 0.1 * float(outputs.norm())
+    weights = memorize_by_cancellation(E, e, out, heads=2, head_dim=d, seed=0)
+    assert missed(weights, E, e, out) <= 1e-8
+
+
+# --- proofs in balls ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CONTEXTS)
+def test_the_enclosed_derivative_contains_the_derivative(kind):
+    heads = drawn([0, 2], 3, 2)
+    E, e = data(kind, 4, 3, 3)
+    balls = enclosed_derivative(heads.layer(), E, e)(128)
+    parts = [part.unflatten(1, (3, -1)) for part in jacobian(heads, E, e)]
+    J = torch.cat(parts, dim=-1).flatten(1)  # head by head
+    got = torch.tensor([[float(x.mid()) for x in row] for row in balls.tolist()]).double()
+    torch.testing.assert_close(got, J)
+    assert max(float(x.rad()) for x in balls.entries()) < 1e-30
+
+
+@pytest.mark.parametrize("kind", ["own", "shared"])
+def test_exact_weights_are_proven_near_built_ones(kind):
+    E, e = data(kind, 20, 4, 4)
+    y = labels(20)
+    weights = memorize_by_difference(E, e, y, heads=5, head_dim=2, seed=0)  # one head is idle
+    proof = certified_solution(weights, E, e, y)
+    assert proof.proven
+    assert proof.contraction < 0.01
+    assert proof.distance < 1e-6
+    assert missed(weights, E, e, y) <= proof.error + 1e-12
+
+
+def test_a_read_out_of_other_factors_is_taken_as_it_is():
+    E, e = data("own", 12, 3, 4)
+    y = labels(12)
+    weights = memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0)
+    shared = torch.tensor([1.0, -2.0, 0.5, 4.0]).double()[:, None]
+    factors = MHAWeights(
+        *weights[:2], weights.W_V / shared[..., None] / 3, shared, torch.full((1, 1), 3.0).double()
+    )
+    assert certified_solution(factors, E, e, y).proven
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+def test_nothing_is_proven_where_nothing_is_true():
+    """Labels far away; one example twice with two labels; fewer directions than examples."""
+    E, e = data("own", 12, 3, 4)
+    y = labels(12)
+    weights = memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0)
+    assert not certified_solution(weights, E, e, y + 100, most_bits=128).proven
+    E[1], e[1] = E[0], e[0]
+    outputs = mha(weights, E, e)[:, 0]
+    outputs[1] += 1e-12
+    assert not certified_solution(weights, E, e, outputs, most_bits=128).proven
+    E, e = data("own", 30, 3, 4)
+    narrow = drawn([0], 4, 1)  # P(1) = 11
+    outputs = mha(narrow.layer(), E, e)[:, 0]
+    assert not certified_solution(narrow.layer(), E, e, outputs, most_bits=128).proven
+
+
+@pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(1, 2, 1, 1), (2, 2, 3, 1), (1, 5, 3, 3)])
+def test_certified_rank_of_the_derivative(H, n, d, d_h):
+    ceiling = bounds.own_context_ceiling(H, d_h, d)
+    layer = random_mha(H, d, d_h, seed=0, spread=2)
+    balls = enclosed_derivative(layer, *data("own", ceiling + 1, n, d))
+    assert certified_rank(balls, target=ceiling).rank == ceiling
+    assert certified_rank(balls, target=ceiling + 1, most_bits=128).rank == 0
