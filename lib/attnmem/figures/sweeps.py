@@ -200,6 +200,8 @@ def shares_reached(
 ) -> Axes:
     """A line for each name: what was reached always and at best, and marks of theory.
 
+    Several series are drawn one below the other on each line.
+
     Args:
         names: Of the lines, from top to bottom.
         reached: By name of the series, for each line the share that was always reached (a dot), and
@@ -213,10 +215,11 @@ def shares_reached(
     """
     ax = labelled(ax, *labels)
     places = np.arange(len(names))
-    for (name, (always, ever)), colour in zip(reached.items(), CYCLE, strict=False):
-        ax.hlines(places, always, ever, color=colour, linewidth=1)
-        ax.plot(ever, places, "o", color=colour, markersize=7, markerfacecolor="none")
-        ax.plot(always, places, "o", color=colour, markersize=4, label=name)
+    shifts = 0.15 * (np.arange(len(reached)) - (len(reached) - 1) / 2)
+    for (name, (always, ever)), colour, shift in zip(reached.items(), CYCLE, shifts, strict=False):
+        ax.hlines(places + shift, always, ever, color=colour, linewidth=1)
+        ax.plot(ever, places + shift, "o", color=colour, markersize=7, markerfacecolor="none")
+        ax.plot(always, places + shift, "o", color=colour, markersize=4, label=name)
     for (name, shares), marker in zip(marks.items(), ("|", "x"), strict=False):
         ax.plot(shares, places, marker, color="black", markersize=9, label=name)
     ax.axvline(1, **THEORY)
