@@ -124,7 +124,7 @@ def fittings(profile: str) -> list[Fitting]:
         tiny = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
         return [fit for way in ways for fit in _each(tiny, (0.5,), 1, profile, **way)]
     each = partial(_each, profile=profile)
-    most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.9, 0.97)
+    most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.97)
     large, two = NEWTON | {"steps": 150}, (OWN, SHARED)
     return [
         *each((ONE,), (0.2, 0.3, 0.4), 5, **NEWTON),
@@ -133,7 +133,7 @@ def fittings(profile: str) -> list[Fitting]:
         *each((PUBLISHED[1],), (0.5, 0.6, 0.7), 3, **large),
         *each(two, mid, 3, **LBFGS),
         *(fit for rate in RATES for fit in each(two, mid, 3, **TUNED | {"lr": rate})),
-        *each(two, (0.1, 0.25, 0.5), 3, **AS_PUBLISHED),
+        *each(two, (0.25, 0.5), 3, **AS_PUBLISHED),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
         *each(two, (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
         *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
