@@ -59,6 +59,11 @@ class Shape(NamedTuple):
         return bounds.shared_context_floor(self.H, self.n, self.d_h, self.d)
 
     @property
+    def words(self) -> str:
+        """The shape in words."""
+        return f"{self.context}, H={self.H}, n={self.n}, d={self.d}, d_h={self.d_h}"
+
+    @property
     def theorem(self) -> int:
         """Examples that Theorem 1 of Mahdavi et al. guarantees."""
         return bounds.mha_capacity(self.H, self.n, self.d_h)
@@ -312,7 +317,7 @@ def table(profile: str) -> pd.DataFrame:
     found = results.as_table(read.rows(NAME, profile).values(), results.FITS)
     shapes = [Shape(*sizes) for sizes in zip(*(found[f] for f in Shape._fields), strict=True)]
     counts = {name: [getattr(shape, name) for shape in shapes] for name in BOUNDS}
-    found = found.assign(shape=[_words(shape) for shape in shapes], **counts)
+    found = found.assign(shape=[shape.words for shape in shapes], **counts)
     fractions = [_fraction(*sizes) for sizes in zip(found["T"], found.ceiling, strict=True)]
     return found.assign(fraction=fractions, met=found.stop == "met", way=_ways(found))
 
@@ -324,10 +329,6 @@ FRACTIONS = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99
 def _fraction(T: int, ceiling: int) -> float:
     """The fraction of the ceiling that was asked for, of which ``T`` is the whole part."""
     return next(fraction for fraction in FRACTIONS if int(fraction * ceiling) == T)
-
-
-def _words(shape: Shape) -> str:
-    return f"{shape.context}, H={shape.H}, n={shape.n}, d={shape.d}, d_h={shape.d_h}"
 
 
 def _ways(found: pd.DataFrame) -> list[str]:
