@@ -138,10 +138,10 @@ def fittings(profile: str) -> list[Fitting]:
         *each((PUBLISHED[1],), (0.5, 0.6, 0.7), 3, **large),
         *each(two, mid, 3, **LBFGS),
         *(fit for rate in RATES for fit in each(two, mid, 3, **TUNED | {"lr": rate})),
-        *each(two, (0.25, 0.5), 3, **AS_PUBLISHED),
-        *each(two, (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
-        *each(two, (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
         *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
+        *each(two, (0.25, 0.5), 3, **AS_PUBLISHED),
+        *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
+        *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
         *each((PUBLISHED[1],), (0.8,), 1, **large),
         *each((PUBLISHED[2],), (0.7,), 1, **large),
     ]
