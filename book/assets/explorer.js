@@ -1,13 +1,44 @@
 // The page "Explorer": sliders, every bound at their sizes, and the nearest measured points.
 // The formulas are those of attnmem.bounds; tests/browser compares the two.
 
+// Rank of the derivative of k heads that cancel; m dimensions tell tokens apart, r is the logits' rank.
+function group_rank(k, m, d, r) {
+  const p = Math.min(k - 1, m);
+  const choose2 = (x) => (x > 1 ? (x * (x - 1)) / 2 : 0);
+  return p * r * (m + d - r) - choose2(p) * r - choose2(p - m + r) * (d - r) + m;
+}
+
+// The largest sum of these ranks over H heads in groups of nearly equal size.
+function floor_of(H, m, d, r) {
+  let best = 0;
+  for (let groups = 1; groups <= H; groups++) {
+    const small = Math.floor(H / groups);
+    const larger = H % groups;
+    const sum =
+      larger * group_rank(small + 1, m, d, r) + (groups - larger) * group_rank(small, m, d, r);
+    best = Math.max(best, sum);
+  }
+  return best;
+}
+
+const own_floor = ({ H, d_h, d }) => floor_of(H, d, d, Math.min(d_h, d));
+
 const count = {
   mha_capacity: ({ H, n, d_h }) => H * (Math.min(n, d_h) - 1) + 1,
   previous_aot_capacity: ({ H, d_h }) => H * (d_h - 1) + 1,
   aot_capacity: ({ H, d_h, d }) => H * d_h + d,
   own_context_rank: ({ H, d }) => H * d,
+  own_context_floor: own_floor,
+  shared_context_floor: (sizes) => {
+    const { H, n, d_h, d } = sizes;
+    return n > d ? own_floor(sizes) : floor_of(H, n - 1, d, Math.min(d_h, n - 1)) + 1;
+  },
   scalar_capacity: ({ H, d }) => H * (d - 1),
   shared_context_rank: ({ H, n }) => H * (n - 1) + 1,
+  own_context_ceiling: ({ H, d_h, d }) => {
+    const r = Math.min(d_h, d);
+    return H * (r * (2 * d - r) + d);
+  },
   shared_context_ceiling: ({ H, n, d_h, d }) => {
     const r = Math.min(d_h, n - 1);
     return H * (r * (n - 1 + d - r) + n - 1) + 1;
@@ -32,6 +63,8 @@ const needs = {
   previous_aot_capacity: [({ n, d_h, d }) => d_h <= n && n <= d, "needs d_h ≤ n ≤ d"],
   aot_capacity: [narrow, "needs d_h ≤ d"],
   own_context_rank: [({ n }) => n >= 2, "needs n ≥ 2"],
+  own_context_floor: [({ n }) => n >= 2, "needs n ≥ 2"],
+  shared_context_floor: [({ n }) => n >= 2, "needs n ≥ 2"],
   scalar_capacity: [({ n, d_h, d }) => d_h >= 2 && n >= 3 && n <= d, "needs 3 ≤ n ≤ d, d_h ≥ 2"],
   shared_context_ceiling: [({ n, d }) => n <= d, "needs n ≤ d"],
   relu_capacity: [(sizes) => relu_width(sizes) > 0, "not one unit fits"],

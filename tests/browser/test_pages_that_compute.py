@@ -170,10 +170,13 @@ def expected(H, d, d_h, n, S, N):
         "previous_aot_capacity": bounds.previous_aot_capacity(H, d_h) if d_h <= n <= d else None,
         "aot_capacity": bounds.aot_capacity(H, d_h, d) if fits else None,
         "own_context_rank": bounds.own_context_rank(H, n, d) if n >= 2 else None,
+        "own_context_floor": bounds.own_context_floor(H, d_h, d) if n >= 2 else None,
+        "shared_context_floor": bounds.shared_context_floor(H, n, d_h, d) if n >= 2 else None,
         "scalar_capacity": (
             bounds.scalar_capacity(H, n, d_h, d) if 3 <= n <= d and d_h >= 2 else None
         ),
         "shared_context_rank": bounds.shared_context_rank(H, n),
+        "own_context_ceiling": bounds.own_context_ceiling(H, d_h, d),
         "shared_context_ceiling": (bounds.shared_context_ceiling(H, n, d_h, d) if n <= d else None),
         "affine_rank": bounds.affine_rank(H, d),
         "relu_capacity": bounds.relu_capacity(units, d) if units else None,

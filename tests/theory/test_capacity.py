@@ -207,6 +207,18 @@ def test_the_share_that_is_missed_is_bounded_as_proved(d):
         assert share(2 * k, d_h) >= 1 - lost
 
 
+@pytest.mark.hostile("mahdavi-finding-wider")
+def test_where_wider_heads_are_proven_to_help():
+    """At n = d / 2 with enough heads; with two heads, or n near d, the counts decide nothing."""
+    for d, H in itertools.product((32, 64, 128), (20, 40)):
+        assert bounds.own_context_floor(H, d, d) > bounds.own_context_ceiling(H, d // 2, d)
+        assert bounds.own_context_floor(2, d, d) < bounds.own_context_ceiling(2, d // 2, d)
+        assert bounds.own_context_floor(H, d, d) < bounds.own_context_ceiling(H, d - 1, d)
+        shared = {bounds.shared_context_ceiling(H, d // 2, k, d) for k in range(d // 2 - 1, d + 1)}
+        assert len(shared) == 1
+        assert bounds.shared_context_ceiling(H, d // 2, d // 2 - 2, d) < min(shared)
+
+
 def test_a_shared_context_has_less_room():
     for H, n, d_h, d in itertools.product((1, 2, 5), (2, 3, 6), (1, 2, 6), (6, 9)):
         floor = bounds.shared_context_floor(H, n, d_h, d)

@@ -47,6 +47,8 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
     check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
     for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
         check_reals(name, tensor)
+        if tensor.device != queries.device:
+            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
         if not tensor.numel():
             refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
     check_integer("heads", heads)
@@ -208,9 +210,8 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     tokens, balanced = contexts @ keys, queries @ asks
     wanted = TOLERANCE * float(labels.abs().max())
     if not wanted:
-        return draw_base(groups, queries.shape[1], rank, 0.0, torch.Generator())._replace(
-            mu=queries.new_zeros(sum(groups), queries.shape[1])
-        )
+        maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
+        return ScalarHeads(maps, maps, maps[..., 0])
     error = math.inf
     for base in _bases(groups, tokens, balanced, labels, rank, seed):
         heads = _near(base, tokens, balanced, labels, wanted)
@@ -283,6 +284,7 @@ def draw_base(
 
 def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
     """The base point with its derivative; None if that has no full rank in float64."""
+    heads = ScalarHeads(*(w.to(queries.device) for w in heads))
     at = tangents(heads, tokens, queries)
     factor, failed = torch.linalg.cholesky_ex(at.gram())
     if failed:
