@@ -46,6 +46,14 @@ def levenberg_marquardt(
     Raises:
         ValueError: If shapes do not fit, an entry is not finite, or a limit is out of range.
 
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> E, e, y = (torch.rand(size, generator=g) for size in ((20, 3, 4), (20, 4), (20,)))
+        >>> maps = torch.randn(2, 2, 4, 4, generator=g)
+        >>> start = ScalarHeads(*maps, torch.randn(2, 4, generator=g))
+        >>> levenberg_marquardt(start, E, e, y, steps=50).stop
+        'met'
+
     Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
     problem = Problem(contexts, queries, labels, tolerance)
