@@ -142,11 +142,10 @@ def fittings(profile: str) -> list[Fitting]:
         *each(two, (0.25, 0.5), 3, **AS_PUBLISHED),
         *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
         *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
-        *each(two, (0.8,), 3, **AS_PUBLISHED),
-        *each((OWN,), (0.8,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
-        *each((OWN,), (0.8,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
+        *each(two, (0.8, 0.97), 3, **AS_PUBLISHED),
+        *each((PUBLISHED[2],), (0.7, 0.8), 1, **large),
         *each((PUBLISHED[1],), (0.8,), 1, **large),
-        *each((PUBLISHED[2],), (0.7,), 1, **large),
+        *each((PUBLISHED[2],), (0.9,), 1, **large),
     ]
 
 
