@@ -92,8 +92,8 @@ def _check_groups(heads, keys, dim, rank) -> None:
 def best_groups(heads: int, keys: int, dim: int, rank: int) -> list[int]:
     """Sizes of the groups whose ranks have the largest sum.
 
-    The gain of one more head in a group falls with its size. So groups of nearly equal size are
-    best, and their number is tried.
+    From the second head of a group on, the gain of one more head falls. So groups of nearly equal
+    size are best, and their number is tried.
 
     Args:
         heads: Number of heads ``H``.
