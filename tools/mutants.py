@@ -1,5 +1,8 @@
 """Mutation tests, by hand: ``make mutants``, or ``python tools/mutants.py bounds.py balls.py``.
 
+Of a module whose tests take long, ``--sample 60 --seed 0`` tries so many mutations, drawn at
+random.
+
 A mutant is a module with one small mistake in it (:mod:`mutations`). The tests of the module must
 fail on it; where they pass, either a test is missing or nobody can observe the mistake. The file
 ``tests/mutants.toml`` says which tests belong to which module, and of each survivor that is left
@@ -24,6 +27,7 @@ import importlib.machinery
 import itertools
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -32,7 +36,7 @@ import tempfile
 import time
 import tomllib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -59,18 +63,25 @@ LOADED_ONCE = (
 
 
 class Survivors(NamedTuple):
-    """What the tests of a module do not see, of so many mutations in all."""
+    """What the tests of a module do not see, of what was tried, of so many mutations in all."""
 
     left: list[Mutation]
+    tried: list[Mutation]
     of: int
 
 
-def survivors(tests: list[str], module: Path) -> Survivors:
-    """Run the tests of a module on each of its mutations."""
+def survivors(
+    tests: list[str], module: Path, sample: int | None = None, seed: int = 0
+) -> Survivors:
+    """Run the tests of a module on each of its mutations, or on so many drawn with a seed."""
+    every = _every(module)
+    chosen = range(len(every))
+    if sample is not None and sample < len(every):
+        chosen = sorted(random.Random(seed).sample(chosen, sample))
     named = [[name] if name[0] == "-" else map(str, sorted(ROOT.glob(name))) for name in tests]
     arguments = ["-x", "-q", "-s", "-p", "no:cacheprovider", *itertools.chain(*named)]
     with tempfile.NamedTemporaryFile("r") as answer:
-        collected = partial(_test, arguments, [Collected(module, Path(answer.name))])
+        collected = partial(_test, arguments, [Collected(module, Path(answer.name), chosen)])
         _, status = os.waitpid(_fork(collected, 86400), 0)
         if status:
             sys.exit(f"{module.name}: its tests fail, or there are none: {' '.join(tests)}")
@@ -79,8 +90,12 @@ def survivors(tests: list[str], module: Path) -> Survivors:
     jobs |= {number: partial(_imported, module, number, arguments) for number in again}
     left = set(_passing(jobs, limit))
     left.remove(-1)  # no mutation
-    every = list(mutations(ast.parse(module.read_text())))
-    return Survivors([every[number] for number in sorted(left)], len(every))
+    found = ([every[number] for number in numbers] for numbers in (sorted(left), chosen))
+    return Survivors(*found, len(every))
+
+
+def _every(module: Path) -> list[Mutation]:
+    return list(mutations(ast.parse(module.read_text())))
 
 
 class Collected(NamedTuple):
@@ -92,6 +107,7 @@ class Collected(NamedTuple):
 
     module: Path
     answer: Path
+    chosen: Sequence[int]
 
     def pytest_runtestloop(self, session) -> bool:
         """Take the place of the loop over the tests."""
@@ -104,10 +120,11 @@ class Collected(NamedTuple):
         limit = 60 + 5 * sum(times)
         living = _living(self.module)
         jobs, again = {-1: run}, set()
-        for number, mutation in enumerate(mutations(ast.parse(self.module.read_text()))):
-            if len(living.get(mutation.host, [])) == 1:
-                function = living[mutation.host][0]
-                jobs[number] = partial(self._try, run, number, function, mutation.host)
+        every = _every(self.module)
+        for number in self.chosen:
+            host = every[number].host
+            if len(living.get(host, [])) == 1:
+                jobs[number] = partial(self._try, run, number, living[host][0], host)
             else:
                 again.add(number)
         again |= set(_passing(jobs, limit))
@@ -227,8 +244,10 @@ why it is none, from `mutants.toml`.
 
 def section(name: str, found: Survivors, judged: dict[tuple[str, str], str]) -> str:
     """The part of the report on one module."""
-    killed = found.of - len(found.left)
-    lines = [f"## {name}", "", f"{killed} of {found.of} mutants are seen by the tests.", ""]
+    tried = len(found.tried)
+    drawn = f", drawn at random from {found.of}," if tried < found.of else ""
+    seen = f"{tried - len(found.left)} of {tried} mutants{drawn} are seen by the tests."
+    lines = [f"## {name}", "", seen, ""]
     if found.left:
         lines += ["| line | function | mutation | why it is no mistake |", "|---|---|---|---|"]
     for mutation in found.left:
@@ -248,7 +267,10 @@ def main() -> None:
     """Test the modules named, or all; write the report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("modules", nargs="*", help="such as bounds.py; all if there are none")
-    wanted = parser.parse_args().modules
+    parser.add_argument("--sample", type=int, help="so many mutations of each module; default: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    options = parser.parse_args()
+    wanted = options.modules
     known = tomllib.loads(JUDGED.read_text())
     modules = {
         path.relative_to(LIBRARY).as_posix(): tests
@@ -270,12 +292,16 @@ def main() -> None:
             if entry["module"] == name
             for mutation in entry["mutations"]
         }
-        found = survivors(modules[name], LIBRARY / name)
-        left = {(mutation.function, mutation.text) for mutation in found.left}
+        found = survivors(modules[name], LIBRARY / name, options.sample, options.seed)
+        left, tried = (
+            {(mutation.function, mutation.text) for mutation in part}
+            for part in (found.left, found.tried)
+        )
         wrong += [f"{name}, {f}: {text}: not judged" for f, text in sorted(left - judged.keys())]
-        wrong += [
-            f"{name}, {f}: {text}: does not survive" for f, text in sorted(judged.keys() - left)
-        ]
+        gone = judged.keys() - left
+        if len(found.tried) < found.of:
+            gone &= tried
+        wrong += [f"{name}, {f}: {text}: does not survive" for f, text in sorted(gone)]
         parts = _sections() | {name: section(name, found, judged)}
         REPORT.write_text("\n".join([HEAD, *(parts[n] for n in sorted(parts) if n in modules)]))
     sys.exit("\n".join(wrong))

@@ -210,6 +210,7 @@ def certified_solution(
     Source: this book, the chapter on the capacity of one layer; R. Krawczyk, Computing 4 (1969).
     """
     contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
+    weights = MHAWeights(*(w.to(torch.float64) for w in weights))  # exact, too
     guess = _right_inverse(weights, contexts, queries)
     error = contraction = math.inf
     for bits in precisions(most_bits):

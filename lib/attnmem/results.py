@@ -306,7 +306,7 @@ def published(paper: str) -> pd.DataFrame:
     """Numbers that a paper published, for comparison.
 
     Args:
-        paper: ``dana-2025`` or ``mahdavi-2024``.
+        paper: ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers.
 
     Returns:
         One line for each number, with the sizes that it belongs to. Of the experiments of Dana et

@@ -85,6 +85,10 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
         os.chdir(tmp_path)
         found = mutants.survivors(["test_*.py"], module)
         left.write_text("\n".join([f"{found.of}", *(mutation.text for mutation in found.left)]))
+        part = mutants.survivors(["test_*.py"], module, sample=6, seed=1)
+        places = [{(m.line, m.text) for m in some} for some in (found.left, part.left, part.tried)]
+        assert places[1] == places[0] & places[2] != places[2]
+        assert (len(found.tried), len(part.tried), part.of) == (22, 6, 22)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert left.read_text().splitlines() == [
@@ -135,7 +139,10 @@ class Test:
 
 def test_the_report_says_why_or_that_nobody_has(tmp_path):
     some = list(mutations(ast.parse("def f(a, b):\n    return a | b\n")))
-    text = section("f.py", Survivors(some, 5), {("f", "a | b -> a"): "a reason"})
+    tried = some + [some[0]] * 3
+    text = section("f.py", Survivors(some, tried, 5), {("f", "a | b -> a"): "a reason"})
     assert text.startswith("## f.py\n\n3 of 5 mutants are seen by the tests.\n")
     assert "| 2 | f | `a \\| b -> a` | a reason |\n" in text
     assert text.endswith("| 2 | f | `a \\| b -> b` | **not judged** |\n")
+    text = section("f.py", Survivors([], tried, 70), {})
+    assert text == "## f.py\n\n5 of 5 mutants, drawn at random from 70, are seen by the tests.\n"

@@ -412,6 +412,16 @@ def test_exact_weights_are_proven_near_built_ones(kind):
     assert missed(weights, E, e, y) <= proof.error + 1e-12
 
 
+def test_single_precision_weights_are_taken_as_they_are():
+    E, e = data("own", 6, 3, 4)
+    weights = memorize_by_difference(E, e, labels(6), heads=4, head_dim=4, seed=0)
+    weights = MHAWeights(*(w.float() for w in weights))
+    y = mha(weights, E.float(), e.float())[:, 0]
+    proof = certified_solution(weights, E.float(), e.float(), y)
+    assert proof.proven
+    assert 1e-9 < proof.error < 1e-3
+
+
 def test_a_read_out_of_other_factors_is_taken_as_it_is():
     E, e = data("own", 12, 3, 4)
     y = labels(12)

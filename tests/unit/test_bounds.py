@@ -69,6 +69,14 @@ LITERAL = [
     (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
     (bounds.own_context_rank, (7, 2, 5), 7 * 5),
     (bounds.scalar_capacity, (7, 3, 2, 5), 7 * 4),
+    (bounds.sequences_ceiling, (7, 3, 5, 11, 2), 5 + 7 * (5 + 3 * (5 + 5 - 3))),
+    (bounds.sequences_ceiling, (7, 3, 13, 5, 4, 2), 2 + 7 * (7 + 2 * (7 + 2 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, None, True), 5 * 9 + 7 * (2 * 8 + 5)),
+    (bounds.sequences_ceiling, (7, 2, 9, 5, 3, None, True), 5 + 7 * (6 + 2 * (6 + 5 - 2))),
+    (bounds.sequences_ceiling, (7, 2, 5, 11, 3, 1, True), 1 + 7 * (12 + 1 * 12)),
+    (bounds.sequences_floor, (7, 1, 3, 5), 5 + 7 * 5),
+    (bounds.sequences_floor, (7, 4, 2, 5), 5 + 7 * (5 + 3 * 2 * 8 - 2 * 3)),
+    (bounds.sequences_floor, (7, 4, 4, 5), 5 + 7 * (5 + 3 * 4 * 6 - 4 * 3 - 1 * 1)),
     (bounds.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
     (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
     (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
@@ -85,6 +93,13 @@ LITERAL = [
     (bounds.error_to_bits, (1 / (2 * math.pi * math.e), 5), 0),
     (bounds.error_to_bits, (1 / (2 * math.pi * math.e) / 64, 5), 5 * 3),
     (bounds.error_to_bits, (0.5, 5), 0),
+    (bounds.accuracy_to_bits, (1.0, 8, 5), 15),
+    (bounds.accuracy_to_bits, (1 / 8, 8, 5), 0),
+    (bounds.accuracy_to_bits, (0.0, 8, 5), 0),
+    (bounds.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
+    (bounds.different_draws, (3, 2), 5 / 3),
+    (bounds.different_draws, (1, 7), 1),
+    (bounds.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
 ]
 
 
@@ -96,21 +111,31 @@ def test_formulas_at_sizes_that_differ(formula, arguments, value):
 
 def test_every_formula_stands_among_them():
     public = {name for name in bounds.__all__ if inspect.isfunction(getattr(bounds, name))}
-    assert public == {f.__name__ for f, *_ in LITERAL} | {"random_bigrams_risk"}
+    assert public == {f.__name__ for f, *_ in LITERAL} | {
+        "random_bigrams_risk",
+        "mha_dimension",  # in test_counts.py
+    }
 
 
 LEAST = {
     (bounds.affine_span_rank, "span"): 0,
     (bounds.own_context_rank, "context"): 2,
+    (bounds.sequences_ceiling, "length"): 2,
     (bounds.shared_context_floor, "context"): 2,
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
     (bounds.accuracy_to_associations, "vocab"): 2,
+    (bounds.accuracy_to_bits, "vocab"): 2,
     (bounds.loss_to_bits, "vocab"): 2,
+    (bounds.aot_dimension, "vocab"): 2,
+    (bounds.aot_dimension, "width"): 0,
+    (bounds.mha_dimension, "classes"): 2,
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
-NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one"), False)
-FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL), bounds.random_bigrams_risk]
+NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
+NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False)
+FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL)]
+FORMULAS += [bounds.random_bigrams_risk, bounds.mha_dimension]
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -272,6 +297,10 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
+        (lambda: bounds.sequences_ceiling(2, 5, dim=4, vocab=3, length=2), "head_dim"),
+        (lambda: bounds.sequences_ceiling(2, 4, 4, 3, length=2, last_tokens=4), "last_tokens"),
+        (lambda: bounds.sequences_floor(2, size=6, head_dim=4, dim=4), "size"),
+        (lambda: bounds.sequences_floor(2, 2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.error_to_bits(0.1, total=0), "total"),
         (lambda: bounds.error_to_bits(np.array([0.1, -0.1]), total=1), "error"),
         (lambda: bounds.error_to_bits(float("nan"), total=1), "error"),
@@ -279,6 +308,14 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.associations_to_accuracy(float("nan"), vocab=3, total=10), "count"),
         (lambda: bounds.associations_to_accuracy(-0.5, vocab=3, total=10), "count"),
         (lambda: bounds.own_context_rank(2, 3, 2.5), "dim"),
+        (lambda: bounds.accuracy_to_bits(1.01, vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(float("nan"), vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(0.5, vocab=1, total=10), "vocab"),
+        (lambda: bounds.different_draws(0, 5), "total"),
+        (lambda: bounds.aot_dimension(2, 5, 4, 9, shared_maps=True), "head_dim"),
+        (lambda: bounds.aot_dimension(2, 3, 4, 4), "vocab"),
+        (lambda: bounds.mha_dimension(2, 3, 4, 5, shared=True), "context"),
+        (lambda: bounds.mha_dimension(2, 3, 4, 5, shared=False, classes=1), "classes"),
     ],
 )
 def test_bad_arguments_are_named(call, name):
@@ -315,6 +352,16 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
     ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
     assert numerical_rank(J, rtol=1e-12) == ceiling
+
+
+@pytest.mark.parametrize(("T", "N"), [(1, 2), (5, 2), (6, 7), (30, 50)])
+def test_an_accuracy_tells_as_many_bits_as_labels_it_rules_out(T, N):
+    """Given the answers, as many label vectors have k right as ways to choose the wrong ones."""
+    for k in range(-(-T // N), T + 1):
+        left = math.comb(T, k) * (N - 1) ** (T - k)
+        ruled_out = T * math.log2(N) - math.log2(left)
+        bits = bounds.accuracy_to_bits(k / T, N, T)
+        assert ruled_out - math.log2(T + 1) <= bits <= max(ruled_out, 0) + 1e-9
 
 
 @pytest.mark.parametrize("cells", [1, 2, 7, 1000])

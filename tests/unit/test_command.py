@@ -62,7 +62,7 @@ def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
     assert said.startswith(
         "name: got 'dana-exp7'; expected one of all, mahdavi, dana, mahdavi-fig2a"
     )
-    assert "dana-capacity, assumptions-bert" in said
+    assert "dana-shapes, assumptions-bert" in said
     assert said.count("\n") == 1
     path = results.file_of("dana-exp6", "quick", store)
     path.parent.mkdir(parents=True)

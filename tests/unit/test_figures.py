@@ -67,6 +67,28 @@ def test_figure_draws_on_the_given_axes(name):
     assert not ax.get_title()
 
 
+def test_spans_have_a_bar_and_a_dot_for_each_source_and_an_arrow_where_one_is_cut():
+    lines = pd.DataFrame(
+        {"group": ["a", "b"], "low": [0.001, 2.0], "high": [1.0, 3.0], "other": [np.nan, 5.0]},
+        index=["first", "second"],
+    )
+    _, (ax, unused) = plt.subplots(2)
+    marks = {"all": "high o", "else": "other D"}
+    assert figures.spans(lines, "bits", marks, (0.01, 10.0), ax=ax) is ax
+    assert not unused.has_data()
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["first", "second"]
+    heights = ax.get_yticks()
+    assert heights[0] > heights[1]
+    drawn = [(line.get_marker(), *line.get_xdata()) for line in ax.lines]
+    assert ("None", 0.01, 1.0) in drawn
+    assert ("None", 2.0, 3.0) in drawn
+    assert [found[1:] for found in drawn if found[0] == "o"] == [(1.0,), (3.0,), ()]
+    assert [line.get_ydata()[0] for line in ax.lines if line.get_marker() == "<"] == [heights[0]]
+    [diamonds] = [line for line in ax.lines if line.get_marker() == "D"]
+    assert diamonds.get_xdata()[1] == 5
+    assert ax.lines[0].get_color() != ax.lines[-4].get_color()
+
+
 @pytest.mark.parametrize(("shared", "maps"), [(True, 2), (False, 0)])
 def test_the_wiring_names_the_maps_that_heads_share(shared, maps):
     _, (ax, other) = plt.subplots(2)
@@ -80,7 +102,7 @@ def test_the_wiring_names_the_maps_that_heads_share(shared, maps):
 
 def test_every_public_figure_is_tried_here():
     public = {name for name in figures.__all__ if callable(getattr(figures, name))}
-    assert public - {"use_style", "wiring"} == set(CALLS)
+    assert public - {"use_style", "wiring", "spans"} == set(CALLS)
 
 
 def test_data_are_drawn_unchanged():

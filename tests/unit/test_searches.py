@@ -1,5 +1,7 @@
 """Bisection finds the edge, from rows alone, and resumes."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -17,13 +19,14 @@ def test_bisection_against_the_known_edge(edge, start):
 
     def memorizes(size):
         asked.append(size)
+        assert len(asked) <= 25
         return size <= edge
 
     low, high = searches.bisect(memorizes, start, most=2500)
     assert low <= min(edge, 2500)
     assert min(asked) >= 1
     assert max(asked) <= 2500
-    assert len(asked) == len(set(asked)) <= 25
+    assert len(asked) == len(set(asked))
     if edge >= 2500:
         assert (low, high) == (2500, None)
     else:
@@ -200,6 +203,7 @@ def test_a_gap_of_two_hundredths_is_small_enough(low, high, done):
     assert (len(sizes) == 2) == done
 
 
+WHOLE = Outcome(1.0, 0.1, 0.0, "cpu", "2", "abc")
 ALMOST = Outcome(0.9999, 0.1, 0.0, "cpu", "2", "abc")
 DIVERGED = Outcome(None, None, 0.0, "cpu", "2", "abc", diverged=3)
 
@@ -213,6 +217,35 @@ def test_only_a_set_without_an_error_is_memorized(monkeypatch, nearly):
     monkeypatch.setattr(training, "train", train)
     experiments.run("dana-capacity", "quick", "cpu")
     assert searches.found("dana-capacity", "quick").memorized.tolist() == [12, 12]
+
+
+@pytest.mark.parametrize(("right", "edge"), [([], 0), ([1003], 1003), ([900, 1003, 7], 1003)])
+def test_the_largest_set_that_a_row_has_right_is_the_answer(right, edge):
+    """Also a size that the bisection would not ask for, where the gap may be 20; or none at all."""
+    cell = searches.SEARCHES["dana-capacity"].cells["paper"][0]
+    runs_of = partial(searches.probe, "dana-capacity", "paper", cell)
+    rows = {run.key: (run, WHOLE) for size in right for run in runs_of(size)[-1:]}
+    ends, tried = None, []
+    while ends is None:
+        try:
+            ends = searches.bracket(runs_of, rows)
+        except searches.Untrained as needed:
+            tried += [run.T for run in needed.runs]
+            rows |= {run.key: (run, ALMOST) for run in needed.runs}
+    assert ends.memorized == edge
+    assert ends.failed == min(tried) <= edge + max(1, edge // 50)
+    assert min(tried) > edge  # what a row has right is not tried again, nor are its subsets
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verb"),
+    [([ALMOST, WHOLE], "memorized"), ([WHOLE], "memorized"), ([ALMOST, ALMOST], "not memorized")],
+)
+def test_one_restart_that_memorizes_is_enough(outcomes, verb):
+    cell = searches.SEARCHES["dana-capacity"].cells["quick"][0]
+    runs = searches.probe("dana-capacity", "quick", cell, 7)
+    said = searches.SEARCHES["dana-capacity"].say([*zip(runs, outcomes, strict=False)])
+    assert said.endswith(f", restart 0, {verb}")
 
 
 def test_what_is_memorized_whole_has_no_size_that_fails(monkeypatch):
@@ -264,3 +297,16 @@ def test_associations_are_trained_whole_with_a_rate_that_falls_to_a_tenth():
         **{"schedule": "linear", "lr": 0.003, "lr_start": 1.0, "lr_end": 0.1},
         **{"evaluate_every": 50, "early_stop": True},
     )
+
+
+def test_complete_bisections_are_counted(instant):
+    instant.extend([None] * 4)  # past the interruption
+    search = searches.SEARCHES["dana-capacity"]
+    assert search.done("quick", searches.WHOLE, {}) == (0, 2)
+    experiments.run("dana-capacity", "quick", "cpu")
+    rows = results.known("dana-capacity", "quick")
+    assert search.done("quick", searches.WHOLE, rows) == (2, 2)
+    first = {key: row for key, row in rows.items() if row[0].H == 1}
+    assert search.done("quick", searches.WHOLE, first) == (1, 2)
+    with pytest.raises(ValueError, match=r"^profile: got 'full'"):
+        search.done("full", searches.WHOLE, rows)

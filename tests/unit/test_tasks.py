@@ -62,3 +62,22 @@ def test_the_generator_decides():
 def test_bad_arguments_are_named(call, name):
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         call()
+
+
+def test_associations_are_a_uniformly_random_subset():
+    """Of 400 draws of 5 of the 25 pairs each pair is in about 80; the standard deviation is 8."""
+    drawn = [tasks.associations(torch.Generator().manual_seed(seed), 5, 5) for seed in range(400)]
+    tokens = torch.cat([one.tokens for one in drawn])
+    counts = torch.bincount(5 * tokens[:, 0] + tokens[:, 1], minlength=25)
+    assert 40 < counts.min() <= counts.max() < 120
+
+
+@pytest.mark.parametrize("part", ["contexts", "queries", "labels"])
+def test_real_numbers_are_uniform_on_the_unit_interval(part):
+    g = torch.Generator().manual_seed(0)
+    drawn = tasks.context_queries(g, 1000, 3, 5, shared=False, classes=None)
+    x = getattr(drawn, part).flatten()
+    assert 0 <= x.min() < 0.01
+    assert 0.99 < x.max() <= 1
+    assert x.mean().item() == pytest.approx(1 / 2, abs=0.04)
+    assert x.var().item() == pytest.approx(1 / 12, abs=0.01)

@@ -23,12 +23,16 @@ from .dimensions import (
 )
 from .information import (
     accuracy_to_associations,
+    accuracy_to_bits,
     associations_to_accuracy,
+    different_draws,
     error_to_bits,
     loss_to_bits,
 )
 from .parameters import (
+    aot_dimension,
     aot_parameters,
+    mha_dimension,
     mha_parameters,
     relu_parameters,
 )
@@ -39,19 +43,24 @@ from .ranks import (
     shared_context_ceiling,
     shared_context_rank,
 )
+from .sequences import sequences_ceiling, sequences_floor
 
 __all__ = [
     "accuracy_to_associations",
+    "accuracy_to_bits",
     "affine_rank",
     "affine_span_rank",
     "aot_capacity",
+    "aot_dimension",
     "aot_parameters",
     "associations_to_accuracy",
     "best_groups",
+    "different_draws",
     "error_to_bits",
     "group_rank",
     "loss_to_bits",
     "mha_capacity",
+    "mha_dimension",
     "mha_parameters",
     "own_context_ceiling",
     "own_context_floor",
@@ -61,6 +70,8 @@ __all__ = [
     "relu_capacity",
     "relu_parameters",
     "scalar_capacity",
+    "sequences_ceiling",
+    "sequences_floor",
     "shared_context_ceiling",
     "shared_context_floor",
     "shared_context_rank",

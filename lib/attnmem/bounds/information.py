@@ -73,6 +73,68 @@ def accuracy_to_associations(accuracy, vocab: int, total: int):
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
 
 
+def _check_share(accuracy, vocab, total) -> None:
+    _check_table(vocab, total)
+    share = np.asarray(accuracy)
+    if not ((share >= 0) & (share <= 1)).all():
+        refuse("accuracy", accuracy, "shares from 0 to 1")
+
+
+@checked_by(_check_share)
+def accuracy_to_bits(accuracy, vocab: int, total: int):
+    r"""Bits that a model's answers save in a code for ``total`` labels.
+
+    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` for a share ``p`` of right
+    answers, with :math:`h(p) = -p \log_2 p - (1 - p) \log_2 (1 - p)`. The code says which answers
+    are wrong, and the right label for each of these. The number of wrong answers, at most
+    :math:`\log_2 (T + 1)` bits, is not charged. Fano's inequality says that no better can be had of
+    the accuracy alone.
+
+    Args:
+        accuracy: Share of right answers ``p``, a number or an array.
+        vocab: Number of classes ``N``, at least 2.
+        total: Number of labels ``T``.
+
+    Returns:
+        Bits, of the shape of ``accuracy``. They are :math:`T \log_2 N` if every answer is right,
+        and zero if no more are right than by guessing.
+
+    Raises:
+        ValueError: If an accuracy is out of range, or a size is not an integer or too small.
+
+    Example:
+        >>> round(accuracy_to_bits(1.0, vocab=50, total=522))
+        2946
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 2.
+    """
+    p = np.maximum(np.asarray(accuracy, dtype=float), 1 / vocab)
+    wrong = np.where(p < 1, 1 - p, 1)  # of which the logarithm is taken
+    missing = np.where(p < 1, (1 - p) * (np.log2(vocab - 1) - np.log2(wrong)), 0)
+    return total * np.maximum(np.log2(vocab) + p * np.log2(p) - missing, 0)
+
+
+@checked_by(check_integers)
+def different_draws(total: int, draws: int) -> float:
+    r"""Expected number of different pairs among uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^{T})`.
+
+    Args:
+        total: Number of pairs that there are, ``T_0``.
+        draws: Number of draws ``T``.
+
+    Returns:
+        The expected number.
+
+    Raises:
+        ValueError: If an argument is not an integer of at least 1.
+
+    Example:
+        >>> round(different_draws(total=2500, draws=16384))
+        2496
+    """
+    return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
+
+
 def _check_error(error, total) -> None:
     check_integer("total", total)
     if not (np.asarray(error) >= 0).all():

@@ -4,6 +4,7 @@ from .cancellation import memorize_by_cancellation, memorize_by_difference
 from .dana import memorize_aot
 from .generic import random_mha
 from .mahdavi import memorize_mha
+from .next_tokens import memorize_next_tokens
 from .scalar import memorize_scalars
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "memorize_by_cancellation",
     "memorize_by_difference",
     "memorize_mha",
+    "memorize_next_tokens",
     "memorize_scalars",
     "random_mha",
 ]

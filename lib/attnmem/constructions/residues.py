@@ -33,6 +33,26 @@ def rank(matrix: np.ndarray) -> int:
         return len(echelon(matrix.T)[1])
 
 
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The product of two matrices modulo the prime.
+
+    Args:
+        left: Residues, shape ``(m, k)``.
+        right: Residues, shape ``(k, n)``.
+
+    Returns:
+        Residues, shape ``(m, n)``.
+
+    Example:
+        >>> product(np.array([[PRIME - 1, 1]]), np.array([[2], [3]])).tolist()
+        [[1]]
+    """
+    total = np.zeros((len(left), right.shape[1]), dtype=np.int64)
+    for column, row in zip(left.T, right, strict=True):  # no sum of products fits into 64 bits
+        total = (total + column[:, None] * row) % PRIME
+    return total
+
+
 def inverse(numbers: np.ndarray) -> np.ndarray:
     """The inverses modulo the prime, by Fermat's little theorem.
 

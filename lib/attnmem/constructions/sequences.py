@@ -1,15 +1,10 @@
 r"""What attention can offer about a set of sequences: the exact rank.
 
 Which rows ``F(t) = [x(t, S); W_V^1 A^1(t); ...]`` can be made independent depends on the tokens
-that the sequences share. Two sequences with the same last token ask with the same query. So a head
-weighs a token ``a`` at a place ``s`` in both by the same number
-
-.. math:: e^{x(t, S)^\top W_{QK} (e(a) + pos_s)} = \alpha(t_S, a)\, \beta(t_S, s) .
-
-For ``d >= 2`` the numbers :math:`\alpha, \beta` satisfy no other polynomial relation (theorem
-``thm-free-weights`` of the book). So the largest rank of ``F`` over all weights is that of a matrix
-of rational functions, which a random integer point modulo a prime shows. Next tokens that no
-weights predict are in ``attnmem.constructions.impossible``, whose names this module offers too.
+that the sequences share. The largest rank of ``F`` over all weights is that of a matrix of rational
+functions in free attention weights (``attnmem.constructions.free``), which a random integer point
+modulo a prime shows. Next tokens that no weights predict are in
+``attnmem.constructions.impossible``, whose names this module offers too.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ from torch import Tensor
 
 from ..checks import check_tensor, checked_by, refuse
 from . import residues
+from .free import embedded, free_sequences, numbers, shares
 from .impossible import (
     Impossible,
     check_sequences,
@@ -132,28 +128,12 @@ def dependent_subset(
 
 def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: int) -> np.ndarray:
     """``F`` modulo the prime, with random embeddings, value maps and attention weights."""
-    tokens = sequences.numpy()
-    (T, S), draw = tokens.shape, np.random.default_rng(seed)
-    prime = residues.PRIME
-    last = tokens[:, -1:]
-    _, seen = np.unique(tokens, return_inverse=True)
-    _, pairs = np.unique(last * (tokens.max() + 1) + tokens, return_inverse=True)
-    _, ends = np.unique(last, return_inverse=True)
-    seen, pairs, ends = seen.reshape(T, S), pairs.reshape(T, S), ends.reshape(T)
-
-    def numbers(*shape: int) -> np.ndarray:
-        return draw.integers(1, prime, shape, dtype=np.int64)
-
-    x = (numbers(int(seen.max()) + 1, dim)[seen] + numbers(S, dim)) % prime
-    count, askers = int(pairs.max()) + 1, int(ends.max()) + 1
+    free, draw = free_sequences(sequences), np.random.default_rng(seed)
+    x = embedded(free, dim, draw)
     blocks = [x[:, -1]]
     for _ in range(heads):
-        weights = np.zeros((T, S), dtype=np.int64)
-        while (weights.sum(1) % prime == 0).any():  # a denominator
-            weights = numbers(count)[pairs] * numbers(askers, S)[ends] % prime
-        total = (weights[..., None] * x % prime).sum(1) % prime
-        A = total * residues.inverse(weights.sum(1) % prime)[:, None] % prime
-        blocks.append((A[:, None, :] * numbers(head_dim, dim) % prime).sum(2) % prime)
+        A = (shares(free, draw)[..., None] * x % residues.PRIME).sum(1) % residues.PRIME
+        blocks.append(residues.product(A, numbers(draw, dim, head_dim)))
     return np.concatenate(blocks, axis=1)
 
 

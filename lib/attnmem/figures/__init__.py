@@ -41,6 +41,7 @@ from .sweeps import (
     curves_with_bands,
     laws,
     shares_reached,
+    spans,
 )
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "saturation_map",
     "shares_reached",
     "sharpening",
+    "spans",
     "spectra",
     "use_style",
     "wiring",

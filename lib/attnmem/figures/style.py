@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9")
-STYLES = ("--", ":", "-.")  # of theory, where there is more than one
+STYLES = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))  # of theory, where there is more than one
 THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 
 

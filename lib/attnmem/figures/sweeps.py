@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 
 from .style import BLUE, CYCLE, GREY, STYLES, THEORY, labelled, plt, theory_lines
 
+BAR = {"linewidth": 6, "alpha": 0.4, "solid_capstyle": "butt"}
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -188,6 +190,54 @@ def curves(
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle("os^vDP"), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
     ax.legend(fontsize=8)
+    return ax
+
+
+def spans(
+    lines: pd.DataFrame,
+    label: str,
+    marks: Mapping[str, str],
+    limits: tuple[float, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """One line for each source on one logarithmic axis: a bar from its least to its largest value.
+
+    Args:
+        lines: One row for each source, from top to bottom, indexed by its name. Rows of one
+            ``group``, which is written above them, stand together; ``low`` and ``high`` are the
+            ends of the bar, with a dot at ``high``. Other columns hold one more value each, missing
+            where there is none.
+        label: Name of the axis.
+        marks: From names in the legend to the column and the marker that they stand for, such as
+            ``"high o"``.
+        limits: Ends of the axis. A bar that begins below is cut, and an arrow says so.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, label, "")
+    colours = dict(zip(dict.fromkeys(lines.group), CYCLE, strict=False))
+    groups = (lines.group != lines.group.shift()).cumsum().to_numpy()
+    heights = -(np.arange(len(lines)) + groups)
+    for group in colours:
+        top = heights[(lines.group == group).to_numpy()].max()
+        ax.text(1.1 * limits[0], top + 0.65, group, fontsize=8, fontweight="bold")
+    for height, row in zip(heights, lines.itertuples(), strict=True):
+        colour, low = colours[row.group], max(row.low, limits[0])
+        ax.plot([low, row.high], [height] * 2, color=colour, **BAR)
+        ax.plot(row.high, height, "o", color=colour, markersize=7)
+        if row.low < limits[0]:
+            ax.plot(1.1 * limits[0], height, "<", color=colour, markersize=5)
+    for name, mark in marks.items():
+        column, marker = mark.split()
+        where = [] if column == "high" else lines[column]
+        tall = [] if column == "high" else heights
+        ax.plot(where, tall, marker, color="black", fillstyle="none", label=name)
+    ax.set(xscale="log", xlim=limits, yticks=heights, yticklabels=lines.index)
+    ax.tick_params(axis="y", length=0, labelsize=8)
+    ax.grid(axis="y", visible=False)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.25, -0.1), ncols=len(marks))
     return ax
 
 

@@ -209,6 +209,18 @@ SEARCHES = {
             },
             {"paper": 4, "quick": 2},
         ),
+        Search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
+            "dana-shapes",
+            "dana",
+            "associations memorized without an error, narrower heads (not in the paper)",
+            {
+                "paper": _associations(
+                    [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
+                ),
+                "quick": _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
+            },
+            {"paper": 4, "quick": 2},
+        ),
     )
 }
 

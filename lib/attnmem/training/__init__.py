@@ -7,6 +7,7 @@ as the same run alone, up to the rounding of batched products.
 published ways to train, ``trainer`` the whole of a training.
 """
 
+from .counts import dimension, layer_parameter_count
 from .data import examples
 from .models import (
     FAMILIES,
@@ -37,8 +38,10 @@ __all__ = [
     "aot_parameters",
     "configuration",
     "descend",
+    "dimension",
     "examples",
     "generator",
+    "layer_parameter_count",
     "linear_by_epoch",
     "mha_heads",
     "mha_outputs",

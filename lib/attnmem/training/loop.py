@@ -159,8 +159,8 @@ class Protocol(abc.ABC):
 
     def at_interval(self, run: Run) -> bool:
         """Whether a run is to be looked at after ``self.count`` steps."""
-        inside = self.count <= run.steps and run.key not in self.finished
-        return inside and (self.count % self.interval == 0 or self.count == run.steps)
+        due = self.count % self.interval == 0 or self.count == run.steps
+        return due and run.key not in self.finished
 
     def note(self, run: Run, now: Found, better: bool) -> None:
         """Keep what a run has reached after ``self.count`` steps if it is ``better``.

@@ -182,9 +182,9 @@ class Associations(_OnPairs):
 class Memorization(Protocol):
     """Accuracy and loss on the whole set at the best weights (by loss), for every run.
 
-    A run that reaches 100% accuracy is done if ``early_stop``; where runs go on and labels are
-    classes (Fig. 3), the saturation of the heads is followed. For real labels the accuracy is None
-    and the loss is the mean square error.
+    A run whose best weights have 100% accuracy is done if ``early_stop``; where runs go on and
+    labels are classes (Fig. 3), the saturation of the heads is followed. For real labels the
+    accuracy is None and the loss is the mean square error.
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}

@@ -78,7 +78,7 @@ def descend(
         labels: Integers are classes, learned by cross-entropy of the outputs. Real numbers are met
             in the mean square by the one output.
         steps: At least 1.
-        lr: The rate of the first step, in (0, 1]. It falls along a cosine to zero.
+        lr: The rate of the first step, from 0 to 1. It falls along a cosine to zero.
 
     Returns:
         The last weights, and the loss before every step, in the precision of the arguments.

@@ -1,0 +1,221 @@
+r"""Next tokens by heads that cancel: far more of them than a linear read-out meets.
+
+One number for each sequence decides its next token. Let token ``k`` have the unembedding :math:`2
+c_k u - c_k^2 r` with distinct :math:`c_k`, and let the residual stream have the products
+:math:`y(t)` with ``u`` and :math:`z(t) > 0` with ``r``. If :math:`y = c_k z`, token ``k`` has the
+largest logit. The heads write along one direction that ``r`` does not see, so ``z`` is what the
+skip connection gives, and :math:`y(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t)` is to be met.
+
+At weights where the heads of each group share their attention, and their values ``m_h`` have sum
+zero, all outputs vanish. A small change of all maps, with the values divided by its size, gives any
+labels that the Jacobian there can give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..attention import AoTWeights, aot
+from ..checks import check_integer, check_size, check_tensor, check_tokens, checked_by, refuse
+from .dana import draw, margins
+from .generic import gaussian
+from .jacobians import cancelling_rank, check_groups
+
+SPREADS = (1.0, 2.0, 0.3, 3.0)  # of the drawn logits; sharp attention has a small derivative
+DRAWS = 8
+STEPS = (1e-4, 1e-5, 1e-3, 1e-6, 1e-2, 1e-7)  # sizes of the change, tried in turn
+CORRECTIONS = 20
+ENOUGH = 0.9  # share of the exact margin at which no other weights are tried
+
+
+class Scalars(NamedTuple):
+    """The weights of ``y(t)``, or a change of them."""
+
+    u: Float[Tensor, " d"]
+    values: Float[Tensor, "H d"]
+    W_Q: Float[Tensor, "H d_h d"]
+    W_K: Float[Tensor, "H d_h d"]
+
+
+def _attended(x: Tensor, weights: Scalars) -> tuple[Tensor, Tensor]:
+    """Attention weights ``(T, H, S)`` and what they average to ``(T, H, d)``."""
+    asked = torch.einsum("td,hkd->thk", x[:, -1], weights.W_Q)
+    keys = torch.einsum("thk,hkd->thd", asked, weights.W_K)
+    a = torch.einsum("thd,tsd->ths", keys, x).softmax(-1)
+    return a, torch.einsum("ths,tsd->thd", a, x)
+
+
+def scalars(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, " T"]:
+    """The outputs ``y(t)``.
+
+    Args:
+        x: Embedded sequences.
+        weights: The weights.
+
+    Returns:
+        One number for each sequence.
+    """
+    A = _attended(x, weights)[1]
+    return x[:, -1] @ weights.u + torch.einsum("thd,hd->t", A, weights.values)
+
+
+def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"]:
+    """The derivatives of the outputs by all weights, in their order.
+
+    Args:
+        x: Embedded sequences.
+        weights: The weights.
+
+    Returns:
+        One row for each sequence.
+    """
+    a, A = _attended(x, weights)
+    values = torch.einsum("tsd,hd->ths", x, weights.values)
+    share = a * (values - (a * values).sum(-1, keepdim=True))
+    Cm = torch.einsum("ths,tsd->thd", share, x)
+    by_queries = torch.einsum("hkd,thd,te->thke", weights.W_K, Cm, x[:, -1])
+    by_keys = torch.einsum("hkd,td,the->thke", weights.W_Q, x[:, -1], Cm)
+    return torch.cat([x[:, -1], *(part.flatten(1) for part in (A, by_queries, by_keys))], dim=1)
+
+
+def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, seed) -> None:
+    check_tensor("sequences", sequences, "(T_0, S)", 2)
+    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
+    check_integer("vocab", vocab, least=2)
+    check_integer("dim", dim, least=2)
+    check_integer("head_dim", head_dim, most=dim)
+    check_integer("seed", seed, least=0)
+    check_groups(groups)
+    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tensor, vocab)
+    check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
+    rank = cancelling_rank(sequences, groups, head_dim, dim)
+    if rank < len(sequences):
+        refuse(
+            "sequences",
+            f"T_0 = {len(sequences)}, on which heads in the groups {(*groups,)} have a Jacobian of "
+            f"rank {rank}",
+            "a Jacobian of rank T_0 (see cancelling_rank): more heads, or fewer sequences",
+        )
+
+
+@checked_by(_check_cancellation)
+@torch.no_grad()
+def memorize_next_tokens(
+    sequences: Int[Tensor, "T S"],
+    next_tokens: Int[Tensor, " T"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    groups: Sequence[int],
+    seed: int,
+) -> AoTWeights:
+    """Build an attention-only transformer that predicts every next token, by cancelling heads.
+
+    It serves as many sequences as :func:`attnmem.constructions.jacobians.cancelling_rank` says, for
+    any next tokens. For random sequences that is about ``d_h (2 d - d_h) + d`` for each pair of
+    heads, where :func:`attnmem.constructions.memorize_aot` serves ``2 d_h``.
+
+    Args:
+        sequences: Distinct sequences, integers from 0 to ``vocab - 1``.
+        next_tokens: The token to predict after each.
+        vocab: Vocabulary size ``N``, at least 2.
+        dim: Embedding dimension ``d``, at least 2.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        groups: The number of heads of each group; their sum is ``H``.
+        seed: Seed of the drawn weights, at least 0.
+
+    Returns:
+        float64 weights. Only one row of each ``W_V`` is not zero.
+
+    Raises:
+        ValueError: If sizes or types do not fit, if the Jacobian has too small a rank on these
+            sequences, or if float64 loses some next token.
+
+    Example:
+        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        >>> sizes = {"vocab": 4, "dim": 4, "head_dim": 2, "seed": 0}
+        >>> weights = memorize_next_tokens(pairs, pairs.sum(1) % 4, groups=(2,), **sizes)
+        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
+        True
+
+    Source: this book, the chapter on token sequences.
+    """
+    c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
+    sizes = (vocab, sequences.shape[1], dim, head_dim, len(groups))
+    best, worst = None, -math.inf
+    for embedding, positions, base in _bases(sequences, sizes, groups, seed):
+        x = embedding[sequences] + positions
+        labels = c[next_tokens] * x[:, -1, -1]
+        goal = float((c[1] - c[0]) ** 2 * x[:, -1, -1].min())
+        for found in _solutions(x, base, labels):
+            weights = _transformer(embedding, positions, found, c)
+            margin = float(margins(aot(weights, sequences), next_tokens).min())
+            if margin > worst:
+                best, worst = weights, margin
+            if worst > ENOUGH * goal:
+                return best
+    if best is None or worst <= 0:
+        refuse(
+            "sequences",
+            f"{len(sequences)} sequences with a Jacobian of full rank, of which each of {DRAWS} "
+            "draws loses some next token to rounding",
+            "a better conditioned task: fewer sequences or more heads",
+        )
+    return best
+
+
+def _bases(
+    sequences: Tensor, sizes: tuple[int, ...], groups: Sequence[int], seed: int
+) -> Iterator[tuple[Tensor, Tensor, Scalars]]:
+    """Embeddings, positions and cancelling heads. The last coordinate of x(t, S) is positive."""
+    owner = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
+    for attempt in range(DRAWS):
+        number, spread = seed + 1000 * attempt, SPREADS[attempt % len(SPREADS)]
+        embedding, positions, W_Q, W_K, _ = draw(*sizes, spread, number)
+        positions[-1, -1] = 1 - embedding[sequences[:, -1], -1].min()
+        generator = torch.Generator().manual_seed(number + 1)
+        drawn = [gaussian(generator, size, embedding.shape[1]) for size in groups]
+        values = torch.cat([m - m.mean(0) for m in drawn])
+        u = gaussian(generator, embedding.shape[1])  # a direction to write in, if all labels are 0
+        yield embedding, positions, Scalars(u, values, W_Q[owner], W_K[owner])
+
+
+def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
+    """Weights whose outputs are near the labels, one for each size of the change."""
+    Q, R = torch.linalg.qr(jacobian(x, base).T)
+    for step in STEPS:
+        change = 0 * Q[:, 0]
+        for _ in range(CORRECTIONS):
+            found = _changed(base, change, step)
+            missed = labels - scalars(x, found)
+            solved = torch.linalg.solve_triangular(R.T, missed[:, None], upper=False)
+            change = change + (Q @ solved)[:, 0]
+        yield found
+
+
+def _changed(base: Scalars, change: Tensor, step: float) -> Scalars:
+    """All but ``u`` moved by ``step`` times the change, then the values divided by ``step``."""
+    flat = change.split([part.numel() for part in base])
+    u, values, W_Q, W_K = (c.view_as(part) for c, part in zip(flat, base, strict=True))
+    moved = base.W_Q + step * W_Q, base.W_K + step * W_K
+    return Scalars(base.u + u, base.values / step + values, *moved)
+
+
+def _transformer(embedding: Tensor, positions: Tensor, found: Scalars, c: Tensor) -> AoTWeights:
+    """The transformer whose logits are ``2 c y - c^2 z``, ``z`` the last coordinate of ``x``."""
+    heads, head_dim, dim = found.W_Q.shape
+    z = torch.eye(dim, dtype=c.dtype)[-1]
+    written = found.u * (1 - z)
+    written = written / (written @ written)  # one for u, zero for z
+    W_V, W_O = c.new_zeros(heads, head_dim, dim), c.new_zeros(heads, dim, head_dim)
+    W_V[:, 0], W_O[:, :, 0] = found.values, written
+    W_U = 2 * c[:, None] * found.u - c[:, None] ** 2 * z
+    return AoTWeights(embedding, positions, found.W_Q, found.W_K, W_V, W_O, W_U)

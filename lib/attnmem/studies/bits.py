@@ -1,0 +1,213 @@
+"""How many bits of its labels every stored training holds, and in how many parameters.
+
+One estimator serves all rows. Without the model, an ideal code for ``T`` labels that are uniform
+over ``N`` classes needs ``T log2 N`` bits. With the model at hand it needs fewer, and the bits that
+it saves are those that the model holds (:func:`saved_bits`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+
+from .. import bounds, training
+from ..checks import checked_by, refuse
+from ..results import Run
+from ..training.places import place
+from . import read
+from .grids import EXPERIMENTS
+from .searches import SEARCHES
+from .study import check_profile
+from .trainings import PROFILES, diverged
+
+PRECISION = 1e-8  # real labels that are met more closely count as met to this
+COUNTS = ("parameters", "layer_parameters", "dimension")
+SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
+CELL = (*SHAPE, "T", "experiment", "steps", "lr")
+CPU = torch.device("cpu")
+
+
+def _check_saved(accuracy, loss, classes, labels) -> None:
+    if classes is not None and accuracy is None:
+        refuse("accuracy", accuracy, "a share, since the labels are classes")
+
+
+@checked_by(_check_saved)
+def saved_bits(
+    accuracy: float | None, loss: float, classes: int | None, labels: int | float
+) -> float:
+    """Bits that a model saves in a code for its labels.
+
+    For classes it is the better of two codes: one with the model's probabilities, and one that
+    lists the answers that are wrong. For real labels that are uniform on [0, 1] it is a normal code
+    around the outputs; mean square errors below ``1e-16`` count as that.
+
+    Args:
+        accuracy: The share of right answers, None for real labels.
+        loss: The mean cross-entropy in nats, or the mean square error.
+        classes: Number of classes ``N``, None for real labels.
+        labels: Number of labels.
+
+    Returns:
+        The bits, at least 0.
+
+    Raises:
+        ValueError: If labels are classes and there is no accuracy, or a number is out of range.
+
+    Example:
+        >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))
+        113
+
+    Source: this book; :func:`attnmem.bounds.loss_to_bits`,
+    :func:`attnmem.bounds.accuracy_to_bits`, :func:`attnmem.bounds.error_to_bits`.
+    """
+    if classes is None:
+        return labels * float(bounds.error_to_bits(max(loss, PRECISION**2), 1))
+    by_loss = bounds.loss_to_bits(loss, classes, 1)
+    return labels * max(0.0, by_loss, float(bounds.accuracy_to_bits(accuracy, classes, 1)))
+
+
+def labels_of(run: Run) -> float:
+    """How many labels a run is trained on: of bigrams, the different pairs expected in its draws.
+
+    Args:
+        run: Any run.
+
+    Returns:
+        The number.
+    """
+    return bounds.different_draws(run.N**2, run.T) if run.task == "bigrams" else float(run.T)
+
+
+def _counts(run: Run) -> dict[str, int | None]:
+    """The three counts of parameters."""
+    return {
+        "parameters": training.parameter_count(run),
+        "layer_parameters": training.layer_parameter_count(run),
+        "dimension": training.dimension(run),
+    }
+
+
+def _shape(run: Run) -> Run:
+    """What the counts depend on, the rest made equal."""
+    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
+    return dataclasses.replace(run, **same)
+
+
+@checked_by(lambda profile: check_profile(profile, PROFILES))
+def stored(profile: str) -> pd.DataFrame:
+    """Every stored training with the bits that it holds and three counts of its parameters.
+
+    Args:
+        profile: ``paper`` or ``quick``.
+
+    Returns:
+        A line for each training that did not diverge, with the fields of its configuration,
+        ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
+        ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
+        where it is not known).
+
+    Raises:
+        ValueError: The profile is unknown.
+        DamagedResultsError: A file of rows cannot be trusted.
+    """
+    lines, counted = [], {}
+    for name in (*EXPERIMENTS, *SEARCHES):
+        for run, outcome in read.rows(name, profile).values():
+            if diverged(outcome):
+                continue
+            shape = _shape(run)
+            if shape not in counted:
+                counted[shape] = _counts(run)
+            labels = labels_of(run)
+            found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": labels}
+            bits = saved_bits(outcome.accuracy, outcome.loss, run.N, labels)
+            lines.append(dataclasses.asdict(run) | found | {"bits": bits} | counted[shape])
+    return pd.DataFrame(lines)
+
+
+class Recount(NamedTuple):
+    """Bits of a training on bigrams: as its row is read, and counted pair by pair.
+
+    Attributes:
+        read: From accuracy and loss on the last batches, as :func:`stored` does.
+        counted: From the trained weights, over all different pairs that were drawn.
+    """
+
+    read: float
+    counted: float
+
+
+def recount(run: Run) -> Recount:
+    """Train on bigrams once more, and count the bits on every pair that was drawn.
+
+    Batches take a pair as often as it was drawn, so a row's accuracy and loss lean towards pairs
+    that were drawn often.
+
+    Args:
+        run: A run on bigrams.
+
+    Returns:
+        Both counts.
+
+    Raises:
+        ValueError: The run is on something else.
+    """
+    if run.task != "bigrams":
+        refuse("run", f"the task {run.task!r}", "bigrams")
+    with place(CPU, tf32=False):
+        protocol = training.PROTOCOLS["bigrams"]([run], CPU)
+        while not protocol.done:
+            protocol.advance()
+        found = protocol.found[run.key]
+        pairs = torch.cat([protocol.data.tokens[0], protocol.data.labels[0][:, None]], dim=1)
+        *tokens, answers = pairs.unique(dim=0).T
+        with torch.no_grad():
+            P = protocol.stack.parameters
+            logits = training.aot_logits(P, run, torch.stack(tokens, dim=-1)[None])[0].double()
+    loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
+    accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
+    return Recount(
+        saved_bits(found.accuracy, found.loss, run.N, labels_of(run)),
+        saved_bits(accuracy, loss, run.N, len(answers)),
+    )
+
+
+def largest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of every shape of model the trainings that got the largest set right that any of them did.
+
+    Args:
+        table: Lines of :func:`stored`.
+
+    Returns:
+        Those of its lines.
+    """
+    right = table[table.accuracy == 1]
+    most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
+    return right[right["T"] == most]
+
+
+def span(table: pd.DataFrame) -> dict[str, float]:
+    """Bits per parameter over the cells of a table, each the mean of its seeds.
+
+    Args:
+        table: Lines of :func:`stored`, at least one.
+
+    Returns:
+        ``low`` and ``high``, the least and the largest number of bits for each of all parameters;
+        and, of the cell that has the largest, bits for each parameter without tables and for each
+        dimension, NaN if that is not known; and ``cells``, how many there are.
+
+    Raises:
+        ValueError: If there is no line.
+    """
+    if table.empty:
+        refuse("table", "no lines", "at least one")
+    cells = table.groupby([*CELL], dropna=False)[["bits", *COUNTS]].mean().reset_index()
+    each = cells.bits / cells.parameters
+    best = cells.loc[each.idxmax()]
+    others = {name: float(best.bits / best[name]) for name in COUNTS[1:]}
+    return {"low": each.min(), "high": each.max(), **others, "cells": len(cells)}

@@ -1,0 +1,401 @@
+"""What attention meets on sets of token sequences: exact ranks of Jacobians, and built weights."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnmem import bounds
+from attnmem.attention import AoTWeights, aot
+from attnmem.certificates import certified_associations
+from attnmem.constructions import memorize_next_tokens, residues
+from attnmem.constructions.impossible import every_parity, impossible_subset
+from attnmem.constructions.jacobians import cancelling_rank, jacobian_rank
+from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
+from attnmem.constructions.sequences import offered_rank
+from attnmem.descent import train_tiny
+from attnmem.independence import numerical_rank
+
+import hostile
+
+F64 = {"dtype": torch.float64}
+seeds = st.integers(0, 2**16)
+CUBES = {k: every_parity(k)[0] for k in range(1, 6)}
+SETS = {
+    "one token": torch.arange(5)[:, None],
+    "one sequence": torch.tensor([[0, 1, 1]]),
+    "a sequence twice": torch.tensor([[0, 1], [1, 1], [0, 1]]),
+    "two bits": CUBES[2],
+    "three bits": CUBES[3],
+    "all bigrams of three": hostile.every_sequence(3, 2),
+    "all triples of two": hostile.every_sequence(2, 3),
+    "equal tokens": torch.arange(4)[:, None].repeat(1, 3),
+    "one place differs": torch.cat([torch.arange(6)[:, None], torch.zeros(6, 2).long()], dim=1),
+    "apart": torch.arange(24).reshape(12, 2),
+    "triples apart": torch.arange(36).reshape(12, 3),
+}
+
+
+def autograd_rank(rows, H, d_h, d, seed, trained):
+    """The numerical rank of the Jacobian of one logit of the layer itself."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = [(d,), (H, d), (H, d_h, d), (H, d_h, d), (int(rows.max()) + 1, d), (rows.shape[1], d)]
+    point = [torch.randn(*shape, generator=draw, **F64) for shape in shapes]
+    point[2] = point[2] / d**0.5
+
+    def outputs(u, values, W_Q, W_K, embedding, positions):
+        W_V = torch.cat([values[:, None], torch.zeros(H, d_h - 1, d, **F64)], dim=1)
+        W_O = torch.cat([u[None, :, None].expand(H, d, 1), torch.zeros(H, d, d_h - 1, **F64)], 2)
+        W_U = torch.stack([u, *torch.zeros(len(embedding) - 1, d, **F64)])
+        weights = AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O / (u @ u), W_U)
+        return aot(weights, rows)[:, 0]
+
+    J = torch.autograd.functional.jacobian(outputs, tuple(point))[: 6 if trained else 4]
+    return numerical_rank(torch.cat([part.flatten(1) for part in J], dim=1), rtol=1e-11)
+
+
+# --- the exact rank -------------------------------------------------------------------------------
+
+
+@pytest.mark.hostile("dana-finding-two-sided")
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(("H", "d_h", "d"), [(1, 1, 2), (1, 2, 3), (2, 1, 2), (2, 3, 3)])
+@pytest.mark.parametrize("name", SETS)
+def test_the_rank_is_that_of_the_layer_itself(name, H, d_h, d, trained):
+    rows = SETS[name]
+    exact = jacobian_rank(rows, H, d_h, d, trained=trained)
+    assert max(autograd_rank(rows, H, d_h, d, seed, trained) for seed in range(6)) == exact
+
+
+def test_fixed_embeddings_and_no_cancellation_offer_less():
+    for rows in SETS.values():
+        for H, d_h, d in [(1, 1, 2), (2, 2, 3)]:
+            pairs = cancelling_rank(rows, [2] * H, d_h, d)
+            assert (
+                pairs
+                == jacobian_rank(rows, H, d_h, d)
+                <= jacobian_rank(rows, H, d_h, d, trained=True)
+            )
+            alone = cancelling_rank(rows, [1] * H, d_h, d)
+            assert alone == offered_rank(rows, H, d, d) <= pairs
+
+
+@pytest.mark.hostile("dana-finding-two-sided")
+@pytest.mark.parametrize("k", CUBES)
+def test_bits_behind_one_query_are_met_at_degree_2H(k):
+    for H in range(1, 5):
+        least = min(1 + 2 * H * k, sum(math.comb(k, i) for i in range(2 * H + 1)))
+        for trained in (False, True):
+            assert jacobian_rank(CUBES[k], H, 1, k + 2, trained=trained) == least
+
+
+def random_point(rows, d, d_h, values, seed):
+    """``x(t, 2)``, steps, and one block of products for each attention, modulo the prime."""
+    draw = np.random.default_rng(seed)
+    p = residues.PRIME
+    number = lambda *shape: draw.integers(1, p, shape, dtype=np.int64)  # noqa: E731
+    embedding, positions = number(int(rows.max()) + 1, d), number(2, d)
+    x = (embedding[rows.numpy()] + positions) % p
+    q, step = x[:, 1], (x[:, 0] - x[:, 1]) % p
+    blocks = []
+    for count in values:
+        left, right = number(d_h, d), number(d_h, d)
+        forms = []
+        for _ in range(count):
+            seen = residues.product(step, number(d, 1)) * step % p
+            by_left = residues.product(seen, right.T)[:, :, None] * q[:, None] % p
+            by_right = residues.product(q, left.T)[:, :, None] * seen[:, None] % p
+            forms += [by_left.reshape(len(q), -1), by_right.reshape(len(q), -1)]
+        blocks.append(np.concatenate([np.zeros((len(q), 1), dtype=np.int64), *forms], axis=1))
+    return q, step, blocks
+
+
+@pytest.mark.hostile("dana-finding-sequence-rank")
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(2, 4),
+    st.integers(2, 3),
+    st.integers(1, 8),
+    st.sampled_from([(1,), (2,), (3,), (2, 2), (1, 2), (1, 1)]),
+    st.booleans(),
+    seeds,
+)
+def test_the_rank_on_bigrams_is_the_least_over_all_subsets(N, d, T, groups, wide, seed):
+    order = torch.randperm(N * N, generator=torch.Generator().manual_seed(seed))
+    rows = hostile.every_sequence(N, 2)[order[: min(T, N * N)]]
+    d_h = d if wide else 1
+    q, step, blocks = random_point(rows, d, d_h, [k - 1 for k in groups], seed)
+    best = len(rows)
+    for size in range(1, len(rows) + 1):
+        for J in map(list, itertools.combinations(range(len(rows)), size)):
+            offers = residues.rank(q[J]) + len(blocks) * residues.rank(step[J])
+            offers += sum(residues.rank(block[J]) for block in blocks)
+            best = min(best, len(rows) - size + offers)
+    assert cancelling_rank(rows, groups, d_h, d, seed=seed) == best
+
+
+@pytest.mark.hostile("dana-finding-sequence-rank")
+@pytest.mark.parametrize(("d_h", "d"), [(1, 2), (2, 2), (3, 3), (1, 4), (3, 4), (2, 5)])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("S", [2, 3])
+def test_sequences_with_tokens_of_their_own_reach_the_floor(d_h, d, size, S):
+    for groups in (1, 2):
+        floor = bounds.sequences_floor(groups, min(size, d + 1), d_h, d)
+        rows = torch.arange((floor + 3) * S).reshape(-1, S)
+        for T in (1, floor - 1, floor, floor + 3):
+            sizes = [min(size, d + 1)] * groups
+            assert cancelling_rank(rows[:T], sizes, d_h, d) == min(T, floor)
+
+
+@pytest.mark.hostile("dana-finding-sequence-rank")
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 5),
+    st.integers(2, 4),
+    st.integers(2, 5),
+    st.integers(1, 5),
+    st.integers(1, 2),
+    st.booleans(),
+    seeds,
+)
+def test_no_set_has_more_than_the_ceiling(N, S, d, d_h, H, one_last, seed):
+    order = torch.randperm(N**S, generator=torch.Generator().manual_seed(seed))
+    rows = hostile.every_sequence(N, S)[order[:60]]
+    rows = rows[rows[:, -1] == rows[0, -1]] if one_last else rows
+    used, last = len(rows.unique()), len(rows[:, -1].unique())
+    for trained in (False, True):
+        most = bounds.sequences_ceiling(H, min(d, d_h), d, used, S, last, trained)
+        assert jacobian_rank(rows, H, min(d, d_h), d, trained=trained) <= most
+
+
+@pytest.mark.parametrize(
+    ("N", "S", "d_h", "d", "H"), [(9, 2, 2, 4, 2), (7, 3, 3, 3, 3), (12, 2, 1, 2, 5)]
+)
+def test_many_sequences_reach_the_ceiling(N, S, d_h, d, H):
+    rows = hostile.every_sequence(N, S)
+    for trained in (False, True):
+        most = bounds.sequences_ceiling(H, d_h, d, N, S, trained=trained)
+        assert jacobian_rank(rows, H, d_h, d, trained=trained) == most < len(rows)
+
+
+def test_all_targets_of_the_residual_stream_take_as_many_numbers_as_are_counted():
+    N, S, d, d_h, H = 6, 2, 3, 2, 2
+    rows = hostile.every_sequence(N, S)
+    draw = torch.Generator().manual_seed(0)
+    maps = [torch.randn(H, d_h, d, generator=draw, **F64) for _ in range(3)]
+    tables = [torch.randn(size, d, generator=draw, **F64) for size in (N, S)]
+    W_O = torch.randn(H, d, d_h, generator=draw, **F64)
+
+    def residual(embedding, positions, W_Q, W_K, W_V, W_O):
+        W_U = torch.cat([torch.eye(d, **F64), torch.zeros(N - d, d, **F64)])
+        return aot(AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U), rows)[:, :d]
+
+    J = torch.autograd.functional.jacobian(residual, (*tables, *maps, W_O))
+    J = torch.cat([part.flatten(0, 1).flatten(1) for part in J], dim=1)
+    most = (N + S - 1) * d + 2 * H * d_h * (2 * d - d_h)
+    assert numerical_rank(J, rtol=1e-11) == most < len(rows) * d
+
+
+# --- built ----------------------------------------------------------------------------------------
+
+
+def test_the_jacobian_is_the_derivative():
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 5, 3, generator=draw, **F64)
+    shapes = [(3,), (2, 3), (2, 2, 3), (2, 2, 3)]
+    weights = Scalars(*(torch.randn(*shape, generator=draw, **F64) for shape in shapes))
+    found = torch.func.jacrev(lambda W: scalars(x, Scalars(*W)))(tuple(weights))
+    expected = torch.cat([part.flatten(1) for part in found], dim=1)
+    torch.testing.assert_close(jacobian(x, weights), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.hostile("dana-finding-two-sided", "dana-finding-next-tokens")
+def test_two_heads_learn_every_labeling_of_two_bits_and_of_all_pairs_of_two():
+    for rows in (CUBES[2], hostile.every_sequence(2, 2), torch.tensor([[0, 1], [1, 0], [1, 1]])):
+        for labels in itertools.product(range(2), repeat=len(rows)):
+            built = memorize_next_tokens(
+                rows, torch.tensor(labels), vocab=2, dim=2, head_dim=1, groups=(2,), seed=0
+            )
+            found = certified_associations(built, rows, torch.tensor(labels))
+            assert found.memorized == len(rows)
+
+
+@pytest.mark.hostile("dana-finding-two-sided", "dana-finding-next-tokens")
+def test_four_heads_learn_the_parity_of_four_bits_and_any_three_do_not():
+    rows, parity = every_parity(4)
+    assert jacobian_rank(rows, 2, 1, 4) == 16
+    sizes = {"vocab": 2, "dim": 4, "head_dim": 1, "seed": 0}
+    built = memorize_next_tokens(rows, parity, groups=(2, 2), **sizes)
+    assert certified_associations(built, rows, parity).memorized == 16
+    assert impossible_subset(rows, parity, heads=3) is not None
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 16, on which .* rank 11;"):
+        memorize_next_tokens(rows, parity, groups=(3,), **sizes)
+
+
+SHAPES = [
+    (9, 2, 3, 3, (2,)),
+    (9, 2, 3, 1, (2, 2)),
+    (50, 2, 4, 4, (4,)),
+    (7, 3, 2, 2, (2, 1, 2)),
+    (6, 5, 4, 2, (3, 2)),
+    (3, 4, 2, 1, (2,)),
+]
+
+
+@pytest.mark.hostile("dana-finding-next-tokens")
+@pytest.mark.parametrize(("N", "S", "d", "d_h", "groups"), SHAPES)
+def test_next_tokens_are_built_up_to_the_rank_and_refused_beyond(N, S, d, d_h, groups):
+    order = torch.randperm(N**S, generator=torch.Generator().manual_seed(1))
+    every = hostile.every_sequence(N, S)[order]
+    T = cancelling_rank(every[:200], groups, d_h, d)
+    while cancelling_rank(every[:T], groups, d_h, d) < T:
+        T -= 1
+    labels = torch.randint(N, (T + 1,), generator=torch.Generator().manual_seed(2))
+    sizes = {"vocab": N, "dim": d, "head_dim": d_h, "groups": groups, "seed": 0}
+    assert bounds.aot_capacity(sum(groups), d_h, d) < T
+    built = memorize_next_tokens(every[:T], labels[:T], **sizes)
+    assert len(built.W_V) == sum(groups)
+    assert certified_associations(built, every[:T], labels[:T]).memorized == T
+    if cancelling_rank(every[: T + 1], groups, d_h, d) == T:
+        with pytest.raises(ValueError, match=rf"^sequences: got T_0 = {T + 1}, on which .* {T};"):
+            memorize_next_tokens(every[: T + 1], labels, **sizes)
+
+
+@pytest.mark.hostile("dana-finding-next-tokens")
+def test_equal_next_tokens_and_single_sequences_are_no_exception():
+    rows = hostile.every_sequence(3, 2)
+    sizes = {"vocab": 3, "dim": 4, "head_dim": 4, "groups": (2,), "seed": 0}
+    for labels in (*torch.arange(3)[:, None].expand(3, 9), torch.arange(9) % 3, *rows.T):
+        built = memorize_next_tokens(rows, labels, **sizes)
+        assert bool((aot(built, rows).argmax(-1) == labels).all())
+    single = torch.arange(3)[:, None]
+    built = memorize_next_tokens(single, torch.tensor([2, 2, 0]), **sizes)
+    assert aot(built, single).argmax(-1).tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize(("k", "H", "reached"), [(2, 1, 14), (3, 1, 104), (3, 2, 254)])
+def test_as_many_labelings_are_left_as_there_are_threshold_functions(k, H, reached):
+    """Of degree one: 14 and 104; of degree two on three bits: all but parity and its opposite."""
+    rows = CUBES[k]
+    labelings = itertools.product(range(2), repeat=len(rows))
+    left = sum(impossible_subset(rows, torch.tensor(labels), H) is None for labels in labelings)
+    assert left == reached
+
+
+# --- bigrams beyond narrow heads ------------------------------------------------------------------
+
+PAIRS = list(itertools.combinations(range(4), 2))
+NARROW = torch.tensor([[a, b] for b in range(6) for a in range(4)])
+IN_PAIR = torch.tensor([int(a in PAIRS[b]) for b, a in NARROW.flip(1).tolist()])
+
+
+def alternations(signs):
+    return sum(x != y for x, y in itertools.pairwise(signs))
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+def test_in_every_order_two_opposite_last_tokens_alternate():
+    labels = IN_PAIR.view(6, 4).tolist()
+    for order in itertools.permutations(range(4)):
+        wild = [
+            row for row in ([line[a] for a in order] for line in labels) if alternations(row) == 3
+        ]
+        assert sorted(wild) == [[0, 1, 0, 1], [1, 0, 1, 0]]
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+@settings(deadline=None, max_examples=200)
+@given(seeds, st.sampled_from([1, 3, 40]))
+def test_heads_of_width_one_never_alternate_so(seed, d):
+    """The differences of two last tokens' curves change sign at most twice, in exact order."""
+    draw = torch.Generator().manual_seed(seed)
+    e, pos = torch.randn(10, d, generator=draw, **F64), torch.randn(2, d, generator=draw, **F64)
+    W_Q, W_K, m, u = (3 * torch.randn(d, generator=draw, **F64) / d**0.5 for _ in range(4))
+    first, last = e[:4] + pos[0], e[4:] + pos[1]
+    weights = torch.exp((last @ W_Q)[:, None] * (first @ W_K))  # (6, 4)
+    own = torch.exp((last @ W_Q) * (last @ W_K))[:, None]
+    share = weights / (weights + own)
+    f = (last @ u)[:, None] + share * (first @ m) + (1 - share) * (last @ m)[:, None]
+    curves = f * (weights + own) / weights - first @ m  # phi_b at alpha_a
+    order = (first @ W_K).argsort()
+    for b, other in itertools.combinations(range(6), 2):
+        assert alternations((curves[b] > curves[other])[order].tolist()) <= 2
+    assert not torch.equal(f > 0, IN_PAIR.view(6, 4).bool())
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+def test_training_with_one_narrow_head_never_learns_the_24_bigrams_and_with_two_it_does():
+    best = {}
+    for H in (1, 2):
+        tasks = NARROW.expand(8, 24, 2), IN_PAIR.expand(8, 24)
+        sizes = {"vocab": 6, "dim": 6, "head_dim": 1, "heads": H, "seed": 0, "steps": 1000}
+        best[H] = int(train_tiny(*tasks, **sizes).max())
+    assert best[1] < 24 == best[2]
+    assert bounds.aot_capacity(1, 1, 23) == 24
+
+
+@pytest.mark.hostile("dana-finding-bigrams")
+@pytest.mark.parametrize(("d", "last"), [(2, 2), (3, 1), (4, 2), (5, 5)])
+def test_one_head_of_width_L_meets_all_labels_of_d_tokens_and_L_last_ones(d, last):
+    """The weights of proposition prop-few-token-bigrams, in fractions of a generic basis."""
+    draw = torch.Generator().manual_seed(d)
+    labels = torch.randn(last, d, generator=draw, **F64)
+    tau = 3 * float(labels.abs().max())
+    wanted = (labels / tau + 0.5).logit()
+    B = wanted - wanted[:, :1] + wanted.diagonal()[:, None] / tau
+    e = torch.randn(d, d, generator=draw, **F64)
+    back = torch.linalg.inv(e)
+    m = back @ torch.ones(d, **F64)
+    assert torch.linalg.matrix_rank(B) <= last
+    W_Q, W_K = back[:, :last].T, B @ back.T  # e(b) W_Q^T W_K e(a) = B_ba
+    rows = torch.cartesian_prod(torch.arange(d), torch.arange(last)).reshape(-1, 2)
+    x = e[rows] + torch.stack([tau * e[0], 0 * e[0]])
+    found = scalars(x, Scalars(-(1 + tau / 2) * m, m[None], W_Q[None], W_K[None]))
+    expected = labels[rows[:, 1], rows[:, 0]]
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"groups": ()}, "groups"),
+        ({"groups": (2, 0)}, "groups"),
+        ({"groups": 2}, "groups"),
+        ({"head_dim": 4}, "head_dim"),
+        ({"dim": 1}, "dim"),
+        ({"vocab": 1}, "vocab"),
+        ({"vocab": 2}, "sequences"),
+        ({"seed": -1}, "seed"),
+        ({"next_tokens": torch.arange(2)}, "next_tokens"),
+        ({"next_tokens": torch.tensor([0, 1, 3])}, "next_tokens"),
+        ({"sequences": torch.tensor([[0, 1], [0, 1], [2, 1]])}, "sequences"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change, name):
+    arguments = {
+        "sequences": torch.tensor([[0, 1], [1, 1], [2, 1]]),
+        "next_tokens": torch.arange(3),
+    }
+    sizes = {"vocab": 3, "dim": 3, "head_dim": 2, "groups": (2,), "seed": 0}
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        memorize_next_tokens(**arguments | sizes | change)
+
+
+@pytest.mark.parametrize("rank", [jacobian_rank, cancelling_rank])
+def test_ranks_refuse_what_is_no_set_of_sequences(rank):
+    heads = 1 if rank is jacobian_rank else (1,)
+    for rows, head_dim, dim, name in [
+        (torch.zeros(2, 2), 1, 2, "sequences"),
+        (torch.zeros(2).long(), 1, 2, "sequences"),
+        (torch.zeros(2, 2).long(), 3, 2, "head_dim"),
+        (torch.zeros(2, 2).long(), 1, 1, "dim"),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{name}: got "):
+            rank(rows, heads, head_dim, dim)

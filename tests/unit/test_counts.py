@@ -1,0 +1,118 @@
+"""The dimensions of families of functions against the rank of the Jacobian, at small sizes."""
+
+import pytest
+import torch
+
+from attnmem import bounds, training
+from attnmem.independence import numerical_rank
+from attnmem.results import Run
+
+PLAIN = {"experiment": "none", "profile": "quick", "seed": 0, "steps": 1, "batch": 1, "T": 1}
+PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
+
+
+def jacobian(run, outputs):
+    """Rows: outputs; columns: weights, drawn as for training, enlarged, in float64."""
+    P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
+    P = {name: 3 * W.double()[None] for name, W in P.items()}
+
+    def of(*weights):
+        return outputs(dict(zip(P, weights, strict=True)))
+
+    parts = torch.autograd.functional.jacobian(of, tuple(P.values()))
+    return torch.cat([J.flatten(1) for J in parts], dim=1)
+
+
+def transformer(N, d, d_h, H, variant="paper", width=None):
+    model = "mlp" if width else "aot"
+    sizes = {"N": N, "n": 2, "d": d, "d_h": d_h, "H": H, "width": width, "layers": 1}
+    return Run(model=model, variant=variant, task="bigrams", context=None, **sizes, **PLAIN)
+
+
+TRANSFORMERS = [
+    *[transformer(*sizes) for sizes in [(7, 3, 2, 2), (7, 3, 3, 2), (8, 4, 1, 1), (6, 2, 1, 3)]],
+    *[transformer(*sizes, "own-maps") for sizes in [(7, 3, 2, 2), (12, 7, 1, 2), (8, 4, 4, 1)]],
+    *[transformer(*sizes, "code") for sizes in [(7, 3, 3, 2), (8, 4, 1, 2), (8, 4, 2, 1)]],
+    *[transformer(*sizes, "skip-positions") for sizes in [(7, 3, 2, 2), (9, 5, 1, 1)]],
+    transformer(9, 3, 5, 1),
+    transformer(8, 4, 2, 2, "unscaled"),
+    transformer(7, 3, 3, 1, "code", width=2),
+]
+
+
+@pytest.mark.parametrize("run", TRANSFORMERS, ids=lambda run: f"{run.variant}-{run.H}-{run.d_h}")
+def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
+    every = torch.arange(run.N)
+    pairs = torch.cartesian_prod(every, every)[None]
+
+    def predictions(P):
+        logits = training.aot_logits(P, run, pairs)[0]
+        return (logits - logits.mean(dim=0)).flatten()
+
+    assert numerical_rank(jacobian(run, predictions), rtol=1e-11) == training.dimension(run)
+
+
+def layer(H, n, d, d_h, N, context):
+    sizes = {"N": N, "n": n, "d": d, "d_h": d_h, "H": H, "width": None, "layers": 1}
+    task = "classes" if N else "reals"
+    return Run(model="mha", variant="code", task=task, context=context, **sizes, **PLAIN)
+
+
+LAYERS = [
+    *[layer(*sizes, 5, "shared") for sizes in [(2, 3, 4, 4), (2, 3, 4, 1), (3, 1, 4, 2)]],
+    *[layer(*sizes, None, "shared") for sizes in [(2, 4, 4, 4), (3, 3, 5, 1)]],
+    *[layer(*sizes, None, "random") for sizes in [(2, 3, 4, 4), (1, 3, 5, 1), (2, 5, 3, 2)]],
+    *[layer(*sizes, 4, "random") for sizes in [(2, 3, 3, 3), (1, 2, 4, 2), (2, 1, 4, 3)]],
+    layer(5, 3, 3, 1, 3, "random"),
+]
+
+
+def words(run):
+    return f"{run.context}-{run.N}-H{run.H}-n{run.n}-d{run.d}-{run.d_h}"
+
+
+@pytest.mark.parametrize("run", LAYERS, ids=words)
+def test_dimension_of_layers_is_the_rank_of_many_outputs(run):
+    torch.manual_seed(1)
+    B = training.parameter_count(run) // (run.N or 1) + 20
+    contexts = torch.randn(1, *((B,) if run.context == "random" else ()), run.n, run.d).double()
+    queries = torch.randn(1, B, run.d).double()
+
+    def outputs(P):
+        found = training.mha_outputs(P, run, contexts, queries)[0]
+        return (found - found.mean(dim=-1, keepdim=True) if run.N else found).flatten()
+
+    assert numerical_rank(jacobian(run, outputs), rtol=1e-12) == training.dimension(run)
+
+
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(2, 3, 4, 2), (1, 2, 3, 3), (3, 4, 4, 9)])
+def test_dimensions_of_the_layer_of_theory(H, n, d, d_h):
+    plain = {"heads": H, "head_dim": d_h, "dim": d, "context": n, "embedded": False}
+    r = min(d_h, d)
+    assert bounds.mha_dimension(**plain, shared=False) == H * (r * (2 * d - r) + d)
+    shared = bounds.shared_context_ceiling(H, n, d_h, d)
+    assert bounds.mha_dimension(**plain, shared=True) == shared
+    embedded = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
+    assert bounds.mha_dimension(**plain | {"embedded": True}, shared=True) == embedded
+
+
+def test_the_dimension_is_unknown_for_several_layers_and_for_wide_shared_maps():
+    two = transformer(7, 3, 3, 1, "code")
+    assert training.dimension(two) is not None
+    assert training.dimension(Run(**{**vars(two), "layers": 2})) is None
+    assert training.dimension(transformer(7, 3, 4, 1, "code")) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "tables"),
+    [
+        (transformer(7, 3, 2, 2), 7 * 3 * 2 + 2 * 3),
+        (transformer(7, 3, 2, 2, "code"), 7 * 3 * 2 + 2 * 2),
+        (transformer(7, 3, 3, 1, "code", width=2), 7 * 3 * 2 + 2 * 3),
+        (layer(2, 3, 4, 4, 5, "shared"), 4 * 4 + 4 + 5 * 4 + 5),
+        (layer(2, 3, 4, 4, None, "random"), 4 * 4 + 4 + 4 + 1),
+    ],
+    ids=lambda value: getattr(value, "model", value),
+)
+def test_what_is_no_table_belongs_to_the_layers(run, tables):
+    assert training.parameter_count(run) - training.layer_parameter_count(run) == tables

@@ -1,0 +1,84 @@
+"""The linear associative memory against plain loops and cases with a known answer."""
+
+import math
+
+import pytest
+import torch
+
+from attnmem import recall
+
+
+def test_drawn_vectors_have_length_one_and_differ():
+    facts = recall.draw(count=7, dim=3, seed=1)
+    for vectors in facts:
+        assert vectors.shape == (7, 3)
+        assert vectors.dtype == torch.float64
+        assert torch.allclose(vectors.norm(dim=1), torch.ones(7).double())
+        assert len(vectors.unique(dim=0)) == 7
+    assert not torch.allclose(*facts)
+    again = recall.draw(count=7, dim=3, seed=1)
+    assert torch.equal(facts.keys, again.keys)
+    assert not torch.equal(facts.keys, recall.draw(count=7, dim=3, seed=2).keys)
+
+
+def test_recall_is_that_of_a_plain_loop():
+    facts = recall.draw(count=11, dim=5, seed=0)
+    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
+    right = 0
+    for i, key in enumerate(facts.keys):
+        image = [sum(W[a, b].item() * key[b].item() for b in range(5)) for a in range(5)]
+        scores = [sum(u[a].item() * image[a] for a in range(5)) for u in facts.values]
+        right += scores.index(max(scores)) == i
+    assert 0 < right < 11
+    assert recall.recalled(W, facts) == pytest.approx(right / 11)
+
+
+def test_outer_products_recall_orthogonal_keys_whatever_the_values():
+    _, values = recall.draw(count=6, dim=6, seed=3)
+    facts = recall.Facts(torch.eye(6).double(), values)
+    W = recall.outer_products(facts)
+    assert torch.allclose(W, values.mT)
+    assert recall.recalled(W, facts) == 1
+
+
+def test_training_recalls_what_outer_products_confuse():
+    facts = recall.draw(count=recall.count_at(0.6, 16), dim=16, seed=0)
+    assert recall.recalled(recall.outer_products(facts), facts) < 0.9
+    assert recall.recalled(recall.trained(facts), facts) == 1
+
+
+def test_training_keeps_the_best_matrix_and_cannot_do_the_impossible():
+    """Two equal keys with different values: one of them is lost, whatever the matrix."""
+    keys, values = recall.draw(count=4, dim=8, seed=0)
+    facts = recall.Facts(keys[[0, 1, 2, 2]], values)
+    assert recall.recalled(recall.trained(facts, steps=50), facts) == 0.75
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 16])
+@pytest.mark.parametrize("load", [0.0, 0.1, 0.5, 1.0, 3.7])
+def test_the_count_is_the_last_within_the_load(load, dim):
+    p = recall.count_at(load, dim)
+    assert p * math.log(p) <= load * dim**2 < (p + 1) * math.log(p + 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: recall.draw(1, 3, seed=0), "count"),
+        (lambda: recall.draw(3, 0, seed=0), "dim"),
+        (lambda: recall.draw(3, 3, seed=-1), "seed"),
+        (lambda: recall.count_at(-0.1, 3), "load"),
+        (lambda: recall.trained(recall.draw(3, 3, seed=0), steps=0), "steps"),
+        (
+            lambda: recall.recalled(torch.eye(4).double(), recall.draw(3, 3, seed=0)),
+            "matrix",
+        ),
+        (
+            lambda: recall.outer_products(recall.Facts(torch.ones(3, 2), torch.ones(2, 2))),
+            "facts.values",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call()

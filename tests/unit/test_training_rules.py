@@ -1,0 +1,541 @@
+"""The rules of the trainings, each at its edges: on losses by hand, and on weights just drawn."""
+
+import copy
+import dataclasses
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnmem import training
+from attnmem.attention import AoTWeights, aot, mha
+from attnmem.training import checkpoints, data, engine, protocols, trainer
+from attnmem.training.checkpoints import Checkpoint
+from attnmem.training.engine import Stack, rehearse
+from attnmem.training.loop import Found
+from attnmem.training.protocols import PROTOCOLS, Associations, Bigrams, Memorization
+
+from plain import association_run, bigram_run, memorization_run
+
+CPU = torch.device("cpu")
+
+
+# --- rates ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(7, 1), (29, 1), (31, 2), (37, 2), (1000, 50)])
+def test_the_warmup_takes_a_twentieth_of_the_steps_to_the_nearest(steps, warmup):
+    run = memorization_run(steps=steps)
+    rates = [training.warmup_cosine(run, step) for step in range(steps)]
+    assert rates.index(max(rates)) == warmup
+    assert max(rates) == pytest.approx(run.lr)
+
+
+def test_a_cosine_that_does_not_end_at_zero():
+    """From the rate to a tenth of it; half-way it is in the middle."""
+    run = memorization_run(steps=1000, lr=1e-3, lr_end=0.1)
+    rates = [training.warmup_cosine(run, step) for step in (50, 525, 1000)]
+    assert rates == pytest.approx([1e-3, 0.55e-3, 0.1e-3])
+
+
+# --- Adam -----------------------------------------------------------------------------------------
+
+
+def adam(gradients, rate):
+    """The textbook's: from 0, one number, in float64."""
+    x = mean = square = 0.0
+    for t, g in enumerate(gradients, start=1):
+        mean = 0.9 * mean + 0.1 * g
+        square = 0.999 * square + 0.001 * g * g
+        x -= rate * (mean / (1 - 0.9**t)) / (math.sqrt(square / (1 - 0.999**t)) + 1e-8)
+    return x
+
+
+@pytest.mark.parametrize("kind", [engine.FusedAdam, engine.RunwiseAdam])
+def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(kind):
+    """Six numbers of two runs, which take turns in the signs; then of the second run alone."""
+    sizes = torch.tensor([[1.0, 1e-3, 1e-6], [1e-7, 1e-8, 1e-9]])
+    signs = [1, 1, -1, 1, -1, -1, 1]
+    rates = torch.tensor([0.1, 0.1 if kind is engine.FusedAdam else 0.02], dtype=torch.float64)
+    P = {"w": torch.zeros(2, 3, requires_grad=True)}
+    optimizer = kind(P)
+    for sign in signs[:5]:
+        optimizer.step((P["w"] * sizes * sign).sum(), rates)
+    expected = [
+        [adam([s * g for s in signs[:5]], r) for g in row]
+        for row, r in zip(sizes.tolist(), rates.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(P["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
+    if kind is engine.RunwiseAdam:
+        return  # its runs stay
+    left = {"w": P["w"].detach()[1:].clone().requires_grad_()}
+    optimizer = optimizer.kept(left, torch.tensor([1]))
+    for sign in signs[5:]:
+        optimizer.step((left["w"] * sizes[1:] * sign).sum(), rates[1:])
+    expected = [[adam([s * g for s in signs], 0.1) for g in sizes[1].tolist()]]
+    torch.testing.assert_close(left["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def told(protocol, losses, shares):
+    """Let a protocol look at losses and shares of one run, chunk by chunk, as a graph gives them.
+
+    Every chunk comes in the same arrays, which hold until the next one.
+    """
+    held = [torch.zeros(protocol.interval, 1), torch.zeros(protocol.interval, 1).double()]
+    chunks = zip(losses.split(protocol.interval), shares.split(protocol.interval), strict=True)
+    for chunk in chunks:
+        for ours, new in zip(held, chunk, strict=True):
+            ours[: len(new)] = new[:, None]
+        protocol.count += len(chunk[0])
+        protocol.look(*(ours[: len(chunk[0])] for ours in held))
+    return [*protocol.found.values()]
+
+
+@pytest.mark.parametrize(
+    ("broken", "seen"),
+    [(0, 8), (2, 8), (3, 4), (5, 6), (7, 8)],  # 3 and 5 end an epoch; 7 is not in the average
+)
+def test_bigrams_diverge_by_one_loss_that_is_not_finite(broken, seen):
+    """After its epoch if it is the epoch's last; else in the end, if it is averaged."""
+    losses = torch.ones(8)
+    losses[broken] = math.inf
+    [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU), losses, torch.ones(8) / 2)
+    assert found == Found(None, None, diverged=seen)
+
+
+def test_bigrams_that_go_on_remember_where_they_diverged():
+    """In their second epoch of two steps; stored after the third."""
+    first, second = (Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU) for _ in range(2))
+    losses = torch.ones(8)
+    losses[3] = math.inf
+    assert told(first, losses[:6], torch.ones(6)) == []
+    second.restore(copy.deepcopy(first.state()))
+    assert told(second, losses[6:], torch.ones(2)) == [Found(None, None, diverged=4)]
+
+
+def test_bigrams_are_averaged_over_the_watched_batches():
+    losses, shares = torch.arange(300) / 100, torch.arange(300) / 300
+    [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=300)], CPU), losses, shares)
+    assert found.loss == pytest.approx((1.99 + 2.98) / 2)
+    assert found.accuracy == pytest.approx((199 + 298) / 600)
+    assert found.diverged is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "best"),
+    [
+        ([(0.5, 1.0), (0.6, 2.0), (0.6, 1.5), (0.4, 0.1)], (0.6, 1.5, 3)),  # first the accuracy
+        ([(0.6, 1.5), (0.6, 2.0), (0.5, 1.0), (0.6, 1.5)], (0.6, 1.5, 1)),  # of equals the first
+        ([(0.5, 1.0), (0.5, 1.0), (0.7, 9.0), (0.6, 0.1)], (0.7, 9.0, 3)),
+    ],
+)
+def test_associations_keep_the_best_look(looks, best):
+    """By the accuracy, then by the loss; looks are at the end of each interval."""
+    run = association_run(steps=4 * 7)
+    losses, shares = torch.full((28,), 0.01), torch.ones(28)  # between looks all would be better
+    shares[6::7], losses[6::7] = torch.tensor(looks).T
+    [found] = told(Associations([run], CPU), losses, shares)
+    assert (found.accuracy, found.loss) == pytest.approx(best[:2])
+    assert found.best_step == 7 * best[2]
+
+
+def test_a_run_stops_early_where_its_best_weights_have_all_right(monkeypatch):
+    """The best by the loss: what a row reports is of these weights."""
+    run = memorization_run(steps=35, evaluate_every=7, early_stop=True)
+    protocol = Memorization([run], CPU)
+    looks = iter([Found(0.9, 1.0), Found(1.0, 2.0), Found(1.0, 0.5)])
+    monkeypatch.setattr(protocol, "evaluate", lambda: [next(looks)])
+    while not protocol.done:
+        protocol.advance()
+    assert protocol.found[run.key][:2] == (1.0, 0.5)
+    assert protocol.count == protocol.found[run.key].best_step == 21
+
+
+# --- saturation -----------------------------------------------------------------------------------
+
+
+def test_a_head_is_saturated_above_the_threshold_only(monkeypatch):
+    """Four heads whose largest weights are at the threshold, one float around it, and far below."""
+    at = torch.tensor(protocols.SATURATED)
+    around = [at.nextafter(torch.tensor(end)) for end in (0.0, 1.0)]
+    largest = torch.stack([at, *around, torch.tensor(0.5)])
+    alpha = torch.stack([largest, 1 - largest], dim=-1).expand(1, 50, 4, 2)
+    monkeypatch.setattr(protocols, "mha_heads", lambda *_: (alpha, None))
+    protocol = Memorization([memorization_run(H=4)], CPU)
+    assert protocol.free_heads().tolist() == [[0, 0, 0, 1, 0]]
+
+
+def test_saturation_is_summed_up_from_the_free_heads(monkeypatch):
+    """Three looks at shares of examples with 0, 1, 2 free heads; the last one is reported whole."""
+    run = memorization_run(H=2, steps=21, evaluate_every=7)
+    protocol = Memorization([run], CPU)
+    looks = iter([[0.0, 0.0, 1.0], [0.5, 0.3, 0.2], [0.6, 0.4, 0.0]])
+    monkeypatch.setattr(protocol, "free_heads", lambda: torch.tensor([next(looks)]))
+    while not protocol.done:
+        protocol.advance()
+    found = protocol.found[run.key]
+    assert found.saturated == pytest.approx((0.0, 0.65, 0.8))  # one less half the mean number
+    assert found.served == pytest.approx((1.0, 0.5, 0.4))
+    assert found.serving == pytest.approx((0.6, 0.4, 0.0))
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+def test_runs_and_purposes_have_different_random_numbers():
+    runs = [bigram_run(), bigram_run(seed=1), bigram_run(H=4), memorization_run()]
+    streams = [(run, purpose) for run in runs for purpose in ("weights", "data", "order")]
+    drawn = [torch.rand(3, generator=training.generator(*stream)) for stream in streams]
+    assert len(torch.stack(drawn).unique(dim=0)) == len(streams)
+    again = torch.rand(3, generator=training.generator(bigram_run(), "weights"))
+    assert torch.equal(again, drawn[0])
+
+
+@pytest.mark.parametrize("run", [bigram_run(), memorization_run()], ids=lambda run: run.task)
+def test_weights_data_and_order_are_drawn_independently(run, monkeypatch):
+    """No two generators of a stack give the same numbers."""
+    asked = []
+
+    def generator(run, purpose):
+        asked.append((run.key, purpose))
+        return training.generator(run, purpose)
+
+    for module in (data, engine):
+        monkeypatch.setattr(module, "generator", generator)
+    PROTOCOLS[run.task]([run, dataclasses.replace(run, seed=1)], CPU)
+    assert len(asked) == len(set(asked)) == 6
+
+
+SIZES = {"d": 61, "H": 13, "N": 37}
+d, d_h, H = 61, 31, 13
+LINEAR = d**-0.5  # PyTorch's Linear(d, ...), weight and bias
+PACKED = (6 / (3 * d_h + d_h)) ** 0.5  # Xavier over the (3 d_h, d_h) matrix of three maps
+OWN = (6 / (3 * d_h + d)) ** 0.5
+INITIAL = {
+    "code": {
+        **dict.fromkeys(["embedding", "unembedding", "down.0"], LINEAR),
+        **dict.fromkeys(["positions.0", "up.0", "W_O.0"], d_h**-0.5),
+        **dict.fromkeys(["W_Q.0", "W_K.0", "W_V.0"], PACKED),
+    },
+    "paper": {
+        **dict.fromkeys(["embedding", "unembedding", "positions.0"], LINEAR),
+        **dict.fromkeys(["W_Q.0", "W_K.0", "W_V.0"], OWN),
+        "W_O.0": d_h**-0.5,
+    },
+    "paper-default-init": {
+        **dict.fromkeys(["unembedding", "W_Q.0", "W_K.0", "W_V.0"], LINEAR),
+        "W_O.0": d_h**-0.5,
+    },
+    "own-layers": {
+        **dict.fromkeys(["W_1.0", "b_1.0", "W_1.1"], LINEAR),
+        **dict.fromkeys(["W_2.0", "b_2.0", "W_2.1", "b_2.1"], 97**-0.5),
+    },
+    "mahdavi": {
+        **dict.fromkeys(["W_E", "b_E", "W_D", "b_D"], LINEAR),
+        **dict.fromkeys(["W_Q", "W_K"], (6 / (d + d_h)) ** 0.5),
+        "W_V": (6 / (d + 1)) ** 0.5,
+        "W_O": (6 / (H + d)) ** 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("name", INITIAL)
+def test_initial_weights_are_uniform_within_the_published_bounds(name):
+    if name == "mahdavi":
+        run = memorization_run(d_h=d_h, **SIZES)
+    elif name == "own-layers":
+        run = bigram_run(d_h=d_h, variant=name, model="mlp", width=97, layers=2, **SIZES)
+    else:
+        run = bigram_run(d_h=d_h, variant=name, **SIZES)
+    P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
+    for weight, bound in INITIAL[name].items():
+        parts = P[weight].flatten() / bound
+        assert 1 - 8 / len(parts) < parts.abs().max() <= 1 + 1e-6, weight
+        assert parts.min() < -0.8, weight
+        assert parts.max() > 0.8, weight
+        assert parts.square().mean() == pytest.approx(1 / 3, abs=0.09), weight
+
+
+def test_tables_of_the_default_initialization_are_normal():
+    """PyTorch's Embedding: mean 0, variance 1, a twentieth of the entries beyond 1.96."""
+    run = bigram_run(d_h=d_h, variant="default-init", **SIZES)
+    table = training.aot_parameters(run, training.generator(run, "weights"))["embedding"]
+    assert table.mean().item() == pytest.approx(0, abs=0.06)
+    assert table.square().mean().item() == pytest.approx(1, abs=0.09)
+    assert (table.abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
+
+
+# --- variants -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["paper", "paper-default-init"])
+def test_the_papers_variant_is_the_transformer_of_its_equations(name):
+    """Equations (1) and (2) of Dana et al. as the library has them, on all pairs of tokens."""
+    run = bigram_run(variant=name, d_h=3)
+    P = training.FAMILIES["aot"].initial(run, training.generator(run, "weights"))
+    pairs = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
+    heads = (P[f"{letter}.0"] for letter in ("W_Q", "W_K", "W_V", "W_O"))
+    weights = AoTWeights(P["embedding"], P["positions.0"][:2], *heads, P["unembedding"])
+    stacked = {weight: x[None] for weight, x in P.items()}
+    logits = training.aot_logits(stacked, run, pairs[None])[0].T
+    torch.testing.assert_close(logits, aot(weights, pairs), rtol=1e-4, atol=1e-5)
+
+
+def test_each_other_variant_departs_from_the_code_in_one_way():
+    code = training.VARIANTS["code"]
+    ways = {
+        "own-maps": {"shared_maps": False},
+        "skip-positions": {"position_in_skip": True},
+        "unscaled": {"scaled": False},
+        "default-init": {"published_init": False},
+        "own-layers": {"tied": False},
+    }
+    assert {name: code._replace(**way) for name, way in ways.items()} == {
+        name: training.VARIANTS[name] for name in ways
+    }
+    assert training.VARIANTS.keys() == {"code", "paper", "paper-default-init", *ways}
+
+
+# --- stacks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", [[0, 2], [1, 2], [2]])
+@pytest.mark.parametrize(
+    "run",
+    [bigram_run(), association_run(), memorization_run(), memorization_run(context="random")],
+    ids=["bigrams", "associations", "shared context", "own contexts"],
+)
+def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(run, places):
+    """In the middle of an epoch, to the last bit; one run has fewer examples where that may be."""
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
+    if run.task == "classes":
+        runs[1] = dataclasses.replace(runs[1], T=37)
+    whole, part = (PROTOCOLS[run.task](runs, CPU, stays=True) for _ in range(2))
+    for protocol in (whole, part):
+        protocol.order.take(2)
+    part.order.keep(places)
+    part.data.keep(places)
+    batches, ours = whole.order.take(5), part.order.take(5)
+    assert torch.equal(ours, batches[:, places])
+    for batch, mine in zip(batches, ours, strict=True):
+        for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
+            assert torch.equal(y, x[places])
+    if run.task != "classes":
+        assert torch.equal(part.data.tables, whole.data.tables[places])
+    else:
+        [(x, there)], [(y, ours)] = whole.data.chunks(50), part.data.chunks(50)
+        assert torch.equal(ours, there[places, : ours.shape[1]])
+        for all_rows, mine in zip(x[1:], y[1:], strict=True):  # queries and labels
+            assert torch.equal(mine[ours], all_rows[places][:, : ours.shape[1]][ours])
+
+
+def test_runs_with_other_rates_are_trained_at_once_each_with_its_own():
+    """The second one ends before the first one is looked at."""
+    runs = [memorization_run(lr=3e-2, steps=20), memorization_run(lr=1e-4, steps=5)]
+    together = training.train(runs)
+    alone = [outcome for run in runs for outcome in training.train([run])]
+    for ours, its in zip(together, alone, strict=True):
+        assert ours.loss == pytest.approx(its.loss, rel=1e-4)
+    assert [outcome.best_step for outcome in together] == [20, 5]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_rehearsal_leaves_no_trace(stays):
+    """Weights and optimizer are as before, in the middle of a training and at its start."""
+    run = memorization_run()
+    protocol = Memorization([run], CPU, stays=stays)
+    batch, rates = torch.arange(16)[None], torch.full((1,), 1e-2, dtype=torch.float64)
+    made = []
+
+    def step():
+        made.append(protocol.losses(batch, False)[0])
+        protocol.stack.step(made[-1], rates)
+
+    for _ in range(2):
+        before = copied(protocol.stack)
+        made.clear()
+        rehearse(protocol.stack, step)
+        assert len({loss.item() for loss in made}) == 3  # they were steps
+        after = copied(protocol.stack)
+        assert before.keys() == after.keys()
+        assert all(torch.equal(x, after[name]) for name, x in before.items())
+        step()
+
+
+def copied(stack: Stack) -> dict[tuple[str, str], torch.Tensor]:
+    state = stack.state()
+    return {(part, name): state[part][name].clone() for part in state for name in state[part]}
+
+
+def test_the_first_losses_are_those_of_the_training(monkeypatch):
+    runs = [memorization_run(seed=seed) for seed in range(2)]
+    seen = []
+
+    def step(stack, loss, rates, original=Stack.step):
+        seen.append(loss.detach().clone())
+        original(stack, loss, rates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stack, "step", step)
+        training.train(runs)
+    first = trainer.first_losses(runs, CPU, 10, captured=False)
+    torch.testing.assert_close(first, torch.stack(seen[:10]), rtol=1e-4, atol=0)
+    assert len(trainer.first_losses(runs, CPU, 1000, captured=True)) == runs[0].steps
+
+
+@pytest.mark.parametrize(
+    ("eager", "cpu", "words"),
+    [
+        (1.0, 1.009, []),
+        (1.0000001, 1.0, ["captured and single steps differ"]),
+        (1.0, 1.02, ["from the losses on a CPU"]),
+        (1.0, math.nan, ["from the losses on a CPU"]),
+        (2.0, 0.98, ["captured and single steps differ", "from the losses on a CPU"]),
+    ],
+)
+def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
+    """Captured and single steps to the last bit, a CPU within a hundredth."""
+    ways = iter([torch.tensor([[1.0]]), torch.tensor([[eager]]), torch.tensor([[cpu]])])
+    monkeypatch.setattr(trainer, "first_losses", lambda *_: next(ways))
+    failed = training.selfcheck("cpu", [[memorization_run()]])
+    assert len(failed) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, failed, strict=True))
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_run_that_has_stopped_early_has_stopped_when_the_stack_goes_on(stays):
+    """It has left the stack; or its weights still change and get better, but not what is kept."""
+    runs = [memorization_run(T=T, lr=2e-2, steps=300, early_stop=True) for T in (4, 9)]
+    whole, resumed = (Memorization(runs, CPU, stays=stays) for _ in range(2))
+    while not whole.finished and len(whole.stack.runs) == 2:
+        whole.advance()
+    assert whole.finished == ({runs[0].key} if stays else set())
+    assert (runs[0] in whole.stack.runs) == stays
+    resumed.restore(copy.deepcopy(whole.state()))
+    for protocol in (whole, resumed):
+        while not protocol.done:
+            protocol.advance()
+    assert resumed.found == whole.found
+    assert whole.found[runs[0].key].best_step < whole.count - whole.interval
+
+
+def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch):
+    runs = [memorization_run(), memorization_run(seed=1)]
+    checkpoint = Checkpoint(tmp_path, runs, "cpu")
+    checkpoint.store({"count": 7})
+    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
+    assert Checkpoint(tmp_path, runs, "another").load() is None
+    other = Checkpoint(tmp_path, runs[::-1], "cpu")
+    assert other.load() is None
+    shutil.copy(checkpoint.path, other.path)
+    assert other.load() is None
+    monkeypatch.setattr(torch, "__version__", "0")
+    assert Checkpoint(tmp_path, runs, "cpu").load() is None
+
+
+def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
+    runs = [memorization_run()]
+    Checkpoint(tmp_path, runs, "cpu").store({"count": 7})
+
+    def save(held, path):
+        Path(path).write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            Checkpoint(tmp_path, runs, "cpu").store({"count": 8})
+    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
+
+
+def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[-1])
+    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
+    stored = []
+    for second in (1000.0, 1059.9, 1060.0, 1061.0, 1119.9, 1120.0):
+        clock.append(second)
+        if checkpoint.due:
+            checkpoint.store({})
+            stored.append(second)
+    assert stored == [1060.0, 1120.0]
+
+
+# --- the layer of the theorem ---------------------------------------------------------------------
+
+
+def test_random_layers_are_uniform_within_xaviers_bounds():
+    weights = training.xavier(H, d, d_h, 37, seed=0)
+    fans = {"W_Q": d + d_h, "W_K": d + d_h, "W_V": d + 1, "W_O": H + d, "W_D": d + 37}
+    for name, W in weights._asdict().items():
+        parts = W.flatten() / math.sqrt(6 / fans[name])
+        assert parts.abs().max() <= 1 + 1e-6, name
+        assert parts.square().mean() == pytest.approx(1 / 3, abs=0.03), name
+        assert parts.mean() == pytest.approx(0, abs=0.06), name
+    assert not torch.equal(weights.W_Q, weights.W_K)
+    assert not torch.equal(weights.W_Q, training.xavier(H, d, d_h, 37, seed=1).W_Q)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
+    """Of the mean square for real labels, of the mean cross-entropy for classes; in float64."""
+    g = torch.Generator().manual_seed(0)
+    start = training.xavier(3, 5, 2, outputs, seed=0)
+    start = type(start)(*(W.double() for W in start))
+    contexts = torch.rand(*(() if shared else (7,)), 4, 5, generator=g).double()
+    queries = torch.rand(7, 5, generator=g).double()
+    labels = torch.rand(7, generator=g).double() if outputs == 1 else torch.arange(7) % outputs
+    last, losses = training.descend(start, contexts, queries, labels, steps=20, lr=0.05)
+
+    leaves = [W.clone().requires_grad_() for W in start]
+    optimizer = torch.optim.Adam(leaves, lr=1.0)
+    for step in range(20):
+        computed = mha(type(start)(*leaves), contexts, queries)
+        if outputs == 1:
+            loss = (computed[:, 0] - labels).square().sum() / 7
+        else:
+            loss = -computed.softmax(dim=-1)[range(7), labels].log().sum() / 7
+        assert losses[step].item() == pytest.approx(loss.item(), rel=1e-9)
+        optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / 20)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for ours, plain in zip(last, leaves, strict=True):
+        torch.testing.assert_close(ours, plain.detach(), rtol=1e-7, atol=1e-9)
+    assert losses.shape == (20,)
+    assert not any(W.requires_grad for W in start)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps: got 0"),
+        ({"lr": 1.01}, r"lr: got 1\.01"),
+        ({"lr": -0.1}, r"lr: got -0\.1"),
+        ({"labels": torch.rand(6)}, r"labels: got shape \(6,\)"),
+        ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
+    ],
+)
+def test_descent_refuses_what_does_not_fit(change, message):
+    arguments = {"contexts": torch.rand(4, 5), "queries": torch.rand(7, 5), "labels": torch.rand(7)}
+    arguments |= {"steps": 2, "lr": 1.0}
+    training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments | change)
+
+
+@pytest.mark.parametrize("name", ["heads", "dim", "head_dim", "outputs", "seed"])
+def test_random_layers_refuse_sizes_below_one(name):
+    sizes = dict.fromkeys(["heads", "dim", "head_dim", "outputs"], 1) | {"seed": 0}
+    training.xavier(**sizes)
+    with pytest.raises(ValueError, match=rf"^{name}: got {sizes[name] - 1};"):
+        training.xavier(**sizes | {name: sizes[name] - 1})
