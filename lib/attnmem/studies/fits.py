@@ -198,6 +198,7 @@ def perform(asked: Fitting) -> Fitted:
     Returns:
         Its outcome.
     """
+    commit = results.commit()  # before a long fit, during which the checkout may change
     start, given = time.perf_counter(), examples(asked)
     if asked.optimizer == "adam":
         rate = partial(warmup_cosine, asked)
@@ -214,7 +215,7 @@ def perform(asked: Fitting) -> Fitted:
         wall_s=round(seconds, 3),
         device=device_name(given.queries.device),
         torch=torch.__version__,
-        commit=results.commit(),
+        commit=commit,
         **fitting.limits(fit.heads, *given[1:])._asdict(),
     )
 
