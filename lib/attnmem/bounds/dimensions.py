@@ -78,6 +78,10 @@ def group_rank(size: int, keys: int, dim: int, rank: int) -> int:
 
     Source: this book, the chapter on the capacity of one layer.
     """
+    return _group_rank(size, keys, dim, rank)
+
+
+def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     p = min(size - 1, keys)
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
     return p * rank * (keys + dim - rank) - missed + keys
@@ -114,14 +118,14 @@ def best_groups(heads: int, keys: int, dim: int, rank: int) -> list[int]:
     Source: this book, the chapter on the capacity of one layer.
     """
 
-    def sizes(groups: int) -> list[int]:
-        small, larger = divmod(heads, groups)
-        return [small + 1] * larger + [small] * (groups - larger)
-
     def reached(groups: int) -> int:
-        return sum(group_rank(size, keys, dim, rank) for size in sizes(groups))
+        small, larger = divmod(heads, groups)
+        more, fewer = (_group_rank(size, keys, dim, rank) for size in (small + 1, small))
+        return larger * more + (groups - larger) * fewer
 
-    return sizes(max(range(1, heads + 1), key=reached))
+    groups = max(range(1, heads + 1), key=reached)
+    small, larger = divmod(heads, groups)
+    return [small + 1] * larger + [small] * (groups - larger)
 
 
 @checked_by(check_integers)
