@@ -13,7 +13,8 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``attention``             the two layers
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
 ``tasks``                 the data sets of the experiments
-``rows``                  what a measurement is, and its text: configurations, outcomes, kinds
+``kinds``                 what a measurement is: configurations, outcomes, kinds of rows
+``rows``                  the text of a row
 ``results``               the store of rows: one file for each experiment and profile
 ``scaling``               fits, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
@@ -22,6 +23,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``existence``             proofs that exact weights exist near stored ones
 ``training``              many models trained at once
 ``descent``               many tiny models trained on a few sequences each
+``fitting``               one layer trained on all examples at once, until every label is met
 ``recall``                the linear associative memory, which calibrates counts of bits
 ``features``              features of real models, and the images and texts that they read
 ``studies``               what is measured: grids, searches, tests; running them, reading rows

@@ -1,6 +1,6 @@
 """The store of measured rows: one CSV per experiment and profile, one row per measurement.
 
-What a row is, :mod:`attnmem.rows` defines; a file holds rows of one kind. A row is appended whole
+What a row is, :mod:`attnmem.kinds` defines; a file holds rows of one kind. A row is appended whole
 or not at all. A file that is damaged, truncated, foreign or self-contradictory is refused with its
 name and line; nothing in it is used, and nothing is written to it.
 """
@@ -18,23 +18,22 @@ import pandas as pd
 from filelock import FileLock
 
 from .checks import refuse
-from .rows import (  # noqa: F401  (rows and their files are used together)
+from .kinds import (  # noqa: F401  (kinds of rows and their files are used together)
+    FITS,
     TESTS,
     TRAININGS,
     Check,
     Finding,
+    Fitted,
+    Fitting,
     Kind,
     Outcome,
     Row,
     Run,
-    fields_of,
     kind_of,
     kind_of_row,
-    line_of,
-    parse,
-    widen,
-    write,
 )
+from .rows import fields_of, line_of, parse, widen, write
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"

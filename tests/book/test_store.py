@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from attnmem import experiments, results
-from attnmem.studies import assumptions, searches
+from attnmem import experiments, fitting, results
+from attnmem.studies import assumptions, fits, searches
 
 pytestmark = pytest.mark.xdist_group("store")  # what they share is made once
 
@@ -46,7 +46,12 @@ def test_every_row_is_a_run_of_its_grid(name):
 
 def test_every_row_says_where_it_comes_from():
     folders = [path.name for path in results.SHIPPED.iterdir() if path.is_dir()]
-    rows = [outcome for name in folders for _, outcome in shipped(name).values()]
+    rows = [
+        outcome
+        for name in folders
+        for _, outcome in shipped(name).values()
+        if isinstance(outcome, results.Outcome)
+    ]
     assert len(rows) > 1000
     for outcome in rows:
         assert re.fullmatch(r"[0-9a-f]{12}", outcome.commit)
@@ -67,6 +72,18 @@ def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier
         assert re.fullmatch(r"[0-9a-f]{12}", found.commit)
         if found.most_rank < asked.size:
             assert found.dependent > 0
+
+
+def test_every_fit_belongs_to_the_study_and_says_where_it_ended():
+    have, listed = shipped(fits.NAME), fits.fittings("paper")
+    assert set(have) == {asked.key for asked in listed}
+    for asked, found in have.values():
+        assert (found.stop == "met") == (found.error <= fitting.MET)
+        assert 0 <= found.rms <= found.error
+        assert 0 <= found.made <= asked.steps
+        assert found.stop != "steps" or found.made == asked.steps
+        assert 0 <= found.least <= found.largest
+        assert re.fullmatch(r"[0-9a-f]{12}", found.commit)
 
 
 @pytest.mark.parametrize("name", searches.SEARCHES)

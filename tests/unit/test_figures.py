@@ -40,6 +40,12 @@ CALLS = {
     ),
     "capacities": ([1, 2], {"rank": [3, 5]}, {"built": ([1], [4])}, ("heads", "examples")),
     "curves": ({"AoT": ([1, 2], [0.1, 0.2]), "MLP": ([1], [0.3])}, ("epoch", "accuracy")),
+    "shares_reached": (
+        ["one head", "two heads"],
+        {"L-BFGS": ([0.5, np.nan], [0.7, np.nan])},
+        {"floor": [0.1, 0.5]},
+        ("share", "shape"),
+    ),
     "residual_cliff": ([1, 2], {"best read-out": [0.0, 0.1]}, 1),
 }
 
@@ -102,6 +108,8 @@ def test_every_public_figure_is_tried_here():
 def test_data_are_drawn_unchanged():
     ax = figures.rank_staircase([1, 2, 3], {"built": [3, 5, 9]}, {"built": [3, 6, 9]})
     assert [list(line.get_ydata()) for line in ax.lines] == [[3, 6, 9], [3, 5, 9]]
+    ax = figures.shares_reached(["a", "b"], {"x": ([0.5, 0.8], [0.7, 0.9])}, {}, ("s", "n"))
+    assert [list(line.get_xdata()) for line in ax.lines[-3:-1]] == [[0.7, 0.9], [0.5, 0.8]]
     largest = torch.rand(T, H)
     image = figures.saturation_map(largest, plt.figure().gca()).images[0].get_array()
     assert (image == largest.T.numpy()).all()

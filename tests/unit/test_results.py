@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnmem
-from attnmem import results, rows
+from attnmem import kinds, results, rows
 from attnmem.results import TESTS, TRAININGS, Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
@@ -441,7 +441,7 @@ def test_what_is_shipped_is_written_byte_for_byte_as_today():
         path = results.file_of(folder, profile, results.SHIPPED)
         lines = path.read_text().splitlines(keepends=True)
         header = rows.fields_of(lines[0])
-        kind = rows.kind_of(header)
+        kind = kinds.kind_of(header)
         have = list(results.read(path).values())
         assert [rows.write(row, header, kind) for row in have] == lines[1:]
         widened = [rows.widen(line, header, kind) for line in lines[1:]]

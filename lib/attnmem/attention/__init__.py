@@ -4,7 +4,8 @@
 ``products`` the products, softmaxes and sums that layers and training share;
 ``short`` the same for contexts of a few tokens;
 ``tables`` the embeddings of tokens;
-``tangents`` the derivative of a layer with one output.
+``tangents`` the derivative of a layer with one output;
+``coordinates`` linear changes of its data.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
+from ..attention.coordinates import balancing_map
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
 from ..bounds import best_groups, group_rank
 from ..checks import (
@@ -204,7 +205,8 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     """The weights of the smallest error over base points and step lengths."""
-    keys, asks = _balanced(contexts.flatten(0, -2), centred=True), _balanced(queries)
+    keys = balancing_map(contexts.flatten(0, -2), centred=True)
+    asks = balancing_map(queries)
     tokens, balanced = contexts @ keys, queries @ asks
     wanted = TOLERANCE * float(labels.abs().max())
     if not wanted:
@@ -224,13 +226,6 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     rank = "the derivative of the layer has dependent rows in float64"
     got = f"data for which {full if error < math.inf else rank}"
     refuse("contexts", got, "queries and tokens further from dependent")
-
-
-def _balanced(rows: Tensor, centred: bool = False) -> Tensor:
-    """A map after which the rows have second moments of one, but for directions hardly used."""
-    rows = rows - rows.mean(0) if centred else rows
-    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
-    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T
 
 
 class _Base(NamedTuple):

@@ -40,6 +40,7 @@ from .sweeps import (
     curves,
     curves_with_bands,
     laws,
+    shares_reached,
     spans,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "rank_staircase",
     "residual_cliff",
     "saturation_map",
+    "shares_reached",
     "sharpening",
     "spans",
     "spectra",

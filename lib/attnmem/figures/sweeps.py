@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .style import BLUE, CYCLE, GREY, STYLES, labelled, plt, theory_lines
+from .style import BLUE, CYCLE, GREY, STYLES, THEORY, labelled, plt, theory_lines
 
 BAR = {"linewidth": 6, "alpha": 0.4, "solid_capstyle": "butt"}
 
@@ -238,4 +238,43 @@ def spans(
     ax.tick_params(axis="y", length=0, labelsize=8)
     ax.grid(axis="y", visible=False)
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.25, -0.1), ncols=len(marks))
+    return ax
+
+
+def shares_reached(
+    names: Sequence[str],
+    reached: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    marks: Mapping[str, Sequence[float]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """A line for each name: what was reached always and at best, and marks of theory.
+
+    Several series are drawn one below the other on each line.
+
+    Args:
+        names: Of the lines, from top to bottom.
+        reached: By name of the series, for each line the share that was always reached (a dot), and
+            the largest that was ever reached (a ring). NaN where there is none.
+        marks: Shares by name of the mark, one for each line.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+
+    Returns:
+        The axes.
+    """
+    ax = labelled(ax, *labels)
+    places = np.arange(len(names))
+    shifts = 0.15 * (np.arange(len(reached)) - (len(reached) - 1) / 2)
+    for (name, (always, ever)), colour, shift in zip(reached.items(), CYCLE, shifts, strict=False):
+        ax.hlines(places + shift, always, ever, color=colour, linewidth=1)
+        ax.plot(ever, places + shift, "o", color=colour, markersize=7, markerfacecolor="none")
+        ax.plot(always, places + shift, "o", color=colour, markersize=4, label=name)
+    for (name, shares), marker in zip(marks.items(), ("|", "x"), strict=False):
+        ax.plot(shares, places, marker, color="black", markersize=9, label=name)
+    ax.axvline(1, **THEORY)
+    ax.set_yticks(places, names, fontsize=8)
+    ax.set_xlim(-0.02, 1.04)
+    ax.invert_yaxis()
+    ax.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
     return ax

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..checks import refuse
 from .assumptions import TESTS
+from .fits import FITS
 from .grids import EXPERIMENTS
 from .searches import SEARCHES
 from .study import Study
 
-STUDIES: dict[str, Study] = EXPERIMENTS | SEARCHES | TESTS
+STUDIES: dict[str, Study] = EXPERIMENTS | SEARCHES | TESTS | FITS
 
 
 def study(name: str) -> Study:

@@ -1,10 +1,10 @@
 """What every kind of study offers: units to measure, and the rows that they become.
 
 A *study* is a figure, a table or a question of ours. It has *units*: what is measured at once and
-takes minutes to hours. A unit becomes *rows*, which are appended to the store. There are three
+takes minutes to hours. A unit becomes *rows*, which are appended to the store. There are four
 kinds of study: trainings of a grid (:mod:`attnmem.studies.trainings`), searches for the largest set
-that is memorized (:mod:`attnmem.studies.searches`), and tests of assumptions on features
-(:mod:`attnmem.studies.assumptions`).
+that is memorized (:mod:`attnmem.studies.searches`), tests of assumptions on features
+(:mod:`attnmem.studies.assumptions`), and fits of one layer (:mod:`attnmem.studies.fits`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..checks import refuse
+from ..kinds import Configuration
 from ..results import Row
-from ..rows import Configuration
 
 Unit = list[Any]  # configurations that are measured at once, one row each
 Rows = Mapping[str, Row]  # stored rows by key

@@ -34,7 +34,7 @@ class Experiment(NamedTuple):
         name: Its name in the store, such as ``dana-exp1``.
         paper: The paper's key.
         what: Its name in the paper, such as ``Exp. 1``.
-        cells: For each profile, all fields of a :class:`~attnmem.rows.Run` of each cell.
+        cells: For each profile, all fields of a :class:`~attnmem.kinds.Run` of each cell.
         seeds: For each profile, how many seeds each cell is trained with.
         variants: The readings of the paper that it is run in, first the one that was published.
         curves: The field that tells the curves of the figure apart; none if there is one curve.

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from typing_extensions import override
 
-from ..results import Run
+from ..results import Fitting, Run
 from .data import Examples, Order, Pairs, Whole
 from .loop import Found, Protocol, diverged_at, rounded
 from .models import FAMILIES, mha_heads
@@ -37,11 +37,11 @@ def linear_by_epoch(run: Run, epoch: int) -> float:
     return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
 
 
-def warmup_cosine(run: Run, step: int) -> float:
+def warmup_cosine(run: Run | Fitting, step: int) -> float:
     """Linear from ``lr_start`` over the first 5% of the steps, then a cosine to ``lr_end``.
 
     Args:
-        run: The training.
+        run: The training, or a fit by Adam.
         step: The step, counted from 0.
 
     Returns:

@@ -1,0 +1,278 @@
+"""Optimizers on one layer: against dense algebra, autograd and closed forms; where they stop."""
+
+import math
+from itertools import islice
+
+import pytest
+import torch
+
+from attnmem import bounds, fitting
+from attnmem.attention import mha, mha_attention
+from attnmem.attention.coordinates import Coordinates, balancing_map
+from attnmem.attention.tangents import ScalarHeads, scalar_outputs, tangents
+from attnmem.fitting import gradients, newton
+
+H, N, D, D_H, T = 2, 3, 5, 4, 11
+
+
+def given(shared=False, heads=H, n=N, d=D, d_h=D_H, examples=T, seed=0, scale=0.3):
+    g = torch.Generator().manual_seed(seed)
+    start = ScalarHeads(
+        scale * torch.randn(heads, d, d_h, generator=g, dtype=torch.float64),
+        scale * torch.randn(heads, d, d_h, generator=g, dtype=torch.float64),
+        torch.randn(heads, d, generator=g, dtype=torch.float64),
+    )
+    size = (n, d) if shared else (examples, n, d)
+    contexts = torch.rand(*size, generator=g, dtype=torch.float64)
+    queries = torch.rand(examples, d, generator=g, dtype=torch.float64)
+    return start, contexts, queries, torch.rand(examples, generator=g, dtype=torch.float64)
+
+
+def linear(examples):
+    """Contexts of one token: outputs are linear in ``mu`` and depend on nothing else."""
+    return given(n=1, examples=examples)
+
+
+def dense_step(heads, contexts, queries, labels, damping):
+    """A damped step by autograd's Jacobian and the normal equations of the other side."""
+    outputs = lambda *w: scalar_outputs(ScalarHeads(*w), contexts, queries)  # noqa: E731
+    parts = torch.autograd.functional.jacobian(outputs, tuple(heads))
+    J = torch.cat([part.flatten(1) for part in parts], dim=1)
+    unit = float(J.square().sum(1).mean())
+    normal = J.T @ J + damping * unit * torch.eye(J.shape[1], dtype=J.dtype)
+    step = torch.linalg.solve(normal, J.T @ (outputs(*heads) - labels))
+    flat = torch.cat([w.flatten() for w in heads]) - step
+    sizes = [w.numel() for w in heads]
+    return [x.view_as(w) for x, w in zip(flat.split(sizes), heads, strict=True)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(shared):
+    data = given(shared)
+    fit = fitting.levenberg_marquardt(*data, steps=1)
+    tried = newton.FIRST * newton.RISE ** round(
+        math.log(fit.damping * newton.FALL / newton.FIRST, newton.RISE)
+    )
+    for got, wanted in zip(fit.heads, dense_step(*data, tried), strict=True):
+        assert torch.allclose(got, wanted, atol=1e-10)
+    assert (fit.steps, fit.stop) == (1, "steps")
+
+
+@pytest.mark.parametrize("optimizer", [fitting.levenberg_marquardt, fitting.lbfgs])
+def test_linear_least_squares_is_solved_exactly(optimizer):
+    """With more examples than dimensions, and to a zero residual with fewer."""
+    start, contexts, queries, labels = linear(examples=13)
+    fit = optimizer(start, contexts, queries, labels, steps=400)
+    tokens = contexts[:, 0]
+    residual = tokens @ torch.linalg.lstsq(tokens, labels[:, None]).solution[:, 0] - labels
+    got = scalar_outputs(fit.heads, contexts, queries) - labels
+    assert torch.allclose(got, residual, atol=1e-7)
+    assert fit.stop != "met"
+    assert fit.error == pytest.approx(float(residual.abs().max() / labels.max()), abs=1e-7)
+    met = optimizer(*linear(examples=D), steps=400)
+    assert (met.stop, met.error <= fitting.MET) == ("met", True)
+    assert met.steps < 400
+
+
+def test_nothing_is_done_where_labels_are_met_already():
+    start, contexts, queries, _ = given()
+    labels = scalar_outputs(start, contexts, queries)
+    fit = fitting.levenberg_marquardt(start, contexts, queries, labels, steps=5)
+    assert (fit.steps, fit.stop, fit.error) == (0, "met", 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(fit.heads, start, strict=True))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_half_of_the_ceiling_is_met(shared):
+    """The error that is told is that of the layer with these weights."""
+    ceiling = (
+        bounds.shared_context_ceiling(4, 4, 3, 6) if shared else bounds.own_context_ceiling(4, 3, 6)
+    )
+    data = given(shared, heads=4, n=4, d=6, d_h=3, examples=ceiling // 2)
+    fit = fitting.levenberg_marquardt(*data, steps=100)
+    _, contexts, queries, labels = data
+    error = (mha(fit.heads.layer(), contexts, queries)[:, 0] - labels).abs().max()
+    assert fit.stop == "met"
+    assert fit.error == pytest.approx(float(error / labels.max()), rel=1e-6)
+    assert fit.error <= fitting.MET
+    again = fitting.levenberg_marquardt(*data, steps=100)
+    assert all(torch.equal(a, b) for a, b in zip(fit.heads, again.heads, strict=True))
+
+
+def test_contradicting_labels_leave_it_at_a_stationary_point():
+    """Two equal examples with labels 0 and 1: the best output is 1/2."""
+    start, contexts, queries, _ = given(examples=1)
+    twice = contexts.repeat(2, 1, 1), queries.repeat(2, 1)
+    labels = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    fit = fitting.levenberg_marquardt(start, *twice, labels, steps=50)
+    assert fit.stop != "met"
+    assert torch.allclose(scalar_outputs(fit.heads, *twice), labels.new_full((2,), 0.5))
+    found = fitting.limits(fit.heads, *twice, labels)
+    assert found.gradient < 1e-7
+    assert found.least < 1e-7 * found.largest
+    assert found.rms == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("optimizer", [fitting.levenberg_marquardt, fitting.lbfgs])
+def test_where_no_step_helps_it_is_stuck(optimizer):
+    """Outputs of zero are the best for two equal examples with labels 1 and -1."""
+    start, contexts, queries, _ = given(examples=1)
+    zero = start._replace(mu=torch.zeros_like(start.mu))
+    labels = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    fit = optimizer(zero, contexts.repeat(2, 1, 1), queries.repeat(2, 1), labels, steps=50)
+    assert fit.stop == "stuck"
+    assert fit.error == pytest.approx(1.0)
+    assert fit.steps <= 1
+    assert fit.damping is None or fit.damping > newton.HIGHEST
+
+
+def plain_adam(start, contexts, queries, labels, steps, rate, batch, seed):
+    """The same steps by autograd; whole-set errors after each."""
+    weights = ScalarHeads(*(w.clone().requires_grad_() for w in start))
+    optimizer = torch.optim.Adam(weights, lr=1.0)
+    g, order, seen = torch.Generator().manual_seed(seed), [], []
+    for step in range(steps):
+        if not order:
+            order = list(torch.randperm(len(labels), generator=g).split(batch))
+        at = order.pop(0)
+        optimizer.zero_grad()
+        tokens = contexts[at] if contexts.ndim == 3 else contexts
+        (scalar_outputs(weights, tokens, queries[at]) - labels[at]).square().mean().backward()
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.step()
+        with torch.no_grad():
+            residual = scalar_outputs(weights, contexts, queries) - labels
+        seen.append(float(residual.square().sum()))
+    return seen
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("batch", [4, 5, T, 100])
+def test_adam_against_autograd(monkeypatch, shared, batch):
+    """Epochs of 3, 3 and 1 batches; the last look is at the last step."""
+    data = given(shared)
+    rate = lambda step: 0.3 / (step + 1)  # noqa: E731
+    monkeypatch.setattr(gradients, "LOOK", 3)
+    fit = fitting.adam(*data, steps=8, rate=rate, batch=batch, seed=3)
+    seen = plain_adam(*data, 8, rate, batch, 3)
+    _, contexts, queries, labels = data
+    residual = scalar_outputs(fit.heads, contexts, queries) - labels
+    looks = [seen[2], seen[5], seen[7]]
+    assert float(residual.square().sum()) == pytest.approx(min(looks), rel=1e-9)
+    assert (fit.steps, fit.stop) == (8, "steps")
+    if batch >= T:
+        whole = fitting.adam(*data, steps=8, rate=rate, seed=9)
+        assert whole.error == pytest.approx(fit.error, rel=1e-9)
+
+
+def test_adam_stops_at_the_first_look_at_which_all_labels_are_met(monkeypatch):
+    monkeypatch.setattr(gradients, "LOOK", 10)
+    fit = fitting.adam(*given(examples=3), steps=5000, rate=lambda _: 0.01)
+    assert fit.stop == "met"
+    assert fit.steps % 10 == 0
+    assert fit.steps < 5000
+
+
+def test_lbfgs_meets_labels_and_keeps_its_limit():
+    data = given(examples=6)
+    fit = fitting.lbfgs(*data, steps=2000)
+    assert fit.stop == "met"
+    assert fit.steps < 2000
+    short = fitting.lbfgs(*data, steps=7)
+    assert (short.steps, short.stop) == (7, "steps")
+    assert short.error < fitting.lbfgs(*data, steps=1).error
+
+
+def test_batches_hold_every_example_once_an_epoch():
+    epoch = [*islice(gradients._batches(11, 4, 0), 3)]
+    assert [len(batch) for batch in epoch] == [4, 4, 3]
+    assert sorted(torch.cat(epoch).tolist()) == list(range(11))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_limits_against_the_dense_jacobian(shared):
+    heads, contexts, queries, labels = given(shared, scale=3)
+    found = fitting.limits(heads, contexts, queries, labels)
+    J = torch.cat(tangents(heads, contexts, queries).parts(), dim=1)
+    values = torch.linalg.svdvals(J)
+    residual = scalar_outputs(heads, contexts, queries) - labels
+    assert found.largest == pytest.approx(float(values[0]))
+    assert found.least == pytest.approx(float(values[len(labels) - 1]), rel=1e-4, abs=1e-6)
+    ratio = float((J.T @ residual).norm() / (values[0] * residual.norm()))
+    assert found.gradient == pytest.approx(ratio)
+    assert found.rms == pytest.approx(float(residual.norm()) / 11**0.5 / float(labels.max()))
+    alpha = mha_attention(heads.layer(), contexts, queries)
+    assert found.saturated == float((alpha.amax(-1) > 0.99).double().mean())
+    assert 0 < found.saturated < 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_balanced_coordinates_change_no_output(shared):
+    heads, contexts, queries, _ = given(shared, n=7)
+    change = Coordinates.balancing(contexts, queries)
+    there = scalar_outputs(heads, contexts @ change.tokens, queries @ change.queries)
+    assert torch.allclose(scalar_outputs(change.outward(heads), contexts, queries), there)
+    moved = queries @ change.queries
+    assert torch.allclose(moved.T @ moved / len(moved), torch.eye(D, dtype=torch.float64))
+    tokens = (contexts @ change.tokens).flatten(0, -2)
+    tokens = tokens if shared else tokens - tokens.mean(0)
+    assert torch.allclose(tokens.T @ tokens / len(tokens), torch.eye(D, dtype=torch.float64))
+
+
+def test_directions_that_no_row_has_are_stretched_by_a_thousand_only():
+    rows = torch.zeros(4, 3, dtype=torch.float64)
+    rows[:, 0], rows[:, 1] = 2.0, torch.tensor([1.0, -1.0, 1.0, -1.0])
+    expected = torch.tensor([0.5, 1.0, 500.0], dtype=torch.float64)
+    assert torch.allclose(balancing_map(rows), expected.diag())
+
+
+OPTIMIZERS = {
+    "levenberg_marquardt": fitting.levenberg_marquardt,
+    "lbfgs": fitting.lbfgs,
+    "adam": lambda *data, **how: fitting.adam(*data, rate=lambda _: 0.1, **how),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (1, torch.zeros(T, D), "contexts: got shape"),
+        (1, torch.zeros(T + 1, N, D), "contexts: got shape"),
+        (1, torch.zeros(T, N, D + 1), "contexts: got shape"),
+        (2, torch.zeros(T), "queries: got shape"),
+        (3, torch.zeros(T + 1), "labels: got shape"),
+        (3, torch.full((T,), math.nan), "labels: got 11 entries"),
+        (3, torch.zeros(T, dtype=torch.int64), "labels: got dtype"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(optimizer, place, value, said):
+    if place == 1 and value.ndim == 2:
+        value = value[:, : D - 1]  # a shared context of another dimension
+    data = list(given())
+    data[place] = value
+    with pytest.raises(ValueError, match=said):
+        OPTIMIZERS[optimizer](*data, steps=2)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"steps": 0}, "steps: got 0"),
+        ({"steps": 1.5}, "steps: got 1.5"),
+        ({"steps": 2, "tolerance": -1.0}, "tolerance: got -1.0"),
+    ],
+)
+def test_limits_out_of_range_are_refused(optimizer, how, said):
+    with pytest.raises(ValueError, match=said):
+        OPTIMIZERS[optimizer](*given(), **how)
+    start, *data = given()
+    with pytest.raises(ValueError, match=r"heads\.mu: got shape"):
+        OPTIMIZERS[optimizer](start._replace(mu=start.mu[:, 1:]), *data, steps=1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch", 0), ("seed", -1)])
+def test_adam_refuses_an_order_that_is_none(name, value):
+    with pytest.raises(ValueError, match=f"{name}: got {value}"):
+        fitting.adam(*given(), steps=1, rate=lambda _: 0.1, **{name: value})
