@@ -11,7 +11,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .attention import AoTWeights, aot
-from .checks import check_integer, check_size, check_tensor, check_tokens, checked_by
+from .checks import (
+    check_integer,
+    check_integers,
+    check_size,
+    check_tensor,
+    check_tokens,
+    checked_by,
+)
 
 EVERY = 50  # steps between two counts of what is right
 SPREAD = 3.0  # standard deviation of the logits at the start
@@ -89,6 +96,66 @@ def train_tiny(
         optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
         optimizer.step()
     return best
+
+
+def _check_rounds(
+    sequences, next_tokens, vocab, dim, head_dim, heads, rounds, steps, least_runs
+) -> None:
+    _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, 0, steps, None)
+    check_integers(rounds=rounds, least_runs=least_runs)
+
+
+@checked_by(_check_rounds)
+def never_learned(
+    sequences: Int[Tensor, "R B S"],
+    next_tokens: Int[Tensor, "R B"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    rounds: int,
+    steps: int = 1000,
+    least_runs: int = 1,
+) -> Int[Tensor, " k"]:
+    """Find the tasks of which no training gets all next tokens right.
+
+    Each round trains the tasks that are left by :func:`train_tiny`, with its number as the seed.
+
+    Args:
+        sequences: As for :func:`train_tiny`, one task in each row.
+        next_tokens: What follows each sequence.
+        vocab: Vocabulary size ``N``.
+        dim: Embedding dimension ``d``.
+        head_dim: Head dimension ``d_h``.
+        heads: Number of heads ``H``.
+        rounds: Number of rounds.
+        steps: Number of steps of each training.
+        least_runs: If fewer tasks are left, each of them starts several times in a round, as long
+            as there are at most so many runs.
+
+    Returns:
+        The numbers of the tasks, in rising order.
+
+    Raises:
+        ValueError: If sizes do not fit, or a token is out of range.
+
+    Example:
+        >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)
+        >>> labels = torch.tensor([[0, 0, 0, 1], [0, 1, 1, 0]])  # and, xor
+        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "rounds": 2, "steps": 400}
+        >>> never_learned(bits, labels, heads=1, **sizes).tolist()
+        [1]
+    """
+    sizes = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads, "steps": steps}
+    left = torch.arange(len(sequences))
+    for seed in range(rounds):
+        if not len(left):
+            break
+        tried = left.repeat(max(1, least_runs // len(left)))
+        right = train_tiny(sequences[tried], next_tokens[tried], seed=seed, **sizes)
+        left = left[~torch.isin(left, tried[right == next_tokens.shape[1]])]
+    return left
 
 
 def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWeights:

@@ -24,7 +24,7 @@ from attnmem.constructions.sequences import (
     places_kernel,
     subset_rank,
 )
-from attnmem.descent import train_tiny
+from attnmem.descent import never_learned, train_tiny
 from attnmem.independence import certified_rank
 
 import oracles
@@ -452,6 +452,25 @@ def test_tiny_trainings_do_not_see_each_other():
     sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 3, "steps": 300}
     hard, easy = train_tiny(tasks, labels, **sizes).tolist()
     assert (hard, easy) == (3, 4)
+
+
+@pytest.mark.parametrize("least_runs", [1, 12])
+def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
+    cube, parity = every_parity(2)
+    labels = torch.stack([parity, cube[:, 0], 1 - parity, cube[:, 1]])
+    tasks, sizes = cube.expand(4, 4, 3), {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1}
+    sizes |= {"steps": 200, "rounds": 3, "least_runs": least_runs}
+    assert never_learned(tasks, labels, **sizes).tolist() == [0, 2]
+    assert never_learned(tasks, labels.roll(1, 0), **sizes).tolist() == [1, 3]
+    assert never_learned(tasks[:0], labels[:0], **sizes).tolist() == []
+
+
+@pytest.mark.parametrize("name", ["rounds", "least_runs", "heads"])
+def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
+    cube, parity = every_parity(2)
+    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "rounds": 1, "least_runs": 1}
+    with pytest.raises(ValueError, match=f"^{name}: got 0"):
+        never_learned(cube.expand(2, 4, 3), parity.expand(2, 4), **sizes | {name: 0})
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def sequences_floor(groups: int, size: int, head_dim: int, dim: int) -> int:
     r"""Number of real labels that groups of cancelling heads meet, whatever the labels are.
 
     The formula is ``d`` plus :func:`attnmem.bounds.group_rank` for each group of ``k`` heads. It
-    holds for almost all embeddings if the last token of each sequence, and one other token, are in
-    no other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
+    holds for almost all fixed embeddings if the last token of each sequence, and one token before
+    it, are in no other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
 
     Args:
         groups: Number of groups.
