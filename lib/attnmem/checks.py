@@ -208,6 +208,46 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
             refuse(name, f"tokens from {low} to {high}", f"0 to N - 1 = {vocab - 1}")
 
 
+def check_examples(contexts: object, queries: object, labels: object) -> None:
+    """Accept contexts, queries and labels of real numbers, none of them empty, on one device.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: Labels, ``(T, d_out)`` or ``(T,)``.
+
+    Raises:
+        ValueError: One of them is not so; the message names it.
+    """
+    check_tensor("queries", queries, "(T, d)", 2)
+    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
+    check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
+    for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
+        check_reals(name, tensor)
+        if tensor.device != queries.device:
+            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
+        if not tensor.numel():
+            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
+
+
+def check_example_sizes(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
+    """Accept contexts and labels of as many examples as there are queries, in their dimension.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: One label a row.
+
+    Raises:
+        ValueError: The sizes of contexts or labels do not fit; the message names them.
+    """
+    T, d = queries.shape
+    check_size("labels", labels, 0, T, "the number of queries")
+    check_size("contexts", contexts, -1, d, "d of the queries")
+    if contexts.ndim == 3:
+        check_size("contexts", contexts, 0, T, "the number of queries")
+
+
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:
     """Accept a tensor whose ``axis`` has the given ``size``.
 

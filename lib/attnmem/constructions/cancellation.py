@@ -20,14 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..attention.coordinates import balancing_map
+from ..attention.coordinates import Coordinates, balancing_map
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
 from ..bounds import best_groups, group_rank
 from ..checks import (
+    check_example_sizes,
+    check_examples,
     check_integer,
-    check_reals,
-    check_size,
-    check_tensor,
     checked_by,
     refuse,
 )
@@ -42,22 +41,11 @@ TOLERANCE = 1e-8  # of the largest label
 
 
 def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
-    check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
-    for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
-        check_reals(name, tensor)
-        if tensor.device != queries.device:
-            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
-        if not tensor.numel():
-            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
+    check_examples(contexts, queries, labels)
     check_integer("heads", heads)
     check_integer("head_dim", head_dim)
     check_integer("seed", seed, least=0)
-    check_size("labels", labels, 0, len(queries), "the number of queries")
-    check_size("contexts", contexts, -1, queries.shape[1], "d of the queries")
-    if contexts.ndim == 3:
-        check_size("contexts", contexts, 0, len(queries), "the number of queries")
+    check_example_sizes(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
 
@@ -205,9 +193,9 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     """The weights of the smallest error over base points and step lengths."""
-    keys = balancing_map(contexts.flatten(0, -2), centred=True)
-    asks = balancing_map(queries)
-    tokens, balanced = contexts @ keys, queries @ asks
+    tokens = balancing_map(contexts.flatten(0, -2), centred=True)
+    change = Coordinates(tokens, balancing_map(queries))
+    tokens, balanced = contexts @ change.tokens, queries @ change.queries
     wanted = TOLERANCE * float(labels.abs().max())
     if not wanted:
         maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
@@ -217,7 +205,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
         heads = _near(base, tokens, balanced, labels, wanted)
         if heads is None:
             continue
-        heads = ScalarHeads(asks @ heads.W_Q, keys @ heads.W_K, heads.mu @ keys.T)
+        heads = change.outward(heads)
         missed = float((mha(heads.layer(), contexts, queries)[:, 0] - labels).abs().max())
         if missed <= wanted:
             return heads

@@ -22,10 +22,9 @@ from torch import Tensor
 from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
 from ..checks import (
+    check_example_sizes,
+    check_examples,
     check_integer,
-    check_reals,
-    check_size,
-    check_tensor,
     checked_by,
     refuse,
 )
@@ -110,15 +109,7 @@ def factor(
 
 
 def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim, skip) -> None:
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
-    check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
-    for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
-        check_reals(name, tensor)
-        if tensor.device != queries.device:
-            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
-        if not tensor.numel():
-            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
+    check_examples(contexts, queries, labels)
     for name, value in (("heads", heads), ("head_dim", head_dim)):
         check_integer(name, value)
     check_integer("seed", seed, least=0)
@@ -127,12 +118,8 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim,
 
 
 def _check_sizes(contexts, queries, labels, value_dim, skip) -> None:
-    T, d = queries.shape
-    outputs = labels.shape[1] if labels.ndim == 2 else 1
-    check_size("labels", labels, 0, T, "the number of queries")
-    check_size("contexts", contexts, -1, d, "d of the queries")
-    if contexts.ndim == 3:
-        check_size("contexts", contexts, 0, T, "the number of queries")
+    d, outputs = queries.shape[1], labels.shape[1] if labels.ndim == 2 else 1
+    check_example_sizes(contexts, queries, labels)
     if value_dim is not None:
         check_integer("value_dim", value_dim)
         if value_dim < outputs:

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import AoTWeights, aot
+from ..attention.tangents import ScalarHeads, scalar_outputs, tangents
 from ..checks import check_integer, check_size, check_tensor, check_tokens, checked_by, refuse
 from .dana import draw, margins
 from .generic import gaussian
@@ -42,13 +43,9 @@ class Scalars(NamedTuple):
     W_Q: Float[Tensor, "H d_h d"]
     W_K: Float[Tensor, "H d_h d"]
 
-
-def _attended(x: Tensor, weights: Scalars) -> tuple[Tensor, Tensor]:
-    """Attention weights ``(T, H, S)`` and what they average to ``(T, H, d)``."""
-    asked = torch.einsum("td,hkd->thk", x[:, -1], weights.W_Q)
-    keys = torch.einsum("thk,hkd->thd", asked, weights.W_K)
-    a = torch.einsum("thd,tsd->ths", keys, x).softmax(-1)
-    return a, torch.einsum("ths,tsd->thd", a, x)
+    def heads(self) -> ScalarHeads:
+        """The heads alone, with maps that act from the right."""
+        return ScalarHeads(self.W_Q.mT, self.W_K.mT, self.values)
 
 
 def scalars(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, " T"]:
@@ -61,8 +58,7 @@ def scalars(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, " T"]:
     Returns:
         One number for each sequence.
     """
-    A = _attended(x, weights)[1]
-    return x[:, -1] @ weights.u + torch.einsum("thd,hd->t", A, weights.values)
+    return x[:, -1] @ weights.u + scalar_outputs(weights.heads(), x, x[:, -1])
 
 
 def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"]:
@@ -75,13 +71,10 @@ def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"
     Returns:
         One row for each sequence.
     """
-    a, A = _attended(x, weights)
-    values = torch.einsum("tsd,hd->ths", x, weights.values)
-    share = a * (values - (a * values).sum(-1, keepdim=True))
-    Cm = torch.einsum("ths,tsd->thd", share, x)
-    by_queries = torch.einsum("hkd,thd,te->thke", weights.W_K, Cm, x[:, -1])
-    by_keys = torch.einsum("hkd,td,the->thke", weights.W_Q, x[:, -1], Cm)
-    return torch.cat([x[:, -1], *(part.flatten(1) for part in (A, by_queries, by_keys))], dim=1)
+    heads = weights.heads()
+    *maps, values = tangents(heads, x, x[:, -1]).parts()
+    maps = (part.unflatten(1, heads.W_Q.shape).mT.flatten(1) for part in maps)
+    return torch.cat([x[:, -1], values, *maps], dim=1)
 
 
 def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, seed) -> None:

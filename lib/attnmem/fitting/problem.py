@@ -9,7 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
-from ..checks import check_integer, check_number, check_reals, check_size, check_tensor
+from ..checks import (
+    check_example_sizes,
+    check_integer,
+    check_number,
+    check_reals,
+    check_size,
+    check_tensor,
+)
 
 MET = 1e-6  # of the largest label
 
@@ -50,13 +57,9 @@ def check_fit(heads, contexts, queries, labels, steps, tolerance, **_) -> None:
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
     check_tensor("labels", labels, "(T,)", 1)
-    T, d = queries.shape
-    check_size("contexts", contexts, -1, d, "d of the queries")
-    if contexts.ndim == 3:
-        check_size("contexts", contexts, 0, T, "the number of queries")
-    check_size("labels", labels, 0, T, "the number of queries")
+    check_example_sizes(contexts, queries, labels)
     for name, weights in heads._asdict().items():
-        check_size(f"heads.{name}", weights, 1, d, "d of the queries")
+        check_size(f"heads.{name}", weights, 1, queries.shape[1], "d of the queries")
     tensors = {"contexts": contexts, "queries": queries, "labels": labels, **heads._asdict()}
     for name, tensor in tensors.items():
         check_reals(name, tensor)

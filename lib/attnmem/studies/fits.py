@@ -23,6 +23,7 @@ from torch import Tensor
 from .. import bounds, fitting, results
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
+from ..constructions.generic import map_scale
 from ..reporting import papers
 from ..results import Fitted, Fitting, Row
 from ..training import warmup_cosine
@@ -177,7 +178,7 @@ def examples(asked: Fitting) -> Examples:
     gaussian = partial(torch.randn, generator=g, dtype=torch.float64)
     contexts = uniform(*([asked.T] if asked.context == "own" else []), asked.n, d)
     queries, labels = uniform(asked.T, d), uniform(asked.T)
-    scale = (LOGITS / (d * rank**0.5)) ** 0.5
+    scale = map_scale(LOGITS, d, rank)
     heads = ScalarHeads(
         scale * gaussian(asked.H, d, rank),
         scale * gaussian(asked.H, d, rank),
