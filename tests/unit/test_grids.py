@@ -1,6 +1,7 @@
 """The grids are the published ones, and every cell of them is one run for each seed."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -83,21 +84,41 @@ def test_a_part_of_a_grid():
     assert set(part) < set(of("dana-exp1"))
 
 
-def test_the_other_trainings_of_experiment_5_change_one_thing():
-    for model in ("aot", "mlp"):
-        [published] = {
-            dataclasses.replace(run, seed=0)
-            for run in experiments.runs(f"dana-exp5-{model}", "paper", where={"d": 10})
-            if (run.H, run.width) in ((21, None), (1, 400))
-        }
-        for change, field, expected in (
-            ("rates", "lr", {0.01, 0.03, 0.3, 1.0}),
-            ("longer", "steps", {65536}),
-        ):
-            runs = of(f"dana-exp5-{model}-{change}")
-            assert {getattr(run, field) for run in runs} == expected
-            back = {"experiment": published.experiment, field: getattr(published, field), "seed": 0}
-            assert {dataclasses.replace(run, **back) for run in runs} == {published}
+RATES, LONGER = {0.01, 0.03, 0.3, 1.0}, {65536}  # the published ones are 0.1 and 16384
+
+
+@pytest.mark.parametrize(
+    "name, published, ds, field, expected",
+    [
+        ("dana-exp5-{}-rates", "dana-exp5-{}", {7, 10, 13}, "lr", RATES),
+        ("dana-exp5-{}-longer", "dana-exp5-{}", {10}, "steps", LONGER),
+        ("dana-dim5-{}-rates", {"aot": "dana-dim1", "mlp": "dana-dim5"}, {40, 60}, "lr", RATES),
+    ],
+)
+@pytest.mark.parametrize("model", ["aot", "mlp"])
+def test_the_other_trainings_of_experiment_5_change_one_thing(
+    model, name, published, ds, field, expected
+):
+    published = published[model] if isinstance(published, dict) else published.format(model)
+    of_them = {dataclasses.replace(run, seed=0): run for run in of(published)}
+    runs = of(name.format(model))
+    assert {(run.d, getattr(run, field)) for run in runs} == set(itertools.product(ds, expected))
+    back = {"experiment": published, "seed": 0}
+    back[field] = {getattr(run, field) for run in of_them}.pop()
+    assert {dataclasses.replace(run, **back) for run in runs} <= set(of_them)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("dana-exp5-aot-rates", "dana-exp5-mlp-rates"),
+        ("dana-dim5-aot-rates", "dana-dim5-mlp-rates"),
+    ],
+)
+def test_models_at_other_rates_have_about_as_many_parameters(pair):
+    sizes = [{run.d: training.parameter_count(run) for run in of(name)} for name in pair]
+    for d, attention in sizes[0].items():
+        assert abs(sizes[1][d] / attention - 1) < 0.03
 
 
 @pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])

@@ -200,34 +200,49 @@ OWN_LAYERS = _experiment(
 OTHER_RATES = (0.01, 0.03, 0.3, 1.0)  # the published one is 0.1; multiplied by 0.1 at the start
 
 
-def _middle(model: str, longer: int = 1) -> dict[str, Cells]:
-    """One size of Exp. 5 in each profile, trained ``longer`` times as long."""
+def _middle(model: str, ds: Iterable[int] = (7, 10, 13), longer: int = 1) -> dict[str, Cells]:
+    """The middle size of Exp. 5 for some ``ds`` in each profile, ``longer`` times as long."""
     paper, quick = EXP5 | {"epochs": 64 * longer}, QUICK | {"epochs": 8 * longer}
     if model == "aot":
         return {
-            "paper": _bigrams(grid(d=[10], H=[21]), **paper),
+            "paper": _bigrams(grid(d=ds, H=[21]), **paper),
             "quick": _bigrams(grid(d=[4], H=[3]), **quick),
         }
     return {
-        "paper": _mlp(grid(d=[10], step=[20]), _twice, lr_end=0.001, **paper),
+        "paper": _mlp(grid(d=ds, step=[20]), _twice, lr_end=0.001, **paper),
         "quick": _mlp(grid(d=[4], step=[2]), _twice, lr_end=0.001, **quick),
     }
+
+
+WIDE = {  # about equal parameters: a head has 4 d^2, a unit of the MLP 2 d + 1
+    "aot": {
+        "paper": _bigrams(grid(d=[40, 60], H=[7]), **DIM),
+        "quick": _bigrams(grid(d=[8], H=[3]), **QUICK),
+    },
+    "mlp": {
+        "paper": _mlp(grid(d=[40, 60], step=[12]), _once, lr_end=0.001, **DIM),
+        "quick": _mlp(grid(d=[8], step=[4]), _once, lr_end=0.001, **QUICK),
+    },
+}
 
 
 def _at_other_rates(cells: dict[str, Cells]) -> dict[str, Cells]:
     return {p: [cell | {"lr": lr} for cell in cells[p] for lr in OTHER_RATES] for p in cells}
 
 
-def _exp5(name: str, what: str, cells: dict[str, Cells]) -> Experiment:
+def _other(name: str, what: str, cells: dict[str, Cells], seeds: int = 3) -> Experiment:
     what = f"Exp. 5, {what} (not in the paper)"
-    return _experiment(f"exp5-{name}", what, seeds=3, **cells)
+    curves = None if name.endswith("longer") else "d"
+    return _experiment(name, what, seeds=seeds, curves=curves, **cells)
 
 
 OURS = [
     BUDGET,
-    _exp5("aot-rates", "attention at other rates", _at_other_rates(_middle("aot"))),
-    _exp5("mlp-rates", "MLP at other rates", _at_other_rates(_middle("mlp"))),
-    _exp5("aot-longer", "attention, four times as long", _middle("aot", longer=4)),
-    _exp5("mlp-longer", "MLP, four times as long", _middle("mlp", longer=4)),
+    _other("exp5-aot-rates", "attention at other rates", _at_other_rates(_middle("aot")), 5),
+    _other("exp5-mlp-rates", "MLP at other rates", _at_other_rates(_middle("mlp")), 5),
+    _other("dim5-aot-rates", "wider, attention at other rates", _at_other_rates(WIDE["aot"])),
+    _other("dim5-mlp-rates", "wider, MLP at other rates", _at_other_rates(WIDE["mlp"])),
+    _other("exp5-aot-longer", "attention, four times as long", _middle("aot", [10], longer=4)),
+    _other("exp5-mlp-longer", "MLP, four times as long", _middle("mlp", [10], longer=4)),
     OWN_LAYERS,
 ]
