@@ -118,7 +118,7 @@ def test_the_other_trainings_of_experiment_5_change_one_thing(
 def test_models_at_other_rates_have_about_as_many_parameters(pair):
     sizes = [{run.d: training.parameter_count(run) for run in of(name)} for name in pair]
     for d, attention in sizes[0].items():
-        assert abs(sizes[1][d] / attention - 1) < 0.03
+        assert abs(sizes[1][d] / attention - 1) < 0.06  # of the published pairs, too
 
 
 @pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
