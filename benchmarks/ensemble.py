@@ -1,6 +1,6 @@
 """The engine beside a plain loop and a compiled program, and beside the machine's product rate.
 
-    python benchmarks/ensemble.py [--d 10] [--steps 128] [--device cpu]
+    python benchmarks/ensemble.py [--d 10] [--steps 256] [--device cpu]
 
 Dana et al.'s Experiment 1 is trained three times, for every number of heads. The plain loop trains
 one model at a time as such code is usually written: an ``nn.Module`` with an
@@ -215,7 +215,7 @@ def main() -> None:
     """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--d", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     device, steps = arguments.device, arguments.steps

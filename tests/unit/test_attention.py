@@ -320,7 +320,7 @@ def test_contexts_that_need_no_gradient_cost_none(wanted, products_made):
     assert counter.get_total_flops() == products_made * 2 * 3 * 2 * 5 * 4
 
 
-@pytest.mark.parametrize("rows", [tables._rows, tables._Rows.apply])
+@pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])
 def test_a_look_up_and_its_gradient_go_token_by_token(rows):
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
@@ -335,7 +335,7 @@ def test_a_look_up_and_its_gradient_go_token_by_token(rows):
     assert torch.equal(torch.autograd.grad(found, table, g)[0], total)
 
 
-@pytest.mark.parametrize("rows", [tables._rows, tables._Rows.apply])
+@pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])
 def test_the_gradient_of_a_look_up_is_an_index_add(rows):
     table = torch.randn(3, 7, 2, dtype=torch.float64, requires_grad=True)
     chosen, g = torch.randint(7, (3, 501)), torch.randn(3, 501, 2, dtype=torch.float64)

@@ -88,7 +88,7 @@ RATES, LONGER = {0.01, 0.03, 0.3, 1.0}, {65536}  # the published ones are 0.1 an
 
 
 @pytest.mark.parametrize(
-    "name, published, ds, field, expected",
+    ("name", "published", "ds", "field", "expected"),
     [
         ("dana-exp5-{}-rates", "dana-exp5-{}", {7, 10, 13}, "lr", RATES),
         ("dana-exp5-{}-longer", "dana-exp5-{}", {10}, "steps", LONGER),

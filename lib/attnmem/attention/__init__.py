@@ -3,6 +3,7 @@
 ``layers`` holds the layers, their weights and what they refuse;
 ``products`` the products, softmaxes and sums that layers and training share;
 ``short`` the same for contexts of a few tokens;
+``pairs`` the same for pairs of tokens of a vocabulary, with the loss of what follows them;
 ``tables`` the embeddings of tokens;
 ``tangents`` the derivative of a layer with one output;
 ``coordinates`` linear changes of its data.
@@ -22,6 +23,7 @@ from .layers import (
     mha_attention,
     mha_features,
 )
+from .pairs import Maps, after_pairs, next_token_losses
 from .products import (
     OWN,
     SHARED,
@@ -44,7 +46,9 @@ __all__ = [
     "SHARED",
     "AoTWeights",
     "MHAWeights",
+    "Maps",
     "add_heads",
+    "after_pairs",
     "aot",
     "aot_features",
     "attend",
@@ -64,5 +68,6 @@ __all__ = [
     "mha",
     "mha_attention",
     "mha_features",
+    "next_token_losses",
     "over_tokens",
 ]

@@ -11,7 +11,7 @@ Three roads lead to these sums; :func:`attend_and_add_columns` takes the cheapes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -226,33 +226,70 @@ def _through_outer_products(W_Q, W_K, W_V, W_O, others, query, last) -> Sums:
 
 
 class _OuterProducts(torch.autograd.Function):
-    """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
-
-    ``A`` (*runs, H, d, d), ``M`` (*runs, H, d_o, d), ``q`` and ``delta`` (*runs, d, B). The
-    backward pass is written out, so that its arrays of size d^2 B are used in place.
-    """
+    """:func:`outer_products` of broadcast runs."""
 
     @staticmethod
     def forward(ctx, A, M, q, delta):
-        pairs = _pairs(q, delta)
-        alpha = (A.flatten(-2) @ pairs.flatten(-3, -2)).sigmoid_()
-        mixed = (M.flatten(-2).mT @ alpha).unflatten(-2, M.shape[-2:])
-        ctx.save_for_backward(A, M, q, delta, pairs, alpha, mixed)
-        return (mixed * delta[..., None, :, :]).sum(dim=-2)
+        out, kept = outer_products(A, M, q, delta)
+        ctx.save_for_backward(A, M, q, delta, *kept)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        A, M, q, delta, pairs, alpha, mixed = ctx.saved_tensors
-        g_mixed = _pairs(g, delta).flatten(-3, -2)
-        g_logits = (M.flatten(-2) @ g_mixed).mul_(alpha).mul_(1 - alpha)
-        g_pairs = (A.flatten(-2).mT @ g_logits).unflatten(-2, A.shape[-2:])
-        g_A = (g_logits @ pairs.flatten(-3, -2).mT).view_as(A)
-        g_M = (alpha @ g_mixed.mT).view_as(M)
-        g_q = (g_pairs * delta[..., None, :, :]).sum(dim=-2)
-        g_delta = (mixed * g[..., :, None, :]).sum(dim=-3)
-        g_delta += g_pairs.mul_(q[..., :, None, :]).sum(dim=-3)
-        return g_A, g_M, g_q, g_delta
+        A, M, q, delta, *kept = ctx.saved_tensors
+        return of_outer_products(A, M, q, delta, kept, g)
+
+
+def outer_products(
+    A: Float[Tensor, "*runs H d d"],
+    M: Float[Tensor, "*runs H d_o d"],
+    q: Float[Tensor, "*runs d B"],
+    delta: Float[Tensor, "*runs d B"],
+) -> tuple[Float[Tensor, "*runs d_o B"], tuple[Tensor, ...]]:
+    """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
+
+    Args:
+        A: One matrix a head, of the logits.
+        M: One matrix a head, of the outputs.
+        q: Queries.
+        delta: Tokens, relative to the last one.
+
+    Returns:
+        The sums, and what :func:`of_outer_products` needs besides.
+    """
+    pairs = _pairs(q, delta)
+    alpha = (A.flatten(-2) @ pairs.flatten(-3, -2)).sigmoid_()
+    mixed = (M.flatten(-2).mT @ alpha).unflatten(-2, M.shape[-2:])
+    return (mixed * delta[..., None, :, :]).sum(dim=-2), (pairs, alpha, mixed)
+
+
+def of_outer_products(
+    A: Tensor, M: Tensor, q: Tensor, delta: Tensor, kept: Sequence[Tensor], g: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradient of :func:`outer_products`; its arrays of size ``d^2 B`` are used in place.
+
+    Args:
+        A: As there.
+        M: As there.
+        q: As there.
+        delta: As there.
+        kept: What it returned besides the sums.
+        g: The gradient at the sums, ``(*runs, d_o, B)``.
+
+    Returns:
+        The gradients at ``A``, ``M``, ``q`` and ``delta``.
+    """
+    pairs, alpha, mixed = kept
+    g_mixed = _pairs(g, delta).flatten(-3, -2)
+    g_logits = (M.flatten(-2) @ g_mixed).mul_(alpha).mul_(1 - alpha)
+    g_pairs = (A.flatten(-2).mT @ g_logits).unflatten(-2, A.shape[-2:])
+    g_A = (g_logits @ pairs.flatten(-3, -2).mT).view_as(A)
+    g_M = (alpha @ g_mixed.mT).view_as(M)
+    g_q = (g_pairs * delta[..., None, :, :]).sum(dim=-2)
+    g_delta = (mixed * g[..., :, None, :]).sum(dim=-3)
+    g_delta += g_pairs.mul_(q[..., :, None, :]).sum(dim=-3)
+    return g_A, g_M, g_q, g_delta
 
 
 def _pairs(

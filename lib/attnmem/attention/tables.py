@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 
@@ -27,29 +27,62 @@ def look_up(
     table = embedding.expand(*runs, N, d).reshape(-1, N, d)
     chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(table), -1)
     # index_select adds gradients in order on a CPU, and in any order on a GPU.
-    found = (_Rows.apply if table.is_cuda else _rows)(table, chosen)
+    found = (_Rows.apply if table.is_cuda else take_rows)(table, chosen)
     return found.view(*runs, *tokens.shape[-2:], d)
 
 
-def _rows(table: Float[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Float[Tensor, "R m d"]:
+def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
+    """The rows of each run's table that its integers choose.
+
+    Args:
+        table: One table for each run.
+        chosen: Integers in ``[0, N)``.
+
+    Returns:
+        The chosen rows, in the order of the integers.
+    """
     # Not F.embedding: its backward pass may wait for the host.
-    R, N, d = table.shape
-    first = N * torch.arange(R, device=table.device)
-    rows = table.reshape(-1, d).index_select(0, (chosen + first[:, None]).flatten())
-    return rows.view(R, -1, d)
+    rows = table.reshape(-1, table.shape[-1]).index_select(0, _places(chosen, table.shape[1]))
+    return rows.view(*chosen.shape, -1)
+
+
+def add_rows(
+    rows: Float[Tensor, "R m d"], chosen: Int[Tensor, "R m"], N: int
+) -> Float[Tensor, "R N d"]:
+    """The gradient of :func:`take_rows`: to each row of a table, the sum of those that chose it.
+
+    Args:
+        rows: One row for each integer.
+        chosen: Integers in ``[0, N)``.
+        N: How many rows a table has.
+
+    Returns:
+        One table for each run, in sums that repeat bit for bit.
+    """
+    if rows.is_cuda:  # index_add adds in any order there
+        vocabulary = torch.arange(N, device=rows.device)
+        return (chosen[:, None] == vocabulary[:, None]).to(rows.dtype) @ rows
+    R, _, d = rows.shape
+    table = rows.new_zeros(R * N, d)
+    return table.index_add_(0, _places(chosen, N), rows.flatten(0, 1)).view(R, N, d)
+
+
+def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:
+    """Where the chosen rows stand when the runs' tables are one below the other."""
+    first = N * torch.arange(len(chosen), device=chosen.device)
+    return (chosen + first[:, None]).flatten()
 
 
 class _Rows(torch.autograd.Function):
-    """:func:`_rows`; the gradient of the table is a product with the tokens' indicators."""
+    """:func:`take_rows` on a GPU, where its own gradient would not repeat."""
 
     @staticmethod
     def forward(ctx, table, chosen):
         ctx.save_for_backward(chosen)
         ctx.N = table.shape[-2]
-        return _rows(table, chosen)
+        return take_rows(table, chosen)
 
     @staticmethod
     def backward(ctx, g):
         [chosen] = ctx.saved_tensors
-        vocabulary = torch.arange(ctx.N, device=g.device)
-        return (chosen[..., None, :] == vocabulary[:, None]).to(g.dtype) @ g, None
+        return add_rows(g, chosen, ctx.N), None

@@ -3,20 +3,17 @@
 Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
 as the same run alone, up to the rounding of batched products.
 
-``models`` holds the models, ``data`` their data, ``engine`` the steps of a stack, ``protocols`` the
-published ways to train, ``trainer`` the whole of a training.
+``initial`` draws weights, ``transformers`` and ``models`` hold the models, ``data`` their data,
+``engine`` the steps of a stack, ``protocols`` the published ways to train, ``trainer`` the whole of
+a training.
 """
 
 from .counts import dimension, layer_parameter_count
 from .data import examples
+from .initial import generator
 from .models import (
     FAMILIES,
-    VARIANTS,
     Family,
-    Variant,
-    aot_logits,
-    aot_parameters,
-    generator,
     mha_heads,
     mha_outputs,
     mha_parameters,
@@ -26,6 +23,7 @@ from .models import (
 from .protocols import PROTOCOLS, SATURATED, linear_by_epoch, warmup_cosine
 from .single import descend, xavier
 from .trainer import configuration, opening, operations, selfcheck, stacks, train
+from .transformers import VARIANTS, Variant, aot_logits, aot_parameters
 
 __all__ = [
     "FAMILIES",

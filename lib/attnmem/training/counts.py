@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from .. import bounds
 from ..results import Run
-from .models import FAMILIES, VARIANTS, generator
+from .initial import generator
+from .models import FAMILIES
+from .transformers import VARIANTS
 
 TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 

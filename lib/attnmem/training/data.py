@@ -9,8 +9,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import tasks
+from ..attention.tables import take_rows
 from ..results import Run
-from .models import generator
+from .initial import generator
 
 
 def examples(run: Run) -> tasks.ContextQueries:
@@ -112,20 +113,18 @@ class Pairs:
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         drawn = [pairs(run) for run in runs]
-        self.tokens, self.labels, self.tables = (
-            torch.stack(part).to(device) for part in zip(*drawn, strict=True)
-        )
+        tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
+        self.rows = torch.cat([tokens, labels[..., None]], dim=-1).to(device)
+        self.tables = tables.to(device)
 
     def at(self, index: Int[Tensor, "R B"]) -> tuple[Int[Tensor, "R B 2"], Int[Tensor, "R B"]]:
         """Tokens and next tokens of every run's batch."""
-        both = index[..., None].expand(-1, -1, 2)
-        return self.tokens.gather(1, both), self.labels.gather(1, index)
+        rows = take_rows(self.rows, index)
+        return rows[..., :2], rows[..., 2]
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all runs but those at ``places``."""
-        self.tokens, self.labels, self.tables = (
-            part[[*places]] for part in (self.tokens, self.labels, self.tables)
-        )
+        self.rows, self.tables = self.rows[[*places]], self.tables[[*places]]
 
 
 class Examples:

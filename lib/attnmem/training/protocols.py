@@ -68,14 +68,14 @@ class _OnPairs(Protocol):
     @override
     def losses(self, index, watched):
         tokens, answers = self.data.at(index)
-        outputs = FAMILIES[self.run.model].outputs(self.stack.parameters, self.run, tokens)
-        loss = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
+        family = FAMILIES[self.run.model]
+        loss, outputs = family.losses(self.stack.parameters, self.run, tokens, answers)
         return loss, _right(outputs, answers) if watched else None
 
 
 @torch.no_grad()
 def _right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Float[Tensor, " R"]:
-    return (outputs.argmax(dim=1) == answers).double().mean(dim=1)
+    return (outputs.max(dim=1).indices == answers).double().mean(dim=1)
 
 
 class Bigrams(_OnPairs):
@@ -136,7 +136,7 @@ class Bigrams(_OnPairs):
         for first in every.split(max(1, chunk // N)):
             outputs = family.pairs(self.stack.parameters, self.run, first)
             answers = self.data.tables[:, first].flatten(1)
-            right = right + (outputs.argmax(dim=1) == answers).double().sum(dim=1)
+            right = right + (outputs.max(dim=1).indices == answers).double().sum(dim=1)
         return right / N**2
 
 

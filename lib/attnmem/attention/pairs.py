@@ -1,0 +1,188 @@
+r"""Attention to pairs of tokens of a vocabulary, and the loss of what follows them.
+
+A pair :math:`(a, b)` is asked for at its second place. With :math:`\delta = x_a - x_b`,
+
+.. math:: \textstyle y = r_b + \sum_h M_h x_b + \sum_h \sigma_h M_h \delta , \qquad
+          \sigma_h = \operatorname{sigmoid}(x_b^\top A_h \delta) ,
+
+where :math:`r_b` is the residual stream, :math:`A_h = W_Q^h (W_K^h)^\top` and
+:math:`M_h = W_O^h W_V^h`. The first two terms belong to single tokens of the vocabulary, so they
+are computed once for each of them and looked up. Both gradients are written out: for models as
+small as the published ones, most of a step's time would go to many small operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .short import of_outer_products, outer_products
+from .tables import add_rows, take_rows
+
+LOG2_E = math.log2(math.e)
+
+
+class Maps(NamedTuple):
+    """The four maps of a layer's heads, in stacks of runs.
+
+    Attributes:
+        W_Q: Query maps, which act from the left, ``(R, H, d_h, d)``.
+        W_K: Key maps, which act from the left, ``(R, H, d_h, d)``.
+        W_V: Value maps, which act from the left, ``(R, H, d_h, d)``.
+        W_O: Output maps, which act from the left, ``(R, H, d_o, d_h)``.
+    """
+
+    W_Q: Float[Tensor, "R H d_h d"]
+    W_K: Float[Tensor, "R H d_h d"]
+    W_V: Float[Tensor, "R H d_h d"]
+    W_O: Float[Tensor, "R H d_o d_h"]
+
+
+def after_pairs(
+    maps: Maps,
+    inputs: Float[Tensor, "R 2 N d"],
+    stream: Float[Tensor, "R N d_o"],
+    tokens: Int[Tensor, "R B 2"],
+) -> Float[Tensor, "R d_o B"]:
+    """The residual stream at the second place, after attention to both places.
+
+    Args:
+        maps: The maps of the heads; a scale of the logits is in one of them.
+        inputs: The attention's input at the two places, for every token of the vocabulary.
+        stream: The residual stream at the second place, for every token.
+        tokens: Pairs of integers in ``[0, N)``.
+
+    Returns:
+        One column for each pair.
+    """
+    return _AfterPairs.apply(*maps, inputs, stream, tokens)
+
+
+def next_token_losses(
+    unembedding: Float[Tensor, "R N d"],
+    stream: Float[Tensor, "R d B"],
+    answers: Int[Tensor, "R B"],
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"]]:
+    """The mean cross-entropy of the logits ``unembedding @ stream``, and these logits.
+
+    Args:
+        unembedding: One row for every token of the vocabulary.
+        stream: One column for each example.
+        answers: The right tokens.
+
+    Returns:
+        The loss of each run, and the logits, which no gradient goes through.
+    """
+    return _NextTokenLosses.apply(unembedding, stream, answers)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+class _AfterPairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, W_Q, W_K, W_V, W_O, inputs, stream, tokens):
+        A, M = W_Q.mT @ W_K, W_O @ W_V
+        alone = M.sum(dim=1)
+        (first, second), (a, b) = inputs.unbind(dim=1), tokens.unbind(dim=-1)
+        looked_up = torch.cat([second, torch.baddbmm(stream, second, alone.mT)], dim=-1)
+        q, y = take_rows(looked_up, b).mT.contiguous().split([A.shape[-1], M.shape[-2]], dim=1)
+        delta = take_rows(first, a).mT.contiguous().sub_(q)
+        road = _shorter_road(A, M)
+        update, kept = road.forward(A, M, q, delta)
+        ctx.road, ctx.N = road, inputs.shape[2]
+        ctx.save_for_backward(W_Q, W_K, W_V, W_O, second, tokens, A, M, alone, q, delta, *kept)
+        return update.add_(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        W_Q, W_K, W_V, W_O, second, tokens, A, M, alone, q, delta, *kept = ctx.saved_tensors
+        a, b = tokens.unbind(dim=-1)
+        g = g.contiguous()
+        g_A, g_M, g_q, g_delta = ctx.road.backward(A, M, q, delta, kept, g)
+        g_first = add_rows(g_delta.mT, a, ctx.N)
+        g_looked_up = add_rows(torch.cat([g_q.sub_(g_delta), g], dim=1).mT, b, ctx.N)
+        g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=-1)
+        g_M = g_M + (g_stream.mT @ second)[:, None]
+        g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
+        g_second = torch.baddbmm(g_second, g_stream, alone)
+        return *g_maps, torch.stack([g_first, g_second], dim=1), g_stream, None
+
+
+class _Road(NamedTuple):
+    """One way to form the sum over heads, and its gradient.
+
+    Attributes:
+        forward: From ``A`` (R, H, d, d), ``M`` (R, H, d_o, d), ``q`` and ``delta`` (R, d, B) to the
+            sum (R, d_o, B), and what the gradient needs besides.
+        backward: From the same, what is kept, and the gradient at the sum to those at the four.
+    """
+
+    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def _shorter_road(A: Tensor, M: Tensor) -> _Road:
+    """Both roads have the same products; this one has less to write and read between them."""
+    (H, d), d_o = A.shape[1:3], M.shape[2]
+    return OUTER if d + d_o < 2 * H else WIDE
+
+
+# Nothing is larger than H d B: keys A^T q and mixtures sigma delta of every head.
+
+
+def _wide_forward(A, M, q, delta):
+    keys = (A.mT.flatten(1, 2) @ q).unflatten(1, A.shape[1:3])
+    alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
+    mixtures = (alpha * delta[:, None]).flatten(1, 2)
+    return M.transpose(1, 2).flatten(2) @ mixtures, (keys, alpha, mixtures)
+
+
+def _wide_backward(A, M, q, delta, kept, g):
+    keys, alpha, mixtures = kept
+    (H, d), d_o = A.shape[1:3], M.shape[2]
+    g_mixtures = (M.transpose(1, 2).flatten(2).mT @ g).unflatten(1, (H, d))
+    g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
+    g_logits = g_alpha.mul_(alpha).mul_(1 - alpha)
+    g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
+    g_keys = (g_logits * delta[:, None]).flatten(1, 2)
+    g_A = (g_keys @ q.mT).view(-1, H, d, d).mT
+    g_M = (g @ mixtures.mT).view(-1, d_o, H, d).transpose(1, 2)
+    return g_A, g_M, A.mT.flatten(1, 2).mT @ g_keys, g_delta
+
+
+OUTER, WIDE = _Road(outer_products, of_outer_products), _Road(_wide_forward, _wide_backward)
+
+
+# --- the loss -------------------------------------------------------------------------------------
+
+
+class _NextTokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, unembedding, stream, answers):
+        logits = unembedding @ stream
+        largest = logits.amax(dim=1, keepdim=True)
+        shares = (logits - largest).mul_(LOG2_E).exp2_()  # on a CPU several times faster than exp
+        total = shares.sum(dim=1, keepdim=True)
+        chosen = logits.gather(1, answers[:, None])
+        losses = total.log().add_(largest).sub_(chosen)[:, 0].mean(dim=-1)
+        ctx.save_for_backward(unembedding, stream, answers, shares, total)
+        ctx.mark_non_differentiable(logits)
+        ctx.set_materialize_grads(False)
+        return losses, logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g, _):
+        unembedding, stream, answers, shares, total = ctx.saved_tensors
+        g = (g / answers.shape[1])[:, None, None]
+        g_logits = shares * (g / total)
+        g_logits.scatter_add_(1, answers[:, None], -g.expand(-1, 1, answers.shape[1]))
+        return g_logits @ stream.mT, unembedding.mT @ g_logits, None
