@@ -138,11 +138,11 @@ class Family(NamedTuple):
         outputs: From stacked weights, a run of the stack and a batch to outputs. Models of token
             sequences take ``(R, B, S)`` tokens and give ``(R, N, B)`` logits. Models of contexts
             and queries take those and give ``(R, B, outputs)``.
-        losses: Of models of token sequences, from the same and next tokens ``(R, B)`` to the mean
-            cross-entropy of each run and the logits.
         tasks: What it can be trained on, names in ``PROTOCOLS``.
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
+        losses: Of models of token sequences, from the same and next tokens ``(R, B)`` to the mean
+            cross-entropy of each run and the logits.
         pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
     """
 

@@ -227,6 +227,14 @@ def aot_logits_of_pairs(
 
     With one layer, keys, queries and values belong to single tokens, so they are computed once for
     every token: a pair costs ``O(H d)`` instead of ``O(H d^2)``.
+
+    Args:
+        P: Stacked weights, as :func:`aot_parameters` names them.
+        run: Any run of the stack, for the sizes and the variant.
+        first: Some tokens of the vocabulary.
+
+    Returns:
+        The logits of the next token.
     """
     N = P["embedding"].shape[1]
     if run.layers > 1:
