@@ -44,6 +44,8 @@ class Run(Configuration):
     bigrams, the pairs of one epoch); ``d``, ``d_h``, ``H``, ``width``, ``layers``: as on the
     notation page. ``context``: ``shared`` or ``random``. The rate goes from ``lr * lr_start`` to
     ``lr * lr_end`` by ``schedule``. ``products``: ``tf32`` where a GPU may compute them so.
+    ``table``: the number of the table of next tokens that all seeds share, where they do not draw
+    their own.
     """
 
     experiment: str
@@ -70,6 +72,7 @@ class Run(Configuration):
     evaluate_every: int | None = None
     early_stop: bool | None = None
     products: str | None = None
+    table: int | None = None
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,26 @@ def test_models_at_other_rates_have_about_as_many_parameters(pair):
         assert abs(sizes[1][d] / attention - 1) < 0.06  # of the published pairs, too
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "tables"),
+    [("dana-exp5-mlp-one-table", "dana-exp5-mlp", 3), ("dana-exp6-one-table", "dana-exp6", 5)],
+)
+def test_seeds_share_a_table_and_nothing_else(name, published, tables):
+    runs = of(name)
+    back = {"experiment": published, "table": None}
+    once = [dataclasses.replace(run, **back) for run in runs]
+    assert {once.count(run) for run in once} == {tables}
+    assert set(once) <= set(of(published))
+    same_cell = [run for run in runs if (run.H, run.width) == (runs[0].H, runs[0].width)]
+    drawn = {(run.table, run.seed): training.data.pairs(run) for run in same_cell}
+    for (number, seed), data in drawn.items():
+        assert torch.equal(data.table, drawn[number, 0].table)
+        assert seed == 0 or not torch.equal(data.tokens, drawn[number, 0].tokens)
+        assert number == 0 or not torch.equal(data.table, drawn[0, 0].table)
+        a, b = data.tokens.unbind(dim=1)
+        assert torch.equal(data.next_tokens, data.table[a, b])
+
+
 @pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
 def test_the_learning_rates_are_those_of_the_sheet(name):
     last = 2.5e-3 if "depth" in name else 1e-4 if name in ("dana-exp5-mlp", "dana-dim5") else 5e-4

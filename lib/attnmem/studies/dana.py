@@ -194,6 +194,31 @@ OWN_LAYERS = _experiment(
 )
 
 
+# --- Not in the paper: all repetitions on one table of answers, as published ----------------------
+
+
+def _on_tables(tables: int, cells: Cells) -> Cells:
+    """Every cell on each of some tables, which all its seeds share."""
+    return [cell | {"table": table} for cell in cells for table in range(tables)]
+
+
+ONE_TABLE = [
+    _experiment(
+        "exp5-mlp-one-table",
+        "Exp. 5, the widest MLP at d = 10, seeds on one table (not in the paper)",
+        paper=_on_tables(3, _mlp(grid(d=[10], step=[30]), _twice, lr_end=0.001, **EXP5)),
+        quick=_on_tables(2, _mlp(grid(d=[4], step=[5]), _twice, lr_end=0.001, **QUICK)),
+    ),
+    _experiment(
+        "exp6-one-table",
+        "Exp. 6, seeds on one table (not in the paper)",
+        paper=_on_tables(5, _bigrams(grid(d=[2], H=range(1, 22, 4)), **SMALL | {"N": 10})),
+        quick=_on_tables(2, _bigrams(grid(d=[2], H=[1, 5]), **QUICK)),
+        seeds=20,
+    ),
+]
+
+
 # --- Not in the paper: is the MLP harder to train? Exp. 5 at other rates, and for longer ----------
 
 
@@ -238,6 +263,7 @@ def _other(name: str, what: str, cells: dict[str, Cells], seeds: int = 3) -> Exp
 
 OURS = [
     BUDGET,
+    *ONE_TABLE,
     _other("exp5-aot-rates", "attention at other rates", _at_other_rates(_middle("aot")), 5),
     _other("exp5-mlp-rates", "MLP at other rates", _at_other_rates(_middle("mlp")), 5),
     _other("dim5-aot-rates", "wider, attention at other rates", _at_other_rates(WIDE["aot"])),

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import tasks
 from ..attention.tables import take_rows
 from ..results import Run
-from .initial import generator
+from .initial import generator, seeded
 
 
 def examples(run: Run) -> tasks.ContextQueries:
@@ -25,7 +25,11 @@ def examples(run: Run) -> tasks.ContextQueries:
 def pairs(run: Run) -> tasks.Bigrams:
     """The pairs of tokens that a run of Dana et al.'s is trained on, with their next tokens."""
     draw = {"bigrams": tasks.bigrams, "associations": tasks.associations}[run.task]
-    return draw(generator(run, "data"), run.N, run.T)
+    drawn = draw(generator(run, "data"), run.N, run.T)
+    if run.table is None:
+        return drawn
+    table = torch.randint(run.N, (run.N, run.N), generator=seeded(f"{run.N} {run.table} table"))
+    return tasks.Bigrams(drawn.tokens, table[drawn.tokens[:, 0], drawn.tokens[:, 1]], table)
 
 
 def sent(x: Tensor, device: torch.device) -> Tensor:

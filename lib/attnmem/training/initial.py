@@ -27,7 +27,19 @@ def generator(run: Run, stream: str) -> torch.Generator:
     Returns:
         A new generator on the CPU, at the start of its numbers.
     """
-    digest = hashlib.sha256(f"{run.key} {stream}".encode()).digest()
+    return seeded(f"{run.key} {stream}")
+
+
+def seeded(text: str) -> torch.Generator:
+    """A generator whose numbers a text decides, the same on every machine.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        A new generator on the CPU, at the start of its numbers.
+    """
+    digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 

@@ -142,7 +142,7 @@ class Family(NamedTuple):
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
         losses: Of models of token sequences, from the same and next tokens ``(R, B)`` to the mean
-            cross-entropy of each run and the logits.
+            cross-entropy of each run and the logits; None to compute it from the outputs.
         pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
     """
 

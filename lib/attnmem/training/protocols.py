@@ -68,8 +68,12 @@ class _OnPairs(Protocol):
     @override
     def losses(self, index, watched):
         tokens, answers = self.data.at(index)
-        family = FAMILIES[self.run.model]
-        loss, outputs = family.losses(self.stack.parameters, self.run, tokens, answers)
+        family, P = FAMILIES[self.run.model], self.stack.parameters
+        if family.losses:
+            loss, outputs = family.losses(P, self.run, tokens, answers)
+        else:
+            outputs = family.outputs(P, self.run, tokens)
+            loss = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
         return loss, _right(outputs, answers) if watched else None
 
 
