@@ -76,7 +76,7 @@ def check_enclosed(weights, contexts, queries) -> None:
     Raises:
         ValueError: One of them is not so; the message names it.
     """
-    check_features(weights, contexts, queries)
+    check_features(weights, contexts, queries, names=("contexts", "queries"))
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("weights.W_Q", weights.W_Q, "(H, d, d_h), of one layer", 3)
     for name, tensor in (("contexts", contexts), ("queries", queries)):

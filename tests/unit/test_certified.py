@@ -446,7 +446,7 @@ def narrowed(weights):
 
 def test_features_are_enclosed_of_what_fits_only():
     weights, E, e = small_task(own=True)[0]
-    with pytest.raises(ValueError, match=r"^context: got .*; expected 5 along axis -1"):
+    with pytest.raises(ValueError, match=r"^contexts: got .*; expected 5 along axis -1"):
         enclosed_features(weights, E[..., :-1], e)
     with pytest.raises(ValueError, match=r"^queries: got shape \(2, 9, 5\)"):
         enclosed_features(weights, torch.stack([E, E]), torch.stack([e, e]))
@@ -477,8 +477,8 @@ def test_precision_ends_at_1024_bits():
         (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
         (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
         (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
-        (lambda w, E, e, y: ((w, E[..., :-1], e, y), {}), "context"),
-        (lambda w, E, e, y: ((w, E, None, y), {}), "query"),
+        (lambda w, E, e, y: ((w, E[..., :-1], e, y), {}), "contexts"),
+        (lambda w, E, e, y: ((w, E, None, y), {}), "queries"),
         (lambda w, E, e, y: ((narrowed(w), E, e, y), {"skip": True}), "weights.W_O"),
     ],
 )

@@ -521,6 +521,8 @@ def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
         ({"steps": 0}, "steps: got 0"),
         ({"lr": 1.01}, r"lr: got 1\.01"),
         ({"lr": -0.1}, r"lr: got -0\.1"),
+        ({"queries": torch.rand(7, 4)}, r"queries: got shape \(7, 4\)"),
+        ({"contexts": torch.rand(4, 6)}, r"contexts: got shape \(4, 6\)"),
         ({"labels": torch.rand(6)}, r"labels: got shape \(6,\)"),
         ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
     ],

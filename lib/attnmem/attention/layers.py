@@ -90,26 +90,28 @@ def _check_mha_weights(weights) -> None:
     check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
 
 
-def check_features(weights, context, query) -> None:
+def check_features(weights, context, query, names=("context", "query")) -> None:
     """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do.
 
     Args:
         weights: A :class:`MHAWeights`.
         context: Tokens as rows.
         query: One vector per example.
+        names: What the caller calls its contexts and queries.
 
     Raises:
         ValueError: One of them is not as :func:`mha` describes it; the message names it.
     """
     _check_mha_weights(weights)
-    check_tensor("query", query, "(*runs, B, d)", range(2, 99))
-    shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
-    check_tensor("context", context, shape, (query.ndim, query.ndim + 1))
-    for name, tensor in (("query", query), ("context", context)):
+    contexts, queries = names
+    check_tensor(queries, query, "(*runs, B, d)", range(2, 99))
+    shape = f"(*runs, B, n, d) or (*runs, n, d), with the run axes of the {queries}"
+    check_tensor(contexts, context, shape, (query.ndim, query.ndim + 1))
+    for name, tensor in ((queries, query), (contexts, context)):
         check_floats(name, tensor)
         check_size(name, tensor, -1, weights.W_Q.shape[-2], "d of weights.W_Q")
     if context.ndim == query.ndim + 1:
-        check_size("context", context, -3, query.shape[-2], "the number of queries")
+        check_size(contexts, context, -3, query.shape[-2], "the number of queries")
 
 
 def _check_mha(weights, context, query, skip) -> None:

@@ -52,7 +52,7 @@ def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> M
 
 
 def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
-    check_features(weights, contexts, queries)
+    check_features(weights, contexts, queries, names=("contexts", "queries"))
     check_integer("steps", steps)
     check_number("lr", lr, least=0.0, most=1.0)
     if labels.shape != queries.shape[:1]:
