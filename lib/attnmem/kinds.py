@@ -44,8 +44,9 @@ class Run(Configuration):
     bigrams, the pairs of one epoch); ``d``, ``d_h``, ``H``, ``width``, ``layers``: as on the
     notation page. ``context``: ``shared`` or ``random``. The rate goes from ``lr * lr_start`` to
     ``lr * lr_end`` by ``schedule``. ``products``: ``tf32`` where a GPU may compute them so.
-    ``table``: the number of the table of next tokens that all seeds share, where they do not draw
-    their own.
+    ``table``: the number of the table of next tokens, or of the set of examples, that all seeds
+    share, where they do not draw their own. ``last_batch``: ``short`` where an epoch's last batch
+    holds what is left; otherwise the next epoch fills it up.
     """
 
     experiment: str
@@ -73,6 +74,7 @@ class Run(Configuration):
     early_stop: bool | None = None
     products: str | None = None
     table: int | None = None
+    last_batch: str | None = None
 
 
 @dataclass(frozen=True)

@@ -208,14 +208,11 @@ def train_memorization(run) -> Path:
         return run.lr_end + (1 - run.lr_end) * (1 + math.cos(half_circle)) / 2
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    order = training.generator(run, "order")
-    stream = itertools.chain.from_iterable(
-        torch.randperm(run.T, generator=order).tolist() for _ in itertools.count()
-    )
+    parts = _parts(run)
     path, best = Path([], [], {}), None
     evaluated = 0
     for step in range(1, run.steps + 1):
-        part = [*itertools.islice(stream, run.batch)]
+        part = next(parts)
         outputs = model(contexts[part], queries[part])
         _step(optimizer, schedule, _loss(outputs, labels[part]), path)
         if step % run.evaluate_every == 0 or step == run.steps:
@@ -233,6 +230,18 @@ def train_memorization(run) -> Path:
     if run.N and not run.early_stop:
         path.reported.update(_saturation(model, contexts, queries))
     return path
+
+
+def _parts(run):
+    """Batches without end: epochs on end, or each with what is left as its last batch."""
+    order = training.generator(run, "order")
+    epochs = (torch.randperm(run.T, generator=order).tolist() for _ in itertools.count())
+    if run.last_batch == "short":
+        for epoch in epochs:
+            yield from (epoch[i : i + run.batch] for i in range(0, run.T, run.batch))
+    stream = itertools.chain.from_iterable(epochs)
+    while True:
+        yield [*itertools.islice(stream, run.batch)]
 
 
 def _loss(outputs, labels):

@@ -141,6 +141,30 @@ def test_seeds_share_a_table_and_nothing_else(name, published, tables):
         assert torch.equal(data.next_tokens, data.table[a, b])
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "change"),
+    [
+        ("mahdavi-fig2a-short", "mahdavi-fig2a", {"last_batch": "short"}),
+        ("mahdavi-fig2a-shared", "mahdavi-fig2a", {"table": 0}),
+        ("mahdavi-fig3-short", "mahdavi-fig3", {"last_batch": "short"}),
+    ],
+)
+def test_the_small_print_changes_one_thing(name, published, change):
+    changed = {dataclasses.replace(run, experiment=name, **change) for run in of(published)}
+    assert set(of(name)) <= changed
+    assert {run.seed for run in of(name)} == {0, 1, 2}
+
+
+def test_seeds_share_their_examples_where_they_are_numbered():
+    first, second, *_ = of("mahdavi-fig2a-shared")
+    small = [dataclasses.replace(run, T=20) for run in (first, second)]
+    other = dataclasses.replace(small[0], table=1)
+    drawn = [training.examples(run) for run in (*small, other)]
+    for ours, same, not_same in zip(*drawn, strict=True):
+        assert torch.equal(ours, same)
+        assert not torch.equal(ours, not_same)
+
+
 @pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
 def test_the_learning_rates_are_those_of_the_sheet(name):
     last = 2.5e-3 if "depth" in name else 1e-4 if name in ("dana-exp5-mlp", "dana-dim5") else 5e-4

@@ -51,9 +51,15 @@ LOOPS = {
     "classes, learned before the end": memorization_run(
         T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
     ),
+    "classes, a short last batch": memorization_run(last_batch="short"),
+    "classes, one short batch an epoch": memorization_run(last_batch="short", T=11),
+    "classes, no batch short": memorization_run(last_batch="short", T=48),
     "classes, own contexts": memorization_run(context="random", steps=45, evaluate_every=9),
     "reals": memorization_run(task="reals", N=None, lr=5e-2, evaluate_every=1),
     "reals, own contexts": memorization_run(task="reals", N=None, context="random"),
+    "reals, own contexts, a short last batch": memorization_run(
+        task="reals", N=None, context="random", last_batch="short"
+    ),
 }
 
 
@@ -530,6 +536,9 @@ def test_a_training_in_tf32_is_another_one():
         [bigram_run(variant="codex")],
         [memorization_run(variant="paper")],
         [memorization_run(model="aot")],
+        [bigram_run(last_batch="short")],
+        [memorization_run(last_batch="long")],
+        [memorization_run(), memorization_run(last_batch="short")],
         [],
     ],
 )

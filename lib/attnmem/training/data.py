@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -16,7 +17,11 @@ from .initial import generator, seeded
 
 def examples(run: Run) -> tasks.ContextQueries:
     """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
-    g, shared = generator(run, "data"), run.context == "shared"
+    shared = run.context == "shared"
+    if run.table is None:
+        g = generator(run, "data")
+    else:
+        g = seeded(f"{run.n} {run.d} {run.N} {run.context} {run.table} examples")
     return tasks.context_queries(
         g, run.T, run.n, run.d, shared=shared, classes=run.N, dtype=torch.float32
     )
@@ -48,12 +53,13 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
 class Order:
     """Successive batches for each run of a stack: every epoch in a new random order.
 
-    An epoch's last batch is filled up by the next epoch. The published code of Mahdavi et al. keeps
-    a short last batch instead.
+    An epoch's last batch is filled up by the next epoch, or, as in the published code of Mahdavi et
+    al., by places that are missing, which are -1 (``Run.last_batch``).
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.sizes, self.batch, self.device = [run.T for run in runs], runs[0].batch, device
+        self.short = runs[0].last_batch == "short"
         self.generators = [generator(run, "order") for run in runs]
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]
 
@@ -66,8 +72,11 @@ class Order:
     def _next(self, run: int, count: int) -> Int[Tensor, " count"]:
         parts, have = [self.left[run]], len(self.left[run])
         while have < count:
-            parts.append(torch.randperm(self.sizes[run], generator=self.generators[run]))
-            have += self.sizes[run]
+            epoch = torch.randperm(self.sizes[run], generator=self.generators[run])
+            if self.short:
+                epoch = F.pad(epoch, (0, -len(epoch) % self.batch), value=-1)
+            parts.append(epoch)
+            have += len(epoch)
         indices = torch.cat(parts)
         self.left[run] = indices[count:].clone()
         return indices[:count]

@@ -208,7 +208,11 @@ class Memorization(Protocol):
 
     @override
     def losses(self, index, watched):
-        return self._losses_of(*self.data.at(index))[0].mean(dim=1), None
+        if self.run.last_batch is None:
+            return self._losses_of(*self.data.at(index))[0].mean(dim=1), None
+        there = index >= 0
+        each = self._losses_of(*self.data.at(index.clamp(min=0)))[0]
+        return each.where(there, 0).sum(dim=1) / there.sum(dim=1), None
 
     def _losses_of(self, contexts, queries, labels) -> tuple[Float[Tensor, "R B"], Tensor]:
         """Cross-entropy for classes, squared error for reals; and the outputs."""

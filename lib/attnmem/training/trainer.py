@@ -43,6 +43,9 @@ def _check(runs: Sequence[Run]) -> None:
         if not family or run.task not in family.tasks or run.variant not in family.variants:
             what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
             refuse("runs", what, "a known model, variant and task")
+        if run.last_batch not in ((None, "short") if run.context else (None,)):
+            what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
+            refuse("runs", what, "None, or 'short' where examples have contexts")
     shapes = {_shape(run) for run in runs}
     if len(shapes) > 1:
         varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
