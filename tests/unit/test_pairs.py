@@ -66,11 +66,16 @@ def test_both_roads_are_a_sum_over_heads(monkeypatch, road, sizes):
         torch.testing.assert_close(mine, plain, rtol=1e-11, atol=1e-11)
 
 
-def test_the_road_has_less_between_the_products():
-    A, M = torch.empty(1, 10, 10, 10), torch.empty(1, 10, 10, 10)
-    assert pairs._shorter_road(A, M) is pairs.WIDE
-    A, M = torch.empty(1, 11, 10, 10), torch.empty(1, 11, 10, 10)
-    assert pairs._shorter_road(A, M) is pairs.OUTER
+@pytest.mark.parametrize(
+    ("H", "d", "d_o", "road"),
+    [(10, 10, 10, pairs.WIDE), (11, 10, 10, pairs.OUTER), (7, 3, 9, pairs.OUTER)]
+    + [(6, 3, 9, pairs.WIDE), (1, 1, 1, pairs.WIDE), (9, 14, 5, pairs.WIDE)],
+)
+def test_the_road_has_less_between_the_products(H, d, d_o, road):
+    A, M = torch.empty(1, H, d, d), torch.empty(1, H, d_o, d)
+    assert pairs._shorter_road(A, M) is road
+    smaller = (d + d_o) * d < 2 * H * d
+    assert (road is pairs.OUTER) == smaller
 
 
 @pytest.mark.parametrize(("R", "N", "d", "B"), [(1, 1, 1, 1), (2, 5, 3, 7), (3, 4, 6, 50)])
