@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import os
 import sys
 
@@ -54,11 +55,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _field(text: str) -> tuple[str, int]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like d=10")
-    return name, int(value)
+def _field(text: str) -> tuple[str, int | float]:
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not name or not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like d=10 or lr=0.3")
+    return name, int(value) if value.isdecimal() else number
 
 
 def _clock(seconds: float) -> str:

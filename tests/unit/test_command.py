@@ -56,6 +56,17 @@ def test_a_paper_in_all_its_readings_is_one_command(capsys):
     assert "variant: got 'paper'; expected one of code for dana-exp1" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("instant")
+def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(capsys):
+    command = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu", "--where"]
+    assert cli.main([*command, "lr=0.3", "d=13"]) == 0
+    assert "dana-exp5-mlp-rates: 1 rows added, 0 missing" in capsys.readouterr().out
+    for unclear in ("lr", "=3", "lr=fast", "lr=nan", "d="):
+        with pytest.raises(SystemExit):
+            cli.main([*command, unclear])
+        assert f"'{unclear}' is not like d=10 or lr=0.3" in capsys.readouterr().err
+
+
 def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
     assert cli.main(["run", "dana-exp7"]) == 1
     said = capsys.readouterr().err
