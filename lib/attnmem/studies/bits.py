@@ -163,7 +163,7 @@ def recount(run: Run) -> Recount:
         while not protocol.done:
             protocol.advance()
         found = protocol.found[run.key]
-        pairs = torch.cat([protocol.data.tokens[0], protocol.data.labels[0][:, None]], dim=1)
+        pairs = protocol.data.rows[0]
         *tokens, answers = pairs.unique(dim=0).T
         with torch.no_grad():
             P = protocol.stack.parameters
