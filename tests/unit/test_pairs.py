@@ -68,8 +68,14 @@ def test_both_roads_are_a_sum_over_heads(monkeypatch, road, sizes):
 
 @pytest.mark.parametrize(
     ("H", "d", "d_o", "road"),
-    [(10, 10, 10, pairs.WIDE), (11, 10, 10, pairs.OUTER), (7, 3, 9, pairs.OUTER)]
-    + [(6, 3, 9, pairs.WIDE), (1, 1, 1, pairs.WIDE), (9, 14, 5, pairs.WIDE)],
+    [
+        (10, 10, 10, pairs.WIDE),
+        (11, 10, 10, pairs.OUTER),
+        (7, 3, 9, pairs.OUTER),
+        (6, 3, 9, pairs.WIDE),
+        (1, 1, 1, pairs.WIDE),
+        (9, 14, 5, pairs.WIDE),
+    ],
 )
 def test_the_road_has_less_between_the_products(H, d, d_o, road):
     A, M = torch.empty(1, H, d, d), torch.empty(1, H, d_o, d)

@@ -8,6 +8,7 @@ import torch
 from attnmem import experiments, results, training
 from attnmem.results import Outcome, Run
 from attnmem.studies import searches
+from attnmem.studies.study import Part
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -302,11 +303,11 @@ def test_associations_are_trained_whole_with_a_rate_that_falls_to_a_tenth():
 def test_complete_bisections_are_counted(instant):
     instant.extend([None] * 4)  # past the interruption
     search = searches.SEARCHES["dana-capacity"]
-    assert search.done("quick", searches.WHOLE, {}) == (0, 2)
+    assert search.done("quick", Part(), {}) == (0, 2)
     experiments.run("dana-capacity", "quick", "cpu")
     rows = results.known("dana-capacity", "quick")
-    assert search.done("quick", searches.WHOLE, rows) == (2, 2)
+    assert search.done("quick", Part(), rows) == (2, 2)
     first = {key: row for key, row in rows.items() if row[0].H == 1}
-    assert search.done("quick", searches.WHOLE, first) == (1, 2)
+    assert search.done("quick", Part(), first) == (1, 2)
     with pytest.raises(ValueError, match=r"^profile: got 'full'"):
-        search.done("full", searches.WHOLE, rows)
+        search.done("full", Part(), rows)

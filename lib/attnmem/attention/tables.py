@@ -26,9 +26,7 @@ def look_up(
     N, d = embedding.shape[-2:]
     table = embedding.expand(*runs, N, d).reshape(-1, N, d)
     chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(table), -1)
-    # index_select adds gradients in order on a CPU, and in any order on a GPU.
-    found = (_Rows.apply if table.is_cuda else take_rows)(table, chosen)
-    return found.view(*runs, *tokens.shape[-2:], d)
+    return _Rows.apply(table, chosen).view(*runs, *tokens.shape[-2:], d)
 
 
 def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
@@ -74,7 +72,7 @@ def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:
 
 
 class _Rows(torch.autograd.Function):
-    """:func:`take_rows` on a GPU, where its own gradient would not repeat."""
+    """:func:`take_rows` with :func:`add_rows`; on a GPU its own gradient would not repeat."""
 
     @staticmethod
     def forward(ctx, table, chosen):

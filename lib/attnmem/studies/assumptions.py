@@ -21,12 +21,11 @@ from .. import features, results
 from ..checks import checked_by, refuse
 from ..features import Seen
 from ..independence import numerical_rank, sampled_independence
-from ..reporting import papers
 from ..results import Check, Finding, Row
 from ..training.places import device_name
 from . import read
 from .cases import CASES, SEED, Case
-from .study import WHOLE, Done, Part, Rows, Unit, check_profile, check_whole
+from .study import Done, Part, Rows, Unit, check_whole, source_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
@@ -47,25 +46,13 @@ class AssumptionTests(NamedTuple):
     variants = ()
     foreseen = True
 
-    @property
-    def source(self) -> str:
-        """Where the published tests stand."""
-        return papers()[self.paper].source(self.what)
+    source = source_of
+    check = check_whole
 
     @property
     def profiles(self) -> tuple[str, ...]:
         """The tiers that there are."""
         return tuple(CASES[self.name])
-
-    def check(self, profile: str, part: Part = WHOLE) -> None:
-        """Refuse unknown tiers, and all parts.
-
-        Args:
-            profile: A tier, one of :attr:`profiles`.
-            part: Must be the whole, since tests have no seeds, variants or fields to choose.
-        """
-        check_profile(profile, self.profiles)
-        check_whole(self.name, self.kind, part)
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1

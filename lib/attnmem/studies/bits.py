@@ -163,11 +163,10 @@ def recount(run: Run) -> Recount:
         while not protocol.done:
             protocol.advance()
         found = protocol.found[run.key]
-        pairs = protocol.data.rows[0]
-        *tokens, answers = pairs.unique(dim=0).T
+        drawn = protocol.data.rows[0].unique(dim=0)
+        tokens, answers = drawn[:, :2], drawn[:, 2]
         with torch.no_grad():
-            P = protocol.stack.parameters
-            logits = training.aot_logits(P, run, torch.stack(tokens, dim=-1)[None])[0].double()
+            logits = training.aot_logits(protocol.stack.parameters, run, tokens[None])[0].double()
     loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
     accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
     return Recount(

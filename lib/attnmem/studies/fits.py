@@ -24,12 +24,11 @@ from .. import bounds, fitting, results
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
 from ..constructions.generic import map_scale
-from ..reporting import papers
 from ..results import Fitted, Fitting, Row
 from ..training import warmup_cosine
 from ..training.places import device_name
 from . import read
-from .study import WHOLE, Done, Part, Rows, Unit, check_profile, check_whole
+from .study import Done, Part, Rows, Unit, check_profile, check_whole, source_of
 from .trainings import PROFILES
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
@@ -234,20 +233,8 @@ class FitStudy(NamedTuple):
     variants = ()
     foreseen = True
 
-    @property
-    def source(self) -> str:
-        """What is asked."""
-        return papers()[self.paper].source(self.what)
-
-    def check(self, profile: str, part: Part = WHOLE) -> None:
-        """Refuse unknown profiles, and all parts.
-
-        Args:
-            profile: ``paper`` or ``quick``.
-            part: Must be the whole, since fits have no seeds, variants or fields to choose.
-        """
-        check_profile(profile, PROFILES)
-        check_whole(self.name, self.kind, part)
+    source = source_of
+    check = check_whole
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1

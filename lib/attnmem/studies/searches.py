@@ -17,10 +17,9 @@ import torch
 
 from .. import training
 from ..checks import checked_by, refuse
-from ..reporting import papers
 from ..results import Outcome, Row, Run
 from . import mahdavi, read
-from .study import WHOLE, Done, Part, Rows, Unit, check_profile, check_whole
+from .study import Done, Part, Rows, Unit, check_whole, source_of
 from .trainings import PROFILES, Cells, name_of, train
 
 
@@ -70,23 +69,8 @@ class Search(NamedTuple):
     variants = ()
     foreseen = False
 
-    @property
-    def source(self) -> str:
-        """What is searched for."""
-        return papers()[self.paper].source(self.what)
-
-    def check(self, profile: str, part: Part = WHOLE) -> None:
-        """Refuse unknown profiles, and all parts.
-
-        Args:
-            profile: ``paper`` or ``quick``.
-            part: Must be the whole, since a search has no seeds, variants or fields to choose.
-
-        Raises:
-            ValueError: The profile is unknown or a part is chosen; the message names the argument.
-        """
-        check_profile(profile, PROFILES)
-        check_whole(self.name, self.kind, part)
+    source = source_of
+    check = check_whole
 
     def units(
         self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1

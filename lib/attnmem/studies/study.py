@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..checks import refuse
 from ..kinds import Configuration
+from ..reporting import papers
 from ..results import Row
 
 Unit = list[Any]  # configurations that are measured at once, one row each
@@ -143,17 +144,24 @@ def check_profile(profile: str, profiles: Sequence[str]) -> None:
         refuse("profile", repr(profile), f"one of {', '.join(profiles)}")
 
 
-def check_whole(name: str, kind: str, part: Part) -> None:
-    """Accept no choice of seeds, variant or fields, for kinds of study that have none.
+def check_whole(study: Study, profile: str, part: Part = WHOLE) -> None:
+    """Refuse unknown profiles, and all parts: the ``check`` of studies that have none.
 
     Args:
-        name: The study's name, for the error.
-        kind: Its kind in words, for the error.
-        part: The part that is asked for.
+        study: A study without seeds, variants or fields to choose.
+        profile: One of its profiles.
+        part: Must be the whole.
 
     Raises:
-        ValueError: One of them is given; the error names it.
+        ValueError: The profile is unknown or a part is chosen; the message names the argument.
     """
+    check_profile(profile, study.profiles)
     for field, value in part._asdict().items():
         if value:
-            refuse(field, repr(value), f"nothing, since {name} is {kind}")
+            refuse(field, repr(value), f"nothing, since {study.name} is {study.kind}")
+
+
+@property
+def source_of(study: Any) -> str:
+    """Where a study stands, such as ``Dana et al. 2025, Exp. 1``, from its paper and ``what``."""
+    return papers()[study.paper].source(study.what)

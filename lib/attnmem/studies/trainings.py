@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from .. import results, training
 from ..checks import check_integer, refuse
-from ..reporting import papers
 from ..results import Outcome, Row, Run
-from .study import WHOLE, Done, Part, Rows, Unit, check_profile
+from .study import WHOLE, Done, Part, Rows, Unit, check_profile, source_of
 
 PROFILES = ("paper", "quick")
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
@@ -53,10 +52,7 @@ class Experiment(NamedTuple):
     usual = "paper"
     foreseen = True
 
-    @property
-    def source(self) -> str:
-        """Where it stands, such as ``Dana et al. 2025, Exp. 1``."""
-        return papers()[self.paper].source(self.what)
+    source = source_of
 
     def check(self, profile: str, part: Part = WHOLE) -> None:
         """Refuse a profile or a part that the grid does not have.
