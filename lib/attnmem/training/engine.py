@@ -72,11 +72,6 @@ class FusedAdam:
         }
         return named | {"count": self.count}
 
-    def restore(self, state: Parameters) -> None:
-        """Go on from what :meth:`state` gave."""
-        for name, value in self.state().items():
-            value.copy_(state[name])
-
     def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
         """An optimizer of fewer runs, with their part of the state.
 
@@ -88,7 +83,7 @@ class FusedAdam:
             A new optimizer. It shares no memory with this one.
         """
         kept = FusedAdam(parameters)
-        kept.restore({k: v[index] if v.ndim else v for k, v in self.state().items()})
+        _set({k: v[index] if v.ndim else v for k, v in self.state().items()}, kept.state())
         return kept
 
 
@@ -130,11 +125,6 @@ class RunwiseAdam:
     def state(self) -> Parameters:
         """What a step reads besides the weights, by name."""
         return {"mean": self.mean, "square": self.square, "count": self.count}
-
-    def restore(self, state: Parameters) -> None:
-        """Go on from what :meth:`state` gave; in place, since a captured graph reads the arrays."""
-        for name, value in self.state().items():
-            value.copy_(state[name])
 
 
 # --- a stack --------------------------------------------------------------------------------------
@@ -190,9 +180,14 @@ class Stack:
     @torch.no_grad()
     def restore(self, state: dict[str, Parameters]) -> None:
         """Go on from what :meth:`state` gave for the same runs."""
-        for name, P in self.parameters.items():
-            P.copy_(state["weights"][name])
-        self.optimizer.restore(state["optimizer"])
+        for part, tensors in self.state().items():
+            _set(state[part], tensors)
+
+
+def _set(values: Parameters, tensors: Parameters) -> None:
+    """Give tensors the values of the same names; in place, since a captured graph reads them."""
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
 
 
 # --- steps ----------------------------------------------------------------------------------------
