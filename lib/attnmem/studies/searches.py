@@ -280,7 +280,7 @@ def bracket(runs_of: Callable[[int], list[Run]], rows: Rows) -> Bracket:
         return False
 
     [run, *_] = runs_of(1)
-    most = run.N**2 if run.model == "aot" else training.parameter_count(run)
+    most = run.N**2 if run.task == "associations" else training.parameter_count(run)
     return Bracket(best, bisect(memorizes, guaranteed(run), most).failed)
 
 
