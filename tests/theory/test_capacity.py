@@ -169,25 +169,6 @@ def test_opposite_logits_of_two_tokens_lose_rank():
 # --- counts ---------------------------------------------------------------------------------------
 
 
-def test_nearly_equal_groups_are_the_best_partition():
-    @functools.cache
-    def best(heads, keys, dim, rank):
-        if not heads:
-            return 0
-        last = range(1, heads + 1)
-        return max(
-            bounds.group_rank(k, keys, dim, rank) + best(heads - k, keys, dim, rank) for k in last
-        )
-
-    for dim, heads in itertools.product(range(1, 6), range(1, 13)):
-        for keys in range(1, dim + 1):
-            for r in range(1, keys + 1):
-                sizes = bounds.best_groups(heads, keys, dim, r)
-                assert sum(sizes) == heads
-                reached = sum(bounds.group_rank(k, keys, dim, r) for k in sizes)
-                assert reached == best(heads, keys, dim, r), (heads, keys, dim, r)
-
-
 @pytest.mark.parametrize("d", [1, 2, 8, 32, 200])
 def test_the_floor_is_between_half_and_all_and_tends_to_all(d):
     for H, d_h in itertools.product((1, 2, 3, 8, 21), {1, min(3, d), d}):

@@ -1,6 +1,8 @@
 """The formulas against values worked out by hand, and against counts."""
 
+import functools
 import inspect
+import itertools
 import math
 from fractions import Fraction
 
@@ -55,7 +57,9 @@ LITERAL = [
     (bounds.best_groups, (3, 1, 1, 1), [2, 1]),
     (bounds.own_context_floor, (3, 2, 5), 2 * 2 * 8 - 2 + 5),
     (bounds.shared_context_floor, (2, 4, 2, 7), 2 * 8 + 3 + 1),
-    (bounds.shared_context_floor, (2, 9, 2, 7), 2 * 12 + 7),
+    (bounds.shared_context_floor, (2, 7, 2, 7), 2 * 11 + 6 + 1),
+    (bounds.shared_context_floor, (2, 8, 2, 7), 2 * 12 + 7),
+    (bounds.shared_context_floor, (5, 9, 2, 7), 4 * 2 * 12 - 6 * 2 + 7),
     (bounds.affine_rank, (7, 5), 7 * 4 + 1),
     (bounds.affine_span_rank, (7, 5), 7 * 5 + 1),
     (bounds.affine_span_rank, (7, 5, True), 7 * 5),
@@ -151,6 +155,25 @@ def test_the_least_sizes_are_accepted_and_smaller_ones_refused_by_name(formula):
     for name, size in least.items():
         with pytest.raises(ValueError, match=rf"^{name}: got {size - 1}; expected an integer"):
             formula(**smallest | {name: size - 1})
+
+
+def test_nearly_equal_groups_are_the_best_partition():
+    @functools.cache
+    def best(heads, keys, dim, rank):
+        if not heads:
+            return 0
+        last = range(1, heads + 1)
+        return max(
+            bounds.group_rank(k, keys, dim, rank) + best(heads - k, keys, dim, rank) for k in last
+        )
+
+    for dim, heads in itertools.product(range(1, 6), range(1, 13)):
+        for keys in range(1, dim + 1):
+            for r in range(1, keys + 1):
+                sizes = bounds.best_groups(heads, keys, dim, r)
+                assert sum(sizes) == heads
+                reached = sum(bounds.group_rank(k, keys, dim, r) for k in sizes)
+                assert reached == best(heads, keys, dim, r), (heads, keys, dim, r)
 
 
 def exact_risk(H, d_h, d, N):
@@ -299,6 +322,9 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.relu_parameters(2, 0, 4), "context"),
         (lambda: bounds.aot_capacity(2, head_dim=5, dim=4), "head_dim"),
         (lambda: bounds.shared_context_ceiling(2, context=5, head_dim=3, dim=4), "context"),
+        (lambda: bounds.group_rank(2, keys=5, dim=4, rank=2), "keys"),
+        (lambda: bounds.group_rank(2, keys=3, dim=4, rank=4), "rank"),
+        (lambda: bounds.shared_context_floor(2, context=3, head_dim=0, dim=4), "head_dim"),
         (lambda: bounds.sequences_ceiling(2, 5, dim=4, vocab=3, length=2), "head_dim"),
         (lambda: bounds.sequences_ceiling(2, 4, 4, 3, length=2, last_tokens=4), "last_tokens"),
         (lambda: bounds.sequences_floor(2, size=6, head_dim=4, dim=4), "size"),
