@@ -118,6 +118,21 @@ def test_an_encoder_hands_on_its_embeddings_and_its_first_block(kind, by_hand):
 
 
 @pytest.mark.parametrize("kind", TINY)
+def test_an_encoder_that_is_cut_has_the_same_first_blocks(kind):
+    whole = features.random_encoder(TINY[kind], depth=2, seed=1)
+    layers = whole(inputs_of(kind))
+    for depth in range(3):
+        cut = whole.cut(depth)
+        found = cut(inputs_of(kind))
+        assert cut.depth == depth and len(found) == depth + 1
+        for one, other in zip(found, layers, strict=False):
+            torch.testing.assert_close(one, other)
+    assert len(whole(inputs_of(kind))) == 3
+    with pytest.raises(ValueError, match="^depth: got 3; expected"):
+        whole.cut(3)
+
+
+@pytest.mark.parametrize("kind", TINY)
 def test_precisions_share_their_weights_and_seeds_their_draws(kind):
     single = features.random_encoder(TINY[kind], depth=2, seed=1)
     double = features.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=1)

@@ -8,6 +8,7 @@ float32 or in float64 from end to end, and the weights are the same float32 numb
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ PUBLISHED = {
     "gpt2-large": ("gpt2", {"n_embd": 1280, "n_head": 20}),
 }
 LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
+BLOCKS = {"vit": "layers", "bert": "encoder.layer", "gpt2": "h"}  # where their blocks are
 
 
 class Encoder(NamedTuple):
@@ -61,6 +63,24 @@ class Encoder(NamedTuple):
             more["token_type_ids"] = types.expand(inputs.shape)
         found = self.model(inputs, output_hidden_states=True, **more)
         return [*found.hidden_states] if self.depth else [found.last_hidden_state]
+
+    def cut(self, depth: int) -> Encoder:
+        """A copy with the first blocks only.
+
+        Args:
+            depth: Blocks to keep, at most those that it has.
+
+        Returns:
+            The encoder. Its weights are these, while :func:`random_encoder` draws others for
+            another depth.
+
+        Raises:
+            ValueError: ``depth`` is no such number.
+        """
+        check_integer("depth", depth, least=0, most=self.depth)
+        model = copy.deepcopy(self.model)
+        del model.get_submodule(BLOCKS[model.config.model_type])[depth:]
+        return self._replace(model=model, depth=depth)
 
     @property
     def positions(self) -> Float[Tensor, "places d"]:
@@ -107,10 +127,10 @@ def random_encoder(
     Args:
         architecture: A key of ``PUBLISHED``, or a pair of a model type (``"vit"``, ``"bert"``,
             ``"gpt2"``) and the sizes that differ from its defaults.
-        depth: Blocks to keep; 0 for the embeddings alone.
+        depth: Blocks that are drawn; 0 for the embeddings alone.
         dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
         device: Where it computes.
-        seed: Decides the weights, the same on every device and in both precisions.
+        seed: Decides the weights of this depth, the same on every device and in both precisions.
 
     Returns:
         The encoder, in evaluation mode.
