@@ -124,11 +124,12 @@ def test_an_encoder_that_is_cut_has_the_same_first_blocks(kind):
     for depth in range(3):
         cut = whole.cut(depth)
         found = cut(inputs_of(kind))
-        assert cut.depth == depth and len(found) == depth + 1
+        assert cut.depth == depth
+        assert len(found) == depth + 1
         for one, other in zip(found, layers, strict=False):
             torch.testing.assert_close(one, other)
     assert len(whole(inputs_of(kind))) == 3
-    with pytest.raises(ValueError, match="^depth: got 3; expected"):
+    with pytest.raises(ValueError, match=r"^depth: got 3; expected"):
         whole.cut(3)
 
 

@@ -270,6 +270,32 @@ def test_whole_curves_of_a_grid_with_holes_are_enough_if_asked_for():
 
 
 @pytest.mark.usefixtures("instant")
+def test_seeds_that_are_under_way_do_not_count_on_whole_curves():
+    def seeds():
+        table, profile = experiments.stored("mahdavi-fig2a", "paper", curves="T")
+        assert profile == "paper"
+        return table.groupby("T").seed.agg(lambda found: sorted(set(found))).to_dict()
+
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=1, where={"T": 10_000})
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=3, where={"T": 10_000, "H": 5})
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=3, where={"T": 20_000, "H": 5})
+    assert seeds() == {10_000: [0]}
+    experiments.run("mahdavi-fig2a", "paper", "cpu", seeds=2, where={"T": 10_000})
+    assert seeds() == {10_000: [0, 1]}
+    table, _ = experiments.stored("mahdavi-fig2a", "paper", 1, curves="T")
+    assert set(table.seed) == {0}
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_curve_that_no_seed_has_alone_is_that_of_all_of_them():
+    wanted = of("mahdavi-fig2a", where={"T": 10_000})
+    have = [run for run in wanted if run.seed == (run.H > 5)]
+    put(have)
+    table, _ = experiments.stored("mahdavi-fig2a", "paper", curves="T")
+    assert len(table) == len(have) == 8
+
+
+@pytest.mark.usefixtures("instant")
 def test_parameters_are_counted_for_every_row():
     experiments.run("dana-exp5-mlp", "quick", "cpu")
     table, _ = experiments.stored("dana-exp5-mlp", "quick")

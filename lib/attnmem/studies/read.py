@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -107,7 +108,8 @@ def stored(
         seeds: The first so many of them.
         variant: As for :func:`attnmem.studies.grids.runs`.
         curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
-            without a hole is then enough, and only such curves are returned.
+            without a hole is then enough, and only such curves are returned, with the seeds that
+            have every cell of the curve.
 
     Returns:
         The table, with rows of the runs that :func:`attnmem.studies.grids.runs` lists only, and the
@@ -153,13 +155,32 @@ def _rows_of(
     wanted = {run.key: run for run in runs(name, profile, seeds, variant=variant)}
     known = rows(name, profile)
     have = [known[key] for key in known if key in wanted]
+    if curves and (sound := _on_whole_curves(wanted.values(), have, curves)):
+        return _Part(sound, len(wanted), True)
+    return _Part(have, len(wanted), not _holes(wanted.values(), have))
+
+
+def _holes(wanted: Iterable[Run], have: Iterable[Row]) -> list[Run]:
+    """The runs of cells that no seed has a row of."""
     covered = {training.configuration(run) for run, _ in have}
-    holes = [run for run in wanted.values() if training.configuration(run) not in covered]
-    if curves and holes:
-        torn = {getattr(run, curves) for run in holes}
-        if sound := [row for row in have if getattr(row[0], curves) not in torn]:
-            return _Part(sound, len(wanted), True)
-    return _Part(have, len(wanted), not holes)
+    return [run for run in wanted if training.configuration(run) not in covered]
+
+
+def _on_whole_curves(wanted: Iterable[Run], have: list[Row], curves: str) -> list[Row]:
+    """The rows on curves without a hole, of the seeds that have the whole curve if there are any.
+
+    The other seeds are under way: they would move some of a curve's means and leave the others.
+    """
+    curve, stored = operator.attrgetter(curves), {run.key for run, _ in have}
+    torn = {curve(run) for run in _holes(wanted, have)}
+    begun = {(curve(run), run.seed) for run in wanted if run.key not in stored}
+    with_seed = {curve(run) for run in wanted if (curve(run), run.seed) not in begun}
+    return [
+        (run, outcome)
+        for run, outcome in have
+        if curve(run) not in torn
+        and ((curve(run), run.seed) not in begun or curve(run) not in with_seed)
+    ]
 
 
 def beside_published(name: str) -> pd.DataFrame:
