@@ -30,7 +30,7 @@ class Configuration:
 
         Fields that are ``None`` are left out, so a new field that is ``None`` changes no old key.
         """
-        applicable = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        applicable = {k: v for k, v in vars(self).items() if v is not None}
         text = json.dumps(applicable, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -245,7 +245,7 @@ class Kind:
         Returns:
             False if a value that differs from its default would be lost.
         """
-        values = {**dataclasses.asdict(row[0]), **dataclasses.asdict(row[1])}
+        values = {**vars(row[0]), **vars(row[1])}
         return all(values[name] == self.defaults.get(name) for name in set(values) - set(header))
 
 

@@ -238,7 +238,7 @@ def as_table(rows: Iterable[Row], kind: Kind = TRAININGS) -> pd.DataFrame:
         and ``diverged`` is its step; of the others ``diverged`` is missing.
     """
     return pd.DataFrame(
-        [dataclasses.asdict(asked) | dataclasses.asdict(found) for asked, found in rows],
+        [vars(asked) | vars(found) for asked, found in rows],
         columns=[*kind.hints],
     )
 

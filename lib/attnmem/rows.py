@@ -69,7 +69,7 @@ def write(row: Row, header: Sequence[str], kind: Kind) -> str:
             read again.
     """
     asked, found = row
-    values = {**dataclasses.asdict(asked), **dataclasses.asdict(found), "key": asked.key}
+    values = {**vars(asked), **vars(found), "key": asked.key}
     for name, value in values.items():
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(x, float) and not math.isfinite(x) for x in numbers):

@@ -31,7 +31,7 @@ def configuration(run: Run) -> Run:
 def _shape(run: Run) -> tuple[Any, ...]:
     """What runs that can be trained at once have in common."""
     varies = PROTOCOLS[run.task].varies
-    fields = dataclasses.asdict(run).items()
+    fields = vars(run).items()
     return tuple(value for name, value in fields if name not in varies)
 
 
