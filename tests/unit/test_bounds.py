@@ -104,6 +104,7 @@ LITERAL = [
     (bounds.accuracy_to_bits, (0.0, 8, 5), 0),
     (bounds.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
     (bounds.different_draws, (3, 2), 5 / 3),
+    (bounds.different_draws, (2, 3), 7 / 4),
     (bounds.different_draws, (1, 7), 1),
     (bounds.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
 ]
@@ -337,6 +338,8 @@ def test_accuracy_is_chance_without_associations_and_one_with_all():
         (lambda: bounds.associations_to_accuracy(-0.5, vocab=3, total=10), "count"),
         (lambda: bounds.own_context_rank(2, 3, 2.5), "dim"),
         (lambda: bounds.accuracy_to_bits(1.01, vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(-0.01, vocab=3, total=10), "accuracy"),
+        (lambda: bounds.accuracy_to_bits(np.array([0.5, 1.01]), vocab=3, total=10), "accuracy"),
         (lambda: bounds.accuracy_to_bits(float("nan"), vocab=3, total=10), "accuracy"),
         (lambda: bounds.accuracy_to_bits(0.5, vocab=1, total=10), "vocab"),
         (lambda: bounds.different_draws(0, 5), "total"),

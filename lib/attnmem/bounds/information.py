@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy.special import entr
 
 from ..checks import check_integer, check_integers, check_number, checked_by, refuse
 
@@ -108,10 +109,9 @@ def accuracy_to_bits(accuracy, vocab: int, total: int):
 
     Source: Cover and Thomas, Elements of Information Theory, chapter 2.
     """
-    p = np.maximum(np.asarray(accuracy, dtype=float), 1 / vocab)
-    wrong = np.where(p < 1, 1 - p, 1)  # of which the logarithm is taken
-    missing = np.where(p < 1, (1 - p) * (np.log2(vocab - 1) - np.log2(wrong)), 0)
-    return total * np.maximum(np.log2(vocab) + p * np.log2(p) - missing, 0)
+    p = np.maximum(accuracy, 1 / vocab)
+    nats = math.log(vocab) - entr(p) - entr(1 - p) - (1 - p) * math.log(vocab - 1)
+    return total * np.maximum(nats, 0) / math.log(2)
 
 
 @checked_by(check_integers)

@@ -155,7 +155,7 @@ def aot_dimension(
     Source: this book. The tests compare it with the rank of the Jacobian at small sizes.
     """
     d, r = dim, min(head_dim, dim)
-    if shared_maps and head_dim != dim:
+    if shared_maps:  # at d_h = d both are equal
         seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
         seen += head_dim * (1 if position_in_skip else 2)
     else:
