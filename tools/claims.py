@@ -31,12 +31,12 @@ from attnmem.results import SHIPPED
 import graph
 import statements
 from chapters import BOOK, chapters, notebook_path, renew
-from graph import NOT_YET
+from graph import LEFT_OUT, NOT_YET, word_of
 
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 GRAPH = BOOK / "fragments" / "graph.html"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
-ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET)
+ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
 HEAD = """\
 (ch-claims)=
 # Claims and verdicts
@@ -52,7 +52,8 @@ page is collected from those records, and each entry links to its cell.
 *in part* otherwise. A statement about all data is contradicted by one proved or certified
 counterexample, however many instances agree with it. A definition is *illustrated* by instances, or
 *not as stated*; an assumption is *met* by the data that was tried, or *not met*. *Not yet* means
-that no chapter has judged the claim.
+that no chapter can judge the claim so far, and its entry says what is missing. *Left out* means
+that the book does not mean to judge it, and the entry says why.
 
 **Grades** say what a verdict rests on:
 
@@ -165,7 +166,7 @@ def page(verdicts: Mapping[str, Recorded]) -> str:
 
 def totals(verdicts: Mapping[str, Recorded]) -> str:
     """How many claims have which verdict, and what those confirmed rest on, in one line."""
-    words = Counter(_word(verdicts.get(key)) for key in claims())
+    words = Counter(word_of(claim, verdicts.get(key)) for key, claim in claims().items())
     counts = [f"**{words[word]}** {word}" for word in ORDER if words[word] or word in CLAIMED]
     grades = Counter(_grade(entry) for entry in verdicts.values() if entry.verdict == CLAIMED[0])
     rest = ", ".join(f"{grades[grade]} {grade}" for grade in GRADES if grades[grade])
@@ -177,10 +178,6 @@ def files(claim: Claim) -> list[str]:
     """The stored files of rows that bear on a claim, as ``<experiment>/<profile>``."""
     stored = (path for name in claim.rows for path in sorted(SHIPPED.glob(f"{name}.csv")))
     return [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in stored]
-
-
-def _word(found: Recorded | None) -> str:
-    return found.verdict if found else NOT_YET
 
 
 def _grade(found: Recorded | None) -> str:
@@ -228,7 +225,7 @@ def _statement(label: str, found: statements.Found) -> str:
 
 def _entry(claim: Claim, judged: Recorded | None, found: statements.Found) -> str:
     """One claim, folded: label, kind, verdict, what it says, sizes. Below it, the rest."""
-    word = _word(judged)
+    word = word_of(claim, judged)
     badge = " · ".join(part for part in (word, judged.grade if judged else "") if part)
     title = [
         f'<span class="claim-head">**{claim.label}** <span class="claim-kind">{claim.kind}</span>'
@@ -257,7 +254,7 @@ def _facets(claim: Claim, judged: Recorded | None) -> list[tuple[str, str]]:
     return [
         ("paper", claim.paper),
         ("kind", claim.kind),
-        ("verdict", _word(judged)),
+        ("verdict", word_of(claim, judged)),
         ("grade", _grade(judged)),
     ]
 
@@ -283,8 +280,9 @@ def _unfolded(claim: Claim, judged: Recorded | None, found: statements.Found) ->
     rows = [f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim)]
     links = [f"{{ref}}`The cell that records this <verdict-{claim.key}>`."] if judged else []
     links += [f"Rows: {', '.join(rows)}."] if rows else []
-    parts.append(" ".join(links) or "No chapter has judged this claim.")
-    return parts
+    if not judged:
+        parts.append(claim.left_out or f"Missing: {claim.needs}")
+    return [*parts, *filter(None, [" ".join(links)])]
 
 
 def _check(evidence: str, check: Graded) -> str:

@@ -21,13 +21,13 @@ from statements import AUTHORS, Found, Statement
 if TYPE_CHECKING:
     from claims import Recorded
 
-NOT_YET = "not yet"
+NOT_YET, LEFT_OUT = "not yet", "left out"
 RESTS, INSTEAD = "rests", "instead"
 TONES = {  # what a colour says: its mark, and the words in the legend
     "holds": ("✓", "confirmed, illustrated or met"),
     "part": ("◐", "in part"),
     "fails": ("✗", "contradicted, not as stated or not met"),
-    "open": ("○", "not judged yet"),
+    "open": ("○", "not yet, or left out"),
     "proof": ("∎", "another statement, with its proof"),
     "plain": ("", "a definition, or a statement without its proof"),
 }
@@ -54,9 +54,16 @@ class Box(NamedTuple):
     title: str
 
 
+def word_of(claim: Claim, judged: Recorded | None) -> str:
+    """The word of the verdict on a claim, or what it is called without one."""
+    if judged:
+        return judged.verdict
+    return LEFT_OUT if claim.left_out else NOT_YET
+
+
 def tone(claim: Claim, word: str) -> str:
     """The colour of a verdict."""
-    if word == NOT_YET:
+    if word in (NOT_YET, LEFT_OUT):
         return "open"
     words = WORDS.get(claim.kind, ("confirmed", "in part", "contradicted"))
     return ("holds", "part", "fails")[words.index(word)]
@@ -111,7 +118,7 @@ def _claim(claim: Claim, found: Found, verdicts: Mapping[str, Recorded]) -> Box:
     stated = [each.subject for each in found.statements.values() if each.claims == [claim.key]]
     label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
     judged = verdicts.get(claim.key)
-    word = judged.verdict if judged else NOT_YET
+    word = word_of(claim, judged)
     author = AUTHORS[claim.paper].removesuffix(" et al.")
     ours = claim.kind == "finding"
     says = [word, judged.grade] if judged else [word]

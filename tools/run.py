@@ -67,17 +67,7 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> Done:
     target = notebook_path(chapter)
     target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(source_notebook(chapter), source)
-    papermill.execute_notebook(
-        source,
-        scratch,
-        values,
-        cwd=str(target.parent),  # where nbval runs it too
-        kernel_name="python3",
-        progress_bar=False,
-        coalesce_streams=True,
-        store_widget_state=False,
-        extra_arguments=["--log-level=40"],
-    )
+    _execute(source, scratch, values, target.parent)  # where nbval runs it too
     kept = False
     if not values:
         clean = scratch.with_suffix(".clean.ipynb")
@@ -88,6 +78,27 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> Done:
         _stamp_file(chapter).parent.mkdir(parents=True, exist_ok=True)
         _stamp_file(chapter).write_text(stamp(chapter, read))
     return Done(time.perf_counter() - start, kept)
+
+
+def _execute(source: Path, scratch: Path, values: dict[str, object], folder: Path) -> None:
+    """Run a notebook; once more if its kernel found one of its ports taken by another's."""
+    for last in (False, True):
+        try:
+            papermill.execute_notebook(
+                source,
+                scratch,
+                values,
+                cwd=str(folder),
+                kernel_name="python3",
+                progress_bar=False,
+                coalesce_streams=True,
+                store_widget_state=False,
+                extra_arguments=["--log-level=40"],
+            )
+            return
+        except RuntimeError as error:  # papermill's own errors are others
+            if last or "before replying" not in str(error):
+                raise
 
 
 def _edited(chapter: str) -> bool:

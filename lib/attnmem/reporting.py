@@ -51,6 +51,8 @@ class Claim(NamedTuple):
         thresholds: The limits in its checks that are ours, when they were fixed, and what was known
             then.
         against: The claim of a paper that this finding of ours contradicts, if any.
+        needs: What it takes to judge the claim, while no chapter does.
+        left_out: Why the book does not judge the claim, if it does not mean to.
     """
 
     key: str
@@ -62,6 +64,8 @@ class Claim(NamedTuple):
     universal: bool = False
     thresholds: str = ""
     against: str = ""
+    needs: str = ""
+    left_out: str = ""
 
 
 class Graded(NamedTuple):

@@ -10,6 +10,7 @@ from attnmem import reporting, results
 
 import claims
 import downloads
+import graph
 from chapters import chapters, notebook_path, text_path
 
 RECORDED = claims.recorded()
@@ -36,8 +37,15 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
         assert claim.says in title
         assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
         judged = RECORDED.get(key)
-        assert f">{judged.verdict} · {judged.grade}<" if judged else ">not yet<" in title
+        word = f"{judged.verdict} · {judged.grade}" if judged else graph.word_of(claim, None)
+        assert f">{word}<" in title
         assert judged is None or (judged.sizes or "") in title
+
+
+def test_a_claim_without_a_verdict_says_what_is_missing_or_why_it_is_left_out():
+    for key, claim in reporting.claims().items():
+        reasons = bool(claim.needs) + bool(claim.left_out)
+        assert reasons == (key not in RECORDED), key
 
 
 def test_whatever_is_measured_shows_seeds_and_sizes_before_the_fold():
@@ -64,10 +72,11 @@ def test_totals_count_each_word_and_what_the_confirmed_rest_on():
         "mahdavi-assumption-1": made_up("not met", "certified"),
     }
     total = len(reporting.claims())
+    left_out = sum(bool(claim.left_out) for claim in reporting.claims().values())
     assert claims.totals(verdicts) == (
         f"Of **{total}** claims: **4** confirmed (1 proved, 2 certified, 1 measured), "
         "**1** in part, **0** contradicted, **1** illustrated, **1** not met, "
-        f"**{total - 7}** not yet.\n"
+        f"**{total - 7 - left_out}** not yet, **{left_out}** left out.\n"
     )
 
 

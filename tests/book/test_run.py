@@ -223,3 +223,21 @@ def test_what_does_not_exist_is_refused(book, arguments, message):
     refused = run(book, *arguments)
     assert refused.returncode == 2
     assert message in refused.stderr
+
+
+def test_a_kernel_that_lost_its_port_is_started_once_more(monkeypatch, tmp_path):
+    failures = []
+
+    def execute(*arguments, **options):
+        if failures:
+            raise failures.pop(0)
+
+    monkeypatch.setattr(runner.papermill, "execute_notebook", execute)
+    lost = RuntimeError("Kernel died before replying to kernel_info")
+    failures[:] = [lost]
+    runner._execute(tmp_path, tmp_path, {}, tmp_path)
+    for once in ([lost, lost], [RuntimeError("another")]):
+        failures[:] = once
+        with pytest.raises(RuntimeError, match=str(once[0])):
+            runner._execute(tmp_path, tmp_path, {}, tmp_path)
+        assert failures == []
