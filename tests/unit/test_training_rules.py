@@ -301,6 +301,44 @@ def test_each_other_variant_departs_from_the_code_in_one_way():
     assert training.VARIANTS.keys() == {"code", "paper", "paper-default-init", *ways}
 
 
+# --- data -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+@pytest.mark.parametrize("size", [1, 3, 20, 36, 37, 38])
+def test_chunks_hold_every_example_of_every_run_once_and_in_order(context, size):
+    """Sizes that leave a last chunk of one, of all but one, or none; the second run is longer."""
+    runs = [memorization_run(context=context, seed=seed, T=T) for seed, T in ((0, 20), (1, 37))]
+    held = data.Examples(runs, CPU)
+    found = [[], []]
+    for (_, queries, labels), there in held.chunks(size):
+        assert queries.shape[1] <= size
+        for run in range(2):
+            found[run] += zip(queries[run][there[run]], labels[run][there[run]], strict=True)
+    for run, rows in zip(runs, found, strict=True):
+        drawn = training.examples(run)
+        assert len(rows) == run.T
+        assert torch.equal(torch.stack([query for query, _ in rows]), drawn.queries)
+        assert torch.equal(torch.stack([label for _, label in rows]), drawn.labels)
+
+
+@pytest.mark.parametrize("run", [bigram_run(), association_run()], ids=["bigrams", "associations"])
+def test_seeds_may_share_their_table_of_next_tokens(run):
+    """Their pairs are their own, each followed by what the table says."""
+    own, other = (data.pairs(dataclasses.replace(run, seed=seed)) for seed in (0, 1))
+    assert not torch.equal(own.table, other.table)
+    first, second = (data.pairs(dataclasses.replace(run, seed=seed, table=0)) for seed in (0, 1))
+    assert torch.equal(first.table, second.table)
+    assert not torch.equal(first.tokens, second.tokens)
+    for drawn in (own, other, first, second):
+        following = [drawn.table[a, b] for a, b in drawn.tokens.tolist()]
+        assert drawn.next_tokens.tolist() == following
+    another = data.pairs(dataclasses.replace(run, table=1))
+    assert not torch.equal(another.table, first.table)
+    assert first.table.shape == another.table.shape == (run.N, run.N)
+    assert 0 <= first.table.min() < first.table.max() < run.N
+
+
 # --- stacks ---------------------------------------------------------------------------------------
 
 
