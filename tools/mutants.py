@@ -89,7 +89,9 @@ def survivors(
     jobs = {-1: partial(_test, arguments, [])}
     jobs |= {number: partial(_imported, module, number, arguments) for number in again}
     left = set(_passing(jobs, limit))
-    left.remove(-1)  # no mutation
+    if -1 not in left:
+        sys.exit(f"{module.name}: its tests fail with no mutation")
+    left.remove(-1)
     found = ([every[number] for number in numbers] for numbers in (sorted(left), chosen))
     return Survivors(*found, len(every))
 
