@@ -1,7 +1,7 @@
 """Mutation tests, by hand: ``make mutants``, or ``python tools/mutants.py bounds.py balls.py``.
 
 Of a module whose tests take long, ``--sample 60 --seed 0`` tries so many mutations, drawn at
-random.
+random. ``--judge`` runs nothing: it renews the reasons in the report.
 
 A mutant is a module with one small mistake in it (:mod:`mutations`). The tests of the module must
 fail on it; where they pass, either a test is missing or nobody can observe the mistake. The file
@@ -244,6 +244,9 @@ why it is none, from `mutants.toml`.
 """
 
 
+NOT_JUDGED = "**not judged**"
+
+
 def section(name: str, found: Survivors, judged: dict[tuple[str, str], str]) -> str:
     """The part of the report on one module."""
     tried = len(found.tried)
@@ -253,10 +256,21 @@ def section(name: str, found: Survivors, judged: dict[tuple[str, str], str]) -> 
     if found.left:
         lines += ["| line | function | mutation | why it is no mistake |", "|---|---|---|---|"]
     for mutation in found.left:
-        why = judged.get((mutation.function, mutation.text), "**not judged**")
+        why = judged.get((mutation.function, mutation.text), NOT_JUDGED)
         cells = (str(mutation.line), mutation.function, f"`{mutation.text}`", why)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def rejudged(part: str, judged: dict[tuple[str, str], str]) -> str:
+    """A part of the report with the reasons as they are now; survivors stay as they were found."""
+
+    def renewed(row: re.Match) -> str:
+        function, text = (cell.replace(r"\|", "|") for cell in row.group(2, 3))
+        why = judged.get((function, text), NOT_JUDGED).replace("|", r"\|")
+        return f"{row[1]}{row[2]} | `{row[3]}` | {why} |"
+
+    return re.sub(r"^(\| \d+ \| )(.*?) \| `(.*)` \| .*\|$", renewed, part, flags=re.M)
 
 
 def _sections() -> dict[str, str]:
@@ -265,12 +279,27 @@ def _sections() -> dict[str, str]:
     return {part.split()[1]: part.rstrip() + "\n" for part in parts}
 
 
+def _write(parts: dict[str, str]) -> None:
+    REPORT.write_text("\n".join([HEAD, *(parts[name] for name in sorted(parts))]))
+
+
+def _judged(known: dict, module: str) -> dict[tuple[str, str], str]:
+    """From function and mutation to the reason why a survivor of the module is no mistake."""
+    return {
+        (entry["function"], mutation): entry["reason"]
+        for entry in known.get("equivalent", [])
+        if entry["module"] == module
+        for mutation in entry["mutations"]
+    }
+
+
 def main() -> None:
     """Test the modules named, or all; write the report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("modules", nargs="*", help="such as bounds.py; all if there are none")
     parser.add_argument("--sample", type=int, help="so many mutations of each module; default: all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--judge", action="store_true", help="renew the reasons, run nothing")
     options = parser.parse_args()
     wanted = options.modules
     known = tomllib.loads(JUDGED.read_text())
@@ -281,6 +310,10 @@ def main() -> None:
     }
     if unknown := set(wanted) - set(modules):
         parser.error(f"no tests are named in {JUDGED.name} for {', '.join(sorted(unknown))}")
+    if options.judge:
+        parts = {name: rejudged(part, _judged(known, name)) for name, part in _sections().items()}
+        _write(parts)
+        sys.exit(NOT_JUDGED in "".join(parts.values()))
     os.chdir(ROOT)
     sys.path.insert(0, str(LIBRARY.parent))
     for name in LOADED_ONCE:
@@ -288,12 +321,7 @@ def main() -> None:
     wrong = []
     for name in wanted or modules:
         print(name, flush=True)
-        judged = {
-            (entry["function"], mutation): entry["reason"]
-            for entry in known.get("equivalent", [])
-            if entry["module"] == name
-            for mutation in entry["mutations"]
-        }
+        judged = _judged(known, name)
         found = survivors(modules[name], LIBRARY / name, options.sample, options.seed)
         left, tried = (
             {(mutation.function, mutation.text) for mutation in part}
@@ -305,7 +333,7 @@ def main() -> None:
             gone &= tried
         wrong += [f"{name}, {f}: {text}: does not survive" for f, text in sorted(gone)]
         parts = _sections() | {name: section(name, found, judged)}
-        REPORT.write_text("\n".join([HEAD, *(parts[n] for n in sorted(parts) if n in modules)]))
+        _write({n: part for n, part in parts.items() if n in modules})
     sys.exit("\n".join(wrong))
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import mutants
-from mutants import Survivors, section
+from mutants import Survivors, rejudged, section
 from mutations import mutations
 
 SOURCE = '''
@@ -140,9 +140,12 @@ class Test:
 def test_the_report_says_why_or_that_nobody_has(tmp_path):
     some = list(mutations(ast.parse("def f(a, b):\n    return a | b\n")))
     tried = some + [some[0]] * 3
-    text = section("f.py", Survivors(some, tried, 5), {("f", "a | b -> a"): "a reason"})
+    judged = {("f", "a | b -> a"): "a reason"}
+    text = section("f.py", Survivors(some, tried, 5), judged)
     assert text.startswith("## f.py\n\n3 of 5 mutants are seen by the tests.\n")
     assert "| 2 | f | `a \\| b -> a` | a reason |\n" in text
     assert text.endswith("| 2 | f | `a \\| b -> b` | **not judged** |\n")
+    assert rejudged(section("f.py", Survivors(some, tried, 5), {}), judged) == text
+    assert rejudged(text, {}) == section("f.py", Survivors(some, tried, 5), {})
     text = section("f.py", Survivors([], tried, 70), {})
     assert text == "## f.py\n\n5 of 5 mutants, drawn at random from 70, are seen by the tests.\n"
