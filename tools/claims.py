@@ -97,7 +97,7 @@ RESTS = """\
 The links are collected from the proofs and the verdicts of the chapters: a proof leads to the
 statements that it refers to, a verdict to the statements that its checks name. The colour of a
 claim is its verdict. Each box leads to the claim's entry or to the statement's page. {alone} claims
-are left out, since their proofs and checks name no other statement.
+are not drawn, since their proofs and checks name no other statement.
 
 ```{{raw}} html
 :file: fragments/graph.html

@@ -151,7 +151,9 @@ def figure(found: Found, verdicts: Mapping[str, Recorded]) -> str:
             ' role="group" aria-labelledby="graph-title">',
             f'<title id="graph-title">What rests on what: {about}</title>',
             f"<defs>{_ARROW}</defs>",
+            '<g marker-end="url(#graph-arrow)">',  # which the lines inherit
             *(_line(line, drawn) for line in lines),
+            "</g>",
             *(_node(key, boxes[key], drawn) for key in boxes),
             "</svg>",
             "</div>",
@@ -186,7 +188,7 @@ def _line(edge: Edge, drawn: Drawing) -> str:
         middle = (x + u) / 2
         bent = f"C{_at((middle, y))} {_at((middle, v))} "
         path += f" {'L' if y == v else bent}{_at((u, v))}"
-    return f'<path class="{edge.kind}" marker-end="url(#graph-arrow)" d="{path}"/>'
+    return f'<path class="{edge.kind}" d="{path}"/>'
 
 
 def _at(point: tuple[float, float]) -> str:
