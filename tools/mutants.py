@@ -88,10 +88,7 @@ def survivors(
         limit, again = json.load(answer)
     jobs = {-1: partial(_test, arguments, [])}
     jobs |= {number: partial(_imported, module, number, arguments) for number in again}
-    left = set(_passing(jobs, limit))
-    if -1 not in left:
-        sys.exit(f"{module.name}: its tests fail with no mutation")
-    left.remove(-1)
+    left = _surviving(module, jobs, limit)
     found = ([every[number] for number in numbers] for numbers in (sorted(left), chosen))
     return Survivors(*found, len(every))
 
@@ -129,8 +126,7 @@ class Collected(NamedTuple):
                 jobs[number] = partial(self._try, run, number, living[host][0], host)
             else:
                 again.add(number)
-        again |= set(_passing(jobs, limit))
-        again.remove(-1)  # no mutation: the tests do not depend on their order
+        again |= _surviving(self.module, jobs, limit)
         self.answer.write_text(json.dumps([limit, sorted(again)]))
         return True
 
@@ -216,6 +212,14 @@ def _fork(work: Callable[[], int], limit: float) -> int:
         os._exit(code)
 
 
+def _surviving(module: Path, jobs: dict[int, Callable[[], int]], limit: float) -> set[int]:
+    """The mutations whose tests pass. Those of job -1, with no mutation and in any order, must."""
+    passing = set(_passing(jobs, limit))
+    if -1 not in passing:
+        sys.exit(f"{module.name}: its tests fail with no mutation")
+    return passing - {-1}
+
+
 def _passing(jobs: dict[int, Callable[[], int]], limit: float) -> Iterator[int]:
     """The jobs that return 0, in the order in which they end; two at a time."""
     waiting, running = list(jobs), {}
@@ -256,21 +260,22 @@ def section(name: str, found: Survivors, judged: dict[tuple[str, str], str]) -> 
     if found.left:
         lines += ["| line | function | mutation | why it is no mistake |", "|---|---|---|---|"]
     for mutation in found.left:
-        why = judged.get((mutation.function, mutation.text), NOT_JUDGED)
-        cells = (str(mutation.line), mutation.function, f"`{mutation.text}`", why)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append(_row(str(mutation.line), mutation.function, mutation.text, judged))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(line: str, function: str, text: str, judged: dict[tuple[str, str], str]) -> str:
+    cells = line, function, f"`{text}`", judged.get((function, text), NOT_JUDGED)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def rejudged(part: str, judged: dict[tuple[str, str], str]) -> str:
     """A part of the report with the reasons as they are now; survivors stay as they were found."""
 
     def renewed(row: re.Match) -> str:
-        function, text = (cell.replace(r"\|", "|") for cell in row.group(2, 3))
-        why = judged.get((function, text), NOT_JUDGED).replace("|", r"\|")
-        return f"{row[1]}{row[2]} | `{row[3]}` | {why} |"
+        return _row(*(cell.replace(r"\|", "|") for cell in row.groups()), judged)
 
-    return re.sub(r"^(\| \d+ \| )(.*?) \| `(.*)` \| .*\|$", renewed, part, flags=re.M)
+    return re.sub(r"^\| (\d+) \| (.*?) \| `(.*)` \| .*\|$", renewed, part, flags=re.M)
 
 
 def _sections() -> dict[str, str]:

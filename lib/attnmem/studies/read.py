@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -160,13 +160,13 @@ def _rows_of(
     return _Part(have, len(wanted), not _holes(wanted.values(), have))
 
 
-def _holes(wanted: Iterable[Run], have: Iterable[Row]) -> list[Run]:
+def _holes(wanted: Collection[Run], have: Iterable[Row]) -> list[Run]:
     """The runs of cells that no seed has a row of."""
     covered = {training.configuration(run) for run, _ in have}
     return [run for run in wanted if training.configuration(run) not in covered]
 
 
-def _on_whole_curves(wanted: Iterable[Run], have: list[Row], curves: str) -> list[Row]:
+def _on_whole_curves(wanted: Collection[Run], have: list[Row], curves: str) -> list[Row]:
     """The rows on curves without a hole, of the seeds that have the whole curve if there are any.
 
     The other seeds are under way: they would move some of a curve's means and leave the others.
