@@ -177,8 +177,11 @@ def _shared(cells: Cells) -> Cells:
 
 
 SMALL_2A = memorization(grid(H=[5, 10], n=[32], T=[10_000]), context="shared")
-SMALL_3 = memorization(
-    [{"H": 4, "n": 32, "T": 550}], context="shared", least_steps=300_000, early_stop=False
+SIZES_3 = memorization(
+    [{"H": 4, "n": 32, "T": 550}, {"H": 8, "n": 32, "T": 1300}],
+    context="shared",
+    least_steps=300_000,
+    early_stop=False,
 )
 QUICK_2A = memorization(grid(H=[2], n=[8], T=[250]), context="shared", **SMALLER)
 QUICK_3 = memorization(
@@ -202,5 +205,5 @@ OURS = [
     _ours(
         "fig2a-shared", "Figure 2a, the seeds' data shared", _shared(SMALL_2A), _shared(QUICK_2A), 3
     ),
-    _ours("fig3-short", "Figure 3, short last batch", _short(SMALL_3), _short(QUICK_3), 3),
+    _ours("fig3-short", "Figure 3, short last batch", _short(SIZES_3), _short(QUICK_3), 6),
 ]
