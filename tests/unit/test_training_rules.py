@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import hashlib
 import math
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from attnmem import training
 from attnmem.attention import AoTWeights, aot, mha
-from attnmem.training import checkpoints, data, engine, protocols, trainer
+from attnmem.training import checkpoints, data, engine, initial, places, protocols, trainer
 from attnmem.training.checkpoints import Checkpoint
 from attnmem.training.engine import Stack, rehearse
 from attnmem.training.loop import Found
@@ -270,6 +271,18 @@ def test_tables_of_the_default_initialization_are_normal():
     assert (table.abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
 
 
+def test_there_are_three_rows_of_positions_as_in_the_published_code():
+    run = bigram_run(variant="code", **SIZES)
+    positions = training.aot_parameters(run, training.generator(run, "weights"))["positions.0"]
+    assert 3 in positions.shape
+
+
+def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
+    for text in ("", "mahdavi-fig3 weights", "ü"):
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        assert initial.seeded(text).initial_seed() == int(digest[:16], base=16) // 2
+
+
 # --- variants -------------------------------------------------------------------------------------
 
 
@@ -445,6 +458,63 @@ def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
     assert all(word in sentence for word, sentence in zip(words, failed, strict=True))
 
 
+@pytest.mark.parametrize(("loss", "cpu", "agree"), [(100.0, 99.5, True), (1e-3, 1.1e-3, False)])
+def test_a_selfcheck_compares_with_a_cpu_in_proportion_to_the_loss(loss, cpu, agree, monkeypatch):
+    ways = iter([torch.tensor([[loss]]), torch.tensor([[loss]]), torch.tensor([[cpu]])])
+    monkeypatch.setattr(trainer, "first_losses", lambda *_: next(ways))
+    assert (training.selfcheck("cpu", [[memorization_run()]]) == []) == agree
+
+
+# --- where a training runs ------------------------------------------------------------------------
+
+
+def flushed():
+    """Whether this thread rounds a number below float32's normal range to zero."""
+    return bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
+
+
+@pytest.fixture
+def torch_as_it_was():
+    threads, dtype, denormals = torch.get_num_threads(), torch.get_default_dtype(), flushed()
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_flush_denormal(denormals)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_cpu_one_thread_flushes_denormals_and_all_is_set_back(before, dtype, torch_as_it_was):
+    torch.set_num_threads(2)
+    torch.set_default_dtype(dtype)
+    if torch.set_flush_denormal(before) is False:
+        pytest.skip("this processor cannot flush denormals")
+    with places.place(CPU, tf32=False):
+        assert torch.get_num_threads() == 1
+        assert flushed()
+    assert torch.get_num_threads() == 2
+    assert flushed() == before
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(before, torch_as_it_was):
+    settings = torch.backends.cuda.matmul
+    settings.allow_tf32 = before
+    precision = places._Precision()
+    for tf32 in (True, False, True):
+        with precision.using(tf32):
+            for _ in range(2):  # one that ends before the first does
+                with precision.using(tf32):
+                    assert settings.allow_tf32 == tf32
+                assert settings.allow_tf32 == tf32
+            with pytest.raises(ValueError, match="tf32"), precision.using(not tf32):
+                pass
+            assert settings.allow_tf32 == tf32
+        assert settings.allow_tf32 == before
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -477,6 +547,18 @@ def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch
     assert other.load() is None
     monkeypatch.setattr(torch, "__version__", "0")
     assert Checkpoint(tmp_path, runs, "cpu").load() is None
+
+
+def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    nowhere = Checkpoint(None, [memorization_run()], "cpu")
+    assert not nowhere.due
+    nowhere.store({"count": 7})
+    assert nowhere.load() is None
+    somewhere = Checkpoint(tmp_path / "new" / "folder", [memorization_run()], "cpu")
+    assert somewhere.due
+    somewhere.store({"count": 7})
+    assert somewhere.load() == {"count": 7}
 
 
 def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
