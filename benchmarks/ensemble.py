@@ -11,7 +11,8 @@ every epoch, which the other two do not.
 
 The floor of a step is the number of its operations, as :func:`attnmem.training.operations` counts
 them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model only
-engine and floor are compared. On a CPU everything runs on one core. JAX is optional: ``pip install
+engine and floor are compared, and beside them the layers of the book with PyTorch's autograd and
+fused Adam. On a CPU everything runs on one core. JAX is optional: ``pip install
 -e '.[bench]'``.
 """
 
@@ -19,7 +20,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
+import itertools
 import math
 import os
 import time
@@ -185,28 +188,42 @@ def compare(stack: list[Run], device: str, rate: float) -> None:
     )
 
 
-def memorization_step(context: str, H: int, n: int, steps: int, device: str, rate: float) -> None:
-    """One line: the engine's step of one model of Mahdavi et al.'s, and its floor.
+def by_autograd(run: Run, device: str) -> None:
+    """Train one of Mahdavi et al.'s models by its layers, PyTorch's autograd and fused Adam."""
+    weights = training.mha_parameters(run, training.generator(run, "weights"))
+    P = {name: W[None].to(device).requires_grad_() for name, W in weights.items()}
+    contexts, queries, labels = (part.to(device) for part in training.examples(run))
+    adam = torch.optim.Adam(P.values(), lr=run.lr, fused=True)
+    for step in range(run.steps):
+        batch = slice(step % 4 * run.batch, (step % 4 + 1) * run.batch)
+        seen = contexts if run.context == "shared" else contexts[batch]
+        outputs = training.mha_outputs(P, run, seen[None], queries[None, batch])
+        adam.zero_grad()
+        F.cross_entropy(outputs[0], labels[batch]).backward()
+        adam.step()
 
-    The time is the difference of a longer and a shorter training, so that what happens once, data
+
+def memorization_step(context: str, H: int, n: int, steps: int, device: str, rate: float) -> None:
+    """One line: a step of Mahdavi et al.'s model, by the engine and by autograd, and its floor.
+
+    A time is the difference of a longer and a shorter training, so that what happens once, data
     and the evaluation at the end, does not count.
     """
     [first, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
     sizes = {"context": context, "H": H, "n": n, "T": 4 * first.batch}
     run = dataclasses.replace(first, profile="benchmark", early_stop=False, **sizes)
-    took = [
-        min(seconds(lambda run=run: training.train([run], device=device), device) for _ in range(3))
-        for run in (
-            dataclasses.replace(run, steps=count, evaluate_every=count)
-            for count in (steps, 2 * steps)
-        )
-    ]
-    engine = 1e3 * (took[1] - took[0]) / steps
+    ends = [dataclasses.replace(run, steps=k, evaluate_every=k) for k in (steps, 2 * steps)]
+    ways = lambda run: training.train([run], device=device), lambda run: by_autograd(run, device)
+    took = [[math.inf] * 2, [math.inf] * 2]
+    for _, end, way in itertools.product(range(3), range(2), range(2)):  # side by side
+        now = seconds(functools.partial(ways[way], ends[end]), device)
+        took[way][end] = min(took[way][end], now)
+    engine, autograd = (1e3 * (longer - shorter) / steps for shorter, longer in took)
     counted = training.operations(run)
     floor = 1e3 * counted / rate
     print(
-        f"  {context:6} {H:3} {n:3} {counted / 1e6:8.0f} {engine:9.2f} {floor:9.2f}"
-        f" {floor / engine:9.2f}",
+        f"  {context:6} {H:3} {n:3} {counted / 1e6:8.0f} {autograd:9.2f} {engine:9.2f} {floor:9.2f}"
+        f" {autograd / engine:9.2f} {floor / engine:9.2f}",
         flush=True,
     )
 
@@ -235,7 +252,7 @@ def main() -> None:
     for stack in stacks:
         compare(stack, device, rate)
     print("Mahdavi et al.'s model, one run:")
-    print("  context  H   n   MFLOP   ms/step  floor/ms floor/eng")
+    print("  context  H   n   MFLOP  autograd    engine     floor auto/eng floor/eng")
     for cell in MEMORIZATION:
         memorization_step(*cell, steps, device, rate)
 

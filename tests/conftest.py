@@ -9,6 +9,7 @@ from hypothesis import settings
 import shapes
 
 os.environ.setdefault("TQDM_DISABLE", "1")
+torch.set_num_threads(1)  # as `make test` does; a fork of a process with more can wait for ever
 shapes.check("attnmem")
 
 # The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from attnmem.attention import (
     AoTWeights,
@@ -16,15 +15,10 @@ from attnmem.attention import (
     attend,
     attend_and_add,
     attend_and_add_columns,
-    attend_values,
-    attention_logits,
-    embedded_logits,
-    embedded_values,
     look_up,
     mha,
     mha_attention,
     mha_features,
-    products,
     short,
     tables,
 )
@@ -250,74 +244,6 @@ def test_the_written_out_gradients_against_finite_differences(H, n):
     shapes = [(H, 3, 4), (H, 3, 4), (H, 5, 3), (H, 2, 5), (B, n, 3), (B, 3)]
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
     assert torch.autograd.gradcheck(attend_and_add, inputs)
-
-
-def embedded(shared, runs, sizes):
-    """Maps, an embedding, places, contexts and embedded queries, with their gradients wanted."""
-    H, d, d_h, c, n, B = sizes
-    of_weights, of_data = runs
-    shapes = [(H, d, d_h), (H, d, d_h), (H, d), (c, d), (n, d)]
-    tensors = [torch.randn(*of_weights, *shape, dtype=torch.float64) / d for shape in shapes]
-    context = torch.randn(*of_data, *(() if shared else (B,)), n, c, dtype=torch.float64)
-    query = torch.randn(*of_data, B, d, dtype=torch.float64)
-    return [tensor.requires_grad_() for tensor in (*tensors, context, query)]
-
-
-EMBEDDED = [  # H, d, d_h, c, n, B
-    (1, 1, 1, 1, 1, 1),
-    (1, 5, 3, 7, 2, 1),
-    (3, 5, 11, 7, 2, 13),
-    (3, 5, 2, 7, 1, 13),
-    (5, 7, 7, 3, 11, 2),
-    (2, 5, 5, 5, 3, 97),
-]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("sizes", EMBEDDED)
-@pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2, 3), (2, 3)), ((2,), ())])
-def test_attention_to_scalar_values_equals_that_to_formed_tokens(shared, sizes, runs):
-    inputs = embedded(shared, runs, sizes)
-    W_Q, W_K, W_V, W, p, context, query = inputs
-    asking = query.expand(*torch.broadcast_shapes(*runs), *query.shape[-2:])
-    if shared:
-        E = context @ W + p
-        alpha, ours = attend_values(attention_logits(W_Q, W_K, E, asking), E @ W_V.mT)
-    else:
-        E = context @ W[..., None, :, :] + p[..., None, :, :]
-        logits = embedded_logits(W_Q, W_K, W, p, context, query)
-        alpha, ours = attend_values(logits, embedded_values(W_V, W, p, context))
-    theirs, z = attend(W_Q, W_K, E, asking)
-    theirs = torch.cat([theirs, (z * W_V[..., None, :, :]).sum(dim=-1, keepdim=True)], dim=-1)
-    assert_same_with_gradients(torch.cat([alpha, ours[..., None]], dim=-1), theirs, inputs, 1e-11)
-    assert_same_with_gradients(ours, theirs[..., -1], inputs, 1e-11)
-
-
-def test_places_that_all_runs_share_need_no_run_axes():
-    inputs = embedded(False, ((2,), (2,)), (3, 5, 4, 7, 2, 13))
-    W_Q, W_K, W_V, W, p, context, query = inputs
-    same = p[:1].expand_as(p)
-    for function, arguments in (
-        (lambda q: embedded_logits(W_Q, W_K, W, q, context, query), inputs[:2] + inputs[3:]),
-        (lambda q: embedded_values(W_V, W, q, context), inputs[2:6]),
-    ):
-        assert_same_with_gradients(function(p[0]), function(same), arguments)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_attended_values_have_second_derivatives(shared):
-    logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
-    values = torch.randn(*logits.shape[shared:], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(attend_values, [logits, values])
-    assert torch.autograd.gradgradcheck(attend_values, [logits, values])
-
-
-@pytest.mark.parametrize(("wanted", "products_made"), [(False, 2), (True, 3)])
-def test_contexts_that_need_no_gradient_cost_none(wanted, products_made):
-    x, y = torch.randn(3, 2, 4, requires_grad=wanted), torch.randn(3, 5, 4, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        products._inner_products(x, y).sum().backward()
-    assert counter.get_total_flops() == products_made * 2 * 3 * 2 * 5 * 4
 
 
 @pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])

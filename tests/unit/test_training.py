@@ -9,7 +9,7 @@ import torch
 
 from attnmem import experiments, results, training
 from attnmem.training import protocols
-from attnmem.training.engine import Stack
+from attnmem.training.engine import Steps
 from attnmem.training.loop import Found, Protocol
 from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization
 
@@ -24,13 +24,14 @@ def recorded(runs, monkeypatch, **options):
     protocol.paths = {run.key: [] for run in runs}
     protocol.sizes = []
 
-    def step(stack, loss, rates, original=Stack.step):
-        for run, value, rate in zip(stack.runs, loss.tolist(), rates.tolist(), strict=True):
-            protocol.paths[run.key].append((value, rate))
-        protocol.sizes.append(len(stack.runs))
-        original(stack, loss, rates)
+    def step(steps, i, batches, rates, losses, *rest, original=Steps._step):
+        original(steps, i, batches, rates, losses, *rest)
+        made = zip(steps.stack.runs, losses[i].tolist(), rates[i].tolist(), strict=True)
+        for run, loss, rate in made:
+            protocol.paths[run.key].append((loss, rate))
+        protocol.sizes.append(len(steps.stack.runs))
 
-    monkeypatch.setattr(Stack, "step", step)
+    monkeypatch.setattr(Steps, "_step", step)
     return protocol
 
 

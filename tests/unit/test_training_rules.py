@@ -14,7 +14,7 @@ from attnmem import training
 from attnmem.attention import AoTWeights, aot, mha
 from attnmem.training import checkpoints, data, engine, initial, places, protocols, trainer
 from attnmem.training.checkpoints import Checkpoint
-from attnmem.training.engine import Stack, rehearse
+from attnmem.training.engine import Stack, Steps, rehearse
 from attnmem.training.loop import Found
 from attnmem.training.protocols import PROTOCOLS, Associations, Bigrams, Memorization
 
@@ -63,7 +63,7 @@ def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(kind)
     P = {"w": torch.zeros(2, 3, requires_grad=True)}
     optimizer = kind(P)
     for sign in signs[:5]:
-        optimizer.step((P["w"] * sizes * sign).sum(), rates)
+        optimizer.step([sizes * sign], rates)
     expected = [
         [adam([s * g for s in signs[:5]], r) for g in row]
         for row, r in zip(sizes.tolist(), rates.tolist(), strict=True)
@@ -74,7 +74,7 @@ def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(kind)
     left = {"w": P["w"].detach()[1:].clone().requires_grad_()}
     optimizer = optimizer.kept(left, torch.tensor([1]))
     for sign in signs[5:]:
-        optimizer.step((left["w"] * sizes[1:] * sign).sum(), rates[1:])
+        optimizer.step([sizes[1:] * sign], rates[1:])
     expected = [[adam([s * g for s in signs], 0.1) for g in sizes[1].tolist()]]
     torch.testing.assert_close(left["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
 
@@ -404,8 +404,9 @@ def test_a_rehearsal_leaves_no_trace(stays):
     made = []
 
     def step():
-        made.append(protocol.losses(batch, False)[0])
-        protocol.stack.step(made[-1], rates)
+        losses, _, gradients = protocol.losses(batch, False)
+        protocol.stack.step(gradients, rates)
+        made.append(losses)
 
     for _ in range(2):
         before = copied(protocol.stack)
@@ -427,12 +428,12 @@ def test_the_first_losses_are_those_of_the_training(monkeypatch):
     runs = [memorization_run(seed=seed) for seed in range(2)]
     seen = []
 
-    def step(stack, loss, rates, original=Stack.step):
-        seen.append(loss.detach().clone())
-        original(stack, loss, rates)
+    def step(steps, i, batches, rates, losses, *rest, original=Steps._step):
+        original(steps, i, batches, rates, losses, *rest)
+        seen.append(losses[i].clone())
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stack, "step", step)
+        patch.setattr(Steps, "_step", step)
         training.train(runs)
     first = trainer.first_losses(runs, CPU, 10, captured=False)
     torch.testing.assert_close(first, torch.stack(seen[:10]), rtol=1e-4, atol=0)

@@ -4,6 +4,7 @@
 ``products`` the products, softmaxes and sums that layers and training share;
 ``short`` the same for contexts of a few tokens;
 ``pairs`` the same for pairs of tokens of a vocabulary, with the loss of what follows them;
+``embedded`` the loss of heads with scalar values on embedded data;
 ``tables`` the embeddings of tokens;
 ``tangents`` the derivative of a layer with one output;
 ``coordinates`` linear changes of its data.
@@ -11,6 +12,7 @@
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """
 
+from .embedded import EmbeddedWeights, embedded_losses
 from .layers import (
     AoTWeights,
     MHAWeights,
@@ -29,14 +31,12 @@ from .products import (
     SHARED,
     add_heads,
     attend,
-    attend_values,
     attention_logits,
     attention_weights,
     combine_heads,
-    embedded_logits,
-    embedded_values,
     head_values,
     over_tokens,
+    token_axes,
 )
 from .short import attend_and_add, attend_and_add_columns
 from .tables import look_up
@@ -45,6 +45,7 @@ __all__ = [
     "OWN",
     "SHARED",
     "AoTWeights",
+    "EmbeddedWeights",
     "MHAWeights",
     "Maps",
     "add_heads",
@@ -54,15 +55,13 @@ __all__ = [
     "attend",
     "attend_and_add",
     "attend_and_add_columns",
-    "attend_values",
     "attention_logits",
     "attention_weights",
     "check_aot",
     "check_features",
     "check_skip",
     "combine_heads",
-    "embedded_logits",
-    "embedded_values",
+    "embedded_losses",
     "head_values",
     "look_up",
     "mha",
@@ -70,4 +69,5 @@ __all__ = [
     "mha_features",
     "next_token_losses",
     "over_tokens",
+    "token_axes",
 ]

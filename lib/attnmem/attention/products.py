@@ -103,7 +103,9 @@ def attention_logits(
         orders["shared keys first"] = chain_cost(n, d, d_h, d) + B * n * d
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
-            [asked] = _asked(W_Q, W_K, context)
+            E = context[..., None, :, :]
+            first = product_first(n, d, d_h, d)
+            asked = E @ (W_K @ W_Q.mT) if first else (E @ W_K) @ W_Q.mT
             logits = asked.flatten(-3, -2) @ query.mT  # examples last: long rows
             return logits.unflatten(-2, (H, n)).transpose(-3, -1)
         case "head product first":
@@ -113,73 +115,6 @@ def attention_logits(
             key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
             key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
     return torch.einsum(f"{tokens},...bhd->...bnh", context, key)
-
-
-def _asked(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    *sets: Float[Tensor, "... d"],
-) -> list[Float[Tensor, "... d"]]:
-    """``E W_K W_Q^T`` for sets of tokens, ``(*allruns, H, m, d)``: a query times it is logits."""
-    d, d_h = W_Q.shape[-2:]
-    sets = [tokens[..., None, :, :] for tokens in sets]
-    if product_first(sum(tokens.shape[-2] for tokens in sets), d, d_h, d):
-        product = W_K @ W_Q.mT
-        return [tokens @ product for tokens in sets]
-    return [(tokens @ W_K) @ W_Q.mT for tokens in sets]
-
-
-def embedded_logits(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    embedding: Float[Tensor, "*runs c d"],
-    places: Float[Tensor, "... n d"],
-    context: Float[Tensor, "*data B n c"],
-    query: Float[Tensor, "*data B d"],
-) -> Float[Tensor, "*allruns B n H"]:
-    """The logits at own tokens ``x W + p``, which are never formed.
-
-    A token is linear in ``x`` and in the indicator of its place. So the rows of ``W`` and the
-    places go through the heads' maps as shared tokens would, once for all examples.
-
-    Args:
-        W_Q: Query maps of the heads.
-        W_K: Key maps of the heads.
-        embedding: The matrix ``W``, with the run axes of the maps.
-        places: One vector ``p`` for every place; without run axes if all runs have the same.
-        context: Own contexts, before they are embedded.
-        query: One embedded vector per example.
-
-    Returns:
-        The logits, stored with the heads last.
-    """
-    of_rows, of_places = _asked(W_Q, W_K, embedding, places)
-    key = (query @ of_rows.flatten(-3, -2).mT).unflatten(-1, of_rows.shape[-3:-1])
-    of_places = of_places.transpose(-3, -2)  # (*runs, n, H, d)
-    by_place = query @ of_places.flatten(-3, -2).mT
-    return _inner_products(context, key) + by_place.unflatten(-1, of_places.shape[-3:-1])
-
-
-def embedded_values(
-    W_V: Float[Tensor, "*runs H d"],
-    embedding: Float[Tensor, "*runs c d"],
-    places: Float[Tensor, "... n d"],
-    context: Float[Tensor, "*data B n c"],
-) -> Float[Tensor, "*allruns B n H"]:
-    """The values of own tokens ``x W + p`` in heads with scalar values; tokens are never formed.
-
-    Args:
-        W_V: One vector a head.
-        embedding: The matrix ``W``, with the run axes of the vectors.
-        places: One vector ``p`` for every place; without run axes if all runs have the same.
-        context: Own contexts, before they are embedded.
-
-    Returns:
-        The values, stored with the heads last.
-    """
-    of_tokens = _inner_products(context.flatten(-3, -2), W_V @ embedding.mT)
-    by_place = (places @ W_V.mT)[..., None, :, :]
-    return of_tokens.unflatten(-2, context.shape[-3:-1]) + by_place
 
 
 def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allruns B H n"]:
@@ -193,85 +128,6 @@ def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allr
 
 
 # --- values ---------------------------------------------------------------------------------------
-
-
-def attend_values(
-    logits: Float[Tensor, "*allruns B n H"], values: Float[Tensor, "*values n H"]
-) -> tuple[Float[Tensor, "*allruns B H n"], Float[Tensor, "*allruns B H"]]:
-    r"""Attention weights, and :math:`\sum_s \alpha_{h,s} v_{h,s}` for heads with scalar values.
-
-    Args:
-        logits: As :func:`attention_logits` returns them.
-        values: The values of own tokens ``(*allruns, B, n, H)`` or of shared ones
-            ``(*allruns, n, H)``.
-
-    Returns:
-        The attention weights and the attended values.
-    """
-    if values.ndim == logits.ndim:
-        alpha, attended = _Attended.apply(logits, values)
-        return alpha.mT, attended[..., 0, :]
-    alpha, attended = _Attended.apply(logits.transpose(-3, -1), values.mT[..., None])
-    return alpha.movedim(-1, -3), attended[..., 0, :].mT
-
-
-class _Attended(torch.autograd.Function):
-    """The softmax of logits ``(..., n, k)`` over ``n``, and the sum of values weighted by it.
-
-    The values have the logits' shape or ``(..., n, 1)``. The gradient at the logits is
-    ``alpha (v - y) g`` for outputs ``y``: no product of their size is kept but ``alpha``.
-    """
-
-    @staticmethod
-    def forward(ctx, logits, values):
-        alpha = logits.softmax(dim=-2)
-        if values.shape[-1] == 1:
-            attended = values.mT @ alpha
-        else:
-            attended = (alpha * values).sum(dim=-2, keepdim=True)
-        ctx.save_for_backward(values, alpha, attended)
-        ctx.set_materialize_grads(False)
-        return alpha, attended
-
-    @staticmethod
-    def backward(ctx, g_alpha, g):
-        values, alpha, attended = ctx.saved_tensors
-        g_logits, g_values = None, None
-        if g is not None and values.shape[-1] == 1:
-            g_logits = ((values - attended) * g).mul_(alpha)
-            g_values = alpha @ g.mT
-        elif g is not None:
-            g_values = alpha * g
-            g_logits = (values - attended) * g_values
-        if g_alpha is not None:
-            of_alpha = alpha * (g_alpha - (alpha * g_alpha).sum(dim=-2, keepdim=True))
-            g_logits = of_alpha if g_logits is None else g_logits + of_alpha
-        return g_logits, g_values
-
-
-class _InnerProducts(torch.autograd.Function):
-    """``x y^T`` for rows, with a gradient for ``y`` in the layout of ``y``.
-
-    Autograd forms ``x^T g`` instead, which is several times slower for many small matrices.
-    """
-
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x @ y.mT
-
-    @staticmethod
-    def backward(ctx, g):
-        x, y = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        return g @ y if wanted[0] else None, g.mT @ x if wanted[1] else None
-
-
-def _inner_products(
-    x: Float[Tensor, "*x a c"], y: Float[Tensor, "*y b c"]
-) -> Float[Tensor, "*xy a b"]:
-    axes = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    return _InnerProducts.apply(x.expand(*axes, -1, -1), y.expand(*axes, -1, -1))
 
 
 def head_values(

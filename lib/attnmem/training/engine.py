@@ -22,8 +22,8 @@ from .models import FAMILIES
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which both papers use
 
 # From a batch (R, B) of indices, and whether anything but the loss is wanted, to the runs' losses
-# (R,) and the share of the batch that they have right (R,), or None.
-Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
+# (R,), the share of the batch that they have right (R,) or None, and the gradients of the losses.
+Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None, Sequence[Tensor]]]
 
 
 # --- optimizers -----------------------------------------------------------------------------------
@@ -38,15 +38,15 @@ class FusedAdam:
         self.square = {name: torch.zeros_like(P) for name, P in parameters.items()}
         self.count = torch.zeros(())
 
-    def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradient of the loss.
+    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
+        """Take one step down the gradients.
 
         Args:
-            loss: The sum of the runs' losses.
+            gradients: One for each of the weights, in their order.
             rates: The learning rate of every run; all are the same.
         """
         each = [*self.parameters.values()]
-        gradients = [g.contiguous() for g in torch.autograd.grad(loss, each)]  # laid out as weights
+        gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
         averages = [*self.mean.values()], [*self.square.values()]
         with torch.no_grad():
             self.count += 1
@@ -105,14 +105,13 @@ class RunwiseAdam:
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
 
-    def step(self, loss: Float[Tensor, ""], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradient of the loss, each run with its own rate.
+    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
+        """Take one step down the gradients, each run with its own rate.
 
         Args:
-            loss: The sum of the runs' losses.
+            gradients: One for each of the weights, in their order.
             rates: The learning rate of every run, on the device of the weights.
         """
-        gradients = torch.autograd.grad(loss, [*self.parameters.values()])
         g = torch.cat([gradient.flatten() for gradient in gradients])
         with torch.no_grad():
             self.count += 1
@@ -154,14 +153,25 @@ class Stack:
         }
         self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
 
-    def step(self, loss: Float[Tensor, " R"], rates: Float[Tensor, " R"]) -> None:
-        """Take one Adam step; the runs' gradients do not mix, since the sum of losses separates.
+    def gradients(self, losses: Float[Tensor, " R"]) -> Sequence[Tensor]:
+        """By autograd; the runs do not mix, since the sum of their losses separates.
 
         Args:
-            loss: The loss of every run.
+            losses: The loss of every run.
+
+        Returns:
+            The gradient at each of the weights, in their order.
+        """
+        return torch.autograd.grad(losses.sum(), [*self.parameters.values()])
+
+    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
+        """Take one Adam step.
+
+        Args:
+            gradients: One for each of the weights, in their order.
             rates: The learning rate of every run.
         """
-        self.optimizer.step(loss.sum(), rates)
+        self.optimizer.step(gradients, rates)
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all runs but those at ``places``, with their optimizer state."""
@@ -209,7 +219,7 @@ class Steps:
 
     Args:
         stack: What is trained.
-        model: Computes the losses of a batch (see :data:`Model`).
+        model: Computes losses and gradients of a batch (see :data:`Model`).
         length: How many steps a graph holds; another number of steps is made one by one.
     """
 
@@ -242,8 +252,8 @@ class Steps:
         return losses, shares
 
     def _step(self, i, batches, rates, losses, shares, watched) -> None:
-        loss, share = self.model(batches[i], watched)
-        self.stack.step(loss, rates[i])
+        loss, share, gradients = self.model(batches[i], watched)
+        self.stack.step(gradients, rates[i])
         losses[i] = loss.detach()
         if share is not None:
             shares[i] = share

@@ -90,15 +90,18 @@ class Protocol(abc.ABC):
         """
 
     @abc.abstractmethod
-    def losses(self, index: Int[Tensor, "R B"], watched: bool) -> tuple[Tensor, Tensor | None]:
-        """Compute the runs' losses on a batch.
+    def losses(
+        self, index: Int[Tensor, "R B"], watched: bool
+    ) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
+        """Compute the runs' losses on a batch, and their gradients.
 
         Args:
             index: The places of each run's batch in its data.
             watched: Whether the share of the batch that is right is wanted.
 
         Returns:
-            The losses ``(R,)``, and the shares ``(R,)``, or None if they are not known or wanted.
+            The losses ``(R,)``, the shares ``(R,)``, or None if they are not known or wanted, and
+            the gradient of each run's loss at each of the weights, in the order of the stack's.
         """
 
     @abc.abstractmethod

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from .. import bounds
 from ..attention import (
-    attend_values,
-    attention_logits,
+    OWN,
+    EmbeddedWeights,
+    attention_weights,
     combine_heads,
-    embedded_logits,
-    embedded_values,
+    embedded_losses,
+    head_values,
+    token_axes,
 )
+from ..attention.embedded import Gradient
 from ..results import Run
 from .initial import Parameters, bias, generator, linear, xavier
 from .transformers import VARIANTS, aot_logits, aot_logits_of_pairs, aot_losses, aot_parameters
@@ -102,9 +105,6 @@ def mha_heads(
 ) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H"]]:
     """Attention weights and values of every head in :func:`mha_outputs`.
 
-    Own contexts are never embedded. Logits and values are linear in tokens and in positions, so the
-    embedding is multiplied into the heads' maps.
-
     Args:
         P: Stacked weights, as :func:`mha_parameters` names them.
         run: Any run of the stack, for the sizes.
@@ -115,16 +115,38 @@ def mha_heads(
         The attention weights and the values.
     """
     positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
+    tokens = token_axes(contexts, queries)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
-    W_Q, W_K, W_V = P["W_Q"], P["W_K"], P["W_V"][..., 0]
     e = (queries @ W_E + (b_E + positions[0])) / 8
     places = positions[1:] + b_E
-    if contexts.ndim == queries.ndim:
-        E = contexts @ W_E + places
-        return attend_values(attention_logits(W_Q, W_K, E, e), E @ W_V.mT)
-    # Without the bias, which adds the same to all tokens' logits and would cost a gradient.
-    logits = embedded_logits(W_Q, W_K, W_E, positions[1:], contexts, e)
-    return attend_values(logits, embedded_values(W_V, W_E, places, contexts))
+    if tokens == OWN:
+        W_E, places = W_E[:, None], places[:, None]
+    E = contexts @ W_E + places
+    alpha = attention_weights(P["W_Q"], P["W_K"], E, e)
+    return alpha, head_values(alpha, E, P["W_V"], tokens)[..., 0]
+
+
+def mha_losses(
+    P: Parameters,
+    run: Run,
+    contexts: Tensor,
+    queries: Float[Tensor, "R B d"],
+    labels: Tensor,
+) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
+    """What :func:`mha_outputs` loses on every example, with the gradient written out.
+
+    Args:
+        P: Stacked weights, as :func:`mha_parameters` names them.
+        run: Any run of the stack, for the sizes.
+        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
+        queries: One vector for each example.
+        labels: A class or a real number for each example, ``(R, B)``.
+
+    Returns:
+        As of :func:`attnmem.attention.embedded_losses`.
+    """
+    positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
+    return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
 
 
 # --- the registry ---------------------------------------------------------------------------------
@@ -142,7 +164,9 @@ class Family(NamedTuple):
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
         losses: Of models of token sequences, from the same and next tokens ``(R, B)`` to the mean
-            cross-entropy of each run and the logits; None to compute it from the outputs.
+            cross-entropy of each run and the logits; None to compute it from the outputs. Of models
+            of contexts and queries, from the same and labels ``(R, B)`` to what
+            :func:`mha_losses` returns.
         pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
     """
 
@@ -172,6 +196,7 @@ FAMILIES = {
         mha_outputs,
         ("classes", "reals"),
         lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
+        losses=mha_losses,
     ),
 }
 

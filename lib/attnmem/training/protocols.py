@@ -74,7 +74,8 @@ class _OnPairs(Protocol):
         else:
             outputs = family.outputs(P, self.run, tokens)
             loss = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
-        return loss, _right(outputs, answers) if watched else None
+        share = _right(outputs, answers) if watched else None
+        return loss, share, self.stack.gradients(loss)
 
 
 @torch.no_grad()
@@ -207,22 +208,20 @@ class Memorization(Protocol):
         return Order(runs, device)
 
     @override
+    @torch.no_grad()
     def losses(self, index, watched):
         if self.run.last_batch is None:
-            return self._losses_of(*self.data.at(index))[0].mean(dim=1), None
+            each, _, gradients = self._losses_of(*self.data.at(index))
+            return each.mean(dim=1), None, gradients(torch.full_like(each, 1 / each.shape[1]))
         there = index >= 0
-        each = self._losses_of(*self.data.at(index.clamp(min=0)))[0]
-        return each.where(there, 0).sum(dim=1) / there.sum(dim=1), None
+        each, _, gradients = self._losses_of(*self.data.at(index.clamp(min=0)))
+        part = there / there.sum(dim=1, keepdim=True)
+        return (each * part).sum(dim=1), None, gradients(part)
 
-    def _losses_of(self, contexts, queries, labels) -> tuple[Float[Tensor, "R B"], Tensor]:
-        """Cross-entropy for classes, squared error for reals; and the outputs."""
-        outputs = FAMILIES[self.run.model].outputs(
-            self.stack.parameters, self.run, contexts, queries
-        )
-        if labels.is_floating_point():
-            return (outputs[..., 0] - labels).square(), outputs
-        each = F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none")
-        return each.view(labels.shape), outputs
+    def _losses_of(self, contexts, queries, labels):
+        """Of each example the loss, the outputs, and how gradients follow from them."""
+        losses = FAMILIES[self.run.model].losses
+        return losses(self.stack.parameters, self.run, contexts, queries, labels)
 
     @override
     def rate(self, run, step):
@@ -253,10 +252,10 @@ class Memorization(Protocol):
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
         for batch, there in self.data.chunks(chunk):
-            losses, outputs = self._losses_of(*batch)
+            losses, outputs, _ = self._losses_of(*batch)
             total = total + losses.double().where(there, 0).sum(dim=1)
             if self.run.N:
-                right = right + ((outputs.argmax(-1) == batch[2]) & there).double().sum(dim=1)
+                right = right + ((outputs.argmax(dim=1) == batch[2]) & there).double().sum(dim=1)
         losses = (total / self.data.sizes).tolist()
         if not self.run.N:
             return [Found(None, loss) for loss in losses]
