@@ -22,11 +22,10 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-import itertools
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +144,12 @@ def seconds(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
+def side_by_side(ways: Sequence[Callable[[], object]], device: str, times: int = 3) -> list[float]:
+    """The shortest wall time of each way, of so many that are taken in turn."""
+    rounds = [[seconds(way, device) for way in ways] for _ in range(times)]
+    return [min(took) for took in zip(*rounds, strict=True)]
+
+
 def shortened(run: Run, steps: int) -> Run:
     """The same run for about ``steps`` steps: whole epochs, or one shorter one."""
     T = min(run.T, steps * run.batch)
@@ -160,35 +165,41 @@ def bigram_stacks(d: int, steps: int) -> list[list[Run]]:
     return list(cells.values())
 
 
-def compiled_times(stack: list[Run], device: str) -> tuple[float, float]:
-    """Seconds to compile and to train; not numbers where JAX is not installed."""
+def compiled_in(stack: list[Run], device: str) -> tuple[Callable[[], object], float]:
+    """The compiled program and the seconds that it took to compile; nothing without JAX."""
     if importlib.util.find_spec("jax") is None:
-        return math.nan, math.nan
-    programs: list[Callable[[], object]] = []
-    compiling = seconds(lambda: programs.append(compiled_program(stack)), device)
-    programs[0]()  # warm up
-    return compiling, seconds(programs[0], device)
+        return lambda: None, math.nan
+    start = time.perf_counter()
+    program = compiled_program(stack)
+    return program, time.perf_counter() - start
 
 
-def compare(stack: list[Run], device: str, rate: float) -> None:
-    """One line: milliseconds per step of all runs of a stack, by each of the three."""
+def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, float]:
+    """One line, and its first numbers: milliseconds per step of all runs, by each of the three."""
     run, per_step = stack[0], 1e3 / stack[0].steps
     short = [shortened(run, 2) for run in stack]
     training.train(short, device=device)  # warm up
     plain_loop(short[0], device)
-    plain = per_step * len(stack) * seconds(lambda: plain_loop(run, device), device)
-    engine = per_step * seconds(lambda: training.train(stack, device=device), device)
-    compiling, compiled = compiled_times(stack, device)
-    jax = per_step * compiled
+    compiled, compiling = compiled_in(stack, device)
+    compiled()
+    ways = (
+        lambda: plain_loop(run, device),
+        lambda: training.train(stack, device=device),
+        compiled,
+    )
+    plain, engine, jax = (per_step * took for took in side_by_side(ways, device))
+    plain *= len(stack)  # it trains one at a time
+    jax = jax if math.isfinite(compiling) else math.nan
     floor = 1e3 * len(stack) * training.operations(run) / rate
     print(
         f"  {run.H:3} {plain:9.2f} {engine:9.2f} {jax:9.2f} {compiling:9.1f} {floor:9.3f}"
         f" {plain / engine:9.1f} {jax / engine:9.2f} {floor / engine:9.2f}",
         flush=True,
     )
+    return plain, engine, jax
 
 
-def by_autograd(run: Run, device: str) -> None:
+def by_autograd(device: str, run: Run) -> None:
     """Train one of Mahdavi et al.'s models by its layers, PyTorch's autograd and fused Adam."""
     weights = training.mha_parameters(run, training.generator(run, "weights"))
     P = {name: W[None].to(device).requires_grad_() for name, W in weights.items()}
@@ -212,13 +223,19 @@ def memorization_step(context: str, H: int, n: int, steps: int, device: str, rat
     [first, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
     sizes = {"context": context, "H": H, "n": n, "T": 4 * first.batch}
     run = dataclasses.replace(first, profile="benchmark", early_stop=False, **sizes)
-    ends = [dataclasses.replace(run, steps=k, evaluate_every=k) for k in (steps, 2 * steps)]
-    ways = lambda run: training.train([run], device=device), lambda run: by_autograd(run, device)
-    took = [[math.inf] * 2, [math.inf] * 2]
-    for _, end, way in itertools.product(range(3), range(2), range(2)):  # side by side
-        now = seconds(functools.partial(ways[way], ends[end]), device)
-        took[way][end] = min(took[way][end], now)
-    engine, autograd = (1e3 * (longer - shorter) / steps for shorter, longer in took)
+    shorter, longer = (
+        dataclasses.replace(run, steps=k, evaluate_every=k) for k in (steps, 2 * steps)
+    )
+    ways = [
+        functools.partial(way, run)
+        for way in (
+            lambda run: training.train([run], device=device),
+            functools.partial(by_autograd, device),
+        )
+        for run in (shorter, longer)
+    ]
+    took = side_by_side(ways, device, times=5)
+    engine, autograd = (1e3 * (took[i + 1] - took[i]) / steps for i in (0, 2))
     counted = training.operations(run)
     floor = 1e3 * counted / rate
     print(
@@ -249,8 +266,9 @@ def main() -> None:
     if importlib.util.find_spec("jax") is None:
         print("  JAX is not installed: pip install -e '.[bench]' for its column")
     print("    H     plain    engine       JAX compile/s     floor plain/eng   JAX/eng floor/eng")
-    for stack in stacks:
-        compare(stack, device, rate)
+    each = [compare(stack, device, rate) for stack in stacks]
+    plain, engine, jax = map(sum, zip(*each, strict=True))
+    print(f"  all {plain:9.1f} {engine:9.2f} {jax:9.2f} {plain / engine:29.1f} {jax / engine:9.2f}")
     print("Mahdavi et al.'s model, one run:")
     print("  context  H   n   MFLOP  autograd    engine     floor auto/eng floor/eng")
     for cell in MEMORIZATION:

@@ -25,7 +25,13 @@ from .layers import (
     mha_attention,
     mha_features,
 )
-from .pairs import Maps, after_pairs, next_token_losses
+from .pairs import (
+    Maps,
+    after_pairs,
+    after_pairs_vjp,
+    next_token_losses,
+    next_token_losses_vjp,
+)
 from .products import (
     OWN,
     SHARED,
@@ -50,6 +56,7 @@ __all__ = [
     "Maps",
     "add_heads",
     "after_pairs",
+    "after_pairs_vjp",
     "aot",
     "aot_features",
     "attend",
@@ -68,6 +75,7 @@ __all__ = [
     "mha_attention",
     "mha_features",
     "next_token_losses",
+    "next_token_losses_vjp",
     "over_tokens",
     "token_axes",
 ]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .short import of_outer_products, outer_products
-from .tables import add_rows, take_rows
+from .tables import add_columns, take_columns
 
 LOG2_E = math.log2(math.e)
 
@@ -50,7 +50,7 @@ def after_pairs(
     stream: Float[Tensor, "R N d_o"],
     tokens: Int[Tensor, "R B 2"],
 ) -> Float[Tensor, "R d_o B"]:
-    """The residual stream at the second place, after attention to both places.
+    """The residual stream at the second place, after attention to both places; for autograd.
 
     Args:
         maps: The maps of the heads; a scale of the logits is in one of them.
@@ -69,7 +69,7 @@ def next_token_losses(
     stream: Float[Tensor, "R d B"],
     answers: Int[Tensor, "R B"],
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"]]:
-    """The mean cross-entropy of the logits ``unembedding @ stream``, and these logits.
+    """The mean cross-entropy of the logits ``unembedding @ stream``, and these; for autograd.
 
     Args:
         unembedding: One row for every token of the vocabulary.
@@ -85,35 +85,55 @@ def next_token_losses(
 # --- attention ------------------------------------------------------------------------------------
 
 
-class _AfterPairs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, W_Q, W_K, W_V, W_O, inputs, stream, tokens):
-        A, M = W_Q.mT @ W_K, W_O @ W_V
-        alone = M.sum(dim=1)
-        (first, second), (a, b) = inputs.unbind(dim=1), tokens.unbind(dim=-1)
-        looked_up = torch.cat([second, torch.baddbmm(stream, second, alone.mT)], dim=-1)
-        q, y = take_rows(looked_up, b).mT.contiguous().split([A.shape[-1], M.shape[-2]], dim=1)
-        delta = take_rows(first, a).mT.contiguous().sub_(q)
-        road = _shorter_road(A, M)
-        update, kept = road.forward(A, M, q, delta)
-        ctx.road, ctx.N = road, inputs.shape[2]
-        ctx.save_for_backward(W_Q, W_K, W_V, W_O, second, tokens, A, M, alone, q, delta, *kept)
-        return update.add_(y)
+def after_pairs_vjp(
+    maps: Maps, inputs: Tensor, stream: Tensor, tokens: Tensor
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """:func:`after_pairs`, and the gradients at its arguments from that at what it returns.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        W_Q, W_K, W_V, W_O, second, tokens, A, M, alone, q, delta, *kept = ctx.saved_tensors
-        a, b = tokens.unbind(dim=-1)
+    Args:
+        maps: As there.
+        inputs: As there.
+        stream: As there.
+        tokens: As there.
+
+    Returns:
+        The columns, and a function from a gradient of their shape to those at the four maps, the
+        inputs and the stream. It may be called once, since it overwrites what it needs.
+    """
+    W_Q, W_K, W_V, W_O = maps
+    A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
+    alone = M.sum(dim=1)
+    (first, second), (a, b) = inputs.unbind(dim=1), tokens.unbind(dim=-1)
+    looked_up = torch.cat([second, torch.baddbmm(stream, second, alone.mT)], dim=-1)
+    q, y = take_columns(looked_up, b).split([A.shape[-1], M.shape[-2]], dim=1)
+    delta = take_columns(first, a).sub_(q)
+    road = _shorter_road(A, M)
+    update, kept = road.forward(A, M, q, delta)
+
+    def vjp(g):
         g = g.contiguous()
-        g_A, g_M, g_q, g_delta = ctx.road.backward(A, M, q, delta, kept, g)
-        g_first = add_rows(g_delta.mT, a, ctx.N)
-        g_looked_up = add_rows(torch.cat([g_q.sub_(g_delta), g], dim=1).mT, b, ctx.N)
+        g_A, g_M, g_q, g_delta = road.backward(A, M, q, delta, kept, g)
+        g_first = add_columns(g_delta, a, N)
+        g_looked_up = add_columns(torch.cat([g_q.sub_(g_delta), g], dim=1), b, N)
         g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=-1)
         g_M = g_M + (g_stream.mT @ second)[:, None]
         g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
         g_second = torch.baddbmm(g_second, g_stream, alone)
-        return *g_maps, torch.stack([g_first, g_second], dim=1), g_stream, None
+        return *g_maps, torch.stack([g_first, g_second], dim=1), g_stream
+
+    return update.add_(y), vjp
+
+
+class _AfterPairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, W_Q, W_K, W_V, W_O, *others):
+        found, ctx.vjp = after_pairs_vjp(Maps(W_Q, W_K, W_V, W_O), *others)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return *ctx.vjp(g), None
 
 
 class _Road(NamedTuple):
@@ -164,16 +184,39 @@ OUTER, WIDE = _Road(outer_products, of_outer_products), _Road(_wide_forward, _wi
 # --- the loss -------------------------------------------------------------------------------------
 
 
+def next_token_losses_vjp(
+    unembedding: Tensor, stream: Tensor, answers: Tensor
+) -> tuple[Tensor, Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+    """:func:`next_token_losses`, and the gradients at its arguments from that at the losses.
+
+    Args:
+        unembedding: As there.
+        stream: As there.
+        answers: As there.
+
+    Returns:
+        The losses, the logits, and a function from a gradient ``(R,)`` to those at the unembedding
+        and the stream. It may be called once, since it overwrites what it needs.
+    """
+    logits = unembedding @ stream
+    largest = logits.amax(dim=1, keepdim=True)
+    shares = (logits - largest).mul_(LOG2_E).exp2_()  # on a CPU several times faster than exp
+    total = shares.sum(dim=1, keepdim=True)
+    right, B = answers[:, None], answers.shape[1]
+    losses = total.log().add_(largest).sub_(logits.gather(1, right))[:, 0].mean(dim=-1)
+
+    def vjp(g):
+        g = (g / B)[:, None, None]
+        g_logits = shares.mul_(g / total).scatter_add_(1, right, -g.expand(-1, 1, B))
+        return g_logits @ stream.mT, unembedding.mT @ g_logits
+
+    return losses, logits, vjp
+
+
 class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, unembedding, stream, answers):
-        logits = unembedding @ stream
-        largest = logits.amax(dim=1, keepdim=True)
-        shares = (logits - largest).mul_(LOG2_E).exp2_()  # on a CPU several times faster than exp
-        total = shares.sum(dim=1, keepdim=True)
-        chosen = logits.gather(1, answers[:, None])
-        losses = total.log().add_(largest).sub_(chosen)[:, 0].mean(dim=-1)
-        ctx.save_for_backward(unembedding, stream, answers, shares, total)
+    def forward(ctx, *inputs):
+        losses, logits, ctx.vjp = next_token_losses_vjp(*inputs)
         ctx.mark_non_differentiable(logits)
         ctx.set_materialize_grads(False)
         return losses, logits
@@ -181,8 +224,4 @@ class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, _):
-        unembedding, stream, answers, shares, total = ctx.saved_tensors
-        g = (g / answers.shape[1])[:, None, None]
-        g_logits = shares * (g / total)
-        g_logits.scatter_add_(1, answers[:, None], -g.expand(-1, 1, answers.shape[1]))
-        return g_logits @ stream.mT, unembedding.mT @ g_logits, None
+        return *ctx.vjp(g), None

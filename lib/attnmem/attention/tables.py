@@ -65,6 +65,41 @@ def add_rows(
     return table.index_add_(0, _places(chosen, N), rows.flatten(0, 1)).view(R, N, d)
 
 
+def take_columns(
+    table: Float[Tensor, "R N d"], chosen: Int[Tensor, "R m"]
+) -> Float[Tensor, "R d m"]:
+    """:func:`take_rows` as columns.
+
+    Args:
+        table: One table for each run.
+        chosen: Integers in ``[0, N)``.
+
+    Returns:
+        The chosen rows, one column each.
+    """
+    return table.mT.gather(2, chosen[:, None].expand(-1, table.shape[2], -1))
+
+
+def add_columns(
+    columns: Float[Tensor, "R d m"], chosen: Int[Tensor, "R m"], N: int
+) -> Float[Tensor, "R N d"]:
+    """The gradient of :func:`take_columns`, in sums that repeat bit for bit.
+
+    Args:
+        columns: One column for each integer.
+        chosen: Integers in ``[0, N)``.
+        N: How many rows a table has.
+
+    Returns:
+        One table for each run.
+    """
+    if columns.is_cuda:  # scatter_add adds in any order there
+        return add_rows(columns.mT, chosen, N)
+    R, d, _ = columns.shape
+    sums = columns.new_zeros(R, d, N)
+    return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns).mT
+
+
 def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:
     """Where the chosen rows stand when the runs' tables are one below the other."""
     first = N * torch.arange(len(chosen), device=chosen.device)

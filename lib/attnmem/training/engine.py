@@ -153,17 +153,6 @@ class Stack:
         }
         self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
 
-    def gradients(self, losses: Float[Tensor, " R"]) -> Sequence[Tensor]:
-        """By autograd; the runs do not mix, since the sum of their losses separates.
-
-        Args:
-            losses: The loss of every run.
-
-        Returns:
-            The gradient at each of the weights, in their order.
-        """
-        return torch.autograd.grad(losses.sum(), [*self.parameters.values()])
-
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
         """Take one Adam step.
 

@@ -24,8 +24,8 @@ from ..attention import (
     head_values,
     token_axes,
 )
-from ..attention.embedded import Gradient
 from ..results import Run
+from .gradients import Gradient
 from .initial import Parameters, bias, generator, linear, xavier
 from .transformers import VARIANTS, aot_logits, aot_logits_of_pairs, aot_losses, aot_parameters
 
@@ -163,10 +163,10 @@ class Family(NamedTuple):
         tasks: What it can be trained on, names in ``PROTOCOLS``.
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
-        losses: Of models of token sequences, from the same and next tokens ``(R, B)`` to the mean
-            cross-entropy of each run and the logits; None to compute it from the outputs. Of models
-            of contexts and queries, from the same and labels ``(R, B)`` to what
-            :func:`mha_losses` returns.
+        losses: From the same and next tokens or labels ``(R, B)`` to the losses, the outputs and
+            the gradient. Of models of token sequences, the mean loss of each run ``(R,)``; None to
+            compute it from the outputs. Of models of contexts and queries, the loss of each example
+            ``(R, B)``, and outputs with the examples last.
         pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
     """
 
@@ -175,7 +175,7 @@ class Family(NamedTuple):
     tasks: tuple[str, ...]
     guaranteed: Callable[[Run], int]
     variants: tuple[str, ...] = ("code",)
-    losses: Callable[..., tuple[Tensor, Tensor]] | None = None
+    losses: Callable[..., tuple[Tensor, Tensor, Gradient]] | None = None
     pairs: Callable[..., Tensor] | None = None
 
 

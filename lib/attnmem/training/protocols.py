@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from ..results import Fitting, Run
 from .data import Examples, Order, Pairs, Whole
+from .gradients import by_autograd
 from .loop import Found, Protocol, diverged_at, rounded
 from .models import FAMILIES, mha_heads
 
@@ -70,12 +71,13 @@ class _OnPairs(Protocol):
         tokens, answers = self.data.at(index)
         family, P = FAMILIES[self.run.model], self.stack.parameters
         if family.losses:
-            loss, outputs = family.losses(P, self.run, tokens, answers)
+            losses, outputs, gradient = family.losses(P, self.run, tokens, answers)
         else:
             outputs = family.outputs(P, self.run, tokens)
-            loss = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
+            losses = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
+            gradient = by_autograd(P, losses)
         share = _right(outputs, answers) if watched else None
-        return loss, share, self.stack.gradients(loss)
+        return losses, share, gradient(torch.ones_like(losses))
 
 
 @torch.no_grad()
@@ -211,12 +213,12 @@ class Memorization(Protocol):
     @torch.no_grad()
     def losses(self, index, watched):
         if self.run.last_batch is None:
-            each, _, gradients = self._losses_of(*self.data.at(index))
-            return each.mean(dim=1), None, gradients(torch.full_like(each, 1 / each.shape[1]))
+            each, _, gradient = self._losses_of(*self.data.at(index))
+            return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
         there = index >= 0
-        each, _, gradients = self._losses_of(*self.data.at(index.clamp(min=0)))
+        each, _, gradient = self._losses_of(*self.data.at(index.clamp(min=0)))
         part = there / there.sum(dim=1, keepdim=True)
-        return (each * part).sum(dim=1), None, gradients(part)
+        return (each * part).sum(dim=1), None, gradient(part)
 
     def _losses_of(self, contexts, queries, labels):
         """Of each example the loss, the outputs, and how gradients follow from them."""

@@ -14,8 +14,17 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..attention import Maps, after_pairs, attend_and_add_columns, look_up, next_token_losses
+from ..attention import (
+    Maps,
+    after_pairs,
+    after_pairs_vjp,
+    attend_and_add_columns,
+    look_up,
+    next_token_losses,
+    next_token_losses_vjp,
+)
 from ..results import Run
+from .gradients import Gradient, by_autograd
 from .initial import Parameters, bias, embedding, linear, uniform
 
 
@@ -113,8 +122,8 @@ def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[T
 
 def aot_losses(
     P: Parameters, run: Run, tokens: Int[Tensor, "R B S"], answers: Int[Tensor, "R B"]
-) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"]]:
-    """The mean cross-entropy of :func:`aot_logits` on a batch, and the logits.
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
+    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient.
 
     Args:
         P: Stacked weights, as :func:`aot_parameters` names them.
@@ -123,9 +132,12 @@ def aot_losses(
         answers: The next tokens.
 
     Returns:
-        The loss of each run, and the logits, which no gradient goes through.
+        The loss of each run, the logits, and how gradients follow (see :data:`Gradient`).
     """
-    return next_token_losses(P["unembedding"], _last_stream(P, run, tokens), answers)
+    if _on_pairs(P, run, tokens) and _only_heads(P, run):
+        return _losses_of_heads(P, run, tokens, answers)
+    losses, logits = next_token_losses(P["unembedding"], _last_stream(P, run, tokens), answers)
+    return losses, logits, by_autograd(P, losses)
 
 
 def _last_stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float[Tensor, "R d B"]:
@@ -135,7 +147,7 @@ def _last_stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float
     so it is computed once for every token of the vocabulary, not for every example.
     """
     S = tokens.shape[-1]
-    if run.layers == 1 and S == 2 and not _narrow(P):
+    if _on_pairs(P, run, tokens):
         return _stream_after_pairs(P, run, tokens)
     x = _columns(P["embedding"], tokens)
     first = P["embedding"].mT[:, None]
@@ -147,6 +159,11 @@ def _last_stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B S"]) -> Float
         x = torch.stack([chosen, *later], dim=1)
     layer = run.layers - 1
     return _block(P, run, layer, *_enter(P, run, layer, x), S - 1)
+
+
+def _on_pairs(P: Parameters, run: Run, tokens: Tensor) -> bool:
+    """Whether there is one layer, on pairs, with heads that are not narrow."""
+    return run.layers == 1 and tokens.shape[-1] == 2 and not _narrow(P)
 
 
 def _narrow(P: Parameters) -> bool:
@@ -164,6 +181,37 @@ def _stream_after_pairs(
         W_O = P["up.0"][:, None] @ W_O
     y = after_pairs(Maps(W_Q, W_K, W_V, W_O), *_tables(P, run), tokens)
     return _feed_forward(P, run, 0, y)
+
+
+def _only_heads(P: Parameters, run: Run) -> bool:
+    """Whether there is nothing but heads of the embedding's dimension, as in Experiment 1."""
+    return not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
+
+
+@torch.no_grad()
+def _losses_of_heads(P: Parameters, run: Run, tokens: Tensor, answers: Tensor):
+    """:func:`aot_losses` where :func:`_only_heads` is true, without what autograd costs."""
+    x, positions, maps = P["embedding"], P["positions.0"], _heads(P, run, 0)
+    inputs = x[:, None] + positions[:, :2, None]
+    stream, of_attention = after_pairs_vjp(Maps(*maps), inputs, x, tokens)
+    losses, logits, of_losses = next_token_losses_vjp(P["unembedding"], stream, answers)
+
+    @torch.no_grad()
+    def gradient(g):
+        g_unembedding, g_stream = of_losses(g)
+        W_Q, W_K, W_V, W_O, g_inputs, g_x = of_attention(g_stream)
+        found = {
+            "embedding": g_inputs.sum(dim=1).add_(g_x),
+            "unembedding": g_unembedding,
+            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, positions.shape[1] - 2)),
+            "W_Q.0": W_Q * _scale(run),
+            "W_K.0": W_K,
+            "W_V.0": W_V,
+            "W_O.0": W_O,
+        }
+        return [found[name] for name in P]
+
+    return losses, logits, gradient
 
 
 def _tables(P: Parameters, run: Run) -> tuple[Float[Tensor, "R 2 N inner"], Tensor]:
@@ -194,7 +242,11 @@ def _enter(P: Parameters, run: Run, layer: int, x: Tensor) -> tuple[Tensor, Tens
 def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four maps of a layer's heads, the query's with the logits' scale in it."""
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
-    return W_Q * run.d_h**-0.5 if VARIANTS[run.variant].scaled else W_Q, W_K, W_V, W_O
+    return W_Q * _scale(run), W_K, W_V, W_O
+
+
+def _scale(run: Run) -> float:
+    return run.d_h**-0.5 if VARIANTS[run.variant].scaled else 1.0
 
 
 def _block(P: Parameters, run: Run, layer: int, x: Tensor, inputs: Tensor, s: int) -> Tensor:
