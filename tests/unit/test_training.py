@@ -212,8 +212,14 @@ def test_a_stack_reaches_the_same_accuracies_as_single_runs():
 
 @pytest.mark.parametrize(
     "run",
-    [bigram_run(), association_run(), memorization_run(), memorization_run(N=None, task="reals")],
-    ids=lambda run: run.task,
+    [
+        bigram_run(),
+        association_run(),
+        memorization_run(),
+        memorization_run(context="random", last_batch="short", T=43),
+        memorization_run(N=None, task="reals"),
+    ],
+    ids=lambda run: f"{run.task}-{run.context}",
 )
 def test_training_is_float32_whatever_the_default(run):
     """The same row to the last bit; and a float32 training after it still works."""

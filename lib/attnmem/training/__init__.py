@@ -3,7 +3,8 @@
 Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
 as the same run alone, up to the rounding of batched products.
 
-``initial`` draws weights, ``transformers`` and ``models`` hold the models, ``data`` their data,
+``initial`` draws weights, ``transformers`` and ``models`` hold the models, ``gradients`` says how
+gradients follow from their losses, ``data`` holds their data,
 ``engine`` the steps of a stack, ``protocols`` the published ways to train, ``trainer`` the whole of
 a training.
 """

@@ -215,9 +215,9 @@ class Memorization(Protocol):
         if self.run.last_batch is None:
             each, _, gradient = self._losses_of(*self.data.at(index))
             return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
-        there = index >= 0
+        part = (index >= 0).float()
+        part /= part.sum(dim=1, keepdim=True)
         each, _, gradient = self._losses_of(*self.data.at(index.clamp(min=0)))
-        part = there / there.sum(dim=1, keepdim=True)
         return (each * part).sum(dim=1), None, gradient(part)
 
     def _losses_of(self, contexts, queries, labels):
