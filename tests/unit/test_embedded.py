@@ -97,7 +97,7 @@ def test_logits_and_outputs_of_any_size_have_finite_losses_and_gradients(shared)
     labels = torch.randint(6, (2, 9))
     losses, outputs, gradient = embedded_losses(P, positions, 1.0, contexts, queries, labels)
     torch.testing.assert_close(losses, F.cross_entropy(outputs, labels, reduction="none"))
-    assert all(g.isfinite().all() for g in gradient(torch.ones(2, 9)))
+    assert all(g.isfinite().all() for g in gradient(torch.ones(2, 9).double()))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -110,7 +110,9 @@ def test_a_run_that_is_not_finite_leaves_the_others_alone(shared):
         broken = embedded_losses(EmbeddedWeights(*weights), data[0], 1.0, *data[1:], labels)
     assert broken[0][0].isnan().all()
     assert torch.equal(broken[0][1], whole[0][1])
-    for ours, theirs in zip(broken[2](torch.ones(2, 9)), whole[2](torch.ones(2, 9)), strict=True):
+    for ours, theirs in zip(
+        broken[2](torch.ones(2, 9).double()), whole[2](torch.ones(2, 9).double()), strict=True
+    ):
         assert torch.equal(ours[1], theirs[1])
 
 

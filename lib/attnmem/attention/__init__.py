@@ -4,6 +4,7 @@
 ``products`` the products, softmaxes and sums that layers and training share;
 ``short`` the same for contexts of a few tokens;
 ``pairs`` the same for pairs of tokens of a vocabulary, with the loss of what follows them;
+``losses`` losses of single examples;
 ``embedded`` the loss of heads with scalar values on embedded data;
 ``tables`` the embeddings of tokens;
 ``tangents`` the derivative of a layer with one output;
