@@ -56,15 +56,15 @@ class BigramModel(nn.Module):
         super().__init__()
         self.run = run
         self.P = nn.ParameterDict({k.replace(".", "_"): nn.Parameter(x) for k, x in P.items()})
-        self.mask = torch.ones(2, 2, dtype=torch.bool).triu(1)
 
     def forward(self, tokens):
-        run, P = self.run, self.P
+        run, P, S = self.run, self.P, tokens.shape[1]
+        self.mask = torch.ones(S, S, dtype=torch.bool).triu(1)
         variant = training.VARIANTS[run.variant]
         x = P["embedding"][tokens]
         for layer in range(run.layers):
             at = 0 if variant.tied else layer
-            positions = P[f"positions_{at}"][:2]
+            positions = P[f"positions_{at}"][:S]
             if variant.position_in_skip:
                 x = x + positions
             a = F.linear(x, P[f"down_{at}"]) if f"down_{at}" in P else x

@@ -333,9 +333,8 @@ def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
     protocol.data.tables = right.unflatten(1, (N, N)).clone()
     assert protocol.right_of_all().tolist() == [1.0, 1.0, 1.0]
     assert protocol.right_of_all(chunk=2 * N).tolist() == [1.0, 1.0, 1.0]
-    protocol.data.tables[0, 0] = N + 1  # one row of seven
-    protocol.data.tables[1, -1] = N + 1
-    protocol.data.tables[1, 1, 2] = N + 1
+    for wrong in ((0, 0), (1, -1), (1, 1, 2)):  # a row of seven; another, and one more
+        protocol.data.tables[wrong] = (protocol.data.tables[wrong] + 1) % N
     for chunk in (8192, 2 * N, N, 1):
         share = protocol.right_of_all(chunk=chunk) * N**2
         assert share.tolist() == pytest.approx([42, 41, 49])

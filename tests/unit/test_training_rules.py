@@ -18,7 +18,7 @@ from attnmem.training.engine import Stack, Steps, rehearse
 from attnmem.training.loop import Found
 from attnmem.training.protocols import PROTOCOLS, Associations, Bigrams, Memorization
 
-from plain import association_run, bigram_run, memorization_run
+from plain import BigramModel, association_run, bigram_run, memorization_run
 
 CPU = torch.device("cpu")
 
@@ -39,6 +39,40 @@ def test_a_cosine_that_does_not_end_at_zero():
     run = memorization_run(steps=1000, lr=1e-3, lr_end=0.1)
     rates = [training.warmup_cosine(run, step) for step in (50, 525, 1000)]
     assert rates == pytest.approx([1e-3, 0.55e-3, 0.1e-3])
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["code", "own-layers", "skip-positions"])
+def test_sequences_of_three_tokens_are_those_of_the_plain_model(layers, variant):
+    """No training is on more than two, but a place must not see the ones after it."""
+    run = bigram_run(layers=layers, variant=variant)
+    P = training.aot_parameters(run, training.generator(run, "weights"))
+    tokens = torch.randint(run.N, (9, 3))
+    ours = training.aot_logits({name: x[None] for name, x in P.items()}, run, tokens[None])
+    torch.testing.assert_close(ours[0].mT, BigramModel(run, P)(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sinusoids_are_as_precise_as_is_asked_whatever_the_default(dtype):
+    torch.set_default_dtype(torch.float64 if dtype == torch.float32 else torch.float32)
+    try:
+        found = training.models.sinusoids(40, 6, dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == dtype
+    wave = [math.sin, math.cos]
+    each = [[wave[i % 2](s / 10000 ** (i // 2 / 3)) for i in range(6)] for s in range(40)]
+    expected = torch.tensor(each, dtype=torch.float64)
+    assert (found - expected).abs().max() < 200 * torch.finfo(dtype).eps
+
+
+def test_what_the_papers_guarantee_for_the_sizes_of_a_run():
+    mha, aot = memorization_run(H=5, n=3, d_h=7), bigram_run(H=4, d_h=3, d=6)
+    guaranteed = {run.model: training.FAMILIES[run.model].guaranteed(run) for run in (mha, aot)}
+    assert guaranteed == {"mha": 5 * (3 - 1) + 1, "aot": 4 * 3 + 6}
 
 
 # --- Adam -----------------------------------------------------------------------------------------
@@ -77,6 +111,23 @@ def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(kind)
         optimizer.step([sizes[1:] * sign], rates[1:])
     expected = [[adam([s * g for s in signs], 0.1) for g in sizes[1].tolist()]]
     torch.testing.assert_close(left["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_right_if_its_logit_is_larger_than_any_other():
+    """Alone, by the smallest float too; not where two lead, another leads, or none is a number."""
+    up = torch.tensor(1.0).nextafter(torch.tensor(2.0)).item()
+    columns = [[2.0, 1, 0], [up, 1, 1], [1, 1, 0], [1, 1, 1], [0, 1, 2], [math.nan, 0, 0]]
+    outputs = torch.tensor(columns).T[None]  # (1, 3, 6)
+    answers = torch.zeros(1, 6, dtype=torch.long)
+    assert protocols._right(outputs, answers).tolist() == [[True, True] + 4 * [False]]
+    same = outputs[:, [1, 0, 2]]
+    assert protocols._right(same, answers + 1).tolist() == [[True, True] + 4 * [False]]
+    random, chosen = torch.randn(2, 7, 500), torch.randint(7, (2, 500))
+    assert torch.equal(protocols._right(random, chosen), random.argmax(dim=1) == chosen)
+    assert protocols._right(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long)).all()
 
 
 # --- what is kept ---------------------------------------------------------------------------------

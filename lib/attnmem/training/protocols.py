@@ -6,7 +6,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
@@ -76,13 +76,16 @@ class _OnPairs(Protocol):
             outputs = family.outputs(P, self.run, tokens)
             losses = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
             gradient = by_autograd(P, losses)
-        share = _right(outputs, answers) if watched else None
+        share = _right(outputs, answers).double().mean(dim=1) if watched else None
         return losses, share, gradient(torch.ones_like(losses))
 
 
 @torch.no_grad()
-def _right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Float[Tensor, " R"]:
-    return (outputs.max(dim=1).indices == answers).double().mean(dim=1)
+def _right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
+    """Whether the right logit exceeds all others: several times as fast as an argmax."""
+    chosen = outputs.gather(1, answers[:, None])
+    others = outputs.scatter(1, answers[:, None], -math.inf)
+    return (chosen > others.amax(dim=1, keepdim=True))[:, 0]
 
 
 class Bigrams(_OnPairs):
@@ -143,7 +146,7 @@ class Bigrams(_OnPairs):
         for first in every.split(max(1, chunk // N)):
             outputs = family.pairs(self.stack.parameters, self.run, first)
             answers = self.data.tables[:, first].flatten(1)
-            right = right + (outputs.max(dim=1).indices == answers).double().sum(dim=1)
+            right = right + _right(outputs, answers).double().sum(dim=1)
         return right / N**2
 
 
