@@ -1,6 +1,6 @@
 """The engine beside a plain loop and a compiled program, and beside the machine's product rate.
 
-    python benchmarks/ensemble.py [--d 10] [--steps 256] [--device cpu]
+    python benchmarks/ensemble.py [--d 10] [--steps 1024] [--device cpu]
 
 Dana et al.'s Experiment 1 is trained three times, for every number of heads. The plain loop trains
 one model at a time as such code is usually written: an ``nn.Module`` with an
@@ -177,18 +177,19 @@ def compiled_in(stack: list[Run], device: str) -> tuple[Callable[[], object], fl
 def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, float]:
     """One line, and its first numbers: milliseconds per step of all runs, by each of the three."""
     run, per_step = stack[0], 1e3 / stack[0].steps
-    short = [shortened(run, 2) for run in stack]
-    training.train(short, device=device)  # warm up
-    plain_loop(short[0], device)
+    few = [shortened(run, 2) for run in stack]
+    short = shortened(run, run.steps // 4)  # of the slow one a quarter
+    training.train(few, device=device)  # warm up
+    plain_loop(few[0], device)
     compiled, compiling = compiled_in(stack, device)
     compiled()
     ways = (
-        lambda: plain_loop(run, device),
+        lambda: plain_loop(short, device),
         lambda: training.train(stack, device=device),
         compiled,
     )
     plain, engine, jax = (per_step * took for took in side_by_side(ways, device))
-    plain *= len(stack)  # it trains one at a time
+    plain *= len(stack) * run.steps / short.steps  # it trains one at a time
     jax = jax if math.isfinite(compiling) else math.nan
     floor = 1e3 * len(stack) * training.operations(run) / rate
     print(
@@ -249,7 +250,7 @@ def main() -> None:
     """Print the comparisons."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--d", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=1024)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     device, steps = arguments.device, arguments.steps
@@ -272,7 +273,7 @@ def main() -> None:
     print("Mahdavi et al.'s model, one run:")
     print("  context  H   n   MFLOP  autograd    engine     floor auto/eng floor/eng")
     for cell in MEMORIZATION:
-        memorization_step(*cell, steps, device, rate)
+        memorization_step(*cell, steps // 4, device, rate)
 
     cell = next(stack[0] for stack in stacks if stack[0].H == 16)
     print("Exp. 1, H = 16: runs a second (of the full 4096 steps) against the size of the stack:")
