@@ -47,9 +47,6 @@ class EmbeddedWeights(NamedTuple):
     b_D: Float[Tensor, "R d_out"]
 
 
-Gradient = Callable[[Tensor], EmbeddedWeights]
-
-
 def embedded_losses(
     P: EmbeddedWeights,
     positions: Float[Tensor, "places d"],
@@ -57,7 +54,7 @@ def embedded_losses(
     contexts: Tensor,
     queries: Float[Tensor, "R B c"],
     labels: Tensor,
-) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
+) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Callable[[Tensor], EmbeddedWeights]]:
     """The loss of every example: cross-entropy for classes, squared error for real labels.
 
     Args:
