@@ -26,13 +26,7 @@ from .layers import (
     mha_attention,
     mha_features,
 )
-from .pairs import (
-    Maps,
-    after_pairs,
-    after_pairs_vjp,
-    next_token_losses,
-    next_token_losses_vjp,
-)
+from .pairs import Maps, after_pairs, next_token_losses
 from .products import (
     OWN,
     SHARED,
@@ -43,7 +37,6 @@ from .products import (
     combine_heads,
     head_values,
     over_tokens,
-    token_axes,
 )
 from .short import attend_and_add, attend_and_add_columns
 from .tables import look_up
@@ -57,7 +50,6 @@ __all__ = [
     "Maps",
     "add_heads",
     "after_pairs",
-    "after_pairs_vjp",
     "aot",
     "aot_features",
     "attend",
@@ -76,7 +68,5 @@ __all__ = [
     "mha_attention",
     "mha_features",
     "next_token_losses",
-    "next_token_losses_vjp",
     "over_tokens",
-    "token_axes",
 ]

@@ -22,8 +22,8 @@ from ..attention import (
     combine_heads,
     embedded_losses,
     head_values,
-    token_axes,
 )
+from ..attention.products import token_axes
 from ..results import Run
 from .gradients import Gradient
 from .initial import Parameters, bias, generator, linear, xavier

@@ -17,12 +17,11 @@ from torch import Tensor
 from ..attention import (
     Maps,
     after_pairs,
-    after_pairs_vjp,
     attend_and_add_columns,
     look_up,
     next_token_losses,
-    next_token_losses_vjp,
 )
+from ..attention.pairs import after_pairs_vjp, next_token_losses_vjp
 from ..results import Run
 from .gradients import Gradient, by_autograd
 from .initial import Parameters, bias, embedding, linear, uniform
