@@ -200,7 +200,7 @@ def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, f
     return plain, engine, jax
 
 
-def by_autograd(device: str, run: Run) -> None:
+def by_autograd(run: Run, device: str) -> None:
     """Train one of Mahdavi et al.'s models by its layers, PyTorch's autograd and fused Adam."""
     weights = training.mha_parameters(run, training.generator(run, "weights"))
     P = {name: W[None].to(device).requires_grad_() for name, W in weights.items()}
@@ -224,17 +224,9 @@ def memorization_step(context: str, H: int, n: int, steps: int, device: str, rat
     [first, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
     sizes = {"context": context, "H": H, "n": n, "T": 4 * first.batch}
     run = dataclasses.replace(first, profile="benchmark", early_stop=False, **sizes)
-    shorter, longer = (
-        dataclasses.replace(run, steps=k, evaluate_every=k) for k in (steps, 2 * steps)
-    )
-    ways = [
-        functools.partial(way, run)
-        for way in (
-            lambda run: training.train([run], device=device),
-            functools.partial(by_autograd, device),
-        )
-        for run in (shorter, longer)
-    ]
+    ends = [dataclasses.replace(run, steps=k, evaluate_every=k) for k in (steps, 2 * steps)]
+    ways = [functools.partial(training.train, [end], device=device) for end in ends]
+    ways += [functools.partial(by_autograd, end, device) for end in ends]
     took = side_by_side(ways, device, times=5)
     engine, autograd = (1e3 * (took[i + 1] - took[i]) / steps for i in (0, 2))
     counted = training.operations(run)

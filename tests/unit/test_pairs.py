@@ -109,6 +109,19 @@ def test_a_loss_that_is_not_finite_stays_so():
     assert losses.isnan().tolist() == [True, False]
 
 
+def test_a_graph_that_has_given_its_gradient_refuses_a_second_one():
+    """Its arrays were used in place, so what it would give is wrong."""
+    maps, *rest = layer(SIZES[3])
+    stream = after_pairs(maps, *rest)
+    losses, _ = next_token_losses(
+        numbers(3, 6, 4), stream.detach().requires_grad_(), rest[2][..., 0]
+    )
+    for found in (stream, losses):
+        found.sum().backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="once"):
+            found.sum().backward()
+
+
 @pytest.mark.parametrize("variant", training.VARIANTS)
 @pytest.mark.parametrize("sizes", [{"H": 3, "d_h": 5}, {"H": 7, "d_h": 3}, {"H": 2, "d_h": 2}])
 @pytest.mark.parametrize("width", [None, 4])

@@ -131,7 +131,15 @@ class _AfterPairs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        return *ctx.vjp(g), None
+        return *_spent(ctx)(g), None
+
+
+def _spent(ctx) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """The function that a graph holds for its gradient; a second time there is none."""
+    vjp, ctx.vjp = ctx.vjp, None
+    if vjp is None:
+        raise RuntimeError("these gradients can be formed once: their arrays were used in place")
+    return vjp
 
 
 class _Road(NamedTuple):
@@ -217,4 +225,4 @@ class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, _):
-        return *ctx.vjp(g), None
+        return *_spent(ctx)(g), None

@@ -190,9 +190,8 @@ def _only_heads(P: Parameters, run: Run) -> bool:
 @torch.no_grad()
 def _losses_of_heads(P: Parameters, run: Run, tokens: Tensor, answers: Tensor):
     """:func:`aot_losses` where :func:`_only_heads` is true, without what autograd costs."""
-    x, positions, maps = P["embedding"], P["positions.0"], _heads(P, run, 0)
-    inputs = x[:, None] + positions[:, :2, None]
-    stream, of_attention = after_pairs_vjp(Maps(*maps), inputs, x, tokens)
+    maps, positions = Maps(*_heads(P, run, 0)), P["positions.0"]
+    stream, of_attention = after_pairs_vjp(maps, *_tables(P, run), tokens)
     losses, logits, of_losses = next_token_losses_vjp(P["unembedding"], stream, answers)
 
     @torch.no_grad()
