@@ -109,17 +109,16 @@ def test_a_loss_that_is_not_finite_stays_so():
     assert losses.isnan().tolist() == [True, False]
 
 
-def test_a_graph_that_has_given_its_gradient_refuses_a_second_one():
-    """Its arrays were used in place, so what it would give is wrong."""
+def test_losses_refuse_a_second_gradient_and_attention_gives_it_again():
+    """Arrays of the losses are used in place, so a second gradient would be wrong."""
     maps, *rest = layer(SIZES[3])
     stream = after_pairs(maps, *rest)
-    losses, _ = next_token_losses(
-        numbers(3, 6, 4), stream.detach().requires_grad_(), rest[2][..., 0]
-    )
-    for found in (stream, losses):
-        found.sum().backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="once"):
-            found.sum().backward()
+    first, second = (torch.autograd.grad(stream.sum(), maps, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    losses, _ = next_token_losses(numbers(3, 6, 4), numbers(3, 4, 1), torch.zeros(3, 1).long())
+    losses.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        losses.sum().backward()
 
 
 @pytest.mark.parametrize("variant", training.VARIANTS)

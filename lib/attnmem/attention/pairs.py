@@ -96,7 +96,7 @@ def after_pairs_vjp(
 
     Returns:
         The columns, and a function from a gradient of their shape to those at the four maps, the
-        inputs and the stream. It may be called once, since it overwrites what it needs.
+        inputs and the stream.
     """
     W_Q, W_K, W_V, W_O = maps
     A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
@@ -131,15 +131,7 @@ class _AfterPairs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        return *_spent(ctx)(g), None
-
-
-def _spent(ctx) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """The function that a graph holds for its gradient; a second time there is none."""
-    vjp, ctx.vjp = ctx.vjp, None
-    if vjp is None:
-        raise RuntimeError("these gradients can be formed once: their arrays were used in place")
-    return vjp
+        return *ctx.vjp(g), None
 
 
 class _Road(NamedTuple):
@@ -225,4 +217,7 @@ class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, _):
-        return *_spent(ctx)(g), None
+        vjp, ctx.vjp = ctx.vjp, None
+        if vjp is None:
+            raise RuntimeError("the gradient can be formed once: its arrays were used in place")
+        return *vjp(g), None
