@@ -122,12 +122,12 @@ def test_an_answer_is_right_if_its_logit_is_larger_than_any_other():
     columns = [[2.0, 1, 0], [up, 1, 1], [1, 1, 0], [1, 1, 1], [0, 1, 2], [math.nan, 0, 0]]
     outputs = torch.tensor(columns).T[None]  # (1, 3, 6)
     answers = torch.zeros(1, 6, dtype=torch.long)
-    assert protocols._right(outputs, answers).tolist() == [[True, True] + 4 * [False]]
+    assert protocols._right_(outputs.clone(), answers).tolist() == [[True, True] + 4 * [False]]
     same = outputs[:, [1, 0, 2]]
-    assert protocols._right(same, answers + 1).tolist() == [[True, True] + 4 * [False]]
+    assert protocols._right_(same, answers + 1).tolist() == [[True, True] + 4 * [False]]
     random, chosen = torch.randn(2, 7, 500), torch.randint(7, (2, 500))
-    assert torch.equal(protocols._right(random, chosen), random.argmax(dim=1) == chosen)
-    assert protocols._right(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long)).all()
+    assert torch.equal(protocols._right_(random.clone(), chosen), random.argmax(1) == chosen)
+    assert protocols._right_(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long)).all()
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -406,6 +406,15 @@ def test_seeds_may_share_their_table_of_next_tokens(run):
 # --- stacks ---------------------------------------------------------------------------------------
 
 
+def test_a_batch_that_every_step_takes_is_held_once():
+    """By the copy that a captured graph reads; different batches are all held."""
+    batch = torch.arange(6).view(1, 2, 3)
+    repeated, different = batch.expand(4, -1, -1), torch.arange(24).view(4, 2, 3)
+    assert torch.equal(engine._once(repeated), batch)
+    assert torch.equal(engine._once(different), different)
+    assert torch.equal(engine._once(batch), batch)
+
+
 @pytest.mark.parametrize("places", [[0, 2], [1, 2], [2]])
 @pytest.mark.parametrize(
     "run",
@@ -422,14 +431,14 @@ def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(r
         protocol.order.take(2)
     part.order.keep(places)
     part.data.keep(places)
-    batches, ours = whole.order.take(5), part.order.take(5)
+    batches, ours = whole.batches(5), part.batches(5)
     assert torch.equal(ours, batches[:, places])
-    for batch, mine in zip(batches, ours, strict=True):
-        for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
-            assert torch.equal(y, x[places])
     if run.task != "classes":
         assert torch.equal(part.data.tables, whole.data.tables[places])
     else:
+        for batch, mine in zip(batches, ours, strict=True):
+            for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
+                assert torch.equal(y, x[places])
         [(x, there)], [(y, ours)] = whole.data.chunks(50), part.data.chunks(50)
         assert torch.equal(ours, there[places, : ours.shape[1]])
         for all_rows, mine in zip(x[1:], y[1:], strict=True):  # queries and labels

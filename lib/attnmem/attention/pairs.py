@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .losses import cross_entropy_vjp
-from .short import of_outer_products, outer_products
+from .short import of_outer_products, of_sigmoid_, outer_products
 from .tables import add_columns, take_columns
 
 
@@ -101,8 +101,8 @@ def after_pairs_vjp(
     W_Q, W_K, W_V, W_O = maps
     A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
     alone = M.sum(dim=1)
-    (first, second), (a, b) = inputs.unbind(dim=1), tokens.unbind(dim=-1)
-    looked_up = torch.cat([second, torch.baddbmm(stream, second, alone.mT)], dim=-1)
+    (first, second), (a, b) = inputs.mT.unbind(dim=1), tokens.unbind(dim=-1)
+    looked_up = torch.cat([second, torch.baddbmm(stream.mT, alone, second)], dim=1)
     q, y = take_columns(looked_up, b).split([A.shape[-1], M.shape[-2]], dim=1)
     delta = take_columns(first, a).sub_(q)
     road = _shorter_road(A, M)
@@ -113,11 +113,11 @@ def after_pairs_vjp(
         g_A, g_M, g_q, g_delta = road.backward(A, M, q, delta, kept, g)
         g_first = add_columns(g_delta, a, N)
         g_looked_up = add_columns(torch.cat([g_q.sub_(g_delta), g], dim=1), b, N)
-        g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=-1)
-        g_M = g_M + (g_stream.mT @ second)[:, None]
+        g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=1)
+        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]
         g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
-        g_second = torch.baddbmm(g_second, g_stream, alone)
-        return *g_maps, torch.stack([g_first, g_second], dim=1), g_stream
+        g_second = torch.baddbmm(g_second, alone.mT, g_stream)
+        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT
 
     return update.add_(y), vjp
 
@@ -157,23 +157,23 @@ def _shorter_road(A: Tensor, M: Tensor) -> _Road:
 
 
 def _wide_forward(A, M, q, delta):
-    keys = (A.mT.flatten(1, 2) @ q).unflatten(1, A.shape[1:3])
+    keys = torch.bmm(A.mT.flatten(1, 2), q).unflatten(1, A.shape[1:3])
     alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
     mixtures = (alpha * delta[:, None]).flatten(1, 2)
-    return M.transpose(1, 2).flatten(2) @ mixtures, (keys, alpha, mixtures)
+    return torch.bmm(M.transpose(1, 2).flatten(2), mixtures), (keys, alpha, mixtures)
 
 
 def _wide_backward(A, M, q, delta, kept, g):
     keys, alpha, mixtures = kept
     (H, d), d_o = A.shape[1:3], M.shape[2]
-    g_mixtures = (M.transpose(1, 2).flatten(2).mT @ g).unflatten(1, (H, d))
+    g_mixtures = torch.bmm(M.transpose(1, 2).flatten(2).mT, g).unflatten(1, (H, d))
     g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
-    g_logits = g_alpha.mul_(alpha).mul_(1 - alpha)
+    g_logits = of_sigmoid_(g_alpha, alpha)
     g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
     g_keys = (g_logits * delta[:, None]).flatten(1, 2)
-    g_A = (g_keys @ q.mT).view(-1, H, d, d).mT
-    g_M = (g @ mixtures.mT).view(-1, d_o, H, d).transpose(1, 2)
-    return g_A, g_M, A.mT.flatten(1, 2).mT @ g_keys, g_delta
+    g_A = torch.bmm(q, g_keys.mT).view(-1, d, H, d).transpose(1, 2)
+    g_M = torch.bmm(g, mixtures.mT).view(-1, d_o, H, d).transpose(1, 2)
+    return g_A, g_M, torch.bmm(A.mT.flatten(1, 2).mT, g_keys), g_delta
 
 
 OUTER, WIDE = _Road(outer_products, of_outer_products), _Road(_wide_forward, _wide_backward)
@@ -196,12 +196,12 @@ def next_token_losses_vjp(
         The losses, the logits, and a function from a gradient ``(R,)`` to those at the unembedding
         and the stream. It may be called once, since it overwrites what it needs.
     """
-    logits = unembedding @ stream
+    logits = torch.bmm(unembedding, stream)
     each, of_each = cross_entropy_vjp(logits, answers)
 
     def vjp(g):
         g_logits = of_each((g / each.shape[1])[:, None, None])
-        return g_logits @ stream.mT, unembedding.mT @ g_logits
+        return torch.bmm(stream, g_logits.mT).mT, torch.bmm(unembedding.mT, g_logits)
 
     return each.mean(dim=1), logits, vjp
 

@@ -282,7 +282,7 @@ def of_outer_products(
     """
     pairs, alpha, mixed = kept
     g_mixed = _pairs(g, delta).flatten(-3, -2)
-    g_logits = (M.flatten(-2) @ g_mixed).mul_(alpha).mul_(1 - alpha)
+    g_logits = of_sigmoid_(M.flatten(-2) @ g_mixed, alpha)
     g_pairs = (A.flatten(-2).mT @ g_logits).unflatten(-2, A.shape[-2:])
     g_A = (g_logits @ pairs.flatten(-3, -2).mT).view_as(A)
     g_M = (alpha @ g_mixed.mT).view_as(M)
@@ -290,6 +290,19 @@ def of_outer_products(
     g_delta = (mixed * g[..., :, None, :]).sum(dim=-3)
     g_delta += g_pairs.mul_(q[..., :, None, :]).sum(dim=-3)
     return g_A, g_M, g_q, g_delta
+
+
+def of_sigmoid_(g: Tensor, alpha: Tensor) -> Tensor:
+    """The gradient at the logits of ``alpha``, written over that at ``alpha``, in one pass.
+
+    Args:
+        g: The gradient at ``alpha``.
+        alpha: The sigmoid of the logits.
+
+    Returns:
+        ``g``, times ``alpha (1 - alpha)``.
+    """
+    return torch.ops.aten.sigmoid_backward.grad_input(g, alpha, grad_input=g)
 
 
 def _pairs(

@@ -66,38 +66,38 @@ def add_rows(
 
 
 def take_columns(
-    table: Float[Tensor, "R N d"], chosen: Int[Tensor, "R m"]
+    table: Float[Tensor, "R d N"], chosen: Int[Tensor, "R m"]
 ) -> Float[Tensor, "R d m"]:
-    """:func:`take_rows` as columns.
+    """:func:`take_rows` of a table whose entries are columns.
 
     Args:
         table: One table for each run.
         chosen: Integers in ``[0, N)``.
 
     Returns:
-        The chosen rows, one column each.
+        The chosen columns, in the order of the integers.
     """
-    return table.mT.gather(2, chosen[:, None].expand(-1, table.shape[2], -1))
+    return table.gather(2, chosen[:, None].expand(-1, table.shape[1], -1))
 
 
 def add_columns(
     columns: Float[Tensor, "R d m"], chosen: Int[Tensor, "R m"], N: int
-) -> Float[Tensor, "R N d"]:
+) -> Float[Tensor, "R d N"]:
     """The gradient of :func:`take_columns`, in sums that repeat bit for bit.
 
     Args:
         columns: One column for each integer.
         chosen: Integers in ``[0, N)``.
-        N: How many rows a table has.
+        N: How many columns a table has.
 
     Returns:
         One table for each run.
     """
     if columns.is_cuda:  # scatter_add adds in any order there
-        return add_rows(columns.mT, chosen, N)
+        return add_rows(columns.mT, chosen, N).mT
     R, d, _ = columns.shape
     sums = columns.new_zeros(R, d, N)
-    return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns).mT
+    return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns)
 
 
 def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:

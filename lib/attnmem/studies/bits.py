@@ -163,8 +163,8 @@ def recount(run: Run) -> Recount:
         while not protocol.done:
             protocol.advance()
         found = protocol.found[run.key]
-        drawn = protocol.data.rows[0].unique(dim=0)
-        tokens, answers = drawn[:, :2], drawn[:, 2]
+        drawn = protocol.data.columns[0].unique(dim=1)
+        tokens, answers = drawn[:2].mT, drawn[2]
         with torch.no_grad():
             logits = training.aot_logits(protocol.stack.parameters, run, tokens[None])[0].double()
     loss = torch.nn.functional.cross_entropy(logits.T, answers).item()

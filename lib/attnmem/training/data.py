@@ -10,7 +10,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import tasks
-from ..attention.tables import take_rows
 from ..results import Run
 from .initial import generator, seeded
 
@@ -127,17 +126,17 @@ class Pairs:
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         drawn = [pairs(run) for run in runs]
         tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
-        self.rows = torch.cat([tokens, labels[..., None]], dim=-1).to(device)
+        self.columns = torch.cat([tokens.mT, labels[:, None]], dim=1).to(device)  # (R, 3, T)
         self.tables = tables.to(device)
 
-    def at(self, index: Int[Tensor, "R B"]) -> tuple[Int[Tensor, "R B 2"], Int[Tensor, "R B"]]:
-        """Tokens and next tokens of every run's batch."""
-        rows = take_rows(self.rows, index)
-        return rows[..., :2], rows[..., 2]
+    def at(self, index: Int[Tensor, "k R B"]) -> Int[Tensor, "k R 3 B"]:
+        """First, second and next tokens of some batches of every run."""
+        columns = self.columns.expand(len(index), -1, -1, -1)
+        return columns.gather(3, index[:, :, None].expand(-1, -1, 3, -1))
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all runs but those at ``places``."""
-        self.rows, self.tables = self.rows[[*places]], self.tables[[*places]]
+        self.columns, self.tables = self.columns[[*places]], self.tables[[*places]]
 
 
 class Examples:

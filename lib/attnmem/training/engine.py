@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from ..results import Run
@@ -21,8 +21,8 @@ from .models import FAMILIES
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which both papers use
 
-# From a batch (R, B) of indices, and whether anything but the loss is wanted, to the runs' losses
-# (R,), the share of the batch that they have right (R,) or None, and the gradients of the losses.
+# From a batch of every run (R, ...), and whether anything but the loss is wanted, to the runs'
+# losses (R,), the share of the batch that is right (R,) or None, and the gradients of the losses.
 Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None, Sequence[Tensor]]]
 
 
@@ -218,14 +218,14 @@ class Steps:
 
     def __call__(
         self,
-        batches: Int[Tensor, "k R B"],
+        batches: Int[Tensor, "k R *batch"],
         rates: Float[Tensor, "k R"],
         watched: Sequence[bool],
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
         """Train on the batches in turn, at these rates.
 
         Args:
-            batches: For each of ``k`` steps, the places of every run's batch in its data.
+            batches: For each of ``k`` steps, a batch of every run, as the model takes it.
             rates: The learning rate of every run in each step.
             watched: For each step, whether the share that is right is wanted.
 
@@ -251,13 +251,13 @@ class Steps:
         if self.graph is None:
             self._capture(batches, rates, watched)
         for held, new in zip(self.inputs, (batches, rates), strict=True):
-            held.copy_(new, non_blocking=True)
+            _once(held).copy_(_once(new), non_blocking=True)
         self.graph.replay()
         return self.outputs
 
     def _capture(self, batches, rates, watched: bool) -> None:
         """Record ``length`` steps, after a rehearsal on the same stream that leaves no trace."""
-        self.inputs = batches.clone(), rates.clone()
+        self.inputs = _once(batches).clone().expand_as(batches), rates.clone()
         self.outputs = _empty(batches)
         graph = torch.cuda.CUDAGraph()
         with CAPTURING:
@@ -281,11 +281,16 @@ class Steps:
 CAPTURING = threading.Lock()  # one capture at a time
 
 
-def _empty(batches: Int[Tensor, "k R B"]) -> tuple[Tensor, Tensor]:
+def _empty(batches: Int[Tensor, "k R *batch"]) -> tuple[Tensor, Tensor]:
     """Arrays for the losses and shares of ``k`` steps, of which nothing is known yet."""
     shape, device = batches.shape[:2], batches.device
     losses = torch.empty(shape, dtype=torch.float32, device=device)
     return losses, torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+
+
+def _once(x: Num[Tensor, "k *rest"]) -> Num[Tensor, "_ *rest"]:
+    """What is to be copied: of one batch that every step takes, which is expanded, one."""
+    return x if x.stride(0) else x[:1]
 
 
 def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:

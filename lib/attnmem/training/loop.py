@@ -89,14 +89,25 @@ class Protocol(abc.ABC):
             The order of the batches.
         """
 
+    def batches(self, count: int) -> Int[Tensor, "count R ..."]:
+        """The next batches of every run: places in the data, or the examples themselves.
+
+        Args:
+            count: How many.
+
+        Returns:
+            The batches, on the device.
+        """
+        return self.order.take(count)
+
     @abc.abstractmethod
     def losses(
-        self, index: Int[Tensor, "R B"], watched: bool
+        self, batch: Int[Tensor, "R ..."], watched: bool
     ) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
         """Compute the runs' losses on a batch, and their gradients.
 
         Args:
-            index: The places of each run's batch in its data.
+            batch: One of :meth:`batches`.
             watched: Whether the share of the batch that is right is wanted.
 
         Returns:
@@ -146,7 +157,7 @@ class Protocol(abc.ABC):
         rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
         rates = sent(torch.tensor(rates, dtype=torch.float64), self.stack.device)
         watched = [self.watches(step) for step in steps]
-        losses, shares = self.steps(self.order.take(length), rates, watched)
+        losses, shares = self.steps(self.batches(length), rates, watched)
         self.count += length
         self.look(losses, shares)
         if self.finished and not self.stack.stays and not self.done:

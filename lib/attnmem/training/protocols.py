@@ -67,8 +67,12 @@ class _OnPairs(Protocol):
         return Order(runs, device)
 
     @override
-    def losses(self, index, watched):
-        tokens, answers = self.data.at(index)
+    def batches(self, count):
+        return self.data.at(self.order.take(count))
+
+    @override
+    def losses(self, batch, watched):
+        tokens, answers = batch[:, :2].mT, batch[:, 2]
         family, P = FAMILIES[self.run.model], self.stack.parameters
         if family.losses:
             losses, outputs, gradient = family.losses(P, self.run, tokens, answers)
@@ -76,15 +80,15 @@ class _OnPairs(Protocol):
             outputs = family.outputs(P, self.run, tokens)
             losses = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
             gradient = by_autograd(P, losses)
-        share = _right(outputs, answers).double().mean(dim=1) if watched else None
+        share = _right_(outputs.clone(), answers).double().mean(dim=1) if watched else None
         return losses, share, gradient(torch.ones_like(losses))
 
 
 @torch.no_grad()
-def _right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
-    """Whether the right logit exceeds all others: several times as fast as an argmax."""
+def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
+    """Whether the right logit exceeds all others: faster than an argmax. It overwrites that one."""
     chosen = outputs.gather(1, answers[:, None])
-    others = outputs.scatter(1, answers[:, None], -math.inf)
+    others = outputs.scatter_(1, answers[:, None], -math.inf)
     return (chosen > others.amax(dim=1, keepdim=True))[:, 0]
 
 
@@ -146,7 +150,7 @@ class Bigrams(_OnPairs):
         for first in every.split(max(1, chunk // N)):
             outputs = family.pairs(self.stack.parameters, self.run, first)
             answers = self.data.tables[:, first].flatten(1)
-            right = right + _right(outputs, answers).double().sum(dim=1)
+            right = right + _right_(outputs, answers).double().sum(dim=1)
         return right / N**2
 
 
@@ -165,6 +169,10 @@ class Associations(_OnPairs):
     def draw(self, runs, device):
         self.data = Pairs(runs, device)
         return Whole(runs, device)
+
+    @override
+    def batches(self, count):
+        return super().batches(1).expand(count, -1, -1, -1)
 
     @override
     def rate(self, run, step):

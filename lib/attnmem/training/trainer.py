@@ -129,7 +129,7 @@ def operations(run: Run) -> int:
     protocol = PROTOCOLS[run.task]([run], CPU)
     rates = torch.zeros(1, 1, dtype=torch.float64)
     with FlopCounterMode(display=False) as counter:
-        protocol.steps(protocol.order.take(1), rates, [False])
+        protocol.steps(protocol.batches(1), rates, [False])
     return counter.get_total_flops()
 
 

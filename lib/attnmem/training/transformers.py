@@ -199,7 +199,7 @@ def _losses_of_heads(P: Parameters, run: Run, tokens: Tensor, answers: Tensor):
         g_unembedding, g_stream = of_losses(g)
         W_Q, W_K, W_V, W_O, g_inputs, g_x = of_attention(g_stream)
         found = {
-            "embedding": g_inputs.sum(dim=1).add_(g_x),
+            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
             "unembedding": g_unembedding,
             "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, positions.shape[1] - 2)),
             "W_Q.0": W_Q * _scale(run),
