@@ -1,9 +1,13 @@
 """What the mutation tests change, and that a survivor is told from what the tests see."""
 
 import ast
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +68,7 @@ def test_a_mutation_changes_one_line_and_leaves_a_program(number):
     assert len([line for line in before if line not in changed.splitlines()]) == 1
 
 
-def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
+def test_survivors_are_told_from_what_the_tests_see(tmp_path):
     """In either way: code swapped into collected tests, or a module imported anew."""
     module = tmp_path / "lib" / "length.py"
     module.parent.mkdir()
@@ -79,20 +83,23 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path, monkeypatch):
         "def test_long():\n    assert [length.is_long(x) for x in (2, 3, 4)] == [0, 0, 1]\n\n"
         "def test_table():\n    assert length.TABLE == [True]\n"
     )
-    monkeypatch.setattr(mutants, "ROOT", tmp_path)
-    left = tmp_path / "left"
-    if not (child := os.fork()):  # tests are run inside, by a process of their own
-        os.chdir(tmp_path)
-        found = mutants.survivors(["test_*.py"], module)
-        left.write_text("\n".join([f"{found.of}", *(mutation.text for mutation in found.left)]))
-        part = mutants.survivors(["test_*.py"], module, sample=6, seed=1)
-        places = [{(m.line, m.text) for m in some} for some in (found.left, part.left, part.tried)]
-        assert places[1] == places[0] & places[2] != places[2]
-        assert (len(found.tried), len(part.tried), part.of) == (22, 6, 22)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert left.read_text().splitlines() == [
-        "22",
+    (tmp_path / "try.py").write_text(
+        "import json\nfrom pathlib import Path\n\nimport mutants\n\n"
+        "mutants.ROOT = Path().resolve()\n"
+        "module, found = mutants.ROOT / 'lib' / 'length.py', []\n"
+        "for drawn in ({}, {'sample': 6, 'seed': 1}):\n"
+        "    left, tried, of = mutants.survivors(['test_*.py'], module, **drawn)\n"
+        "    of_text = [[f'{m.line} {m.text}' for m in some] for some in (left, tried)]\n"
+        "    found.append([*of_text, of])\n"
+        "Path('found').write_text(json.dumps(found))\n"
+    )
+    tools = str(Path(mutants.__file__).parent)
+    environment = os.environ | {"PYTHONPATH": tools, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    subprocess.run([sys.executable, "try.py"], cwd=tmp_path, env=environment, check=True)
+    (left, tried, of), (part, drawn, all_) = json.loads((tmp_path / "found").read_text())
+    assert set(part) == set(left) & set(drawn) != set(drawn)
+    assert (len(tried), len(drawn), of, all_) == (22, 6, 22, 22)
+    assert [text.partition(" ")[2] for text in left] == [
         *("5 -> 6", "5 -> 4"),
         *("of + 1 > of -> of + 1 >= of", "1 -> 2"),
         *("1 -> 2", "1 -> 0"),  # of table(1)
