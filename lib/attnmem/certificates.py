@@ -14,7 +14,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
+import scipy
 from jaxtyping import Float, Int
 from torch import Tensor
 

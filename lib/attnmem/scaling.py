@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
 
 from .checks import check_integer, check_number, checked_by, refuse
 
@@ -155,7 +155,7 @@ def _solve(law: Law, x: Array, y: Array) -> Array:
         ("limit", "half"): (y.max(), np.median(x)),
     }
     start = starts[law.names]
-    return least_squares(lambda c: law.value(x, *c) - y, start, x_scale="jac").x
+    return scipy.optimize.least_squares(lambda c: law.value(x, *c) - y, start, x_scale="jac").x
 
 
 def _aicc(residual: float, points: int, coefficients: int) -> float:

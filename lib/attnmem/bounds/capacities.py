@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from scipy.stats import hypergeom
+import scipy
 
 from ..checks import check_integer, check_integers, checked_by, refuse
 
@@ -166,7 +166,7 @@ def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> floa
 
     def term(choices: int, marked: int, most: int) -> float:
         """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
-        log_tail = float(hypergeom.logsf(most, N * N, marked, T))
+        log_tail = float(scipy.stats.hypergeom.logsf(most, N * N, marked, T))
         return math.exp(min(0.0, math.log(choices) + log_tail))
 
     few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))

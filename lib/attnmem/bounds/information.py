@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import entr
+import scipy
 
 from ..checks import check_integer, check_integers, check_number, checked_by, refuse
 
@@ -110,6 +110,7 @@ def accuracy_to_bits(accuracy, vocab: int, total: int):
     Source: Cover and Thomas, Elements of Information Theory, chapter 2.
     """
     p = np.maximum(accuracy, 1 / vocab)
+    entr = scipy.special.entr
     nats = math.log(vocab) - entr(p) - entr(1 - p) - (1 - p) * math.log(vocab - 1)
     return total * np.maximum(nats, 0) / math.log(2)
 

@@ -7,9 +7,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Int
-from scipy.optimize import linprog
 from torch import Tensor
 
 from ..attention import AoTWeights
@@ -182,7 +182,7 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
     scale = np.abs(matrix).max(axis=1, keepdims=True)
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), np.ones(len(pairs))])
     aim = np.append(np.zeros(len(matrix)), 1.0)
-    solved = linprog(np.zeros(len(pairs)), A_eq=rows, b_eq=aim, method="highs-ds")
+    solved = scipy.optimize.linprog(np.zeros(len(pairs)), A_eq=rows, b_eq=aim, method="highs-ds")
     if not solved.success:
         return []
     return [pair for pair, value in zip(pairs, solved.x, strict=True) if value > 1e-9]

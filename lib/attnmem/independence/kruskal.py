@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.optimize import Bounds, LinearConstraint, milp
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_tensor, checked_by, refuse
@@ -182,18 +182,18 @@ def _smallest_circuit(
     one, none = np.eye(count), np.zeros((count, count))
     flat, row = np.zeros((rank, count)), np.ones((1, count))
     constraints = [
-        LinearConstraint(np.hstack([V.T, flat, flat]), 0, 0),
-        LinearConstraint(np.hstack([one, -one, none]), -np.inf, 0),
-        LinearConstraint(np.hstack([one, one, none]), 0, np.inf),
-        LinearConstraint(np.hstack([one, none, -2 * one]), -1, np.inf),
-        LinearConstraint(np.hstack([0 * row, 0 * row, row]), 1, 1),
-        LinearConstraint(np.hstack([0 * row, row, 0 * row]), 2, rank + 1),
+        scipy.optimize.LinearConstraint(np.hstack([V.T, flat, flat]), 0, 0),
+        scipy.optimize.LinearConstraint(np.hstack([one, -one, none]), -np.inf, 0),
+        scipy.optimize.LinearConstraint(np.hstack([one, one, none]), 0, np.inf),
+        scipy.optimize.LinearConstraint(np.hstack([one, none, -2 * one]), -1, np.inf),
+        scipy.optimize.LinearConstraint(np.hstack([0 * row, 0 * row, row]), 1, 1),
+        scipy.optimize.LinearConstraint(np.hstack([0 * row, row, 0 * row]), 2, rank + 1),
     ]
-    result = milp(
+    result = scipy.optimize.milp(
         np.concatenate([np.zeros(count), np.ones(count), np.zeros(count)]),
         constraints=constraints,
         integrality=np.repeat([0, 1, 1], count),
-        bounds=Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
+        bounds=scipy.optimize.Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
         options={"time_limit": float(max_seconds), "mip_rel_gap": 0.0},
     )
     if result.status != 0:

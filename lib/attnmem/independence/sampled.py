@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from scipy.stats import binomtest
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_tensor, checked_by
@@ -129,7 +129,7 @@ def sampled_independence(
         subsets = keys.topk(size, dim=1).indices.to(vectors.device)
         for block in subsets.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
-    test = binomtest(dependent, samples, alternative="less")
+    test = scipy.stats.binomtest(dependent, samples, alternative="less")
     at_most = float(test.proportion_ci(confidence, method="exact").high)
     return SampledIndependence(size, samples, dependent, confidence, at_most)
 
