@@ -428,7 +428,7 @@ def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(r
         runs[1] = dataclasses.replace(runs[1], T=37)
     whole, part = (PROTOCOLS[run.task](runs, CPU, stays=True) for _ in range(2))
     for protocol in (whole, part):
-        protocol.order.take(2)
+        protocol.batches(2)
     part.order.keep(places)
     part.data.keep(places)
     batches, ours = whole.batches(5), part.batches(5)

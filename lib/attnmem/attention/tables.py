@@ -66,8 +66,8 @@ def add_rows(
 
 
 def take_columns(
-    table: Float[Tensor, "R d N"], chosen: Int[Tensor, "R m"]
-) -> Float[Tensor, "R d m"]:
+    table: Num[Tensor, "*runs d N"], chosen: Int[Tensor, "*runs m"]
+) -> Num[Tensor, "*runs d m"]:
     """:func:`take_rows` of a table whose entries are columns.
 
     Args:
@@ -77,7 +77,7 @@ def take_columns(
     Returns:
         The chosen columns, in the order of the integers.
     """
-    return table.gather(2, chosen[:, None].expand(-1, table.shape[1], -1))
+    return table.gather(-1, chosen[..., None, :].expand(*table.shape[:-1], -1))
 
 
 def add_columns(

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import tasks
+from ..attention.tables import take_columns
 from ..results import Run
 from .initial import generator, seeded
 
@@ -98,19 +99,10 @@ class Order:
 
 
 class Whole:
-    """Batches of runs that take their whole set at every step."""
-
-    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        index = torch.arange(runs[0].T, device=device)
-        self.indices = index.expand(1, len(runs), -1)
-
-    def take(self, count: int) -> Int[Tensor, "count R T"]:
-        """The whole set, ``count`` times."""
-        return self.indices.expand(count, -1, -1)
+    """No order, where every step takes the whole set."""
 
     def keep(self, places: Sequence[int]) -> None:
-        """Drop all runs but so many."""
-        self.indices = self.indices[:, : len(places)]
+        """Nothing."""
 
     def state(self) -> dict[str, list[Tensor]]:
         """Nothing."""
@@ -131,8 +123,7 @@ class Pairs:
 
     def at(self, index: Int[Tensor, "k R B"]) -> Int[Tensor, "k R 3 B"]:
         """First, second and next tokens of some batches of every run."""
-        columns = self.columns.expand(len(index), -1, -1, -1)
-        return columns.gather(3, index[:, :, None].expand(-1, -1, 3, -1))
+        return take_columns(self.columns.expand(len(index), -1, -1, -1), index)
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all runs but those at ``places``."""

@@ -89,6 +89,7 @@ class Protocol(abc.ABC):
             The order of the batches.
         """
 
+    @abc.abstractmethod
     def batches(self, count: int) -> Int[Tensor, "count R ..."]:
         """The next batches of every run: places in the data, or the examples themselves.
 
@@ -98,7 +99,6 @@ class Protocol(abc.ABC):
         Returns:
             The batches, on the device.
         """
-        return self.order.take(count)
 
     @abc.abstractmethod
     def losses(

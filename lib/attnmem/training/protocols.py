@@ -168,11 +168,11 @@ class Associations(_OnPairs):
     @override
     def draw(self, runs, device):
         self.data = Pairs(runs, device)
-        return Whole(runs, device)
+        return Whole()
 
     @override
     def batches(self, count):
-        return super().batches(1).expand(count, -1, -1, -1)
+        return self.data.columns.expand(count, -1, -1, -1)
 
     @override
     def rate(self, run, step):
@@ -219,6 +219,10 @@ class Memorization(Protocol):
     def draw(self, runs, device):
         self.data = Examples(runs, device)
         return Order(runs, device)
+
+    @override
+    def batches(self, count):
+        return self.order.take(count)
 
     @override
     @torch.no_grad()
