@@ -114,6 +114,7 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path):
         (lambda: 0, 0),
         (lambda: 1, 1),
         (lambda: 1 / 0, mutants.BROKEN),
+        (lambda: len([0] * 2**29), 1),
         (lambda: mutants._run([(Test(lambda: [0] * 2**29), 60)], Session), 1),  # 4 GiB
         (lambda: mutants._run([(Test(lambda: time.sleep(60)), 1)], Session), -signal.SIGALRM),
         (lambda: mutants._run([(Test(lambda: None), 60)] * 2, Session), 0),
