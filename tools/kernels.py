@@ -1,4 +1,4 @@
-"""Kernels that start at once: forks of a process that has imported torch.
+"""Kernels that start at once: forks of a process that has imported the large packages.
 
 The import of the same packages in a new process for each of 33 notebooks was a third of the time of
 ``make nbval``. The library itself is imported by each kernel, as by a reader's.
@@ -17,9 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Without pandas, which looks at its import whether it is in a notebook, and with what it imports.
-PACKAGES = ["torch", "scipy.optimize", "scipy.stats", "matplotlib.pyplot", "pyarrow.compute"]
-PACKAGES += ["matplotlib_inline.backend_inline", "jaxtyping", "ipykernel.kernelapp"]
+PACKAGES = ["torch", "scipy.optimize", "scipy.stats", "matplotlib.pyplot", "pandas", "jaxtyping"]
+PACKAGES += ["torch._dynamo"]  # which torch imports, for seconds, when it makes an optimizer
+PACKAGES += ["matplotlib_inline.backend_inline", "ipykernel.kernelapp", "ipykernel.debugger"]
+PACKAGES += [
+    "IPython.core.completerlib",
+    "sqlite3",
+    "psutil",
+]  # which a kernel imports as it starts
 BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib's in any kernel
 
 forks = multiprocessing.get_context("forkserver")
@@ -75,10 +80,13 @@ def _run(
 ) -> None:
     """What ``python -m ipykernel_launcher`` does, in the new process."""
     os.setsid()
+    of_debugger = {k: v for k, v in os.environ.items() if k.startswith("PYDEVD_")}
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(of_debugger | {**environment})
     os.chdir(cwd or os.curdir)
     sys.path[:] = path
+    import pandas
     from ipykernel.kernelapp import launch_new_instance
 
+    pandas.set_option("display.max_columns", 20)  # as its import in a notebook does
     launch_new_instance(arguments)

@@ -7,7 +7,8 @@ fast. The published protocols and sizes are in :mod:`attnmem.training`.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .attention import AoTWeights, aot
@@ -19,8 +20,10 @@ from .checks import (
     check_tokens,
     checked_by,
 )
+from .training.engine import FusedAdam
 
 EVERY = 50  # steps between two counts of what is right
+RATE, BETA_2 = 0.03, 0.99  # Adam's, the rate at the first step
 SPREAD = 3.0  # standard deviation of the logits at the start
 
 
@@ -48,7 +51,7 @@ def train_tiny(
     heads: int,
     seed: int,
     steps: int = 1000,
-    rate: float = 0.03,
+    rate: float = RATE,
 ) -> Int[Tensor, " R"]:
     """Count how many next tokens of each task one training gets right at its best step.
 
@@ -80,22 +83,109 @@ def train_tiny(
         >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
         [3, 4]
     """
-    weights = _start(len(sequences), sequences.shape[-1], vocab, dim, head_dim, heads, seed)
-    optimizer = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99))
-    best = torch.zeros(len(sequences), dtype=torch.int64)
-    for step in range(steps + 1):
-        logits = aot(weights, sequences)
-        if step % EVERY == 0 or step == steps:
-            right = (logits.argmax(-1) == next_tokens).sum(-1)
-            best = torch.maximum(best, right)
-        if step == steps or bool((best == next_tokens.shape[-1]).all()):
-            break
-        loss = -logits.log_softmax(-1).gather(-1, next_tokens[..., None]).mean((-1, -2)).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
-        optimizer.step()
+    R, _, S = sequences.shape
+    weights = _start(R, S, vocab, dim, head_dim, heads, seed)
+    trainings = _Trainings(weights, sequences, next_tokens)
+    return _most_right(trainings, torch.arange(R), steps, rate)
+
+
+def _most_right(
+    trainings: _Trainings, tasks: Int[Tensor, " R"], steps: int, rate: float
+) -> Int[Tensor, " R"]:
+    """The largest number of right answers of each run, until a run of its task has all right.
+
+    Runs with the same number in ``tasks`` train for the same task.
+    """
+    left, best = torch.arange(len(tasks)), torch.zeros_like(tasks)
+    for step in range(steps):
+        if step % EVERY == 0:
+            best[left] = torch.maximum(best[left], trainings.right())
+            stay = ~torch.isin(tasks[left], tasks[best == trainings.asked])
+            if not stay.all():
+                left = left[stay]
+                trainings.keep(stay.nonzero()[:, 0])
+            if not len(left):
+                return best
+        trainings.step(rate * (1 - step / steps))
+    best[left] = torch.maximum(best[left], trainings.right())
     return best
+
+
+class _Trainings:
+    """Trainings of one shape side by side, which may leave."""
+
+    def __init__(
+        self, weights: AoTWeights, sequences: Int[Tensor, "R B S"], next_tokens: Int[Tensor, "R B"]
+    ) -> None:
+        self.weights = weights
+        self.optimizer = FusedAdam(weights._asdict(), beta_2=BETA_2)
+        self.sequences, self.next_tokens = sequences, next_tokens
+        self.asked = next_tokens.shape[1]
+        S, vocab = sequences.shape[-1], weights.embedding.shape[-2]
+        places = F.one_hot(torch.arange(S)).expand(*sequences.shape, -1)
+        self.used = torch.cat([F.one_hot(sequences, vocab), places], dim=-1).flatten(1, 2).double()
+        self.wanted = F.one_hot(next_tokens, vocab).double()
+
+    def right(self) -> Int[Tensor, " R"]:
+        """How many next tokens each run gets right."""
+        return (aot(self.weights, self.sequences).argmax(-1) == self.next_tokens).sum(-1)
+
+    def step(self, rate: float) -> None:
+        """Take one step of Adam."""
+        gradient = _gradient(self.weights, self.used, self.wanted)
+        self.optimizer.step(gradient, torch.tensor([rate], dtype=torch.float64))
+
+    def keep(self, places: Int[Tensor, " k"]) -> None:
+        """Drop all runs but those at ``places``."""
+        self.weights = AoTWeights(*(W[places] for W in self.weights))
+        self.optimizer = self.optimizer.kept(self.weights._asdict(), places)
+        for name in ("sequences", "next_tokens", "used", "wanted"):
+            setattr(self, name, getattr(self, name)[places])
+
+
+def _gradient(
+    weights: AoTWeights, used: Float[Tensor, "R BS NS"], wanted: Float[Tensor, "R B N"]
+) -> AoTWeights:
+    r"""The gradient of the mean cross-entropy of :func:`attnmem.attention.aot`, written out.
+
+    At these sizes a step costs what its operations cost to call, and autograd calls five times as
+    many. The heads' maps are multiplied first, :math:`A_h = (W_Q^h)^\top W_K^h` for the logits and
+    :math:`M_h = (W_O^h W_V^h)^\top` for the outputs.
+
+    Args:
+        weights: Of each run.
+        used: Which rows of the embeddings and the positions, one table after the other, are added
+            for each token, as zeros and ones.
+        wanted: The next tokens, one-hot.
+
+    Returns:
+        The gradient, in the place of each weight.
+    """
+    embedding, positions, W_Q, W_K, W_V, W_O, W_U = weights
+    (R, B, _), (H, _, d) = wanted.shape, W_Q.shape[1:]
+    x = (used @ torch.cat([embedding, positions], dim=1)).view(R, B, -1, d)
+    last = x[:, :, -1]
+    A = (W_Q.mT @ W_K).transpose(1, 2).flatten(2)  # (R, d, H d)
+    M = (W_O @ W_V).mT.flatten(1, 2)  # (R, H d, d)
+    q = (last @ A).view(R, B, H, d)
+    alpha = (q @ x.mT).softmax(-1)
+    z = (alpha @ x).flatten(2)
+    out = last + z @ M
+
+    g_logits = ((out @ W_U.mT).softmax(-1) - wanted) / B
+    g_out = g_logits @ W_U
+    g_M = (g_out.mT @ z).view(R, d, H, d).transpose(1, 2)  # of W_O W_V
+    g_z = (g_out @ M.mT).view(R, B, H, d)
+    g_alpha = g_z @ x.mT
+    g_scores = alpha * (g_alpha - (alpha * g_alpha).sum(-1, keepdim=True))
+    g_q = (g_scores @ x).flatten(2)
+    g_A = (last.mT @ g_q).view(R, d, H, d).transpose(1, 2)  # of W_Q^T W_K
+    g_x = alpha.mT @ g_z + g_scores.mT @ q
+    g_x[:, :, -1] += g_out + g_q @ A.mT
+    g_tables = used.mT @ g_x.flatten(1, 2)
+    of_tables = g_tables.split([embedding.shape[1], positions.shape[1]], dim=1)
+    of_heads = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
+    return AoTWeights(*of_tables, *of_heads, g_logits.mT @ out)
 
 
 def _check_rounds(
@@ -147,19 +237,20 @@ def never_learned(
         >>> never_learned(bits, labels, heads=1, **sizes).tolist()
         [1]
     """
-    sizes = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads, "steps": steps}
     left = torch.arange(len(sequences))
     for seed in range(rounds):
         if not len(left):
             break
         tried = left.repeat(max(1, least_runs // len(left)))
-        right = train_tiny(sequences[tried], next_tokens[tried], seed=seed, **sizes)
-        left = left[~torch.isin(left, tried[right == next_tokens.shape[1]])]
+        weights = _start(len(tried), sequences.shape[-1], vocab, dim, head_dim, heads, seed)
+        trainings = _Trainings(weights, sequences[tried], next_tokens[tried])
+        right = _most_right(trainings, tried, steps, RATE)
+        left = left[~torch.isin(left, tried[right == trainings.asked])]
     return left
 
 
 def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWeights:
-    """Gaussian weights of R transformers, as leaves that ask for gradients."""
+    """Gaussian weights of R transformers."""
     draw = torch.Generator().manual_seed(seed)
     map_scale = (SPREAD / d_h**0.5) ** 0.5 / d**0.5
     sizes = {
@@ -173,9 +264,7 @@ def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWe
     }
     return AoTWeights(
         **{
-            name: (
-                scale * torch.randn(R, *shape, generator=draw, dtype=torch.float64)
-            ).requires_grad_()
+            name: scale * torch.randn(R, *shape, generator=draw, dtype=torch.float64)
             for name, (shape, scale) in sizes.items()
         }
     )

@@ -11,10 +11,11 @@ from jupyter_client.provisioning import local_provisioner
 import kernels
 
 STATE = """
-import os, sys
+import os, re, sys
 there = {"torch": "torch" in sys.modules, "attnmem": "attnmem" in sys.modules}
 import matplotlib.pyplot, pandas, torch
 print(there)
+options = pandas.describe_option("", _print_desc=False)
 print({
     "path": sys.path,
     "folder": os.getcwd(),
@@ -23,7 +24,7 @@ print({
     "group": os.getpgid(0) == os.getpid(),
     "backend": matplotlib.get_backend(),
     "threads": torch.get_num_threads(),
-    "columns": pandas.get_option("display.max_columns"),
+    "options": re.findall(r"currently: (.*)]", options.lower()),
     "kind": str(torch.get_default_dtype()),
 })
 """
@@ -59,6 +60,7 @@ def test_a_forked_kernel_is_as_a_new_one_with_torch_imported_and_no_library(tmp_
     assert plain == {"torch": False, "attnmem": False}
     assert forked == {"torch": True, "attnmem": False}
     assert found == expected
+    assert "20" in found["options"]  # columns of a table in a notebook, 0 in a terminal
 
 
 @pytest.mark.usefixtures("forked")

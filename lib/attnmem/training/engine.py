@@ -32,8 +32,8 @@ Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None, Sequence[Tensor]]]
 class FusedAdam:
     """PyTorch's fused Adam, for runs with one learning rate: the fastest on a CPU."""
 
-    def __init__(self, parameters: Parameters) -> None:
-        self.parameters = parameters
+    def __init__(self, parameters: Parameters, *, beta_2: float = BETA_2) -> None:
+        self.parameters, self.beta_2 = parameters, beta_2
         self.mean = {name: torch.zeros_like(P) for name, P in parameters.items()}
         self.square = {name: torch.zeros_like(P) for name, P in parameters.items()}
         self.count = torch.zeros(())
@@ -55,7 +55,7 @@ class FusedAdam:
                 *(each, gradients, *averages, [], [self.count] * len(each)),
                 lr=float(rates[0]),
                 beta1=BETA_1,
-                beta2=BETA_2,
+                beta2=self.beta_2,
                 weight_decay=0.0,
                 eps=EPSILON,
                 amsgrad=False,
@@ -82,7 +82,7 @@ class FusedAdam:
         Returns:
             A new optimizer. It shares no memory with this one.
         """
-        kept = FusedAdam(parameters)
+        kept = FusedAdam(parameters, beta_2=self.beta_2)
         _set({k: v[index] if v.ndim else v for k, v in self.state().items()}, kept.state())
         return kept
 
