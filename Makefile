@@ -12,6 +12,8 @@ export OPENBLAS_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY      ?= passive
 export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# A hundred processes import the library: the first one stores it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 READY  := $(VENV)/.ready
 EXTRAS := book,test,certify,cluster,hub
@@ -57,7 +59,7 @@ test: unit nbval ## all tests: library, theory, structure of the book, then ever
 
 unit: $(READY) ## library, theory and book-structure tests
 	$(SHOW) 'Library, theory, structure of the book'
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'

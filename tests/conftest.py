@@ -3,21 +3,29 @@
 import os
 
 import pytest
-import torch
-from hypothesis import settings
 
-import shapes
 
-os.environ.setdefault("TQDM_DISABLE", "1")
-torch.set_num_threads(1)  # as `make test` does; a fork of a process with more can wait for ever
-shapes.check("attnmem")
+def pytest_configure(config):
+    """Before a test is imported; a process that only hands tests to others imports nothing."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    hands_on = getattr(config.option, "numprocesses", None)
+    if hands_on and not config.getoption("--hypothesis-profile", None):
+        return
+    import torch
+    from hypothesis import settings
 
-# The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.
-settings.register_profile("same", deadline=None, derandomize=True, database=None)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("same")
+    import shapes
+
+    torch.set_num_threads(1)  # as `make test` does; a fork of one with more can wait for ever
+    shapes.check("attnmem")
+    # The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.
+    settings.register_profile("same", deadline=None, derandomize=True, database=None)
+    settings.register_profile("explore", deadline=None)
+    settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers_whatever_the_order():
+    import torch
+
     torch.manual_seed(0)

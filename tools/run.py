@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -157,8 +156,7 @@ def up_to_date(chapter: str) -> bool:
 def run_all(names: list[str], values: dict[str, object], jobs: int, force: bool) -> int:
     """Run chapters side by side, report each as it ends; returns the number of failures."""
     failures = []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with ProcessPoolExecutor(jobs) as pool:
         running = {pool.submit(run, name, values, force): name for name in names}
         for done, future in enumerate(as_completed(running), start=1):
             name, error = running[future], future.exception()

@@ -20,8 +20,6 @@ import address
 import chapters
 from chapters import ROOT, config, repository
 
-pytestmark = pytest.mark.xdist_group("address")  # what they share is made once
-
 NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
 OUTSIDE = r"github|gitlab|bitbucket|colab|binder|jupyterhub"

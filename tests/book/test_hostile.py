@@ -38,7 +38,7 @@ def marks(source, name="<source>"):
                     raise ValueError(f"{where}: hostile takes claims, as strings, and marks tests")
                 found += [(argument.value, where) for argument in arguments]
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or node in known:
+        if not isinstance(node, ast.Attribute) or node.attr != "hostile" or node in known:
             continue
         if ast.unparse(node) == "pytest.mark.hostile":
             raise ValueError(f"{name}: hostile is used other than to decorate a test")

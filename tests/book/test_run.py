@@ -14,8 +14,6 @@ import pytest
 import run as runner
 from chapters import ROOT
 
-pytestmark = pytest.mark.xdist_group("run")  # what they share is made once
-
 HEADER = """\
 ---
 kernelspec:

@@ -8,8 +8,6 @@ import pytest
 from attnmem import experiments, fitting, results
 from attnmem.studies import assumptions, fits, searches
 
-pytestmark = pytest.mark.xdist_group("store")  # what they share is made once
-
 EVERY = [
     (name, variant)
     for name, experiment in experiments.EXPERIMENTS.items()

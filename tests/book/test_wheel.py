@@ -10,8 +10,6 @@ import pytest
 
 from chapters import ROOT, notebook_path
 
-pytestmark = pytest.mark.xdist_group("wheel")  # what they share is made once
-
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
