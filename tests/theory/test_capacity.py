@@ -9,7 +9,7 @@ import torch
 
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha
-from attnmem.attention.tangents import ScalarHeads, scalar_outputs, tangents
+from attnmem.attention.tangents import ScalarHeads, scalar_outputs, solved, tangents
 from attnmem.constructions import memorize_by_cancellation, memorize_by_difference, random_mha
 from attnmem.existence import certified_solution, enclosed_derivative
 from attnmem.independence import certified_rank
@@ -83,6 +83,18 @@ def test_the_derivative_is_that_of_the_layer_written_plainly(kind):
     torch.testing.assert_close(at.gram(), J @ J.T)
     step = torch.cat([w.flatten() for w in at.transposed(rows)])
     torch.testing.assert_close(step, rows @ J)
+
+
+@pytest.mark.parametrize("block", [1, 4, 9, 100])
+def test_products_of_rows_are_the_same_in_blocks_of_any_size(block, monkeypatch):
+    monkeypatch.setattr("attnmem.attention.tangents.BLOCK", block)
+    E, e = data("own", 9, 3, 4)
+    heads = drawn([0, 2, 3], 4, 2)
+    J, K = torch.cat(jacobian(heads, E, e), 1), tangents(heads, E, e).gram()
+    torch.testing.assert_close(K, J @ J.T)
+    K.diagonal().add_(1.0)
+    x = solved(torch.linalg.cholesky(K), labels(9))
+    torch.testing.assert_close(K @ x, labels(9))
 
 
 def test_a_step_moves_every_weight():

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..attention import MHAWeights, mha
 from ..attention.coordinates import Coordinates, balancing_map
-from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
+from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from ..bounds import best_groups, group_rank
 from ..checks import (
     check_example_sizes,
@@ -229,7 +229,7 @@ class _Base(NamedTuple):
 
     def correction(self, rows: Tensor) -> ScalarHeads:
         """The shortest direction that changes the outputs by these rows."""
-        return self.at.transposed(torch.cholesky_solve(rows[:, None], self.factor)[:, 0])
+        return self.at.transposed(solved(self.factor, rows))
 
 
 def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:

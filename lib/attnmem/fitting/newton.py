@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention.tangents import ScalarHeads
+from ..attention.tangents import ScalarHeads, solved
 from ..checks import checked_by
 from .problem import MET, Fit, Here, Problem, check_fit, in_double
 
@@ -77,8 +77,8 @@ def _better(problem: Problem, here: Here, damping: float) -> tuple[ScalarHeads |
         K.diagonal().copy_(diagonal + damping * unit)
         factor, failed = torch.linalg.cholesky_ex(K)
         if not failed:
-            rows = torch.cholesky_solve(here.residual[:, None], factor)[:, 0]
-            moved = here.heads.moved(here.at.transposed(rows), -1.0)
+            step = here.at.transposed(solved(factor, here.residual))
+            moved = here.heads.moved(step, -1.0)
             if float(problem.residual(moved).square().sum()) < squared:
                 return moved, damping
         damping *= RISE
