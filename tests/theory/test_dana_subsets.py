@@ -24,7 +24,7 @@ from attnmem.constructions.sequences import (
     places_kernel,
     subset_rank,
 )
-from attnmem.descent import never_learned, train_tiny
+from attnmem.descent import train_tiny
 from attnmem.independence import certified_rank
 
 import oracles
@@ -440,52 +440,3 @@ def test_bad_input_of_the_risk_is_refused_by_name():
     assert bounds.random_bigrams_risk(1, 100, 100, 50_000) == 1.0
     with pytest.raises(ValueError, match=r"^vocab: got 4; expected at least 5"):
         bounds.random_bigrams_risk(9, 2, 2, 4)
-
-
-# --- tiny trainings -------------------------------------------------------------------------------
-
-
-def test_tiny_trainings_do_not_see_each_other():
-    """A hard task beside an easy one: the easy one is learned, and counts its own answers."""
-    cube, parity = every_parity(2)
-    tasks, labels = torch.stack([cube, cube]), torch.stack([parity, cube[:, 0]])
-    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 3, "steps": 300}
-    hard, easy = train_tiny(tasks, labels, **sizes).tolist()
-    assert (hard, easy) == (3, 4)
-
-
-@pytest.mark.parametrize("least_runs", [1, 12])
-def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
-    cube, parity = every_parity(2)
-    labels = torch.stack([parity, cube[:, 0], 1 - parity, cube[:, 1]])
-    tasks, sizes = cube.expand(4, 4, 3), {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1}
-    sizes |= {"steps": 200, "rounds": 3, "least_runs": least_runs}
-    assert never_learned(tasks, labels, **sizes).tolist() == [0, 2]
-    assert never_learned(tasks, labels.roll(1, 0), **sizes).tolist() == [1, 3]
-    assert never_learned(tasks[:0], labels[:0], **sizes).tolist() == []
-
-
-@pytest.mark.parametrize("name", ["rounds", "least_runs", "heads"])
-def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
-    cube, parity = every_parity(2)
-    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "rounds": 1, "least_runs": 1}
-    with pytest.raises(ValueError, match=f"^{name}: got 0"):
-        never_learned(cube.expand(2, 4, 3), parity.expand(2, 4), **sizes | {name: 0})
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"next_tokens": torch.zeros(2, 3, dtype=torch.int64)}, "next_tokens: got shape"),
-        ({"next_tokens": torch.full((2, 4), 2)}, "next_tokens: got tokens from 2 to 2"),
-        ({"sequences": torch.zeros(4, 3, dtype=torch.int64)}, "sequences: got shape"),
-        ({"steps": 0}, "steps: got 0"),
-        ({"heads": 0}, "heads: got 0"),
-    ],
-)
-def test_bad_input_of_tiny_trainings_is_refused_by_name(change, name):
-    cube, parity = every_parity(2)
-    task = {"sequences": cube.expand(2, 4, 3), "next_tokens": parity.expand(2, 4)}
-    task |= {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 0, "steps": 10} | change
-    with pytest.raises(ValueError, match=f"^{name}"):
-        train_tiny(task.pop("sequences"), task.pop("next_tokens"), **task)
