@@ -67,6 +67,76 @@ def test_tiny_trainings_take_the_steps_of_adam_and_may_leave(sizes):
     assert trainings.right().tolist() == right.sum(-1)[stay].tolist()
 
 
+def plain(weights, trainings, tasks, steps, rate):
+    """Most right answers of each run, by PyTorch's Adam, run until its task is solved by one."""
+    optimizer = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99))
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+    best, solved = [0] * len(tasks), set()
+    for step in range(steps + 1):
+        if step in {0, 3, 6, steps}:
+            right = aot(weights, trainings.sequences).argmax(-1) == trainings.next_tokens
+            counts = zip(tasks, right.sum(-1).tolist(), strict=True)
+            looks = [0 if task in solved else count for task, count in counts]
+            best = [max(before, now) for before, now in zip(best, looks, strict=True)]
+            solved |= {task for task, most in zip(tasks, best, strict=True) if most == SOLVED}
+        optimizer.zero_grad()
+        plain_loss(weights, trainings).backward()
+        optimizer.step()
+        falling.step()
+    return best
+
+
+SIZES = {"vocab": 5, "dim": 3, "head_dim": 2, "heads": 2}
+SOLVED = 4  # sequences of each task
+
+
+def random_tasks(R):
+    """So many tasks of four sequences; some of them are learned in a few steps."""
+    generator = torch.Generator().manual_seed(1)
+    sequences = torch.randint(5, (R, SOLVED, 3), generator=generator)
+    return sequences, torch.randint(5, (R, SOLVED), generator=generator)
+
+
+@pytest.mark.parametrize("starts", [1, 4])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_tiny_trainings_are_those_of_a_plain_loop(starts, steps, monkeypatch):
+    monkeypatch.setattr(descent, "EVERY", 3)
+    sequences, next_tokens = (x.repeat_interleave(starts, dim=0) for x in random_tasks(100))
+    trainings, weights = tiny(len(sequences), *sequences.shape[1:], 5, 3, 2, 2)
+    trainings = descent._Trainings(trainings.weights, sequences, next_tokens)
+    whole, tasks = copy.copy(trainings), torch.arange(100).repeat_interleave(starts)
+    expected = plain(weights, whole, tasks.tolist(), steps, 0.3)
+    found = descent._most_right(trainings, tasks, steps, 0.3)
+    assert 0 < expected.count(SOLVED) < len(expected)
+    assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("least_runs", [1, 40])
+def test_what_is_never_learned_is_what_no_round_learns(least_runs):
+    tasks, left = random_tasks(30), torch.arange(30)
+    for seed in range(3):
+        tried = left.repeat(max(1, least_runs // len(left)))
+        right = train_tiny(*(x[tried] for x in tasks), seed=seed, steps=12, **SIZES)
+        left = torch.tensor([task for task in left if right[tried == task].max() < SOLVED])
+    found = never_learned(*tasks, rounds=3, steps=12, least_runs=least_runs, **SIZES)
+    assert 0 < len(left) < 30
+    assert found.tolist() == left.tolist()
+
+
+def test_tiny_trainings_start_from_gaussians_that_spread_the_logits():
+    N, S, d, d_h, H = 3, 2, 4, 3, 2
+    weights = descent._start(20_000, S, N, d, d_h, H, 0)
+    deviations = dict.fromkeys(AoTWeights._fields, 1.0)
+    deviations |= {"W_V": d**-0.5, "W_O": d_h**-0.5}
+    deviations["W_Q"] = deviations["W_K"] = (3 / (d * d_h**0.5)) ** 0.5
+    for name, W in weights._asdict().items():
+        assert float(W.mean()) == pytest.approx(0, abs=0.02)
+        assert float(W.std()) == pytest.approx(deviations[name], rel=0.02)
+    x, y = torch.randn(2, 20_000, d, 1, dtype=torch.float64)
+    logits = x.mT @ weights.W_Q[:, 0].mT @ weights.W_K[:, 0] @ y
+    assert float(logits.std()) == pytest.approx(3, rel=0.05)
+
+
 def test_tiny_trainings_do_not_see_each_other():
     """A hard task beside an easy one: the easy one is learned, and counts its own answers."""
     cube, parity = every_parity(2)
@@ -87,10 +157,10 @@ def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
     assert never_learned(tasks[:0], labels[:0], **sizes).tolist() == []
 
 
-@pytest.mark.parametrize("name", ["rounds", "least_runs", "heads"])
+@pytest.mark.parametrize("name", ["rounds", "least_runs", "dim", "head_dim", "heads", "steps"])
 def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
     cube, parity = every_parity(2)
-    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "rounds": 1, "least_runs": 1}
+    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "rounds": 1, "steps": 1}
     with pytest.raises(ValueError, match=f"^{name}: got 0"):
         never_learned(cube.expand(2, 4, 3), parity.expand(2, 4), **sizes | {name: 0})
 
@@ -101,7 +171,12 @@ def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
         ({"next_tokens": torch.zeros(2, 3, dtype=torch.int64)}, "next_tokens: got shape"),
         ({"next_tokens": torch.full((2, 4), 2)}, "next_tokens: got tokens from 2 to 2"),
         ({"sequences": torch.zeros(4, 3, dtype=torch.int64)}, "sequences: got shape"),
+        ({"next_tokens": torch.zeros(4, dtype=torch.int64)}, "next_tokens: got shape"),
         ({"steps": 0}, "steps: got 0"),
+        ({"vocab": 2.5}, "vocab: got 2.5"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"dim": 0}, "dim: got 0"),
+        ({"head_dim": 0}, "head_dim: got 0"),
         ({"heads": 0}, "heads: got 0"),
     ],
 )
