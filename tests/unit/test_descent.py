@@ -20,12 +20,16 @@ TINY = [  # runs, sequences, tokens of each, N, d, d_h, H
 ]
 
 
-def tiny(R, B, S, N, d, d_h, H):
-    """Trainings on random tasks, and the same weights again."""
-    generator = torch.Generator().manual_seed(0)
+def random_tasks(R, B, S, N):
+    """``R`` tasks of ``B`` sequences each; small ones are sometimes learned in a few steps."""
+    generator = torch.Generator().manual_seed(1)
     sequences = torch.randint(N, (R, B, S), generator=generator)
-    next_tokens = torch.randint(N, (R, B), generator=generator)
-    weights = descent._start(R, S, N, d, d_h, H, 7)
+    return sequences, torch.randint(N, (R, B), generator=generator)
+
+
+def tiny(sequences, next_tokens, N, d, d_h, H):
+    """Trainings on these tasks, and the same weights again."""
+    weights = descent._start(len(sequences), sequences.shape[-1], N, d, d_h, H, 7)
     copies = AoTWeights(*(W.clone().requires_grad_() for W in weights))
     return descent._Trainings(weights, sequences, next_tokens), copies
 
@@ -39,7 +43,7 @@ def plain_loss(weights, trainings):
 
 @pytest.mark.parametrize("sizes", TINY)
 def test_the_gradient_of_tiny_trainings_is_that_of_autograd(sizes):
-    trainings, weights = tiny(*sizes)
+    trainings, weights = tiny(*random_tasks(*sizes[:4]), *sizes[3:])
     loss = plain_loss(weights, trainings)
     expected = torch.autograd.grad(loss, weights, materialize_grads=True)
     found = descent._gradient(trainings.weights, trainings.used, trainings.wanted)
@@ -49,7 +53,7 @@ def test_the_gradient_of_tiny_trainings_is_that_of_autograd(sizes):
 
 @pytest.mark.parametrize("sizes", TINY)
 def test_tiny_trainings_take_the_steps_of_adam_and_may_leave(sizes):
-    trainings, weights = tiny(*sizes)
+    trainings, weights = tiny(*random_tasks(*sizes[:4]), *sizes[3:])
     optimizer = torch.optim.Adam(weights, betas=(0.9, 0.99))
     whole = copy.copy(trainings)
     stay = torch.arange(0, sizes[0], 2)
@@ -90,20 +94,12 @@ SIZES = {"vocab": 5, "dim": 3, "head_dim": 2, "heads": 2}
 SOLVED = 4  # sequences of each task
 
 
-def random_tasks(R):
-    """So many tasks of four sequences; some of them are learned in a few steps."""
-    generator = torch.Generator().manual_seed(1)
-    sequences = torch.randint(5, (R, SOLVED, 3), generator=generator)
-    return sequences, torch.randint(5, (R, SOLVED), generator=generator)
-
-
 @pytest.mark.parametrize("starts", [1, 4])
 @pytest.mark.parametrize("steps", [2, 7])
 def test_tiny_trainings_are_those_of_a_plain_loop(starts, steps, monkeypatch):
     monkeypatch.setattr(descent, "EVERY", 3)
-    sequences, next_tokens = (x.repeat_interleave(starts, dim=0) for x in random_tasks(100))
-    trainings, weights = tiny(len(sequences), *sequences.shape[1:], 5, 3, 2, 2)
-    trainings = descent._Trainings(trainings.weights, sequences, next_tokens)
+    repeated = (x.repeat_interleave(starts, dim=0) for x in random_tasks(100, SOLVED, 3, 5))
+    trainings, weights = tiny(*repeated, *SIZES.values())
     whole, tasks = copy.copy(trainings), torch.arange(100).repeat_interleave(starts)
     expected = plain(weights, whole, tasks.tolist(), steps, 0.3)
     found = descent._most_right(trainings, tasks, steps, 0.3)
@@ -113,7 +109,7 @@ def test_tiny_trainings_are_those_of_a_plain_loop(starts, steps, monkeypatch):
 
 @pytest.mark.parametrize("least_runs", [1, 40])
 def test_what_is_never_learned_is_what_no_round_learns(least_runs):
-    tasks, left = random_tasks(30), torch.arange(30)
+    tasks, left = random_tasks(30, SOLVED, 3, 5), torch.arange(30)
     for seed in range(3):
         tried = left.repeat(max(1, least_runs // len(left)))
         right = train_tiny(*(x[tried] for x in tasks), seed=seed, steps=12, **SIZES)
