@@ -126,10 +126,12 @@ class _Trainings:
         self.used = torch.cat([F.one_hot(sequences, vocab), places], dim=-1).flatten(1, 2).double()
         self.wanted = F.one_hot(next_tokens, vocab).double()
 
+    @torch.inference_mode()
     def right(self) -> Int[Tensor, " R"]:
         """How many next tokens each run gets right."""
         return (aot(self.weights, self.sequences).argmax(-1) == self.next_tokens).sum(-1)
 
+    @torch.inference_mode()
     def step(self, rate: float) -> None:
         """Take one step of Adam."""
         gradient = _gradient(self.weights, self.used, self.wanted)

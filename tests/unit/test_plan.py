@@ -53,9 +53,9 @@ def test_costs_follow_from_rows_of_the_same_model_if_there_are_no_others(counted
 def test_costs_are_timed_if_there_are_no_rows(monkeypatch, counted):
     asked = []
 
-    def step_seconds(run, device, seconds):
-        asked.append(run.H)
-        return 0.01 + 0.002 * run.H
+    def step_seconds(runs, device, seconds):
+        asked.append(runs[0].H)
+        return 0.01 + 0.002 * runs[0].H
 
     monkeypatch.setattr(cost, "step_seconds", step_seconds)
     runs = experiments.runs("dana-exp6", "quick", 1)
@@ -86,8 +86,38 @@ def test_trainings_that_stopped_count_with_the_steps_that_they_made():
 
 def test_a_step_is_timed_on_a_few_data():
     [run] = experiments.runs("mahdavi-fig4-heads", "quick", 1, where={"H": 1, "T": 1000})
-    assert 0 < cost.step_seconds(run, "cpu", 0.01) < 1
+    assert 0 < cost.step_seconds([run], "cpu", 0.01) < 1
     assert cost.product_rate("cpu", size=64, seconds=0.01) > 1e6
+
+
+def test_the_time_of_a_step_is_shared_by_the_trainings_that_are_made_at_once(monkeypatch):
+    """Three of different sizes; with the data cut to one size they differ by their seeds."""
+    now, tried = [0.0], []
+
+    class Six:
+        """Takes six seconds for each step, whatever is in the stack."""
+
+        done = False
+
+        def __init__(self, runs, device, stays):
+            tried.extend(runs)
+            self.count = 0
+
+        def advance(self):
+            self.count += 10
+            now[0] += 60.0
+
+        def release(self):
+            pass
+
+    monkeypatch.setattr(cost, "perf_counter", lambda: now[0])
+    monkeypatch.setitem(training.PROTOCOLS, "classes", Six)
+    every = experiments.runs("mahdavi-fig4-heads", "quick", 1, where={"H": 1})
+    runs = [dataclasses.replace(run, batch=16) for run in every[:3]]
+    assert len({run.T for run in runs}) == 3
+    assert cost.step_seconds(runs, "cpu", 100.0) == pytest.approx(2.0)
+    assert len({run.key for run in tried}) == 3
+    assert len({run.T for run in tried}) == 1
 
 
 def test_status_says_what_is_missing_on_which_curve(capsys, counted):
@@ -230,9 +260,9 @@ def device(monkeypatch, counted):
         clock.now += sum(run.H for run in runs)
         return [Outcome(0.5, 0.1, float(run.H), device, "2", "abc") for run in runs]
 
-    def step_seconds(run, device, seconds):
+    def step_seconds(runs, device, seconds):
         clock.now += 0.25
-        return run.H / run.steps
+        return runs[0].H / runs[0].steps
 
     def selfcheck(device, runs, steps):
         clock.now += 5

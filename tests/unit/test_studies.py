@@ -183,6 +183,33 @@ def test_workers_train_what_one_process_trains(store):
     assert found["cuda"] == pytest.approx(found[None], abs=0.02)
 
 
+def test_a_gpu_has_no_more_workers_than_streams():
+    with running.pool(31, "cuda") as workers:
+        assert isinstance(workers, ThreadPoolExecutor)
+    with pytest.raises(ValueError, match=r"^workers: got 32; expected at most 31 on a GPU"):
+        running.pool(32, "cuda")
+    with running.pool(32, "cpu") as workers:
+        assert isinstance(workers, ProcessPoolExecutor)
+
+
+def test_what_is_in_flight_is_not_given_out_again_in_other_groups(monkeypatch):
+    """Groups depend on the memory that is left, so they may change while some are trained."""
+    size = 2
+
+    def stacks(runs, device, workers):
+        return [runs[i : i + size] for i in range(0, len(runs), size)]
+
+    monkeypatch.setattr(training, "stacks", stacks)
+    queue = work.Queue([work.Job("dana-exp6", "quick")], "cpu", workers=3)
+    given = [queue.next()[1] for _ in range(2)]
+    size = 3
+    queue.landed([(run, Outcome(0.5, 0.1, 1.0, "cpu", "2", "abc")) for run in given[1]])
+    while unit := queue.next():
+        given.append(unit[1])
+    keys = [run.key for unit in given for run in unit]
+    assert sorted(keys) == sorted(run.key for run in of("dana-exp6", "quick"))
+
+
 @pytest.mark.usefixtures("instant")
 def test_a_sweep_killed_at_twenty_moments_ends_with_exactly_its_rows():
     fork, rng = multiprocessing.get_context("fork"), random.Random(1)

@@ -24,14 +24,15 @@ def recorded(runs, monkeypatch, **options):
     protocol.paths = {run.key: [] for run in runs}
     protocol.sizes = []
 
-    def step(steps, i, batches, rates, losses, *rest, original=Steps._step):
-        original(steps, i, batches, rates, losses, *rest)
-        made = zip(steps.stack.runs, losses[i].tolist(), rates[i].tolist(), strict=True)
-        for run, loss, rate in made:
-            protocol.paths[run.key].append((loss, rate))
-        protocol.sizes.append(len(steps.stack.runs))
+    def made(steps, batches, rates, watched, original=Steps.__call__):
+        losses, shares = original(steps, batches, rates, watched)
+        for place, run in enumerate(steps.stack.runs):
+            each = losses[:, place].tolist(), rates[:, place].tolist()
+            protocol.paths[run.key] += zip(*each, strict=True)
+        protocol.sizes += [len(steps.stack.runs)] * len(batches)
+        return losses, shares
 
-    monkeypatch.setattr(Steps, "_step", step)
+    monkeypatch.setattr(Steps, "__call__", made)
     return protocol
 
 
@@ -578,6 +579,9 @@ def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):
     needed = training.trainer.footprint(groups[0][0])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 10**12))
     assert all(len(group) == 1 for group in training.stacks(runs, "cuda"))
+    # What torch keeps of this process's earlier stacks is free for the next.
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**12)
+    assert training.stacks(runs, "cuda") == groups
 
 
 @pytest.mark.parametrize(

@@ -488,16 +488,28 @@ def test_the_first_losses_are_those_of_the_training(monkeypatch):
     runs = [memorization_run(seed=seed) for seed in range(2)]
     seen = []
 
-    def step(steps, i, batches, rates, losses, *rest, original=Steps._step):
-        original(steps, i, batches, rates, losses, *rest)
-        seen.append(losses[i].clone())
+    def made(*chunk, original=Steps.__call__):
+        losses, shares = original(*chunk)
+        seen.append(losses.clone())
+        return losses, shares
 
     with monkeypatch.context() as patch:
-        patch.setattr(Steps, "_step", step)
+        patch.setattr(Steps, "__call__", made)
         training.train(runs)
-    first = trainer.first_losses(runs, CPU, 10, captured=False)
-    torch.testing.assert_close(first, torch.stack(seen[:10]), rtol=1e-4, atol=0)
-    assert len(trainer.first_losses(runs, CPU, 1000, captured=True)) == runs[0].steps
+    first = trainer.first_steps(runs, "cpu", 10, captured=False)
+    torch.testing.assert_close(first.losses, torch.cat(seen)[:10], rtol=1e-4, atol=0)
+    every = trainer.first_steps(runs, "cpu", 1000, captured=True)
+    assert len(every.losses) == len(every.shares) == runs[0].steps
+
+
+def give_first_losses(monkeypatch, *losses):
+    """Captured, one by one, on a CPU; nobody asks for shares."""
+    ways = iter(losses)
+
+    def first_steps(*_, captured):
+        return trainer.First(torch.tensor([[next(ways)]]), torch.tensor([[math.nan]]))
+
+    monkeypatch.setattr(trainer, "first_steps", first_steps)
 
 
 @pytest.mark.parametrize(
@@ -512,8 +524,7 @@ def test_the_first_losses_are_those_of_the_training(monkeypatch):
 )
 def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
     """Captured and single steps to the last bit, a CPU within a hundredth."""
-    ways = iter([torch.tensor([[1.0]]), torch.tensor([[eager]]), torch.tensor([[cpu]])])
-    monkeypatch.setattr(trainer, "first_losses", lambda *_: next(ways))
+    give_first_losses(monkeypatch, 1.0, eager, cpu)
     failed = training.selfcheck("cpu", [[memorization_run()]])
     assert len(failed) == len(words)
     assert all(word in sentence for word, sentence in zip(words, failed, strict=True))
@@ -521,8 +532,7 @@ def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
 
 @pytest.mark.parametrize(("loss", "cpu", "agree"), [(100.0, 99.5, True), (1e-3, 1.1e-3, False)])
 def test_a_selfcheck_compares_with_a_cpu_in_proportion_to_the_loss(loss, cpu, agree, monkeypatch):
-    ways = iter([torch.tensor([[loss]]), torch.tensor([[loss]]), torch.tensor([[cpu]])])
-    monkeypatch.setattr(trainer, "first_losses", lambda *_: next(ways))
+    give_first_losses(monkeypatch, loss, loss, cpu)
     assert (training.selfcheck("cpu", [[memorization_run()]]) == []) == agree
 
 

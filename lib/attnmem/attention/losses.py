@@ -30,7 +30,7 @@ def cross_entropy_vjp(
     losses = total.log().add_(largest).sub_(logits.gather(1, right))[:, 0]
 
     def vjp(g):
-        return shares.mul_(g / total).scatter_add_(1, right, -g.expand_as(right))
+        return shares.mul_(g / total).scatter_add_(1, right, g.neg().expand_as(right))
 
     return losses, vjp
 

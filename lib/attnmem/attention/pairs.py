@@ -96,7 +96,7 @@ def after_pairs_vjp(
 
     Returns:
         The columns, and a function from a gradient of their shape to those at the four maps, the
-        inputs and the stream.
+        inputs at the first and at the second place, and the stream, one column for each token.
     """
     W_Q, W_K, W_V, W_O = maps
     A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
@@ -117,7 +117,7 @@ def after_pairs_vjp(
         g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]
         g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
         g_second = torch.baddbmm(g_second, alone.mT, g_stream)
-        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT
+        return *g_maps, g_first, g_second, g_stream
 
     return update.add_(y), vjp
 
@@ -131,7 +131,9 @@ class _AfterPairs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        return *ctx.vjp(g), None
+        vjp, ctx.vjp = ctx.vjp, None  # and with it what it holds
+        *g_maps, g_first, g_second, g_stream = vjp(g)
+        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
 
 
 class _Road(NamedTuple):
@@ -157,23 +159,25 @@ def _shorter_road(A: Tensor, M: Tensor) -> _Road:
 
 
 def _wide_forward(A, M, q, delta):
-    keys = torch.bmm(A.mT.flatten(1, 2), q).unflatten(1, A.shape[1:3])
+    R, H, d, B = *A.shape[:3], q.shape[-1]
+    asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)
+    keys = torch.bmm(asks, q).view(R, H, d, B)
     alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
     mixtures = (alpha * delta[:, None]).flatten(1, 2)
-    return torch.bmm(M.transpose(1, 2).flatten(2), mixtures), (keys, alpha, mixtures)
+    return torch.bmm(moves, mixtures), (asks, moves, keys, alpha, mixtures)
 
 
 def _wide_backward(A, M, q, delta, kept, g):
-    keys, alpha, mixtures = kept
+    asks, moves, keys, alpha, mixtures = kept
     (H, d), d_o = A.shape[1:3], M.shape[2]
-    g_mixtures = torch.bmm(M.transpose(1, 2).flatten(2).mT, g).unflatten(1, (H, d))
+    g_mixtures = torch.bmm(moves.mT, g).view_as(keys)
     g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
     g_logits = of_sigmoid_(g_alpha, alpha)
     g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
     g_keys = (g_logits * delta[:, None]).flatten(1, 2)
     g_A = torch.bmm(q, g_keys.mT).view(-1, d, H, d).transpose(1, 2)
     g_M = torch.bmm(g, mixtures.mT).view(-1, d_o, H, d).transpose(1, 2)
-    return g_A, g_M, torch.bmm(A.mT.flatten(1, 2).mT, g_keys), g_delta
+    return g_A, g_M, torch.bmm(asks.mT, g_keys), g_delta
 
 
 OUTER, WIDE = _Road(outer_products, of_outer_products), _Road(_wide_forward, _wide_backward)
@@ -200,7 +204,7 @@ def next_token_losses_vjp(
     each, of_each = cross_entropy_vjp(logits, answers)
 
     def vjp(g):
-        g_logits = of_each((g / each.shape[1])[:, None, None])
+        g_logits = of_each((g / each.shape[1]).view(-1, 1, 1))
         return torch.bmm(stream, g_logits.mT).mT, torch.bmm(unembedding.mT, g_logits)
 
     return each.mean(dim=1), logits, vjp

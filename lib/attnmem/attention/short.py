@@ -220,13 +220,14 @@ def _through_outer_products(W_Q, W_K, W_V, W_O, others, query, last) -> Sums:
     """
     A, M, delta = W_Q @ W_K.mT, W_O @ W_V, others[..., 0, :, :]
     runs = torch.broadcast_shapes(A.shape[:-3], query.shape[:-2])
-    maps = (x.expand(*runs, *x.shape[-3:]) for x in (A, M))
-    columns = (x.expand(*runs, *x.shape[-2:]) for x in (query, delta))
-    return M.sum(dim=-3) @ last + _OuterProducts.apply(*maps, *columns)
+    maps = (x.expand(*runs, *x.shape[-3:]).reshape(-1, *x.shape[-3:]) for x in (A, M))
+    columns = (x.expand(*runs, *x.shape[-2:]).reshape(-1, *x.shape[-2:]) for x in (query, delta))
+    sums = _OuterProducts.apply(*maps, *columns)
+    return M.sum(dim=-3) @ last + sums.view(*runs, *sums.shape[-2:])
 
 
 class _OuterProducts(torch.autograd.Function):
-    """:func:`outer_products` of broadcast runs."""
+    """:func:`outer_products` for autograd."""
 
     @staticmethod
     def forward(ctx, A, M, q, delta):
@@ -242,11 +243,11 @@ class _OuterProducts(torch.autograd.Function):
 
 
 def outer_products(
-    A: Float[Tensor, "*runs H d d"],
-    M: Float[Tensor, "*runs H d_o d"],
-    q: Float[Tensor, "*runs d B"],
-    delta: Float[Tensor, "*runs d B"],
-) -> tuple[Float[Tensor, "*runs d_o B"], tuple[Tensor, ...]]:
+    A: Float[Tensor, "R H d d"],
+    M: Float[Tensor, "R H d_o d"],
+    q: Float[Tensor, "R d B"],
+    delta: Float[Tensor, "R d B"],
+) -> tuple[Float[Tensor, "R d_o B"], tuple[Tensor, ...]]:
     """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
 
     Args:
@@ -258,10 +259,11 @@ def outer_products(
     Returns:
         The sums, and what :func:`of_outer_products` needs besides.
     """
+    R, d_o, d, B = len(M), *M.shape[2:], q.shape[-1]
     pairs = _pairs(q, delta)
-    alpha = (A.flatten(-2) @ pairs.flatten(-3, -2)).sigmoid_()
-    mixed = (M.flatten(-2).mT @ alpha).unflatten(-2, M.shape[-2:])
-    return (mixed * delta[..., None, :, :]).sum(dim=-2), (pairs, alpha, mixed)
+    alpha = torch.bmm(A.flatten(2), pairs).sigmoid_()
+    mixed = torch.bmm(M.flatten(2).mT, alpha).view(R, d_o, d, B)
+    return (mixed * delta[:, None]).sum(dim=2), (pairs, alpha, mixed)
 
 
 def of_outer_products(
@@ -275,20 +277,21 @@ def of_outer_products(
         q: As there.
         delta: As there.
         kept: What it returned besides the sums.
-        g: The gradient at the sums, ``(*runs, d_o, B)``.
+        g: The gradient at the sums, ``(R, d_o, B)``.
 
     Returns:
         The gradients at ``A``, ``M``, ``q`` and ``delta``.
     """
     pairs, alpha, mixed = kept
-    g_mixed = _pairs(g, delta).flatten(-3, -2)
-    g_logits = of_sigmoid_(M.flatten(-2) @ g_mixed, alpha)
-    g_pairs = (A.flatten(-2).mT @ g_logits).unflatten(-2, A.shape[-2:])
-    g_A = (g_logits @ pairs.flatten(-3, -2).mT).view_as(A)
-    g_M = (alpha @ g_mixed.mT).view_as(M)
-    g_q = (g_pairs * delta[..., None, :, :]).sum(dim=-2)
-    g_delta = (mixed * g[..., :, None, :]).sum(dim=-3)
-    g_delta += g_pairs.mul_(q[..., :, None, :]).sum(dim=-3)
+    R, d, B = q.shape
+    g_mixed = _pairs(g, delta)
+    g_logits = of_sigmoid_(torch.bmm(M.flatten(2), g_mixed), alpha)
+    g_pairs = torch.bmm(A.flatten(2).mT, g_logits).view(R, d, d, B)
+    g_A = torch.bmm(g_logits, pairs.mT).view_as(A)
+    g_M = torch.bmm(alpha, g_mixed.mT).view_as(M)
+    g_q = (g_pairs * delta[:, None]).sum(dim=2)
+    g_delta = (mixed * g.unsqueeze(2)).sum(dim=1)
+    g_delta += g_pairs.mul_(q.unsqueeze(2)).sum(dim=1)
     return g_A, g_M, g_q, g_delta
 
 
@@ -305,7 +308,6 @@ def of_sigmoid_(g: Tensor, alpha: Tensor) -> Tensor:
     return torch.ops.aten.sigmoid_backward.grad_input(g, alpha, grad_input=g)
 
 
-def _pairs(
-    x: Float[Tensor, "*runs a B"], y: Float[Tensor, "*runs b B"]
-) -> Float[Tensor, "*runs a b B"]:
-    return x[..., :, None, :] * y[..., None, :, :]
+def _pairs(x: Float[Tensor, "R a B"], y: Float[Tensor, "R b B"]) -> Float[Tensor, "R ab B"]:
+    """The products of every entry of ``x`` with every one of ``y``, the latter's fastest."""
+    return (x.unsqueeze(2) * y.unsqueeze(1)).flatten(1, 2)

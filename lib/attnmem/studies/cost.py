@@ -169,32 +169,31 @@ def timed_pace(runs: Sequence[Run], device: str, seconds: float) -> Pace:
     Returns:
         The pace whose line goes through both times, with neither part below zero.
     """
-    small, large = min(runs, key=operations), max(runs, key=operations)
+    stacks = training.stacks(runs, device)
+    small, large = (end(stacks, key=lambda stack: operations(stack[0])) for end in (min, max))
     basis = "steps timed now"
-    t_small = step_seconds(small, device, seconds)
-    if operations(small) == operations(large):
-        return Pace(0.0, t_small / operations(small), basis)
+    t_small, least = step_seconds(small, device, seconds), operations(small[0])
+    if least == operations(large[0]):
+        return Pace(0.0, t_small / least, basis)
     t_large = step_seconds(large, device, seconds)
-    each = max(0.0, t_large - t_small) / (operations(large) - operations(small))
-    return Pace(max(0.0, t_small - each * operations(small)), each, basis)
+    each = max(0.0, t_large - t_small) / (operations(large[0]) - least)
+    return Pace(max(0.0, t_small - each * least), each, basis)
 
 
-def step_seconds(run: Run, device: str, seconds: float) -> float:
-    """The time of one step of a training, measured for some seconds after a first chunk.
+def step_seconds(runs: Sequence[Run], device: str, seconds: float) -> float:
+    """The time of one step of each training of a stack, measured for a while after a first chunk.
 
     Args:
-        run: The training; its data may be cut short, which changes no step.
+        runs: Trainings that are made at once; their data may be cut short, which changes no step.
         device: Where.
         seconds: How long to measure, at least one chunk of steps.
 
     Returns:
-        Seconds for each step.
+        Seconds for each step of all, shared equally among them.
     """
-    where = torch.device(device)
-    short = min(run.T, 4 * run.batch) if run.context else run.T  # data that are drawn quickly
-    run = dataclasses.replace(run, T=short)
+    where, stack = torch.device(device), [_cut_short(run, seed) for seed, run in enumerate(runs)]
     with place(where, tf32=False):
-        protocol = training.PROTOCOLS[run.task]([run], where, stays=True)
+        protocol = training.PROTOCOLS[stack[0].task](stack, where, stays=True)
         try:
             protocol.advance()
             _wait(where)
@@ -204,14 +203,22 @@ def step_seconds(run: Run, device: str, seconds: float) -> float:
                     break
                 protocol.advance()
                 _wait(where)
-            return (perf_counter() - start) / max(1, protocol.count - before)
+            spent = perf_counter() - start
+            return spent / max(1, protocol.count - before) / len(stack)
         finally:
             protocol.release()
 
 
+def _cut_short(run: Run, seed: int) -> Run:
+    """A training on data that are drawn quickly, different from that with another seed."""
+    T = min(run.T, 4 * run.batch) if run.context else run.T
+    return dataclasses.replace(run, T=T, seed=seed)
+
+
 def _wait(device: torch.device) -> None:
+    """Until this thread's stream is done; waiting for all of a GPU would break other captures."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 def product_rate(device: str, size: int | None = None, seconds: float = 0.5) -> float:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..checks import check_integer, refuse
+from ..training.places import STREAMS
 from .registry import study
 from .study import Part
 from .work import Job, Queue, measured
@@ -182,11 +183,16 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
 
     Returns:
         A context that gives the executor and shuts it down at its end; None for one worker.
+
+    Raises:
+        ValueError: Fewer than one, or more than a GPU has streams.
     """
     check_integer("workers", workers)
     if workers == 1:
         return contextlib.nullcontext()
     if torch.device(device).type != "cpu":
+        if workers > STREAMS:
+            refuse("workers", workers, f"at most {STREAMS} on a GPU, each with a stream of its own")
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 

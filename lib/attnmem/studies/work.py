@@ -87,15 +87,15 @@ class Queue:
         return len({unit[0].key for _, unit in self._listed()})
 
     def next(self) -> tuple[str, Unit] | None:
-        """A unit that has not been given out, with the name of its study.
+        """A unit, without what has been given out in another, and the name of its study.
 
         None if there is none, or if the time is over.
         """
         while self.in_time():
             for name, unit in self._pass:
-                if unit[0].key not in self._started:
-                    self._started.add(unit[0].key)
-                    return name, unit
+                if left := [asked for asked in unit if asked.key not in self._started]:
+                    self._started |= {asked.key for asked in left}
+                    return name, left
             if not self._stale:
                 return None
             self._pass, self._stale = self._listed(), False

@@ -8,6 +8,7 @@ more than their steps, and what they do afterwards is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -38,6 +39,7 @@ class FusedAdam:
         self.square = {name: torch.zeros_like(P) for name, P in parameters.items()}
         self.count = torch.zeros(())
 
+    @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
         """Take one step down the gradients.
 
@@ -48,19 +50,18 @@ class FusedAdam:
         each = [*self.parameters.values()]
         gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
         averages = [*self.mean.values()], [*self.square.values()]
-        with torch.no_grad():
-            self.count += 1
-            # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
-            torch._fused_adam_(
-                *(each, gradients, *averages, [], [self.count] * len(each)),
-                lr=float(rates[0]),
-                beta1=BETA_1,
-                beta2=self.beta_2,
-                weight_decay=0.0,
-                eps=EPSILON,
-                amsgrad=False,
-                maximize=False,
-            )
+        self.count += 1
+        # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
+        torch._fused_adam_(
+            *(each, gradients, *averages, [], [self.count] * len(each)),
+            lr=float(rates[0]),
+            beta1=BETA_1,
+            beta2=self.beta_2,
+            weight_decay=0.0,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
 
     def state(self) -> Parameters:
         """What a step reads besides the weights, by name."""
@@ -105,6 +106,7 @@ class RunwiseAdam:
         self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
 
+    @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
         """Take one step down the gradients, each run with its own rate.
 
@@ -113,13 +115,12 @@ class RunwiseAdam:
             rates: The learning rate of every run, on the device of the weights.
         """
         g = torch.cat([gradient.flatten() for gradient in gradients])
-        with torch.no_grad():
-            self.count += 1
-            self.mean.lerp_(g, 1 - BETA_1)
-            self.square.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
-            size = (rates / (1 - BETA_1**self.count)).float()[self.run_of].mul_(self.mean)
-            root = (self.square / (1 - BETA_2**self.count)).sqrt_().add_(EPSILON)
-            self.flat.addcdiv_(size, root, value=-1.0)
+        self.count += 1
+        self.mean.lerp_(g, 1 - BETA_1)
+        self.square.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
+        size = (rates / (1 - BETA_1**self.count)).float()[self.run_of].mul_(self.mean)
+        root = (self.square / (1 - BETA_2**self.count)).sqrt_().add_(EPSILON)
+        self.flat.addcdiv_(size, root, value=-1.0)
 
     def state(self) -> Parameters:
         """What a step reads besides the weights, by name."""
@@ -214,7 +215,9 @@ class Steps:
 
     def __init__(self, stack: Stack, model: Model, length: int) -> None:
         self.stack, self.model, self.length = stack, model, length
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.captures = stack.device.type == "cuda"
+        self.watches = False  # whether the graph says what is right
+        self._forget()
 
     def __call__(
         self,
@@ -230,25 +233,25 @@ class Steps:
             watched: For each step, whether the share that is right is wanted.
 
         Returns:
-            Losses before each step, and the share of each batch that was right before it, which is
-            NaN where ``watched`` is False or the model does not say. They hold until the next call.
+            Losses before each step, and the share of each batch that was right before it. Where
+            ``watched`` is False it may be NaN. They hold until the next call.
         """
-        if self.stack.device.type == "cuda" and len(batches) == self.length:
+        if self.captures and len(batches) == self.length:
             return self._replay(batches, rates, any(watched))
-        losses, shares = _empty(batches)
-        for i, wanted in enumerate(watched):
-            self._step(i, batches, rates, losses, shares, wanted)
-        return losses, shares
+        return self._one_by_one(batches, rates, watched)
 
-    def _step(self, i, batches, rates, losses, shares, watched) -> None:
-        loss, share, gradients = self.model(batches[i], watched)
-        self.stack.step(gradients, rates[i])
-        losses[i] = loss.detach()
-        if share is not None:
-            shares[i] = share
+    def _one_by_one(self, batches, rates, watched) -> tuple[Tensor, Tensor]:
+        losses, shares = [], []
+        for batch, rate, wanted in zip(batches.unbind(), rates.unbind(), watched, strict=True):
+            loss, share, gradients = self.model(batch, wanted)
+            self.stack.step(gradients, rate)
+            losses.append(loss.detach())
+            shares.append(share)
+        unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
+        return torch.stack(losses), torch.stack([unknown if x is None else x for x in shares])
 
     def _replay(self, batches, rates, watched: bool) -> tuple[Tensor, Tensor]:
-        if self.graph is None:
+        if self.graph is None or (watched and not self.watches):
             self._capture(batches, rates, watched)
         for held, new in zip(self.inputs, (batches, rates), strict=True):
             _once(held).copy_(_once(new), non_blocking=True)
@@ -256,36 +259,51 @@ class Steps:
         return self.outputs
 
     def _capture(self, batches, rates, watched: bool) -> None:
-        """Record ``length`` steps, after a rehearsal on the same stream that leaves no trace."""
+        """Record ``length`` steps, watched or not, after a rehearsal that leaves no trace."""
+        self._forget()
         self.inputs = _once(batches).clone().expand_as(batches), rates.clone()
-        self.outputs = _empty(batches)
-        graph = torch.cuda.CUDAGraph()
+        self.watches = watched
+        first, every = [x[:2] for x in self.inputs], [watched] * self.length
         with CAPTURING:
-            rehearse(self.stack, lambda: self._step(0, *self.inputs, *self.outputs, watched))
-            torch.cuda.current_stream().synchronize()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for i in range(self.length):
-                    self._step(i, *self.inputs, *self.outputs, watched)
-            finally:
-                graph.capture_end()
-        self.graph = graph
+            rehearse(self.stack, lambda: self._one_by_one(*first, every[: len(first[0])]))
+            self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
+
+    def _forget(self) -> None:
+        self.graph, self.inputs, self.outputs = None, (), ()
 
     def release(self) -> None:
         """Give the graph and its memory back."""
-        self.graph = None
-        self.inputs = self.outputs = ()
+        self._forget()
         del self.model  # which holds the training that holds these steps: no memory would be freed
 
 
 CAPTURING = threading.Lock()  # one capture at a time
 
 
-def _empty(batches: Int[Tensor, "k R *batch"]) -> tuple[Tensor, Tensor]:
-    """Arrays for the losses and shares of ``k`` steps, of which nothing is known yet."""
-    shape, device = batches.shape[:2], batches.device
-    losses = torch.empty(shape, dtype=torch.float32, device=device)
-    return losses, torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+def recorded(
+    function: Callable[[], tuple[Tensor, ...]],
+) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
+    """Record what a function launches on this thread's stream; nothing is computed.
+
+    The caller holds :data:`CAPTURING`, and has called the function before.
+
+    Returns:
+        A graph, and what the function returns, whose values each replay of the graph renews.
+    """
+    torch.cuda.current_stream().synchronize()
+    free, total = torch.cuda.mem_get_info()
+    if free < total / 2:
+        torch.cuda.empty_cache()  # which torch does by itself, but not while it captures
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        outputs = function()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # would hide the error that broke the capture
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph, outputs
 
 
 def _once(x: Num[Tensor, "k *rest"]) -> Num[Tensor, "_ *rest"]:

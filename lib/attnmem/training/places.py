@@ -48,6 +48,7 @@ def device_name(device: torch.device) -> str:
 
 # --- GPU ------------------------------------------------------------------------------------------
 
+STREAMS = 31  # for threads that train at once: torch gives 32 in turn, one of them to this thread
 _STREAMS = threading.local()
 
 

@@ -84,7 +84,7 @@ class _OnPairs(Protocol):
         return losses, share, gradient(torch.ones_like(losses))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
     """Whether the right logit exceeds all others: faster than an argmax. It overwrites that one."""
     chosen = outputs.gather(1, answers[:, None])
@@ -141,7 +141,7 @@ class Bigrams(_OnPairs):
             else:
                 self.found[run.key] = Found(*found, rounded(curve))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
         """The share of all pairs whose next token is predicted, for every run."""
         family, N = FAMILIES[self.run.model], self.run.N
@@ -225,7 +225,7 @@ class Memorization(Protocol):
         return self.order.take(count)
 
     @override
-    @torch.no_grad()
+    @torch.inference_mode()
     def losses(self, index, watched):
         if self.run.last_batch is None:
             each, _, gradient = self._losses_of(*self.data.at(index))
@@ -264,7 +264,7 @@ class Memorization(Protocol):
     def _is_moment(self, run: Run) -> bool:
         return self.count in self.moments[run.key]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def evaluate(self, chunk: int = 4096) -> list[Found]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
@@ -279,7 +279,7 @@ class Memorization(Protocol):
         accuracies = (right / self.data.sizes).tolist()
         return [Found(*found) for found in zip(accuracies, losses, strict=True)]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
         """The share of examples with 0, 1, ..., H heads that are not saturated."""
         counts = 0.0

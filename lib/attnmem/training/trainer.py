@@ -6,9 +6,11 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import results
@@ -78,8 +80,15 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
         groups.setdefault(_shape(run) if on_gpu else configuration(run), []).append(run)
     if not on_gpu:
         return list(groups.values())
-    free = torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else 0
-    return [part for group in groups.values() for part in admitted(group, 0.8 * free / workers)]
+    memory = 0.8 * _available(device) / workers
+    return [part for group in groups.values() for part in admitted(group, memory)]
+
+
+def _available(device: str) -> int:
+    """Bytes of a GPU that other processes leave to this one, used or not; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def admitted(runs: Sequence[Run], memory: float) -> list[list[Run]]:
@@ -206,6 +215,18 @@ def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) 
     return time.perf_counter() - start, protocol.found
 
 
+class First(NamedTuple):
+    """What the first steps of a stack give, on the CPU.
+
+    Attributes:
+        losses: Before each step.
+        shares: Of each batch that was right before it; NaN where nobody asks.
+    """
+
+    losses: Float[Tensor, "steps R"]
+    shares: Float[Tensor, "steps R"]
+
+
 def selfcheck(device: str, runs: Sequence[Sequence[Run]], steps: int = 128) -> list[str]:
     """Train short stacks in several ways and say how far the ways are apart; an empty list is good.
 
@@ -222,28 +243,24 @@ def selfcheck(device: str, runs: Sequence[Sequence[Run]], steps: int = 128) -> l
     """
     failed = []
     for stack in runs:
-        losses = {}
-        for name, where, captured in (
-            ("captured", device, True),
-            ("eager", device, False),
-            ("on a CPU", "cpu", False),
-        ):
-            with place(torch.device(where), tf32=False):
-                losses[name] = first_losses(stack, torch.device(where), steps, captured)
+        captured = first_steps(stack, device, steps, captured=True)
+        single = first_steps(stack, device, steps, captured=False)
+        on_cpu = first_steps(stack, "cpu", steps, captured=False)
         what = f"{stack[0].experiment} ({stack[0].model}, {stack[0].task})"
-        if not torch.equal(losses["captured"], losses["eager"]):
-            worst = (losses["captured"] - losses["eager"]).abs().max()
+        if not torch.equal(captured.losses, single.losses):
+            worst = (captured.losses - single.losses).abs().max()
             failed.append(f"{what}: captured and single steps differ by up to {worst:.1e}")
-        apart = (losses["captured"] - losses["on a CPU"]).abs() / losses["on a CPU"].abs()
+        asked = ~single.shares.isnan()
+        if not torch.equal(captured.shares[asked], single.shares[asked]):
+            failed.append(f"{what}: captured and single steps differ in what is right")
+        apart = (captured.losses - on_cpu.losses).abs() / on_cpu.losses.abs()
         if not apart.max() < 1e-2:
             failed.append(f"{what}: {apart.max():.1e} from the losses on a CPU")
     return failed
 
 
-def first_losses(
-    runs: Sequence[Run], device: torch.device, steps: int, captured: bool
-) -> torch.Tensor:
-    """The losses of the first steps of a stack.
+def first_steps(runs: Sequence[Run], device: str, steps: int, captured: bool) -> First:
+    """Make the first steps of a stack.
 
     Args:
         runs: Runs of one shape.
@@ -252,20 +269,16 @@ def first_losses(
         captured: Whether a GPU may replay captured steps, or makes them one by one.
 
     Returns:
-        The losses ``(steps, R)``, on the CPU.
+        What the steps give.
     """
-    protocol: Protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
-    seen = []
-
-    def record(losses, shares):
-        seen.append(losses.cpu())
-
-    protocol.look = record
-    if not captured:
-        protocol.steps.length = 0
-    try:
-        while sum(map(len, seen)) < steps and not protocol.done:
-            protocol.advance()
-    finally:
-        protocol.release()
-    return torch.cat(seen)[:steps]
+    seen: list[tuple[Tensor, ...]] = []
+    with place(torch.device(device), tf32=False):
+        protocol: Protocol = PROTOCOLS[runs[0].task](runs, torch.device(device), stays=True)
+        protocol.look = lambda *found: seen.append(tuple(x.to(CPU, copy=True) for x in found))
+        protocol.steps.captures &= captured
+        try:
+            while sum(len(losses) for losses, *_ in seen) < steps and not protocol.done:
+                protocol.advance()
+        finally:
+            protocol.release()
+    return First(*(torch.cat(part)[:steps] for part in zip(*seen, strict=True)))

@@ -187,21 +187,22 @@ def _only_heads(P: Parameters, run: Run) -> bool:
     return not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _losses_of_heads(P: Parameters, run: Run, tokens: Tensor, answers: Tensor):
     """:func:`aot_losses` where :func:`_only_heads` is true, without what autograd costs."""
     maps, positions = Maps(*_heads(P, run, 0)), P["positions.0"]
     stream, of_attention = after_pairs_vjp(maps, *_tables(P, run), tokens)
     losses, logits, of_losses = next_token_losses_vjp(P["unembedding"], stream, answers)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def gradient(g):
         g_unembedding, g_stream = of_losses(g)
-        W_Q, W_K, W_V, W_O, g_inputs, g_x = of_attention(g_stream)
+        W_Q, W_K, W_V, W_O, g_first, g_second, g_x = of_attention(g_stream)
+        g_places = torch.stack([g_first.sum(dim=2), g_second.sum(dim=2)], dim=1)
         found = {
-            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
+            "embedding": g_first.add_(g_second).add_(g_x).mT,
             "unembedding": g_unembedding,
-            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, positions.shape[1] - 2)),
+            "positions.0": F.pad(g_places, (0, 0, 0, positions.shape[1] - 2)),
             "W_Q.0": W_Q * _scale(run),
             "W_K.0": W_K,
             "W_V.0": W_V,

@@ -1,0 +1,99 @@
+"""Captured steps, as far as a CPU can try them: its graph calls the recorded function again."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from attnmem import training
+from attnmem.training import engine, trainer
+from attnmem.training.protocols import PROTOCOLS
+
+from plain import association_run, bigram_run, memorization_run
+
+CPU = torch.device("cpu")
+
+TRAININGS = {
+    "watched after the first chunk": bigram_run(T=128, batch=32, steps=4 * 40),
+    "watched from the first chunk": bigram_run(T=128, batch=32, steps=4 * 10),
+    "three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
+    "epochs of a prime length": bigram_run(T=67 * 4, batch=4, steps=2 * 67),
+    "one batch for all steps": association_run(d=3, d_h=2, H=1, steps=200, evaluate_every=10),
+    "the last chunk shorter": memorization_run(steps=45, evaluate_every=20),
+    "learned before the end": memorization_run(
+        T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
+    ),
+    "own contexts": memorization_run(context="random", steps=45, evaluate_every=9),
+}
+GRAPHS = {"watched after the first chunk": 2, "epochs of a prime length": 0}  # of others one
+
+
+class Replayed:
+    """Stands for a graph on a CPU, where nothing can be recorded without being done."""
+
+    def __init__(self, stack, function):
+        self.function, found = function, []
+        engine.rehearse(stack, lambda: found.append(function()), times=1)
+        [self.outputs] = found
+
+    def replay(self):
+        for held, new in zip(self.outputs, self.function(), strict=True):
+            held.copy_(new)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """All that are recorded; from now on a CPU's steps are captured, too."""
+    made = []
+    start = engine.Steps.__init__
+
+    def captures(steps, stack, model, length):
+        start(steps, stack, model, length)
+        steps.captures = True
+
+        def recorded(function):
+            made.append(Replayed(stack, function))
+            return made[-1], made[-1].outputs
+
+        monkeypatch.setattr(engine, "recorded", recorded)
+
+    monkeypatch.setattr(engine.Steps, "__init__", captures)
+    return made
+
+
+def found(runs):
+    """What a stack reaches whose runs stay in it, as on a GPU."""
+    protocol = PROTOCOLS[runs[0].task](runs, CPU, stays=True)
+    while not protocol.done:
+        protocol.advance()
+    return protocol.found
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_captured_steps_reach_what_single_ones_reach(name, request):
+    runs = [dataclasses.replace(TRAININGS[name], seed=seed) for seed in range(2)]
+    single = found(runs)
+    graphs = request.getfixturevalue("graphs")
+    assert found(runs) == single
+    assert len(graphs) == GRAPHS.get(name, 1)
+    assert all(outcome.accuracy is not None for outcome in single.values())
+
+
+def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkeypatch):
+    run = TRAININGS["watched after the first chunk"]
+    assert training.selfcheck("cpu", [[run]], steps=160) == []
+    losses, shares = trainer.first_steps([run], "cpu", 160, captured=True)
+    asked = list(range(59, 159))
+    assert losses.shape == shares.shape == (160, 1)
+    assert not shares[asked].isnan().any()
+
+    first = trainer.first_steps
+
+    def wrong_share(*arguments, captured):
+        steps = first(*arguments, captured=captured)
+        steps.shares[asked[0]] += 0.25 * captured
+        return steps
+
+    monkeypatch.setattr(trainer, "first_steps", wrong_share)
+    [said] = training.selfcheck("cpu", [[run]], steps=160)
+    assert said.endswith("captured and single steps differ in what is right")
