@@ -131,6 +131,15 @@ def test_answers_are_counted_every_fifty_steps_and_at_the_end(monkeypatch):
     assert looks == [0, 50, 100, 120]
 
 
+def test_rates_fall_from_three_hundredths_to_zero(monkeypatch):
+    rates = []
+    monkeypatch.setattr(descent._Trainings, "step", lambda trainings, rate: rates.append(rate))
+    tasks, sizes = random_tasks(2, 5, 3, 2), {"vocab": 2, "dim": 2, "head_dim": 1, "heads": 1}
+    descent.train_tiny(*tasks, seed=0, steps=4, **sizes)
+    descent.never_learned(*tasks, rounds=1, steps=4, **sizes)
+    assert rates == pytest.approx(2 * [0.03, 0.0225, 0.015, 0.0075])
+
+
 def test_tiny_trainings_start_from_gaussians_that_spread_the_logits():
     N, S, d, d_h, H = 3, 2, 5, 3, 2
     weights = descent._start(20_000, S, N, d, d_h, H, 0)

@@ -131,8 +131,7 @@ class _AfterPairs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        vjp, ctx.vjp = ctx.vjp, None  # and with it what it holds
-        *g_maps, g_first, g_second, g_stream = vjp(g)
+        *g_maps, g_first, g_second, g_stream = ctx.vjp(g)
         return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
 
 
