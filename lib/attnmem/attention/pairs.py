@@ -159,7 +159,7 @@ def _shorter_road(A: Tensor, M: Tensor) -> _Road:
 
 def _wide_forward(A, M, q, delta):
     R, H, d, B = *A.shape[:3], q.shape[-1]
-    asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)
+    asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)  # of all heads at once
     keys = torch.bmm(asks, q).view(R, H, d, B)
     alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
     mixtures = (alpha * delta[:, None]).flatten(1, 2)

@@ -263,7 +263,8 @@ class Steps:
         self._forget()
         self.inputs = _once(batches).clone().expand_as(batches), rates.clone()
         self.watches = watched
-        first, every = [x[:2] for x in self.inputs], [watched] * self.length
+        every = [watched] * self.length
+        first = [x[:2] for x in self.inputs]  # two, so that what joins steps is rehearsed as well
         with CAPTURING:
             rehearse(self.stack, lambda: self._one_by_one(*first, every[: len(first[0])]))
             self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
@@ -316,8 +317,8 @@ def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
 
     Args:
         stack: The runs, whose weights and optimizer are set back.
-        step: Makes one step of the stack.
-        times: How often it is made.
+        step: Makes one step of the stack, or several.
+        times: How often it is called.
     """
     before = {
         part: {name: x.clone() for name, x in tensors.items()}

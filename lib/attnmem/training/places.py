@@ -48,7 +48,7 @@ def device_name(device: torch.device) -> str:
 
 # --- GPU ------------------------------------------------------------------------------------------
 
-STREAMS = 31  # for threads that train at once: torch gives 32 in turn, one of them to this thread
+STREAMS = 31  # for workers: torch gives out 32 in turn, and the thread that starts them has one
 _STREAMS = threading.local()
 
 
