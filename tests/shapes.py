@@ -1,7 +1,8 @@
 """Every type and shape that the library's signatures state, checked in every call.
 
 ``jaxtyping.install_import_hook`` does the same at twice the price: it checks the arguments again
-with the result, and lets Python compile all that the library imports from its source.
+with the result, and lets Python compile all that the library imports from its source. Calls that
+are known to fit, by the types and shapes of what they take and return, are not looked at again.
 """
 
 import ast
@@ -11,12 +12,20 @@ import inspect
 import sys
 import types
 import typing
+from collections.abc import Collection
 from importlib.machinery import PathFinder, SourceFileLoader
 
+import numpy as np
+import torch
 from beartype import beartype
 from jaxtyping import jaxtyped
 
 HERE = __name__
+CHECKS = {}  # one for all functions of the same lines
+BARE = set()  # the types of which a signature states no more than that
+ARRAYS = torch.Tensor, np.ndarray
+LONG = 10  # parts of a container, the most that are looked at to know it again
+INSIDE = "__beartype_func"  # by this name beartype's function knows the one that it checks
 
 
 def checked(thing):
@@ -28,18 +37,75 @@ def checked(thing):
         if dataclasses.is_dataclass(thing):
             thing.__init__ = checked(thing.__init__)
         return thing
+    if not thing.__annotations__:
+        return thing
     if inspect.isgeneratorfunction(thing):  # checked when it is called, not when it is asked
         return jaxtyped(thing, typechecker=beartype)
-    function = None
 
     @functools.wraps(thing)
     def scoped(*args, **kwargs):
-        nonlocal function
-        function = function or beartype(_resolved(thing))  # late: all names are there by now
-        with jaxtyped("context"):
-            return function(*args, **kwargs)
+        if lines not in CHECKS:  # late: all names are there by now
+            CHECKS[lines] = _Check(thing)
+        return CHECKS[lines](thing, args, kwargs)
 
+    # Two dataclasses may have equal code, and two functions of one name other lines.
+    lines = thing.__module__, thing.__qualname__, thing.__code__
     return scoped
+
+
+class _Check:
+    """A signature, and the calls that are known to fit it."""
+
+    def __init__(self, function):
+        self.made = beartype(_resolved(function))
+        self.known = set()
+
+    def __call__(self, function, args, kwargs):
+        given = _form((args, kwargs))
+        if given not in self.known:
+            result = self.checked(function, args, kwargs)
+        else:
+            result = function(*args, **kwargs)
+            if (given, _form(result)) in self.known:
+                return result
+            self.checked(lambda *args, **kwargs: result, args, kwargs)
+        found = _form(result)
+        if given is not None and found is not None:
+            self.known |= {given, (given, found)}
+        return result
+
+    def checked(self, function, args, kwargs):
+        """What the function returns; what it is given is checked first, then what it returns."""
+        inside = self.made.__kwdefaults__ or {}
+        if INSIDE not in inside:  # nothing that can be checked
+            return function(*args, **kwargs)
+        made = types.FunctionType(self.made.__code__, self.made.__globals__)
+        made.__kwdefaults__ = inside | {INSIDE: function}
+        with jaxtyped("context"):
+            return made(*args, **kwargs)
+
+
+def _form(value):
+    """All that a signature can state of a value: equal for two that it cannot tell apart.
+
+    None if that would take too long to say.
+    """
+    kind = type(value)
+    if kind in BARE:
+        return kind
+    if isinstance(value, ARRAYS):
+        return kind, value.dtype, value.shape
+    if isinstance(value, dict):
+        value = tuple(value.items())
+    if isinstance(value, tuple | list):
+        forms = [_form(part) for part in value[:LONG]]
+        return None if None in forms or len(value) > LONG else (kind, *forms)
+    if isinstance(value, str | type):
+        return kind, value
+    if isinstance(value, Collection):
+        return None
+    BARE.add(kind)
+    return kind
 
 
 def _resolved(function):

@@ -44,6 +44,14 @@ def count(a: int) -> int:
     return a / 2
 
 
+def cut(a: Float[Tensor, "m n"], rows: int) -> Float[Tensor, "m n"]:
+    return a[:rows]
+
+
+def named(kinds: list[type | int], by: dict[str, int]) -> int:
+    return len(kinds)
+
+
 def drawn(ax: Axes, times: int) -> Axes:
     return ax
 
@@ -57,6 +65,13 @@ def outer(a: int):
         return a
 
     return inner(a)
+
+
+def scaled(by: float):
+    def scale(a: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return by * a
+
+    return scale
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,12 @@ class Layer:
     @staticmethod
     def of(heads: int) -> Layer:
         return Layer(torch.eye(2), heads)
+
+
+@dataclass(frozen=True)
+class Named:
+    weight: str
+    heads: int = 1
 
 
 def pieces(a: Float[Tensor, "m n"], by: int):
@@ -136,6 +157,43 @@ def test_calls_that_fit_return_what_they_would(made_up):
 def test_calls_that_do_not_fit_are_errors(made_up, what, call):
     with pytest.raises(REFUSED):
         call(made_up)
+
+
+@pytest.mark.parametrize(
+    ("fits", "call"),
+    [
+        (
+            lambda m: m.product(torch.rand(2, 3), torch.rand(3, 2)),
+            lambda m: m.product(torch.rand(2, 3), torch.rand(2, 3)),
+        ),
+        (
+            lambda m: m.product(torch.rand(2, 3), b=torch.rand(3, 2)),
+            lambda m: m.product(torch.rand(2, 3), b=torch.ones(3, 2, dtype=torch.int64)),
+        ),
+        (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), 1)),
+        (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), 2.0)),
+        (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), int)),
+        (lambda m: m.named([3], {"a": 1}), lambda m: m.named(["3"], {"a": 1})),
+        (lambda m: m.named([3], {"a": 1}), lambda m: m.named([3], {"a": "1"})),
+        (lambda m: m.named([3], {"a": 1}), lambda m: m.named([3], {1: 1})),
+        (lambda m: m.Layer(torch.eye(2), 1), lambda m: m.Named(torch.eye(2), 1)),
+        (lambda m: m.named([3] * 20, {}), lambda m: m.named(["3"] * 20, {})),
+    ],
+)
+def test_calls_that_fitted_before_do_not_excuse_others(made_up, fits, call):
+    for _ in range(3):
+        fits(made_up)
+        with pytest.raises(REFUSED):
+            call(made_up)
+
+
+def test_a_function_that_is_made_again_is_checked_again(made_up):
+    double, half = made_up.scaled(2.0), made_up.scaled(0.5)
+    assert double(torch.ones(2)).tolist() == [2, 2]
+    assert half(torch.ones(2)).tolist() == [0.5, 0.5]  # not that of the function before
+    for made in (double, half):
+        with pytest.raises(REFUSED):
+            made(torch.ones(2, 2))
 
 
 def test_the_library_is_checked():
