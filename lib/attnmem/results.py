@@ -318,14 +318,16 @@ def published(paper: str) -> pd.DataFrame:
 
 @functools.cache
 def commit() -> str:
-    """The commit that the code comes from, ``+`` if it has been changed since; else the version.
+    """The commit that the code comes from, ``+`` if it has been changed since.
 
-    Asked once a process, since that is when the code was read.
+    Where git knows none it is what ``ATTNMEM_COMMIT`` says, or else the version. Asked once a
+    process, since that is when the code was read.
     """
     from . import __version__
 
+    unknown = os.environ.get("ATTNMEM_COMMIT", __version__)
     if not in_checkout():
-        return __version__
+        return unknown
     git = ["git", "-C", str(PACKAGE)]
     try:
         name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True)
@@ -334,8 +336,8 @@ def commit() -> str:
             capture_output=True,
         )
     except OSError:
-        return __version__
+        return unknown
     if name.returncode:
-        return __version__
+        return unknown
     changed = [line for line in changes.stdout.decode().splitlines() if not line.endswith(".csv")]
     return name.stdout.decode().strip() + ("+" if changed else "")

@@ -52,15 +52,28 @@ def test_a_training_repeats_to_the_last_bit(name):
     assert once == again
 
 
-@pytest.mark.parametrize("name", ["associations", "classes"])
-def test_runs_that_are_done_change_nothing_for_the_others(name):
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("associations", {"T": 20, "batch": 20, "lr": 1e-2, "steps": 400}),
+        ("classes", {"T": 4, "batch": 4, "lr": 1e-2, "steps": 1200}),
+    ],
+)
+def test_runs_that_are_done_change_nothing_for_the_others(name, other):
     """They stay in the graph, and what they do afterwards is ignored."""
-    run = dataclasses.replace(RUNS[name], early_stop=True, T=5, steps=400)
-    run = dataclasses.replace(run, batch=5 if name == "associations" else 4, lr=3e-2)
+    run = dataclasses.replace(RUNS[name], early_stop=True, **other)
     together = training.train(seeds(run), device="cuda")
     for alone, outcome in zip(seeds(run), together, strict=True):
         [single] = training.train([alone], device="cuda")
         assert (single.accuracy, single.best_step) == (outcome.accuracy, outcome.best_step)
+
+
+def test_a_training_that_has_all_49_right_says_so_and_stops():
+    """49 times 1 / 49 is less than 1."""
+    run = association_run(d=8, d_h=8, H=8, T=49, batch=49, steps=2000, lr=1e-2, early_stop=True)
+    [outcome] = training.train([run], device="cuda")
+    assert outcome.accuracy == 1
+    assert outcome.best_step < run.steps
 
 
 def test_four_workers_are_one():

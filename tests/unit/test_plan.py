@@ -65,6 +65,39 @@ def test_costs_are_timed_if_there_are_no_rows(monkeypatch, counted):
     assert basis == ["steps timed now"]
 
 
+def test_trainings_that_are_made_at_once_share_what_a_step_takes_whatever_its_size(counted):
+    few, many = experiments.runs("dana-exp6", "quick", 2, where={"H": 1}), 128 * 0.5
+    pace = cost.Pace(fixed=0.5, each=0.001, basis="")
+    alone = many + 128 * 0.001 * 100
+    assert [pace.seconds([run]) for run in few] == pytest.approx([alone, alone])
+    assert pace.seconds(few) == pytest.approx(2 * alone - many)
+    longer = dataclasses.replace(few[0], steps=256)
+    assert pace.seconds([longer, few[1]]) == pytest.approx(2 * many + 0.001 * 100 * (256 + 128))
+
+
+def test_a_pace_is_the_line_through_one_training_and_the_largest_stack(monkeypatch, counted):
+    asked = []
+
+    def step_seconds(runs, device, seconds):
+        asked.append([run.H for run in runs])
+        return 0.01 + 0.002 * sum(run.H for run in runs)
+
+    monkeypatch.setattr(cost, "step_seconds", step_seconds)
+    pace = cost.timed_pace(experiments.runs("dana-exp6", "quick", 2), "cpu", 1.0)
+    assert asked == [[1], [9, 9]]
+    assert (pace.fixed, pace.each) == (pytest.approx(0.01), pytest.approx(0.002 / 100))
+
+
+def test_on_a_gpu_steps_are_timed_though_there_are_rows(monkeypatch, counted):
+    runs = experiments.runs("dana-exp6", "quick", 1)
+    results.append(row(run, 1e6) for run in runs)
+    monkeypatch.setattr(cost, "device_name", lambda device: "cpu")  # as the rows have it
+    monkeypatch.setattr(cost, "step_seconds", lambda runs, device, seconds: 0.5)
+    assert cost.Paces("cuda", timing=1.0).of(runs).basis == "steps timed now"
+    assert cost.Paces("cuda").of(runs).basis == "its own rows"
+    assert cost.Paces("cpu", timing=1.0).of(runs).basis == "its own rows"
+
+
 def test_costs_are_at_least_those_of_plain_products(monkeypatch, counted):
     monkeypatch.setattr(cost, "product_rate", lambda device: 1e3)
     runs = experiments.runs("dana-exp6", "quick", 1)
@@ -90,7 +123,7 @@ def test_a_step_is_timed_on_a_few_data():
     assert cost.product_rate("cpu", size=64, seconds=0.01) > 1e6
 
 
-def test_the_time_of_a_step_is_shared_by_the_trainings_that_are_made_at_once(monkeypatch):
+def test_a_step_of_trainings_that_are_made_at_once_is_timed_as_one(monkeypatch):
     """Three of different sizes; with the data cut to one size they differ by their seeds."""
     now, tried = [0.0], []
 
@@ -115,7 +148,7 @@ def test_the_time_of_a_step_is_shared_by_the_trainings_that_are_made_at_once(mon
     every = experiments.runs("mahdavi-fig4-heads", "quick", 1, where={"H": 1})
     runs = [dataclasses.replace(run, batch=16) for run in every[:3]]
     assert len({run.T for run in runs}) == 3
-    assert cost.step_seconds(runs, "cpu", 100.0) == pytest.approx(2.0)
+    assert cost.step_seconds(runs, "cpu", 100.0) == pytest.approx(6.0)
     assert len({run.key for run in tried}) == 3
     assert len({run.T for run in tried}) == 1
 
@@ -188,6 +221,12 @@ def test_pieces_are_what_each_curve_lacks():
         (1000, True, 3),
     }
     assert {run.key for each in found for run in each.runs} == {run.key for run in runs} - {*rows}
+    together = plan.pieces(experiment, "quick", WHOLE, rows, together=True)
+    assert {(each.curve, each.further, len(each.runs)) for each in together} == {
+        (250, False, 3),
+        (500, False, 6),
+        (1000, False, 6),
+    }
     curves = plan.by_curve(found)
     assert {curve: len(runs) for curve, runs in curves.items()} == {250: 3, 500: 6, 1000: 6}
 
@@ -235,6 +274,21 @@ def test_units_that_do_not_fit_give_way_to_later_ones():
         planned.landed([(run, None)])
     assert taken == [30, 20]
     assert clock.now <= 160
+
+
+def test_a_unit_that_did_not_fit_is_begun_when_the_others_prove_faster():
+    clock = Clock()
+    budget = Budget(60, clock)
+    budget.learn(expected=1, taken=4)
+    planned = Planned(units(20.0, 5.0), budget)
+    _, [short] = planned.next()
+    assert planned.begun[short.key][0] == 5
+    assert planned.next() is None
+    clock.now += 5
+    budget.expected += 100
+    planned.landed([(short, None)])
+    _, [long] = planned.next()
+    assert planned.begun[long.key][0] == 20
 
 
 def test_a_budget_is_kept_though_all_takes_twice_as_long():

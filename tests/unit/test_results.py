@@ -719,7 +719,7 @@ def head(package):
     return subprocess.run(git, capture_output=True, text=True, check=True).stdout[:12]
 
 
-def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(checkout):
+def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(checkout, monkeypatch):
     commit = results.commit.__wrapped__
     assert commit() == head(checkout)
     (checkout / "rows.csv").write_text("2\n")
@@ -727,6 +727,8 @@ def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(chec
     (checkout.parent / "elsewhere.py").write_text("2\n")
     assert commit() == head(checkout)  # rows are no code, and new files are not imported by it
     (checkout / "code.py").write_text("2\n")
+    assert commit() == head(checkout) + "+"
+    monkeypatch.setenv("ATTNMEM_COMMIT", "0123456789ab")
     assert commit() == head(checkout) + "+"
 
 
@@ -743,6 +745,9 @@ def test_without_a_commit_rows_carry_the_version(checkout, monkeypatch):
     shutil.rmtree(checkout.parent.parent / ".git")
     assert results.in_checkout()
     assert commit() == attnmem.__version__
+    with monkeypatch.context() as patch:
+        patch.setenv("ATTNMEM_COMMIT", "0123456789ab")  # of a copy of the files
+        assert commit() == "0123456789ab"
     (checkout.parent.parent / "pyproject.toml").unlink()
     assert not results.in_checkout()
 

@@ -306,7 +306,8 @@ def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     trained = case.trained(**options) if case.trained else None
     maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
     heads = HEADS if case.labels else 0
-    seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
+        seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
     for found in seen.values():
         if len(found.queries) != case.T:
             refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")

@@ -25,7 +25,7 @@ class Pace(NamedTuple):
     """How fast trainings of some kind are.
 
     Attributes:
-        fixed: Seconds of each step, whatever its size.
+        fixed: Seconds of each step, whatever its size and however many trainings make it at once.
         each: Seconds of each floating-point operation.
         basis: What these numbers rest on, in words.
     """
@@ -34,9 +34,10 @@ class Pace(NamedTuple):
     each: float
     basis: str
 
-    def seconds(self, run: Run) -> float:
-        """The time of a training, if it does not stop early."""
-        return run.steps * (self.fixed + self.each * operations(run))
+    def seconds(self, runs: Sequence[Run]) -> float:
+        """The time of trainings that are made at once, if none stops early."""
+        computed = sum(run.steps * operations(run) for run in runs)
+        return self.fixed * max(run.steps for run in runs) + self.each * computed
 
 
 def family(run: Run | dict[str, Any]) -> Family:
@@ -97,7 +98,8 @@ class Paces:
 
     Rows of the experiment itself come first, then rows of trainings whose steps consist of the same
     products, then what is measured now: the time of steps, or only the rate of plain products,
-    which no training exceeds.
+    which no training exceeds. On a GPU steps that are timed come first: rows do not tell how much
+    of a step's time is the same for any size.
 
     Args:
         device: Such as ``cpu`` or ``cuda``.
@@ -118,16 +120,26 @@ class Paces:
         run = runs[0]
         key = (run.experiment, run.profile, family(run))
         if key not in self._known:
-            self._known[key] = self._own(run) or self._similar(run) or self._timed(runs)
+            stored = None if self.on_gpu and self.timing else self._own(run) or self._similar(run)
+            self._known[key] = stored or self._timed(runs)
         return self._known[key]
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return torch.device(self.device).type == "cuda"
+
     def seconds_of(self, runs: Iterable[Run]) -> tuple[float, list[str]]:
-        """The time of trainings one after the other, and what it rests on."""
+        """The time of trainings, those made at once one after the other, and what it rests on."""
         groups: dict[tuple, list[Run]] = defaultdict(list)
         for run in runs:
             groups[run.experiment, run.profile, family(run)].append(run)
         paces = {key: self.of(group) for key, group in groups.items()}
-        seconds = sum(paces[key].seconds(run) for key, group in groups.items() for run in group)
+        seconds = sum(
+            paces[key].seconds(unit)
+            for key, group in groups.items()
+            for unit in training.stacks(group, self.device)
+        )
         return seconds, sorted({pace.basis for pace in paces.values()})
 
     def _own(self, run: Run) -> Pace | None:
@@ -159,7 +171,7 @@ class Paces:
 
 
 def timed_pace(runs: Sequence[Run], device: str, seconds: float) -> Pace:
-    """The pace of trainings, from a few steps of the smallest and of the largest of them.
+    """The pace of trainings, from a few steps of the smallest alone and of their largest stack.
 
     Args:
         runs: Trainings of one family.
@@ -169,19 +181,24 @@ def timed_pace(runs: Sequence[Run], device: str, seconds: float) -> Pace:
     Returns:
         The pace whose line goes through both times, with neither part below zero.
     """
-    stacks = training.stacks(runs, device)
-    small, large = (end(stacks, key=lambda stack: operations(stack[0])) for end in (min, max))
+    small = [min(runs, key=operations)]
+    large = max(training.stacks(runs, device), key=_work)
     basis = "steps timed now"
-    t_small, least = step_seconds(small, device, seconds), operations(small[0])
-    if least == operations(large[0]):
+    t_small, least, most = step_seconds(small, device, seconds), _work(small), _work(large)
+    if least == most:
         return Pace(0.0, t_small / least, basis)
     t_large = step_seconds(large, device, seconds)
-    each = max(0.0, t_large - t_small) / (operations(large[0]) - least)
+    each = max(0.0, t_large - t_small) / (most - least)
     return Pace(max(0.0, t_small - each * least), each, basis)
 
 
+def _work(runs: Sequence[Run]) -> int:
+    """Floating-point operations of a step of all."""
+    return sum(map(operations, runs))
+
+
 def step_seconds(runs: Sequence[Run], device: str, seconds: float) -> float:
-    """The time of one step of each training of a stack, measured for a while after a first chunk.
+    """The time of one step of a stack, measured for a while after a first chunk.
 
     Args:
         runs: Trainings that are made at once; their data may be cut short, which changes no step.
@@ -189,7 +206,7 @@ def step_seconds(runs: Sequence[Run], device: str, seconds: float) -> float:
         seconds: How long to measure, at least one chunk of steps.
 
     Returns:
-        Seconds for each step of all, shared equally among them.
+        Seconds for a step of all.
     """
     where, stack = torch.device(device), [_cut_short(run, seed) for seed, run in enumerate(runs)]
     with place(where, tf32=False):
@@ -204,7 +221,7 @@ def step_seconds(runs: Sequence[Run], device: str, seconds: float) -> float:
                 protocol.advance()
                 _wait(where)
             spent = perf_counter() - start
-            return spent / max(1, protocol.count - before) / len(stack)
+            return spent / max(1, protocol.count - before)
         finally:
             protocol.release()
 

@@ -128,7 +128,7 @@ def benchmark(setting: Setting) -> Paces:
 def _speed(runs: list[Run], pace: Pace, rate: float) -> str:
     """The steps of the largest training, and the share of the rate of products that they reach."""
     run = max(runs, key=cost.operations)
-    step = pace.seconds(run) / run.steps
+    step = pace.seconds([run]) / run.steps
     share = cost.operations(run) / step / rate
     words = [run.model, run.task, run.context, f"{run.layers} layers" if run.layers > 1 else None]
     kind = " ".join(filter(None, words))
@@ -147,10 +147,13 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
         How many rows were added.
     """
     began = setting.budget.clock()
-    order, seconds = planned(setting.profile, paces)
+    order, pace = planned(setting.profile, paces)
 
     def group(runs: list[Run]) -> list[list[Run]]:
         return training.stacks(runs, setting.device, workers=setting.workers)
+
+    def seconds(unit: list[Run]) -> float:
+        return pace(unit[0]).seconds(unit)
 
     units = Planned(units_of(order, group, seconds), setting.budget)
     added = done = 0
@@ -162,32 +165,37 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
     return added
 
 
-def planned(profile: str, paces: Paces) -> tuple[list[Piece], Callable[[Run], float]]:
+def planned(profile: str, paces: Paces) -> tuple[list[Piece], Callable[[Run], Pace]]:
     """What is missing of the published grids, in the order of its value.
+
+    On a GPU a step of all seeds of a cell takes about as long as a step of one, so they come
+    together.
 
     Args:
         profile: ``paper`` or ``quick``.
         paces: How long trainings take on a device.
 
     Returns:
-        The pieces in their order, and the seconds that each of their trainings is expected to take.
+        The pieces in their order, and the pace of each of their trainings.
     """
-    left = missing_runs(profile)
+    left, on_gpu = missing_runs(profile), paces.on_gpu
     known = {
         (name, kind): paces.of([run for run in runs if family(run) == kind])
         for name, runs in left.items()
         for kind in {family(run) for run in runs}
     }
 
-    def seconds(run: Run) -> float:
-        return known[run.experiment, family(run)].seconds(run)
+    def pace(run: Run) -> Pace:
+        return known[run.experiment, family(run)]
 
     found = [
         piece
         for name in left
-        for piece in pieces(PUBLISHED[name], profile, WHOLE, read.rows(name, profile))
+        for piece in pieces(
+            PUBLISHED[name], profile, WHOLE, read.rows(name, profile), together=on_gpu
+        )
     ]
-    return plan(found, seconds), seconds
+    return plan(found, lambda run: pace(run).seconds([run])), pace
 
 
 def _end(setting: Setting, line: str, began: float) -> None:

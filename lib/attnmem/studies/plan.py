@@ -12,12 +12,12 @@ from .trainings import Experiment, curve_of
 
 
 class Piece(NamedTuple):
-    """What the first seed lacks of one curve of a figure, or what all further seeds lack.
+    """What the first seed lacks of one curve of a figure, or further seeds, or all of them.
 
     Attributes:
         figure: The experiment's name.
         curve: The value that tells the curve apart, or None if the figure has one curve.
-        further: Whether it is about the seeds after the first.
+        further: Whether it is about the seeds after the first only.
         runs: The trainings that have no row.
     """
 
@@ -27,7 +27,9 @@ class Piece(NamedTuple):
     runs: tuple[Run, ...]
 
 
-def pieces(experiment: Experiment, profile: str, part: Part, rows: Rows) -> list[Piece]:
+def pieces(
+    experiment: Experiment, profile: str, part: Part, rows: Rows, together: bool = False
+) -> list[Piece]:
     """What is missing of an experiment, by curve, the first seed apart from the others.
 
     Args:
@@ -35,6 +37,7 @@ def pieces(experiment: Experiment, profile: str, part: Part, rows: Rows) -> list
         profile: ``paper`` or ``quick``.
         part: Which part of it.
         rows: Its stored rows by key.
+        together: Whether all seeds of a curve are one piece, where they cost no more than one.
 
     Returns:
         A piece for each curve whose first seed is not complete, and one for each curve whose
@@ -43,7 +46,7 @@ def pieces(experiment: Experiment, profile: str, part: Part, rows: Rows) -> list
     left: dict[tuple, list[Run]] = defaultdict(list)
     for run in experiment.runs(profile, part):
         if run.key not in rows:
-            left[curve_of(experiment, run), run.seed > 0].append(run)
+            left[curve_of(experiment, run), run.seed > 0 and not together].append(run)
     return [
         Piece(experiment.name, curve, further, tuple(runs))
         for (curve, further), runs in left.items()
@@ -136,10 +139,10 @@ class Planned:
         self.begun: dict[str, tuple[float, float]] = {}  # expected, and when it began
 
     def next(self) -> tuple[str, list[Run]] | None:
-        """The next unit that fits; those before it are left for another time."""
-        while self.waiting:
-            name, unit, seconds = self.waiting.pop(0)
+        """The next unit that fits; those before it wait, should the others be faster."""
+        for i, (name, unit, seconds) in enumerate(self.waiting):
             if self.budget.fits(seconds):
+                del self.waiting[i]
                 self.begun[unit[0].key] = seconds, self.budget.clock()
                 return name, unit
         return None
@@ -153,20 +156,18 @@ class Planned:
 def units_of(
     order: Iterable[Piece],
     group: Callable[[list[Run]], list[list[Run]]],
-    seconds: Callable[[Run], float],
+    seconds: Callable[[list[Run]], float],
 ) -> list[tuple[str, list[Run], float]]:
     """The units of pieces, in the order of the pieces.
 
     Args:
         order: Pieces, the most valuable first.
         group: Divides trainings into those that are trained at once.
-        seconds: What a training is expected to take.
+        seconds: What trainings that are made at once are expected to take.
 
     Returns:
-        For each unit its experiment's name, its trainings, and the sum of their expected seconds.
+        For each unit its experiment's name, its trainings, and its expected seconds.
     """
     return [
-        (piece.figure, unit, float(sum(map(seconds, unit))))
-        for piece in order
-        for unit in group(list(piece.runs))
+        (piece.figure, unit, seconds(unit)) for piece in order for unit in group(list(piece.runs))
     ]

@@ -270,7 +270,8 @@ class Steps:
             self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
 
     def _forget(self) -> None:
-        self.graph, self.inputs, self.outputs = None, (), ()
+        with CAPTURING:  # a graph must not be dropped while another thread captures
+            self.graph, self.inputs, self.outputs = None, (), ()
 
     def release(self) -> None:
         """Give the graph and its memory back."""

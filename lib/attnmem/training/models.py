@@ -6,6 +6,7 @@ call the attention layers of :mod:`attnmem.attention`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -203,6 +204,12 @@ FAMILIES = {
 
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
+    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0}
+    return _parameter_count(dataclasses.replace(run, **same))
+
+
+@functools.cache
+def _parameter_count(run: Run) -> int:
     P = FAMILIES[run.model].initial(run, generator(run, "weights"))
     unused = sum(x[run.n :].numel() for name, x in P.items() if name.startswith("positions."))
     return sum(x.numel() for x in P.values()) - unused

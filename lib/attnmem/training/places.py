@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Iterator
 
@@ -37,7 +38,7 @@ def place(device: torch.device, tf32: bool) -> Iterator[None]:
         return
     if not torch.cuda.is_available():
         refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")
-    with _PRECISION.using(tf32), _own_stream(device):
+    with _one_thread(), _PRECISION.using(tf32), _own_stream(device):
         yield
 
 
@@ -50,6 +51,7 @@ def device_name(device: torch.device) -> str:
 
 STREAMS = 31  # for workers: torch gives out 32 in turn, and the thread that starts them has one
 _STREAMS = threading.local()
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8, the default, streams share some
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class _OnPairs(Protocol):
             outputs = family.outputs(P, self.run, tokens)
             losses = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
             gradient = by_autograd(P, losses)
-        share = _right_(outputs.clone(), answers).double().mean(dim=1) if watched else None
+        share = _share(_right_(outputs.clone(), answers)) if watched else None
         return losses, share, gradient(torch.ones_like(losses))
 
 
@@ -90,6 +90,15 @@ def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Boo
     chosen = outputs.gather(1, answers[:, None])
     others = outputs.scatter_(1, answers[:, None], -math.inf)
     return (chosen > others.amax(dim=1, keepdim=True))[:, 0]
+
+
+def _share(right: Bool[Tensor, "R B"]) -> Float[Tensor, " R"]:
+    """The share that is right: 1 if all are, which on a GPU the mean misses for some ``B``.
+
+    There it multiplies by ``1 / B``, and 49 times 1 / 49 is below 1.
+    """
+    count = right.double().sum(dim=1)
+    return count / torch.full_like(count, right.shape[1])
 
 
 class Bigrams(_OnPairs):
@@ -128,7 +137,7 @@ class Bigrams(_OnPairs):
             self._conclude()
 
     def _conclude(self) -> None:
-        accuracies, losses = torch.stack(self.seen).mean(dim=0).tolist()
+        accuracies, losses = torch.stack(self.seen).cpu().mean(dim=0).tolist()
         curves = torch.stack(self.curve, dim=1).tolist()
         ends = torch.stack(self.last_losses, dim=1).tolist()
         for run, *found, curve, end in zip(
