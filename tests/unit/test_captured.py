@@ -1,6 +1,8 @@
 """Captured steps, as far as a CPU can try them: its graph calls the recorded function again."""
 
 import dataclasses
+import inspect
+from typing import ClassVar
 
 import pytest
 import torch
@@ -86,6 +88,9 @@ def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkey
     asked = list(range(59, 159))
     assert losses.shape == shares.shape == (160, 1)
     assert not shares[asked].isnan().any()
+    _, shares = trainer.first_steps([TRAININGS["own contexts"]], "cpu", 9, captured=True)
+    assert shares.dtype == torch.float64
+    assert shares.isnan().all()
 
     first = trainer.first_steps
 
@@ -97,3 +102,63 @@ def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkey
     monkeypatch.setattr(trainer, "first_steps", wrong_share)
     [said] = training.selfcheck("cpu", [[run]], steps=160)
     assert said.endswith("captured and single steps differ in what is right")
+
+
+recorded = inspect.unwrap(engine.recorded)  # its result is no graph here, and not checked
+
+
+class Said:
+    """Writes down what is asked of it."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getattr__(self, name):
+        def say(**options):
+            self.asked.append(" ".join([type(self).__name__, name, *options.values()]))
+
+        return say
+
+
+class Graph(Said):
+    """Stands for a graph."""
+
+
+class Stream(Said):
+    """Stands for a stream."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """What is asked of a GPU, of whose 80 bytes 40 are free."""
+    monkeypatch.setattr(Said, "asked", [])
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40, 80))
+    monkeypatch.setattr(torch.cuda, "empty_cache", Said().empty_cache)
+    return Said.asked
+
+
+def test_a_capture_waits_for_its_stream_and_lets_other_threads_work(gpu):
+    _, outputs = recorded(lambda: gpu.append("function") or (torch.ones(2),))
+    assert outputs[0].tolist() == [1, 1]
+    assert gpu == [
+        "Stream synchronize",
+        "Graph capture_begin thread_local",
+        "function",
+        "Graph capture_end",
+    ]
+
+
+def test_a_capture_frees_what_torch_keeps_if_less_than_half_of_the_memory_is_left(gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (39, 80))
+    recorded(lambda: ())
+    assert gpu[:2] == ["Stream synchronize", "Said empty_cache"]
+
+
+def test_a_broken_capture_is_ended_and_shows_its_error(gpu):
+    def broken():
+        raise KeyError("broken")
+
+    with pytest.raises(KeyError, match="broken"):
+        recorded(broken)
+    assert gpu[-1] == "Graph capture_end"

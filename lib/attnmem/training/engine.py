@@ -198,8 +198,8 @@ CHUNK = 64  # steps that are captured at once, at most
 def chunk_length(interval: int) -> int:
     """The largest number of steps up to :data:`CHUNK` that divides ``interval``.
 
-    >>> chunk_length(500), chunk_length(64), chunk_length(67)
-    (50, 64, 1)
+    >>> chunk_length(500), chunk_length(64), chunk_length(65), chunk_length(67)
+    (50, 64, 13, 1)
     """
     return max(k for k in range(1, CHUNK + 1) if interval % k == 0)
 
