@@ -58,9 +58,12 @@ class _Check:
 
     def __init__(self, function):
         self.made = beartype(_resolved(function))
+        self.of_arrays = "Tensor" in (hints := str(function.__annotations__)) or "ndarray" in hints
         self.known = set()
 
     def __call__(self, function, args, kwargs):
+        if not self.of_arrays:  # quick to check
+            return self.around(function)(*args, **kwargs)
         given = _form((args, kwargs))
         if given not in self.known:
             result = self.checked(function, args, kwargs)
@@ -76,13 +79,19 @@ class _Check:
 
     def checked(self, function, args, kwargs):
         """What the function returns; what it is given is checked first, then what it returns."""
+        with jaxtyped("context"):
+            return self.around(function)(*args, **kwargs)
+
+    def around(self, function):
+        """The function between its checks."""
         inside = self.made.__kwdefaults__ or {}
         if INSIDE not in inside:  # nothing that can be checked
-            return function(*args, **kwargs)
+            return function
+        if inside[INSIDE] is function:
+            return self.made
         made = types.FunctionType(self.made.__code__, self.made.__globals__)
         made.__kwdefaults__ = inside | {INSIDE: function}
-        with jaxtyped("context"):
-            return made(*args, **kwargs)
+        return made
 
 
 def _form(value):
