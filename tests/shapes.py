@@ -2,7 +2,7 @@
 
 ``jaxtyping.install_import_hook`` does the same at twice the price: it checks the arguments again
 with the result, and lets Python compile all that the library imports from its source. Calls that
-are known to fit, by the types and shapes of what they take and return, are not looked at again.
+are known to fit a signature with arrays, by types and shapes, are not looked at again.
 """
 
 import ast
@@ -58,7 +58,8 @@ class _Check:
 
     def __init__(self, function):
         self.made = beartype(_resolved(function))
-        self.of_arrays = "Tensor" in (hints := str(function.__annotations__)) or "ndarray" in hints
+        hints = str(function.__annotations__)
+        self.of_arrays = "Tensor" in hints or "ndarray" in hints
         self.known = set()
 
     def __call__(self, function, args, kwargs):

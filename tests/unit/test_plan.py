@@ -285,7 +285,7 @@ def test_a_unit_that_did_not_fit_is_begun_when_the_others_prove_faster():
     assert planned.begun[short.key][0] == 5
     assert planned.next() is None
     clock.now += 5
-    budget.expected += 100
+    budget.learn(expected=100, taken=0)
     planned.landed([(short, None)])
     _, [long] = planned.next()
     assert planned.begun[long.key][0] == 20

@@ -11,6 +11,7 @@ from jaxtyping import TypeCheckError
 import shapes
 
 REFUSED = (BeartypeCallHintViolation, TypeCheckError)
+ONE = torch.ones(1)
 MADE_UP = '''\
 """A package."""
 
@@ -48,7 +49,7 @@ def cut(a: Float[Tensor, "m n"], rows: int) -> Float[Tensor, "m n"]:
     return a[:rows]
 
 
-def named(kinds: list[type | int], by: dict[str, int]) -> int:
+def named(a: Float[Tensor, "n"], kinds: list[type | int], by: dict[str, int]) -> int:
     return len(kinds)
 
 
@@ -173,11 +174,11 @@ def test_calls_that_do_not_fit_are_errors(made_up, what, call):
         (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), 1)),
         (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), 2.0)),
         (lambda m: m.cut(torch.rand(2, 3), 2), lambda m: m.cut(torch.rand(2, 3), int)),
-        (lambda m: m.named([3], {"a": 1}), lambda m: m.named(["3"], {"a": 1})),
-        (lambda m: m.named([3], {"a": 1}), lambda m: m.named([3], {"a": "1"})),
-        (lambda m: m.named([3], {"a": 1}), lambda m: m.named([3], {1: 1})),
+        (lambda m: m.named(ONE, [3], {"a": 1}), lambda m: m.named(ONE, ["3"], {"a": 1})),
+        (lambda m: m.named(ONE, [3], {"a": 1}), lambda m: m.named(ONE, [3], {"a": "1"})),
+        (lambda m: m.named(ONE, [3], {"a": 1}), lambda m: m.named(ONE, [3], {1: 1})),
         (lambda m: m.Layer(torch.eye(2), 1), lambda m: m.Named(torch.eye(2), 1)),
-        (lambda m: m.named([3] * 20, {}), lambda m: m.named(["3"] * 20, {})),
+        (lambda m: m.named(ONE, [3] * 20, {}), lambda m: m.named(ONE, ["3"] * 20, {})),
     ],
 )
 def test_calls_that_fitted_before_do_not_excuse_others(made_up, fits, call):

@@ -16,6 +16,7 @@ import torch
 from .. import bounds, training
 from ..checks import checked_by, refuse
 from ..results import Run
+from ..training.models import architecture
 from ..training.places import place
 from . import read
 from .grids import EXPERIMENTS
@@ -91,12 +92,6 @@ def _counts(run: Run) -> dict[str, int | None]:
     }
 
 
-def _shape(run: Run) -> Run:
-    """What the counts depend on, the rest made equal."""
-    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
-    return dataclasses.replace(run, **same)
-
-
 @checked_by(lambda profile: check_profile(profile, PROFILES))
 def stored(profile: str) -> pd.DataFrame:
     """Every stored training with the bits that it holds and three counts of its parameters.
@@ -119,7 +114,7 @@ def stored(profile: str) -> pd.DataFrame:
         for run, outcome in read.rows(name, profile).values():
             if diverged(outcome):
                 continue
-            shape = _shape(run)
+            shape = architecture(run)
             if shape not in counted:
                 counted[shape] = _counts(run)
             labels = labels_of(run)

@@ -147,13 +147,10 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
         How many rows were added.
     """
     began = setting.budget.clock()
-    order, pace = planned(setting.profile, paces)
+    order, seconds = planned(setting.profile, paces)
 
     def group(runs: list[Run]) -> list[list[Run]]:
         return training.stacks(runs, setting.device, workers=setting.workers)
-
-    def seconds(unit: list[Run]) -> float:
-        return pace(unit[0]).seconds(unit)
 
     units = Planned(units_of(order, group, seconds), setting.budget)
     added = done = 0
@@ -165,37 +162,38 @@ def train_missing(setting: Setting, paces: Paces, executor) -> int:
     return added
 
 
-def planned(profile: str, paces: Paces) -> tuple[list[Piece], Callable[[Run], Pace]]:
+def planned(profile: str, paces: Paces) -> tuple[list[Piece], Callable[[list[Run]], float]]:
     """What is missing of the published grids, in the order of its value.
 
-    On a GPU a step of all seeds of a cell takes about as long as a step of one, so they come
-    together.
+    On a GPU all seeds of a curve come together, since a step of all is expected to take hardly
+    longer than a step of one.
 
     Args:
         profile: ``paper`` or ``quick``.
         paces: How long trainings take on a device.
 
     Returns:
-        The pieces in their order, and the pace of each of their trainings.
+        The pieces in their order, and the seconds that their trainings are expected to take if they
+        are made at once.
     """
-    left, on_gpu = missing_runs(profile), paces.on_gpu
+    left = missing_runs(profile)
     known = {
         (name, kind): paces.of([run for run in runs if family(run) == kind])
         for name, runs in left.items()
         for kind in {family(run) for run in runs}
     }
 
-    def pace(run: Run) -> Pace:
-        return known[run.experiment, family(run)]
+    def seconds(runs: list[Run]) -> float:
+        return known[runs[0].experiment, family(runs[0])].seconds(runs)
 
     found = [
         piece
         for name in left
         for piece in pieces(
-            PUBLISHED[name], profile, WHOLE, read.rows(name, profile), together=on_gpu
+            PUBLISHED[name], profile, WHOLE, read.rows(name, profile), together=paces.on_gpu
         )
     ]
-    return plan(found, lambda run: pace(run).seconds([run])), pace
+    return plan(found, lambda run: seconds([run])), seconds
 
 
 def _end(setting: Setting, line: str, began: float) -> None:

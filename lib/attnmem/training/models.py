@@ -204,8 +204,13 @@ FAMILIES = {
 
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
-    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0}
-    return _parameter_count(dataclasses.replace(run, **same))
+    return _parameter_count(architecture(run))
+
+
+def architecture(run: Run) -> Run:
+    """What the sizes of a run's weights depend on, the rest made equal."""
+    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
+    return dataclasses.replace(run, **same)
 
 
 @functools.cache

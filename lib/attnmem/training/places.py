@@ -1,4 +1,4 @@
-"""Where a training runs: a stream of its own on a GPU, one thread on a CPU; all set back after it.
+"""Where a training runs: on one thread, and a stream of its own on a GPU; all set back after it.
 
 Settings of torch that hold for the whole process are changed only while something trains.
 """
