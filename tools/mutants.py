@@ -143,7 +143,10 @@ class Collected(NamedTuple):
         codes = [compile(_mutant(self.module, number), self.module, "exec")]
         for code in codes:  # which grows
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-        [function.__code__] = [code for code in codes if code.co_qualname == name]
+        [code] = [code for code in codes if code.co_qualname == name]
+        if code.co_freevars != function.__code__.co_freevars:  # it no longer says super()
+            return 0  # as if unseen, so that it is tried again
+        function.__code__ = code
         return run()
 
 

@@ -77,11 +77,13 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path):
         "def table(of):\n    return [of + 1 > of]\n\n"
         "TABLE = table(1)\n\n"
         "def is_long(x):\n    return min(x, 9) > LEAST and x > 0\n"
+        "\nclass Named(dict):\n    def __init__(self):\n        super().__init__(name=__name__)\n"
     )
     (tmp_path / "test_length.py").write_text(
         "import sys\nsys.path.insert(0, 'lib')\nimport length\n\n"
         "def test_long():\n    assert [length.is_long(x) for x in (2, 3, 4)] == [0, 0, 1]\n\n"
-        "def test_table():\n    assert length.TABLE == [True]\n"
+        "def test_table():\n    assert length.TABLE == [True]\n\n"
+        "def test_named():\n    assert length.Named()['name'] == 'length'\n"
     )
     (tmp_path / "try.py").write_text(
         "import json\nfrom pathlib import Path\n\nimport mutants\n\n"
@@ -98,7 +100,7 @@ def test_survivors_are_told_from_what_the_tests_see(tmp_path):
     subprocess.run([sys.executable, "try.py"], cwd=tmp_path, env=environment, check=True)
     (left, tried, of), (part, drawn, all_) = json.loads((tmp_path / "found").read_text())
     assert set(part) == set(left) & set(drawn) != set(drawn)
-    assert (len(tried), len(drawn), of, all_) == (22, 6, 22, 22)
+    assert (len(tried), len(drawn), of, all_) == (24, 6, 24, 24)
     assert [text.partition(" ")[2] for text in left] == [
         *("5 -> 6", "5 -> 4"),
         *("of + 1 > of -> of + 1 >= of", "1 -> 2"),
