@@ -1,7 +1,9 @@
 """Captured steps, as far as a CPU can try them: its graph calls the recorded function again."""
 
 import dataclasses
+import gc
 import inspect
+import weakref
 from typing import ClassVar
 
 import pytest
@@ -25,6 +27,7 @@ TRAININGS = {
     "learned before the end": memorization_run(
         T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
     ),
+    "looks of twice a prime length apart": memorization_run(steps=2 * 67, evaluate_every=2 * 67),
     "own contexts": memorization_run(context="random", steps=45, evaluate_every=9),
 }
 GRAPHS = {"watched after the first chunk": 2, "epochs of a prime length": 0}  # of others one
@@ -102,6 +105,20 @@ def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkey
     monkeypatch.setattr(trainer, "first_steps", wrong_share)
     [said] = training.selfcheck("cpu", [[run]], steps=160)
     assert said.endswith("captured and single steps differ in what is right")
+
+
+def test_what_is_released_is_freed_at_once():
+    """Nothing waits for a search for circles, so that a GPU has the memory for the next stack."""
+    gc.disable()
+    try:
+        protocol = PROTOCOLS["classes"]([TRAININGS["own contexts"]], CPU)
+        protocol.advance()
+        left = weakref.ref(protocol)
+        protocol.release()
+        del protocol
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 recorded = inspect.unwrap(engine.recorded)  # its result is no graph here, and not checked

@@ -53,6 +53,9 @@ LOOPS = {
     "classes, learned before the end": memorization_run(
         T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
     ),
+    "classes, learned early, with looks further apart than chunks": memorization_run(
+        T=5, batch=4, lr=3e-2, steps=400, evaluate_every=130, early_stop=True
+    ),
     "classes, a short last batch": memorization_run(last_batch="short"),
     "classes, one short batch an epoch": memorization_run(last_batch="short", T=11),
     "classes, no batch short": memorization_run(last_batch="short", T=48),
