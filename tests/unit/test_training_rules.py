@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import math
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -584,6 +585,48 @@ def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(befor
                 pass
             assert settings.allow_tf32 == tf32
         assert settings.allow_tf32 == before
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Memory for two runs after 21 steps; of each stack that begins, what is there then."""
+    there = []
+
+    def advance(protocol, made=Memorization.advance):
+        if protocol.count == 0:
+            there.append([len(stack().runs) for stack in stacks if stack()])
+            stacks.append(weakref.ref(protocol.stack))
+        made(protocol)
+        if protocol.count >= 21 and len(protocol.stack.runs) > 2:
+            raise torch.OutOfMemoryError
+
+    stacks: list[weakref.ref] = []
+    monkeypatch.setattr(Memorization, "advance", advance)
+    return there
+
+
+def test_a_stack_that_does_not_fit_is_trained_in_halves(small, tmp_path, monkeypatch):
+    """As each half would be alone; nothing is left of the stack when its halves begin."""
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    runs = [memorization_run(seed=seed) for seed in range(5)]
+    found = training.train(runs, checkpoints=tmp_path)
+    alone = [outcome for run in runs for outcome in training.train([run])]
+    assert [x.loss for x in found] == pytest.approx([x.loss for x in alone], rel=1e-4)
+    assert [x.best_step for x in found] == [x.best_step for x in alone]
+    assert small[:5] == [[]] * 5  # of five, two, three, one, two
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_single_run_that_does_not_fit_is_an_error(monkeypatch):
+    def advance(protocol):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Memorization, "advance", advance)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        training.train([memorization_run(seed=seed) for seed in range(3)])
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -169,7 +169,8 @@ def train(
     """Train runs of one shape at once; one outcome each, in their order.
 
     Everything is computed in float32, whatever torch's default is. A run whose loss is not finite
-    any more has an outcome that says so (``diverged``); the others go on.
+    any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
+    has too little memory is trained in halves, and so on.
 
     Args:
         runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
@@ -184,16 +185,32 @@ def train(
     Raises:
         ValueError: ``runs`` that cannot be trained at once, a device that is not there, or a
             checkpoint that cannot be read.
+        torch.OutOfMemoryError: The device has too little memory for a single run.
     """
     _check(runs)
-    where, tf32 = torch.device(device), runs[0].products == "tf32"
-    with place(where, tf32):
-        kind = device_name(where)
-        checkpoint = Checkpoint(checkpoints, runs, kind)
-        seconds, found = _trained(runs, where, checkpoint)
+    where = torch.device(device)
+    with place(where, tf32=runs[0].products == "tf32"):
+        checkpoint = Checkpoint(checkpoints, runs, device_name(where))
+        try:
+            return _outcomes(runs, where, checkpoint)
+        except torch.OutOfMemoryError:
+            if len(runs) == 1:
+                raise
+    checkpoint.remove()  # and the error no longer holds what did not fit
+    middle = len(runs) // 2
+    return [
+        outcome
+        for half in (runs[:middle], runs[middle:])
+        for outcome in train(half, device=device, checkpoints=checkpoints)
+    ]
+
+
+def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
+    seconds, found = _trained(runs, device, checkpoint)
+    kind = device_name(device)
     origin = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
-    wall_s = round(seconds / len(runs), 3)
-    return [Outcome(wall_s=wall_s, tf32=tf32, **origin, **found[run.key]._asdict()) for run in runs]
+    origin |= {"wall_s": round(seconds / len(runs), 3), "tf32": runs[0].products == "tf32"}
+    return [Outcome(**origin, **found[run.key]._asdict()) for run in runs]
 
 
 def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> tuple:
