@@ -87,7 +87,11 @@ def test_captured_steps_reach_what_single_ones_reach(name, request):
 def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkeypatch):
     run = TRAININGS["watched after the first chunk"]
     assert training.selfcheck("cpu", [[run]], steps=160) == []
+    graphs.clear()
+    trainer.first_steps([run], "cpu", 160, captured=False)
+    assert not graphs
     losses, shares = trainer.first_steps([run], "cpu", 160, captured=True)
+    assert graphs
     asked = list(range(59, 159))
     assert losses.shape == shares.shape == (160, 1)
     assert not shares[asked].isnan().any()

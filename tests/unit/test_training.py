@@ -570,6 +570,8 @@ def test_stacks_hold_the_seeds_of_a_cell():
     assert [run for group in groups for run in group] == runs[::-1]
     assert all(len(group) == 2 == len({run.seed for run in group}) for group in groups)
     assert len({(group[0].d, group[0].H) for group in groups}) == len(groups)
+    with pytest.raises(ValueError, match=r"^workers: got 0"):
+        training.stacks(runs, workers=0)
 
 
 def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):

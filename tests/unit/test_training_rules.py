@@ -517,10 +517,10 @@ def give_first_losses(monkeypatch, *losses):
     ("eager", "cpu", "words"),
     [
         (1.0, 1.009, []),
-        (1.0000001, 1.0, ["captured and single steps differ"]),
-        (1.0, 1.02, ["from the losses on a CPU"]),
-        (1.0, math.nan, ["from the losses on a CPU"]),
-        (2.0, 0.98, ["captured and single steps differ", "from the losses on a CPU"]),
+        (1.0000001, 1.0, ["captured and single steps differ by up to 1.2e-07"]),
+        (1.0, 1.02, ["2.0e-02 from the losses on a CPU"]),
+        (1.0, math.nan, ["nan from the losses on a CPU"]),
+        (1.5, 0.98, ["single steps differ by up to 5.0e-01", "2.0e-02 from the losses on a CPU"]),
     ],
 )
 def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
@@ -531,7 +531,10 @@ def test_a_selfcheck_says_which_ways_are_apart(eager, cpu, words, monkeypatch):
     assert all(word in sentence for word, sentence in zip(words, failed, strict=True))
 
 
-@pytest.mark.parametrize(("loss", "cpu", "agree"), [(100.0, 99.5, True), (1e-3, 1.1e-3, False)])
+@pytest.mark.parametrize(
+    ("loss", "cpu", "agree"),
+    [(100.0, 99.5, True), (1e-3, 1.1e-3, False), (5e-7, 0.0, True), (2e-6, 0.0, False)],
+)
 def test_a_selfcheck_compares_with_a_cpu_in_proportion_to_the_loss(loss, cpu, agree, monkeypatch):
     give_first_losses(monkeypatch, loss, loss, cpu)
     assert (training.selfcheck("cpu", [[memorization_run()]]) == []) == agree
