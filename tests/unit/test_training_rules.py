@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import hashlib
 import math
+import os
 import shutil
 import weakref
 from pathlib import Path
@@ -588,6 +589,10 @@ def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(befor
                 pass
             assert settings.allow_tf32 == tf32
         assert settings.allow_tf32 == before
+
+
+def test_a_gpu_is_asked_for_more_queues_than_it_gives_by_default():
+    assert int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) > 8
 
 
 # --- memory ---------------------------------------------------------------------------------------
