@@ -43,7 +43,7 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
 
     Args:
         run: The training, or a fit by Adam.
-        step: The step, counted from 0.
+        step: The step, from 0 to ``run.steps``.
 
     Returns:
         The learning rate of the step.
@@ -51,7 +51,7 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
     warmup = max(1, round(0.05 * run.steps))
     if step < warmup:
         return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)
-    progress = min(1, (step - warmup) / max(1, run.steps - warmup))
+    progress = (step - warmup) / max(1, run.steps - warmup)
     return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
 
 
