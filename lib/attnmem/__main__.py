@@ -7,8 +7,8 @@ import functools
 import math
 import os
 import sys
+from collections import Counter
 
-from . import results
 from .checks import refuse
 from .reporting import papers
 from .studies import STUDIES, cost, gpu, plan, read, trainings
@@ -25,8 +25,9 @@ PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m attnmem", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
+    parser = exact(prog="python -m attnmem", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
     commands.add_parser("list", help="all studies, with the number of their runs")
     status = commands.add_parser("status", help="how many rows the store has, what the others cost")
     status.add_argument("--profile", choices=PROFILES, action="append")
@@ -38,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: auto)")
     run.add_argument("--seeds", type=int, help="so many seeds (default: as many as published)")
     run.add_argument("--variant", help="the reading of the paper, or 'all'")
-    run.add_argument("--where", nargs="+", default=[], metavar="FIELD=VALUE", type=_field)
+    only = {"nargs": "+", "action": "extend", "default": [], "type": _field}
+    run.add_argument("--where", metavar="FIELD=VALUE", **only)
     run.add_argument("--limit-minutes", type=float, help="start nothing after that time")
     run.add_argument(
         "--workers", type=int, default=1, help="processes on a CPU, streams on a GPU (default: 1)"
@@ -76,7 +78,19 @@ def _report(progress: Progress) -> None:
     rate = 60 * progress.rows / progress.seconds
     left = progress.seconds_left
     ends = f", {_clock(left)} left" if left is not None else ""
-    print(f"[{count}] {progress.said}: {progress.rows} rows, {rate:.1f} a minute{ends}", flush=True)
+    _say(f"[{count}] {progress.said}: {progress.rows} rows, {rate:.1f} a minute{ends}")
+
+
+def _say(line: str) -> None:
+    """Print a line of a measurement, which goes on where nobody reads any more."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        _say_no_more()
+
+
+def _say_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _list(_: argparse.Namespace) -> int:
@@ -129,7 +143,7 @@ def _hours(seconds: float) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
-    jobs = [job for name in names for job in _jobs(name, arguments)]
+    jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
     for job in jobs:  # all are checked before the first run
         job.check()
     device = choose_device(arguments.device)
@@ -145,7 +159,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     for job, had in zip(jobs, before, strict=True):
         have, left = _count(job, arguments.recompute)
-        print(f"{_named(job)}: {have - had[0]} rows added, {left} missing", flush=True)
+        _say(f"{_named(job)}: {have - had[0]} rows added, {left} missing")
     return 0
 
 
@@ -156,6 +170,9 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     everything = arguments.variant == "all" and each.variants
     variants = each.variants if everything else (arguments.variant,)
     profile = arguments.profile or each.usual
+    for field, count in Counter(field for field, _ in arguments.where).items():
+        if count > 1:
+            refuse("where", f"{count} values of {field}", "one value of each field")
     part = Part(arguments.seeds, None, dict(arguments.where) or None, arguments.tf32)
     return [Job(name, profile, part._replace(variant=variant)) for variant in variants]
 
@@ -173,13 +190,12 @@ def _named(job: Job) -> str:
 
 
 def _gpu(arguments: argparse.Namespace) -> int:
-    say = functools.partial(print, flush=True)
     passed = gpu.first_half_hour(
         arguments.device,
         arguments.minutes,
         profile=arguments.profile,
         workers=arguments.workers,
-        say=say,
+        say=_say,
     )
     return 0 if passed else 1
 
@@ -188,16 +204,16 @@ COMMANDS = {"list": _list, "status": _status, "run": _run, "gpu": _gpu}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; 1 on bad input or a damaged store, 130 on Ctrl-C."""
+    """Do what the command line asks for; 1 on bad input or a store that fails, 130 on Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         done = COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
         return done
     except BrokenPipeError:  # whoever read has read enough; nothing is left to say at the exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more()
         return 0
-    except (ValueError, ConnectionError, results.DamagedResultsError) as error:
+    except (ValueError, OSError, ImportError) as error:  # of names, the store, or what is missing
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:

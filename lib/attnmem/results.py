@@ -7,7 +7,9 @@ name and line; nothing in it is used, and nothing is written to it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import subprocess
@@ -23,6 +25,7 @@ from .kinds import (  # noqa: F401  (kinds of rows and their files are used toge
     TESTS,
     TRAININGS,
     Check,
+    Configuration,
     Finding,
     Fitted,
     Fitting,
@@ -81,7 +84,14 @@ def read(path: Path) -> dict[str, Row]:
     Raises:
         DamagedResultsError: On the first line that :func:`append` did not write so.
     """
-    return _contents(path)[1] if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return _contents(path)[1]
+    except DamagedResultsError:
+        with contextlib.suppress(OSError), _lock(path):  # a row may just have been half written
+            return _contents(path)[1]
+        raise
 
 
 def _contents(path: Path) -> tuple[list[str], dict[str, Row]]:
@@ -139,6 +149,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
         ValueError: A row holds a number that is not finite, or contradicts itself. Nothing is
             written to its file.
         DamagedResultsError: The file is damaged, or holds rows of another kind.
+        OSError: A row cannot be written, as on a full disk; nothing of it is left in its file.
     """
     root = root or writable_root()
     by_file: dict[Path, list[Row]] = {}
@@ -150,7 +161,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
 def _append(path: Path, group: list[Row]) -> int:
     kind = kind_of_row(group[0])
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")).acquire(poll_interval=0.01):
+    with _lock(path):
         header, have = _contents(path) if path.exists() else ([], {})
         kinds = {kind_of_row(row) for row in group} | ({kind_of(header)} if header else set())
         if len(kinds) > 1:
@@ -169,6 +180,27 @@ def _append(path: Path, group: list[Row]) -> int:
     return len(lines)
 
 
+def _lock(path: Path) -> contextlib.AbstractContextManager:
+    """What one process that writes to a file holds."""
+    return FileLock(path.with_suffix(".lock")).acquire(poll_interval=0.01)
+
+
+def check_writable(asked: Configuration, root: Path | None = None) -> None:
+    """Accept a configuration whose row could be stored, before it is measured.
+
+    Args:
+        asked: The configuration.
+        root: As for :func:`append`.
+
+    Raises:
+        OSError: The folder of its file is none, or cannot be written to.
+    """
+    path = file_of(asked.experiment, asked.profile, root or writable_root())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(path), open(path, "ab") if path.exists() else contextlib.nullcontext():
+        pass
+
+
 def _replace(path: Path, lines: list[str]) -> None:
     """A file of these lines, on the disk, or the file that was there before."""
     scratch = path.with_suffix(".new")
@@ -183,10 +215,21 @@ def _add(path: Path, lines: list[str]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         for line in lines:
-            os.write(descriptor, line.encode())
+            _write(descriptor, line.encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write(descriptor: int, text: bytes) -> None:
+    """Write a text whole; a full disk would take a part of it."""
+    end = os.fstat(descriptor).st_size
+    try:
+        if os.write(descriptor, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise
 
 
 def known(experiment: str, profile: str) -> dict[str, Row]:

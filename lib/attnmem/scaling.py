@@ -12,48 +12,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import ArrayLike, NDArray
 
 from .checks import check_integer, check_number, checked_by, refuse
+from .laws import LAWS, solve
 
 Array = NDArray[np.float64]
-
-
-class Law(NamedTuple):
-    """A function of ``x`` with named coefficients.
-
-    Attributes:
-        names: The coefficients.
-        value: The function of ``x`` and of the coefficients, in this order.
-        basis: For a law that is linear in its coefficients, the functions that they multiply, along
-            the last axis. None for any other law.
-    """
-
-    names: tuple[str, ...]
-    value: Callable[..., Array]
-    basis: Callable[[Array], Array] | None = None
-
-
-def _polynomial(*powers: int) -> Law:
-    def basis(x: Array) -> Array:
-        return np.stack([x**power for power in powers], axis=-1)
-
-    names = tuple(f"x^{power}" if power else "1" for power in powers)
-    return Law(names, lambda x, *c: basis(x) @ np.asarray(c), basis)
-
-
-LAWS = {
-    "linear": _polynomial(0, 1),
-    "quadratic": _polynomial(0, 1, 2),
-    "square": _polynomial(0, 2),
-    "cube": _polynomial(0, 3),
-    "pure square": _polynomial(2),
-    "pure cube": _polynomial(3),
-    "power": Law(("factor", "exponent"), lambda x, a, p: a * x**p),
-    "shifted power": Law(("shift", "factor", "exponent"), lambda x, c, a, p: c + a * x**p),
-    "saturating": Law(("limit", "half"), lambda x, a, h: a * x / (h + x)),
-}
 
 
 class Fit(NamedTuple):
@@ -97,8 +61,8 @@ def _check_points(x, y, law=None) -> None:
     if law is not None:
         if law not in LAWS:
             refuse("law", repr(law), f"one of {', '.join(LAWS)}")
-        if len(x) < len(LAWS[law].names):
-            refuse("x", f"{len(x)} points", f"at least {len(LAWS[law].names)} for {law!r}")
+        if (places := len(np.unique(x))) < len(LAWS[law].names):
+            refuse("x", f"{places} places", f"at least {len(LAWS[law].names)} for {law!r}")
         if LAWS[law].basis is None and (x <= 0).any():
             refuse("x", f"a value of {x.min()}", f"positive values for {law!r}")
 
@@ -125,14 +89,14 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
 
     Raises:
         ValueError: If the law is unknown, the shapes differ, a value is not finite, or there are
-            fewer points than coefficients.
+            fewer different places than coefficients.
 
     Example:
         >>> fit("quadratic", [0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 7.0, 13.0]).r2
         1.0
     """
     x, y = np.asarray(x, dtype=float), _means(y)
-    coefficients = _solve(LAWS[law], x, y)
+    coefficients = solve(LAWS[law], x, y)
     residual = float(((y - LAWS[law].value(x, *coefficients)) ** 2).sum())
     spread = float(((y - y.mean()) ** 2).sum())
     r2 = 1 - residual / spread if spread else math.nan
@@ -143,19 +107,6 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
 def _means(y: ArrayLike) -> Array:
     y = np.asarray(y, dtype=float)
     return y if y.ndim == 1 else y.mean(axis=1)
-
-
-def _solve(law: Law, x: Array, y: Array) -> Array:
-    if law.basis is not None:
-        return np.linalg.lstsq(law.basis(x), y, rcond=None)[0]
-    slope, offset = np.polyfit(np.log(x), np.log(np.maximum(np.abs(y), 1e-12)), 1)
-    starts = {
-        ("factor", "exponent"): (math.exp(offset), slope),
-        ("shift", "factor", "exponent"): (0.0, math.exp(offset), slope),
-        ("limit", "half"): (y.max(), np.median(x)),
-    }
-    start = starts[law.names]
-    return scipy.optimize.least_squares(lambda c: law.value(x, *c) - y, start, x_scale="jac").x
 
 
 def _aicc(residual: float, points: int, coefficients: int) -> float:
@@ -210,12 +161,15 @@ def bend(y: ArrayLike, x: ArrayLike) -> float:
 
 def _check_lead(x, y, other_x, other_y) -> None:
     for name, values in (("x", x), ("other_x", other_x)):
-        if (np.diff(np.asarray(values, dtype=float)) <= 0).any():
-            refuse(name, "values that do not rise", "rising values")
+        values = np.asarray(values, dtype=float)
+        if not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+            refuse(name, "values that do not rise or are not finite", "rising, finite values")
     for name, points, values in (("y", x, y), ("other_y", other_x, other_y)):
         shape = np.shape(values)
         if len(shape) != 2 or shape[0] != len(points) or shape[1] < 2:
             refuse(name, f"shape {shape}", f"({len(points)}, seeds) with at least 2 seeds")
+        if not np.isfinite(np.asarray(values, dtype=float)).all():
+            refuse(name, "NaN or infinite values", "finite values")
 
 
 @checked_by(_check_lead)
@@ -235,7 +189,7 @@ def lead(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> 
         The differences of the means, and their standard errors, both of shape ``(points,)``.
 
     Raises:
-        ValueError: If places do not rise, or the shapes do not fit.
+        ValueError: If places do not rise, the shapes do not fit, or a value is not finite.
 
     Example:
         >>> above, error = lead([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
@@ -243,9 +197,10 @@ def lead(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> 
         ([2.0, 1.0], [1.0, 0.0])
     """
     mean, error = _with_error(y)
-    others = (np.interp(x, other_x, values) for values in _with_error(other_y))
-    other_mean, other_error = others
-    return mean - other_mean, np.hypot(error, other_error)
+    other_mean, other_error = _with_error(other_y)
+    shares = [np.interp(x, other_x, one) for one in np.eye(len(other_mean))]  # of each other point
+    between = np.sqrt(other_error**2 @ np.square(shares))
+    return mean - other_mean @ np.asarray(shares), np.hypot(error, between)
 
 
 def _with_error(y: ArrayLike) -> tuple[Array, Array]:
@@ -266,8 +221,9 @@ class Interval(NamedTuple):
 
 
 def _check_bootstrap(statistic, y, draws, level, seed) -> None:
-    if np.asarray(y).ndim != 2:
-        refuse("y", f"shape {np.asarray(y).shape}", "(points, seeds)")
+    y = np.asarray(y)
+    if y.ndim != 2 or 0 in y.shape:
+        refuse("y", f"shape {y.shape}", "(points, seeds), at least one of each")
     check_integer("draws", draws)
     check_integer("seed", seed, least=0)
     check_number("level", level, least=0.0, most=1.0)
@@ -301,7 +257,7 @@ def bootstrap(
         One interval for each number.
 
     Raises:
-        ValueError: If ``y`` has not two axes, or another argument is out of range.
+        ValueError: If ``y`` has not two axes with values, or another argument is out of range.
 
     Example:
         >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)

@@ -112,8 +112,11 @@ def test_the_command_runs_from_a_source_tree_alone(store):
         (["--limit-minutes", "nan"], "limit_minutes: got nan; expected a number above 0"),
         (
             ["--where", "heads=3"],
-            "where: got the field 'heads'; expected one of d, d_h, H, n, T",
+            "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
         ),
+        (["--where", "H=5", "--where", "H=1"], "where: got 2 values of H; expected one value"),
+        (["--device", "meta"], "device: got 'meta'; expected auto, cpu, cuda, cuda:1 or the like"),
+        (["--tf32", "--device", "cpu"], "tf32: got True; expected False on a CPU"),
         (["--workers", "0"], "workers: got 0; expected an integer of at least 1"),
     ],
 )
@@ -162,6 +165,37 @@ def test_a_reader_that_has_seen_enough_is_no_error(command):
     process.join()
     os.close(writing)
     assert process.exitcode == 0
+
+
+def test_a_measurement_goes_on_when_nobody_reads(store):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "attnmem", "run", "dana-exp6", "dana-exp6"]
+    command += ["--profile", "quick", "--device", "cpu", "--seeds", "1"]
+    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(store)}
+    done = subprocess.run(command, stdout=writing, env=environment, check=False)
+    os.close(writing)
+    assert done.returncode == 0
+    assert len(results.known("dana-exp6", "quick")) == 3
+
+
+def test_a_store_that_is_no_folder_is_said_in_one_sentence(capsys, store):
+    store.touch()
+    assert cli.main(["run", "dana-exp6", "--profile", "quick", "--device", "cpu"]) == 1
+    error = capsys.readouterr().err
+    assert str(store) in error
+    assert error.count("\n") == 1
+
+
+def test_words_are_not_guessed_from_their_beginnings(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "dana-exp6", "--seed", "3"])
+    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
+
+
+def test_no_seeds_of_a_search_are_refused(capsys):
+    assert cli.main(["run", "dana-capacity", "--profile", "quick", "--seeds", "0"]) == 1
+    assert capsys.readouterr().err.startswith("seeds: got 0; expected nothing")
 
 
 def test_groups_are_the_trainings_of_each_paper():

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import math
 import multiprocessing
 import os
@@ -655,6 +656,56 @@ def test_every_row_is_one_write(tmp_path, path, monkeypatch):
     monkeypatch.setattr(results.os, "write", lambda d, line: written.append(line) or write(d, line))
     results.append(made(4), tmp_path)
     assert written == path.read_bytes().splitlines(keepends=True)[2:]
+
+
+@pytest.mark.parametrize("part", [0, 1, 100])
+def test_of_a_row_that_the_disk_has_no_room_for_nothing_is_left(tmp_path, path, monkeypatch, part):
+    results.append(made(1), tmp_path)
+    room, write = [len(path.read_bytes()) - len(rows.line_of(TRAININGS.columns)) + part], os.write
+
+    def fills(descriptor, line):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "full")
+        written = write(descriptor, line[: room[0]])
+        room[0] -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results.os, "write", fills)
+        with pytest.raises(OSError, match=r"full|space"):
+            results.append(made(4), tmp_path)
+    assert [run.seed for run, _ in results.read(path).values()] == [0, 1]
+    assert results.append(made(4), tmp_path) == 2
+
+
+def test_a_reader_waits_for_a_row_that_is_half_written(tmp_path, path):
+    results.append(made(2), tmp_path)
+    whole, found = path.read_bytes(), []
+    reader = threading.Thread(target=lambda: found.append(results.read(path)))
+    with FileLock(path.with_suffix(".lock")):
+        path.write_bytes(whole[:-7])
+        reader.start()
+        reader.join(0.2)
+        assert not found
+        path.write_bytes(whole)
+    reader.join()
+    assert len(found[0]) == 2
+
+
+def test_a_store_is_tried_before_anything_is_measured(tmp_path, path):
+    results.check_writable(RUN, tmp_path)
+    assert not path.exists()
+    results.append(made(1), tmp_path)
+    before = path.read_bytes()
+    results.check_writable(RUN, tmp_path)
+    assert path.read_bytes() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        results.check_writable(RUN, tmp_path / "file")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        results.check_writable(RUN, tmp_path)
 
 
 def test_the_fewest_seeds_of_any_configuration():

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -148,6 +149,59 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypat
     with pytest.raises(RuntimeError, match="out of memory"):
         experiments.run("dana-exp6", "paper", "cpu", held)
     assert sorted(set(results.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
+
+
+def test_rows_that_cannot_be_stored_do_not_cost_those_of_other_units(instant, monkeypatch, held):
+    append = results.append
+
+    def full(rows):
+        if rows[0][0].H == 1:
+            raise OSError("no space left")
+        return append(rows)
+
+    monkeypatch.setattr(results, "append", full)
+    with pytest.raises(OSError, match="no space left"):
+        experiments.run("dana-exp6", "paper", "cpu", held)
+    assert sorted(set(results.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
+
+
+def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(instant, store):
+    store.touch()
+    with pytest.raises(OSError, match=str(store)):
+        experiments.run("dana-exp6", "quick", "cpu", Held())
+
+
+def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeypatch):
+    """Of three units, two have begun when the caller wants no more; the third is cancelled."""
+    go, train = threading.Event(), training.train
+
+    def slow(runs, **options):
+        go.wait()
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", slow)
+
+    def interrupted(flying, return_when):
+        threading.Timer(0.2, go.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "wait", interrupted)
+    with ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
+        experiments.run("dana-exp6", "paper", "cpu", pool, workers=3)
+    assert sorted(set(results.table("dana-exp6", "paper").H)) == [1, 5]
+
+
+def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
+    """The store breaks while a training ends: the next process has its state to go on from."""
+    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    left = store / ".checkpoints"
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "append", lambda rows: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1})
+    assert len([*left.iterdir()]) == 1
+    experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1})
+    assert not [*left.iterdir()]
 
 
 def test_several_studies_are_one_queue(instant, held):

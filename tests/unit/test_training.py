@@ -445,7 +445,10 @@ def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, mo
     for one, other in zip(whole, resumed, strict=True):
         same = {"wall_s": 0.0}
         assert dataclasses.replace(one, **same) == dataclasses.replace(other, **same)
-    assert not [*tmp_path.iterdir()]  # forgotten when it has ended
+    training.forget(tmp_path, runs[1:])
+    assert [*tmp_path.iterdir()]
+    training.forget(tmp_path, runs[:1])
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
@@ -492,11 +495,12 @@ def test_a_checkpoint_of_other_code_is_not_used_and_a_damaged_one_is_refused(tmp
 
     path = stored()
     held = torch.load(path, weights_only=True)
-    held["origin"]["commit"] = "another"
+    held["origin"]["sources"] = "others"
     held["state"]["protocol"]["count"] = 35
     torch.save(held, path)
     [again] = training.train([run], checkpoints=tmp_path)
     assert again.loss == whole.loss
+    training.forget(tmp_path, [run])
     path = stored()
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):

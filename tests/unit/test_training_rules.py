@@ -626,6 +626,7 @@ def test_a_stack_that_does_not_fit_is_trained_in_halves(small, tmp_path, monkeyp
     assert [x.loss for x in found] == pytest.approx([x.loss for x in alone], rel=1e-4)
     assert [x.best_step for x in found] == [x.best_step for x in alone]
     assert small[:5] == [[]] * 5  # of five, two, three, one, two
+    training.forget(tmp_path, runs)
     assert not list(tmp_path.iterdir())
 
 

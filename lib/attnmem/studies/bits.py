@@ -8,13 +8,14 @@ it saves are those that the model holds (:func:`saved_bits`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import pandas as pd
 import torch
 
 from .. import bounds, training
-from ..checks import checked_by, refuse
+from ..checks import check_number, checked_by, refuse
 from ..results import Run
 from ..training.models import architecture
 from ..training.places import place
@@ -34,6 +35,10 @@ CPU = torch.device("cpu")
 def _check_saved(accuracy, loss, classes, labels) -> None:
     if classes is not None and accuracy is None:
         refuse("accuracy", accuracy, "a share, since the labels are classes")
+    if accuracy is not None:
+        check_number("accuracy", accuracy, least=0.0, most=1.0)
+    check_number("loss", loss, least=0.0, most=math.inf)
+    check_number("labels", labels, least=0.0, most=math.inf)
 
 
 @checked_by(_check_saved)

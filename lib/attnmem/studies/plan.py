@@ -74,6 +74,7 @@ def plan(found: Iterable[Piece], seconds: Callable[[Run], float]) -> list[Piece]
     Returns:
         The same pieces.
     """
+    found = list(found)
     spent = {id(piece): sum(map(seconds, piece.runs)) for piece in found}
     found = sorted(found, key=lambda piece: spent[id(piece)])
     by_figure: dict[str, list[Piece]] = defaultdict(list)

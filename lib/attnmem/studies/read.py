@@ -12,7 +12,7 @@ from .. import results, training
 from ..checks import check_integer, checked_by, refuse
 from ..reporting import papers
 from ..results import Row, Run
-from .grids import experiment, runs
+from .grids import DANA, experiment, runs
 from .study import Part
 from .trainings import PROFILES, SIZES, diverged
 
@@ -183,6 +183,12 @@ def _on_whole_curves(wanted: Collection[Run], have: list[Row], curves: str) -> l
     ]
 
 
+def _check_published(name) -> None:
+    if name not in DANA:
+        refuse("name", repr(name), f"one of {', '.join(DANA)}")
+
+
+@checked_by(_check_published)
 def beside_published(name: str) -> pd.DataFrame:
     """The published means of an experiment beside ours, a line for each point.
 
@@ -196,6 +202,9 @@ def beside_published(name: str) -> pd.DataFrame:
         A table with the sizes, ``published``, ``ours`` (the mean over the seeds of the published
         grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
         ``difference`` (ours less the published).
+
+    Raises:
+        ValueError: ``name`` is no such experiment.
 
     Example:
         >>> len(beside_published("dana-exp1"))

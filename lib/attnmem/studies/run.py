@@ -61,6 +61,8 @@ def choose_device(device: str, *, here: bool = True) -> str:
         place = torch.device(device)
     except RuntimeError:
         refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
+    if place.type not in ("cpu", "cuda"):
+        refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
     if here and place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
     return device
@@ -161,6 +163,8 @@ def run_jobs(
     """
     device = choose_device(device, here=executor is None or _size(executor) is not None)
     check_limit(limit_minutes)
+    if any(job.part.tf32 for job in jobs) and torch.device(device).type == "cpu":
+        refuse("tf32", True, "False on a CPU, which has no such products")
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
     at_once = _at_once(executor, workers, limit_minutes)

@@ -157,7 +157,7 @@ def check_whole(study: Study, profile: str, part: Part = WHOLE) -> None:
     """
     check_profile(profile, study.profiles)
     for field, value in part._asdict().items():
-        if value:
+        if value is not None and value is not False:
             refuse(field, repr(value), f"nothing, since {study.name} is {study.kind}")
 
 

@@ -12,6 +12,7 @@ from ..results import Outcome, Row, Run
 from .study import WHOLE, Done, Part, Rows, Unit, check_profile, source_of
 
 PROFILES = ("paper", "quick")
+CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
 Cells = list[dict[str, Any]]
 
@@ -71,9 +72,10 @@ class Experiment(NamedTuple):
         if part.variant is not None and part.variant not in self.variants:
             known = f"one of {', '.join(self.variants)} for {self.name}"
             refuse("variant", repr(part.variant), known)
+        numbers = [f for f, x in self.cells[profile][0].items() if isinstance(x, (int, float))]
         for field in part.where or {}:
             if field not in self.cells[profile][0]:
-                refuse("where", f"the field {field!r}", f"one of {', '.join(SIZES)}")
+                refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
         if not self._chosen(profile, part):
             refuse("where", part.where, f"values that stand together in the grid of {self.name}")
 
@@ -177,7 +179,8 @@ def diverged(outcome: Outcome) -> bool:
 def train(runs: Sequence[Run], device: str) -> list[Row]:
     """Train runs at once.
 
-    A long training is stored beside the new rows while it is under way, and goes on from there.
+    A long training is stored beside the new rows while it is under way, and goes on from there,
+    until its rows are stored (:func:`attnmem.studies.work.measured`).
 
     Args:
         runs: Runs that can be trained at once (see :func:`attnmem.training.train`).
@@ -186,7 +189,7 @@ def train(runs: Sequence[Run], device: str) -> list[Row]:
     Returns:
         Each run with its outcome.
     """
-    checkpoints = results.writable_root() / ".checkpoints"
+    checkpoints = results.writable_root() / CHECKPOINTS
     outcomes = training.train(runs, device=device, checkpoints=checkpoints)
     return list(zip(runs, outcomes, strict=True))
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, as_completed, wait
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from .. import results
+from .. import results, training
 from ..results import Row
 from . import read
 from .registry import STUDIES, study
 from .study import WHOLE, Part, Unit
+from .trainings import CHECKPOINTS
 
 
 class Job(NamedTuple):
@@ -42,6 +43,7 @@ def perform(name: str, unit: Unit, device: str) -> list[Row]:
     Returns:
         One row for each configuration.
     """
+    results.commit()  # before a long measurement, during which the checkout may change
     return STUDIES[name].perform(unit, device)
 
 
@@ -146,8 +148,9 @@ def measured(
 ) -> Iterator[Landed]:
     """Give out units, append their rows as they come, and yield them.
 
-    After an error in a unit nothing more is given out. It is raised when the rows of the units in
-    flight have been yielded.
+    After an error in a unit, or where its rows cannot be stored, nothing more is given out. The
+    error is raised when the rows of the units in flight have been yielded. If the caller stops, or
+    is interrupted, the rows of the units in flight are stored before this ends.
 
     Args:
         units: Where units come from.
@@ -165,24 +168,35 @@ def measured(
         while True:
             while error is None and len(flying) < at_once and (given := units.next()):
                 name, unit = given
+                results.check_writable(unit[0])
                 flying[executor.submit(perform, name, unit, device)] = name
             if not flying:
                 break
             finished, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in finished:
                 name = flying.pop(future)
-                if future.exception():
-                    error = error or future.exception()
+                try:
+                    rows, added = _stored(future)
+                except BaseException as wrong:
+                    error = error or wrong
                     continue
-                rows = future.result()
-                added = results.append(rows)
                 units.landed(rows)
                 yield Landed(name, rows, added)
     finally:
-        for future in flying:
-            future.cancel()
+        begun = [future for future in flying if not future.cancel()]
+        for future in as_completed(begun):
+            if not future.exception():
+                _stored(future)
     if error:
         raise error
+
+
+def _stored(future: Future) -> tuple[list[Row], int]:
+    """The rows of a unit that has ended, when they are stored, and how many of them are new."""
+    rows = future.result()
+    added = results.append(rows)
+    training.forget(results.writable_root() / CHECKPOINTS, [asked for asked, _ in rows])
+    return rows, added
 
 
 class _Here(Executor):

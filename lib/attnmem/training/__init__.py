@@ -9,6 +9,7 @@ gradients follow from their losses, ``data`` holds their data,
 a training.
 """
 
+from .checkpoints import forget
 from .counts import dimension, layer_parameter_count
 from .data import examples
 from .initial import generator
@@ -40,6 +41,7 @@ __all__ = [
     "descend",
     "dimension",
     "examples",
+    "forget",
     "generator",
     "layer_parameter_count",
     "linear_by_epoch",

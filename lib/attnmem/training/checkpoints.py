@@ -1,23 +1,25 @@
 """The state of a training that is under way, in a file: tensors, numbers and lists, nothing else.
 
 Files are written by ``torch.save`` and read with ``weights_only=True``, which refuses code. A file
-belongs to a list of runs, a device, a version of torch and a commit of this library. One that
-belongs to another is not used, since the training would not end as if it had never stopped.
+belongs to a list of runs, a device, a version of torch and the sources of this library. One that
+belongs to others is not used, since the training would not end as if it had never stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import results
-from ..results import Run
+from ..results import PACKAGE, Configuration, Run
 
 EVERY = 60.0  # seconds between two stored states
 
@@ -37,10 +39,10 @@ class Checkpoint:
             "keys": keys,
             "device": device,
             "torch": str(torch.__version__),
-            "commit": results.commit(),
+            "sources": _sources(),
         }
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
-        self.path = None if folder is None else folder / f"{name}.state"
+        self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
         self.stored = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
@@ -60,21 +62,46 @@ class Checkpoint:
         return state if origin == self.origin else None
 
     def store(self, state: dict[str, Any]) -> None:
-        """Write a state in place of the last one; a killed process leaves one of the two."""
+        """Write a state in place of the last one; a killed process leaves one of the two.
+
+        Where it cannot be written, a warning says so, and the last one stays.
+        """
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_suffix(f".{os.getpid()}")
-        torch.save({"origin": self.origin, "state": state}, scratch)
-        os.replace(scratch, self.path)
         self.stored = time.monotonic()
+        scratch = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"origin": self.origin, "state": state}, scratch)
+            os.replace(scratch, self.path)
+        except (OSError, RuntimeError) as error:  # torch says the latter where a disk is full
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            warnings.warn(f"no checkpoint can be written to {self.path}: {error}", stacklevel=2)
 
     @property
     def due(self) -> bool:
         """Whether the last state is old enough to be replaced."""
         return self.path is not None and time.monotonic() - self.stored >= EVERY
 
-    def remove(self) -> None:
-        """Forget the state of a training that has ended."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+
+def forget(folder: Path, asked: Sequence[Configuration]) -> None:
+    """Delete the states of all stacks that begin with one of these runs, whose rows are stored.
+
+    Args:
+        folder: The folder of the states.
+        asked: The runs, or other configurations, of which there are no states.
+    """
+    keys = {each.key for each in asked}
+    for path in folder.glob("*.state"):
+        if path.name.partition("-")[0] in keys:
+            path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the library's code, asked once a process, since that is when it was read."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -177,7 +177,8 @@ def train(
             examples and steps, and by their rates.
         device: ``cpu``, ``cuda``, ``cuda:1``, ...
         checkpoints: A folder in which the state of a long training is stored once a minute. The
-            same call goes on from there, and ends with the outcomes that it would have had.
+            same call goes on from there, and ends with the outcomes that it would have had. States
+            stay until :func:`forget` deletes them.
 
     Returns:
         Outcomes. ``wall_s`` is the stack's time shared equally among its runs.
@@ -196,8 +197,7 @@ def train(
         except torch.OutOfMemoryError:
             if len(runs) == 1:
                 raise
-    checkpoint.remove()  # and the error no longer holds what did not fit
-    middle = len(runs) // 2
+    middle = len(runs) // 2  # here, where the error no longer holds what did not fit
     return [
         outcome
         for half in (runs[:middle], runs[middle:])
@@ -229,7 +229,6 @@ def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) 
                 checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
     finally:
         protocol.release()
-    checkpoint.remove()
     return time.perf_counter() - start, protocol.found
 
 
