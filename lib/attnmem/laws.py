@@ -89,8 +89,12 @@ def _scanned(law: Law, x: Array, y: Array) -> Array:
 
     tried = law.scan(x)
     best = int(np.argmin([residual(other) for other in tried]))
-    ends = tried[max(0, best - 1)], tried[min(len(tried) - 1, best + 1)]
-    within = {"bounds": ends, "options": {"xatol": 1e-12 * abs(ends[1] - ends[0])}}
-    near = scipy.optimize.minimize_scalar(residual, method="bounded", **within).x
-    other = min(tried[best], near, key=residual)
+
+    def beside(shift: float) -> float:
+        return np.interp(best + shift, range(len(tried)), tried)
+
+    shift = scipy.optimize.minimize_scalar(
+        lambda shift: residual(beside(shift)), bounds=(-1, 1), options={"xatol": 1e-9}
+    ).x
+    other = min(tried[best], beside(shift), key=residual)
     return np.array([factor(other), other])
