@@ -160,7 +160,6 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
 
 def _append(path: Path, group: list[Row]) -> int:
     kind = kind_of_row(group[0])
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path):
         header, have = _contents(path) if path.exists() else ([], {})
         kinds = {kind_of_row(row) for row in group} | ({kind_of(header)} if header else set())
@@ -182,6 +181,7 @@ def _append(path: Path, group: list[Row]) -> int:
 
 def _lock(path: Path) -> contextlib.AbstractContextManager:
     """What one process that writes to a file holds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_suffix(".lock")).acquire(poll_interval=0.01)
 
 
@@ -196,7 +196,6 @@ def check_writable(asked: Configuration, root: Path | None = None) -> None:
         OSError: The folder of its file is none, or cannot be written to.
     """
     path = file_of(asked.experiment, asked.profile, root or writable_root())
-    path.parent.mkdir(parents=True, exist_ok=True)
     with _lock(path), open(path, "ab") if path.exists() else contextlib.nullcontext():
         pass
 

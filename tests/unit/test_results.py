@@ -692,7 +692,21 @@ def test_a_reader_waits_for_a_row_that_is_half_written(tmp_path, path):
     assert len(found[0]) == 2
 
 
-def test_a_store_is_tried_before_anything_is_measured(tmp_path, path):
+def test_a_damaged_file_is_refused_where_nothing_can_be_locked(tmp_path, path, monkeypatch):
+    results.append(made(2), tmp_path)
+    path.write_bytes(path.read_bytes()[:-7])
+
+    def read_only(path):
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(results, "_lock", read_only)
+    with pytest.raises(DamagedResultsError, match="line 3: cut off"):
+        results.read(path)
+
+
+def test_a_store_is_tried_before_anything_is_measured(tmp_path, path, store):
+    results.check_writable(RUN)
+    assert [*store.rglob("*.csv")] == []
     results.check_writable(RUN, tmp_path)
     assert not path.exists()
     results.append(made(1), tmp_path)

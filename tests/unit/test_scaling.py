@@ -138,6 +138,11 @@ def test_places_may_be_far_apart_or_zero():
     assert scaling.fit("pure square", [0.0], [2.0]).coefficients == {"x^2": 0}
 
 
+def test_there_is_nothing_to_draw_from_no_seeds():
+    with pytest.raises(ValueError, match=r"^y: got shape \(3, 0\); expected "):
+        scaling.bootstrap(np.mean, np.empty((3, 0)), seed=0)
+
+
 def test_points_at_one_place_do_not_determine_a_curve():
     with pytest.raises(ValueError, match=r"^x: got 2 places; expected at least 3 for 'quadratic'"):
         scaling.fit("quadratic", [1, 1, 2], [1, 2, 3])
