@@ -506,11 +506,11 @@ def test_the_first_losses_are_those_of_the_training(monkeypatch):
 
 
 def give_first_losses(monkeypatch, *losses):
-    """Captured, one by one, on a CPU; nobody asks for shares."""
+    """Captured, one by one, on a CPU: the second of two steps; nobody asks for shares."""
     ways = iter(losses)
 
     def first_steps(*_, captured):
-        return trainer.First(torch.tensor([[next(ways)]]), torch.tensor([[math.nan]]))
+        return trainer.First(torch.tensor([[1.0], [next(ways)]]), torch.full((2, 1), math.nan))
 
     monkeypatch.setattr(trainer, "first_steps", first_steps)
 
@@ -606,6 +606,7 @@ def small(monkeypatch):
 
     def advance(protocol, made=Memorization.advance):
         if protocol.count == 0:
+            assert protocol.stack.device == torch.device("cpu:0")
             there.append([len(stack().runs) for stack in stacks if stack()])
             stacks.append(weakref.ref(protocol.stack))
         made(protocol)
@@ -621,8 +622,8 @@ def test_a_stack_that_does_not_fit_is_trained_in_halves(small, tmp_path, monkeyp
     """As each half would be alone; nothing is left of the stack when its halves begin."""
     monkeypatch.setattr(checkpoints, "EVERY", 0.0)
     runs = [memorization_run(seed=seed) for seed in range(5)]
-    found = training.train(runs, checkpoints=tmp_path)
-    alone = [outcome for run in runs for outcome in training.train([run])]
+    found = training.train(runs, device="cpu:0", checkpoints=tmp_path)
+    alone = [outcome for run in runs for outcome in training.train([run], device="cpu:0")]
     assert [x.loss for x in found] == pytest.approx([x.loss for x in alone], rel=1e-4)
     assert [x.best_step for x in found] == [x.best_step for x in alone]
     assert small[:5] == [[]] * 5  # of five, two, three, one, two
