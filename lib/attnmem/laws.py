@@ -93,8 +93,6 @@ def _scanned(law: Law, x: Array, y: Array) -> Array:
     def beside(shift: float) -> float:
         return np.interp(best + shift, range(len(tried)), tried)
 
-    shift = scipy.optimize.minimize_scalar(
-        lambda shift: residual(beside(shift)), bounds=(-1, 1), options={"xatol": 1e-9}
-    ).x
-    other = min(tried[best], beside(shift), key=residual)
+    beneath = scipy.optimize.minimize_scalar(lambda shift: residual(beside(shift)), bounds=(-1, 1))
+    other = min(tried[best], beside(beneath.x), key=residual)
     return np.array([factor(other), other])
