@@ -82,7 +82,8 @@ def _scanned(law: Law, x: Array, y: Array) -> Array:
 
     def factor(other: float) -> float:
         column = law.value(x, 1.0, other)
-        return column @ y / (column @ column)
+        unit = column.max()
+        return (column / unit) @ y / (column / unit @ (column / unit)) / unit
 
     def residual(other: float) -> float:
         return ((y - law.value(x, factor(other), other)) ** 2).sum()

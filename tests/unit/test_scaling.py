@@ -89,7 +89,7 @@ def test_too_few_points_cannot_be_compared():
     assert math.isnan(zero.r2)
 
 
-@pytest.mark.parametrize("unit", [1e-6, 1.0, 3e4, 1e8])
+@pytest.mark.parametrize("unit", [1e-20, 1e-6, 1.0, 3e4, 1e8, 1e20])
 @pytest.mark.parametrize("law", scaling.LAWS)
 def test_a_fit_does_not_depend_on_the_unit_of_the_places(law, unit):
     """Powers of large numbers fill the digits of a float unless they are scaled."""
