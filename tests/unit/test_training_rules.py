@@ -701,6 +701,39 @@ def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeyp
     assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
 
 
+def test_where_no_state_can_be_written_the_training_goes_on(tmp_path, monkeypatch):
+    """Half of it is on the disk when the disk is full; or its folder cannot be made."""
+    runs = [memorization_run()]
+    checkpoint = Checkpoint(tmp_path, runs, "cpu")
+    checkpoint.store({"count": 7})
+
+    def save(held, path):
+        Path(path).write_bytes(b"half of it")
+        raise RuntimeError("iostream error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", save)
+        with pytest.warns(
+            UserWarning, match=f"^no checkpoint .* {checkpoint.path}: iostream error"
+        ):
+            checkpoint.store({"count": 8})
+    assert [*tmp_path.iterdir()] == [checkpoint.path]
+    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match=r"^no checkpoint .* File exists"):
+        Checkpoint(tmp_path / "file", runs, "cpu").store({"count": 8})
+
+
+def test_a_state_is_of_all_sources_of_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "PACKAGE", tmp_path)
+    (tmp_path / "room").mkdir()
+    found = []
+    for text in ("x = 1", "x = 2", "x = 1"):
+        (tmp_path / "room" / "module.py").write_text(text)
+        found.append(checkpoints._sources.__wrapped__())
+    assert found[0] == found[2] != found[1]
+
+
 def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[-1])

@@ -76,7 +76,7 @@ class Checkpoint:
             os.replace(scratch, self.path)
         except (OSError, RuntimeError) as error:  # torch says the latter where a disk is full
             with contextlib.suppress(OSError):
-                scratch.unlink(missing_ok=True)
+                scratch.unlink()
             warnings.warn(f"no checkpoint can be written to {self.path}: {error}", stacklevel=2)
 
     @property
