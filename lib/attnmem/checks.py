@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -86,7 +88,11 @@ def check_integer(
     Raises:
         ValueError: If the value is not an integer or lies outside the range.
     """
-    if not hasattr(value, "__index__") or isinstance(value, (bool, Tensor)):
+    if isinstance(value, (bool, Tensor)):
+        refuse(name, repr(value), "an integer")
+    try:
+        operator.index(value)
+    except TypeError:  # every array has an index, but not every one is an integer
         refuse(name, repr(value), "an integer")
     if not least <= value <= most:
         above = f" and at most {most}" if most < math.inf else ""
@@ -119,7 +125,7 @@ def check_number(name: str, value: object, *, least: int | float, most: int | fl
     Raises:
         ValueError: If the value is not a number or lies outside the range.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, repr(value), "a number")
     if not least <= value <= most:
         refuse(name, value, f"a number from {least} to {most}")

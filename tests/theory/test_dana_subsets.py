@@ -284,6 +284,13 @@ def test_as_many_heads_as_bits_tell_their_parity(k):
     assert impossible_subset(cube, parity, k - 1) is not None
 
 
+def test_parities_of_more_bits_are_right_or_refused():
+    assert (aot(parity_by_heads(10), every_parity(10)[0]).argmax(-1) == every_parity(10)[1]).all()
+    for k in (11, 12, 16):
+        with pytest.raises(ValueError, match=rf"^bits: got {k}; expected fewer"):
+            parity_by_heads(k)
+
+
 @pytest.mark.parametrize(("k", "reached"), [(2, 3), (3, 7)])
 def test_training_meets_the_wall(k, reached):
     cube, parity = (rows.expand(8, *rows.shape) for rows in every_parity(k))

@@ -289,6 +289,25 @@ def test_aot_is_the_papers_model():
     torch.testing.assert_close(aot(weights, tokens), expected, **EXACT)
 
 
+def test_no_sequences_have_no_logits():
+    assert aot(aot_weights(), torch.zeros(0, S, dtype=torch.long)).shape == (0, N)
+
+
+@pytest.mark.parametrize(("H", "length"), [(6, 2), (20, 2), (2, 3)])
+def test_a_second_derivative_is_right_or_refused(H, length):
+    """Written-out gradients have none, whether it is asked for by ``backward`` or by ``grad``."""
+    maps = [torch.randn(H, 2, 2, dtype=torch.float64) for _ in range(4)]
+    tables = [torch.randn(size, 2, dtype=torch.float64) for size in (4, length, 4)]
+    weights = AoTWeights(*tables[:2], *maps, tables[2])
+    tokens = torch.cartesian_prod(*[torch.arange(4)] * length)
+
+    def loss(W_Q):
+        return aot(weights._replace(W_Q=W_Q), tokens).logsumexp(-1).mean()
+
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.functional.hessian(loss, weights.W_Q)
+
+
 def test_mha_equals_torchs_multihead_attention():
     width = 4
     torchs = nn.MultiheadAttention(H * width, H, bias=False, batch_first=True, dtype=torch.float64)

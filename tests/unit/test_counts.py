@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnmem import bounds, training
+from attnmem.attention import MHAWeights, mha
 from attnmem.independence import numerical_rank
 from attnmem.results import Run
 
@@ -34,7 +35,8 @@ TRANSFORMERS = [
     *[transformer(*sizes, "own-maps") for sizes in [(7, 3, 2, 2), (12, 7, 1, 2), (8, 4, 4, 1)]],
     *[transformer(*sizes, "code") for sizes in [(7, 3, 3, 2), (8, 4, 1, 2), (8, 4, 2, 1)]],
     *[transformer(*sizes, "skip-positions") for sizes in [(7, 3, 2, 2), (9, 5, 1, 1)]],
-    transformer(9, 3, 5, 1),
+    *[transformer(3, 2, 1, 1), transformer(5, 3, 1, 2)],
+    *[transformer(9, 3, 5, 1), transformer(4, 2, 2, 3, "skip-positions")],
     transformer(8, 4, 2, 2, "unscaled"),
     transformer(7, 3, 3, 1, "code", width=2),
 ]
@@ -94,6 +96,26 @@ def test_dimensions_of_the_layer_of_theory(H, n, d, d_h):
     assert bounds.mha_dimension(**plain, shared=True) == shared
     embedded = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
     assert bounds.mha_dimension(**plain | {"embedded": True}, shared=True) == embedded
+
+
+@pytest.mark.parametrize(("H", "d", "n", "classes"), [(1, 3, 2, 9), (2, 3, 3, 5), (3, 3, 2, 3)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_dimension_of_the_layer_of_theory_with_classes_is_the_rank(H, d, n, classes, shared):
+    torch.manual_seed(1)
+    shapes = (H, d, 2), (H, d, 2), (H, d, 1), (H, classes)
+    parts = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    contexts = torch.randn(*(() if shared else (60,)), n, d, dtype=torch.float64)
+    queries = torch.randn(60, d, dtype=torch.float64)
+
+    def outputs(*parts):
+        weights = MHAWeights(*parts, torch.eye(classes, dtype=torch.float64))
+        found = mha(weights, contexts, queries)
+        return (found - found.mean(dim=-1, keepdim=True)).flatten()
+
+    found = torch.autograd.functional.jacobian(outputs, tuple(parts))
+    whole = torch.cat([part.flatten(1) for part in found], dim=1)
+    sizes = {"shared": shared, "classes": classes, "embedded": False}
+    assert numerical_rank(whole, rtol=1e-12) == bounds.mha_dimension(H, 2, d, n, **sizes)
 
 
 def test_the_dimension_is_unknown_for_several_layers_and_for_wide_shared_maps():

@@ -115,6 +115,8 @@ def test_losses_refuse_a_second_gradient_and_attention_gives_it_again():
     stream = after_pairs(maps, *rest)
     first, second = (torch.autograd.grad(stream.sum(), maps, retain_graph=True) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(stream.sum(), maps, create_graph=True)
     losses, _ = next_token_losses(numbers(3, 6, 4), numbers(3, 4, 1), torch.zeros(3, 1).long())
     losses.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="once"):

@@ -724,6 +724,14 @@ def test_where_no_state_can_be_written_the_training_goes_on(tmp_path, monkeypatc
         Checkpoint(tmp_path / "file", runs, "cpu").store({"count": 8})
 
 
+def test_a_state_that_holds_more_than_data_is_refused(tmp_path):
+    """What else a file may hold could run code when it is read."""
+    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
+    torch.save({"origin": checkpoint.origin, "state": Path("here")}, checkpoint.path)
+    with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
+        checkpoint.load()
+
+
 def test_a_state_is_of_all_sources_of_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "PACKAGE", tmp_path)
     (tmp_path / "room").mkdir()

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .losses import cross_entropy_vjp
+from .once import once
 from .short import of_outer_products, of_sigmoid_, outer_products
 from .tables import add_columns, take_columns
 
@@ -129,7 +129,7 @@ class _AfterPairs(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, g):
         *g_maps, g_first, g_second, g_stream = ctx.vjp(g)
         return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
@@ -218,7 +218,7 @@ class _NextTokenLosses(torch.autograd.Function):
         return losses, logits
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, g, _):
         vjp, ctx.vjp = ctx.vjp, None
         if vjp is None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .once import once
 from .products import add_heads, attend, chain_cost, product_first
 
 Sums = Float[Tensor, "*allruns d_o B"]  # over heads
@@ -173,7 +173,7 @@ class _Mixture(torch.autograd.Function):
         return _mixtures(alpha, others)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, g):
         keys, others, alpha = ctx.saved_tensors
         g_alpha = _products(g, others)
@@ -236,7 +236,7 @@ class _OuterProducts(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, g):
         A, M, q, delta, *kept = ctx.saved_tensors
         return of_outer_products(A, M, q, delta, kept, g)

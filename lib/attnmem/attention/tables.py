@@ -25,7 +25,8 @@ def look_up(
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
     N, d = embedding.shape[-2:]
     table = embedding.expand(*runs, N, d).reshape(-1, N, d)
-    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2).reshape(len(table), -1)
+    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2)
+    chosen = chosen.reshape(len(table), chosen.shape[-1])
     return _Rows.apply(table, chosen).view(*runs, *tokens.shape[-2:], d)
 
 
@@ -41,7 +42,7 @@ def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Te
     """
     # Not F.embedding: its backward pass may wait for the host.
     rows = table.reshape(-1, table.shape[-1]).index_select(0, _places(chosen, table.shape[1]))
-    return rows.view(*chosen.shape, -1)
+    return rows.view(*chosen.shape, table.shape[-1])
 
 
 def add_rows(

@@ -132,6 +132,12 @@ def aot_dimension(
     :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two positions of width ``d_h``. A feed-forward
     layer of width ``m`` behind adds all of its :math:`m (2 d + 1)` numbers.
 
+    It is at most the dimension of all predictions of that form, which counts where the vocabulary
+    is small or the heads are many: with :math:`k = \min(d, H r)` directions of the heads' outputs,
+    or ``d`` with shared maps or a feed-forward layer,
+
+    .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
+
     Args:
         heads: Number of heads ``H``.
         head_dim: Head dimension ``d_h``, at most ``d`` if maps are shared.
@@ -161,7 +167,9 @@ def aot_dimension(
     else:
         seen = 2 * heads * r * (2 * d - r) + min(d, 2 * heads * r)
         seen += 0 if position_in_skip else min(d, heads * r)
-    return (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1)
+    k = d if shared_maps or width else min(d, heads * r)
+    most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
+    return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
 
 
 def _check_mha_dimension(heads, head_dim, dim, context, shared, classes, embedded) -> None:
@@ -187,14 +195,15 @@ def mha_dimension(
     It is the number of parameters less all directions that leave every output, or every predicted
     distribution over classes, as it is. Let :math:`C` be 1 for a real output and one less than the
     number of classes otherwise, and :math:`k = \min(H, d, C)`. A head's values and its place in the
-    outputs share a scale, and the bias absorbs a constant:
+    outputs share a scale:
 
     - own contexts: :math:`H (r (2 d - r) + d) + k (H + C - k) - H`, ``r = min(d_h, d)``: the
       logits are a matrix of shape ``(d, d)`` and rank ``r``, the values a vector;
     - a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + k (H + C - k) - H`, ``r = min(d_h,
       n - 1)``: logits and values less those of the last token.
 
-    Both get :math:`C` for the bias. The embedding of the model that Mahdavi et al. train adds
+    A bias adds :math:`C`; without one, a shared context adds the constant of its last token,
+    :math:`k`. The embedding of the model that Mahdavi et al. train adds
     :math:`\min(d, H r)`, the query at which all logits vanish, and on own contexts the positions
     :math:`\min(n - 1, d) \min(d, H (r + 1))`, less what they have in common. With one token there
     are no logits: what is left is the bias and, on own contexts, a linear map of rank ``k``.
@@ -225,9 +234,9 @@ def mha_dimension(
     H, n, d = heads, context, dim
     C = 1 if classes is None else classes - 1
     k = min(H, d, C)
-    bias = C if embedded or shared else 0
+    bias = C if embedded else k if shared else 0
     if n == 1:
-        return bias if shared else k * (d + C - k) + bias
+        return C if shared else k * (d + C - k) + bias
     differences = n - 1
     r = min(head_dim, differences if shared else d)
     each = r * (differences + d - r) + differences if shared else r * (2 * d - r) + d

@@ -50,11 +50,12 @@ def free_sequences(sequences: Int[Tensor, "T S"]) -> FreeSequences:
         [[1, 0], [3, 2]]
     """
     given = sequences.numpy()
-    last = given[:, -1:]
-    _, tokens = np.unique(given, return_inverse=True)
-    _, asked = np.unique(last * (given.max() + 1) + given, return_inverse=True)
+    names, tokens = np.unique(given, return_inverse=True)
+    tokens = tokens.reshape(given.shape)  # from 0 on, so that no pair is too large a number
+    last = tokens[:, -1:]
+    _, asked = np.unique(last * len(names) + tokens, return_inverse=True)
     _, ends = np.unique(last, return_inverse=True)
-    return FreeSequences(tokens.reshape(given.shape), asked.reshape(given.shape), ends.reshape(-1))
+    return FreeSequences(tokens, asked.reshape(given.shape), ends.reshape(-1))
 
 
 def numbers(draw: np.random.Generator, *shape: int) -> Int[np.ndarray, "..."]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..attention import AoTWeights
+from ..attention import AoTWeights, aot
 from ..checks import check_integer, check_tensor, checked_by, refuse
 from . import residues
 
@@ -224,7 +224,8 @@ def parity_by_heads(bits: int) -> AoTWeights:
         The weights.
 
     Raises:
-        ValueError: If ``bits`` is not an integer of at least 1.
+        ValueError: If ``bits`` is not an integer of at least 1, or so large that rounding in
+            float64 loses a parity, which it does from 11 bits on.
 
     Example:
         >>> from attnmem.attention import aot
@@ -244,7 +245,7 @@ def parity_by_heads(bits: int) -> AoTWeights:
     embedding = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     zero = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
-    return AoTWeights(
+    weights = AoTWeights(
         embedding=embedding,
         positions=torch.zeros(bits + 1, 2, dtype=torch.float64),
         W_Q=zero.expand(bits, 1, 2),
@@ -253,3 +254,7 @@ def parity_by_heads(bits: int) -> AoTWeights:
         W_O=solution[1:, None, None] * one.T,
         W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], dtype=torch.float64),
     )
+    ones = torch.arange(bits + 1)[:, None] > torch.arange(bits + 1)  # m of them, then zeros
+    if (aot(weights, ones.long()).argmax(-1) != m.long() % 2).any():
+        refuse("bits", bits, "fewer, since rounding loses a parity")
+    return weights

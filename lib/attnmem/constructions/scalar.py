@@ -15,6 +15,8 @@ tokens have the same value, so the head adds only a constant there.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -90,6 +92,9 @@ def memorize_scalars(
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
     context, queries, labels = (x.to(torch.float64) for x in (context, queries, labels))
+    largest = float(labels.abs().max())
+    unit = 2.0 ** math.floor(math.log2(largest)) if largest else 1.0  # exact to divide by
+    labels = labels / unit
     served = torch.arange(len(queries), device=queries.device)
     groups = [group for group in served.tensor_split(heads) if len(group)]
     lowest, width = labels.min(), (labels.max() - labels.min()).clamp(min=EPS)
@@ -117,4 +122,4 @@ def memorize_scalars(
     if not error <= TOLERANCE * float(labels.abs().max()) + 4 * EPS:
         got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
         refuse("queries", got, "better conditioned data")
-    return weights
+    return weights._replace(W_V=unit * weights.W_V)

@@ -20,7 +20,7 @@ LOOK = 500  # steps of Adam between two evaluations of the whole set, as Mahdavi
 
 def _trained(heads: ScalarHeads) -> ScalarHeads:
     """Copies of the weights with room for gradients."""
-    return ScalarHeads(*(in_double(w).clone().requires_grad_() for w in heads))
+    return ScalarHeads(*(in_double(w).detach().clone().requires_grad_() for w in heads))
 
 
 def _plain(weights: ScalarHeads) -> ScalarHeads:
