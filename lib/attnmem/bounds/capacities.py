@@ -191,12 +191,13 @@ def _check_scalars(heads, context, head_dim, dim) -> None:
 def scalar_capacity(heads: int, context: int, head_dim: int, dim: int) -> int:
     """Number of scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
-    The context is shared and has at least three tokens. The heads have width two or more, and the
-    queries are in general position.
+    The context is shared and has at least three independent tokens. The heads have width two or
+    more, and the queries are in general position.
 
     Args:
         heads: Number of heads ``H``.
-        context: Tokens in the context, ``n >= 3``. The capacity does not depend on it.
+        context: Tokens in the context, ``n >= 3``, at most ``d`` to be independent. The capacity
+            does not depend on it.
         head_dim: Head dimension ``d_h >= 2``. The capacity does not depend on it.
         dim: Embedding dimension ``d``.
 

@@ -9,9 +9,9 @@ from ..checks import check_integer, check_integers, checked_by
 def shared_context_rank(heads: int, context: int) -> int:
     """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
 
-    No weights exceed it. So attention that is chosen without regard to the labels can serve no more
-    examples. Attention that depends on the labels can
-    (:func:`attnmem.constructions.memorize_scalars`).
+    No weights exceed it, and with more than ``d`` tokens none reach it, since ``Z`` has ``H d``
+    columns. So attention that is chosen without regard to the labels can serve no more examples.
+    Attention that depends on the labels can (:func:`attnmem.constructions.memorize_scalars`).
 
     Args:
         heads: Number of heads ``H``.
@@ -107,10 +107,10 @@ def _check_span(heads, span, through_origin) -> None:
 def affine_span_rank(heads: int, span: int, through_origin: bool = False) -> int:
     r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
 
-    No weights exceed it, and almost all weights reach it if there are enough examples. It covers
-    two cases. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition 2).
-    Tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum is
-    zero (Proposition 5).
+    No weights exceed it, and almost all weights reach it if there are enough examples, of at least
+    two tokens each. It covers two cases. A shared context of ``n`` independent tokens spans
+    ``a = n - 1`` (Proposition 2). Tokens with a constant coordinate sum lie in ``a = d - 1``,
+    through the origin if that sum is zero (Proposition 5).
 
     Args:
         heads: Number of heads ``H``.

@@ -57,7 +57,7 @@ def inverse(numbers: np.ndarray) -> np.ndarray:
     """The inverses modulo the prime, by Fermat's little theorem.
 
     Args:
-        numbers: Integers of any shape, none of them divisible by the prime.
+        numbers: Residues of any shape, from 1 to the prime less one.
 
     Returns:
         Residues of the same shape.

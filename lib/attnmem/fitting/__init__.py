@@ -1,8 +1,9 @@
 """Training a layer with one output on all examples at once, in float64, by three optimizers.
 
-All of them start from the weights that they are given and stop when every label is met. Whether
-they can is a question of the optimizer and of the number of examples, so the data, the start and
-the derivative (:mod:`attnmem.attention.tangents`) are the same for all.
+All of them start from the weights that they are given and stop when every label is met. (Adam looks
+after some of its steps only, so it may leave a start that meets them.) Whether they can is a
+question of the optimizer and of the number of examples, so the data, the start and the derivative
+(:mod:`attnmem.attention.tangents`) are the same for all.
 
 ``problem`` holds what is asked of an optimizer, and where it ended;
 ``newton`` Levenberg-Marquardt, which solves a linear system for each step;
