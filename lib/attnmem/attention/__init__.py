@@ -7,6 +7,7 @@
 ``losses`` losses of single examples;
 ``embedded`` the loss of heads with scalar values on embedded data;
 ``tables`` the embeddings of tokens;
+``once`` a mark for gradients that are written out;
 ``tangents`` the derivative of a layer with one output;
 ``coordinates`` linear changes of its data.
 
