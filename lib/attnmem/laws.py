@@ -71,7 +71,11 @@ def solve(law: Law, x: Array, y: Array) -> Array:
     """
     if law.basis is None:
         return _scanned(law, x, y)
-    columns = law.basis(x)
+    return _linear(law.basis(x), y)
+
+
+def _linear(columns: Array, y: Array) -> Array:
+    """The coefficients of columns of any size."""
     scale = np.abs(columns).max(axis=0)
     scale[scale == 0] = 1
     return np.linalg.lstsq(columns / scale, y, rcond=None)[0] / scale
@@ -81,9 +85,7 @@ def _scanned(law: Law, x: Array, y: Array) -> Array:
     """The factor is linear; the other coefficient is the best one near the best that is tried."""
 
     def factor(other: float) -> float:
-        column = law.value(x, 1.0, other)
-        unit = column.max()
-        return (column / unit) @ y / (column / unit @ (column / unit)) / unit
+        return _linear(law.value(x, 1.0, other)[:, None], y)[0]
 
     def residual(other: float) -> float:
         return ((y - law.value(x, factor(other), other)) ** 2).sum()

@@ -15,9 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .checks import check_integer, check_number, checked_by, refuse
-from .laws import LAWS, solve
-
-Array = NDArray[np.float64]
+from .laws import LAWS, Array, solve
 
 
 class Fit(NamedTuple):

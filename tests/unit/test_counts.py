@@ -12,10 +12,13 @@ PLAIN = {"experiment": "none", "profile": "quick", "seed": 0, "steps": 1, "batch
 PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
 
 
-def jacobian(run, outputs):
-    """Rows: outputs; columns: weights, drawn as for training, enlarged, in float64."""
+def jacobian(run, outputs, *, normal=False):
+    """Rows: outputs; columns: weights in float64, drawn as for training and enlarged, or normal."""
     P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
     P = {name: 3 * W.double()[None] for name, W in P.items()}
+    if normal:
+        g = torch.Generator().manual_seed(2)
+        P = {name: torch.randn(W.shape, generator=g).double() for name, W in P.items()}
 
     def of(*weights):
         return outputs(dict(zip(P, weights, strict=True)))
@@ -42,16 +45,38 @@ TRANSFORMERS = [
 ]
 
 
-@pytest.mark.parametrize("run", TRANSFORMERS, ids=lambda run: f"{run.variant}-{run.H}-{run.d_h}")
-def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
+def predictions(run):
+    """All log-odds, from weights."""
     every = torch.arange(run.N)
     pairs = torch.cartesian_prod(every, every)[None]
 
-    def predictions(P):
+    def of(P):
         logits = training.aot_logits(P, run, pairs)[0]
         return (logits - logits.mean(dim=0)).flatten()
 
-    assert numerical_rank(jacobian(run, predictions), rtol=1e-11) == training.dimension(run)
+    return of
+
+
+@pytest.mark.parametrize("run", TRANSFORMERS, ids=lambda run: f"{run.variant}-{run.H}-{run.d_h}")
+def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
+    assert numerical_rank(jacobian(run, predictions(run)), rtol=1e-11) == training.dimension(run)
+
+
+@pytest.mark.parametrize(
+    ("run", "dimension"),
+    [
+        (transformer(4, 2, 2, 3), 34),  # all that logits of rank two can be
+        (transformer(4, 3, 2, 1), 31),  # more than with one direction of outputs
+        (transformer(4, 3, 1, 1, width=1), 31),  # more than without the feed-forward layer
+    ],
+)
+def test_dimension_of_transformers_with_few_tokens(run, dimension):
+    found = jacobian(run, predictions(run), normal=True)
+    assert numerical_rank(found, rtol=1e-11) == training.dimension(run) == dimension
+
+
+def test_no_heads_add_to_logits_of_full_rank():
+    assert bounds.aot_dimension(123, 10, 10, 50) == 10 * (50**2 + 50 - 1 - 10)
 
 
 def layer(H, n, d, d_h, N, context):

@@ -134,7 +134,7 @@ def aot_dimension(
 
     It is at most the dimension of all predictions of that form, which counts where the vocabulary
     is small or the heads are many: with :math:`k = \min(d, H r)` directions of the heads' outputs,
-    or ``d`` with shared maps or a feed-forward layer,
+    or ``d`` with a feed-forward layer,
 
     .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
 
@@ -167,7 +167,7 @@ def aot_dimension(
     else:
         seen = 2 * heads * r * (2 * d - r) + min(d, 2 * heads * r)
         seen += 0 if position_in_skip else min(d, heads * r)
-    k = d if shared_maps or width else min(d, heads * r)
+    k = d if width else min(d, heads * r)
     most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
     return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
 

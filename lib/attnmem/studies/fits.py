@@ -198,7 +198,6 @@ def perform(asked: Fitting) -> Fitted:
     Returns:
         Its outcome.
     """
-    commit = results.commit()  # before a long fit, during which the checkout may change
     start, given = time.perf_counter(), examples(asked)
     if asked.optimizer == "adam":
         rate = partial(warmup_cosine, asked)
@@ -215,7 +214,7 @@ def perform(asked: Fitting) -> Fitted:
         wall_s=round(seconds, 3),
         device=device_name(given.queries.device),
         torch=torch.__version__,
-        commit=commit,
+        commit=results.commit(),
         **fitting.limits(fit.heads, *given[1:])._asdict(),
     )
 
