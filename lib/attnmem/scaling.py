@@ -280,8 +280,9 @@ def _check_part(x, y, ceiling) -> None:
 def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np.bool_]:
     """Which points come before the first one whose mean reaches ``ceiling``, in the order of ``x``.
 
-    Both papers fit the part of an accuracy curve that has not saturated. Neither says where that
-    part ends. An accuracy above 0.95 has no room to grow along a line.
+    Both papers fit the part of an accuracy curve that has not saturated. Neither text says where
+    that part ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. An accuracy
+    above 0.95 has no room to grow along a line.
 
     Args:
         x: Places, shape ``(points,)``, in any order.
