@@ -309,6 +309,16 @@ def test_theorem_1_is_false_at_eps_0_as_one_head_cannot_do_xor(seed, d_h):
     assert 3**3 > 2**4  # 3/4 log 3 > log 2: the divergence where 3/4 and 1/4 are asked for
 
 
+@pytest.mark.hostile("dana-remark-1")
+@pytest.mark.parametrize(("N", "S", "d", "d_h", "H"), [(2, 3, 2, 2, 1), (7, 4, 2, 1, 6)])
+def test_remark_1_counts_parameters_but_full_rank_leaves_c_infinite(N, S, d, d_h, H):
+    T_0 = H * d_h + d
+    assert bounds.aot_parameters(H, d_h, d, N, S) == d * (S + 2 * N + 4 * (T_0 - d))
+    F = torch.tensor([[0, 1], [2, 0], [0, 0]])  # two columns of rank two; the first row is likely
+    assert certified_rank(F).rank == 2
+    assert torch.linalg.svd(F.T.double()).Vh[0, 0] == 0  # the block whose inverse C has
+
+
 @pytest.mark.parametrize(("heads", "best"), [(1, 3), (2, 4)])
 def test_theorem_1_trained_on_xor_needs_as_many_heads_as_bits(heads, best):
     sequences = torch.tensor([[a, b, 0] for a in (0, 1) for b in (0, 1)])
