@@ -147,9 +147,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for job in jobs:  # all are checked before the first run
         job.check()
     device = choose_device(arguments.device)
-    before = [_count(job, arguments.recompute) for job in jobs]
     with pool(arguments.workers, device) as executor:
-        run_jobs(
+        added = run_jobs(
             jobs,
             device,
             executor,
@@ -157,9 +156,11 @@ def _run(arguments: argparse.Namespace) -> int:
             recompute=arguments.recompute,
             report=_report,
         )
-    for job, had in zip(jobs, before, strict=True):
-        have, left = _count(job, arguments.recompute)
-        _say(f"{_named(job)}: {have - had[0]} rows added, {left} missing")
+    _say(f"{added} rows added")
+    for job in jobs:
+        rows = read.rows(job.name, job.profile, recompute=arguments.recompute)
+        have, of = STUDIES[job.name].done(job.profile, job.part, rows)
+        _say(f"{_named(job)}: {of - have} missing")
     return 0
 
 
@@ -175,13 +176,6 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
             refuse("where", f"{count} values of {field}", "one value of each field")
     part = Part(arguments.seeds, None, dict(arguments.where) or None, arguments.tf32)
     return [Job(name, profile, part._replace(variant=variant)) for variant in variants]
-
-
-def _count(job: Job, recompute: bool) -> tuple[int, int]:
-    """Rows that a job has, and how much of it is missing."""
-    rows = read.rows(job.name, job.profile, recompute=recompute)
-    have, of = STUDIES[job.name].done(job.profile, job.part, rows)
-    return (have if STUDIES[job.name].foreseen else len(rows)), of - have
 
 
 def _named(job: Job) -> str:

@@ -69,5 +69,35 @@ def test_a_command_of_the_pages_runs(command, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+BLOCKS = {
+    f"{page.stem}-{k}": block
+    for page in (BOOK / "cluster.md", ROOT / "README.md")
+    for k, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    if "SLURMCluster" not in block  # the page says that this one was not run
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_of_the_pages_runs_as_a_file(block, tmp_path):
+    """With a quick profile and two processes in place of a sweep."""
+    text = BLOCKS[block].replace('"dana-exp1", "paper"', '"dana-exp6", "quick"')
+    (tmp_path / "block.py").write_text(re.sub(r"^(\s+)8,$", r"\g<1>2,", text, flags=re.M))
+    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, tmp_path / "block.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_clone_has_the_same_line_ends_everywhere():
+    asked = [
+        "lib/attnmem/measurements/dana-exp1/paper.csv",
+        ".ci/run",
+        "book/text/front/overview.md",
+    ]
+    command = ["git", "check-attr", "eol", "--", *asked]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"{path}: eol: lf" for path in asked]
+
+
 def test_the_table_of_parameters_is_up_to_date():
     assert parameters.PAGE.read_text() == parameters.page(), "make run renews it"

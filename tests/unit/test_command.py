@@ -35,7 +35,7 @@ def test_run_shows_progress_and_what_is_left(capsys):
     out = capsys.readouterr().out
     assert "[6/6] dana-exp6 d=2 d_h=2 H=21 n=2 T=16384: 12 rows" in out
     assert "0:00:00 left" in out
-    assert "dana-exp6: 12 rows added, 0 missing" in out
+    assert "12 rows added\ndana-exp6: 0 missing" in out
 
 
 @pytest.mark.usefixtures("instant")
@@ -47,11 +47,11 @@ def test_a_paper_in_all_its_readings_is_one_command(capsys):
         if name.startswith("dana"):
             for variant in experiment.variants:
                 assert not experiments.missing(name, "quick", variant=variant)
-    assert "dana-exp2, own-maps: 6 rows added, 0 missing" in out
+    assert "dana-exp2, own-maps: 0 missing" in out
     assert (
         cli.main(["run", "dana-exp2", "--where", "d_h=2", "--seeds", "1", "--device", "cpu"]) == 0
     )
-    assert "dana-exp2: 1 rows added, 0 missing" in capsys.readouterr().out
+    assert "1 rows added\ndana-exp2: 0 missing" in capsys.readouterr().out
     assert cli.main(["run", "dana-exp1", "--variant", "paper"]) == 1
     assert "variant: got 'paper'; expected one of code for dana-exp1" in capsys.readouterr().err
 
@@ -60,7 +60,7 @@ def test_a_paper_in_all_its_readings_is_one_command(capsys):
 def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(capsys):
     command = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu", "--where"]
     assert cli.main([*command, "lr=0.3", "d=13"]) == 0
-    assert "dana-exp5-mlp-rates: 1 rows added, 0 missing" in capsys.readouterr().out
+    assert "1 rows added\ndana-exp5-mlp-rates: 0 missing" in capsys.readouterr().out
     for unclear in ("lr", "=3", "lr=fast", "lr=nan", "d="):
         with pytest.raises(SystemExit):
             cli.main([*command, unclear])
@@ -96,7 +96,7 @@ def test_the_command_runs_from_a_source_tree_alone(store):
     environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(store)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert "dana-exp6: 3 rows added, 0 missing" in done.stdout
+    assert "3 rows added\ndana-exp6: 0 missing" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,7 @@ def test_the_command_runs_from_a_source_tree_alone(store):
             ["--where", "heads=3"],
             "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
         ),
+        (["--where", "H=7"], "where: got H = 7; expected H among 1, 5, 9 for dana-exp6"),
         (["--where", "H=5", "--where", "H=1"], "where: got 2 values of H; expected one value"),
         (["--device", "meta"], "device: got 'meta'; expected auto, cpu, cuda, cuda:1 or the like"),
         (["--tf32", "--device", "cpu"], "tf32: got True; expected False on a CPU"),
@@ -141,11 +142,27 @@ def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, capsys):
     names = ["dana-exp6", "dana-exp2", "dana-exp3"]
     options = ["--profile", "quick", "--device", "cpu", "--limit-minutes", "4"]
     assert cli.main(["run", *names, *options]) == 0
-    assert capsys.readouterr().out.splitlines()[-3:] == [
-        "dana-exp6: 6 rows added, 0 missing",
-        "dana-exp2: 2 rows added, 4 missing",
-        "dana-exp3: 0 rows added, 6 missing",
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "8 rows added",
+        "dana-exp6: 0 missing",
+        "dana-exp2: 4 missing",
+        "dana-exp3: 6 missing",
     ]
+
+
+@pytest.mark.usefixtures("instant")
+def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, capsys):
+    train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]
+
+    def beside_another(runs, **options):
+        results.append([(theirs, train([theirs], **options)[0])])
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", beside_another)
+    command = ["run", "dana-exp6", "--profile", "quick", "--device", "cpu", "--seeds", "1"]
+    assert cli.main(command) == 0
+    assert "3 rows added\ndana-exp6: 0 missing" in capsys.readouterr().out
+    assert len(results.known("dana-exp6", "quick")) == 4
 
 
 @pytest.mark.parametrize("command", ["list", "status"])

@@ -73,9 +73,13 @@ class Experiment(NamedTuple):
             known = f"one of {', '.join(self.variants)} for {self.name}"
             refuse("variant", repr(part.variant), known)
         numbers = [f for f, x in self.cells[profile][0].items() if isinstance(x, (int, float))]
-        for field in part.where or {}:
+        for field, value in (part.where or {}).items():
             if field not in self.cells[profile][0]:
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
+            known = sorted({cell[field] for cell in self.cells[profile]})
+            if value not in known:
+                values = f"{field} among {', '.join(map(str, known))} for {self.name}"
+                refuse("where", f"{field} = {value}", values)
         if not self._chosen(profile, part):
             refuse("where", part.where, f"values that stand together in the grid of {self.name}")
 
