@@ -45,7 +45,7 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
 def test_a_claim_without_a_verdict_says_what_is_missing_or_why_it_is_left_out():
     for key, claim in reporting.claims().items():
         reasons = bool(claim.needs) + bool(claim.left_out)
-        assert reasons == (key not in RECORDED), key
+        assert reasons == (key not in RECORDED), f"{key}: judged, or needs, or left_out"
 
 
 def test_whatever_is_measured_shows_seeds_and_sizes_before_the_fold():
@@ -158,10 +158,13 @@ def test_a_verdict_follows_from_its_checks_and_has_a_target(key):
 
 
 def test_targets_without_a_verdict_are_promises_not_kept():
+    """A claim that needs more rows may have its target where they will be judged."""
     for chapter in chapters():
         for line in text_path(chapter).read_text().splitlines():
             if line.startswith("(verdict-"):
-                assert RECORDED[line[len("(verdict-") : -2]].chapter == chapter
+                key = line[len("(verdict-") : -2]
+                judged = RECORDED.get(key)
+                assert judged.chapter == chapter if judged else reporting.claims()[key].needs
 
 
 def test_a_verdict_is_an_output_of_the_cell_that_computes_it():
