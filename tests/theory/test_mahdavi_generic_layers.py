@@ -157,6 +157,20 @@ def test_conjecture_general_position_gives_h_k_plus_1_and_not_more_than_its_shar
     assert certified_rank(enclosure, target=served).rank == served > H * d / 4
 
 
+@pytest.mark.hostile("mahdavi-appendix-i")
+@pytest.mark.parametrize(("H", "n", "d"), [(2, 2, 2), (3, 2, 4), (2, 5, 3)])
+def test_appendix_i_full_rank_is_out_of_reach_for_a_constant_sum_only(H, n, d):
+    """Of the same tokens, all but the last coordinate as they are: a sum of one, and free."""
+    g = torch.Generator().manual_seed(H * n * d)
+    free = (torch.randn(H * d, n, d, generator=g, **F64) * 2**20).round() / 2**20
+    level = free.clone()
+    level[..., -1] = 1 - free[..., :-1].sum(-1)
+    e, layer = gaussian(g, H * d, d), random_mha(H, d, d, seed=0, spread=3)
+    for E, T, holds in ((free, H * d, True), (level, H * (d - 1) + 1, True), (level, H * d, False)):
+        Z = enclosed_features(layer, E[:T], e[:T])
+        assert certified_rank(Z, target=T).full == holds
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_sharp_family_stops_any_attention_exactly(seed):
     """Integer shares in the place of a softmax: the rank of Z is exact."""
