@@ -559,22 +559,6 @@ def test_proposition_4_where_assumption_3_just_holds_and_just_fails(n, d, query)
             assert oracles.rank(n * E[0] - E[0].sum(0)) == n - 1
 
 
-@pytest.mark.hostile("mahdavi-assumption-3-relaxed")
-@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 2), (2, 3), (3, 4)])
-def test_assumption_3_relaxed_follows_from_neither_assumption_nor_implies_them(n, d):
-    """Queries that cancel their contexts' means; and equal tokens, whose queries are independent."""
-    T = 6
-    asking = hostile.moments(T, d, d)  # n times the queries
-    E = hostile.integers(3, T, n, d, size=9)
-    E[:, -1] = -asking - E[:, :-1].sum(1)
-    assert all(oracles.rank(context) == n for context in E)  # Assumption 2
-    assert oracles.kruskal(asking) >= n  # Assumption 1
-    assert not (asking + E.sum(1)).any()  # no vector of Assumption 3 is different from zero
-    equal = asking[:, None].expand(T, n, d)
-    assert all(oracles.rank(context) == 1 for context in equal)
-    assert oracles.kruskal(asking + equal.sum(1)) >= n  # Assumption 3 without Assumption 2
-
-
 # --- lemmas on ranks ------------------------------------------------------------------------------
 
 

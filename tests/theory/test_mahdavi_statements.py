@@ -17,6 +17,9 @@ from attnmem.certificates import enclosed_features
 from attnmem.constructions import mahdavi, memorize_mha, random_mha, serving
 from attnmem.independence import certified_rank, kruskal_rank, numerical_rank
 
+import hostile
+import oracles
+
 F64 = {"dtype": torch.float64}
 seeds = st.integers(0, 2**32)
 quick = settings(max_examples=40)
@@ -436,3 +439,19 @@ def test_the_sizes_above_reach_their_bounds():
     shared = mha_features(layer, torch.randn(4, 6, **F64), torch.randn(30, 6, **F64))
     assert numerical_rank(shared) == bounds.shared_context_rank(3, 4) == 10
     assert not math.isnan(float(shared.sum()))
+
+
+@pytest.mark.hostile("mahdavi-assumption-3-relaxed")
+@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 2), (2, 3), (3, 4)])
+def test_assumption_3_relaxed_follows_from_neither_assumption_nor_implies_them(n, d):
+    """Queries that cancel the means of their contexts; equal tokens, independent queries."""
+    T = 6
+    asking = hostile.moments(T, d, d)  # n times the queries
+    E = hostile.integers(3, T, n, d, size=9)
+    E[:, -1] = -asking - E[:, :-1].sum(1)
+    assert all(oracles.rank(context) == n for context in E)  # Assumption 2
+    assert oracles.kruskal(asking) >= n  # Assumption 1
+    assert not (asking + E.sum(1)).any()  # no vector of Assumption 3 is different from zero
+    equal = asking[:, None].expand(T, n, d)
+    assert all(oracles.rank(context) == 1 for context in equal)
+    assert oracles.kruskal(asking + equal.sum(1)) >= n  # Assumption 3 without Assumption 2
