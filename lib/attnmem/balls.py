@@ -34,8 +34,7 @@ def flint() -> ModuleType:
     try:
         import flint
     except ImportError as error:
-        message = "certificates need python-flint: pip install 'attnmem[certify]'"
-        raise ImportError(message) from error
+        raise ImportError("certificates need flint: pip install python-flint") from error
     return flint
 
 

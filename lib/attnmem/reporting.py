@@ -369,7 +369,5 @@ def _display(data: dict[str, str], metadata: dict) -> None:
     try:
         from IPython.display import display
     except ImportError as error:
-        raise ImportError(
-            "attnmem.reporting needs IPython: run it in a notebook, or pip install 'attnmem[book]'"
-        ) from error
+        raise ImportError("attnmem.reporting needs IPython: pip install ipython") from error
     display(data, metadata=metadata, raw=True)
