@@ -7,14 +7,16 @@ The check runs before any shape annotation is enforced. A caller therefore alway
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import math
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,6 +254,60 @@ def check_example_sizes(contexts: Tensor, queries: Tensor, labels: Tensor) -> No
     check_size("contexts", contexts, -1, d, "d of the queries")
     if contexts.ndim == 3:
         check_size("contexts", contexts, 0, T, "the number of queries")
+
+
+def check_distinct(
+    name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
+) -> None:
+    """Accept rows of which no two are equal.
+
+    Args:
+        name: The argument, for the error.
+        rows: What stands for each row.
+        answers: What is to be learned of each row; of repeats, two with different ones are named.
+        what: The answers, for the error.
+
+    Raises:
+        ValueError: Two rows are equal. The error names them, and says whether their answers differ.
+
+    Example:
+        >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
+        Traceback (most recent call last):
+        ValueError: examples: got 0 and 2 equal, with different labels; expected distinct ones
+    """
+    first: dict[Hashable, int] = {}
+    pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
+    repeats = [pair for pair in pairs if pair[0] < pair[1]]
+    conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
+    for s, t in (conflicts or repeats)[:1]:
+        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
+        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
+
+
+def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
+    """Accept examples of which no two have one query and the same tokens, in whatever order.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: One label a row.
+
+    Raises:
+        ValueError: Two examples are equal, so that every layer gives them one output.
+    """
+    rows = [query.tobytes() for query in _plain(queries)]
+    if contexts.ndim == 3:
+        often = {row for row, count in collections.Counter(rows).items() if count > 1}
+        tokens = _plain(contexts)
+        for t, row in enumerate(rows):
+            if row in often:
+                rows[t] = b"".join([row, *sorted(token.tobytes() for token in tokens[t])])
+    check_distinct("examples", rows, labels.tolist())
+
+
+def _plain(x: Tensor) -> np.ndarray:
+    """The numbers for comparison by their bytes: without negative zeros."""
+    return x.detach().cpu().numpy() + 0
 
 
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:

@@ -315,10 +315,7 @@ def test_labels_of_zero_need_no_values():
 
 def exceptional():
     E, e = data("own", 10, 3, 4)
-    tokens, queries = E.clone(), e.clone()
-    tokens[1], queries[1] = E[0], e[0]
     return {
-        "one example twice": (tokens, queries),
         "queries on a line": (E, e[:, :1] * e[0]),
         "equal tokens": (E[:, :1].expand(-1, 3, -1).clone(), e),
     }

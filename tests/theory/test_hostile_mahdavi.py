@@ -381,7 +381,7 @@ def test_remark_1_every_kruskal_rank_below_n_at_its_full_count(H, n, d, d_h):
         assert bounds.mha_capacity(H, n, d_h, query_rank=Q) == T
         beyond = hostile.moments(1 + H * Q, Q, d).double()
         if min(n, d_h) > Q:  # one more a head: refused for the queries, since n would allow it
-            with pytest.raises(ValueError, match=r"^queries: got "):
+            with pytest.raises(ValueError, match=r"^(queries|examples): got "):
                 memorize_mha(E, beyond, beyond[:, 0], heads=H, head_dim=d_h, seed=0)
 
 
@@ -395,7 +395,7 @@ def test_remark_1_speaks_of_the_kruskal_rank_and_not_of_the_rank():
         Z = oracles.features2(hostile.maps(seed, 3, 5, 5), E, e)
         assert Z[0] == Z[5]
         assert oracles.rank(Z) < len(e) < 1 + 3 * (3 - 1)
-    with pytest.raises(ValueError, match=r"^queries: got "):
+    with pytest.raises(ValueError, match=r"^examples: got 0 and 5 equal, with different labels"):
         memorize_mha(E.double(), e.double(), torch.eye(6, **F64)[:, 5], heads=3, head_dim=3, seed=0)
 
 
@@ -795,7 +795,7 @@ def test_finding_capacity_fails_for_equal_queries():
     for seed in range(10):
         Z = oracles.features2(hostile.maps(seed, 2, 3, 2), torch.eye(3, dtype=torch.int64), e)
         assert Z[0] == Z[1]
-    with pytest.raises(ValueError, match=r"^queries: got dependent"):
+    with pytest.raises(ValueError, match=r"^examples: got 0 and 1 equal, with different labels"):
         memorize_scalars(torch.eye(3, **F64), e.double(), torch.arange(2).double(), heads=1)
 
 

@@ -182,8 +182,9 @@ def random_bigrams_risk(heads: int, head_dim: int, dim: int, vocab: int) -> floa
 
 
 def _check_scalars(heads, context, head_dim, dim) -> None:
-    check_integers(heads=heads, dim=dim)
-    check_integer("context", context, least=3)
+    check_integers(heads=heads)
+    check_integer("dim", dim, least=3)
+    check_integer("context", context, least=3, most=dim)
     check_integer("head_dim", head_dim, least=2)
 
 
@@ -196,16 +197,16 @@ def scalar_capacity(heads: int, context: int, head_dim: int, dim: int) -> int:
 
     Args:
         heads: Number of heads ``H``.
-        context: Tokens in the context, ``n >= 3``, at most ``d`` to be independent. The capacity
-            does not depend on it.
+        context: Tokens in the context, ``3 <= n <= d``, to be independent. The capacity does not
+            depend on it.
         head_dim: Head dimension ``d_h >= 2``. The capacity does not depend on it.
-        dim: Embedding dimension ``d``.
+        dim: Embedding dimension ``d``, at least 3.
 
     Returns:
         The number of examples.
 
     Raises:
-        ValueError: If a size is not an integer or below its least value.
+        ValueError: If a size is not an integer or out of its range.
 
     Example:
         >>> scalar_capacity(heads=32, context=3, head_dim=2, dim=64)

@@ -20,17 +20,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..attention.coordinates import Coordinates, balancing_map
+from ..attention.coordinates import Coordinates, balancing_map, unit
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from ..bounds import best_groups, group_rank
 from ..checks import (
+    check_distinct_examples,
     check_example_sizes,
     check_examples,
     check_integer,
     checked_by,
     refuse,
 )
-from .generic import gaussian
+from .generic import gaussian, on_cpu
+from .units import in_units
 
 SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
 SIZES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the first step, per weight
@@ -46,6 +48,7 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
     check_integer("head_dim", head_dim)
     check_integer("seed", seed, least=0)
     check_example_sizes(contexts, queries, labels)
+    check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
 
@@ -67,6 +70,7 @@ class _Sizes:
         return best_groups(heads, self.keys, self.dim, self.rank)
 
 
+@on_cpu
 @checked_by(_check_examples)
 @torch.no_grad()
 def memorize_by_difference(
@@ -100,9 +104,9 @@ def memorize_by_difference(
         largest label.
 
     Raises:
-        ValueError: If sizes or types do not fit, an entry is not finite, ``T`` exceeds what the
-            derivative's rank allows, or the data lie so near the exceptional set, on which that
-            rank is smaller, that float64 does not meet the labels.
+        ValueError: If sizes or types do not fit, an entry is not finite, two examples are equal,
+            ``T`` exceeds what the derivative's rank allows, or the data lie so near the exceptional
+            set, on which that rank is smaller, that float64 does not meet the labels.
 
     Example:
         >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
@@ -120,6 +124,7 @@ def memorize_by_difference(
     return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, pairs)
 
 
+@on_cpu
 @checked_by(_check_examples)
 @torch.no_grad()
 def memorize_by_cancellation(
@@ -166,9 +171,8 @@ def memorize_by_cancellation(
 
 def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping) -> MHAWeights:
     """One layer for each output, side by side."""
-    contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
-    columns = labels.reshape(len(queries), -1).unbind(1)
-    each = heads // len(columns)
+    d_out = labels[0].numel()
+    each = heads // d_out
     groups = grouping(each) if each else []
     reached = sizes.reached(groups) if groups else 0
     if len(queries) > reached:
@@ -177,18 +181,22 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
         few = f"as {each} heads for each output form no group that cancels"
         limit = f"at most {reached}, {room if groups else few}"
         refuse("labels", f"T = {len(queries)} examples", limit)
-    layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in columns]
-    W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
-    d_out, extra = len(columns), head_dim - sizes.rank
-    outputs = torch.eye(d_out).to(mu).repeat_interleave(len(layers[0].mu), dim=0)
-    idle = heads - len(mu)
-    return MHAWeights(
-        torch.nn.functional.pad(W_Q, (0, extra, 0, 0, 0, idle)),
-        torch.nn.functional.pad(W_K, (0, extra, 0, 0, 0, idle)),
-        torch.nn.functional.pad(mu, (0, 0, 0, idle))[..., None],
-        torch.nn.functional.pad(outputs, (0, 0, 0, idle)),
-        torch.eye(d_out).to(mu),
-    )
+    extra, idle = head_dim - sizes.rank, heads - sum(groups) * d_out
+
+    def build(contexts, queries, labels) -> MHAWeights:
+        layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in labels.T]
+        W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
+        eye = torch.eye(d_out, dtype=mu.dtype, device=mu.device)
+        outputs = eye.repeat_interleave(sum(groups), dim=0)
+        return MHAWeights(
+            torch.nn.functional.pad(W_Q, (0, extra, 0, 0, 0, idle)),
+            torch.nn.functional.pad(W_K, (0, extra, 0, 0, 0, idle)),
+            torch.nn.functional.pad(mu, (0, 0, 0, idle))[..., None],
+            torch.nn.functional.pad(outputs, (0, 0, 0, idle)),
+            eye,
+        )
+
+    return in_units(build, contexts, queries, labels)
 
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
@@ -196,6 +204,8 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     tokens = balancing_map(contexts.flatten(0, -2), centred=True)
     change = Coordinates(tokens, balancing_map(queries))
     tokens, balanced = contexts @ change.tokens, queries @ change.queries
+    size = unit(labels)  # outputs may differ in scale
+    labels = labels / size
     wanted = TOLERANCE * float(labels.abs().max())
     if not wanted:
         maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
@@ -208,7 +218,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
         heads = change.outward(heads)
         missed = float((mha(heads.layer(), contexts, queries)[:, 0] - labels).abs().max())
         if missed <= wanted:
-            return heads
+            return heads._replace(mu=heads.mu * size)
         error = min(error, missed)
     full = f"float64 misses a label by {error:.1e}"
     rank = "the derivative of the layer has dependent rows in float64"
@@ -240,6 +250,7 @@ def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
     yield from bases if len(labels) > FEW else sorted(bases, key=_Base.size)
 
 
+@on_cpu
 def draw_base(
     groups: Sequence[int],
     dim: int,
@@ -252,14 +263,17 @@ def draw_base(
     Args:
         groups: Number of heads in each group.
         dim: Embedding dimension ``d``.
-        rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns.
+        rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns, but
+            for ``dim = 1``, where a key map is a Gaussian number.
         spread: Standard deviation of the logits, for tokens and queries of second moments one.
         generator: Source of the random numbers, on the CPU.
 
     Returns:
         The heads. A group of one head has values of zero.
     """
-    W_Q, W_K = (torch.linalg.qr(gaussian(generator, len(groups), dim, rank))[0] for _ in range(2))
+    drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
+    W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)
+    W_K = drawn[1] if dim == 1 else W_K  # signs alone would make all heads equal or opposite
     scale = spread / rank**0.5  # of logits of balanced tokens and queries
     values = [gaussian(generator, size, dim) for size in groups]
     sizes = torch.tensor(groups)

@@ -31,7 +31,8 @@ from ..checks import (
     checked_by,
     refuse,
 )
-from .generic import gaussian, map_scale
+from .generic import gaussian, map_scale, on_cpu
+from .impossible import check_distinct_sequences
 from .mahdavi import read_out
 from .sequences import dependent_subset, impossible_subset, offered_rank
 
@@ -42,6 +43,7 @@ ENOUGH = 0.99  # share of the exact margin at which no further draw is made
 REFINEMENTS = 3
 
 
+@on_cpu
 def circle(vocab: int) -> Float[Tensor, "N 2"]:
     """Place ``N`` tokens on the unit circle: the unembedding of Proposition 3 for ``d = 2``.
 
@@ -61,6 +63,7 @@ def circle(vocab: int) -> Float[Tensor, "N 2"]:
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
+@on_cpu
 def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
     """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``.
 
@@ -98,6 +101,7 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
     return right - others.amax(dim=1)
 
 
+@on_cpu
 def draw(
     vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: float, seed: int
 ) -> tuple[Tensor, ...]:
@@ -160,9 +164,9 @@ def _check_associations(
     check_size("next_tokens", next_tokens, 0, T, "the number of sequences")
     if S < 2:
         refuse("sequences", f"S = {S}", "S >= 2: a single token attends to nothing but itself")
-    if len(sequences.unique(dim=0)) < T:
-        refuse("sequences", "a repeated sequence", "distinct rows")
-    if not 1 <= T <= (room := aot_capacity(heads, head_dim, dim)):
+    check_distinct_sequences(sequences, next_tokens)
+    room = aot_capacity(heads, head_dim, dim)
+    if not 1 <= T <= room:
         refuse("sequences", f"T_0 = {T}", f"1 <= T_0 <= H d_h + d = {room}")
     if unembedding is not None:
         _check_unembedding(unembedding, vocab, dim)
@@ -180,6 +184,7 @@ def _check_unembedding(unembedding, vocab, dim) -> None:
         refuse("unembedding", "equal rows", "pairwise distinct rows")
 
 
+@on_cpu
 @checked_by(_check_associations)
 @torch.no_grad()
 def memorize_aot(
@@ -234,7 +239,7 @@ def memorize_aot(
 
     Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
     """
-    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding.double()
+    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding.double().clone()
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     goal = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(int(seed))
@@ -321,7 +326,7 @@ def fitted(
     F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
     solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
-    W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT
+    W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()
     back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U

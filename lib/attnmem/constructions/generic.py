@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights
-from ..checks import check_integer, check_number, checked_by
+from ..checks import Function, check_integer, check_number, checked_by
+
+
+def on_cpu(function: Function) -> Function:
+    """Let a function make its tensors on the CPU, whatever torch's default device is.
+
+    Args:
+        function: A function that says where else a tensor belongs.
+
+    Returns:
+        The function.
+    """
+
+    @functools.wraps(function)
+    def placed(*args, **kwargs):
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return placed
 
 
 def _check_random(heads, dim, head_dim, seed, value_dim, spread) -> None:
@@ -52,6 +72,7 @@ def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
     return (spread / (dim * head_dim**0.5)) ** 0.5
 
 
+@on_cpu
 @checked_by(_check_random)
 def random_mha(
     heads: int,

@@ -13,8 +13,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..attention import AoTWeights, aot
-from ..checks import check_integer, check_tensor, checked_by, refuse
+from ..checks import check_distinct, check_integer, check_tensor, checked_by, refuse
 from . import residues
+from .generic import on_cpu
 
 DEEPEST = 2**26  # size of the linear program that looks for impossible next tokens
 
@@ -40,6 +41,23 @@ def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -
     check_integer("dim", dim, least=2)
     check_integer("head_dim", head_dim, most=dim)
     check_integer("seed", seed, least=0)
+
+
+def check_distinct_sequences(
+    sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"] | None = None
+) -> None:
+    """Accept sequences of which no two are equal.
+
+    Args:
+        sequences: Token numbers.
+        next_tokens: The token after each, if there is one.
+
+    Raises:
+        ValueError: Two are equal. The error names them, and says whether their next tokens differ.
+    """
+    rows = [*map(tuple, sequences.tolist())]
+    answers = rows if next_tokens is None else next_tokens.tolist()
+    check_distinct("sequences", rows, answers, "next tokens")
 
 
 class Impossible(NamedTuple):
@@ -90,6 +108,7 @@ def _check_tasks(sequences, next_tokens, heads) -> None:
     check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
 
 
+@on_cpu
 @checked_by(_check_tasks)
 def impossible_subset(
     sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"], heads: int
@@ -188,6 +207,7 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
     return [pair for pair, value in zip(pairs, solved.x, strict=True) if value > 1e-9]
 
 
+@on_cpu
 def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
     """All sequences of so many bits before a last token 0, and the parity of each.
 
@@ -209,6 +229,7 @@ def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
     return rows, rows.sum(1) % 2
 
 
+@on_cpu
 def parity_by_heads(bits: int) -> AoTWeights:
     """Build a transformer with as many heads as bits that tells their parity.
 
@@ -248,9 +269,9 @@ def parity_by_heads(bits: int) -> AoTWeights:
     weights = AoTWeights(
         embedding=embedding,
         positions=torch.zeros(bits + 1, 2, dtype=torch.float64),
-        W_Q=zero.expand(bits, 1, 2),
+        W_Q=zero.repeat(bits, 1, 1),
         W_K=a.log()[:, None, None] * one,
-        W_V=one.expand(bits, 1, 2),
+        W_V=one.repeat(bits, 1, 1),
         W_O=solution[1:, None, None] * one.T,
         W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], dtype=torch.float64),
     )

@@ -15,6 +15,8 @@ first example. All steps are batched over the heads.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +24,7 @@ from torch import Tensor
 from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
 from ..checks import (
+    check_distinct_examples,
     check_example_sizes,
     check_examples,
     check_integer,
@@ -29,6 +32,7 @@ from ..checks import (
     refuse,
 )
 from ..independence import numerical_rank
+from .generic import on_cpu
 from .serving import (
     attention_maps,
     dual_basis,
@@ -38,6 +42,7 @@ from .serving import (
     separating_direction,
     serve,
 )
+from .units import in_units
 
 __all__ = [
     "attention_maps",
@@ -114,6 +119,7 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim,
         check_integer(name, value)
     check_integer("seed", seed, least=0)
     _check_sizes(contexts, queries, labels, value_dim, skip)
+    check_distinct_examples(contexts, queries, labels)
     _check_assumptions(contexts, queries, heads, head_dim)
 
 
@@ -145,6 +151,7 @@ def _check_assumptions(contexts, queries, heads, head_dim) -> None:
         refuse("contexts", f"rank {int(ranks[poor])} in context {poor}", f"rank n = {n}")
 
 
+@on_cpu
 @checked_by(_check_examples)
 @torch.no_grad()
 def memorize_mha(
@@ -191,9 +198,13 @@ def memorize_mha(
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
     """
-    contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
-    targets = labels.reshape(len(queries), -1)
-    value_dim = value_dim or targets.shape[1]
+    how = {"heads": heads, "head_dim": head_dim, "seed": seed, "skip": skip}
+    build = functools.partial(_build, **how, value_dim=value_dim or labels[0].numel())
+    return in_units(build, contexts, queries, labels, skip)
+
+
+def _build(contexts, queries, targets, *, heads, head_dim, seed, value_dim, skip) -> MHAWeights:
+    """The layer for data in their units."""
     W_D = _decoder(queries, targets, skip)
     generator = torch.Generator().manual_seed(int(seed))
     for _ in range(DRAWS):

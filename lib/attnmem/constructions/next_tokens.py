@@ -25,7 +25,8 @@ from ..attention import AoTWeights, aot
 from ..attention.tangents import ScalarHeads, scalar_outputs, tangents
 from ..checks import check_integer, check_size, check_tensor, check_tokens, checked_by, refuse
 from .dana import draw, margins
-from .generic import gaussian
+from .generic import gaussian, on_cpu
+from .impossible import check_distinct_sequences
 from .jacobians import cancelling_rank, check_groups
 
 SPREADS = (1.0, 2.0, 0.3, 3.0)  # of the drawn logits; sharp attention has a small derivative
@@ -33,6 +34,7 @@ DRAWS = 8
 STEPS = (1e-4, 1e-5, 1e-3, 1e-6, 1e-2, 1e-7)  # sizes of the change, tried in turn
 CORRECTIONS = 20
 ENOUGH = 0.9  # share of the exact margin at which no other weights are tried
+TINY = torch.finfo(torch.float64).tiny  # of a direction that heads do not write in
 
 
 class Scalars(NamedTuple):
@@ -88,6 +90,7 @@ def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, se
     for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tensor, vocab)
     check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
+    check_distinct_sequences(sequences, next_tokens)
     rank = cancelling_rank(sequences, groups, head_dim, dim)
     if rank < len(sequences):
         refuse(
@@ -98,6 +101,7 @@ def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, se
         )
 
 
+@on_cpu
 @checked_by(_check_cancellation)
 @torch.no_grad()
 def memorize_next_tokens(
@@ -207,7 +211,7 @@ def _transformer(embedding: Tensor, positions: Tensor, found: Scalars, c: Tensor
     heads, head_dim, dim = found.W_Q.shape
     z = torch.eye(dim, dtype=c.dtype)[-1]
     written = found.u * (1 - z)
-    written = written / (written @ written)  # one for u, zero for z
+    written = written / (written @ written).clamp(min=TINY)  # one for u, zero for z
     W_V, W_O = c.new_zeros(heads, head_dim, dim), c.new_zeros(heads, dim, head_dim)
     W_V[:, 0], W_O[:, :, 0] = found.values, written
     W_U = 2 * c[:, None] * found.u - c[:, None] ** 2 * z

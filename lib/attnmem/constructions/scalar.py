@@ -15,7 +15,7 @@ tokens have the same value, so the head adds only a constant there.
 
 from __future__ import annotations
 
-import math
+import functools
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..attention import MHAWeights, mha
 from ..checks import (
+    check_distinct_examples,
     check_integer,
     check_reals,
     check_size,
@@ -31,7 +32,9 @@ from ..checks import (
     refuse,
 )
 from ..independence import numerical_rank
+from .generic import on_cpu
 from .serving import EPS, dual_basis, orthogonal_direction, saturating_scale
+from .units import in_units
 
 CARRIER, IDLE = 0, (1, 2)  # indices of tokens
 TOLERANCE = 1e-8  # of the largest label
@@ -48,6 +51,7 @@ def _check_scalars(context, queries, labels, heads) -> None:
     T, d = queries.shape
     check_size("context", context, -1, d, "d of the queries")
     check_size("labels", labels, 0, T, "the number of queries")
+    check_distinct_examples(context, queries, labels)
     if not 1 <= T <= heads * (d - 1):
         refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
     n = len(context)
@@ -55,6 +59,7 @@ def _check_scalars(context, queries, labels, heads) -> None:
         refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
 
 
+@on_cpu
 @checked_by(_check_scalars)
 @torch.no_grad()
 def memorize_scalars(
@@ -91,14 +96,17 @@ def memorize_scalars(
 
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
-    context, queries, labels = (x.to(torch.float64) for x in (context, queries, labels))
-    largest = float(labels.abs().max())
-    unit = 2.0 ** math.floor(math.log2(largest)) if largest else 1.0  # exact to divide by
-    labels = labels / unit
+    return in_units(functools.partial(_build, heads=heads), context, queries, labels)
+
+
+def _build(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
+    """The layer for data in their units."""
+    labels = labels[:, 0]
     served = torch.arange(len(queries), device=queries.device)
     groups = [group for group in served.tensor_split(heads) if len(group)]
-    lowest, width = labels.min(), (labels.max() - labels.min()).clamp(min=EPS)
-    share = LOW + (HIGH - LOW) * (labels - lowest) / width  # attention that the carrier is to have
+    lowest, width = labels.min(), labels.max() - labels.min()
+    # The attention that the carrier is to have.
+    share = LOW + (HIGH - LOW) * (labels - lowest) / width.clamp(min=EPS)
     logit = torch.log((len(context) - 1) * share / (1 - share))
     lift = torch.linalg.pinv(context)  # context @ lift = identity
     pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
@@ -119,7 +127,7 @@ def memorize_scalars(
     W_V[len(groups) :] = constant[:, None]
     weights = MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
     error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
-    if not error <= TOLERANCE * float(labels.abs().max()) + 4 * EPS:
+    if not error <= TOLERANCE * float(labels.abs().max()):
         got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
         refuse("queries", got, "better conditioned data")
-    return weights._replace(W_V=unit * weights.W_V)
+    return weights

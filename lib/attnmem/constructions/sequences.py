@@ -17,8 +17,10 @@ from torch import Tensor
 from ..checks import check_tensor, checked_by, refuse
 from . import residues
 from .free import embedded, free_sequences, numbers, shares
+from .generic import on_cpu
 from .impossible import (
     Impossible,
+    check_distinct_sequences,
     check_sequences,
     every_parity,
     impossible_subset,
@@ -44,6 +46,7 @@ FEW = 16  # sequences whose subsets are all tried
 # --- the rank, exactly ----------------------------------------------------------------------------
 
 
+@on_cpu
 @checked_by(check_sequences)
 def offered_rank(
     sequences: Int[Tensor, "T S"],
@@ -90,6 +93,7 @@ def offered_rank(
     return residues.rank(F[:, 0 if skip else dim :])
 
 
+@on_cpu
 @checked_by(check_sequences)
 def dependent_subset(
     sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int, seed: int = 0
@@ -140,6 +144,7 @@ def _free_offers(sequences: Tensor, heads: int, head_dim: int, dim: int, seed: i
 # --- the rank, from the subsets -------------------------------------------------------------------
 
 
+@on_cpu
 def own_tokens(sequences: Int[Tensor, "T S"]) -> Int[Tensor, " T"]:
     """For each sequence, a place whose token no other sequence with the same last token contains.
 
@@ -159,10 +164,12 @@ def own_tokens(sequences: Int[Tensor, "T S"]) -> Int[Tensor, " T"]:
         [0, 1]
     """
     check_tensor("sequences", sequences, "(T_0, S)", 2)
+    if not sequences.shape[1]:
+        refuse("sequences", f"shape {(*sequences.shape,)}", "at least one token in each")
     if sequences.shape[1] == 2:
         return torch.zeros(len(sequences), dtype=torch.int64)
     rows = sequences.tolist()
-    return torch.tensor([_own_place(rows, t) for t in range(len(rows))])
+    return torch.tensor([_own_place(rows, t) for t in range(len(rows))], dtype=torch.int64)
 
 
 def _own_place(rows: list[list[int]], t: int) -> int:
@@ -178,10 +185,10 @@ def _check_subsets(sequences, heads, head_dim, dim) -> None:
     check_sequences(sequences, heads, head_dim, dim)
     if len(sequences) > FEW:
         refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= {FEW}: all subsets are tried")
-    if len(sequences.unique(dim=0)) < len(sequences):
-        refuse("sequences", "a repeated sequence", "distinct rows")
+    check_distinct_sequences(sequences)
 
 
+@on_cpu
 @checked_by(_check_subsets)
 def subset_rank(sequences: Int[Tensor, "T S"], heads: int, head_dim: int, dim: int) -> int:
     r"""A lower bound of the offered rank, by trying all subsets of the sequences.

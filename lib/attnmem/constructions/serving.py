@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..checks import refuse
-from .generic import gaussian
+from ..checks import check_integers, checked_by, refuse
+from .generic import gaussian, on_cpu
 
 EPS = torch.finfo(torch.float64).eps
 PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
@@ -17,6 +17,8 @@ SPREAD = 0.5  # standard deviation of those others: generic, so that no coincide
 CANDIDATES = 64  # random directions among which the best separating one is kept
 
 
+@on_cpu
+@checked_by(check_integers)
 def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
     """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
 
@@ -30,6 +32,9 @@ def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
 
     Returns:
         The examples of each head.
+
+    Raises:
+        ValueError: If a number is not an integer of at least 1.
 
     Example:
         >>> serve(examples=6, heads=2)

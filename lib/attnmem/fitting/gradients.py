@@ -176,4 +176,4 @@ def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
             yield slice(None)
     g = torch.Generator().manual_seed(seed)
     while True:
-        yield from torch.randperm(T, generator=g).split(batch)
+        yield from torch.randperm(T, generator=g, device=g.device).split(batch)

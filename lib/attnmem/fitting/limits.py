@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..attention import attention_weights
 from ..attention.tangents import ScalarHeads
+from ..checks import checked_by
 from ..training import SATURATED
-from .problem import Problem
+from .problem import Problem, check_problem
 
 
 class Limits(NamedTuple):
@@ -34,6 +35,7 @@ class Limits(NamedTuple):
     saturated: float
 
 
+@checked_by(check_problem)
 @torch.no_grad()
 def limits(
     heads: ScalarHeads,
@@ -52,6 +54,9 @@ def limits(
     Returns:
         The measures. Singular values are roots of eigenvalues, so that those below ``1e-8`` of the
         largest are lost to rounding.
+
+    Raises:
+        ValueError: As for :func:`levenberg_marquardt`.
     """
     problem = Problem(contexts, queries, labels)
     here = problem.here(heads)

@@ -11,14 +11,16 @@ from torch import Tensor
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, tangents
 from ..checks import (
     check_example_sizes,
+    check_examples,
     check_integer,
     check_number,
     check_reals,
-    check_size,
     check_tensor,
+    refuse,
 )
 
 MET = 1e-6  # of the largest label
+SMALLEST, LARGEST = 1e-130, 1e130  # of largest labels: float64 ends at the squares of 1e±154
 
 
 class Fit(NamedTuple):
@@ -54,17 +56,46 @@ def check_fit(heads, contexts, queries, labels, steps, tolerance, **_) -> None:
     Raises:
         ValueError: If shapes do not fit, an entry is not finite, or a limit is out of range.
     """
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
-    check_tensor("labels", labels, "(T,)", 1)
-    check_example_sizes(contexts, queries, labels)
-    for name, weights in heads._asdict().items():
-        check_size(f"heads.{name}", weights, 1, queries.shape[1], "d of the queries")
-    tensors = {"contexts": contexts, "queries": queries, "labels": labels, **heads._asdict()}
-    for name, tensor in tensors.items():
-        check_reals(name, tensor)
+    check_problem(heads, contexts, queries, labels)
     check_integer("steps", steps)
     check_number("tolerance", tolerance, least=0, most=1)
+
+
+def check_problem(heads, contexts, queries, labels) -> None:
+    """Accept weights and examples that fit together, and whose squared errors float64 holds.
+
+    Args:
+        heads: The weights.
+        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: One real for each example.
+
+    Raises:
+        ValueError: If shapes do not fit, an entry is not finite, labels are too large or too small
+            to be squared, or an output is not finite.
+    """
+    check_examples(contexts, queries, labels)
+    check_tensor("labels", labels, "(T,)", 1)
+    check_example_sizes(contexts, queries, labels)
+    check_tensor("heads.W_Q", heads.W_Q, "(H, d, d_h)", 3)
+    H, d_h, d = len(heads.W_Q), heads.W_Q.shape[2], queries.shape[1]
+    for name, weights in heads._asdict().items():
+        wanted = (H, d) if name == "mu" else (H, d, d_h)
+        if tuple(weights.shape) != wanted or not weights.numel():
+            more = "with H and d_h of W_Q and d of the queries, none of them 0"
+            refuse(f"heads.{name}", f"shape {tuple(weights.shape)}", f"shape {wanted}, {more}")
+        check_reals(f"heads.{name}", weights)
+    largest = float(labels.abs().max())
+    if largest and not SMALLEST <= largest <= LARGEST:
+        got = f"a largest label of {largest:.0e}, whose squared errors float64 does not hold"
+        refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
+    with torch.no_grad():
+        outputs = scalar_outputs(
+            ScalarHeads(*map(in_double, heads)), in_double(contexts), in_double(queries)
+        )
+    if not outputs.isfinite().all():
+        got = "weights with which some output is not finite on these contexts and queries"
+        refuse("heads", got, "finite outputs")
 
 
 class Here(NamedTuple):
