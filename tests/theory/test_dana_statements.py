@@ -610,7 +610,7 @@ def test_theorem_3_is_false_for_one_head_and_xor():
     ("change", "name"),
     [
         ({"sequences": torch.arange(4)[:, None]}, "sequences: got S = 1"),
-        ({"sequences": torch.zeros(4, 2, dtype=torch.int64)}, "sequences: got a repeated"),
+        ({"sequences": torch.zeros(4, 2, dtype=torch.int64)}, "sequences: got 0 and"),
         ({"sequences": torch.full((4, 2), 9)}, "sequences: got tokens from 9 to 9"),
         ({"sequences": torch.rand(4, 2)}, "sequences: got dtype"),
         ({"next_tokens": torch.arange(3)}, "next_tokens: got shape"),

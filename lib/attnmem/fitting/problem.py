@@ -20,7 +20,7 @@ from ..checks import (
 )
 
 MET = 1e-6  # of the largest label
-SMALLEST, LARGEST = 1e-130, 1e130  # of largest labels: float64 ends at the squares of 1e±154
+SMALLEST, LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
 
 
 class Fit(NamedTuple):
@@ -62,7 +62,7 @@ def check_fit(heads, contexts, queries, labels, steps, tolerance, **_) -> None:
 
 
 def check_problem(heads, contexts, queries, labels) -> None:
-    """Accept weights and examples that fit together, and whose squared errors float64 holds.
+    """Accept weights and examples that fit together, and whose squared gradients float64 holds.
 
     Args:
         heads: The weights.
@@ -72,7 +72,7 @@ def check_problem(heads, contexts, queries, labels) -> None:
 
     Raises:
         ValueError: If shapes do not fit, an entry is not finite, labels are too large or too small
-            to be squared, or an output is not finite.
+            for squared gradients, or an output is not finite.
     """
     check_examples(contexts, queries, labels)
     check_tensor("labels", labels, "(T,)", 1)
@@ -87,7 +87,7 @@ def check_problem(heads, contexts, queries, labels) -> None:
         check_reals(f"heads.{name}", weights)
     largest = float(labels.abs().max())
     if largest and not SMALLEST <= largest <= LARGEST:
-        got = f"a largest label of {largest:.0e}, whose squared errors float64 does not hold"
+        got = f"a largest label of {largest:.0e}, beyond what squared gradients are safe for in float64"
         refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
     with torch.no_grad():
         outputs = scalar_outputs(
