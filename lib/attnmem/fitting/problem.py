@@ -87,7 +87,7 @@ def check_problem(heads, contexts, queries, labels) -> None:
         check_reals(f"heads.{name}", weights)
     largest = float(labels.abs().max())
     if largest and not SMALLEST <= largest <= LARGEST:
-        got = f"a largest label of {largest:.0e}, beyond what squared gradients are safe for in float64"
+        got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
         refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
     with torch.no_grad():
         outputs = scalar_outputs(
