@@ -2,7 +2,8 @@
 
 A public function declares its checks with :func:`checked_by`, so that its body is only mathematics.
 The check runs before any shape annotation is enforced. A caller therefore always sees the named
-``ValueError``, with or without a runtime type checker.
+``ValueError``, with or without a runtime type checker. Numbers of numpy become numbers of Python
+first: an ``int16`` overflows where an ``int`` does not, and torch takes no ``int64`` for a seed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ FLOATS = (torch.float32, torch.float64)
 def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
     """Call ``check`` with all arguments, defaults filled in, before the decorated function.
 
+    Both see Python's own numbers in place of other integers and reals, in lists and tuples too.
+
     Args:
         check: A function with the parameters of the decorated one (or ``**arguments``). It raises
             ``ValueError`` on bad input; what it returns is ignored.
@@ -49,12 +52,25 @@ def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
         def checked(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
+            for name, value in bound.arguments.items():
+                bound.arguments[name] = _plain(value)
             check(**bound.arguments)
-            return function(*args, **kwargs)
+            return function(*bound.args, **bound.kwargs)
 
         return checked
 
     return decorate
+
+
+def _plain(value: Any) -> Any:
+    """The same value with Python's own numbers for other integers and reals, such as numpy's."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
+        return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+        return value.item()
+    return value
 
 
 def refuse(name: str, got: object, expected: str) -> None:

@@ -298,6 +298,15 @@ def test_parameters_are_those_of_layers_that_are_built():
     assert bounds.relu_parameters(6, length, dim, outputs=2) == counted
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_narrow_integers_do_not_overflow(formula, kind):
+    sizes = {name: NO_SIZES.get(name, 20) for name in inspect.signature(formula).parameters}
+    sizes |= {"vocab": 100} if "vocab" in sizes else {}
+    narrow = {name: kind(size) if size and size > 1 else size for name, size in sizes.items()}
+    assert repr(formula(**narrow)) == repr(formula(**sizes))
+
+
 def test_accuracy_is_chance_without_associations_and_one_with_all():
     assert bounds.associations_to_accuracy(0, vocab=50, total=2500) == pytest.approx(1 / 50)
     assert bounds.associations_to_accuracy(2500, vocab=50, total=2500) == pytest.approx(1)
