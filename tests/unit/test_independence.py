@@ -14,6 +14,8 @@ from attnmem.independence import (
     kruskal,
     kruskal_rank,
     numerical_rank,
+    rank_margin,
+    sampled,
     sampled_independence,
     sampled_kruskal_rank,
 )
@@ -103,6 +105,30 @@ def test_ranks_are_those_of_singular_values_on_both_sides_of_the_tolerance(dtype
     assert {5, 6} == set(expected.tolist())
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 0)])
+def test_no_vectors_and_vectors_without_entries_have_rank_zero(shape, kind):
+    vectors = torch.ones(shape, dtype=kind)
+    assert numerical_rank(vectors) == rank_margin(vectors).rank == 0
+    assert kruskal_rank(vectors) == kruskal_rank(vectors, method="milp") == 0
+    assert sampled_kruskal_rank(vectors, samples=3, seed=0).rank == 0
+    assert numerical_rank(vectors.expand(2, *shape)).tolist() == [0, 0]
+
+
+def test_the_margin_says_what_the_tolerance_decides():
+    tall = torch.diag(torch.tensor([2.0, 0.5, 0.0625, 0.0])).repeat(250_000, 1)  # rtol = 0.12
+    found = rank_margin(tall)
+    assert found.rank == numerical_rank(tall) == 2
+    assert found.tolerance == 10**6 * 2.0**-23
+    assert (found.kept, found.dropped) == pytest.approx((0.25, 0.03125), rel=1e-4)
+    found = rank_margin(tall, dtype=torch.float64)
+    assert found.rank == numerical_rank(tall, dtype=torch.float64) == 3
+    assert (found.kept, found.dropped) == pytest.approx((0.03125, 0), abs=1e-12)
+    assert rank_margin(tall, rtol=0.5) == (1, 0.5, 1, pytest.approx(0.25))
+    assert rank_margin(torch.eye(3)) == (3, 3 * 2.0**-23, 1, 0)
+    assert rank_margin(torch.zeros(2, 3)) == (0, 3 * 2.0**-23, 0, 0)
+
+
 def test_general_position_needs_no_enumeration_when_all_rows_are_independent():
     assert kruskal_rank(torch.eye(40), max_subsets=1) == 40
 
@@ -158,6 +184,7 @@ def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
     assert expected == 3
     for entries in (1, 100, 2**19):  # blocks of any size
         monkeypatch.setattr(kruskal, "ENTRIES", entries)
+        monkeypatch.setattr(kruskal, "PAIRS", entries)
         assert kruskal_rank(torch.cat([vectors, near])) == expected
 
 
@@ -200,6 +227,33 @@ def test_sampled_ranks_are_those_of_the_singular_values(dtype, rtol, decay):
     keys = torch.rand(samples, 60, generator=torch.Generator().manual_seed(1))
     subsets = vectors.to(dtype)[keys.topk(size, dim=1).indices]
     assert found.dependent == int((torch.linalg.matrix_rank(subsets, rtol=rtol) < size).sum())
+
+
+@pytest.mark.parametrize("decay", [3e-5, 0.2])
+def test_many_vectors_are_tested_as_few_are(decay, monkeypatch):
+    """Without a Gram matrix of all, and with keys in blocks, the same subsets have the same ranks."""
+    vectors = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
+    vectors[:, 12:] *= decay
+    few = sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3)
+    monkeypatch.setattr(sampled, "LARGE", 59)
+    monkeypatch.setattr(sampled, "ENTRIES", 60 * 6)  # 7 subsets at once
+    assert sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3) == few
+
+
+def test_small_subsets_of_many_vectors_are_uniform_and_repeat_nothing(monkeypatch):
+    monkeypatch.setattr(sampled, "LARGE", 8)
+    drawn = torch.cat([*sampled._subsets(9, 3, 10_000, torch.Generator().manual_seed(0))])
+    sets, counts = drawn.sort(dim=1).values.unique(dim=0, return_counts=True)
+    assert (sets.diff(dim=1) > 0).all()
+    expected = 10_000 / math.comb(9, 3)
+    assert len(sets) == math.comb(9, 3)
+    assert ((counts - expected).abs() < 5 * expected**0.5).all()  # five standard deviations
+
+
+def test_400_000_vectors_need_no_square_of_their_number():
+    vectors = torch.rand(400_000, 3)
+    assert sampled_independence(vectors, 2, samples=100, seed=0).dependent == 0
+    assert sampled_independence(vectors, 700, samples=2, seed=0).dependent == 2
 
 
 def test_sampling_finds_what_is_common_and_misses_what_is_rare():
@@ -249,6 +303,8 @@ def test_the_sampled_rank_comes_with_the_tests_on_both_sides():
         (lambda v: numerical_rank(v * float("nan")), "matrix"),
         (lambda v: numerical_rank(v, rtol=-1.0), "rtol"),
         (lambda v: numerical_rank(v, dtype=torch.float16), "dtype"),
+        (lambda v: rank_margin(v[None]), "matrix"),
+        (lambda v: rank_margin(v, rtol=2.0), "rtol"),
         (lambda v: kruskal_rank(v[None]), "vectors"),
         (lambda v: kruskal_rank(v, max_subsets=0), "max_subsets"),
         (lambda v: kruskal_rank(v, method="guess"), "method"),

@@ -17,6 +17,7 @@ from .numerical import check_entries, numerical_rank
 METHODS = ("exhaustive", "milp")
 SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
 ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
+PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
 BLOCK = 8192  # subsets whose singular values are computed at once
 
 
@@ -62,7 +63,7 @@ def kruskal_rank(
         max_seconds: The longest time that the integer program may take.
 
     Returns:
-        The Kruskal rank. It is 0 if a row is zero.
+        The Kruskal rank. It is 0 if a row is zero, as all rows without entries are.
 
     Raises:
         ValueError: If the work allowed does not suffice; the error says what is known by then. Also
@@ -75,13 +76,13 @@ def kruskal_rank(
     Source: Mahdavi et al. 2024, Definition 1.
     """
     rows = vectors.detach().to(torch.float64)
-    rows = rows / rows.abs().amax(dim=1, keepdim=True).where(rows.any(dim=1, keepdim=True), 1.0)
-    rows = rows / rows.norm(dim=1, keepdim=True).where(rows.any(dim=1, keepdim=True), 1.0)
+    if 0 in rows.shape or not rows.any(dim=1).all():
+        return 0
+    rows = rows / rows.abs().amax(dim=1, keepdim=True)
+    rows = rows / rows.norm(dim=1, keepdim=True)
     bound = numerical_rank(rows, rtol=rtol)
     if bound == len(rows):
         return bound
-    if not rows.any(dim=1).all():
-        return 0
     if method == "milp":
         return _smallest_circuit(rows, bound, rtol, max_seconds) - 1
     for size in range(2, bound + 1):
@@ -117,14 +118,18 @@ def _suspects(
         none, rows[None], rows.new_ones(1), size - 2, len(rows)
     ):
         squares = residual.square().sum(dim=-1)
-        areas = squares[:, :, None] * squares[:, None, :]
-        areas -= (residual @ residual.mT).square_()
-        small = areas < (threshold**2 / square.clamp(min=1e-300))[:, None, None]
-        small &= _later(prefix, residual, len(rows))[:, :, None]
-        block, first, second = small.triu_(diagonal=1).nonzero(as_tuple=True)
-        pairs = torch.stack([first, second], dim=1) + len(rows) - residual.shape[1]
-        for b, pair in zip(block.split(BLOCK), pairs.split(BLOCK), strict=True):
-            yield torch.cat([prefix[b], pair], dim=1)
+        tiny = (threshold**2 / square.clamp(min=1e-300))[:, None, None]
+        later = _later(prefix, residual, len(rows))[:, :, None]
+        length = 1 + PAIRS // squares.numel()
+        for start in range(0, residual.shape[1], length):  # not all pairs of many rows at once
+            part = slice(start, start + length)
+            areas = squares[:, part, None] * squares[:, None, :]
+            areas -= (residual[:, part] @ residual.mT).square_()
+            small = (areas < tiny).logical_and_(later[:, part])
+            block, first, second = small.triu_(diagonal=start + 1).nonzero(as_tuple=True)
+            pairs = torch.stack([start + first, second], dim=1) + len(rows) - residual.shape[1]
+            for b, pair in zip(block.split(BLOCK), pairs.split(BLOCK), strict=True):
+                yield torch.cat([prefix[b], pair], dim=1)
 
 
 def _prefixes(
@@ -179,15 +184,19 @@ def _smallest_circuit(
     """
     count = len(rows)
     V = (rows @ torch.linalg.svd(rows, full_matrices=False).Vh[:rank].mT).cpu().numpy()
-    one, none = np.eye(count), np.zeros((count, count))
-    flat, row = np.zeros((rank, count)), np.ones((1, count))
+    one, none = scipy.sparse.eye(count), scipy.sparse.csr_array((count, count))
+    flat, row = scipy.sparse.csr_array((rank, count)), scipy.sparse.csr_array(np.ones((1, count)))
+    bounded = (
+        ([scipy.sparse.csr_array(V.T), flat, flat], 0, 0),
+        ([one, -one, none], -np.inf, 0),
+        ([one, one, none], 0, np.inf),
+        ([one, none, -2 * one], -1, np.inf),
+        ([0 * row, 0 * row, row], 1, 1),
+        ([0 * row, row, 0 * row], 2, rank + 1),
+    )
     constraints = [
-        scipy.optimize.LinearConstraint(np.hstack([V.T, flat, flat]), 0, 0),
-        scipy.optimize.LinearConstraint(np.hstack([one, -one, none]), -np.inf, 0),
-        scipy.optimize.LinearConstraint(np.hstack([one, one, none]), 0, np.inf),
-        scipy.optimize.LinearConstraint(np.hstack([one, none, -2 * one]), -1, np.inf),
-        scipy.optimize.LinearConstraint(np.hstack([0 * row, 0 * row, row]), 1, 1),
-        scipy.optimize.LinearConstraint(np.hstack([0 * row, row, 0 * row]), 2, rank + 1),
+        scipy.optimize.LinearConstraint(scipy.sparse.hstack(parts), low, high)
+        for parts, low, high in bounded
     ]
     result = scipy.optimize.milp(
         np.concatenate([np.zeros(count), np.ones(count), np.zeros(count)]),

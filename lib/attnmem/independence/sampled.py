@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import scipy
@@ -21,6 +21,7 @@ from .numerical import (
 )
 
 DRAWN = 8192  # subsets drawn at once
+LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
 ENTRIES = 2**23  # numbers that are gathered at once, 64 MB of them
 
 
@@ -94,7 +95,7 @@ def sampled_independence(
     """Test uniformly random subsets of ``size`` rows for independence.
 
     A subset is independent if its numerical rank is ``size``. Most ranks are settled by a Cholesky
-    decomposition of the subset's Gram matrix, cut from that of all vectors (``8 T^2`` bytes). Ranks
+    decomposition of the subset's Gram matrix, cut from that of all vectors if there are few. Ranks
     below what squares can resolve are settled by a QR decomposition. Those close to the tolerance
     get their singular values computed.
 
@@ -121,17 +122,35 @@ def sampled_independence(
     """
     generator = torch.Generator().manual_seed(seed)
     vectors = vectors.to(arithmetic(vectors, dtype))
-    gram = vectors.double() @ vectors.double().mT
+    double = vectors.double()
+    gram = double @ double.mT if len(vectors) <= LARGE else None
     ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
     dependent = 0
-    for start in range(0, samples, DRAWN):
-        keys = torch.rand(min(DRAWN, samples - start), len(vectors), generator=generator)
-        subsets = keys.topk(size, dim=1).indices.to(vectors.device)
-        for block in subsets.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
+    for subsets in _subsets(len(vectors), size, samples, generator):
+        blocks = subsets.to(vectors.device)
+        for block in blocks.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
     test = scipy.stats.binomtest(dependent, samples, alternative="less")
     at_most = float(test.proportion_ci(confidence, method="exact").high)
     return SampledIndependence(size, samples, dependent, confidence, at_most)
+
+
+def _subsets(
+    T: int, size: int, samples: int, generator: torch.Generator
+) -> Iterator[Int[Tensor, "block size"]]:
+    """Uniformly random subsets, some at a time."""
+    block = DRAWN if T <= LARGE else 1 + ENTRIES // T
+    few = T > LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
+    while samples:
+        if few:
+            subsets = torch.randint(T, (samples, size), generator=generator, device="cpu")
+            in_order = subsets.sort(dim=1).values
+            subsets = subsets[(in_order[:, 1:] != in_order[:, :-1]).all(dim=1)]
+        else:
+            keys = torch.rand(min(block, samples), T, generator=generator, device="cpu")
+            subsets = keys.topk(size, dim=1).indices
+        samples -= len(subsets)
+        yield subsets
 
 
 def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
@@ -143,7 +162,7 @@ def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
 
 def _dependent(
     vectors: Float[Tensor, "T d"],
-    gram: Float[Tensor, "T T"],
+    gram: Float[Tensor, "T T"] | None,
     subsets: Int[Tensor, "block size"],
     rtol: float | None,
     ceiling: Callable[[], float],
@@ -152,7 +171,11 @@ def _dependent(
     size, d = subsets.shape[1], vectors.shape[1]
     if rtol is None:
         rtol = max(size, d) * torch.finfo(vectors.dtype).eps
-    blocks = gram[subsets[:, :, None], subsets[:, None, :]]
+    if gram is None:
+        rows = vectors[subsets].double()
+        blocks = rows @ rows.mT
+    else:
+        blocks = gram[subsets[:, :, None], subsets[:, None, :]]
     dependent = ~clearly_full(blocks, d, rtol)
     open_ = dependent.nonzero()[:, 0]
     if len(open_):
