@@ -231,7 +231,7 @@ def test_sampled_ranks_are_those_of_the_singular_values(dtype, rtol, decay):
 
 @pytest.mark.parametrize("decay", [3e-5, 0.2])
 def test_many_vectors_are_tested_as_few_are(decay, monkeypatch):
-    """Without a Gram matrix of all, and with keys in blocks, the same subsets have the same ranks."""
+    """Without the Gram matrix of all, and with keys in blocks: the same subsets, the same ranks."""
     vectors = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
     vectors[:, 12:] *= decay
     few = sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3)
