@@ -124,8 +124,9 @@ def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, d_v, runs)
     context = torch.randn(*of_data, 97, n, d, dtype=torch.float64)
     query = torch.randn(*of_data, 97, d, dtype=torch.float64) / d
     inputs = [x.requires_grad_() for x in (W_Q, W_K, W_V, W_O, context, query)]
-    short = attend_and_add(*inputs)
-    long = add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+    columns = context.movedim(-3, -1), query.mT
+    short = attend_and_add_columns(W_Q, W_K, W_V, W_O, *columns).mT
+    long = attend_and_add(*inputs)
     torch.testing.assert_close(short, long, **EXACT)
     direction = torch.randn_like(long)
     gradients = [  # one token needs no logits on the short road: no gradient where the other has 0
@@ -256,9 +257,11 @@ def test_rounding_errors_of_single_precision_are_those_of_the_largest_token(n, l
 @pytest.mark.parametrize(("H", "n"), [(2, 2), (2, 3), (5, 2)])
 def test_the_written_out_gradients_against_finite_differences(H, n):
     B = 7
-    shapes = [(H, 3, 4), (H, 3, 4), (H, 5, 3), (H, 2, 5), (B, n, 3), (B, 3)]
+    shapes = [(H, 3, 4), (H, 3, 4), (H, 5, 3), (H, 2, 5), (n, 3, B), (3, B)]
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(attend_and_add, inputs)
+    assert torch.autograd.gradcheck(attend_and_add_columns, inputs)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.gradgradcheck(attend_and_add_columns, inputs)
 
 
 @pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])
@@ -308,19 +311,64 @@ def test_no_sequences_have_no_logits():
     assert aot(aot_weights(), torch.zeros(0, S, dtype=torch.long)).shape == (0, N)
 
 
-@pytest.mark.parametrize(("H", "length"), [(6, 2), (20, 2), (2, 3)])
-def test_a_second_derivative_is_right_or_refused(H, length):
-    """Written-out gradients have none, whether it is asked for by ``backward`` or by ``grad``."""
-    maps = [torch.randn(H, 2, 2, dtype=torch.float64) for _ in range(4)]
-    tables = [torch.randn(size, 2, dtype=torch.float64) for size in (4, length, 4)]
-    weights = AoTWeights(*tables[:2], *maps, tables[2])
-    tokens = torch.cartesian_prod(*[torch.arange(4)] * length)
+def aot_inputs(length, runs=()):
+    shapes = [(5, 3), (length, 3), *[(4, 2, 3)] * 3, (4, 3, 2), (5, 3)]
+    return [torch.randn(*runs, *shape, dtype=torch.float64) for shape in shapes]
 
-    def loss(W_Q):
-        return aot(weights._replace(W_Q=W_Q), tokens).logsumexp(-1).mean()
 
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        torch.autograd.functional.hessian(loss, weights.W_Q)
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_aot_has_first_and_second_derivatives(length):
+    weights, tokens = (
+        [w.requires_grad_() for w in aot_inputs(length)],
+        torch.randint(5, (7, length)),
+    )
+
+    def logits(*weights):
+        return aot(AoTWeights(*weights), tokens)
+
+    assert torch.autograd.gradcheck(logits, weights)  # also of one token, where W_Q's are zeros
+    assert torch.autograd.gradgradcheck(logits, weights, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_transforms_of_torch_go_through_aot(length):
+    weights, tokens = aot_inputs(length), torch.randint(5, (7, length))
+
+    def logits(*weights, tokens=tokens):
+        return aot(AoTWeights(*weights), tokens)
+
+    expected = torch.autograd.functional.jacobian(logits, tuple(weights))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        for found, one in zip(transform(logits, (*range(7),))(*weights), expected, strict=True):
+            torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
+    many, sets = aot_inputs(length, (4,)), torch.randint(5, (4, 7, length))
+    for found, one in (
+        (torch.vmap(logits)(*many), logits(*many)),
+        (torch.vmap(lambda s: logits(*weights, tokens=s))(sets), logits(*weights, tokens=sets)),
+    ):
+        torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
+
+
+def test_transforms_of_torch_go_through_the_look_up_of_a_gpu():
+    table, chosen = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(5, (2, 7))
+    for transform in (torch.func.jacrev, torch.func.jacfwd):
+        ours, torchs = (transform(f)(table, chosen) for f in (tables._Rows.apply, tables.take_rows))
+        assert torch.equal(ours, torchs)
+    many = torch.stack([table, -table])
+    ours = torch.vmap(tables._Rows.apply, (0, None))(many, chosen)
+    assert torch.equal(ours[1], tables.take_rows(-table, chosen))
+    table.requires_grad_()
+    assert torch.autograd.gradgradcheck(tables._Rows.apply, (table, chosen))
+
+
+def test_a_last_token_much_larger_than_the_others_costs_no_digits():
+    maps = [torch.randn(s) for s in [(3, 5, 4), (3, 5, 4), (3, 4, 5), (3, 5, 4)]]
+    context, query = torch.randn(2000, 3, 5), torch.randn(2000, 5) / 1e5
+    context[:, -1] *= 1e5
+    inputs = (*maps, context, query)
+    exact = attend_and_add(*(x.double() for x in inputs))
+    error = (attend_and_add(*inputs) - exact).norm(dim=1) / exact.norm(dim=1)
+    assert float(error.max()) < 1e-4  # of each example; relative to the last token it is 0.01
 
 
 def test_mha_equals_torchs_multihead_attention():

@@ -126,6 +126,26 @@ def test_losses_refuse_a_second_gradient_and_attention_gives_it_again():
         losses.sum().backward()
 
 
+@pytest.mark.parametrize("changed", range(6))
+def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
+    maps, *rest = layer(SIZES[3])
+    after = after_pairs(maps, *rest).sum()
+    with torch.no_grad():
+        [*maps, *rest][changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        after.backward()
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_losses_notice_what_changes_in_place_before_the_gradient(changed):
+    given = numbers(3, 6, 4), numbers(3, 4, 1)
+    losses, _ = next_token_losses(*given, torch.zeros(3, 1).long())
+    with torch.no_grad():
+        given[changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        losses.sum().backward()
+
+
 @pytest.mark.parametrize("variant", training.VARIANTS)
 @pytest.mark.parametrize("sizes", [{"H": 3, "d_h": 5}, {"H": 7, "d_h": 3}, {"H": 2, "d_h": 2}])
 @pytest.mark.parametrize("width", [None, 4])

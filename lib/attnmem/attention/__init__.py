@@ -33,13 +33,14 @@ from .products import (
     SHARED,
     add_heads,
     attend,
+    attend_and_add,
     attention_logits,
     attention_weights,
     combine_heads,
     head_values,
     over_tokens,
 )
-from .short import attend_and_add, attend_and_add_columns
+from .short import attend_and_add_columns
 from .tables import look_up
 
 __all__ = [

@@ -19,12 +19,12 @@ from torch import Tensor
 from ..checks import check_floats, check_size, check_tensor, check_tokens, checked_by, refuse
 from .products import (
     attend,
+    attend_and_add,
     attention_weights,
     combine_heads,
     head_values,
     token_axes,
 )
-from .short import attend_and_add
 from .tables import look_up
 
 

@@ -50,6 +50,9 @@ def after_pairs(
 ) -> Float[Tensor, "R d_o B"]:
     """The residual stream at the second place, after attention to both places; for autograd.
 
+    It has a first derivative. Where an example attends to a first token ``10^k`` times as small as
+    the second, ``k`` digits are lost.
+
     Args:
         maps: The maps of the heads; a scale of the logits is in one of them.
         inputs: The attention's input at the two places, for every token of the vocabulary.
@@ -124,13 +127,15 @@ def after_pairs_vjp(
 
 class _AfterPairs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, W_Q, W_K, W_V, W_O, *others):
-        found, ctx.vjp = after_pairs_vjp(Maps(W_Q, W_K, W_V, W_O), *others)
+    def forward(ctx, *given):
+        found, ctx.vjp = after_pairs_vjp(Maps(*given[:4]), *given[4:])
+        ctx.save_for_backward(*given)  # which also tells whether one was changed since
         return found
 
     @staticmethod
     @once
     def backward(ctx, g):
+        _ = ctx.saved_tensors
         *g_maps, g_first, g_second, g_stream = ctx.vjp(g)
         return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
 
@@ -213,6 +218,7 @@ class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         losses, logits, ctx.vjp = next_token_losses_vjp(*inputs)
+        ctx.save_for_backward(*inputs)
         ctx.mark_non_differentiable(logits)
         ctx.set_materialize_grads(False)
         return losses, logits
@@ -220,6 +226,7 @@ class _NextTokenLosses(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, g, _):
+        _ = ctx.saved_tensors
         vjp, ctx.vjp = ctx.vjp, None
         if vjp is None:
             raise RuntimeError("the gradient can be formed once: its arrays were used in place")

@@ -223,6 +223,30 @@ def add_heads(
     return torch.einsum("...bhk,...hok->...bo", values, W_O)
 
 
+def attend_and_add(
+    W_Q: Float[Tensor, "*runs H d d_h"],
+    W_K: Float[Tensor, "*runs H d d_h"],
+    W_V: Float[Tensor, "*runs H d_v d"],
+    W_O: Float[Tensor, "*runs H d_o d_v"],
+    context: Float[Tensor, "*examples d"],
+    query: Float[Tensor, "*data B d"],
+) -> Float[Tensor, "*allruns B d_o"]:
+    """``sum_h W_O^h W_V^h z_h``.
+
+    Args:
+        W_Q: Query maps of the heads, which act from the right.
+        W_K: Key maps of the heads, which act from the right.
+        W_V: Value maps of the heads, which act from the left.
+        W_O: Output maps of the heads, which act from the left.
+        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
+        query: One vector per example.
+
+    Returns:
+        The sum over heads, one row per example.
+    """
+    return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+
+
 def combine_heads(
     values: Float[Tensor, "*allruns B Hd_v"],
     W_O: Float[Tensor, "*runs Hd_v d_o"],

@@ -20,41 +20,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .once import once
-from .products import add_heads, attend, chain_cost, product_first
+from .products import chain_cost, product_first
 
 Sums = Float[Tensor, "*allruns d_o B"]  # over heads
 
-SHORT = 8  # tokens up to which a loop runs over them; its gain was measured at 2 only
 # Multiplications inside a matrix product that take as long as one number that is written, read and
 # summed outside of one: between 10 and 30 on one core, for arrays inside and outside its cache.
 PASS = 16
-
-
-def attend_and_add(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    W_V: Float[Tensor, "*runs H d_v d"],
-    W_O: Float[Tensor, "*runs H d_o d_v"],
-    context: Float[Tensor, "*data B n d"],
-    query: Float[Tensor, "*data B d"],
-) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h`` for own contexts, short or long.
-
-    Args:
-        W_Q: Query maps of the heads, which act from the right.
-        W_K: Key maps of the heads, which act from the right.
-        W_V: Value maps of the heads, which act from the left.
-        W_O: Output maps of the heads, which act from the left.
-        context: One context per example, tokens as rows.
-        query: One vector per example.
-
-    Returns:
-        The sum over heads, one row per example.
-    """
-    if context.shape[-2] > SHORT:
-        return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
-    columns = context.movedim(-3, -1)
-    return attend_and_add_columns(W_Q, W_K, W_V, W_O, columns, query.mT).mT
 
 
 def attend_and_add_columns(
@@ -66,6 +38,10 @@ def attend_and_add_columns(
     query: Float[Tensor, "*data d B"],
 ) -> Float[Tensor, "*allruns d_o B"]:
     """:func:`attend_and_add` for short contexts, examples last: long rows make all sums fast.
+
+    It is for training, on first derivatives by autograd. Where an example attends to tokens
+    ``10^k`` times as small as its last one, ``k`` digits are lost. No gradient goes from a context
+    of one token to ``W_Q``, ``W_K`` and ``query``.
 
     Args:
         W_Q: Query maps of the heads, which act from the right.

@@ -27,7 +27,8 @@ def look_up(
     table = embedding.expand(*runs, N, d).reshape(-1, N, d)
     chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2)
     chosen = chosen.reshape(len(table), chosen.shape[-1])
-    return _Rows.apply(table, chosen).view(*runs, *tokens.shape[-2:], d)
+    rows = _Rows.apply if table.is_cuda else take_rows
+    return rows(table, chosen).view(*runs, *tokens.shape[-2:], d)
 
 
 def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
@@ -48,7 +49,7 @@ def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Te
 def add_rows(
     rows: Float[Tensor, "R m d"], chosen: Int[Tensor, "R m"], N: int
 ) -> Float[Tensor, "R N d"]:
-    """The gradient of :func:`take_rows`: to each row of a table, the sum of those that chose it.
+    """The gradient of :func:`take_rows`, as one product: on a GPU torch's own adds in any order.
 
     Args:
         rows: One row for each integer.
@@ -58,12 +59,8 @@ def add_rows(
     Returns:
         One table for each run, in sums that repeat bit for bit.
     """
-    if rows.is_cuda:  # index_add adds in any order there
-        vocabulary = torch.arange(N, device=rows.device)
-        return (chosen[:, None] == vocabulary[:, None]).to(rows.dtype) @ rows
-    R, _, d = rows.shape
-    table = rows.new_zeros(R * N, d)
-    return table.index_add_(0, _places(chosen, N), rows.flatten(0, 1)).view(R, N, d)
+    vocabulary = torch.arange(N, device=rows.device)
+    return (chosen[:, None] == vocabulary[:, None]).to(rows.dtype) @ rows
 
 
 def take_columns(
@@ -108,15 +105,27 @@ def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:
 
 
 class _Rows(torch.autograd.Function):
-    """:func:`take_rows` with :func:`add_rows`; on a GPU its own gradient would not repeat."""
+    """:func:`take_rows` with :func:`add_rows`, for a GPU; transforms of ``torch.func`` know it."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, table, chosen):
-        ctx.save_for_backward(chosen)
-        ctx.N = table.shape[-2]
+    def forward(table, chosen):
         return take_rows(table, chosen)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        table, chosen = inputs
+        ctx.save_for_backward(chosen)
+        ctx.save_for_forward(chosen)
+        ctx.N = table.shape[-2]
 
     @staticmethod
     def backward(ctx, g):
         [chosen] = ctx.saved_tensors
         return add_rows(g, chosen, ctx.N), None
+
+    @staticmethod
+    def jvp(ctx, table, _):
+        [chosen] = ctx.saved_tensors
+        return take_rows(table, chosen)
