@@ -6,6 +6,8 @@ fast. The published protocols and sizes are in :mod:`attnmem.training`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -15,11 +17,14 @@ from .attention import AoTWeights, aot
 from .checks import (
     check_integer,
     check_integers,
+    check_number,
     check_size,
     check_tensor,
     check_tokens,
     checked_by,
+    refuse,
 )
+from .constructions.dana import margins
 from .training.engine import FusedAdam
 
 EVERY = 50  # steps between two counts of what is right
@@ -33,11 +38,16 @@ def _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, seed, step
     check_integer("vocab", vocab)
     for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tensor, vocab)
+        if tensor.device.type != "cpu":
+            refuse(name, f"device {tensor.device}", "the CPU")
+    if not sequences.shape[-1]:
+        refuse("sequences", f"shape {tuple(sequences.shape)}", "at least one token in each")
     for axis, what in enumerate(("the number of runs", "the number of sequences")):
         check_size("next_tokens", next_tokens, axis, sequences.shape[axis], what)
     for name, value in (("dim", dim), ("head_dim", head_dim), ("heads", heads), ("steps", steps)):
         check_integer(name, value)
     check_integer("seed", seed, least=0)
+    check_number("rate", rate, least=0, most=math.inf)
 
 
 @checked_by(_check_tasks)
@@ -86,7 +96,7 @@ def train_tiny(
     R, _, S = sequences.shape
     weights = _start(R, S, vocab, dim, head_dim, heads, seed)
     trainings = _Trainings(weights, sequences, next_tokens)
-    return _most_right(trainings, torch.arange(R), steps, rate)
+    return _most_right(trainings, torch.arange(R, device="cpu"), steps, rate)
 
 
 def _most_right(
@@ -96,7 +106,7 @@ def _most_right(
 
     Runs with the same number in ``tasks`` train for the same task.
     """
-    left, best = torch.arange(len(tasks)), torch.zeros_like(tasks)
+    left, best = torch.arange(len(tasks), device=tasks.device), torch.zeros_like(tasks)
     for step in range(steps):
         if step % EVERY == 0:
             best[left] = torch.maximum(best[left], trainings.right())
@@ -119,23 +129,27 @@ class _Trainings:
     ) -> None:
         self.weights = weights
         self.optimizer = FusedAdam(weights._asdict(), beta_2=BETA_2)
-        self.sequences, self.next_tokens = sequences, next_tokens
+        self.sequences, self.next_tokens = sequences.long(), next_tokens.long()
         self.asked = next_tokens.shape[1]
         S, vocab = sequences.shape[-1], weights.embedding.shape[-2]
-        places = F.one_hot(torch.arange(S)).expand(*sequences.shape, -1)
-        self.used = torch.cat([F.one_hot(sequences, vocab), places], dim=-1).flatten(1, 2).double()
-        self.wanted = F.one_hot(next_tokens, vocab).double()
+        places = F.one_hot(torch.arange(S, device=sequences.device)).expand(*sequences.shape, -1)
+        self.used = (
+            torch.cat([F.one_hot(self.sequences, vocab), places], dim=-1).flatten(1, 2).double()
+        )
+        self.wanted = F.one_hot(self.next_tokens, vocab).double()
 
     @torch.inference_mode()
     def right(self) -> Int[Tensor, " R"]:
         """How many next tokens each run gets right."""
-        return (aot(self.weights, self.sequences).argmax(-1) == self.next_tokens).sum(-1)
+        logits = aot(self.weights, self.sequences).flatten(0, 1)
+        right = margins(logits, self.next_tokens.flatten()) > 0
+        return right.view(self.next_tokens.shape).sum(-1)
 
     @torch.inference_mode()
     def step(self, rate: float) -> None:
         """Take one step of Adam."""
         gradient = _gradient(self.weights, self.used, self.wanted)
-        self.optimizer.step(gradient, torch.tensor([rate], dtype=torch.float64))
+        self.optimizer.step(gradient, torch.tensor([rate], dtype=torch.float64, device="cpu"))
 
     def keep(self, places: Int[Tensor, " k"]) -> None:
         """Drop all runs but those at ``places``."""
@@ -193,7 +207,7 @@ def _gradient(
 def _check_rounds(
     sequences, next_tokens, vocab, dim, head_dim, heads, rounds, steps, least_runs
 ) -> None:
-    _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, 0, steps, None)
+    _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, 0, steps, RATE)
     check_integers(rounds=rounds, least_runs=least_runs)
 
 
@@ -239,7 +253,7 @@ def never_learned(
         >>> never_learned(bits, labels, heads=1, **sizes).tolist()
         [1]
     """
-    left = torch.arange(len(sequences))
+    left = torch.arange(len(sequences), device="cpu")
     for seed in range(rounds):
         if not len(left):
             break
@@ -253,7 +267,7 @@ def never_learned(
 
 def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWeights:
     """Gaussian weights of R transformers."""
-    draw = torch.Generator().manual_seed(seed)
+    draw, on_cpu = torch.Generator().manual_seed(seed), {"dtype": torch.float64, "device": "cpu"}
     map_scale = (SPREAD / d_h**0.5) ** 0.5 / d**0.5
     sizes = {
         "embedding": ((N, d), 1.0),
@@ -266,7 +280,7 @@ def _start(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> AoTWe
     }
     return AoTWeights(
         **{
-            name: scale * torch.randn(R, *shape, generator=draw, dtype=torch.float64)
+            name: scale * torch.randn(R, *shape, generator=draw, **on_cpu)
             for name, (shape, scale) in sizes.items()
         }
     )

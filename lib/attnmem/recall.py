@@ -14,7 +14,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .checks import check_integer, check_number, check_size, check_tensor, checked_by
+from .checks import (
+    check_floats,
+    check_integer,
+    check_number,
+    check_size,
+    check_tensor,
+    checked_by,
+    refuse,
+)
+from .constructions.dana import margins
 
 RATE = 0.3  # of Adam, at the first step
 LOOSE = 2.0  # the start's logits of right answers, in units of log p
@@ -49,7 +58,7 @@ def draw(count: int, dim: int, seed: int) -> Facts:
         ValueError: If an argument is not an integer or too small.
     """
     generator = torch.Generator().manual_seed(seed)
-    both = torch.randn(2, count, dim, generator=generator, dtype=torch.float64)
+    both = torch.randn(2, count, dim, generator=generator, dtype=torch.float64, device="cpu")
     return Facts(*(both / both.norm(dim=-1, keepdim=True)))
 
 
@@ -58,6 +67,10 @@ def _check_facts(facts) -> None:
     check_tensor("facts.values", facts.values, "(p, d)", 2)
     for axis, what in enumerate(("the number of keys", "d of the keys")):
         check_size("facts.values", facts.values, axis, facts.keys.shape[axis], what)
+    if not len(facts.keys):
+        refuse("facts.keys", f"shape {tuple(facts.keys.shape)}", "at least one fact")
+    for name, rows in facts._asdict().items():
+        check_floats(f"facts.{name}", rows)
 
 
 @checked_by(_check_facts)
@@ -71,7 +84,7 @@ def outer_products(facts: Facts) -> Float[Tensor, "d d"]:
         The matrix.
 
     Raises:
-        ValueError: If there are not as many values as keys, of the same dimension.
+        ValueError: If there are no keys, not as many values, or values of another dimension.
     """
     return facts.values.mT @ facts.keys
 
@@ -85,7 +98,7 @@ def _check_recalled(matrix, facts) -> None:
 
 @checked_by(_check_recalled)
 def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
-    """The share of keys whose image matches its own value better than any other.
+    """The share of keys whose image matches its own value better than any other, without a tie.
 
     Args:
         matrix: The memory ``W``.
@@ -106,8 +119,8 @@ def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
 
 
 def _right(matches: Float[Tensor, "p p"]) -> float:
-    own = torch.arange(len(matches))
-    return (matches.argmax(dim=1) == own).double().mean().item()
+    own = torch.arange(len(matches), device=matches.device)
+    return (margins(matches, own) > 0).double().mean().item()
 
 
 def _check_trained(facts, steps) -> None:
@@ -132,7 +145,7 @@ def trained(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     Raises:
         ValueError: If sizes do not fit, or ``steps`` is not an integer of at least 1.
     """
-    own = torch.arange(len(facts.keys))
+    own = torch.arange(len(facts.keys), device=facts.keys.device)
     start = LOOSE * math.log(len(own)) * outer_products(facts)
     W = start.requires_grad_()
     optimizer = torch.optim.Adam([W], lr=RATE)

@@ -40,7 +40,13 @@ class ContextQueries(NamedTuple):
     labels: Tensor
 
 
+def _check_generator(generator) -> None:
+    if not isinstance(generator, torch.Generator):
+        refuse("generator", repr(generator), "a torch.Generator")
+
+
 def _check_bigrams(generator, vocab, count) -> None:
+    _check_generator(generator)
     check_integer("vocab", vocab, least=2)
     check_integer("count", count)
 
@@ -67,12 +73,13 @@ def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
 
     Source: Dana et al. 2025, the bigrams of their experiments.
     """
-    table = torch.randint(vocab, (vocab, vocab), generator=generator)
-    tokens = torch.randint(vocab, (count, 2), generator=generator)
+    table = _integers(generator, vocab, (vocab, vocab))
+    tokens = _integers(generator, vocab, (count, 2))
     return Bigrams(tokens, table[tokens[:, 0], tokens[:, 1]], table)
 
 
 def _check_associations(generator, vocab, count) -> None:
+    _check_generator(generator)
     check_integer("vocab", vocab, least=2)
     check_integer("count", count, most=vocab**2)
 
@@ -99,13 +106,16 @@ def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
         >>> len(drawn.tokens.unique(dim=0))
         25
     """
-    table = torch.randint(vocab, (vocab, vocab), generator=generator)
-    chosen = torch.randperm(vocab * vocab, generator=generator)[:count]
+    table = _integers(generator, vocab, (vocab, vocab))
+    chosen = torch.randperm(vocab * vocab, generator=generator, device=generator.device)[:count]
     tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
     return Bigrams(tokens, table.flatten()[chosen], table)
 
 
 def _check_context_queries(generator, examples, context, dim, shared, classes, dtype) -> None:
+    _check_generator(generator)
+    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+        refuse("dtype", dtype, "a floating-point dtype of torch")
     for name, value in (("examples", examples), ("context", context), ("dim", dim)):
         check_integer(name, value)
     if classes is not None:
@@ -150,10 +160,14 @@ def context_queries(
 
     Source: Mahdavi et al. 2024, the synthetic experiments (Figures 2 to 5).
     """
-    rand = functools.partial(torch.rand, generator=generator, dtype=dtype)
+    rand = functools.partial(torch.rand, generator=generator, dtype=dtype, device=generator.device)
     contexts = rand(*(() if shared else (examples,)), context, dim)
     queries = rand(examples, dim)
     if classes is None:
         return ContextQueries(contexts, queries, rand(examples))
-    labels = torch.randint(classes, (examples,), generator=generator)
+    labels = _integers(generator, classes, (examples,))
     return ContextQueries(contexts, queries, labels)
+
+
+def _integers(generator: torch.Generator, below: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.randint(below, shape, generator=generator, device=generator.device)

@@ -309,6 +309,23 @@ def test_aot_is_the_papers_model():
 
 def test_no_sequences_have_no_logits():
     assert aot(aot_weights(), torch.zeros(0, S, dtype=torch.long)).shape == (0, N)
+    shapes = [(5, 0), (3, 0), *[(2, 4, 0)] * 3, (2, 0, 4), (5, 0)]  # no dimensions: logits of zero
+    weights = AoTWeights(*(torch.ones(shape) for shape in shapes))
+    assert torch.equal(aot(weights, torch.zeros(7, 3, dtype=torch.long)), torch.zeros(7, 5))
+
+
+@pytest.mark.parametrize("shape", [(0, 11), (17, 0, 11)])
+@pytest.mark.parametrize("layer", [mha, mha_attention, mha_features])
+def test_a_context_without_tokens_is_refused(layer, shape):
+    with pytest.raises(ValueError, match=r"^context: got shape .* at least one token"):
+        layer(mha_weights(), torch.ones(shape), torch.ones(17, 11))
+
+
+@pytest.mark.parametrize("layer", [aot, aot_features])
+def test_sequences_without_tokens_are_refused(layer):
+    weights = aot_weights()._replace(positions=torch.ones(0, d))
+    with pytest.raises(ValueError, match=r"^tokens: got shape .* at least one token"):
+        layer(weights, torch.zeros(3, 0, dtype=torch.long))
 
 
 def aot_inputs(length, runs=()):

@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import attnmem
-from attnmem import constructions, descent, fitting, independence, recall, scaling
+from attnmem import (
+    attention,
+    constructions,
+    descent,
+    fitting,
+    independence,
+    recall,
+    scaling,
+    tasks,
+)
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.checks import checked_by
 from attnmem.constructions import jacobians, sequences
@@ -22,6 +31,12 @@ PAIRS = torch.cartesian_prod(torch.arange(3), torch.arange(3))
 TABLE = {"vocab": 3, "dim": 4, "head_dim": 2}
 WIDE = {"head_dim": 2, "dim": 3}
 ONE_HEAD = ScalarHeads(DRAWN[:1, :, :2], DRAWN[1:2, :, :2], DRAWN[2, :1])
+TASK = PAIRS[None], PAIRS[None, :, 0]
+HEADS = DRAWN[:2, :, :3], DRAWN[:2, :, 1:4]
+MHA = attention.MHAWeights(*HEADS, DRAWN[:2, :, :1], DRAWN[0, :2], DRAWN[1, :, :1])
+SIDES = [DRAWN[:2, :3]] * 3
+AOT = attention.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
+HERE = "attnmem.independence", "attnmem.recall", "attnmem.descent", "attnmem.scaling"
 SEEDED = [
     (constructions.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
     (constructions.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
@@ -29,7 +44,7 @@ SEEDED = [
     (constructions.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
     (constructions.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
     (constructions.random_mha, (2, 5, 3), {}),
-    (descent.train_tiny, (PAIRS[None], PAIRS[None, :, 0]), TABLE | {"heads": 1, "steps": 2}),
+    (descent.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
     (fitting.adam, (ONE_HEAD, *OWN[:2], y[:, 0]), {"steps": 2, "rate": float, "batch": 2}),
     (independence.certified_rank, (PAIRS,), {}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
@@ -69,6 +84,38 @@ def test_every_checked_function_with_a_seed_stands_among_them():
             if getattr(function, "__code__", None) is marked and function.__module__ == place.name:
                 found |= {name} if "seed" in inspect.signature(function).parameters else set()
     assert found == {function.__name__ for function, *_ in SEEDED}
+
+
+PLACED = [
+    *((f, a, {**o, "seed": 3}) for f, a, o in SEEDED if f.__module__.startswith(HERE)),
+    (independence.numerical_rank, (PAIRS,), {}),
+    (independence.numerical_rank, (DRAWN[:, :0],), {}),
+    (independence.numerical_rank, (DRAWN[:, :1].float().expand(3, 2, 5),), {}),
+    (independence.kruskal_rank, (PAIRS[1:4],), {}),
+    (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
+    (recall.trained, (recall.draw(5, 4, seed=0),), {"steps": 3}),
+    (recall.recalled, (DRAWN[0, :4, :4], recall.draw(5, 4, seed=0)), {}),
+    (descent.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
+    *((draw, (), {"vocab": 3, "count": 4}) for draw in (tasks.bigrams, tasks.associations)),
+    (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
+    (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),
+    (attention.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
+    (attention.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
+    (attention.aot, (AOT, PAIRS), {}),
+    (attention.aot_features, (AOT, PAIRS), {}),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "options"), PLACED)
+def test_results_do_not_depend_on_the_default_device(function, arguments, options):
+    results = []
+    for device in ("cpu", "meta"):
+        drawn = options
+        if "generator" in inspect.signature(function).parameters:
+            drawn = options | {"generator": torch.Generator().manual_seed(0)}
+        with torch.device(device):
+            results.append(_parts(function(*arguments, **drawn)))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(

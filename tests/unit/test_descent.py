@@ -1,6 +1,7 @@
 """Tiny trainings: their steps against PyTorch's, and what is learned or never."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -182,6 +183,19 @@ def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
         never_learned(cube.expand(2, 4, 3), parity.expand(2, 4), **sizes | {name: 0})
 
 
+def test_tokens_of_32_bits_are_tokens():
+    sequences, next_tokens = random_tasks(3, 4, 3, 2)
+    sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "heads": 1, "seed": 0, "steps": 60}
+    narrow = train_tiny(sequences.int(), next_tokens.int(), **sizes)
+    assert torch.equal(narrow, train_tiny(sequences, next_tokens, **sizes))
+
+
+def test_a_tie_is_not_right():
+    trainings, _ = tiny(*random_tasks(2, 3, 2, 4), 4, 2, 2, 1)
+    trainings.weights.W_U.zero_()
+    assert trainings.right().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -196,6 +210,9 @@ def test_bad_sizes_of_repeated_trainings_are_refused_by_name(name):
         ({"dim": 0}, "dim: got 0"),
         ({"head_dim": 0}, "head_dim: got 0"),
         ({"heads": 0}, "heads: got 0"),
+        ({"sequences": torch.zeros(2, 4, 0, dtype=torch.int64)}, "sequences: got shape"),
+        ({"rate": math.nan}, "rate: got nan"),
+        ({"rate": -0.1}, "rate: got -0.1"),
     ],
 )
 def test_bad_input_of_tiny_trainings_is_refused_by_name(change, name):

@@ -33,6 +33,14 @@ def test_recall_is_that_of_a_plain_loop():
     assert recall.recalled(W, facts) == pytest.approx(right / 11)
 
 
+def test_a_tie_and_what_is_no_number_are_not_recalled():
+    facts = recall.draw(count=5, dim=3, seed=0)
+    assert recall.recalled(torch.zeros(3, 3).double(), facts) == 0
+    assert recall.recalled(torch.full((3, 3), torch.nan).double(), facts) == 0
+    twice = recall.Facts(torch.eye(3), torch.eye(3)[[0, 1, 1]])  # two equal values
+    assert recall.recalled(torch.eye(3), twice) == pytest.approx(1 / 3)
+
+
 def test_outer_products_recall_orthogonal_keys_whatever_the_values():
     _, values = recall.draw(count=6, dim=6, seed=3)
     facts = recall.Facts(torch.eye(6).double(), values)
@@ -69,6 +77,14 @@ def test_the_count_is_the_last_within_the_load(load, dim):
         (lambda: recall.draw(3, 3, seed=-1), "seed"),
         (lambda: recall.count_at(-0.1, 3), "load"),
         (lambda: recall.trained(recall.draw(3, 3, seed=0), steps=0), "steps"),
+        (
+            lambda: recall.outer_products(recall.Facts(torch.ones(0, 2), torch.ones(0, 2))),
+            "facts.keys",
+        ),
+        (
+            lambda: recall.outer_products(recall.Facts(torch.ones(1, 2), torch.ones(1, 2).half())),
+            "facts.values",
+        ),
         (
             lambda: recall.recalled(torch.eye(4).double(), recall.draw(3, 3, seed=0)),
             "matrix",

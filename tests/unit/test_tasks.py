@@ -52,6 +52,10 @@ def test_the_generator_decides():
 @pytest.mark.parametrize(
     ("call", "name"),
     [
+        (lambda: tasks.bigrams(None, 2, 5), "generator"),
+        (lambda: tasks.associations(0, 2, 4), "generator"),
+        (lambda: tasks.context_queries(None, 5, 3, shared=True), "generator"),
+        (lambda: tasks.context_queries(g(), 5, 3, shared=True, dtype=torch.int64), "dtype"),
         (lambda: tasks.bigrams(g(), 1, 5), "vocab"),
         (lambda: tasks.bigrams(g(), 5, 0), "count"),
         (lambda: tasks.context_queries(g(), 0, 3, shared=True), "examples"),

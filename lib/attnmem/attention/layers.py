@@ -84,6 +84,12 @@ def _check_weights(weights, kind) -> None:
                 refuse(f"weights.{name}", got, f"{axis} = {known}, as in {where}")
 
 
+def _check_some(name, value, length) -> None:
+    """At least one token to attend to."""
+    if not length:
+        refuse(name, f"shape {tuple(value.shape)}", "at least one token")
+
+
 def _check_mha_weights(weights) -> None:
     _check_weights(weights, MHAWeights)
     heads, d_v = weights.W_V.shape[-3], weights.W_V.shape[-1]
@@ -110,6 +116,7 @@ def check_features(weights, context, query, names=("context", "query")) -> None:
     for name, tensor in ((queries, query), (contexts, context)):
         check_floats(name, tensor)
         check_size(name, tensor, -1, weights.W_Q.shape[-2], "d of weights.W_Q")
+    _check_some(contexts, context, context.shape[-2])
     if context.ndim == query.ndim + 1:
         check_size(contexts, context, -3, query.shape[-2], "the number of queries")
 
@@ -242,6 +249,7 @@ def check_aot(weights, tokens) -> None:
     _check_weights(weights, AoTWeights)
     check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
     check_size("tokens", tokens, -1, weights.positions.shape[-2], "S of weights.positions")
+    _check_some("tokens", tokens, tokens.shape[-1])
     check_tokens("tokens", tokens, weights.embedding.shape[-2])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
@@ -24,7 +26,7 @@ def look_up(
     """
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
     N, d = embedding.shape[-2:]
-    table = embedding.expand(*runs, N, d).reshape(-1, N, d)
+    table = embedding.expand(*runs, N, d).reshape(math.prod(runs), N, d)
     chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2)
     chosen = chosen.reshape(len(table), chosen.shape[-1])
     rows = _Rows.apply if table.is_cuda else take_rows
@@ -42,7 +44,7 @@ def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Te
         The chosen rows, in the order of the integers.
     """
     # Not F.embedding: its backward pass may wait for the host.
-    rows = table.reshape(-1, table.shape[-1]).index_select(0, _places(chosen, table.shape[1]))
+    rows = table.flatten(0, 1).index_select(0, _places(chosen, table.shape[1]))
     return rows.view(*chosen.shape, table.shape[-1])
 
 

@@ -212,7 +212,7 @@ def _smallest_circuit(
             f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}",
             f"an integer program solved within max_seconds = {max_seconds} ({result.message})",
         )
-    circuit = torch.as_tensor(result.x[count : 2 * count] > 0.5)
+    circuit = torch.from_numpy(result.x[count : 2 * count] > 0.5)
     size = int(circuit.sum())
     if numerical_rank(rows[circuit.to(rows.device)], rtol=rtol) == size:
         refuse(

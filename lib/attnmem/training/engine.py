@@ -37,7 +37,7 @@ class FusedAdam:
         self.parameters, self.beta_2 = parameters, beta_2
         self.mean = {name: torch.zeros_like(P) for name, P in parameters.items()}
         self.square = {name: torch.zeros_like(P) for name, P in parameters.items()}
-        self.count = torch.zeros(())
+        self.count = torch.zeros((), device="cpu")
 
     @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
