@@ -6,9 +6,7 @@ last one, :math:`\delta_s = x_s - x_n`: one token less to attend to, and
 .. math:: \textstyle\sum_h W_O^h W_V^h z_h = \bigl(\sum_h W_O^h W_V^h\bigr) x_n
           + \sum_h W_O^h W_V^h \sum_{s<n} \alpha_{h,s} \delta_s .
 
-Rounding errors are those of the largest token: beside a last one that is far larger, what is
-attended to loses digits. Three roads lead to these sums; :func:`attend_and_add_columns` takes the
-cheapest.
+Three roads lead to these sums; :func:`attend_and_add_columns` takes the cheapest.
 """
 
 from __future__ import annotations
