@@ -173,6 +173,19 @@ def test_data_of_another_number_are_refused(monkeypatch):
         experiments.run(NAME, "quick")
 
 
+@pytest.mark.parametrize(
+    ("asked", "argument"),
+    [
+        (("vision", "quick", "float32"), "name"),
+        ((NAME, "paper", "float32"), "tier"),
+        ((NAME, "quick", "float16"), "dtype"),
+    ],
+)
+def test_features_of_no_case_are_refused_by_name(asked, argument):
+    with pytest.raises(ValueError, match=rf"^{argument}: got '.*'; expected one of "):
+        assumptions.collect(*asked)
+
+
 def test_no_rows_come_from_a_model_that_did_not_learn():
     def fails(folder, seed):
         return 0.5

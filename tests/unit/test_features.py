@@ -1,5 +1,6 @@
 """Encoders, feature maps and corpora, on tiny models and whatever the machine carries."""
 
+import io
 import re
 import weakref
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from PIL import Image
 from torch import nn
 
 from attnmem import features
@@ -20,7 +22,8 @@ TINY = {"vit": VIT} | {
     kind: (kind, pretrained.language_sizes(kind, length=64, d=24, layers=1))
     for kind in ("bert", "gpt2")
 }
-
+IMAGES = ("vit", "deit", "dinov2")  # the families that read images
+BLOCKS = ("Layer", "Block")  # how classes of blocks end
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
@@ -89,8 +92,8 @@ def gpt2(P, ids):
     return [x, y + conv(hidden, "mlp.c_proj")]
 
 
-def bert(P, ids):
-    e = "embeddings"
+def bert(P, pairs):
+    e, ids = "embeddings", pairs["input_ids"]
     marks = (ids == corpora.SEP).long().cumsum(dim=1) - (ids == corpora.SEP).long()
     types = marks.clamp(max=1)  # a mark still belongs to what it ends
     x = P[f"{e}.word_embeddings.weight"][ids] + P[f"{e}.token_type_embeddings.weight"][types]
@@ -162,6 +165,272 @@ def test_a_cut_model_has_the_blocks_of_the_whole(kind, tmp_path):
             torch.testing.assert_close(found, expected)
     with pytest.raises(ValueError, match=r"^depth: got 4; expected at most 3"):
         features.trained_encoder(str(tmp_path), depth=4)
+
+
+SIZES = {  # tiny models of all families
+    kind: {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
+    | ({"image_size": 32, "patch_size": 8} if kind in IMAGES else {"vocab_size": 50})
+    for kind in features.FAMILIES
+}
+SIZES["dinov2"] = {k: v for k, v in SIZES["dinov2"].items() if k != "intermediate_size"}
+SIZES["distilbert"] = {"dim": 24, "n_heads": 4, "hidden_dim": 40, "vocab_size": 50}
+SIZES["gpt2"] = {"n_embd": 24, "n_head": 4, "vocab_size": 50} | dict.fromkeys(
+    ("bos_token_id", "eos_token_id"), 0
+)
+SIZES["electra"]["embedding_size"] = 16
+TEXTS = [kind for kind in SIZES if kind not in IMAGES]
+
+
+def whole_model(kind, folder):
+    """A model of transformers as it comes, of two blocks; no weight has a special value."""
+    config = transformers.AutoConfig.for_model(kind, **SIZES[kind], num_hidden_layers=2)
+    model = transformers.AutoModel.from_config(config).eval()
+    for P in model.parameters():
+        P.data += 0.1 * torch.randn_like(P)
+    model.save_pretrained(folder)
+    return model.double()
+
+
+def some_input(kind):
+    return torch.rand(3, 3, 32, 32) if kind in IMAGES else torch.randint(3, 50, (3, 9))
+
+
+@pytest.mark.parametrize("kind", features.FAMILIES)
+def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
+    whole, inputs, seen = whole_model(kind, tmp_path), some_input(kind), []
+    blocks = [part for part in whole.modules() if type(part).__name__.endswith(BLOCKS)]
+    assert len(blocks) == 2
+    blocks[0].register_forward_pre_hook(
+        lambda _, args, named: seen.append(args[0] if args else named["hidden_states"]),
+        with_kwargs=True,
+    )
+    for block in blocks:
+        block.register_forward_hook(
+            lambda _, args, x: seen.append(x if torch.is_tensor(x) else x[0])
+        )
+    whole(inputs.double() if kind in IMAGES else inputs)
+    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    for depth in range(3):
+        found = encoder.cut(depth)(inputs)
+        assert len(found) == depth + 1
+        for x, expected in zip(found, seen, strict=False):
+            torch.testing.assert_close(x, expected.detach())
+
+
+@pytest.mark.parametrize("kind", features.FAMILIES)
+def test_the_token_that_asks_sees_all_tokens(kind, tmp_path):
+    whole_model(kind, tmp_path)
+    encoder, x = features.trained_encoder(str(tmp_path), depth=1), some_input(kind)
+    asked = encoder(x)[1][:, encoder.query]
+    for i in range(9):
+        other = x.clone()
+        if kind in IMAGES:
+            row, column = divmod(i, 3)
+            other[:, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 1
+        else:
+            other[:, i] = 1 + other[:, i] % 47 + 2 * (other[:, i] % 47 < 2)
+        changed = (encoder(other)[1][:, encoder.query] - asked).abs().amax(dim=1)
+        assert (changed > 1e-4).all()
+
+
+@pytest.mark.parametrize("kind", features.FAMILIES)
+def test_every_family_computes_in_float64_from_end_to_end(kind, tmp_path):
+    """Differences over 1e-9 and 1e-6 agree; a float32 on the way makes the first one noise."""
+    whole_model(kind, tmp_path)
+    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    moved = [(P, P.detach().clone(), torch.randn_like(P)) for P in encoder.model.parameters()]
+
+    def slope(step):
+        ends = []
+        for sign in (1, -1):
+            for P, start, direction in moved:
+                P.data = start + sign * step * direction
+            ends.append(encoder(inputs)[2])
+        return (ends[0] - ends[1]) / (2 * step)
+
+    inputs = some_input(kind)
+    torch.testing.assert_close(slope(1e-9), slope(1e-6), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", features.FAMILIES)
+def test_positions_are_what_the_embedding_adds(kind, tmp_path):
+    sizes = SIZES[kind] | ({"embedding_size": 24} if kind == "electra" else {})
+    encoder = features.random_encoder((kind, sizes), depth=0, dtype=torch.float64, seed=0)
+    for name, P in encoder.model.named_parameters():
+        if "position" not in name and "wpe" not in name:
+            P.data.fill_("LayerNorm.weight" in name)
+        else:
+            P.data = torch.randn_like(P)
+    [[x, *_]] = encoder(some_input(kind))
+    added = encoder.positions[: len(x)]
+    if kind in TEXTS and kind != "gpt2":  # BERT and its kin normalize the sum
+        added = encoder.model.embeddings.LayerNorm(added).detach()
+    torch.testing.assert_close(x, added)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("llama", {"num_attention_heads": 4, "vocab_size": 50}),
+        ("gpt_neo", {"num_heads": 4, "attention_types": [[["global"], 1]], "num_layers": 1}),
+        ("opt", {"num_attention_heads": 4, "word_embed_proj_dim": 24}),
+        ("vit_mae", {"num_attention_heads": 4}),
+        ("albert", {"num_attention_heads": 4}),
+    ],
+)
+def test_other_families_are_refused_with_a_list_of_those_that_are_read(kind, sizes, tmp_path):
+    said = rf"got a model of type {kind}; expected one of vit, .*, bert, .*gpt2$"
+    with pytest.raises(ValueError, match=rf"^architecture: {said}"):
+        features.random_encoder((kind, sizes), seed=0)
+    config = transformers.AutoConfig.for_model(kind, hidden_size=24, **sizes)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"^source: {said}"):
+        features.trained_encoder(str(tmp_path))
+
+
+def test_a_model_that_lacks_weights_is_refused(tmp_path):
+    whole = whole_model("bert", tmp_path)
+    kept = {n: P for n, P in whole.state_dict().items() if "layer.1.output.dense" not in n}
+    whole.save_pretrained(tmp_path, state_dict=kept)
+    assert features.trained_encoder(str(tmp_path), depth=1).depth == 1
+    with pytest.raises(ValueError, match=r"^source: got .* without encoder.layer.1.output.dense.b"):
+        features.trained_encoder(str(tmp_path), depth=2)
+
+
+# --- what a tokenizer gives -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def berts_tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "three"]
+    return transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+SENTENCE, OTHER, LONG = "one two three", "two two one", "three one two one"
+
+
+@pytest.mark.parametrize("pair", [None, "three one", "one two three one two"])
+def test_sentences_and_pairs_of_a_tokenizer_are_read_as_the_model_reads_them(
+    pair, tmp_path, berts_tokenizer
+):
+    whole = whole_model("bert", tmp_path)
+    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    given = berts_tokenizer(SENTENCE, pair, return_tensors="pt")
+    assert given["token_type_ids"].max() == (pair is not None)
+    expected = whole(**given, output_hidden_states=True).hidden_states
+    for found, x in zip(encoder(given), expected, strict=True):
+        torch.testing.assert_close(found, x.detach())
+    if pair is None:
+        assert torch.equal(encoder(given["input_ids"])[2], encoder(given)[2])
+    seen = features.collect(features.feature_maps(encoder), [given], query=0)
+    torch.testing.assert_close(seen["random L2"].queries, expected[2][:, 0].detach())
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_padding_is_no_token(kind, tmp_path, berts_tokenizer):
+    whole = whole_model(kind, tmp_path)
+    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    berts_tokenizer.pad_token_id = whole.config.pad_token_id or 0
+    padded = berts_tokenizer(
+        [SENTENCE, OTHER], return_tensors="pt", padding="max_length", max_length=8
+    )
+    assert padded["attention_mask"].sum(dim=1).tolist() == [5, 5]
+    if kind in ("gpt2", "distilbert", "mpnet"):  # they have no types
+        del padded["token_type_ids"]
+    expected = whole(**padded, output_hidden_states=True).hidden_states
+    for found, x in zip(encoder(padded)[:2], expected, strict=False):
+        torch.testing.assert_close(found, x[:, :5].detach())
+    alone = encoder(berts_tokenizer(OTHER, return_tensors="pt"))
+    torch.testing.assert_close(encoder(padded)[2][1:], alone[2])
+    left = {name: value.roll(3, dims=1) for name, value in padded.items()}
+    assert torch.equal(encoder(left)[2], encoder(padded)[2])
+    assert torch.equal(
+        encoder(padded | {"attention_mask": padded["attention_mask"].bool()})[2], encoder(padded)[2]
+    )
+
+
+def test_input_that_a_model_does_not_read_is_named(tmp_path, berts_tokenizer):
+    whole_model("bert", tmp_path)
+    bert = features.trained_encoder(str(tmp_path))
+    vit = features.random_encoder(VIT, seed=0)
+    dino = features.random_encoder(("dinov2", SIZES["dinov2"]), seed=0)
+    gpt2 = features.random_encoder(("gpt2", SIZES["gpt2"]), seed=0)
+    ragged = berts_tokenizer([SENTENCE, LONG], return_tensors="pt", padding=True)
+    good = berts_tokenizer([SENTENCE, OTHER], return_tensors="pt")
+    ids = good["input_ids"]
+    levels = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    double = bert._replace(dtype=torch.float64)
+    half = vit.cut(1)
+    half = half._replace(model=half.model.half(), dtype=torch.float16)
+    for encoder, inputs, said in [
+        (bert, ragged, "input_ids: got texts of 5 to 6 tokens; expected as many in all of"),
+        (bert, {"input_ids": ids, "attention_mask": 0 * ids}, "input_ids: got texts of 0 to 0"),
+        (bert, {"input_ids": ids, "attention_mask": 0.0 * ids}, "attention_mask: got dtype"),
+        (bert, {"input_ids": ids, "attention_mask": ids}, "attention_mask: got tokens from 2 to"),
+        (bert, {"input_ids": ids, "token_type_ids": 2 + 0 * ids}, "token_type_ids: got tokens"),
+        (gpt2, {"input_ids": ids, "token_type_ids": 1 + 0 * ids}, "token_type_ids: got tokens"),
+        (bert, {"input_ids": ids, "token_type_ids": ids[:1]}, r"token_type_ids: got shape \(1, 5"),
+        (bert, berts_tokenizer([SENTENCE]), "input_ids: got list; expected a torch.Tensor"),
+        (bert, ids[0], "input_ids: got shape"),
+        (bert, ids[:0], "input_ids: got shape"),
+        (bert, ids.to(torch.uint8), "input_ids: got dtype torch.uint8"),
+        (bert, ids + 50, "input_ids: got tokens from 52 to"),
+        (bert, torch.ones(1, 513, dtype=torch.int64), "input_ids: got texts of 513 to 513"),
+        (bert, {"pixel_values": levels}, "inputs: got pixel_values; expected input_ids"),
+        (bert, {"input_ids": ids, "offset_mapping": ids}, "inputs: got input_ids, offset_mapping"),
+        (vit, good, "inputs: got input_ids, token_type_ids, attention_mask; expected pixel_values"),
+        (vit, levels[0], "pixel_values: got shape"),
+        (vit, levels.int(), "pixel_values: got torch.int32 for a vit"),
+        (dino, levels, "pixel_values: got torch.uint8 for a dinov2; expected floats of its image"),
+        (
+            double,
+            ids,
+            "model: got weights of torch.float32; expected those of the dtype, torch.float64",
+        ),
+        (half, levels, "model: got weights of torch.float16"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{said}"):
+            encoder(inputs)
+    with pytest.raises(ValueError, match=r"^encoder: got a dinov2; expected a vit"):
+        features.exact_embeddings(dino, levels)
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_surroundings_change_no_feature(kind, tmp_path):
+    """A default device or dtype, automatic half precision, and weights that were stored in half."""
+    architecture = TINY[kind]
+    inputs = inputs_of(kind)
+
+    def found():
+        encoder = features.random_encoder(architecture, seed=1)
+        maps = features.feature_maps(encoder, seed=3)
+        return features.collect(maps, [inputs], query=0, ranks=False, heads=2)
+
+    expected = found()
+
+    def check():
+        for name, seen in found().items():
+            for one, other in zip(seen[:4], expected[name][:4], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+    with torch.device("meta"):
+        check()
+        assert (
+            next(iter(inputs_of(kind).values() if kind == "bert" else [inputs])).device.type
+            == "cpu"
+        )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check()
+    torch.set_default_dtype(torch.float64)
+    try:
+        check()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model = features.random_encoder(architecture, seed=1).model.to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    encoder = features.trained_encoder(str(tmp_path))
+    rounded = features.Encoder(model.float(), 1, 0, torch.float32)
+    assert torch.equal(encoder(inputs)[1], rounded(inputs)[1])
 
 
 def test_random_attention_is_one_head_of_torch_with_the_same_weights():
@@ -282,6 +551,8 @@ def test_crops_and_passages_do_not_depend_on_batches_or_on_their_number():
 def test_pairs_are_marked_as_bert_reads_them():
     [pairs] = corpora.library_passages(2, length=21, batch=2, seed=0, pairs=True)
     [plain] = corpora.library_passages(2, length=18, batch=2, seed=0)
+    assert pairs["token_type_ids"].tolist() == [[0] * 11 + [1] * 10] * 2
+    pairs = pairs["input_ids"]
     assert (pairs[:, 0] == corpora.CLS).all()
     assert (pairs[:, [10, 20]] == corpora.SEP).all()
     kept = pairs[pairs < corpora.CLS].view(2, 18)
@@ -293,10 +564,13 @@ def test_passages_come_from_the_part_that_was_asked_for():
     [late] = corpora.library_passages(5, length=200, batch=5, seed=0, within=(0.9, 1.0))
     for passage in late:
         assert text.rfind(bytes(passage.tolist())) >= int(0.9 * len(text))
-    types = corpora.pair_types(21)
-    [pairs] = corpora.library_passages(2, length=21, batch=2, seed=0, pairs=True)
-    assert types.tolist() == [0] * 11 + [1] * 10
-    assert (pairs[:, 10] == corpora.SEP).all(), "the mark still belongs to what it ends"
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 4])
+@pytest.mark.parametrize("longer", [0, 1])
+def test_types_of_pairs_are_those_of_berts_tokenizer(first, longer, berts_tokenizer):
+    words = berts_tokenizer(" ".join(["one"] * (first + longer)), " ".join(["two"] * first))
+    assert corpora.pair_types(len(words["input_ids"])).tolist() == words["token_type_ids"]
 
 
 def test_photographs_are_seven_colour_pictures():
@@ -307,8 +581,6 @@ def test_photographs_are_seven_colour_pictures():
 
 
 def save_images(folder, modes):
-    from PIL import Image
-
     random = np.random.default_rng(0)
     arrays = [random.integers(0, 256, (40, 50, 3), dtype=np.uint8) for _ in modes]
     images = [Image.fromarray(a).convert(m) for a, m in zip(arrays, modes, strict=True)]
@@ -320,7 +592,8 @@ def save_images(folder, modes):
 def test_the_published_path_runs_on_a_folder_of_images_and_a_saved_model(tmp_path):
     arrays = save_images(tmp_path / "images", ["RGB", "L", "RGB", "RGB", "RGB"])
     source = str(tmp_path / "images")
-    batches = list(corpora.published_images(source, 4, size=32, batch=2))
+    with pytest.warns(UserWarning, match="3 of 4 images with colour .*'RGB': 3, 'L': 1"):
+        batches = list(corpora.published_images(source, 4, size=32, batch=2))
     assert [len(b) for b in batches] == [2, 1], "three of the first four have colour"
     first = corpora.resized(torch.from_numpy(arrays[0]).permute(2, 0, 1), 32)
     assert torch.equal(batches[0][0], first)
@@ -341,7 +614,51 @@ def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words):
     [found] = corpora.published_texts(source, tokenizer, 3, length=5)
     assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
     [pairs] = corpora.published_texts(source, tokenizer, 2, length=7, pairs=True)
-    assert pairs.tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
+    assert pairs["input_ids"].tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
+    assert pairs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1]] * 2
+    with pytest.warns(UserWarning, match="text: 4 texts of 5 tokens, not 9"):
+        [found] = corpora.published_texts(source, tokenizer, 9, length=5)
+    assert len(found) == 4
+    refused = pytest.raises(ValueError, match=r"^length: got 9; expected at most the tokens of a")
+    with refused:
+        next(corpora.published_texts(source, tokenizer, 1, length=9))
+    save_words(tmp_path / "unmarked", words)
+    with pytest.raises(ValueError, match=r"^tokenizer: got .*unmarked, without \[CLS\] or \[SEP\]"):
+        next(corpora.published_texts(source, str(tmp_path / "unmarked"), 1, length=7, pairs=True))
+
+
+@pytest.mark.parametrize("modes", [["L"] * 3, ["RGBA", "L", "CMYK"]])
+def test_images_without_colour_are_refused_with_their_number(modes, tmp_path):
+    save_images(tmp_path, modes)
+    with pytest.raises(ValueError, match=r"^source: got 0 of 3 images with colour .*'L': [13]"):
+        next(corpora.published_images(str(tmp_path), 3))
+
+
+def test_what_cannot_be_read_in_a_data_set_is_named(tmp_path):
+    good = io.BytesIO()
+    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(good, "PNG")
+    for name, bad in (("cut", good.getvalue()[:60]), ("none", b"no image")):
+        both = [{"bytes": data, "path": None} for data in (good.getvalue(), bad)]
+        kind = datasets.Features({"image": datasets.Image()})
+        datasets.Dataset.from_dict({"image": both}, features=kind).save_to_disk(tmp_path / name)
+        with pytest.raises(ValueError, match=r"^source: got row 1 that cannot be read \("):
+            list(corpora.published_images(str(tmp_path / name), 2))
+    texts = datasets.Dataset.from_dict({"words": ["one"]})
+    datasets.DatasetDict({"test": texts}).save_to_disk(tmp_path / "parts")
+    with pytest.raises(ValueError, match=r"^split: got 'train'; expected one of test"):
+        next(corpora.published_images(str(tmp_path / "parts"), 1))
+    with pytest.raises(
+        ValueError, match=r"^source: got the columns words; expected a column image"
+    ):
+        next(corpora.published_images(str(tmp_path / "parts"), 1, split="test"))
+
+
+def test_a_text_that_is_none_is_named(tmp_path, save_words):
+    save_words(tmp_path / "words", ["[UNK]", "one"])
+    datasets.Dataset.from_dict({"text": ["one", None]}).save_to_disk(tmp_path / "text")
+    read = corpora.published_texts(str(tmp_path / "text"), str(tmp_path / "words"), 2, length=1)
+    with pytest.raises(ValueError, match=r"^source: got NoneType as the text of row 1"):
+        list(read)
 
 
 @pytest.mark.parametrize(
@@ -365,6 +682,19 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
         (lambda: features.random_encoder(VIT, depth=-1, seed=0), "depth"),
         (lambda: features.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
         (lambda: features.random_encoder(VIT, seed=-1), "seed"),
+        (lambda: features.random_encoder(("vit", {"n_embd": 24}), seed=0), "architecture"),
+        (lambda: features.random_encoder(("bert", {"is_decoder": True}), seed=0), "architecture"),
+        (lambda: features.feature_maps(), "random"),
+        (
+            lambda: features.feature_maps(trained=features.Encoder(None, 1, 0, None), seed=0),
+            "random",
+        ),
+        (lambda: features.collect(lambda x: {"x": x}, [], query=0), "batches"),
+        (lambda: features.collect(lambda x: {"x": x}, [torch.ones(2, 3, 4)], query=3), "query"),
+        (lambda: features.head_features(torch.ones(2, 3, 4), torch.ones(2, 4), 3, seed=0), "heads"),
+        (lambda: next(corpora.published_images("x", 0)), "count"),
+        (lambda: next(corpora.published_texts("x", "x", 3, length=0)), "length"),
+        (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
         (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),
         (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),

@@ -14,7 +14,8 @@ import itertools
 import pathlib
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,11 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import check_integer, check_number, checked_by
+from ..checks import Function, check_integer, check_number, checked_by, refuse
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
+Inputs = Tensor | Mapping[str, Any]  # of a model: a tensor, or several by name
 SMALLEST_CROP = 96  # pixels; half of what it is scaled up to at least
 CLS, SEP, MASK = 256, 257, 258  # after the 256 bytes
 BYTES = 259  # the size of that vocabulary
@@ -41,6 +43,17 @@ def need(package: str) -> Any:
             return importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"{package} is missing: pip install 'attnmem[hub]'") from error
+
+
+def on_cpu(function: Function) -> Function:
+    """New tensors are on the CPU while it runs, whatever the default device is."""
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return run
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -117,6 +130,19 @@ def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size s
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
 
+def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Levels as numbers from -1 to 1, as the published image processor has them.
+
+    Args:
+        images: Levels from 0 to 255, of any shape.
+        dtype: The precision of the result.
+
+    Returns:
+        Numbers of the same shape.
+    """
+    return images.to(dtype) * (2 / 255) - 1
+
+
 def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
     """scikit-learn's 1797 handwritten digits, 16 levels of grey spread over 0 to 255."""
     found = need("sklearn.datasets").load_digits()
@@ -124,12 +150,14 @@ def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
     return grey[:, None].expand(-1, 3, -1, -1), torch.from_numpy(found.target)
 
 
+@checked_by(lambda count, batch, size, **_: _check_count(count, batch, 0, size))
 def published_images(
     source: str, count: int, *, size: int = 224, batch: int = 64, split: str = "train"
 ) -> Iterator[Images]:
     """The colour images among the first of a data set with a column ``image``.
 
-    Grey images are passed over, as in the paper: 1973 of its 2000 have colour.
+    Images of another mode than RGB, such as grey ones, are passed over, as in the paper: 1973 of
+    its 2000 have colour. A warning at the end counts them.
 
     Args:
         source: A folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``,
@@ -143,24 +171,52 @@ def published_images(
         Batches of images; the last one may be smaller.
 
     Raises:
+        ValueError: No image has colour, one cannot be read, or there is no such column or part.
         ConnectionError: There is neither such a folder nor a hub that gives the data.
     """
-    rows = itertools.islice(_rows(source, split), count)
-    colour = (row["image"] for row in rows if row["image"].mode == "RGB")
-    for images in _batched(colour, batch):
+    modes: Counter[str] = Counter()
+
+    def colour() -> Iterator[Any]:
+        for image in itertools.islice(_column(source, split, "image"), count):
+            mode = getattr(image, "mode", type(image).__name__)
+            modes[mode] += 1
+            if mode == "RGB":
+                yield image
+
+    for images in _batched(colour(), batch):
         arrays = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
         yield torch.stack([resized(array, size) for array in arrays])
+    found = f"{modes['RGB']} of {modes.total()} images with colour (of each mode: {dict(modes)})"
+    if not modes["RGB"]:
+        refuse("source", found, 'images of mode RGB; convert others with image.convert("RGB")')
+    if modes["RGB"] < count:
+        warnings.warn(f"{source}: {found}, where {count} were asked for", stacklevel=2)
 
 
-def _rows(source: str, split: str) -> Iterator[dict[str, Any]]:
+def _column(source: str, split: str, name: str) -> Iterator[Any]:
+    """The values of a column, one by one; one that cannot be read is refused by its row."""
     data = need("datasets")
     with reaching(source):
         if pathlib.Path(source).is_dir():
             table = data.load_from_disk(source)
-            yield from table[split] if isinstance(table, dict) else table
         else:
-            name, _, part = source.partition(":")
-            yield from data.load_dataset(name, part or None, split=split, streaming=True)
+            hub, _, part = source.partition(":")
+            table = data.load_dataset(hub, part or None, split=split, streaming=True)
+    if isinstance(table, dict):
+        if split not in table:
+            refuse("split", repr(split), f"one of {', '.join(table)}")
+        table = table[split]
+    rows = iter(table)
+    for i in itertools.count():
+        try:
+            row = next(rows, None)
+        except Exception as error:  # libraries of images raise half a dozen kinds
+            refuse("source", f"row {i} that cannot be read ({error})", f"a readable {name}")
+        if row is None:
+            return
+        if name not in row:
+            refuse("source", f"the columns {', '.join(row)}", f"a column {name}")
+        yield row[name]
 
 
 @contextlib.contextmanager
@@ -196,6 +252,20 @@ def library_text() -> bytes:
     return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
+def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> dict[str, Tokens]:
+    """Each passage cut in two, with marks and types, under the names that a tokenizer gives."""
+    first, second = passages.tensor_split(2, dim=1)
+    start, end = (passages.new_full((len(passages), 1), mark) for mark in (cls, sep))
+    ids = torch.cat([start, first, end, second, end], dim=1)
+    return {"input_ids": ids, "token_type_ids": pair_types(ids.shape[1]).expand(ids.shape)}
+
+
+@on_cpu
+def pair_types(length: int) -> Int[Tensor, " n"]:
+    """0 for each token up to the first ``SEP`` of a pair of that length, 1 from there on."""
+    return (torch.arange(length) >= (length - 2) // 2 + 2).long()
+
+
 def _check_passages(count, length, batch, seed, pairs=False, within=(0.0, 1.0)) -> None:
     _check_count(count, batch, seed)
     check_number("within[0]", within[0], least=0.0, most=1.0)
@@ -214,7 +284,7 @@ def library_passages(
     seed: int,
     pairs: bool = False,
     within: tuple[float, float] = (0.0, 1.0),
-) -> Iterator[Tokens]:
+) -> Iterator[Tokens | dict[str, Tokens]]:
     """Passages of the :func:`library_text` at random places, a token a byte.
 
     A passage depends on ``seed`` and its number alone.
@@ -229,7 +299,8 @@ def library_passages(
         within: The part of the text that they are taken from, as shares of its length.
 
     Yields:
-        Batches of token numbers ``(B, length)``; the last one may be smaller.
+        Batches of token numbers ``(B, length)``; the last one may be smaller. Of pairs, what BERT's
+        tokenizer gives: ``input_ids`` and ``token_type_ids``.
 
     Raises:
         ValueError: A number is out of range, or the part of the text is shorter than a passage.
@@ -250,18 +321,12 @@ def library_passages(
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
-def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> Tokens:
-    first, second = passages.tensor_split(2, dim=1)
-    start, end = (passages.new_full((len(passages), 1), mark) for mark in (cls, sep))
-    return torch.cat([start, first, end, second, end], dim=1)
+def _check_texts(length, pairs, count, batch, **_) -> None:
+    _check_count(count, batch, 0)
+    check_integer("length", length, least=5 if pairs else 1)
 
 
-def pair_types(length: int) -> Int[Tensor, " n"]:
-    """0 for each token up to the first ``SEP`` of a pair of that length, 1 from there on."""
-    [ends] = _as_pairs(torch.zeros(1, length - 3, dtype=torch.int64), cls=0, sep=1)
-    return (ends.cumsum(dim=0) - ends).clamp(max=1)
-
-
+@checked_by(_check_texts)
 def published_texts(
     source: str,
     tokenizer: str,
@@ -271,7 +336,7 @@ def published_texts(
     batch: int = 16,
     split: str = "train",
     pairs: bool = False,
-) -> Iterator[Tokens]:
+) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first texts of a data set with a column ``text`` that are long enough.
 
     Texts that are too short are passed over; of the others the first ``length`` tokens count.
@@ -281,25 +346,41 @@ def published_texts(
             after a colon, as in ``wikimedia/wikipedia:20231101.en``.
         tokenizer: A folder that ``transformers`` has saved, or a name on a hub.
         count: How many texts.
-        length: Tokens of a text, with the marks of a pair.
+        length: Tokens of a text; with the three marks of a pair, at least 5.
         batch: How many texts at a time.
         split: The part of the data set.
         pairs: Whether each text is cut in two, with marks as BERT reads them.
 
     Yields:
-        Batches of token numbers ``(B, length)``; the last one may be smaller.
+        Batches as :func:`library_passages` has them. A warning at the end says if there were fewer.
 
     Raises:
+        ValueError: No text is long enough, one cannot be read, there is no such column or part, or
+            the tokenizer has no marks for pairs.
         ConnectionError: There is neither such a folder nor a hub that gives data or tokenizer.
     """
     with reaching(tokenizer):
         words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    marks = words.cls_token_id, words.sep_token_id
+    if pairs and None in marks:
+        refuse("tokenizer", f"{tokenizer}, without [CLS] or [SEP]", "one with both, for pairs")
     read = length - 3 if pairs else length
-    encoded = (
-        words(row["text"], add_special_tokens=False)["input_ids"] for row in _rows(source, split)
-    )
-    long_enough = (ids[:read] for ids in encoded if len(ids) >= read)
-    for block in _batched(itertools.islice(long_enough, count), batch):
-        passages = torch.tensor(block)
-        marks = words.cls_token_id, words.sep_token_id
+    found = 0
+    for block in _batched(itertools.islice(_long(source, split, words, read), count), batch):
+        found += len(block)
+        passages = torch.tensor(block, device="cpu")
         yield _as_pairs(passages, *marks) if pairs else passages
+    if not found:
+        refuse("length", length, f"at most the tokens of a text of {source}")
+    if found < count:
+        warnings.warn(f"{source}: {found} texts of {length} tokens, not {count}", stacklevel=2)
+
+
+def _long(source: str, split: str, words: Callable, read: int) -> Iterator[list[int]]:
+    """The first tokens of each text that has so many."""
+    for i, text in enumerate(_column(source, split, "text")):
+        if not isinstance(text, str):
+            refuse("source", f"{type(text).__name__} as the text of row {i}", "a string")
+        ids = words(text, add_special_tokens=False)["input_ids"]
+        if len(ids) >= read:
+            yield ids[:read]

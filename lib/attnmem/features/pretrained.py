@@ -1,9 +1,8 @@
 """Small encoders trained here, for whoever reaches no hub: minutes on two cores, from a seed.
 
 Each function trains one of Hugging Face's models on data of :mod:`attnmem.features.corpora`, saves
-it to a folder for :func:`attnmem.features.maps.trained_encoder`, and returns how good it is on data
-held out. The folders are not part of the repository: the same seed makes the same model, up to
-rounding.
+it to a folder for :func:`attnmem.features.trained_encoder`, and returns how good it is on data held
+out. The folders are not part of the repository: the same seed makes the same model, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from . import corpora
-from .corpora import BYTES, MASK, need, pair_types
-from .maps import normalized
+from .corpora import BYTES, MASK, need, normalized, on_cpu
 
 DIGITS_VIT = {
     "hidden_size": 64,
@@ -70,6 +68,7 @@ IGNORED = -100  # a label that costs nothing, in the library's models
 READ, UNREAD = (0.0, 0.9), (0.9, 1.0)  # parts of the text
 
 
+@on_cpu
 def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int = 128) -> float:
     """Train a ViT that reads digits of 8 x 8 pixels, and save it.
 
@@ -113,6 +112,7 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
     return torch.stack(moved)
 
 
+@on_cpu
 def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
     """Train a GPT-2 that reads the library byte by byte, and save it.
 
@@ -144,6 +144,7 @@ def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int
     return float(torch.cat(right).double().mean())
 
 
+@on_cpu
 def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int = 32) -> float:
     """Train a BERT that fills in masked bytes of the library, and save it.
 
@@ -163,26 +164,27 @@ def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int
     """
     sizes = LIBRARY["bert"] | {"initializer_range": 0.1}
     model = _untrained("MaskedLM", "bert", sizes, seed)
-    types = pair_types(LENGTH)
     g = torch.Generator().manual_seed(seed)
     read = corpora.library_passages(
         steps * batch, length=LENGTH, batch=batch, seed=seed, within=READ, pairs=True
     )
 
-    def masked(pairs: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = (torch.rand(pairs.shape, generator=g) < 1 / 7) & (pairs < 256)
-        return pairs.masked_fill(chosen, MASK), pairs.masked_fill(~chosen, IGNORED)
+    def masked(pairs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        ids = pairs["input_ids"]
+        chosen = (torch.rand(ids.shape, generator=g) < 1 / 7) & (ids < 256)
+        shown = pairs | {"input_ids": ids.masked_fill(chosen, MASK)}
+        return shown, ids.masked_fill(~chosen, IGNORED)
 
     def loss() -> Tensor:
         shown, hidden = masked(next(read))
-        return model(shown, token_type_ids=types.expand(shown.shape), labels=hidden).loss
+        return model(**shown, labels=hidden).loss
 
     _train(model, loss, steps, lr=1e-3)
     model.save_pretrained(folder)
     right = []
     with torch.no_grad():
         for shown, hidden in map(masked, _unread(seed, pairs=True)):
-            said = model(shown, token_type_ids=types.expand(shown.shape)).logits.argmax(dim=2)
+            said = model(**shown).logits.argmax(dim=2)
             right.append((said == hidden)[hidden != IGNORED])
     return float(torch.cat(right).double().mean())
 

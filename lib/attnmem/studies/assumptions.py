@@ -281,6 +281,13 @@ def coverage(name: str) -> pd.DataFrame:
     return pd.DataFrame(have, index=["tests done", "of"]).T
 
 
+def _check_collected(name, tier, dtype, device) -> None:
+    _check_name(name, tier)
+    if dtype not in DTYPES:
+        refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
+
+
+@checked_by(_check_collected)
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features that the tests of a tier look at.
 
@@ -294,7 +301,8 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
         The features of each map.
 
     Raises:
-        ValueError: The data have another number of examples than the case says.
+        ValueError: There is no such case or precision, or the data have another number of examples
+            than the case says.
         ConnectionError: The tier needs a hub that cannot be reached.
     """
     return _collected(CASES[name][tier], dtype, device)

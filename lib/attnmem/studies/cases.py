@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from torch import Tensor
-
 from ..checks import refuse
 from ..features import Encoder, corpora, pretrained, random_encoder, trained_encoder
 
@@ -38,7 +36,7 @@ class Case(NamedTuple):
     T: int
     n: int
     d: int
-    batches: Callable[[], Iterable[Tensor]]
+    batches: Callable[[], Iterable[corpora.Inputs]]
     random: Callable[..., Encoder]
     trained: Callable[..., Encoder] | None = None
     samples: tuple[int, int] = (5000, 300)
