@@ -16,6 +16,8 @@ from typing import Any
 from jaxtyping import Shaped
 from torch import Tensor
 
+from .checks import check_integer
+
 Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
 Enclosure = Callable[[int], BallMatrix]  # of one real matrix, at any number of bits
@@ -46,7 +48,11 @@ def precision(bits: int) -> AbstractContextManager:
 
     Returns:
         A context manager.
+
+    Raises:
+        ValueError: If ``bits`` is not such a number.
     """
+    check_integer("bits", bits, least=2)
     return flint().ctx.workprec(bits)
 
 
@@ -85,13 +91,16 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
     """Balls around the softmax of one row of logits.
 
     Args:
-        logits: Balls, at least one.
+        logits: Balls.
 
     Returns:
         As many balls.
     """
-    powers = [logit.exp() for logit in logits]
-    total = sum(powers[1:], powers[0])
+    top = max(
+        (logit.mid() for logit in logits), default=0
+    )  # so that no power is too large for a ball
+    powers = [(logit - top).exp() for logit in logits]
+    total = sum(powers)
     return [power / total for power in powers]
 
 
@@ -104,29 +113,29 @@ def largest(matrix: BallMatrix) -> float:
     Returns:
         The bound. It is zero for an empty matrix, and infinite if an entry is not finite.
     """
-    return max((above(entry.abs_upper()) for entry in matrix.entries()), default=0.0)
+    return max((above(abs(entry)) for entry in matrix.entries()), default=0.0)
 
 
-def above(bound: Ball) -> float:
-    """The float next above an exact number.
+def above(ball: Ball) -> float:
+    """A float that is larger than every number in a ball.
 
     Args:
-        bound: A ball of radius zero.
+        ball: A ball.
 
     Returns:
-        A float that is larger than the number; infinity if the number is not finite.
+        The float next above the ball's upper end; infinity if the ball is not bounded.
     """
-    value = float(bound)
+    value = float(ball.upper())
     return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
 
 
-def below(bound: Ball) -> float:
-    """The float next below an exact number.
+def below(ball: Ball) -> float:
+    """A float that is smaller than every number in a ball.
 
     Args:
-        bound: A ball of radius zero.
+        ball: A ball.
 
     Returns:
-        A float that is smaller than the number; minus infinity if the number is not finite.
+        The float next below the ball's lower end; minus infinity if the ball is not bounded.
     """
-    return -above(-bound)
+    return -above(-ball)

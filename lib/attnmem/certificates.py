@@ -40,6 +40,7 @@ from .checks import (
     check_tensor,
     check_tokens,
     checked_by,
+    refuse,
 )
 
 
@@ -66,7 +67,7 @@ class CertifiedMemorization(NamedTuple):
 
 
 def check_enclosed(weights, contexts, queries) -> None:
-    """Accept one layer and finite data that fit it.
+    """Accept one layer and data that fit it, all of them finite and not empty.
 
     Args:
         weights: A :class:`MHAWeights` without run axes.
@@ -79,8 +80,16 @@ def check_enclosed(weights, contexts, queries) -> None:
     check_features(weights, contexts, queries, names=("contexts", "queries"))
     check_tensor("queries", queries, "(T, d)", 2)
     check_tensor("weights.W_Q", weights.W_Q, "(H, d, d_h), of one layer", 3)
-    for name, tensor in (("contexts", contexts), ("queries", queries)):
+    _check_entries(weights, contexts=contexts, queries=queries)
+
+
+def _check_entries(weights, **data) -> None:
+    """Accept finite entries, at least one in each tensor."""
+    named = {f"weights.{name}": W for name, W in weights._asdict().items()}
+    for name, tensor in (named | data).items():
         check_finite(name, tensor)
+        if not tensor.numel():
+            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
 
 
 @checked_by(check_enclosed)
@@ -102,7 +111,7 @@ def enclosed_features(
 
     Raises:
         ValueError: As for :func:`attnmem.attention.mha_features`; also on entries that are not
-            finite.
+            finite, and on tensors without entries.
         ImportError: From the returned function, without the extra ``certify``.
     """
     enclose = _shared_features if contexts.ndim == 2 else _own_features
@@ -184,7 +193,7 @@ def certified_memorization(
         What is proven.
 
     Raises:
-        ValueError: As for :func:`attnmem.attention.mha`; also if labels do not fit.
+        ValueError: As for :func:`enclosed_features`; also if labels do not fit.
         ImportError: Without the extra ``certify``.
 
     Example:
@@ -218,7 +227,7 @@ def certified_memorization(
 
 def _pivots(Z: Tensor) -> list[int]:
     """The columns of a well-conditioned square part; too few if ``Z`` has too few."""
-    order = scipy.linalg.qr(Z.detach().cpu().numpy(), mode="r", pivoting=True)[1]
+    order = scipy.linalg.qr(Z.detach().cpu().nan_to_num().numpy(), mode="r", pivoting=True)[1]
     return np.sort(order[: len(Z)]).tolist()
 
 
@@ -254,18 +263,19 @@ class CertifiedAssociations(NamedTuple):
     Attributes:
         memorized: For so many sequences the right token has the largest logit, computed without
             rounding.
-        margin: On each of these its logit is larger by at least this much. Zero if there are none.
+        margin: On each of these its logit is larger by at least this much. Zero if there are none,
+            infinite if there is no other token.
     """
 
     memorized: int
     margin: float
 
 
-def _check_offered(weights, sequences, next_tokens=None, bits=FIRST_BITS) -> None:
+def _check_offered(weights, sequences, next_tokens=None, bits=None) -> None:
     check_aot(weights, sequences)
     check_tensor("sequences", sequences, "(T_0, S)", 2)
     check_tensor("weights.W_Q", weights.W_Q, "(H, d_h, d), of one transformer", 3)
-    check_integer("bits", bits, least=2)
+    _check_entries(weights, sequences=sequences)
     if next_tokens is not None:
         check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
         check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
@@ -284,7 +294,8 @@ def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclo
         A function from bits to a ``flint.arb_mat`` of shape ``(T_0, d + H d_h)``.
 
     Raises:
-        ValueError: As for :func:`attnmem.attention.aot`.
+        ValueError: As for :func:`attnmem.attention.aot`; also on entries that are not finite, and
+            on tensors without entries.
         ImportError: From the returned function, without the extra ``certify``.
 
     Source: Dana et al. 2025, proof of Theorem 1.
@@ -339,7 +350,7 @@ def certified_associations(
         How many sequences are proven to be memorized, and with which margin.
 
     Raises:
-        ValueError: As for :func:`attnmem.attention.aot`; also if the next tokens do not fit.
+        ValueError: As for :func:`enclosed_offers`; also if the next tokens do not fit.
         ImportError: Without the extra ``certify``.
 
     Example:
@@ -358,6 +369,6 @@ def certified_associations(
         logits = F * flint().arb_mat(skip + heads) * exact(weights.W_U).transpose()
         for row, right in zip(logits.tolist(), next_tokens.tolist(), strict=True):
             others = (ball for token, ball in enumerate(row) if token != right)
-            leads.append(min(below((row[right] - other).lower()) for other in others))
+            leads.append(min((below(row[right] - other) for other in others), default=math.inf))
     ahead = [lead for lead in leads if lead > 0]
     return CertifiedAssociations(len(ahead), min(ahead, default=0.0))

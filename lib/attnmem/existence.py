@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,21 +18,20 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .attention import MHAWeights
-from .attention.tangents import ScalarHeads, tangents
 from .balls import (
     FIRST_BITS,
     Ball,
     BallMatrix,
     Enclosure,
-    above,
     exact,
     flint,
+    largest,
     precision,
     precisions,
     softmax,
 )
 from .certificates import check_enclosed
-from .checks import check_integer, check_reals, check_size, check_tensor, checked_by, refuse
+from .checks import check_integer, check_reals, check_size, check_tensor, checked_by
 
 
 class CertifiedSolution(NamedTuple):
@@ -45,7 +43,7 @@ class CertifiedSolution(NamedTuple):
         distance: Some weights meet every label exactly, and no entry of them is further than this
             from the stored one. Infinite without a proof.
         contraction: Newton's correction shrinks distances at least by this factor in the box. The
-            proof needs less than one.
+            proof needs less than one half.
         bits: The precision at which the proof was found, or the search given up.
     """
 
@@ -163,8 +161,6 @@ def _check_solution(weights, contexts, queries, labels, most_bits) -> None:
     check_size("labels", labels, 0, len(queries), "the number of queries")
     if labels.ndim == 2:
         check_size("labels", labels, 1, 1, "one output")
-    if not (weights.W_O.flatten() @ weights.W_O.flatten()) * weights.W_D.abs().max() > 0:
-        refuse("weights.W_O", "zeros only", "an output that depends on the values")
     check_integer("most_bits", most_bits, least=FIRST_BITS)
 
 
@@ -180,10 +176,10 @@ def certified_solution(
     """Prove that weights near the stored ones meet every label exactly.
 
     The weights move by ``B u`` with ``u`` of as many entries as there are examples, and ``B`` an
-    approximate right inverse of the derivative. Let ``G(u)`` be the outputs less the labels. If
-    ``|G(0)| + q rho < rho`` in the largest-entry norm, where ``q`` bounds ``I - G'`` on the box of
-    radius ``rho`` (enclosed in balls), then the map ``u - G(u)`` sends the box into itself and
-    shrinks distances, so ``G`` has a zero there.
+    approximate right inverse of the derivative. Let ``G(u)`` be the outputs less the labels, and
+    ``q`` a bound of ``I - G'`` in the largest-entry norm on the box of radius ``2 |G(0)|``
+    (enclosed in balls). If ``q < 1/2``, the map ``u - G(u)`` sends the box into itself and shrinks
+    distances, so ``G`` has a zero there.
 
     Args:
         weights: The weights of one layer with one output and values of width one. They meet the
@@ -209,76 +205,57 @@ def certified_solution(
 
     Source: this book, the chapter on the capacity of one layer; R. Krawczyk, Computing 4 (1969).
     """
-    contexts, queries, labels = (x.to(torch.float64) for x in (contexts, queries, labels))
-    weights = MHAWeights(*(w.to(torch.float64) for w in weights))  # exact, too
-    guess = _right_inverse(weights, contexts, queries)
     error = contraction = math.inf
     for bits in precisions(most_bits):
         with precision(bits):
             heads = _stored(weights)
             outputs, J = _derivative(heads, contexts, queries)
-            wanted = exact(labels.reshape(-1, 1)).entries()
-            misses = [(f - y).abs_upper() for f, y in zip(outputs, wanted, strict=True)]
-            error = max(above(miss) for miss in misses)
-            B = _refined(J, exact(guess))
+            outputs = flint().arb_mat(len(outputs), 1, outputs)
+            error = largest(outputs - exact(labels.reshape(-1, 1)))
+            B = _right_inverse(J, weights)
             if B is None:
                 continue
-            reach = [_sum(row) * (1 + 1e-9) for row in B.tolist()]  # in a box of radius one
-            radius = 2 * error + 2.0 ** (-bits // 2)
-            _, near = _derivative(_boxed(heads, [radius * r for r in reach]), contexts, queries)
-            contraction = _distance_from_identity(near * B)
-            if error + contraction * radius < radius * (1 - 1e-9):
-                distance = math.nextafter(radius * max(reach), math.inf)
-                return CertifiedSolution(error, distance, contraction, bits)
+            u = flint().arb_mat(len(labels), 1, [flint().arb(0, 2 * error)] * len(labels))
+            steps = B * u
+            _, near = _derivative(_moved(heads, steps.entries()), contexts, queries)
+            sums = [[sum(map(abs, row))] for row in (near * B - 1).tolist()]
+            contraction = largest(flint().arb_mat(sums))
+            if contraction < 0.5:
+                return CertifiedSolution(error, largest(steps), contraction, bits)
     return CertifiedSolution(error, math.inf, contraction, bits)
 
 
-def _refined(J: BallMatrix, B: BallMatrix) -> BallMatrix | None:
-    """``B`` times an approximate inverse of ``J B``; None if that may be singular."""
+def _right_inverse(J: BallMatrix, weights: MHAWeights) -> BallMatrix | None:
+    """Exact numbers ``B`` with ``J B`` near the identity; None if ``J`` may have dependent rows."""
+    # Steps are measured relative to the size of each kind of weights. Floats see rows scaled to a
+    # largest entry of one, so that none of them is too large or too small.
+    sizes = [s for W in weights[:3] for s in [_size(W)] * W[0].numel()] * len(weights.W_Q)
+    rows = [[(x * s).mid() for x, s in zip(row, sizes, strict=True)] for row in J.tolist()]
+    tops = [max(map(abs, row)) for row in rows]
+    scaled = [[float(x / top) for x in row] for row, top in zip(rows, tops, strict=True)]
+    scaled = torch.tensor(scaled, dtype=torch.float64)
+    if not scaled.isfinite().all():
+        return None
+    steps = zip(exact(torch.linalg.pinv(scaled, rtol=1e-14)).tolist(), sizes, strict=True)
+    B = [[x * s / top for x, top in zip(row, tops, strict=True)] for row, s in steps]
+    B = flint().arb_mat(B).mid()
     try:
         return (B * (J * B).inv().mid()).mid()
     except ZeroDivisionError:  # flint raises it if the ball contains a singular matrix
         return None
 
 
-def _right_inverse(weights: MHAWeights, contexts: Tensor, queries: Tensor) -> Tensor:
-    """A float64 matrix ``B``, one column an example, with ``J B`` near the identity."""
-    factor = (weights.W_O @ weights.W_D).double()
-    H = len(factor)
-    scaled = ScalarHeads(weights.W_Q, weights.W_K, weights.W_V[..., 0] * factor)
-    # Steps are measured relative to the size of each kind of weights.
-    sizes = [float(w.square().mean().sqrt()) or 1.0 for w in scaled]
-    parts = zip(tangents(scaled, contexts, queries).parts(), sizes, strict=True)
-    Q, K, V = ((part * size).unflatten(1, (H, -1)) for part, size in parts)
-    J = torch.cat([Q, K, V], dim=-1).flatten(1)  # head by head
-    steps = torch.linalg.pinv(J, rtol=1e-14).unflatten(0, (H, -1))
-    counts = [w[0].numel() for w in scaled]
-    kinds = zip(steps.split_with_sizes(counts, dim=1), sizes, strict=True)
-    W_Q, W_K, mu = (step * size for step, size in kinds)
-    W_V = mu / factor.where(factor != 0, torch.ones(())).unsqueeze(-1)  # an idle head does not move
-    return torch.cat([W_Q, W_K, W_V], dim=1).flatten(0, 1)
+def _size(W: Tensor) -> float:
+    """The root mean square, without overflow; one for zeros."""
+    top = W.abs().max().item()
+    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
 
 
-def _boxed(heads: list[_Head], radii: list[float]) -> list[_Head]:
-    """The weights as balls with these radii, in the order of the derivative's columns."""
-    each = iter(radii)
-    return [_Head(*(_widened(w, each) for w in head[:3]), head.factor) for head in heads]
+def _moved(heads: list[_Head], steps: list[Ball]) -> list[_Head]:
+    """The weights after steps in the order of the derivative's columns."""
+    step = iter(steps)
 
+    def moved(W: BallMatrix) -> BallMatrix:
+        return flint().arb_mat(W.nrows(), W.ncols(), [x + next(step) for x in W.entries()])
 
-def _widened(matrix: BallMatrix, radii: Iterator[float]) -> BallMatrix:
-    arb = flint().arb
-    balls = [x + arb(0, math.nextafter(next(radii), math.inf)) for x in matrix.entries()]
-    return flint().arb_mat(matrix.nrows(), matrix.ncols(), balls)
-
-
-def _distance_from_identity(matrix: BallMatrix) -> float:
-    """An upper bound of the largest row sum of ``|I - M|``."""
-    rows = matrix.tolist()
-    for i, row in enumerate(rows):
-        row[i] -= 1
-    return max(_sum(row) for row in rows)
-
-
-def _sum(row: list[Ball]) -> float:
-    """An upper bound of the sum of the absolute values."""
-    return above(sum((x.abs_upper() for x in row), flint().arb(0)).upper())
+    return [_Head(*map(moved, head[:3]), head.factor) for head in heads]

@@ -115,7 +115,8 @@ def certified_rank(
                 refuse("target", size, f"at most {min(shape)}, the smaller side")
             if size == 0:
                 return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
-            if _compressed(balls, size, seed).det() != 0:  # no number in the ball is zero
+            determinant = _compressed(balls, size, seed).det()
+            if determinant.is_finite() and determinant != 0:  # no number in the ball is zero
                 return CertifiedRank(size, shape, f"determinant of size {size}, {bits} bits")
     return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
 
@@ -156,13 +157,15 @@ def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
 
 def _aim(balls: BallMatrix) -> int:
     """The numerical rank of the midpoints, rows and columns scaled to a largest entry of one."""
-    midpoints = np.array([[float(x) for x in row] for row in balls.mid().tolist()])
-    if midpoints.size == 0 or not np.isfinite(midpoints).all():
-        return 0
-    for axis in (1, 0):  # scaling changes no rank
-        size = np.abs(midpoints).max(axis=axis, keepdims=True)
-        midpoints = midpoints / np.where(size > 0, size, 1.0)
-    return numerical_rank(torch.from_numpy(midpoints))
+    rows = balls.mid().tolist()
+    for _ in range(2):  # the rows, then the columns: scaling changes no rank
+        tops = [max(map(abs, row), default=0) for row in rows]
+        pairs = zip(rows, tops, strict=True)
+        rows = [
+            *zip(*([x / top if top > 0 else x for x in row] for row, top in pairs), strict=True)
+        ]
+    midpoints = torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
+    return numerical_rank(midpoints) if midpoints.numel() and midpoints.isfinite().all() else 0
 
 
 def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
