@@ -1,0 +1,259 @@
+"""A proof of exact weights claims no more than is true: boxes, distances and errors in closed form.
+
+Layers here have tokens that are mostly zero. Then softmaxes are nearly exponentials, derivatives
+grow along all weights alike, and balls lose a few percent only: a box just too small is seen.
+"""
+
+import itertools
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+from attnmem.attention import MHAWeights
+from attnmem.certificates import certified_memorization
+from attnmem.existence import certified_solution, enclosed_derivative
+
+F64 = {"dtype": torch.float64}
+ONE = torch.ones(1, 1, **F64)
+ZEROS = 2000
+
+
+def layer(q, k, mu):
+    """One head of width one in dimension one."""
+    return MHAWeights(*(torch.full((1, 1, 1), float(x), **F64) for x in (q, k, mu)), ONE, ONE)
+
+
+def spread(*tokens):
+    """A context of these tokens and many zeros."""
+    return torch.cat([torch.tensor(tokens, **F64), torch.zeros(ZEROS, len(tokens[0]), **F64)])
+
+
+def output(q, k, mu):
+    """The layer's output on a token 1 among zeros, with the query 1."""
+    return mu * math.exp(q * k) / (math.exp(q * k) + ZEROS)
+
+
+def slopes(q, k, mu):
+    z = output(q, k, 1.0)
+    return mu * k * z * (1 - z), mu * q * z * (1 - z), z
+
+
+# --- the box --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", [0.001, 0.01, 0.1, -0.1, 0.15, 0.2, 0.3, -0.3, 0.4])
+def test_contraction_and_distance_of_three_equal_weights(gap):
+    """All three grow alike, so no shorter step than the one in closed form meets the label."""
+    label = (1 - gap) * output(1, 1, 1)
+    labels = torch.tensor([label], **F64)
+    proof = certified_solution(layer(1, 1, 1), spread([1.0]), ONE, labels, most_bits=128)
+    miss = abs(gap) * output(1, 1, 1)
+    assert miss * (1 - 1e-12) < proof.error < miss * (1 + 1e-12)
+    J = slopes(1, 1, 1)
+    B = [slope / sum(s * s for s in J) for slope in J]
+    ends = [[1 + sign * 2 * miss * b for b in B] for sign in (1, -1)]
+    worst = max(abs(1 - sum(map(math.prod, zip(B, slopes(*w), strict=True)))) for w in ends)
+    assert worst < proof.contraction < 1.01 * worst
+    assert proof.proven == (proof.contraction < 0.5) == (abs(gap) < 0.18)
+    if proof.proven:
+        reach = 2 * miss * max(B)
+        assert reach * (1 - 1e-12) < proof.distance < reach * (1 + 1e-6)
+        w = [1 - math.copysign(proof.distance, gap)] * 3
+        assert (output(*w) - label) * gap < 0  # beyond the label
+
+
+def plain(kinds, factor, E, e):
+    """Outputs as the page writes them."""
+    outputs = 0
+    for W_Q, W_K, mu, a in zip(*kinds, factor, strict=True):
+        alpha = torch.softmax(torch.einsum("td,dk,ek,ne->tn", e, W_Q, W_K, E), -1)
+        outputs = outputs + a * alpha @ E @ mu
+    return outputs[:, 0]
+
+
+@pytest.mark.parametrize("scales", [(1, 1, 1), (0.2, 5, 1), (1, 1, 0.1), (3, 0.2, 2)])
+def test_each_weight_has_the_radius_of_its_own_step(scales):
+    """Two heads whose weights are all different and positive, and kinds of different sizes."""
+    g = torch.Generator().manual_seed(0)
+    draw = lambda *shape: 0.1 + torch.rand(*shape, generator=g, **F64)  # noqa: E731
+    kinds = [
+        s * draw(*shape) for s, shape in zip(scales, [(2, 2, 3)] * 2 + [(2, 2, 1)], strict=True)
+    ]
+    weights = MHAWeights(*kinds, draw(2, 3), draw(3, 1))
+    E, e = spread([1.0, 0.4], [0.3, 0.8]), draw(1, 2)
+    factor = (weights.W_O @ weights.W_D)[:, 0]
+    y = 0.9 * plain(kinds, factor, E, e)
+    proof = certified_solution(weights, E, e, y, most_bits=128)
+
+    def derivative(*at):
+        at = [w.detach().requires_grad_() for w in at]
+        parts = torch.autograd.grad(plain(at, factor, E, e)[0], at)
+        return torch.cat([part.flatten() for part in parts])
+
+    counts = [w.numel() for w in kinds]
+    squares = [w.square().mean().expand(k) for w, k in zip(kinds, counts, strict=True)]
+    J, S = derivative(*kinds), torch.cat(squares)
+    B = S * J / (S @ J.square())  # least steps, relative to the size of each kind
+    steps = [b.view_as(w) for b, w in zip((y / 4.5 * B).split(counts), kinds, strict=True)]
+    ends = [[w + sign * s for w, s in zip(kinds, steps, strict=True)] for sign in (1, -1)]
+    worst = max(float((1 - derivative(*w) @ B).abs()) for w in ends)
+    assert worst < proof.contraction < 1.05 * worst
+    reach = max(float(step.max()) for step in steps)
+    assert reach * (1 - 1e-12) < proof.distance < reach * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_contraction_is_a_largest_row_sum(order):
+    """``mu z(q)`` with ``z(0) = 0``, and ``mu / 100``: the second's step changes the first's slope.
+
+    In one row two terms of equal size meet, in each column there is only one of them.
+    """
+    m, last = 40, 0.01
+    tokens = torch.cat([torch.full((1, 1), float(m)), -torch.ones(m, 1)]).double()
+    E, e = torch.stack([tokens, torch.full_like(tokens, last)]), torch.tensor([[1], [0.0]], **F64)
+    y = torch.tensor([1e-4, last], **F64)
+    proof = certified_solution(layer(0, 1, 1), E[order], e[order], y[order])
+
+    def z(q):
+        powers = math.exp(m * q), m * math.exp(-q)
+        return (m * powers[0] - powers[1]) / sum(powers)
+
+    def slope(q):
+        powers = math.exp(m * q), m * math.exp(-q)
+        return (m * m * powers[0] + powers[1]) / sum(powers) - z(q) ** 2
+
+    sums = []
+    for first, second in itertools.product((2e-4, -2e-4), repeat=2):
+        q, mu = first / m, 1 + second / last
+        sums.append(abs(1 - mu * slope(q) / m) + abs(z(q) / last))
+    assert 0.03 < max(sums) < proof.contraction < 1.2 * max(sums)
+    assert proof.distance == pytest.approx(2e-4 / last, rel=1e-6)
+
+
+# --- the error ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worst", [0, 1, 2])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
+    """Attention that is uniform: outputs in fractions."""
+    g = torch.Generator().manual_seed(worst)
+    E, e = torch.randn(3, 3, 2, generator=g, **F64), torch.randn(3, 2, generator=g, **F64)
+    K, V = torch.randn(2, 1, 2, 1, generator=g, **F64)
+    weights = MHAWeights(0 * K, K, V, ONE / 3, ONE * 7)
+    factor = Fraction(1 / 3) * 7
+    outputs = [
+        factor
+        * sum(
+            Fraction(x) * Fraction(v)
+            for row in context
+            for x, v in zip(row, V.flatten().tolist(), strict=True)
+        )
+        / 3
+        for context in E.tolist()
+    ]
+    y = torch.tensor([*map(float, outputs)], **F64)
+    y += 1e-3 * torch.rand(3, generator=g, **F64)
+    y[worst] = float(outputs[worst]) - sign * 0.01
+    exact = max(abs(f - Fraction(label)) for f, label in zip(outputs, y.tolist(), strict=True))
+    for proof in (
+        certified_solution(weights, E, e, y, most_bits=128),
+        certified_memorization(weights, E, e, y[:, None], most_bits=128),
+    ):
+        assert exact < Fraction(proof.error) < exact * Fraction(1 + 1e-15)
+
+
+def test_an_error_counts_what_the_balls_do_not_know():
+    """Two heads of equal attention cancel, but at 128 bits only up to 1e-9: outputs are zero."""
+    E, e = torch.tensor([[1, 0.3], [1, 0.7], [1, -0.2]], **F64), torch.tensor([[1, 1.0]], **F64)
+    one = torch.eye(2, **F64)
+    keys = torch.stack([one, one + torch.tensor([[0, 0], [0.3, 0]], **F64)])
+    values = torch.tensor([[0, 2.0**100], [0, -(2.0**100)]], **F64)[..., None]
+    weights = MHAWeights(torch.stack([one, one]), keys, values, torch.ones(2, 1, **F64), ONE)
+    for power, sign in itertools.product(range(24, 40), (1, -1)):
+        y = torch.tensor([[sign * 2.0**-power]], **F64)
+        for prove in (certified_solution, certified_memorization):
+            assert prove(weights, E, e, y, most_bits=128).error > 2.0**-power
+
+
+def test_derivatives_are_enclosed_at_few_bits():
+    g = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 2), (2, 3, 2), (2, 3, 1), (2, 2), (2, 1)]
+    weights = MHAWeights(*(torch.randn(*shape, generator=g, **F64) for shape in shapes))
+    for shape in ((4, 3, 3), (3, 3)):
+        E, e = torch.randn(*shape, generator=g, **F64), torch.randn(4, 3, generator=g, **F64)
+        balls = enclosed_derivative(weights, E, e)
+        exact = balls(1024)
+        assert all(balls(bits).contains(exact) for bits in (2, 5, 10, 20, 53, 128))
+
+
+# --- every scale ----------------------------------------------------------------------------------
+
+SCALES = [2.0**-1000, 2.0**-660, 2.0**-500, 2.0**500, 2.0**660, 2.0**1000]
+
+
+@pytest.mark.parametrize("s", SCALES)
+def test_weights_and_labels_of_every_scale_are_proven_alike(s):
+    """Powers of two that cancel change neither the outputs nor the proof."""
+    q, k, mu = (torch.full((1, 1, 1), x, **F64) for x in (1.0, 1.0, 1.0))
+    E, e = spread([1.0]), ONE
+    y = torch.tensor([0.99 * output(1, 1, 1)], **F64)
+    wanted = certified_solution(MHAWeights(q, k, mu, ONE, ONE), E, e, y)
+    for weights, query, label in [
+        (MHAWeights(q, k, mu / s, ONE * s, ONE), e, y),
+        (MHAWeights(q, k, mu / s, ONE, ONE * s), e, y),
+        (MHAWeights(q, k, mu, ONE / s, ONE * s), e, y),
+        (MHAWeights(q * s, k / s, mu, ONE, ONE), e, y),
+        (MHAWeights(q / s, k, mu, ONE, ONE), e * s, y),
+        (MHAWeights(q, k, mu * s, ONE, ONE), e, y * s),
+        (MHAWeights(q, k, mu, ONE * s, ONE), e, y * s),
+    ]:
+        proof = certified_solution(weights, E, query, label)
+        assert proof.proven
+        assert proof.contraction == pytest.approx(wanted.contraction, rel=1e-6)
+        assert proof.error == pytest.approx(wanted.error * float(label / y), rel=1e-6)
+
+
+def test_of_products_that_no_float_holds_balls_know_the_size():
+    tiny = MHAWeights(*layer(1, 1, 1)[:3], ONE * 1e-200, ONE * 1e-200)
+    proof = certified_solution(tiny, spread([1.0]), ONE, ONE * 0)
+    assert (proof.error, proof.distance) == (5e-324, math.inf)  # no float is as small as the output
+    huge = MHAWeights(*layer(1, 1, 1)[:3], ONE * 1e200, ONE * 1e200)
+    assert certified_solution(huge, spread([1.0]), ONE, ONE * 0).error == math.inf
+
+
+@pytest.mark.parametrize("zero", ["W_V", "W_O", "W_D"])
+def test_zeros_are_proven_where_values_can_change_the_outputs(zero):
+    weights = layer(1, 1, 1)
+    weights = weights._replace(**{zero: 0 * getattr(weights, zero)})
+    for label in (0.0, 1.0):
+        proof = certified_solution(weights, spread([1.0]), ONE, ONE * label)
+        assert proof.error == math.nextafter(label, 2)
+        assert proof.proven == (zero == "W_V")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda w, E, e, y: (w, E[:0], e[:0], y[:0]), "contexts"),
+        (lambda w, E, e, y: (w, E[0], e[:0], y[:0]), "queries"),
+        (lambda w, E, e, y: (w, E[:, :0], e, y), "contexts"),
+        (lambda w, E, e, y: (MHAWeights(*(W[:0] for W in w[:4]), w.W_D), E, e, y), "weights.W_Q"),
+        (lambda w, E, e, y: (w._replace(W_O=w.W_O[:, :0], W_D=w.W_D[:0]), E, e, y), "weights.W_O"),
+        (lambda w, E, e, y: (w._replace(W_K=w.W_K * math.nan), E, e, y), "weights.W_K"),
+        (lambda w, E, e, y: (w._replace(W_D=w.W_D * math.inf), E, e, y), "weights.W_D"),
+        (lambda w, E, e, y: (w, E, e, y[:1]), "labels"),
+        (lambda w, E, e, y: (w, E, e, y * math.nan), "labels"),
+        (lambda w, E, e, y: (w._replace(W_D=w.W_D.expand(1, 2)), E, e, y), "weights.W_D"),
+        (lambda w, E, e, y: (w, E, e, torch.ones(2, 2)), "labels"),
+    ],
+)
+def test_bad_arguments_are_named(change, name):
+    E, e, y = torch.ones(2, 3, 1, **F64), torch.ones(2, 1, **F64), torch.ones(2, **F64)
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        certified_solution(*change(layer(1, 1, 1), E, e, y))
+    if name != "labels":
+        with pytest.raises(ValueError, match=rf"^{name}: got "):
+            enclosed_derivative(*change(layer(1, 1, 1), E, e, y)[:3])
