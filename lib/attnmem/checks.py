@@ -315,17 +315,17 @@ def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -
     Raises:
         ValueError: Two examples are equal, so that every layer gives them one output.
     """
-    rows = [query.tobytes() for query in _plain(queries)]
+    rows = [query.tobytes() for query in _comparable(queries)]
     if contexts.ndim == 3:
         often = {row for row, count in collections.Counter(rows).items() if count > 1}
-        tokens = _plain(contexts)
+        tokens = _comparable(contexts)
         for t, row in enumerate(rows):
             if row in often:
                 rows[t] = b"".join([row, *sorted(token.tobytes() for token in tokens[t])])
     check_distinct("examples", rows, labels.tolist())
 
 
-def _plain(x: Tensor) -> np.ndarray:
+def _comparable(x: Tensor) -> np.ndarray:
     """The numbers for comparison by their bytes: without negative zeros."""
     return x.detach().cpu().numpy() + 0
 

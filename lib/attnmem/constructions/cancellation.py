@@ -6,7 +6,8 @@ derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides the val
 full row rank, some ``delta`` meets any labels exactly, for small ``eps`` (inverse function
 theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`.
 
-Groups of two heads are a difference of two copies. Larger groups reach more labels.
+Groups of two heads are a difference of two copies. Larger groups reach more labels unless ``d`` is
+small.
 """
 
 from __future__ import annotations
