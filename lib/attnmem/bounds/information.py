@@ -45,6 +45,13 @@ def associations_to_accuracy(count: int | float, vocab: int, total: int) -> floa
 def _check_table(vocab, total, **measured) -> None:
     check_integer("vocab", vocab, least=2)
     check_integer("total", total)
+    for name, value in measured.items():
+        _check_wide(name, value)
+
+
+def _check_wide(name, value) -> None:
+    if np.asarray(value).dtype == np.float16:  # it ends at 65504
+        refuse(name, "dtype float16", "float32 or float64")
 
 
 @checked_by(_check_table)
@@ -75,7 +82,7 @@ def accuracy_to_associations(accuracy, vocab: int, total: int):
 
 
 def _check_share(accuracy, vocab, total) -> None:
-    _check_table(vocab, total)
+    _check_table(vocab, total, accuracy=accuracy)
     share = np.asarray(accuracy)
     if not ((share >= 0) & (share <= 1)).all():
         refuse("accuracy", accuracy, "shares from 0 to 1")
@@ -138,6 +145,7 @@ def different_draws(total: int, draws: int) -> float:
 
 def _check_error(error, total) -> None:
     check_integer("total", total)
+    _check_wide("error", error)
     if not (np.asarray(error) >= 0).all():
         refuse("error", error, "mean squares, at least 0")
 
