@@ -166,7 +166,7 @@ def rank_margin(
     dtype = arithmetic(matrix, dtype)
     values = torch.linalg.svdvals(matrix.to(dtype)).double()
     rtol = tolerance(matrix, rtol, dtype)
-    shares = (values / values[:1].clamp(min=torch.finfo(dtype).tiny)).tolist()
+    shares = (values / values[:1].clamp(min=torch.finfo(values.dtype).tiny)).tolist()
     rank = sum(share > rtol for share in shares)
     return RankMargin(rank, rtol, *(([0.0, *shares][rank], [*shares, 0.0][rank])))
 
