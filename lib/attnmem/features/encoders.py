@@ -236,7 +236,8 @@ def trained_encoder(
     if depth > config.num_hidden_layers:
         refuse("depth", depth, f"at most {config.num_hidden_layers}, the blocks of {source}")
     config.num_hidden_layers = depth
-    with reaching(source), _quiet(library.logging):
+    # What is missing is drawn, such as a pooler that nothing reads.
+    with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
         model, found = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True
         )
