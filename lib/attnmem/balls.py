@@ -16,7 +16,7 @@ from typing import Any
 from jaxtyping import Shaped
 from torch import Tensor
 
-from .checks import check_integer
+from .checks import check_integer, checked_by
 
 Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
@@ -40,6 +40,7 @@ def flint() -> ModuleType:
     return flint
 
 
+@checked_by(lambda bits: check_integer("bits", bits, least=2))
 def precision(bits: int) -> AbstractContextManager:
     """Compute with midpoints of so many ``bits`` inside a ``with`` block.
 
@@ -52,7 +53,6 @@ def precision(bits: int) -> AbstractContextManager:
     Raises:
         ValueError: If ``bits`` is not such a number.
     """
-    check_integer("bits", bits, least=2)
     return flint().ctx.workprec(bits)
 
 
@@ -96,9 +96,8 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
     Returns:
         As many balls.
     """
-    top = max(
-        (logit.mid() for logit in logits), default=0
-    )  # so that no power is too large for a ball
+    # A softmax does not change when one number is taken from all; no power gets too large then.
+    top = max((logit.mid() for logit in logits), default=0)
     powers = [(logit - top).exp() for logit in logits]
     total = sum(powers)
     return [power / total for power in powers]

@@ -95,8 +95,6 @@ def test_nor_is_it_in_ball_arithmetic(kind):
     generator = torch.Generator().manual_seed(len(kind))
     for _ in range(100):
         matrix = adversarial(kind, generator)
-        if 0 in matrix.shape or matrix.dtype == torch.int64:
-            matrix = matrix.double()
         enclosure = lambda bits, matrix=matrix: balls.exact(matrix)  # noqa: E731
         true = exact_rank(matrix)
         assert certified_rank(enclosure).rank <= true
@@ -159,8 +157,19 @@ def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
 
 def test_matrices_that_are_zero_or_not_finite_are_not_certified():
     for entry in (arb(0), arb.nan(), arb.pos_inf()):
-        result = certified_rank(lambda bits, entry=entry: arb_mat([[entry]]))
-        assert (result.rank, result.proof[:13]) == (0, "not certified")
+        for target in (None, 1):
+            result = certified_rank(lambda bits, entry=entry: arb_mat([[entry]]), target=target)
+            assert (result.rank, result.proof[:13]) == (0, "not certified")
+    halves = arb_mat([[arb.pos_inf(), 0], [0, 1]])
+    assert certified_rank(lambda bits: halves, target=2).rank == 0
+
+
+def test_a_rank_is_aimed_at_where_no_float_holds_the_entries():
+    """Rows and columns of every size, and zeros."""
+    big, small = arb(10) ** 400, arb(10) ** -400
+    scaled = arb_mat([[big * big, big], [1, 2 * small]])
+    assert certified_rank(lambda bits: scaled) == (2, (2, 2), "determinant of size 2, 128 bits")
+    assert certified_rank(lambda bits: arb_mat([[0, small], [0, small], [0, 0]])).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -221,6 +230,24 @@ def test_a_softmax_that_is_known_exactly():
     row = [arb(2).log(), arb(0), arb(5).log()]
     alpha = balls.softmax(row)
     assert all(ball.contains(fmpq(k, 8)) for ball, k in zip(alpha, (2, 1, 5), strict=True))
+    assert balls.softmax([]) == []
+
+
+@pytest.mark.parametrize("top", [2**300, -(2**300)])
+def test_a_softmax_of_numbers_whose_powers_no_ball_holds(top):
+    with balls.precision(512):
+        alpha = balls.softmax([top + arb(2).log(), arb(top), top + arb(5).log()])
+        assert all(ball.contains(fmpq(k, 8)) for ball, k in zip(alpha, (2, 1, 5), strict=True))
+        assert max(balls.above(ball.rad()) for ball in alpha) < 1e-50
+    widened = balls.softmax([arb(0, 1), arb(0)])
+    for x in (-1, 0, 1):
+        assert widened[0].contains(1 / (1 + (-arb(x)).exp()))
+
+
+def test_precisions_are_numbers_of_bits():
+    for bits in (1, 2.5, True):
+        with pytest.raises(ValueError, match=r"^bits: got "):
+            balls.precision(bits)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -269,6 +296,11 @@ def test_lower_bounds_are_rounded_downwards():
     assert balls.below(arb(1)) == math.nextafter(1, 0)
     assert balls.above(arb(1)) == math.nextafter(1, 2)
     assert balls.below(arb.neg_inf()) == balls.below(arb.nan()) == -math.inf
+    for power in (0, 400, -400):  # beyond the floats, too
+        ball = arb(3, 0.25) * arb(10) ** power
+        for x in (ball, -ball, ball - ball):
+            assert arb(balls.below(x)) < x < arb(balls.above(x))
+    assert 1.999 < balls.below(arb(2.5, 0.5)) < 2 < 3 < balls.above(arb(2.5, 0.5)) < 3.001
 
 
 def test_the_largest_entry_is_that_of_the_outer_ends():
@@ -375,9 +407,23 @@ def test_what_overlapping_balls_do_not_separate_does_not_count():
     assert decided > 20
 
 
+def test_one_token_in_all_is_always_right():
+    weights, sequences = transformer()
+    one = weights._replace(embedding=weights.embedding[:1], W_U=weights.W_U[:1])
+    zeros = torch.zeros(13, dtype=torch.int64)
+    assert certified_associations(one, 0 * sequences, zeros) == (13, math.inf)
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [
+        (lambda w, s, y: certified_associations(w, s[:0], y[:0]), "sequences"),
+        (lambda w, s, y: enclosed_offers(w, s[:0]), "sequences"),
+        (lambda w, s, y: enclosed_offers(w._replace(W_Q=w.W_Q / 0), s), "weights.W_Q"),
+        (
+            lambda w, s, y: enclosed_offers(AoTWeights(*w[:2], *(W[:0] for W in w[2:6]), w[6]), s),
+            "weights.W_Q",
+        ),
         (lambda w, s, y: certified_associations(w, s, y, bits=1), "bits"),
         (lambda w, s, y: certified_associations(w, s, y[:-1]), "next_tokens"),
         (lambda w, s, y: certified_associations(w, s, y[:, None]), "next_tokens"),
@@ -475,6 +521,11 @@ def test_precision_ends_at_1024_bits():
         (lambda w, E, e, y: ((w, E, e, y * math.nan), {}), "labels"),
         (lambda w, E, e, y: ((w, E, e, y.half()), {}), "labels"),
         (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
+        (lambda w, E, e, y: ((w, E[:0], e[:0], y[:0]), {}), "contexts"),
+        (lambda w, E, e, y: ((w, E[0], e[:0], y[:0]), {}), "queries"),
+        (lambda w, E, e, y: ((w, E[:, :0], e, y), {}), "contexts"),
+        (lambda w, E, e, y: ((w._replace(W_D=w.W_D[:, :0]), E, e, y[:, :0]), {}), "weights.W_D"),
+        (lambda w, E, e, y: ((w._replace(W_V=w.W_V * math.nan), E, e, y), {}), "weights.W_V"),
         (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
         (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
         (lambda w, E, e, y: ((w, E[..., :-1], e, y), {}), "contexts"),

@@ -104,32 +104,30 @@ def test_each_weight_has_the_radius_of_its_own_step(scales):
     assert reach * (1 - 1e-12) < proof.distance < reach * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("last", [0.1, -0.1])
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
-def test_contraction_is_a_largest_row_sum(order):
-    """``mu z(q)`` with ``z(0) = 0``, and ``mu / 100``: the second's step changes the first's slope.
+def test_contraction_is_a_largest_row_sum(order, last):
+    """``mu z(q)`` with ``z(0) = 0``, and ``last mu``: the second's step changes the first's slope.
 
     In one row two terms of equal size meet, in each column there is only one of them.
     """
-    m, last = 40, 0.01
+    m = ZEROS
     tokens = torch.cat([torch.full((1, 1), float(m)), -torch.ones(m, 1)]).double()
     E, e = torch.stack([tokens, torch.full_like(tokens, last)]), torch.tensor([[1], [0.0]], **F64)
-    y = torch.tensor([1e-4, last], **F64)
+    y = torch.tensor([0.01, last], **F64)
     proof = certified_solution(layer(0, 1, 1), E[order], e[order], y[order])
 
-    def z(q):
+    def moments(q):
         powers = math.exp(m * q), m * math.exp(-q)
-        return (m * powers[0] - powers[1]) / sum(powers)
-
-    def slope(q):
-        powers = math.exp(m * q), m * math.exp(-q)
-        return (m * m * powers[0] + powers[1]) / sum(powers) - z(q) ** 2
+        z, square = ((m**k * powers[0] + (-1) ** k * powers[1]) / sum(powers) for k in (1, 2))
+        return z, square - z * z
 
     sums = []
-    for first, second in itertools.product((2e-4, -2e-4), repeat=2):
-        q, mu = first / m, 1 + second / last
-        sums.append(abs(1 - mu * slope(q) / m) + abs(z(q) / last))
-    assert 0.03 < max(sums) < proof.contraction < 1.2 * max(sums)
-    assert proof.distance == pytest.approx(2e-4 / last, rel=1e-6)
+    for first, second in itertools.product((0.02, -0.02), repeat=2):
+        z, slope = moments(first / m)
+        sums.append(abs(1 - (1 + second / last) * slope / m) + abs(z / last))
+    assert 0.4 < max(sums) < proof.contraction < 1.005 * max(sums)
+    assert proof.distance == pytest.approx(0.02 / abs(last), rel=1e-6)
 
 
 # --- the error ------------------------------------------------------------------------------------
