@@ -13,6 +13,7 @@ import errno
 import functools
 import os
 import subprocess
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from .rows import fields_of, line_of, parse, widen, write
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"
+UNKNOWN = "unknown"  # the commit of rows that come from a copy of the files without its repository
 
 
 class DamagedResultsError(ValueError):
@@ -48,13 +50,20 @@ class DamagedResultsError(ValueError):
 
 def in_checkout() -> bool:
     """Whether the library runs from a source tree, whose measurements it then extends."""
-    return (PACKAGE.parent.parent / "pyproject.toml").exists() and PACKAGE.parent.name == "lib"
+    project = PACKAGE.parent.parent / "pyproject.toml"
+    ours = project.exists() and b'name = "attnmem"' in project.read_bytes()
+    return ours and PACKAGE.parent.name == "lib"
 
 
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
     named = os.environ.get("ATTNMEM_MEASUREMENTS")
-    return Path(named) if named else SHIPPED if in_checkout() else Path("measurements")
+    if not named:
+        return SHIPPED if in_checkout() else Path("measurements")
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        refuse("ATTNMEM_MEASUREMENTS", repr(named), "a folder; no such home is known")
 
 
 def file_of(experiment: str, profile: str, root: Path) -> Path:
@@ -75,8 +84,8 @@ def read(path: Path) -> dict[str, Row]:
     """All rows of a file by key, in its order.
 
     Args:
-        path: ``<root>/<experiment>/<profile>.csv``. The file may lack columns whose field has a
-            default; its rows then have the default.
+        path: ``<root>/<experiment>/<profile>.csv``. It may lack columns whose field has a default,
+            which its rows then have; and have the line ends or byte-order mark of another system.
 
     Returns:
         Configuration and measurement by the configuration's key; empty if there is no file.
@@ -117,16 +126,17 @@ def _contents(path: Path) -> tuple[list[str], dict[str, Row]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        line = error.object[: error.start].count(b"\n") + 1
         raise DamagedResultsError(f"{path}, line {line}: not UTF-8 text") from error
     lines = text.split("\n")
     if lines.pop():
         raise DamagedResultsError(f"{path}, line {len(lines) + 1}: cut off before its end")
     if not lines:
         raise DamagedResultsError(f"{path}, line 1: the file is empty")
-    yield from ((number, line + "\n") for number, line in enumerate(lines, start=1))
+    for number, line in enumerate(lines, start=1):
+        yield number, line.removesuffix("\r") + "\n"
 
 
 def append(rows: Iterable[Row], root: Path | None = None) -> int:
@@ -188,6 +198,8 @@ def _lock(path: Path) -> contextlib.AbstractContextManager:
 def check_writable(asked: Configuration, root: Path | None = None) -> None:
     """Accept a configuration whose row could be stored, before it is measured.
 
+    Warns once a process if the row will not name a commit.
+
     Args:
         asked: The configuration.
         root: As for :func:`append`.
@@ -198,6 +210,14 @@ def check_writable(asked: Configuration, root: Path | None = None) -> None:
     path = file_of(asked.experiment, asked.profile, root or writable_root())
     with _lock(path), open(path, "ab") if path.exists() else contextlib.nullcontext():
         pass
+    if commit() == UNKNOWN:
+        _warn_of_rows_without_commit()
+
+
+@functools.cache
+def _warn_of_rows_without_commit() -> None:
+    said = "rows will name no commit: git tells none of this copy, and ATTNMEM_COMMIT is not set"
+    warnings.warn(said, stacklevel=3)
 
 
 def _replace(path: Path, lines: list[str]) -> None:
@@ -211,13 +231,10 @@ def _replace(path: Path, lines: list[str]) -> None:
 
 
 def _add(path: Path, lines: list[str]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
+    with open(path, "ab", buffering=0) as file:
         for line in lines:
-            _write(descriptor, line.encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            _write(file.fileno(), line.encode())
+        os.fsync(file.fileno())
 
 
 def _write(descriptor: int, text: bytes) -> None:
@@ -279,10 +296,8 @@ def as_table(rows: Iterable[Row], kind: Kind = TRAININGS) -> pd.DataFrame:
         One line for each row. Of a training that diverged, ``accuracy`` and ``loss`` are missing,
         and ``diverged`` is its step; of the others ``diverged`` is missing.
     """
-    return pd.DataFrame(
-        [vars(asked) | vars(found) for asked, found in rows],
-        columns=[*kind.hints],
-    )
+    values = [vars(asked) | vars(found) for asked, found in rows]
+    return pd.DataFrame(values, columns=[*kind.hints])
 
 
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
@@ -362,24 +377,23 @@ def published(paper: str) -> pd.DataFrame:
 def commit() -> str:
     """The commit that the code comes from, ``+`` if it has been changed since.
 
-    Where git knows none it is what ``ATTNMEM_COMMIT`` says, or else the version. Asked once a
-    process, since that is when the code was read.
+    It is what ``ATTNMEM_COMMIT`` says, or else what git says of the checkout, if that is the top
+    of a repository which has the library in this place; or else ``unknown``. Asked once a process,
+    since that is when the code was read.
     """
-    from . import __version__
+    named = os.environ.get("ATTNMEM_COMMIT", "").strip()
+    if named:
+        return named
+    try:  # the last of these is the folder as the commit has it
+        top, name, _ = _git("rev-parse", "--show-toplevel", "HEAD", "HEAD:./")
+        changes = _git("status", "--porcelain", "--untracked-files=no", "--", str(PACKAGE))
+        if not (in_checkout() and os.path.samefile(top, PACKAGE.parent.parent)):
+            return UNKNOWN
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    return name[:12] + "+" * any(not line.endswith(".csv") for line in changes)
 
-    unknown = os.environ.get("ATTNMEM_COMMIT", __version__)
-    if not in_checkout():
-        return unknown
-    git = ["git", "-C", str(PACKAGE)]
-    try:
-        name = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True)
-        changes = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no", "--", str(PACKAGE)],
-            capture_output=True,
-        )
-    except OSError:
-        return unknown
-    if name.returncode:
-        return unknown
-    changed = [line for line in changes.stdout.decode().splitlines() if not line.endswith(".csv")]
-    return name.stdout.decode().strip() + ("+" if changed else "")
+
+def _git(*asked: str) -> list[str]:
+    command = ["git", "-C", str(PACKAGE), *asked]
+    return os.fsdecode(subprocess.run(command, capture_output=True, check=True).stdout).splitlines()

@@ -1,6 +1,7 @@
 """Files that must agree with each other, and what must not be in any of them."""
 
 import re
+import shutil
 import subprocess
 import tomllib
 
@@ -86,6 +87,24 @@ def test_no_file_contains(what):
 def test_no_file_is_large_but_the_vendored_typesetting():
     large = [p for p in tracked() if p.stat().st_size > 1_000_000 and "mathjax" not in str(p)]
     assert not large
+
+
+def test_a_clone_has_the_same_bytes_where_line_ends_are_translated(tmp_path):
+    files = [".gitattributes", "lib/attnmem/claims.toml", "book/text/front/overview.md"]
+    for pattern in ("lib/attnmem/measurements/*/quick.csv", "lib/attnmem/published/*.csv"):
+        files += [str(min(ROOT.glob(pattern)).relative_to(ROOT))]
+    files += ["book/notebooks/front/overview.ipynb"]
+    one, other = tmp_path / "one", tmp_path / "other"
+    for name in files:
+        (one / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, one / name)
+    commit = "-c user.name=a -c user.email=a@b commit -q -m a"
+    for command in ("init -q", "add .", commit):
+        subprocess.run(["git", *command.split()], cwd=one, check=True)
+    clone = ["git", "clone", "-q", "-c", "core.autocrlf=true", one, other]  # git's own on Windows
+    subprocess.run(clone, check=True)
+    for name in files:
+        assert (other / name).read_bytes() == (ROOT / name).read_bytes(), name
 
 
 def test_no_folder_is_named_as_sphinx_would_load_it_twice():

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 import zlib
 
 import numpy as np
@@ -22,7 +23,6 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import attnmem
 from attnmem import kinds, results, rows
 from attnmem.results import TESTS, TRAININGS, Check, DamagedResultsError, Finding, Outcome, Run
 
@@ -197,19 +197,65 @@ DAMAGES = [
 ]
 
 
+def as_another_system_writes(data):
+    return b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n")
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_no_damage_is_accepted_in_silence(tmp_path, path, damage):
+@pytest.mark.parametrize("written", [bytes, as_another_system_writes])
+def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
     results.append(made(6), tmp_path)
     sound = path.read_bytes()
     for seed in range(40):
         broken = damage(sound, random.Random(seed))
         assert broken != sound
+        broken = written(broken)
         path.write_bytes(broken)
         with pytest.raises(DamagedResultsError, match=rf"{path}, line \d+: "):
             results.read(path)
         with pytest.raises(DamagedResultsError):
             results.append(made(1, start=99), tmp_path)
         assert path.read_bytes() == broken  # and nothing is written to it
+
+
+OTHER_SYSTEMS = {
+    "line ends": lambda data: data.replace(b"\n", b"\r\n"),
+    "some line ends": lambda data: data.replace(b"\n", b"\r\n", 2),
+    "mark": lambda data: b"\xef\xbb\xbf" + data,
+    "both": as_another_system_writes,
+}
+
+
+@pytest.mark.parametrize("what", OTHER_SYSTEMS)
+@pytest.mark.parametrize("lacking", [(), ("tf32", "diverged")])
+def test_what_another_system_makes_of_a_file_is_read_and_written_on(tmp_path, path, what, lacking):
+    results.append(made(4), tmp_path)
+    older(path, *lacking)
+    path.write_bytes(OTHER_SYSTEMS[what](path.read_bytes()))
+    assert list(results.read(path).values()) == made(4)
+    assert results.append(made(6), tmp_path) == 2
+    assert list(results.read(path).values()) == made(6)
+    wide = (dataclasses.replace(RUN, seed=9), dataclasses.replace(OUTCOME, tf32=True))
+    assert results.append([wide], tmp_path) == 1
+    assert list(results.read(path).values()) == [*made(6), wide]
+
+
+def test_files_are_written_in_the_same_bytes_on_every_system(tmp_path, path, monkeypatch):
+    def translating(file, mode="r", **options):  # as where text ends its lines in another way
+        if "b" not in mode:
+            options.setdefault("newline", "\r\n")
+        return open(file, mode, **options)
+
+    monkeypatch.setattr(results, "open", translating, raising=False)
+
+    def descriptor(file, *options):
+        assert not str(file).endswith(".csv")  # the flag for bytes exists on those systems only
+        return os_open(file, *options)
+
+    os_open = os.open
+    monkeypatch.setattr(results.os, "open", descriptor)
+    results.append(made(3), tmp_path)
+    assert b"\r" not in path.read_bytes()
 
 
 def test_a_file_of_another_experiment_is_refused(tmp_path, path):
@@ -260,6 +306,15 @@ def test_where_rows_go(tmp_path, monkeypatch):
     assert results.writable_root() == results.SHIPPED
     monkeypatch.setattr(results, "in_checkout", lambda: False)
     assert str(results.writable_root()) == "measurements"
+
+
+def test_a_folder_for_rows_may_stand_in_a_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~/rows")
+    assert results.writable_root() == tmp_path / "rows"
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~nobody-of-this-name/rows")
+    with pytest.raises(ValueError, match="ATTNMEM_MEASUREMENTS: got '~nobody-of-this-name/rows'"):
+        results.writable_root()
 
 
 def test_shipped_and_new_rows_are_read_together(tmp_path, monkeypatch):
@@ -765,27 +820,47 @@ def test_published_numbers():
 # --- the commit -----------------------------------------------------------------------------------
 
 
+commit = results.commit.__wrapped__  # asked anew each time
+PROJECT = '[project]\nname = "attnmem"\n'
+
+
+def git(folder, *command):
+    names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = ["git", "-C", folder, *names, *command]
+    return subprocess.run(done, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def committed(folder):
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "a")
+
+
+def copied(folder, project=PROJECT):
+    """The library's files as they lie in a source tree; its package."""
+    package = folder / "lib" / "attnmem"
+    package.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(project)
+    for name in ("code.py", "rows.csv"):
+        (package / name).write_text("1\n")
+    return package
+
+
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A repository with one commit, as the one that the library would run from."""
-    package = tmp_path / "checkout" / "lib" / "attnmem"
-    package.mkdir(parents=True)
-    (tmp_path / "checkout" / "pyproject.toml").touch()
-    for name in ("code.py", "rows.csv"):
-        (package / name).write_text("1\n")
+    monkeypatch.delenv("ATTNMEM_COMMIT", raising=False)
+    package = copied(tmp_path / "checkout")
     monkeypatch.setattr(results, "PACKAGE", package)
-    for command in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -q -m a"):
-        subprocess.run(["git", "-C", tmp_path / "checkout", *command.split()], check=True)
+    committed(tmp_path / "checkout")
     return package
 
 
 def head(package):
-    git = ["git", "-C", package, "rev-parse", "HEAD"]
-    return subprocess.run(git, capture_output=True, text=True, check=True).stdout[:12]
+    return git(package, "rev-parse", "HEAD")[:12]
 
 
 def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(checkout, monkeypatch):
-    commit = results.commit.__wrapped__
     assert commit() == head(checkout)
     (checkout / "rows.csv").write_text("2\n")
     (checkout / "new.py").write_text("2\n")
@@ -793,32 +868,116 @@ def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(chec
     assert commit() == head(checkout)  # rows are no code, and new files are not imported by it
     (checkout / "code.py").write_text("2\n")
     assert commit() == head(checkout) + "+"
-    monkeypatch.setenv("ATTNMEM_COMMIT", "0123456789ab")
-    assert commit() == head(checkout) + "+"
 
 
-def test_without_a_commit_rows_carry_the_version(checkout, monkeypatch):
-    commit = results.commit.__wrapped__
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", "")
-        assert commit() == attnmem.__version__
-    assert results.in_checkout()
+def test_a_second_working_tree_of_the_repository_is_a_checkout_too(checkout, tmp_path, monkeypatch):
+    git(checkout, "worktree", "add", "-q", "--detach", tmp_path / "second")
+    monkeypatch.setattr(results, "PACKAGE", tmp_path / "second" / "lib" / "attnmem")
+    assert commit() == head(checkout)
+
+
+def test_what_the_variable_says_counts_everywhere(checkout, monkeypatch):
+    monkeypatch.setenv("ATTNMEM_COMMIT", "0123456789ab\n")  # as `$(<file)` may leave it
+    assert commit() == "0123456789ab"
     monkeypatch.setattr(results, "PACKAGE", checkout.parent)
-    assert not results.in_checkout()
-    assert commit() == attnmem.__version__
+    assert commit() == "0123456789ab"
     monkeypatch.setattr(results, "PACKAGE", checkout)
-    shutil.rmtree(checkout.parent.parent / ".git")
+    monkeypatch.setenv("ATTNMEM_COMMIT", "")
+    assert commit() == head(checkout)
+
+
+def no_git(monkeypatch, package):
+    monkeypatch.setenv("PATH", "")
+
+
+def no_repository(monkeypatch, package):
+    shutil.rmtree(package.parent.parent / ".git")
+
+
+def another_owner(monkeypatch, package):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+
+def no_commit_yet(monkeypatch, package):
+    no_repository(monkeypatch, package)
+    git(package.parent.parent, "init", "-q")
+
+
+def installed(monkeypatch, package):
+    """In a virtual environment inside the checkout, say."""
+    site = package.parent.parent / ".venv" / "lib"
+    shutil.copytree(package, site / "attnmem")
+    monkeypatch.setattr(results, "PACKAGE", site / "attnmem")
+
+
+def below_another_repository(monkeypatch, package):
+    monkeypatch.setattr(results, "PACKAGE", copied(package / "copy"))
+    git(package, "add", ".")
+    git(package, "commit", "-q", "-m", "b")
+
+
+def beside_files_of_another_repository(monkeypatch, package):
+    thesis = package / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.tex").touch()
+    committed(thesis)
+    monkeypatch.setattr(results, "PACKAGE", copied(thesis))
+
+
+def part_of_another_project(monkeypatch, package):
+    project = package / "project"
+    monkeypatch.setattr(results, "PACKAGE", copied(project, '[project]\nname = "another"\n'))
+    committed(project)
+
+
+def hook_of_another_repository(monkeypatch, package):
+    """Git tells its hooks by a variable which repository they belong to."""
+    beside_files_of_another_repository(monkeypatch, package)
+    monkeypatch.setattr(results, "PACKAGE", package)
+    monkeypatch.setenv("GIT_DIR", str(package / "thesis" / ".git"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        no_git,
+        no_repository,
+        another_owner,
+        no_commit_yet,
+        installed,
+        below_another_repository,
+        beside_files_of_another_repository,
+        part_of_another_project,
+        hook_of_another_repository,
+    ],
+)
+def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
+    assert commit() == head(checkout)
+    case(monkeypatch, checkout)
+    assert commit() == results.UNKNOWN
+
+
+def test_that_rows_will_name_no_commit_is_said_once_before_they_are_measured(store, monkeypatch):
+    monkeypatch.setattr(results, "commit", lambda: "0123456789ab")
+    results._warn_of_rows_without_commit.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        results.check_writable(RUN)
+        assert not said
+        monkeypatch.setattr(results, "commit", lambda: results.UNKNOWN)
+        results.check_writable(RUN)
+        results.check_writable(RUN)
+    assert ["ATTNMEM_COMMIT" in str(each.message) for each in said] == [True]
+
+
+def test_a_checkout_is_a_folder_lib_beside_the_settings_of_the_library(checkout, monkeypatch):
     assert results.in_checkout()
-    assert commit() == attnmem.__version__
-    with monkeypatch.context() as patch:
-        patch.setenv("ATTNMEM_COMMIT", "0123456789ab")  # of a copy of the files
-        assert commit() == "0123456789ab"
-    (checkout.parent.parent / "pyproject.toml").unlink()
+    other = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
+    monkeypatch.setattr(results, "PACKAGE", other)
     assert not results.in_checkout()
-
-
-def test_a_folder_that_is_not_lib_is_no_checkout_of_the_library(checkout, monkeypatch):
-    installed = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
-    monkeypatch.setattr(results, "PACKAGE", installed)
-    assert (installed.parent.parent / "pyproject.toml").exists()
+    other.parent.rename(checkout.parent)
+    monkeypatch.setattr(results, "PACKAGE", checkout)
+    (checkout.parent.parent / "pyproject.toml").unlink()
     assert not results.in_checkout()
