@@ -88,16 +88,5 @@ def test_code_of_the_pages_runs_as_a_file(block, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_clone_has_the_same_line_ends_everywhere():
-    asked = [
-        "lib/attnmem/measurements/dana-exp1/paper.csv",
-        ".ci/run",
-        "book/text/front/overview.md",
-    ]
-    command = ["git", "check-attr", "eol", "--", *asked]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [f"{path}: eol: lf" for path in asked]
-
-
 def test_the_table_of_parameters_is_up_to_date():
     assert parameters.PAGE.read_text() == parameters.page(), "make run renews it"
