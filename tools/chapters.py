@@ -31,10 +31,13 @@ if importlib.util.find_spec("attnmem") is None:
 """
 INSTALL_WHEEL = """\
 import importlib.util
+import re
+import shutil
+import tempfile
 from pathlib import Path
 
 if importlib.util.find_spec("attnmem") is None:
-    wheels = sorted(Path().resolve().glob("attnmem-*.whl"))
+    wheels = [*Path().glob("attnmem-*.whl")]
     if not wheels:
         raise ModuleNotFoundError(
             "This notebook needs the book's library, attnmem: in a copy of "
@@ -42,7 +45,11 @@ if importlib.util.find_spec("attnmem") is None:
             "`make wheel` builds dist/attnmem-*.whl, to be put beside this "
             "notebook (on Colab: to be uploaded under Files)."
         )
-    %pip install -q "attnmem[certify] @ {wheels[-1].as_uri()}"
+    newest = max(wheels, key=lambda path: path.stat().st_mtime)
+    # A second download is named "... (1).whl", which pip does not take.
+    name = re.sub(r" ?\\(\\d+\\)", "", newest.name)
+    wheel = Path(shutil.copy(newest, Path(tempfile.mkdtemp()) / name))
+    %pip install -q "attnmem[certify] @ {wheel.as_uri()}"
 """
 
 

@@ -2,6 +2,7 @@
 
 import html
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -201,12 +202,17 @@ def test_without_an_address_it_says_what_is_needed(first_cell, colab):
     assert asked == []
 
 
-def test_without_an_address_it_installs_a_wheel_that_lies_beside_the_notebook(first_cell, tmp_path):
-    (tmp_path / "attnmem-0.1.0-py3-none-any.whl").touch()
+@pytest.mark.parametrize("again", ["", " (1)", "(12)"])
+def test_without_an_address_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, again):
+    """Also if a browser named it as a second download."""
+    (tmp_path / f"attnmem-0.1.0-py3-none-any{again}.whl").write_text("new")
+    (tmp_path / "attnmem-0.2.0-py3-none-any.whl").write_text("old")
+    os.utime(tmp_path / "attnmem-0.2.0-py3-none-any.whl", (0, 0))
     error, [asked] = first_cell({"url": ""}, installed=False)
     assert error is None
-    uri = (tmp_path / "attnmem-0.1.0-py3-none-any.whl").resolve().as_uri()
-    assert asked == f'install -q "attnmem[certify] @ {uri}"'
+    [uri] = re.fullmatch(r'install -q "attnmem\[certify\] @ file://(\S+)"', asked).groups()
+    assert Path(uri).name == "attnmem-0.1.0-py3-none-any.whl"
+    assert Path(uri).read_text() == "new"
 
 
 # --- this repository ------------------------------------------------------------------------------

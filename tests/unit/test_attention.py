@@ -512,3 +512,11 @@ def test_bad_input_to_aot_is_named(change, name):
     for layer in (aot, aot_features):
         with pytest.raises(ValueError, match=rf"^{name}: got "):
             layer(*change(weights, tokens))
+
+
+@pytest.mark.parametrize("kind", [MHAWeights, AoTWeights])
+def test_weights_are_saved_as_a_dictionary(tmp_path, kind):
+    weights = kind(*(torch.randn(2, k + 1) for k, _ in enumerate(kind._fields)))
+    torch.save(weights._asdict(), tmp_path / "weights.pt")
+    loaded = kind(**torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert all(map(torch.equal, loaded, weights))

@@ -29,7 +29,11 @@ from .tables import look_up
 
 
 class MHAWeights(NamedTuple):
-    """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3)."""
+    """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3).
+
+    A dictionary of tensors saves them: ``torch.save(weights._asdict(), path)`` and
+    ``MHAWeights(**torch.load(path, weights_only=True))``, or ``save_file`` of safetensors.
+    """
 
     W_Q: Float[Tensor, "*runs H d d_h"]
     W_K: Float[Tensor, "*runs H d d_h"]
@@ -42,7 +46,7 @@ class AoTWeights(NamedTuple):
     """Weights of an attention-only transformer, in the letters of Dana et al. (equations 1 and 2).
 
     Their projections act from the left, ``(d_h, d)``, where those of Mahdavi et al. act from the
-    right, ``(d, d_h)``.
+    right, ``(d, d_h)``. They are saved as :class:`MHAWeights` are.
     """
 
     embedding: Float[Tensor, "*runs N d"]

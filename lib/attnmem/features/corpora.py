@@ -42,7 +42,9 @@ def need(package: str) -> Any:
             warnings.filterwarnings("ignore", message="IProgress not found")
             return importlib.import_module(package)
     except ImportError as error:
-        raise ImportError(f"{package} is missing: pip install 'attnmem[hub]'") from error
+        top = package.partition(".")[0]
+        named = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
+        raise ImportError(f"{package} is missing: pip install {named}") from error
 
 
 def on_cpu(function: Function) -> Function:
