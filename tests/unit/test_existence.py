@@ -10,7 +10,9 @@ from fractions import Fraction
 
 import pytest
 import torch
+from flint import arb
 
+from attnmem import balls
 from attnmem.attention import MHAWeights
 from attnmem.certificates import certified_memorization
 from attnmem.existence import certified_solution, enclosed_derivative
@@ -165,15 +167,36 @@ def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
 
 def test_an_error_counts_what_the_balls_do_not_know():
     """Two heads of equal attention cancel, but at 128 bits only up to 1e-9: outputs are zero."""
-    E, e = torch.tensor([[1, 0.3], [1, 0.7], [1, -0.2]], **F64), torch.tensor([[1, 1.0]], **F64)
-    one = torch.eye(2, **F64)
-    keys = torch.stack([one, one + torch.tensor([[0, 0], [0.3, 0]], **F64)])
+    g = torch.Generator().manual_seed(0)
+    E, e = torch.randn(3, 2, generator=g, **F64), torch.randn(1, 2, generator=g, **F64)
+    E[:, 0] = 1  # so that the first row of W_K adds the same to all logits
+    Q, K, more = torch.randn(3, 2, 2, generator=g, **F64)
+    K, Q = torch.stack([K, torch.stack([more[0], K[1]])]), torch.stack([Q, Q])
     values = torch.tensor([[0, 2.0**100], [0, -(2.0**100)]], **F64)[..., None]
-    weights = MHAWeights(torch.stack([one, one]), keys, values, torch.ones(2, 1, **F64), ONE)
-    for power, sign in itertools.product(range(24, 40), (1, -1)):
+    weights = MHAWeights(Q, K, values, torch.ones(2, 1, **F64), ONE)
+    for power, sign in itertools.product(range(20, 40), (1, -1)):
         y = torch.tensor([[sign * 2.0**-power]], **F64)
         for prove in (certified_solution, certified_memorization):
-            assert prove(weights, E, e, y, most_bits=128).error > 2.0**-power
+            assert 2.0**-power < prove(weights, E, e, y, most_bits=128).error < 2.0**-power + 1e-6
+
+
+def test_a_shift_counts_what_the_balls_do_not_know():
+    """Two nearly equal rows of features, and labels of zero: the whole read-out has to go."""
+    one, V = torch.eye(2, **F64), torch.tensor([[0.3, 0.7], [0.6, -0.4]], **F64)
+    layer = MHAWeights(one[None], one[None], V[None], one, one)
+    for power in range(80, 140):
+        e = torch.tensor([[0, 0], [0, 2.0**-power]], **F64)
+        proof = certified_memorization(layer, one, e, torch.zeros(2, 2, **F64), most_bits=128)
+        assert 0.7 < proof.shift
+        assert proof.shift < 0.7 + 2.0 ** (power - 120) or power > 120
+
+
+def test_the_radius_is_that_of_the_corrected_output():
+    """One token 3 with the value 1/4: an output of ``3 (1/4 + (1 - 3/4) / 3)``."""
+    proof = certified_memorization(layer(1, 1, 0.25), 3 * ONE, ONE, ONE)
+    with balls.precision(128):
+        output = 3 * (arb(0.25) + arb(0.25) / 3)
+        assert proof.radius == pytest.approx(float(output.rad()), rel=0.01)
 
 
 def test_derivatives_are_enclosed_at_few_bits():
