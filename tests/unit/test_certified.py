@@ -223,7 +223,7 @@ def test_the_balls_are_small_and_contain_the_features(own):
     middle = torch.tensor([[float(x) for x in row] for row in Z.tolist()], **F64)
     torch.testing.assert_close(middle, mha_features(layer, E, e), rtol=1e-12, atol=1e-12)
     finer = enclosed_features(layer, E, e)(1024)
-    assert Z.contains(finer)
+    assert all(enclosed_features(layer, E, e)(bits).contains(finer) for bits in (2, 5, 10, 53, 256))
 
 
 def test_a_softmax_that_is_known_exactly():
@@ -338,7 +338,8 @@ def test_the_balls_contain_what_a_transformer_offers():
     assert max(balls.above(ball.rad()) for ball in F.entries()) < 1e-60
     middle = torch.tensor([[float(x) for x in row] for row in F.tolist()], **F64)
     torch.testing.assert_close(middle, offered(weights, sequences), rtol=1e-12, atol=1e-12)
-    assert F.contains(enclosed_offers(weights, sequences)(1024))
+    balls_of = enclosed_offers(weights, sequences)
+    assert all(balls_of(bits).contains(balls_of(1024)) for bits in (2, 5, 10, 53, 256))
 
 
 def exact_leads(weights, sequences, next_tokens):
@@ -505,6 +506,13 @@ def test_the_radius_is_that_of_the_widest_ball_rounded_up():
     assert proof.radius > 2.0**40 * certified_memorization(*layer, labels).radius
     mantissa, _ = math.frexp(math.nextafter(proof.radius, 0))
     assert (mantissa * 2**30).is_integer()
+
+
+def test_weights_whose_logits_no_float_holds_are_no_error():
+    (weights, E, e), labels = small_task(own=True)
+    huge = weights._replace(W_Q=weights.W_Q * 1e300, W_K=weights.W_K * 1e300)
+    proof = certified_memorization(huge, E, e, labels, most_bits=128)
+    assert (proof.rank, proof.shift) == (0, math.inf)
 
 
 def test_precision_ends_at_1024_bits():
