@@ -55,12 +55,12 @@ if importlib.util.find_spec("attnmem") is None:
 
 def chapters() -> list[str]:
     """Names such as ``mahdavi/capacity-by-construction``, found in ``book/text``."""
-    return sorted(str(path.relative_to(TEXT).with_suffix("")) for path in TEXT.rglob("*.md"))
+    return sorted(path.relative_to(TEXT).with_suffix("").as_posix() for path in TEXT.rglob("*.md"))
 
 
 def pages() -> list[str]:
     """Every page of the table of contents, such as ``book/notation``, in its order."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
     return [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
 
 
@@ -71,8 +71,8 @@ def source(page: str) -> Path:
 
 def renew(path: Path, text: str) -> None:
     """Write a page that is made from others, if it changed."""
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8", newline="\n")
         print(f"wrote {path.relative_to(ROOT)}")
 
 
@@ -88,7 +88,7 @@ def notebook_path(chapter: str) -> Path:
 
 def config() -> dict:
     """The book's configuration."""
-    return yaml.safe_load((ROOT / "_config.yml").read_text())
+    return yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
 
 
 def repository() -> tuple[str, str]:

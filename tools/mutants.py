@@ -80,7 +80,7 @@ def survivors(
         chosen = sorted(random.Random(seed).sample(chosen, sample))
     named = [[name] if name[0] == "-" else map(str, sorted(ROOT.glob(name))) for name in tests]
     arguments = ["-x", "-q", "-s", "-p", "no:cacheprovider", *itertools.chain(*named)]
-    with tempfile.NamedTemporaryFile("r") as answer:
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as answer:
         collected = partial(_test, arguments, [Collected(module, Path(answer.name), chosen)])
         _, status = os.waitpid(_fork(collected, 86400), 0)
         if status:
@@ -94,7 +94,7 @@ def survivors(
 
 
 def _every(module: Path) -> list[Mutation]:
-    return list(mutations(ast.parse(module.read_text())))
+    return list(mutations(ast.parse(module.read_text("utf-8"))))
 
 
 class Collected(NamedTuple):
@@ -113,7 +113,7 @@ class Collected(NamedTuple):
         items = session.items
         if os.waitpid(_fork(partial(self._rehearse, session), 3600), 0)[1]:
             sys.exit(1)
-        times = json.loads(self.answer.read_text())
+        times = json.loads(self.answer.read_text("utf-8"))
         order = sorted(range(len(items)), key=times.__getitem__)
         run = partial(_run, [(items[i], 10 + 20 * times[i]) for i in order], session)
         limit = 60 + 5 * sum(times)
@@ -127,7 +127,7 @@ class Collected(NamedTuple):
             else:
                 again.add(number)
         again |= _surviving(self.module, jobs, limit)
-        self.answer.write_text(json.dumps([limit, sorted(again)]))
+        self.answer.write_text(json.dumps([limit, sorted(again)]), "utf-8")
         return True
 
     def _rehearse(self, session) -> int:
@@ -136,7 +136,7 @@ class Collected(NamedTuple):
             began = time.monotonic()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             times.append(time.monotonic() - began)
-        self.answer.write_text(json.dumps(times))
+        self.answer.write_text(json.dumps(times), "utf-8")
         return session.testsfailed or not times
 
     def _try(self, run, number: int, function: types.FunctionType, name: str) -> int:
@@ -151,7 +151,7 @@ class Collected(NamedTuple):
 
 
 def _mutant(module: Path, number: int) -> str:
-    tree = ast.parse(module.read_text())
+    tree = ast.parse(module.read_text("utf-8"))
     list(mutations(tree))[number].apply()
     return ast.unparse(ast.fix_missing_locations(tree))
 
@@ -207,7 +207,7 @@ def _fork(work: Callable[[], int], limit: float) -> int:
     try:
         os.setsid()
         signal.alarm(max(1, round(limit)))
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        used = int(Path("/proc/self/statm").read_text("utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, resource.RLIM_INFINITY))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = work()
@@ -285,12 +285,14 @@ def rejudged(part: str, judged: dict[tuple[str, str], str]) -> str:
 
 def _sections() -> dict[str, str]:
     """The parts of the report that is there, by module."""
-    parts = re.split(r"^(?=## )", REPORT.read_text() if REPORT.exists() else "", flags=re.M)[1:]
+    parts = re.split(r"^(?=## )", REPORT.read_text("utf-8") if REPORT.exists() else "", flags=re.M)[
+        1:
+    ]
     return {part.split()[1]: part.rstrip() + "\n" for part in parts}
 
 
 def _write(parts: dict[str, str]) -> None:
-    REPORT.write_text("\n".join([HEAD, *(parts[name] for name in sorted(parts))]))
+    REPORT.write_text("\n".join([HEAD, *(parts[name] for name in sorted(parts))]), "utf-8")
 
 
 def _judged(known: dict, module: str) -> dict[tuple[str, str], str]:
@@ -312,7 +314,7 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="renew the reasons, run nothing")
     options = parser.parse_args()
     wanted = options.modules
-    known = tomllib.loads(JUDGED.read_text())
+    known = tomllib.loads(JUDGED.read_text("utf-8"))
     modules = {
         path.relative_to(LIBRARY).as_posix(): tests
         for pattern, tests in known["tests"].items()

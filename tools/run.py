@@ -75,7 +75,7 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> Done:
         if not kept:
             clean.replace(target)
         _stamp_file(chapter).parent.mkdir(parents=True, exist_ok=True)
-        _stamp_file(chapter).write_text(stamp(chapter, read))
+        _stamp_file(chapter).write_text(stamp(chapter, read), "utf-8")
     return Done(time.perf_counter() - start, kept)
 
 
@@ -103,7 +103,7 @@ def _execute(source: Path, scratch: Path, values: dict[str, object], folder: Pat
 def _edited(chapter: str) -> bool:
     """Whether the chapter's text or the library differ from the last commit, or there is none."""
     command = ["git", "status", "--porcelain", "--", "lib", str(text_path(chapter))]
-    status = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     return status.returncode != 0 or bool(status.stdout)
 
 
@@ -150,7 +150,7 @@ def _stamp_file(chapter: str) -> Path:
 def up_to_date(chapter: str) -> bool:
     """Whether nothing changed since the chapter last ran here."""
     path = _stamp_file(chapter)
-    return path.exists() and path.read_text() == stamp(chapter, inputs(chapter))
+    return path.exists() and path.read_text("utf-8") == stamp(chapter, inputs(chapter))
 
 
 def run_all(names: list[str], values: dict[str, object], jobs: int, force: bool) -> int:

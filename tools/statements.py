@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 def texts() -> dict[str, str]:
     """The text of every chapter."""
-    return {chapter: text_path(chapter).read_text() for chapter in chapters()}
+    return {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
 
 
 def read(texts: Mapping[str, str]) -> Found:

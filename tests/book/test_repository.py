@@ -1,5 +1,6 @@
 """Files that must agree with each other, and what must not be in any of them."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -118,6 +119,27 @@ def test_the_address_of_the_repository_stands_in_one_place():
             address and path.suffix != ".ipynb" and path.name != "_config.yml"
         ):  # first cells have it
             assert address not in path.read_text(errors="ignore"), path.relative_to(ROOT)
+
+
+def texts_in_the_encoding_of_the_system(path):
+    """The calls of a module that read or write text and do not say which encoding it has."""
+    for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if not isinstance(call, ast.Call):
+            continue
+        name = ast.unparse(call.func)
+        said = {option.arg: ast.unparse(option.value) for option in call.keywords}
+        words = [ast.unparse(value) for value in [*call.args, *call.keywords]]
+        text = name.endswith((".read_text", ".write_text")) or "text=True" in words
+        if name in ("open", "tempfile.NamedTemporaryFile"):
+            text = not any(re.fullmatch(r"'\w*b\w*'|mode='\w*b\w*'", word) for word in words)
+        if text and "encoding" not in said and "'utf-8'" not in words:
+            yield f"{path.relative_to(ROOT)}, line {call.lineno}"
+
+
+def test_text_is_read_and_written_in_the_same_encoding_on_every_system():
+    modules = [path for name in ("lib", "tools") for path in (ROOT / name).rglob("*.py")]
+    assert len(modules) > 50
+    assert [place for path in modules for place in texts_in_the_encoding_of_the_system(path)] == []
 
 
 def test_the_book_is_built_from_committed_outputs():

@@ -117,6 +117,18 @@ def test_unchanged_chapters_rest_and_a_forced_run_changes_no_byte(book):
 
 
 @pytest.mark.usefixtures("first_run")
+def test_a_folder_for_rows_is_that_of_who_runs_the_chapter(book, monkeypatch):
+    """A chapter runs in the folder of its notebook, where another program would not look."""
+    chapter = book / "book/text/part/rows.md"
+    cell = 'import os\n\nprint(os.environ["ATTNMEM_MEASUREMENTS"])'
+    chapter.write_text(f"{HEADER}# Rows\n\n```{{code-cell}} ipython3\n{cell}\n```\n")
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "again")
+    assert run(book, "part/rows").returncode == 0
+    assert outputs(book / "book/notebooks/part/rows.ipynb") == [f"{book / 'again'}\n"]
+    chapter.unlink()
+
+
+@pytest.mark.usefixtures("first_run")
 def test_other_parameters_leave_the_book_alone(book):
     notebook = book / "book/notebooks/part/good.ipynb"
     before = notebook.read_bytes()
