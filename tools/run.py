@@ -217,6 +217,8 @@ def main() -> int:
     if not names:
         return 0
     os.environ.update({"TQDM_DISABLE": "1", **ONE_THREAD})
+    if named := os.environ.get("ATTNMEM_MEASUREMENTS"):  # chapters run in folders of their own
+        os.environ["ATTNMEM_MEASUREMENTS"] = str(Path(named).expanduser().absolute())
     jobs = max(1, min(arguments.jobs, len(names)))
     print(f"running {len(names)} chapters, {jobs} at a time", flush=True)
     failed = run_all(names, arguments.values, jobs, arguments.force)
