@@ -31,7 +31,7 @@ def flint() -> ModuleType:
         The module.
 
     Raises:
-        ImportError: If python-flint is not installed. The error names the extra ``certify``.
+        ImportError: If python-flint is not installed. The error names it.
     """
     try:
         import flint
