@@ -28,7 +28,8 @@ FLOATS = (torch.float32, torch.float64)
 def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
     """Call ``check`` with all arguments, defaults filled in, before the decorated function.
 
-    Both see Python's own numbers in place of other integers and reals, in lists and tuples too.
+    Both see Python's own numbers and bools in place of numpy's, in lists, tuples and
+    dictionaries too.
 
     Args:
         check: A function with the parameters of the decorated one (or ``**arguments``). It raises
@@ -63,12 +64,14 @@ def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
 
 
 def _plain(value: Any) -> Any:
-    """The same value with Python's own numbers for other integers and reals, such as numpy's."""
+    """The same value with Python's own numbers and bools, such as for numpy's."""
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
         return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+    if isinstance(value, (np.ndarray, np.bool_)) and value.ndim == 0 and value.dtype.kind in "biuf":
         return value.item()
     return value
 
@@ -129,6 +132,18 @@ def check_integers(**arguments) -> None:
     for name, value in arguments.items():
         if value is not None:
             check_integer(name, value)
+
+
+def check_seed(seed: object) -> None:
+    """Accept what seeds a generator, with room for those of further draws.
+
+    Args:
+        seed: The argument ``seed``.
+
+    Raises:
+        ValueError: If it is not an integer from 0 to 2^63 - 1.
+    """
+    check_integer("seed", seed, least=0, most=2**63 - 1)
 
 
 def check_number(name: str, value: object, *, least: int | float, most: int | float) -> None:

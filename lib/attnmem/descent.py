@@ -18,6 +18,7 @@ from .checks import (
     check_integer,
     check_integers,
     check_number,
+    check_seed,
     check_size,
     check_tensor,
     check_tokens,
@@ -46,7 +47,7 @@ def _check_tasks(sequences, next_tokens, vocab, dim, head_dim, heads, seed, step
         check_size("next_tokens", next_tokens, axis, sequences.shape[axis], what)
     for name, value in (("dim", dim), ("head_dim", head_dim), ("heads", heads), ("steps", steps)):
         check_integer(name, value)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_number("rate", rate, least=0, most=math.inf)
 
 

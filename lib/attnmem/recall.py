@@ -18,6 +18,7 @@ from .checks import (
     check_floats,
     check_integer,
     check_number,
+    check_seed,
     check_size,
     check_tensor,
     checked_by,
@@ -39,7 +40,7 @@ class Facts(NamedTuple):
 def _check_draw(count, dim, seed) -> None:
     check_integer("count", count, least=2)
     check_integer("dim", dim)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
 
 
 @checked_by(_check_draw)

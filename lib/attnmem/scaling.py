@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import check_integer, check_number, checked_by, refuse
+from .checks import check_integer, check_number, check_seed, checked_by, refuse
 from .laws import LAWS, Array, solve
 
 
@@ -223,7 +223,7 @@ def _check_bootstrap(statistic, y, draws, level, seed) -> None:
     if y.ndim != 2 or 0 in y.shape:
         refuse("y", f"shape {y.shape}", "(points, seeds), at least one of each")
     check_integer("draws", draws)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_number("level", level, least=0.0, most=1.0)
 
 

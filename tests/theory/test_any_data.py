@@ -190,6 +190,23 @@ def test_attention_does_not_see_the_order_of_tokens_nor_the_sign_of_zero():
             LAYERS[name](E, e, y)
 
 
+@pytest.mark.parametrize("name", ["difference", "cancellation"])
+def test_a_context_of_one_repeated_token_gives_one_output(name):
+    """Its query changes nothing. A single one is an example like others."""
+    E, e, y = given(own=True)
+    E[3] = E[3, 0]
+    assert missed(LAYERS[name](E, e, y), E, e, y) <= 1e-8
+    E[1] = E[3]
+    what = "contexts of one repeated token: got 1 and 3 equal"
+    with pytest.raises(ValueError, match=f"{what}, with different labels"):
+        LAYERS[name](E, e, y)
+    y[1] = y[3]
+    with pytest.raises(ValueError, match=rf"{what} \(repeats in all: 1\)"):
+        LAYERS[name](E, e, y)
+    with pytest.raises(ValueError, match="contexts of one repeated token: got 0 and 1 equal, with"):
+        LAYERS[name](E[3], e, torch.arange(float(len(e))))
+
+
 def test_one_query_with_several_contexts_is_no_repeat():
     E, e, y = given(own=True)
     e[2] = e[0]
@@ -301,6 +318,9 @@ def built():
     size = {"vocab": 5, "dim": 2, "head_dim": 2, "heads": 4, "seed": 0}
     aimed = memorize_aot(PAIRS, PAIRS.sum(1) % 5, **size, unembedding=unembedding)
     found["unembedding"] = aimed, (unembedding,)
+    columns = unembedding.T.contiguous().T
+    aimed = memorize_aot(PAIRS, PAIRS.sum(1) % 5, **size, unembedding=columns)
+    found["unembedding in columns"] = aimed, (columns,)
     found["parity"] = impossible.parity_by_heads(3), ()
     return found
 

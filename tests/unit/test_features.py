@@ -136,6 +136,40 @@ def test_an_encoder_that_is_cut_has_the_same_first_blocks(kind):
         whole.cut(3)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_numbers_of_numpy_are_numbers(kind):
+    images = corpora.photograph_crops(2, size=32, batch=2, seed=kind(3))
+    family, sizes = VIT
+    sizes = {name: kind(size) if type(size) is int else size for name, size in sizes.items()}
+    encoder = features.random_encoder((family, sizes), depth=kind(1), seed=kind(1))
+    found = features.feature_maps(encoder.cut(kind(1)), seed=kind(2))(next(images))
+    plain = features.feature_maps(features.random_encoder(VIT, seed=1), seed=2)
+    wanted = plain(next(corpora.photograph_crops(2, size=32, batch=2, seed=3)))
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    x = wanted["random attention"]
+    assert torch.equal(*(features.random_attention(x, x, seed=seed) for seed in (4, kind(4))))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, True, 2.0])
+def test_what_is_no_seed_is_refused(seed, tmp_path):
+    encoder, x = features.random_encoder(VIT, seed=0), torch.zeros(1, 2, 4)
+    for call in (
+        lambda: features.random_attention(x, x, seed=seed),
+        lambda: features.feature_maps(encoder, seed=seed),
+        lambda: pretrained.digits_vit(tmp_path, seed=seed),
+        lambda: pretrained.library_gpt2(tmp_path, seed=seed),
+        lambda: pretrained.library_bert(tmp_path, seed=seed),
+    ):
+        with pytest.raises(ValueError, match=r"^seed: got "):
+            call()
+
+
+@pytest.mark.parametrize("architecture", [None, 3, ("vit",), ("vit", None), ("vit", {}, 1)])
+def test_what_is_no_architecture_is_refused(architecture):
+    with pytest.raises(ValueError, match=r"^architecture: got .* or a pair of a type and its siz"):
+        features.random_encoder(architecture, seed=0)
+
+
 @pytest.mark.parametrize("kind", TINY)
 def test_precisions_share_their_weights_and_seeds_their_draws(kind):
     single = features.random_encoder(TINY[kind], depth=2, seed=1)

@@ -25,10 +25,12 @@ from ..attention.coordinates import Coordinates, balancing_map, unit
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from ..bounds import best_groups, group_rank
 from ..checks import (
+    check_distinct,
     check_distinct_examples,
     check_example_sizes,
     check_examples,
     check_integer,
+    check_seed,
     checked_by,
     refuse,
 )
@@ -47,11 +49,16 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
     check_examples(contexts, queries, labels)
     check_integer("heads", heads)
     check_integer("head_dim", head_dim)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_example_sizes(contexts, queries, labels)
     check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
+    # A context of one repeated token gives one output, whatever the query.
+    same = (contexts == contexts[..., :1, :]).flatten(-2).all(-1).expand(len(queries)).tolist()
+    rows = contexts[..., 0, :].expand_as(queries).tolist()
+    rows = [(*row,) if same[t] else t for t, row in enumerate(rows)]
+    check_distinct("contexts of one repeated token", rows, labels.tolist())
 
 
 class _Sizes:

@@ -25,6 +25,7 @@ from ..bounds import aot_capacity
 from ..checks import (
     check_integer,
     check_reals,
+    check_seed,
     check_size,
     check_tensor,
     check_tokens,
@@ -157,7 +158,7 @@ def _check_associations(
         check_integer(name, value)
     check_integer("dim", dim, least=2)
     check_integer("head_dim", head_dim, most=dim)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tensor, vocab)
     T, S = sequences.shape
@@ -239,7 +240,8 @@ def memorize_aot(
 
     Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
     """
-    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding.double().clone()
+    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding
+    W_U = W_U.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     goal = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(int(seed))

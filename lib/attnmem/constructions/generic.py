@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights
-from ..checks import Function, check_integer, check_number, checked_by
+from ..checks import Function, check_integer, check_number, check_seed, checked_by
 
 
 def on_cpu(function: Function) -> Function:
@@ -34,7 +34,7 @@ def _check_random(heads, dim, head_dim, seed, value_dim, spread) -> None:
     sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "value_dim": value_dim}
     for name, value in sizes.items():
         check_integer(name, value)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_number("spread", spread, least=0.0, most=1e6)
 
 

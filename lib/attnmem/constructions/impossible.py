@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..attention import AoTWeights, aot
-from ..checks import check_distinct, check_integer, check_tensor, checked_by, refuse
+from ..checks import check_distinct, check_integer, check_seed, check_tensor, checked_by, refuse
 from . import residues
 from .generic import on_cpu
 
@@ -40,7 +40,7 @@ def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -
     check_integer("heads", heads)
     check_integer("dim", dim, least=2)
     check_integer("head_dim", head_dim, most=dim)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
 
 
 def check_distinct_sequences(

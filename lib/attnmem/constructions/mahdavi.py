@@ -28,6 +28,7 @@ from ..checks import (
     check_example_sizes,
     check_examples,
     check_integer,
+    check_seed,
     checked_by,
     refuse,
 )
@@ -117,7 +118,7 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim,
     check_examples(contexts, queries, labels)
     for name, value in (("heads", heads), ("head_dim", head_dim)):
         check_integer(name, value)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     _check_sizes(contexts, queries, labels, value_dim, skip)
     check_distinct_examples(contexts, queries, labels)
     _check_assumptions(contexts, queries, heads, head_dim)

@@ -23,7 +23,15 @@ from torch import Tensor
 
 from ..attention import AoTWeights, aot
 from ..attention.tangents import ScalarHeads, scalar_outputs, tangents
-from ..checks import check_integer, check_size, check_tensor, check_tokens, checked_by, refuse
+from ..checks import (
+    check_integer,
+    check_seed,
+    check_size,
+    check_tensor,
+    check_tokens,
+    checked_by,
+    refuse,
+)
 from .dana import draw, margins
 from .generic import gaussian, on_cpu
 from .impossible import check_distinct_sequences
@@ -85,7 +93,7 @@ def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, se
     check_integer("vocab", vocab, least=2)
     check_integer("dim", dim, least=2)
     check_integer("head_dim", head_dim, most=dim)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_groups(groups)
     for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tensor, vocab)

@@ -51,12 +51,12 @@ def _check_scalars(context, queries, labels, heads) -> None:
     T, d = queries.shape
     check_size("context", context, -1, d, "d of the queries")
     check_size("labels", labels, 0, T, "the number of queries")
-    check_distinct_examples(context, queries, labels)
     if not 1 <= T <= heads * (d - 1):
         refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
     n = len(context)
     if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
         refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
+    check_distinct_examples(context, queries, labels)
 
 
 @on_cpu

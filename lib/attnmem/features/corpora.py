@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import Function, check_integer, check_number, checked_by, refuse
+from ..checks import Function, check_integer, check_number, check_seed, checked_by, refuse
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -76,7 +76,7 @@ def _check_count(count, batch, seed, size=1) -> None:
     sizes = {"count": count, "batch": batch, "size": size}
     for name, value in sizes.items():
         check_integer(name, value)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
 
 
 @checked_by(_check_count)

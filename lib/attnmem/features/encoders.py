@@ -16,7 +16,15 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_integer, check_tensor, check_tokens, checked_by, refuse
+from ..checks import (
+    FLOATS,
+    check_integer,
+    check_seed,
+    check_tensor,
+    check_tokens,
+    checked_by,
+    refuse,
+)
 from .corpora import Inputs, need, normalized, on_cpu, reaching
 
 PUBLISHED = {
@@ -115,6 +123,7 @@ class Encoder(NamedTuple):
         check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
 
+    @checked_by(lambda self, depth: check_integer("depth", depth, least=0, most=self.depth))
     def cut(self, depth: int) -> Encoder:
         """A copy with the first blocks only.
 
@@ -128,7 +137,6 @@ class Encoder(NamedTuple):
         Raises:
             ValueError: ``depth`` is no such number.
         """
-        check_integer("depth", depth, least=0, most=self.depth)
         _check_family("model", self.model.config)
         model = copy.deepcopy(self.model)
         blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
@@ -153,15 +161,17 @@ def _check_family(name: str, config: Any) -> None:
         refuse(name, f"a model of type {kind}", f"one of {', '.join(FAMILIES)}")
 
 
-def _check_encoder(architecture=None, source=None, *, depth, dtype, seed=0, **_) -> None:
+def _check_encoder(architecture="vit-base", *, depth, dtype, seed=0, **_) -> None:
     check_integer("depth", depth, least=0)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     if dtype not in FLOATS:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
-    if isinstance(architecture, str) and architecture not in PUBLISHED:
-        refuse("architecture", repr(architecture), f"one of {', '.join(PUBLISHED)}, or a pair")
-    if architecture is None or isinstance(architecture, str):
+    if isinstance(architecture, str) and architecture in PUBLISHED:
         return
+    pair = isinstance(architecture, (tuple, list)) and len(architecture) == 2
+    if not (pair and isinstance(architecture[1], Mapping)):
+        known = f"one of {', '.join(PUBLISHED)}, or a pair of a type and its sizes"
+        refuse("architecture", repr(architecture), known)
     kind, sizes = architecture
     if kind not in FAMILIES:
         refuse("architecture", f"a model of type {kind}", f"one of {', '.join(FAMILIES)}")

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..checks import check_integer, checked_by, refuse
+from ..checks import check_integer, check_seed, checked_by, refuse
 from ..independence import numerical_rank
 from .corpora import Inputs
 from .encoders import Encoder
 
 
+@checked_by(lambda seed, **_: check_seed(seed))
 def random_attention(
     tokens: Float[Tensor, "B n d"], asking: Float[Tensor, "B m d"], *, seed: int
 ) -> Float[Tensor, "B m d"]:
@@ -48,6 +49,7 @@ def random_attention(
 
 def _check_heads(tokens, asking, heads, seed) -> None:
     check_integer("heads", heads)
+    check_seed(seed)
     if tokens.shape[-1] % heads:
         refuse("heads", heads, f"a divisor of d = {tokens.shape[-1]}")
 
@@ -89,6 +91,14 @@ def _xavier(g: torch.Generator, *shape: int) -> Tensor:
 Maps = Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]
 
 
+def _check_maps(random, trained, seed) -> None:
+    if random is None and (trained is None or seed is not None):
+        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
+    if seed is not None:
+        check_seed(seed)
+
+
+@checked_by(_check_maps)
 def feature_maps(
     random: Encoder | None = None, trained: Encoder | None = None, *, seed: int | None = None
 ) -> Maps:
@@ -107,10 +117,8 @@ def feature_maps(
         The function. It takes what the encoders take.
 
     Raises:
-        ValueError: There is no encoder, or none for the ``seed``.
+        ValueError: There is no encoder, or none for the ``seed``, or that is none.
     """
-    if random is None and (trained is None or seed is not None):
-        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
 
     def maps(inputs: Inputs) -> dict[str, Tensor]:
         found = {}

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
+from ..checks import check_integer, check_seed, checked_by
 from . import corpora
 from .corpora import BYTES, MASK, need, normalized, on_cpu
 
@@ -68,7 +69,14 @@ IGNORED = -100  # a label that costs nothing, in the library's models
 READ, UNREAD = (0.0, 0.9), (0.9, 1.0)  # parts of the text
 
 
+def _check_training(folder, *, seed, steps, batch) -> None:
+    check_seed(seed)
+    check_integer("steps", steps)
+    check_integer("batch", batch)
+
+
 @on_cpu
+@checked_by(_check_training)
 def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int = 128) -> float:
     """Train a ViT that reads digits of 8 x 8 pixels, and save it.
 
@@ -113,6 +121,7 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
 
 
 @on_cpu
+@checked_by(_check_training)
 def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
     """Train a GPT-2 that reads the library byte by byte, and save it.
 
@@ -145,6 +154,7 @@ def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int
 
 
 @on_cpu
+@checked_by(_check_training)
 def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int = 32) -> float:
     """Train a BERT that fills in masked bytes of the library, and save it.
 

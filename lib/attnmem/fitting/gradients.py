@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention.tangents import ScalarHeads, tangents
-from ..checks import check_integer, checked_by
+from ..checks import check_integer, check_seed, checked_by
 from .problem import MET, Fit, Problem, check_fit, in_double
 
 HISTORY = 50  # gradients that L-BFGS remembers
@@ -103,7 +103,7 @@ def _check_adam(heads, contexts, queries, labels, steps, tolerance, rate, batch,
     check_fit(heads, contexts, queries, labels, steps, tolerance)
     if batch is not None:
         check_integer("batch", batch)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
 
 
 @checked_by(_check_adam)

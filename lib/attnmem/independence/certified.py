@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..balls import FIRST_BITS, BallMatrix, Enclosure, flint, precision, precisions
-from ..checks import check_integer, check_size, check_tensor, checked_by, refuse
+from ..checks import check_integer, check_seed, check_size, check_tensor, checked_by, refuse
 from .numerical import check_entries, numerical_rank
 
 PRIME_BITS = 62
@@ -54,7 +54,7 @@ def _check_certified(matrix, times, target, seed, most_bits) -> None:
         if not callable(matrix):
             refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
         check_integer("target", target)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_integer("most_bits", most_bits, least=FIRST_BITS)
 
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..checks import check_integer, check_number, check_tensor, checked_by
+from ..checks import check_integer, check_number, check_seed, check_tensor, checked_by
 from .numerical import (
     arithmetic,
     check_entries,
@@ -74,7 +74,7 @@ def _check_sampling(
     check_tensor("vectors", vectors, "(T, d)", 2)
     check_entries("vectors", vectors, rtol, dtype)
     check_integer("samples", samples)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
     check_number("confidence", confidence, least=0.0, most=1.0)
     check_number("threshold", threshold, least=0.0, most=1.0)
     if size is not None:

@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, check_features, mha
-from ..checks import check_integer, check_number, checked_by, refuse
+from ..checks import check_integer, check_number, check_seed, checked_by, refuse
 
 
 def _check_xavier(heads, dim, head_dim, outputs, seed) -> None:
     sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "outputs": outputs}
     for name, value in sizes.items():
         check_integer(name, value)
-    check_integer("seed", seed, least=0)
+    check_seed(seed)
 
 
 @checked_by(_check_xavier)
