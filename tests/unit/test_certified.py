@@ -19,6 +19,7 @@ from attnmem.certificates import (
 )
 from attnmem.constructions import memorize_mha
 from attnmem.constructions.dana import offered
+from attnmem.existence import certified_solution
 from attnmem.independence import certified_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}
@@ -484,6 +485,36 @@ def test_precision_is_raised_until_a_correction_is_proven():
         assert (proof.rank, proof.bits) == found
         assert math.isfinite(proof.shift) == math.isfinite(proof.radius) == (proof.rank > 0)
         assert proof.error == math.nextafter(0.5, 1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_shift_of_nearly_dependent_features_is_no_less_than_the_exact_one(seed):
+    """Two queries that differ by 2^-100: at 128 bits a correction has 28 digits of two at most."""
+    g = torch.Generator().manual_seed(seed)
+    one = torch.eye(2, **F64)
+    layer = MHAWeights(one[None], one[None], one[None], one, one[:, :1])
+    e, y = torch.tensor([[0, 0], [0, 2.0**-100]], **F64), torch.randn(2, 1, generator=g, **F64)
+    proof = certified_memorization(layer, one, e, y, most_bits=128)
+    with balls.precision(1024):
+        exact = enclosed_features(layer, one, e)(1024).solve(balls.exact(y))
+        exact -= balls.exact(one[:, :1])
+        least = max(abs(entry).lower() for entry in exact.entries())
+        assert least < arb(proof.shift) < least * (1 + arb(2) ** -20)
+
+
+def test_examples_that_only_rounding_tells_apart_are_not_certified():
+    """All tokens begin with 1, so the second query raises all logits alike: one attention."""
+    E = torch.tensor([[1, 0.3], [1, 0.7], [1, -0.2]], **F64)
+    e, y = torch.tensor([[1, 1], [0.3 * 2.0**90, 1]], **F64), torch.tensor([[0], [1.0]], **F64)
+    one = torch.eye(2, **F64)
+    layer = MHAWeights(one[None], one[None], one[None, :, :1], one[:1, :1], one[:1, :1])
+    for most_bits in (128, 512):
+        proof = certified_memorization(layer, E, e, y, most_bits=most_bits)
+        assert (proof.rank, proof.shift) == (0, math.inf)
+        Z = enclosed_features(layer, E, e)
+        assert certified_rank(Z, target=2, most_bits=most_bits).rank == 0
+        assert certified_rank(Z, target=1, most_bits=most_bits).rank == 1
+        assert not certified_solution(layer, E, e, y, most_bits=most_bits).proven
 
 
 def narrowed(weights):
