@@ -54,7 +54,7 @@ def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             for name, value in bound.arguments.items():
-                bound.arguments[name] = _plain(value)
+                bound.arguments[name] = plain(value)
             check(**bound.arguments)
             return function(*bound.args, **bound.kwargs)
 
@@ -63,12 +63,24 @@ def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
     return decorate
 
 
-def _plain(value: Any) -> Any:
-    """The same value with Python's own numbers and bools, such as for numpy's."""
+def plain(value: Any) -> Any:
+    """The same value with Python's own numbers and bools in place of numpy's.
+
+    Args:
+        value: Any value. Lists, tuples and dictionaries are converted part by part.
+
+    Returns:
+        The value; all that is no such number stays as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> plain([np.uint8(200), np.True_, "a"])
+        [200, True, 'a']
+    """
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(plain, value))
     if type(value) is dict:
-        return {key: _plain(part) for key, part in value.items()}
+        return {key: plain(part) for key, part in value.items()}
     if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
         return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, (np.ndarray, np.bool_)) and value.ndim == 0 and value.dtype.kind in "biuf":

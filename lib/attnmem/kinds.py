@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from .checks import refuse
+from .checks import plain, refuse
 
 
 class Configuration:
@@ -23,6 +23,11 @@ class Configuration:
 
     experiment: str
     profile: str
+
+    def __post_init__(self) -> None:
+        """Numbers of numpy have no text in a key: they become Python's."""
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, plain(value))
 
     @property
     def key(self) -> str:

@@ -57,7 +57,7 @@ def in_checkout() -> bool:
 
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
-    named = os.environ.get("ATTNMEM_MEASUREMENTS")
+    named = os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()
     if not named:
         return SHIPPED if in_checkout() else Path("measurements")
     try:

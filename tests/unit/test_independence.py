@@ -105,6 +105,26 @@ def test_ranks_are_those_of_singular_values_on_both_sides_of_the_tolerance(dtype
     assert {5, 6} == set(expected.tolist())
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_no_scale_changes_a_rank(kind):
+    """Up to the largest and down to the smallest numbers that there are."""
+    signs = torch.tensor([[1, 1, 1], [1, -1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]], dtype=kind)
+    info = torch.finfo(kind)
+    subnormal = info.tiny * info.eps
+    for size in (info.max, info.max**0.51, info.tiny**0.51, info.tiny, 3 * subnormal, subnormal):
+        x = signs * size
+        batch = torch.stack([x, signs, 0 * x])
+        assert numerical_rank(x) == rank_margin(x).rank == 3
+        assert numerical_rank(batch).tolist() == [3, 3, 0]
+        assert rank_margin(x).kept == pytest.approx(rank_margin(signs).kept, rel=1e-6)
+        assert kruskal_rank(x) == 1
+        for count in (1, 2, 3):
+            asked = {"samples": 99, "seed": 0}
+            assert sampled_independence(x, count, **asked) == sampled_independence(
+                signs, count, **asked
+            )
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int64])
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 0)])
 def test_no_vectors_and_vectors_without_entries_have_rank_zero(shape, kind):

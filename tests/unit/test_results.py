@@ -107,6 +107,19 @@ def test_tests_of_assumptions_are_rows_as_trainings_are(tmp_path, path):
     assert list(results.as_table([], TESTS).columns) == list(table.columns)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_numbers_of_numpy_make_the_same_row(kind, path, tmp_path):
+    run = dataclasses.replace(RUN, early_stop=False, evaluate_every=10)
+    fields = {name: value for name, value in vars(run).items() if type(value) is int}
+    given = {name: kind(value) for name, value in fields.items()}
+    given |= {"lr": np.float64(run.lr), "lr_start": np.float32(0.5), "early_stop": np.False_}
+    same = dataclasses.replace(run, **given)
+    assert same == dataclasses.replace(run, lr_start=0.5)
+    assert same.key == dataclasses.replace(run, lr_start=0.5).key
+    results.append([(same, OUTCOME)], tmp_path)
+    assert [*results.read(path)] == [same.key]
+
+
 def test_the_key_is_the_configuration_and_nothing_else():
     assert RUN.key == dataclasses.replace(RUN).key
     changes = [{"seed": 1}, {"lr": 0.2}, {"width": 0}, {"variant": "paper"}, {"context": "shared"}]
@@ -311,6 +324,8 @@ def test_where_rows_go(tmp_path, monkeypatch):
 def test_a_folder_for_rows_may_stand_in_a_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~/rows")
+    assert results.writable_root() == tmp_path / "rows"
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", " ~/rows\n")
     assert results.writable_root() == tmp_path / "rows"
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~nobody-of-this-name/rows")
     with pytest.raises(ValueError, match="ATTNMEM_MEASUREMENTS: got '~nobody-of-this-name/rows'"):

@@ -93,9 +93,25 @@ def numerical_rank(
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
         rtol = tolerance(matrix, rtol, dtype)
-        rank = _ranks(matrix.to(dtype).reshape(-1, *matrix.shape[-2:]), rtol)
+        rank = _ranks(in_units(matrix.to(dtype)).reshape(-1, *matrix.shape[-2:]), rtol)
         rank = rank.view(matrix.shape[:-2])
     return int(rank) if matrix.ndim == 2 else rank
+
+
+def in_units(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
+    """The matrix over a power of two near its largest entry: same digits, no sum overflows.
+
+    Args:
+        matrix: The matrix, or a batch of them.
+
+    Returns:
+        The matrix with a largest entry from 1 to 2; as it is without entries or of zeros.
+    """
+    if 0 in matrix.shape[-2:]:
+        return matrix
+    top = matrix.detach().abs().amax(dim=(-2, -1), keepdim=True)
+    power = top / torch.frexp(top).mantissa.mul(2)
+    return matrix / torch.where(top > 0, power, 1)
 
 
 def tolerance(matrix: Tensor, rtol: float | None, dtype: torch.dtype) -> float:
@@ -164,7 +180,7 @@ def rank_margin(
         (0.1, 0.238)
     """
     dtype = arithmetic(matrix, dtype)
-    values = torch.linalg.svdvals(matrix.to(dtype)).double()
+    values = torch.linalg.svdvals(in_units(matrix.to(dtype))).double()
     rtol = tolerance(matrix, rtol, dtype)
     shares = (values / values[:1].clamp(min=torch.finfo(values.dtype).tiny)).tolist()
     rank = sum(share > rtol for share in shares)

@@ -17,6 +17,7 @@ from .numerical import (
     check_entries,
     clearly_full,
     clearly_short,
+    in_units,
     rank_by_values,
 )
 
@@ -121,7 +122,7 @@ def sampled_independence(
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
     generator = torch.Generator().manual_seed(seed)
-    vectors = vectors.to(arithmetic(vectors, dtype))
+    vectors = in_units(vectors.to(arithmetic(vectors, dtype)))
     double = vectors.double()
     gram = double @ double.mT if len(vectors) <= LARGE else None
     ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
