@@ -96,9 +96,7 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
     Returns:
         As many balls.
     """
-    # A softmax does not change when one number is taken from all; no power gets too large then.
-    top = max((logit.mid() for logit in logits), default=0)
-    powers = [(logit - top).exp() for logit in logits]
+    powers = [logit.exp() for logit in logits]
     total = sum(powers)
     return [power / total for power in powers]
 

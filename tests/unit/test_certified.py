@@ -233,13 +233,6 @@ def test_a_softmax_that_is_known_exactly():
     assert all(ball.contains(fmpq(k, 8)) for ball, k in zip(alpha, (2, 1, 5), strict=True))
     assert balls.softmax([]) == []
 
-
-@pytest.mark.parametrize("top", [2**300, -(2**300)])
-def test_a_softmax_of_numbers_whose_powers_no_ball_holds(top):
-    with balls.precision(512):
-        alpha = balls.softmax([top + arb(2).log(), arb(top), top + arb(5).log()])
-        assert all(ball.contains(fmpq(k, 8)) for ball, k in zip(alpha, (2, 1, 5), strict=True))
-        assert max(balls.above(ball.rad()) for ball in alpha) < 1e-50
     widened = balls.softmax([arb(0, 1), arb(0)])
     for x in (-1, 0, 1):
         assert widened[0].contains(1 / (1 + (-arb(x)).exp()))

@@ -13,7 +13,7 @@ import torch
 from flint import arb
 
 from attnmem import balls
-from attnmem.attention import MHAWeights
+from attnmem.attention import MHAWeights, mha_features
 from attnmem.certificates import certified_memorization
 from attnmem.existence import certified_solution, enclosed_derivative
 
@@ -165,25 +165,45 @@ def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
         assert exact < Fraction(proof.error) < exact * Fraction(1 + 1e-15)
 
 
-def test_an_error_counts_what_the_balls_do_not_know():
+@pytest.mark.parametrize("seed", range(6))
+def test_an_error_counts_what_the_balls_do_not_know(seed):
     """Two heads of equal attention cancel, but at 128 bits only up to 1e-9: outputs are zero."""
-    g = torch.Generator().manual_seed(0)
-    E, e = torch.randn(3, 2, generator=g, **F64), torch.randn(1, 2, generator=g, **F64)
-    E[:, 0] = 1  # so that the first row of W_K adds the same to all logits
+    g = torch.Generator().manual_seed(seed)
+    E, e = torch.randn(1, 3, 2, generator=g, **F64), torch.randn(1, 2, generator=g, **F64)
+    E[..., 0] = 1  # so that the first row of W_K adds the same to all logits
     Q, K, more = torch.randn(3, 2, 2, generator=g, **F64)
     K, Q = torch.stack([K, torch.stack([more[0], K[1]])]), torch.stack([Q, Q])
     values = torch.tensor([[0, 2.0**100], [0, -(2.0**100)]], **F64)[..., None]
     weights = MHAWeights(Q, K, values, torch.ones(2, 1, **F64), ONE)
-    for power, sign in itertools.product(range(20, 40), (1, -1)):
+    for power, sign in itertools.product(range(20, 32), (1, -1)):
         y = torch.tensor([[sign * 2.0**-power]], **F64)
-        for prove in (certified_solution, certified_memorization):
-            assert 2.0**-power < prove(weights, E, e, y, most_bits=128).error < 2.0**-power + 1e-6
+        proof = certified_memorization(weights, E, e, y, most_bits=128)
+        for error in (proof.error, certified_solution(weights, E, e, y, most_bits=128).error):
+            assert 2.0**-power < error < 2.0**-power + 1e-6
+        pivot = float(mha_features(weights, E, e).abs().max())  # the largest feature makes up for y
+        assert 2.0**-power < proof.shift * pivot * (1 + 1e-12) < 2.0**-power + 1e-6
 
 
-def test_a_shift_counts_what_the_balls_do_not_know():
+def test_a_correction_counts_how_little_is_known_of_the_features():
+    """Logits ``L`` and ``L + u``: 128 bits hold their difference with an error of up to 2^-67.
+
+    Attention is ``1/2, 1/2`` for one query and ``s(-u), s(u)`` for the other. Labels 0 and 1 take a
+    read-out of ``2 / tanh(u / 2)``, which is larger than ``4 / u``.
+    """
+    one = torch.eye(3, **F64)
+    layer = MHAWeights(one[None], one[None], 0 * one[None], one, one[:, :1])
+    E, y = torch.tensor([[1, 0, 1], [0, 1, 1]], **F64), torch.tensor([[0], [1]], **F64)
+    for k, sign in itertools.product(range(100, 140), (1, -1)):
+        e = torch.tensor([[0, 0, 0], [0, sign * k * 2.0**-70, 2.0**60]], **F64)
+        proof = certified_memorization(layer, E, e, y, most_bits=128)
+        assert 2.0**72 / k < proof.shift < 2.0**72 / (k - 64)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_a_shift_counts_what_the_balls_do_not_know(order):
     """Two nearly equal rows of features, and labels of zero: the whole read-out has to go."""
     one, V = torch.eye(2, **F64), torch.tensor([[0.3, 0.7], [0.6, -0.4]], **F64)
-    layer = MHAWeights(one[None], one[None], V[None], one, one)
+    layer = MHAWeights(one[None], one[None], V[order][None], one, one)
     for power in range(80, 140):
         e = torch.tensor([[0, 0], [0, 2.0**-power]], **F64)
         proof = certified_memorization(layer, one, e, torch.zeros(2, 2, **F64), most_bits=128)
@@ -193,10 +213,10 @@ def test_a_shift_counts_what_the_balls_do_not_know():
 
 def test_the_radius_is_that_of_the_corrected_output():
     """One token 3 with the value 1/4: an output of ``3 (1/4 + (1 - 3/4) / 3)``."""
-    proof = certified_memorization(layer(1, 1, 0.25), 3 * ONE, ONE, ONE)
+    proof = certified_memorization(layer(0, 1, 0.25), 3 * ONE, ONE, ONE)
     with balls.precision(128):
         output = 3 * (arb(0.25) + arb(0.25) / 3)
-        assert proof.radius == pytest.approx(float(output.rad()), rel=0.01)
+        assert 0.99 < proof.radius / float(output.rad()) < 1.01
 
 
 def test_derivatives_are_enclosed_at_few_bits():
@@ -234,7 +254,7 @@ def test_weights_and_labels_of_every_scale_are_proven_alike(s):
         proof = certified_solution(weights, E, query, label)
         assert proof.proven
         assert proof.contraction == pytest.approx(wanted.contraction, rel=1e-6)
-        assert proof.error == pytest.approx(wanted.error * float(label / y), rel=1e-6)
+        assert proof.error / wanted.error == pytest.approx(float(label / y), rel=1e-6, abs=0)
 
 
 def test_of_products_that_no_float_holds_balls_know_the_size():
