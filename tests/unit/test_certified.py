@@ -1,5 +1,6 @@
 """What is proven is true: certified ranks against rational arithmetic, balls against floats."""
 
+import itertools
 import math
 import random
 import sys
@@ -400,6 +401,31 @@ def test_what_overlapping_balls_do_not_separate_does_not_count():
                 assert proof == (0, 0.0)
     assert undecided > 20
     assert decided > 20
+
+
+@pytest.mark.parametrize("known", ["the others", "the right one"])
+def test_what_is_not_known_of_either_logit_lowers_a_margin(known):
+    """Logits of one kind are exactly zero, so only the other kind has balls."""
+    weights, sequences = transformer(attends=False)
+    proven, zero = 0, torch.zeros(1, dtype=torch.int64)
+    for row, U in itertools.product(sequences[:4], weights.W_U):
+        W_U = torch.zeros_like(weights.W_U)
+        W_U[:1] = U if known == "the others" else 0
+        W_U[1:] = 0 if known == "the others" else -U
+        layer = weights._replace(W_U=W_U)
+        [lead] = exact_leads(layer, row[None], zero)
+        for bits in (3, 6, 9, 12, 15):
+            margin = certified_associations(layer, row[None], zero, bits=bits).margin
+            assert margin <= max(lead, 0)
+            proven += margin > 0
+    assert proven > 50
+
+
+def test_a_tie_is_not_memorized():
+    weights, sequences = transformer()
+    ties = weights._replace(W_U=weights.W_U[:1].expand(11, -1))
+    tokens = torch.zeros(13, dtype=torch.int64)
+    assert certified_associations(ties, sequences, tokens) == (0, 0.0)
 
 
 def test_one_token_in_all_is_always_right():
