@@ -45,7 +45,7 @@ def slopes(q, k, mu):
 # --- the box --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gap", [0.001, 0.01, 0.1, -0.1, 0.15, 0.2, 0.3, -0.3, 0.4])
+@pytest.mark.parametrize("gap", [0.001, 0.01, 0.1, -0.1, 0.177, 0.1773, 0.3, -0.3, 0.4])
 def test_contraction_and_distance_of_three_equal_weights(gap):
     """All three grow alike, so no shorter step than the one in closed form meets the label."""
     label = (1 - gap) * output(1, 1, 1)
@@ -58,7 +58,7 @@ def test_contraction_and_distance_of_three_equal_weights(gap):
     ends = [[1 + sign * 2 * miss * b for b in B] for sign in (1, -1)]
     worst = max(abs(1 - sum(map(math.prod, zip(B, slopes(*w), strict=True)))) for w in ends)
     assert worst < proof.contraction < 1.01 * worst
-    assert proof.proven == (proof.contraction < 0.5) == (abs(gap) < 0.18)
+    assert proof.proven == (proof.contraction < 0.5) == (-0.2 < gap < 0.1772)
     if proof.proven:
         reach = 2 * miss * max(B)
         assert reach * (1 - 1e-12) < proof.distance < reach * (1 + 1e-6)
@@ -130,6 +130,15 @@ def test_contraction_is_a_largest_row_sum(order, last):
         sums.append(abs(1 - (1 + second / last) * slope / m) + abs(z / last))
     assert 0.4 < max(sums) < proof.contraction < 1.005 * max(sums)
     assert proof.distance == pytest.approx(0.02 / abs(last), rel=1e-6)
+
+
+def test_of_two_labels_for_one_example_nothing_is_proven():
+    """Steps that meet the labels on average leave a half of either: ``I - G'`` has rows 1/2, -1/2."""
+    E, e, y = spread([1.0]), ONE.expand(2, 1), torch.tensor([1, -1.0], **F64)
+    for gap in (1e-3, 1e-9, 1e-15):
+        proof = certified_solution(layer(1, 1, 1), E, e, output(1, 1, 1) + gap * y, most_bits=128)
+        assert (proof.proven, proof.distance) == (False, math.inf)
+        assert proof.contraction >= 1
 
 
 # --- the error ------------------------------------------------------------------------------------
