@@ -133,7 +133,7 @@ def test_contraction_is_a_largest_row_sum(order, last):
 
 
 def test_of_two_labels_for_one_example_nothing_is_proven():
-    """Steps that meet the labels on average leave a half of either: ``I - G'`` has rows 1/2, -1/2."""
+    """Steps can only meet the mean of both: the rows of ``I - G'`` are 1/2 and -1/2."""
     E, e, y = spread([1.0]), ONE.expand(2, 1), torch.tensor([1, -1.0], **F64)
     for gap in (1e-3, 1e-9, 1e-15):
         proof = certified_solution(layer(1, 1, 1), E, e, output(1, 1, 1) + gap * y, most_bits=128)
