@@ -121,6 +121,8 @@ def test_a_product_is_exact_where_no_float_holds_it():
     right = torch.tensor([[1.0, 2.0**-60], [1.0, 2.0**-180]], dtype=torch.float64)
     assert certified_rank(left @ right).rank == 1
     assert certified_rank(left, times=right).rank == 2
+    assert certified_rank(left, times=torch.ones(2, 5)).rank == 1
+    assert certified_rank(torch.ones(5, 2), times=left).rank == 1
     generator = torch.Generator().manual_seed(0)
     for rank in range(5):
         thin = torch.randint(-9, 9, (7, rank), generator=generator)
@@ -153,6 +155,9 @@ def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
     failed = certified_rank(nearly_singular, target=2, most_bits=128)
     assert (failed.rank, failed.full) == (0, False)
     assert failed.proof == "not certified with up to 128 bits"
+    for radius, rank in [(0.9, 2), (1.1, 0)]:  # the determinant is the corner's entry
+        wide = arb_mat([[arb(1, radius), 0], [1, 1]])
+        assert certified_rank(lambda bits, wide=wide: wide, target=2).rank == rank
     singular = certified_rank(lambda bits: arb_mat([[1, 2], [2, 4]]), target=2)
     assert (singular.rank, singular.proof) == (0, "not certified with up to 1024 bits")
 
