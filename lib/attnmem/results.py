@@ -41,6 +41,7 @@ from .rows import fields_of, line_of, parse, widen, write
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git's hooks lead to their repository
 UNKNOWN = "unknown"  # the commit of rows that come from a copy of the files without its repository
 
 
@@ -57,8 +58,7 @@ def in_checkout() -> bool:
 
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
-    named = os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()
-    if not named:
+    if not (named := os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()):
         return SHIPPED if in_checkout() else Path("measurements")
     try:
         return Path(named).expanduser()
@@ -381,8 +381,7 @@ def commit() -> str:
     of a repository which has the library in this place; or else ``unknown``. Asked once a process,
     since that is when the code was read.
     """
-    named = os.environ.get("ATTNMEM_COMMIT", "").strip()
-    if named:
+    if named := os.environ.get("ATTNMEM_COMMIT", "").strip():
         return named
     try:  # the last of these is the folder as the commit has it
         top, name, _ = _git("rev-parse", "--show-toplevel", "HEAD", "HEAD:./")
@@ -396,4 +395,6 @@ def commit() -> str:
 
 def _git(*asked: str) -> list[str]:
     command = ["git", "-C", str(PACKAGE), *asked]
-    return os.fsdecode(subprocess.run(command, capture_output=True, check=True).stdout).splitlines()
+    here = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    found = subprocess.run(command, capture_output=True, check=True, env=here).stdout
+    return os.fsdecode(found).splitlines()

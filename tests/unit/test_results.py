@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import errno
+import inspect
 import math
 import multiprocessing
 import os
@@ -113,8 +114,8 @@ def test_numbers_of_numpy_make_the_same_row(kind, path, tmp_path):
     fields = {name: value for name, value in vars(run).items() if type(value) is int}
     given = {name: kind(value) for name, value in fields.items()}
     given |= {"lr": np.float64(run.lr), "lr_start": np.float32(0.5), "early_stop": np.False_}
-    same = object.__new__(Run)  # as without the checks of types in tests
-    getattr(Run.__init__, "__wrapped__", Run.__init__)(same, **vars(run) | given)
+    same = object.__new__(Run)  # as where no annotations are enforced
+    inspect.unwrap(Run.__init__)(same, **vars(run) | given)
     assert same == dataclasses.replace(run, lr_start=0.5)
     assert same.key == dataclasses.replace(run, lr_start=0.5).key
     results.append([(same, OUTCOME)], tmp_path)
@@ -902,6 +903,20 @@ def test_what_the_variable_says_counts_everywhere(checkout, monkeypatch):
     assert commit() == head(checkout)
 
 
+def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monkeypatch):
+    """Git tells its hooks so which repository they belong to, and of which files."""
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.tex").touch()
+    committed(thesis)
+    own = head(checkout)
+    monkeypatch.setenv("GIT_DIR", str(thesis / ".git"))
+    assert commit() == own
+    monkeypatch.setenv("GIT_WORK_TREE", str(checkout.parent.parent))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(thesis / ".git" / "index"))
+    assert commit() == own
+
+
 def no_git(monkeypatch, package):
     monkeypatch.setenv("PATH", "")
 
@@ -948,13 +963,6 @@ def part_of_another_project(monkeypatch, package):
     committed(project)
 
 
-def hook_of_another_repository(monkeypatch, package):
-    """Git tells its hooks by a variable which repository they belong to."""
-    beside_files_of_another_repository(monkeypatch, package)
-    monkeypatch.setattr(results, "PACKAGE", package)
-    monkeypatch.setenv("GIT_DIR", str(package / "thesis" / ".git"))
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -966,7 +974,6 @@ def hook_of_another_repository(monkeypatch, package):
         below_another_repository,
         beside_files_of_another_repository,
         part_of_another_project,
-        hook_of_another_repository,
     ],
 )
 def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
