@@ -251,6 +251,17 @@ def check_contradiction(found, rows, labels, H):
         assert all((total == 0).all() for total in totals.values())
 
 
+@pytest.mark.hostile("dana-theorem-1")
+@pytest.mark.parametrize("entry", range(8))
+def test_a_relation_that_is_none_over_the_integers_proves_nothing(entry, monkeypatch):
+    """Relations are found modulo a prime; all weights of parity's are one."""
+    cube, parity = every_parity(3)
+    assert impossible_subset(cube, parity, 2) is not None
+    wrong = [1 + (k == entry) for k in range(8)]
+    monkeypatch.setattr(residues, "kernel_vector", lambda matrix: wrong)
+    assert impossible_subset(cube, parity, 2) is None
+
+
 @pytest.mark.hostile("dana-corollary-1")
 def test_of_all_labelings_of_two_bits_one_head_misses_xor_and_its_opposite():
     cube, _ = every_parity(2)

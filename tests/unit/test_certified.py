@@ -162,6 +162,12 @@ def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
     assert (singular.rank, singular.proof) == (0, "not certified with up to 1024 bits")
 
 
+def test_full_rank_is_that_of_the_smaller_side():
+    for shape, k, full in [((3, 3), 3, True), ((5, 3), 3, True), ((3, 5), 3, True), ((3, 5), 2, 0)]:
+        matrix = torch.eye(5)[:, :k] @ torch.eye(5)[:k]
+        assert certified_rank(matrix[: shape[0], : shape[1]]).full == full
+
+
 def test_matrices_that_are_zero_or_not_finite_are_not_certified():
     for entry in (arb(0), arb.nan(), arb.pos_inf()):
         for target in (None, 1):
