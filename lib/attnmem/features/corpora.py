@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import Function, check_integer, check_number, check_seed, checked_by, refuse
+from ..checks import check_integer, check_number, check_seed, checked_by, refuse
+from ..constructions.generic import on_cpu
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -45,17 +46,6 @@ def need(package: str) -> Any:
         top = package.partition(".")[0]
         named = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
         raise ImportError(f"{package} is missing: pip install {named}") from error
-
-
-def on_cpu(function: Function) -> Function:
-    """New tensors are on the CPU while it runs, whatever the default device is."""
-
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        with torch.device("cpu"):
-            return function(*args, **kwargs)
-
-    return run
 
 
 # --- images ---------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from ..checks import (
     checked_by,
     refuse,
 )
-from .corpora import Inputs, need, normalized, on_cpu, reaching
+from ..constructions.generic import on_cpu
+from .corpora import Inputs, need, normalized, reaching
 
 PUBLISHED = {
     "vit-base": ("vit", {"hidden_size": 768, "patch_size": 16, "image_size": 224}),

@@ -1,8 +1,9 @@
 """Small encoders trained here, for whoever reaches no hub: minutes on two cores, from a seed.
 
 Each function trains one of Hugging Face's models on data of :mod:`attnmem.features.corpora`, saves
-it to a folder for :func:`attnmem.features.trained_encoder`, and returns how good it is on data held
-out. The folders are not part of the repository: the same seed makes the same model, up to rounding.
+it to a folder for :func:`~attnmem.features.encoders.trained_encoder`, and returns how good it is on
+data held out. The folders are not part of the repository: the same seed makes the same model, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from ..checks import check_integer, check_seed, checked_by
+from ..constructions.generic import on_cpu
 from . import corpora
-from .corpora import BYTES, MASK, need, normalized, on_cpu
+from .corpora import BYTES, MASK, need, normalized
 
 DIGITS_VIT = {
     "hidden_size": 64,
