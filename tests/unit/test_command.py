@@ -150,6 +150,14 @@ def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, capsys):
     ]
 
 
+def test_a_field_that_only_some_cells_have_is_chosen_by_its_values():
+    """Layers of attention have no width, MLPs have one."""
+    chosen = experiments.runs("dana-depth-own-layers", "quick", 1, where={"width": None})
+    assert {run.width for run in chosen} == {None}
+    with pytest.raises(ValueError, match="where: got width = 1; expected width among None, "):
+        experiments.runs("dana-depth-own-layers", "quick", 1, where={"width": 1})
+
+
 @pytest.mark.usefixtures("instant")
 def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, capsys):
     train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]

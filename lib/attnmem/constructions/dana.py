@@ -244,7 +244,7 @@ def memorize_aot(
     W_U = W_U.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     goal = float(1 - products[next_tokens].max())
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     best, worst = None, -math.inf
     for attempt in range(MOST):
         if attempt == FIRST:

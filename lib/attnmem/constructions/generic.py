@@ -109,7 +109,7 @@ def random_mha(
 
     Source: this book, the chapter on generic layers.
     """
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
     return MHAWeights(
         scale * gaussian(generator, heads, dim, head_dim),

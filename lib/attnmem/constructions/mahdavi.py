@@ -207,7 +207,7 @@ def memorize_mha(
 def _build(contexts, queries, targets, *, heads, head_dim, seed, value_dim, skip) -> MHAWeights:
     """The layer for data in their units."""
     W_D = _decoder(queries, targets, skip)
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(DRAWS):
         W_Q, W_K = attention_maps(contexts, queries, heads, generator)
         maps = [_widened(W, head_dim) for W in (W_Q, W_K)]

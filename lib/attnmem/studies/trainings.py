@@ -76,7 +76,7 @@ class Experiment(NamedTuple):
         for field, value in (part.where or {}).items():
             if field not in self.cells[profile][0]:
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
-            known = sorted({cell[field] for cell in self.cells[profile]})
+            known = dict.fromkeys(cell[field] for cell in self.cells[profile])
             if value not in known:
                 values = f"{field} among {', '.join(map(str, known))} for {self.name}"
                 refuse("where", f"{field} = {value}", values)
