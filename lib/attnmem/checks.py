@@ -1,9 +1,9 @@
 """Checks of arguments: each error names the argument, its value and what was expected.
 
-A public function declares its checks with :func:`checked_by`, so that its body is only mathematics.
-The check runs before any shape annotation is enforced. A caller therefore always sees the named
-``ValueError``, with or without a runtime type checker. Numbers of numpy become numbers of Python
-first: an ``int16`` overflows where an ``int`` does not, and torch takes no ``int64`` for a seed.
+A public function is decorated with :func:`checked`, which reads its annotations; relations between
+arguments go into one more function. So the body of the function is only mathematics. Numbers of
+numpy become numbers of Python first: an ``int16`` overflows where an ``int`` does not, and torch
+takes no ``int64`` for a seed.
 """
 
 from __future__ import annotations
@@ -14,15 +14,209 @@ import inspect
 import math
 import numbers
 import operator
+import types
+import typing
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-FLOATS = (torch.float32, torch.float64)
+FLOATS = (torch.float32, torch.float64)  # half precision is too coarse for ranks and logits
+INTEGERS = (torch.int64, torch.int32)
+MANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class Range(NamedTuple):
+    """The numbers that an annotation accepts, ends included: ``Annotated[int, Range(0, "dim")]``.
+
+    An end may be the name of another argument.
+    """
+
+    least: int | float | str = 1
+    most: int | float | str = math.inf
+
+
+ANY = Range(-math.inf, math.inf)
+Seed = Annotated[int, Range(0, 2**63 - 1)]  # what seeds a generator, with room for further draws
+
+
+def checked(function: Function | None = None, *, also: Callable[..., None] | None = None) -> Any:
+    """Check the arguments of every call against the annotations of the function.
+
+    An ``int`` is an integer of any type and at least 1, a ``float`` any number but NaN, within the
+    :class:`Range` of an ``Annotated`` one. ``Float[Tensor, "T n d"]`` is a tensor of float32 or
+    float64, ``Int[...]`` one of int32 or int64; each letter is one size in all arguments, and
+    ``*runs`` any number of axes. Tuples of weights are checked field by field. Of a union, one
+    member must fit.
+
+    Args:
+        function: The function, decorated as ``@checked``.
+        also: Checks relations between arguments: called with those that it names (all, if it takes
+            ``**arguments``) after their own checks. It raises ``ValueError``.
+
+    Returns:
+        The function, which sees Python's numbers in place of numpy's; a decorator if ``also`` is
+        given alone.
+
+    Raises:
+        ValueError: From the function, if an argument is not as annotated; the message names it.
+
+    Example:
+        >>> @checked
+        ... def double(heads: int, share: Annotated[float, Range(0, 1)] = 0.5) -> int:
+        ...     return 2 * heads
+        >>> double(3)
+        6
+        >>> double(0)
+        Traceback (most recent call last):
+        ValueError: heads: got 0; expected an integer of at least 1
+    """
+    if function is None:
+        return functools.partial(checked, also=also)
+    signature = inspect.signature(function)
+    named = inspect.signature(also).parameters if also else {}
+    whole = any(p.kind is p.VAR_KEYWORD for p in named.values())
+
+    @functools.cache
+    def hints() -> dict[str, Any]:  # at the first call, when all names are there
+        found = typing.get_type_hints(function, include_extras=True)
+        single = {p.name for p in signature.parameters.values() if p.kind not in MANY}
+        return {name: hint for name, hint in found.items() if name in single}
+
+    @functools.wraps(function)
+    def checking(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        for name, value in arguments.items():
+            arguments[name] = plain(value)
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, hint in hints().items():
+            _check(name, arguments[name], hint, arguments, sizes)
+        if also:
+            also(**{name: v for name, v in arguments.items() if whole or name in named})
+        return function(*bound.args, **bound.kwargs)
+
+    return checking
+
+
+def _check(name: str, value: Any, hint: Any, arguments: dict, sizes: dict) -> None:
+    """Check one argument; ``sizes`` has the size of each letter, and the argument it is from."""
+    kind, extras = hint, ()
+    if typing.get_origin(hint) is Annotated:
+        kind, *extras = typing.get_args(hint)
+    members = typing.get_args(kind) if _is_union(kind) else (kind,)
+    if value is None and type(None) in members:
+        return
+    members = [member for member in members if member is not type(None)]
+    if set(members) <= {int, float}:
+        [found] = [e for e in extras if isinstance(e, Range)] or [None]
+        if found:
+            found = Range(*(arguments[end] if isinstance(end, str) else end for end in found))
+        if float in members:
+            least, most = found or ANY
+            check_number(name, value, least=least, most=most)
+        else:
+            least, most = found or Range()
+            check_integer(name, value, least=least, most=most)
+    elif any(hasattr(member, "dim_str") for member in members):
+        _check_array(name, value, members, sizes)
+    elif len(members) == 1:
+        _check_object(name, value, members[0], arguments, sizes)
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict) -> None:
+    """Check a bool, one of several values, a sequence of numbers, a tuple of weights, an object."""
+    if typing.get_origin(kind) is typing.Literal:
+        if value not in typing.get_args(kind):
+            refuse(name, repr(value), f"one of {', '.join(map(str, typing.get_args(kind)))}")
+    elif typing.get_origin(kind) is Sequence and typing.get_args(kind) == (int,):
+        if not isinstance(value, (Sequence, range, np.ndarray)) or isinstance(value, str):
+            refuse(name, _named(value), "a sequence of integers")
+        for i, member in enumerate(value):
+            _check(f"{name}[{i}]", member, int, arguments, sizes)
+    elif not inspect.isclass(kind) or kind is Any or getattr(kind, "_is_protocol", False):
+        return
+    elif not isinstance(value, kind):
+        refuse(name, _named(value), "True or False" if kind is bool else kind.__name__)
+    elif hasattr(kind, "_fields"):
+        inner: dict[str, tuple[int, str]] = {}
+        for field, member in _fields(kind).items():
+            if hasattr(member, "dim_str"):
+                _check_array(f"{name}.{field}", getattr(value, field), [member], inner, tied=True)
+        sizes |= {axis: size for axis, size in inner.items() if axis not in sizes}
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _named(value: Any) -> str:
+    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def _check_array(name: str, value: Any, members: list, sizes: dict, tied: bool = False) -> None:
+    """Check a tensor. With ``tied``, ``*runs`` is the same number of axes in all of them."""
+    shapes, expected, dtypes = _shape_of(tuple(members))
+    if not isinstance(value, Tensor):
+        if any(isinstance(value, member.array_type) for member in members):
+            return  # an array of numpy, which the function converts
+        refuse(name, type(value).__name__, f"a torch.Tensor of shape {expected}")
+    fitting = [axes for axes in shapes if _has_axes(value, axes, sizes if tied else {})]
+    if not fitting:
+        refuse(name, f"shape {tuple(value.shape)}", f"shape {expected}")
+    if dtypes and value.dtype not in dtypes:
+        refuse(name, f"dtype {value.dtype}", " or ".join(map(str, dtypes)))
+    axes = fitting[0]
+    many = next((i for i, axis in enumerate(axes) if _is_variadic(axis)), len(axes))
+    ends = [*zip(axes[:many], value.shape, strict=False)]
+    ends += [*zip(reversed(axes[many + 1 :]), reversed(value.shape), strict=False)][::-1]
+    if many < len(axes):
+        sizes.setdefault(axes[many], (value.ndim - len(axes) + 1, name))
+    for axis, size in ends:
+        letters = axis.split("*")
+        if len(letters) > 1 and all(letter in sizes for letter in letters):
+            known = math.prod(sizes[letter][0] for letter in letters), " times ".join(letters)
+        elif len(letters) > 1 or axis == "_":
+            continue
+        else:
+            known = (int(axis), "") if axis.isdecimal() else sizes.setdefault(axis, (size, name))
+        if size != known[0]:
+            got = f"{axis} = {size} (shape {tuple(value.shape)})"
+            where = f", as in {known[1]}" if len(letters) == 1 and known[1] else ""
+            refuse(name, got, f"{axis} = {known[0]}{where}")
+
+
+@functools.cache
+def _shape_of(members: tuple) -> tuple[list[list[str]], str, tuple[torch.dtype, ...]]:
+    """The accepted shapes, in letters and in words, and types of numbers, of which () is all."""
+    shapes = [member.dim_str.split() for member in members]
+    words = " or ".join(f"({', '.join(axes)}{',' * (len(axes) == 1)})" for axes in shapes)
+    names = {name for m in members if isinstance(m.dtypes, tuple) for name in m.dtypes}
+    reals, whole = "float32" in names, "int32" in names
+    if len(names) == 1:
+        return shapes, words, (getattr(torch, *names),)
+    return shapes, words, () if reals == whole else FLOATS if reals else INTEGERS
+
+
+def _is_variadic(axis: str) -> bool:
+    return axis == "..." or axis.startswith("*")
+
+
+def _has_axes(value: Tensor, axes: list[str], sizes: dict) -> bool:
+    many = [axis for axis in axes if _is_variadic(axis)]
+    if not many:
+        return value.ndim == len(axes)
+    runs = value.ndim - len(axes) + 1
+    return runs >= 0 and sizes.get(many[0], (runs, ""))[0] == runs
 
 
 def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:

@@ -3,10 +3,14 @@
 import importlib
 import inspect
 import pkgutil
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
 import torch
+from jaxtyping import Float, Int
 
 import attnmem
 from attnmem import (
@@ -21,7 +25,7 @@ from attnmem import (
     tasks,
 )
 from attnmem.attention.tangents import ScalarHeads
-from attnmem.checks import checked_by
+from attnmem.checks import Range, Seed, checked, checked_by, refuse
 from attnmem.constructions import jacobians, sequences
 from attnmem.training import single
 
@@ -92,14 +96,15 @@ def test_bools_of_numpy_are_no_integers():
 
 
 def test_every_checked_function_with_a_seed_stands_among_them():
-    marked, found = checked_by(lambda: None)(lambda: None).__code__, set()
+    marked = {checked_by(lambda: None)(lambda: None).__code__, checked(lambda: None).__code__}
+    found = set()
     for place in pkgutil.walk_packages(attnmem.__path__, "attnmem."):
         if place.name.startswith(("attnmem.__main__", "attnmem.features")):  # these draw slowly
             continue
         for name, function in vars(importlib.import_module(place.name)).items():
             # A check may stand within another wrapper, such as that of on_cpu.
-            inner = inspect.unwrap(function, stop=lambda f: getattr(f, "__code__", 0) is marked)
-            if getattr(inner, "__code__", 0) is marked and function.__module__ == place.name:
+            inner = inspect.unwrap(function, stop=lambda f: getattr(f, "__code__", 0) in marked)
+            if getattr(inner, "__code__", 0) in marked and function.__module__ == place.name:
                 found |= {name} if "seed" in inspect.signature(inner).parameters else set()
     assert found == {function.__name__ for function, *_ in SEEDED}
 
@@ -162,3 +167,106 @@ def test_check_and_function_are_given_numbers_of_python(given, seen):
 def test_all_else_is_given_as_it_is(given):
     found = checked_by(lambda value: None)(lambda value: value)(given)
     assert found is given or found[0] is PAIRS
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+def _names_too_many_heads(heads, dim):
+    if heads > 3 * dim:
+        refuse("heads", heads, "at most three times dim")
+
+
+@checked(also=_names_too_many_heads)
+def layer(
+    contexts: Float[torch.Tensor, "T n d"] | Float[torch.Tensor, "n d"],
+    queries: Float[torch.Tensor, "T d"],
+    tokens: Int[torch.Tensor, " T"] | None = None,
+    *,
+    heads: int = 1,
+    dim: Annotated[int, Range(1, "heads")] = 1,
+    share: Annotated[float, Range(0, 1)] = 0.5,
+    seed: Seed = 0,
+    skip: bool = False,
+    groups: Sequence[int] = (),
+    how: Literal["lm", "adam"] = "lm",
+):
+    return heads
+
+
+@checked
+def weighted(weights: attention.MHAWeights, query: Float[torch.Tensor, "*data B d"]):
+    return query.shape
+
+
+OWN_CONTEXTS, QUERIES = DRAWN[:2, :4].transpose(0, 1), DRAWN[1, :4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 0}, "heads: got 0; expected an integer of at least 1"),
+        ({"heads": 2.0}, "heads: got 2.0; expected an integer"),
+        ({"heads": None}, "heads: got None; expected an integer"),
+        ({"heads": 4}, "heads: got 4; expected at most three times dim"),
+        ({"dim": 2}, "dim: got 2; expected an integer of at least 1 and at most 1"),
+        ({"share": 1.01}, "share: got 1.01; expected a number from 0 to 1"),
+        ({"share": float("nan")}, "share: got nan; expected a number from 0 to 1"),
+        ({"share": "half"}, "share: got 'half'; expected a number"),
+        ({"skip": 1}, "skip: got 1; expected True or False"),
+        ({"groups": [2, 0]}, "groups[1]: got 0; expected an integer of at least 1"),
+        ({"groups": 2}, "groups: got 2; expected a sequence of integers"),
+        ({"how": "sgd"}, "how: got 'sgd'; expected one of lm, adam"),
+        ({"queries": 3}, "queries: got int; expected a torch.Tensor of shape (T, d)"),
+        ({"queries": QUERIES[0]}, "queries: got shape (5,); expected shape (T, d)"),
+        (
+            {"queries": QUERIES[:3]},
+            "queries: got T = 3 (shape (3, 5)); expected T = 4, as in contexts",
+        ),
+        (
+            {"contexts": OWN_CONTEXTS[None]},
+            "contexts: got shape (1, 4, 2, 5); expected shape (T, n, d) or (n, d)",
+        ),
+        (
+            {"contexts": OWN_CONTEXTS.half()},
+            "contexts: got dtype torch.float16; expected torch.float32 or torch.float64",
+        ),
+        (
+            {"tokens": torch.zeros(4)},
+            "tokens: got dtype torch.float32; expected torch.int64 or torch.int32",
+        ),
+    ],
+)
+def test_an_argument_that_is_not_as_annotated_is_refused_by_name(changes, message):
+    arguments = {"contexts": OWN_CONTEXTS, "queries": QUERIES} | changes
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        layer(**arguments)
+
+
+def test_arguments_at_the_ends_of_their_ranges_are_accepted():
+    whole = {"tokens": torch.arange(4), "groups": (1, 2), "how": "adam", "skip": np.True_}
+    for share in (0, 1, np.float32(0.5)):
+        assert layer(OWN_CONTEXTS, QUERIES, heads=np.int8(3), share=share, **whole) == 3
+    assert layer(OWN_CONTEXTS[0], QUERIES.float(), seed=2**63 - 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "tensor", "message"),
+    [
+        ("W_K", DRAWN[:2, :4, 1:4], "weights.W_K: got d = 4"),
+        (
+            "W_V",
+            DRAWN[None, :2, :, :1],
+            "weights.W_V: got shape (1, 2, 5, 1); expected shape (*runs",
+        ),
+        ("W_O", DRAWN[0, :3], "weights.W_O: got H*d_v = 3 (shape (3, 5)); expected H*d_v = 2"),
+        ("W_D", DRAWN[1, :, :1].half(), "weights.W_D: got dtype torch.float16; expected"),
+        ("W_Q", None, "weights.W_Q: got NoneType; expected a torch.Tensor of shape (*runs, H, d"),
+    ],
+)
+def test_a_weight_that_does_not_fit_the_others_is_refused_by_name(field, tensor, message):
+    assert weighted(MHA, QUERIES) == (4, 5)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        weighted(MHA._replace(**{field: tensor}), QUERIES)
+    with pytest.raises(ValueError, match=r"query: got d = 4 .*expected d = 5, as in weights.W_Q"):
+        weighted(MHA, QUERIES[:, :4])
