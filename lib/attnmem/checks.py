@@ -83,8 +83,11 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     @functools.cache
     def hints() -> dict[str, Any]:  # at the first call, when all names are there
         found = typing.get_type_hints(function, include_extras=True)
-        single = {p.name for p in signature.parameters.values() if p.kind not in MANY}
-        return {name: hint for name, hint in found.items() if name in single}
+        single = [p.name for p in signature.parameters.values() if p.kind not in MANY]
+        named = [name for name in single if name in found]
+        return {
+            name: found[name] for name in sorted(named, key=lambda name: _is_relative(found[name]))
+        }
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
@@ -101,6 +104,14 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
         return function(*bound.args, **bound.kwargs)
 
     return checking
+
+
+def _is_relative(hint: Any) -> bool:
+    """Whether an end of the range is another argument, which is therefore checked first."""
+    ends = [
+        end for extra in getattr(hint, "__metadata__", ()) if type(extra) is Range for end in extra
+    ]
+    return any(isinstance(end, str) for end in ends)
 
 
 def _check(name: str, value: Any, hint: Any, arguments: dict, sizes: dict) -> None:

@@ -199,6 +199,17 @@ def weighted(weights: attention.MHAWeights, query: Float[torch.Tensor, "*data B 
     return query.shape
 
 
+@pytest.mark.parametrize("dim", [0, "4", None])
+def test_an_argument_that_bounds_another_one_is_checked_first(dim):
+    @checked
+    def width(head_dim: Annotated[int, Range(1, "dim")], dim: int):
+        return head_dim
+
+    with pytest.raises(ValueError, match=f"^dim: got {dim!r}; expected an integer"):
+        width(1, dim)
+    assert width(4, 4) == 4
+
+
 OWN_CONTEXTS, QUERIES = DRAWN[:2, :4].transpose(0, 1), DRAWN[1, :4]
 
 
