@@ -34,7 +34,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from attnmem import experiments, training
 from attnmem.results import Run
-from attnmem.studies.cost import product_rate
 
 MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
     ("shared", 20, 32),
@@ -236,6 +235,21 @@ def memorization_step(context: str, H: int, n: int, steps: int, device: str, rat
         f" {autograd / engine:9.2f} {floor / engine:9.2f}",
         flush=True,
     )
+
+
+def product_rate(device: str, seconds: float = 0.5) -> float:
+    """Floating-point operations a second in the fastest of some large float32 products."""
+    size = 1024 if device == "cpu" else 4096
+    factor = torch.ones(size, size, dtype=torch.float32, device=device)
+    wait = torch.cuda.synchronize if factor.is_cuda else lambda: None
+    best, start = 0.0, time.perf_counter()
+    while best == 0.0 or time.perf_counter() < start + seconds:
+        wait()
+        begin = time.perf_counter()
+        factor @ factor
+        wait()
+        best = max(best, 2 * size**3 / (time.perf_counter() - begin))
+    return best
 
 
 def main() -> None:

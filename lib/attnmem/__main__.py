@@ -8,13 +8,16 @@ import math
 import os
 import sys
 from collections import Counter
+from statistics import mean
+from typing import Any
 
 from .checks import refuse
 from .reporting import papers
-from .studies import STUDIES, cost, gpu, plan, read, trainings
+from .results import Run
+from .studies import STUDIES, read, trainings
 from .studies.grids import EXPERIMENTS
 from .studies.run import Progress, choose_device, pool, run_jobs
-from .studies.study import WHOLE, Part
+from .studies.study import WHOLE, Part, Rows
 from .studies.work import Job
 
 GROUPS = {"all": list(EXPERIMENTS)} | {
@@ -31,7 +34,6 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="all studies, with the number of their runs")
     status = commands.add_parser("status", help="how many rows the store has, what the others cost")
     status.add_argument("--profile", choices=PROFILES, action="append")
-    status.add_argument("--device", default="auto", help="where the rest would be run")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
     groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
     run.add_argument("names", nargs="+", metavar="NAME", help=groups)
@@ -41,19 +43,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--variant", help="the reading of the paper, or 'all'")
     only = {"nargs": "+", "action": "extend", "default": [], "type": _field}
     run.add_argument("--where", metavar="FIELD=VALUE", **only)
-    run.add_argument("--limit-minutes", type=float, help="start nothing after that time")
+    run.add_argument("--limit-minutes", type=float, help="cheapest first, none after that")
     run.add_argument(
         "--workers", type=int, default=1, help="processes on a CPU, streams on a GPU (default: 1)"
     )
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
     run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
-    hour = commands.add_parser("gpu", help="a first half hour on a GPU: check, benchmark, rows")
-    hour.add_argument("--minutes", type=float, default=30, help="the time there is (default: 30)")
-    hour.add_argument("--device", default="cuda", help="cuda, cuda:1, ... (default: cuda)")
-    hour.add_argument(
-        "--profile", choices=trainings.PROFILES, default="paper", help="quick: to try it"
-    )
-    hour.add_argument("--workers", type=int, default=8, help="streams at once (default: 8)")
     return parser
 
 
@@ -103,41 +98,49 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    device = choose_device(arguments.device)
-    paces = cost.Paces(device)
     for profile in arguments.profile or PROFILES:
         for name, each in STUDIES.items():
             if profile in each.profiles:
-                for line in _status_lines(name, profile, paces):
+                for line in _status_lines(name, profile):
                     print(line, flush=True)
     return 0
 
 
-def _status_lines(name: str, profile: str, paces: cost.Paces) -> list[str]:
-    """How much of a study is stored, what the rest costs, and on which curves it is missing."""
+def _status_lines(name: str, profile: str) -> list[str]:
+    """How much of a study is stored, and what the rest costs at the mean time of its own rows."""
     each, rows, lines = STUDIES[name], read.rows(name, profile), []
     for variant in each.variants or (None,):
-        part = Part(variant=variant)
-        have, of = each.done(profile, part, rows)
+        have, of = each.done(profile, Part(variant=variant), rows)
         word = "complete" if have == of else "in part" if have else "none"
         line = f"{profile:9} {name:28} {variant or '':18} {have:4} of {of:4}  {word}"
-        left = plan.pieces(each, profile, part, rows) if name in EXPERIMENTS and have < of else []
-        if not left:
+        if have == of or name not in EXPERIMENTS:
             lines.append(line.rstrip())
             continue
-        seconds, basis = paces.seconds_of(run for piece in left for run in piece.runs)
-        price = f"{_hours(seconds)} on {paces.kind}, by {' and '.join(basis)}"
-        lines.append(f"{line:81}{price}")
-        for curve, runs in plan.by_curve(left).items():
+        left: dict[Any, list[Run]] = {}
+        for run in read.missing(name, profile, variant=variant):
+            left.setdefault(trainings.curve_of(each, run), []).append(run)
+        prices = {
+            curve: len(runs) * _mean_seconds(each, curve, rows) for curve, runs in left.items()
+        }
+        lines.append(f"{line:81}{_hours(sum(prices.values()))}".rstrip())
+        for curve, seconds in prices.items():
             if curve is not None:
-                seconds, _ = paces.seconds_of(runs)
-                lines.append(
-                    f"{'':9} {each.curves} = {curve}: {len(runs)} missing, {_hours(seconds)}"
-                )
+                count = f"{len(left[curve])} missing {_hours(seconds)}".rstrip()
+                lines.append(f"{'':9} {each.curves} = {curve}: {count}")
     return lines
 
 
+def _mean_seconds(experiment: trainings.Experiment, curve: Any, rows: Rows) -> float:
+    """Of the curve's rows, or of all if it has none; NaN if there are none."""
+    curves = [(trainings.curve_of(experiment, run), found.wall_s) for run, found in rows.values()]
+    of_curve = [seconds for at, seconds in curves if at == curve]
+    every = of_curve or [seconds for _, seconds in curves]
+    return mean(every) if every else math.nan
+
+
 def _hours(seconds: float) -> str:
+    if math.isnan(seconds):
+        return ""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
@@ -183,18 +186,7 @@ def _named(job: Job) -> str:
     return job.name if usual else f"{job.name}, {job.part.variant}"
 
 
-def _gpu(arguments: argparse.Namespace) -> int:
-    passed = gpu.first_half_hour(
-        arguments.device,
-        arguments.minutes,
-        profile=arguments.profile,
-        workers=arguments.workers,
-        say=_say,
-    )
-    return 0 if passed else 1
-
-
-COMMANDS = {"list": _list, "status": _status, "run": _run, "gpu": _gpu}
+COMMANDS = {"list": _list, "status": _status, "run": _run}
 
 
 def main(argv: list[str] | None = None) -> int:

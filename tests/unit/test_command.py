@@ -10,14 +10,14 @@ import torch
 
 from attnmem import __main__ as cli
 from attnmem import experiments, reporting, results, training
-from attnmem.studies import STUDIES, cost
+from attnmem.results import Outcome
+from attnmem.studies import STUDIES
 from attnmem.studies import run as running
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
-def test_list_and_status_name_every_study(capsys, monkeypatch):
-    monkeypatch.setattr(cost, "operations", lambda run: run.H)
+def test_list_and_status_name_every_study(capsys):
     assert cli.main(["list"]) == 0
     listed = capsys.readouterr().out
     assert cli.main(["status", "--profile", "paper"]) == 0
@@ -143,9 +143,9 @@ def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, capsys):
     options = ["--profile", "quick", "--device", "cpu", "--limit-minutes", "4"]
     assert cli.main(["run", *names, *options]) == 0
     assert capsys.readouterr().out.splitlines()[-4:] == [
-        "8 rows added",
-        "dana-exp6: 0 missing",
-        "dana-exp2: 4 missing",
+        "4 rows added",
+        "dana-exp6: 2 missing",
+        "dana-exp2: 6 missing",
         "dana-exp3: 6 missing",
     ]
 
@@ -227,3 +227,36 @@ def test_groups_are_the_trainings_of_each_paper():
     assert list(cli.GROUPS) == ["all", *reporting.papers()]
     assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
     assert all(name.startswith("dana-") for name in cli.GROUPS["dana"])
+
+
+def test_status_prices_what_is_missing_by_the_mean_time_of_the_rows(capsys):
+    """By the curve's own rows; a curve that has none, by all rows of the study."""
+    results.append(
+        (run, Outcome(0.5, 0.1, 36.0 * run.H, "cpu", "2", "abc"))
+        for run in experiments.runs("mahdavi-fig2a", "quick")
+        if run.T != 1000 and run.H < run.T / 100
+    )
+    assert cli.main(["status", "--profile", "quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [i for i, line in enumerate(lines) if " mahdavi-fig2a " in line]
+    said = "quick mahdavi-fig2a code 10 of 24 in part 16.0 min"
+    assert " ".join(lines[at].split()) == said
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "T = 250: 4 missing 3.6 min",
+        "T = 500: 2 missing 2.8 min",
+        "T = 1000: 8 missing 9.6 min",
+    ]
+
+
+@pytest.mark.usefixtures("instant")
+def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_before_others(capsys):
+    """By the time that rows took; curves without rows come last, the smallest first."""
+    took = {500: 1.0, 1000: 2.0}
+    runs = experiments.runs("mahdavi-fig2a", "quick", where={"H": 1})
+    stored = [run for run in runs if run.T in took]
+    results.append((run, Outcome(0.5, 0.1, took[run.T], "cpu", "2", "abc")) for run in stored)
+    command = ["run", "mahdavi-fig2a", "--profile", "quick", "--device", "cpu"]
+    assert cli.main([*command, "--limit-minutes", "60"]) == 0
+    made = [run for run, _ in results.known("mahdavi-fig2a", "quick").values()][len(stored) :]
+    assert [run.T for run in made] == [*3 * [500], *3 * [1000], *4 * [250]] * 2
+    assert [run.seed for run in made] == 10 * [0] + 10 * [1]

@@ -55,7 +55,7 @@ class AssumptionTests(NamedTuple):
         return tuple(CASES[self.name])
 
     def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+        self, profile: str, part: Part, rows: Rows, device: str, workers: int, urgent: bool
     ) -> Iterator[Unit]:
         """The tests that have no row yet, one by one.
 
@@ -65,6 +65,7 @@ class AssumptionTests(NamedTuple):
             rows: Stored rows by key.
             device: Has no effect, since a unit is one test everywhere.
             workers: Has no effect either.
+            urgent: Nor has this.
 
         Yields:
             A test.

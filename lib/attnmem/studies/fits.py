@@ -236,7 +236,7 @@ class FitStudy(NamedTuple):
     check = check_whole
 
     def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+        self, profile: str, part: Part, rows: Rows, device: str, workers: int, urgent: bool
     ) -> Iterator[Unit]:
         """The fits that have no row yet, one by one.
 
@@ -246,6 +246,7 @@ class FitStudy(NamedTuple):
             rows: Stored rows by key.
             device: Has no effect: fits are computed on the CPU, in float64.
             workers: Has no effect, since a unit is one fit everywhere.
+            urgent: Has no effect.
 
         Yields:
             A fit.

@@ -169,7 +169,8 @@ def run_jobs(
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
     at_once = _at_once(executor, workers, limit_minutes)
     each = 1 if at_once == math.inf else at_once
-    queue = Queue(jobs, device, recompute, workers=each, in_time=lambda: monotonic() < ends)
+    limited = limit_minutes is not None
+    queue = Queue(jobs, device, recompute, each, limited, in_time=lambda: monotonic() < ends)
     units, added = queue.count(), 0
     for done, landed in enumerate(measured(queue, device, executor, at_once), start=1):
         added += landed.added

@@ -73,7 +73,7 @@ class Search(NamedTuple):
     check = check_whole
 
     def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+        self, profile: str, part: Part, rows: Rows, device: str, workers: int, urgent: bool
     ) -> Iterator[Unit]:
         """For each shape the trainings that its bisection needs next, as long as there are any.
 
@@ -83,6 +83,7 @@ class Search(NamedTuple):
             rows: Stored rows by key, which may grow between two units.
             device: On a CPU a unit is one restart, on a GPU all that are missing at a size.
             workers: Has no effect.
+            urgent: Has no effect.
 
         Yields:
             Restarts of one size.

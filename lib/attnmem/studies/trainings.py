@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import mean
 from typing import Any, NamedTuple
+
+import torch
 
 from .. import results, training
 from ..checks import check_integer, refuse
@@ -108,7 +112,13 @@ class Experiment(NamedTuple):
         ]
 
     def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
+        self,
+        profile: str,
+        part: Part,
+        rows: Rows,
+        device: str = "cpu",
+        workers: int = 1,
+        urgent: bool = False,
     ) -> Iterator[Unit]:
         """The trainings that have no row yet, those that are trained at once together.
 
@@ -118,12 +128,47 @@ class Experiment(NamedTuple):
             rows: Stored rows by key.
             device: Where they are to be trained (see :func:`attnmem.training.stacks`).
             workers: How many units share the device's memory.
+            urgent: Whether the cheapest curve comes first, and first seeds before others.
 
         Yields:
             Runs that are trained at once.
         """
         left = [run for run in self.runs(profile, part) if run.key not in rows]
-        yield from training.stacks(left, device, workers=workers)
+        parts = [left]
+        if urgent:
+            left = self.by_cost(left, rows)
+            on_gpu = torch.device(device).type == "cuda"  # where all seeds take as long as one
+            further = [] if on_gpu else [run for run in left if run.seed > 0]
+            parts = [[run for run in left if run not in further], further]
+        for part in parts:
+            yield from training.stacks(part, device, workers=workers)
+
+    def by_cost(self, runs: Sequence[Run], rows: Rows) -> list[Run]:
+        """Runs in the order of their curves, the cheapest curve first.
+
+        Args:
+            runs: Some of its runs.
+            rows: Stored rows by key: the mean seconds of a curve's rows are its cost. A curve
+                without rows comes after all that have some, by the size of its trainings.
+
+        Returns:
+            The runs. Those of one curve keep their order.
+        """
+        seconds: dict[Any, list[float]] = {}
+        for run, outcome in rows.values():
+            seconds.setdefault(curve_of(self, run), []).append(outcome.wall_s)
+        size: dict[Any, int] = {}
+        for run in runs:
+            of_one = (
+                run.steps * run.batch * run.layers * run.d * max(run.H * run.d_h, run.width or 0)
+            )
+            size[curve_of(self, run)] = max(of_one, size.get(curve_of(self, run), 0))
+
+        def cost(run: Run) -> tuple[float, int]:
+            curve = curve_of(self, run)
+            return mean(seconds[curve]) if curve in seconds else math.inf, size[curve]
+
+        return sorted(runs, key=cost)
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Train a unit.

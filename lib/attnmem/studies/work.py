@@ -57,6 +57,7 @@ class Queue:
         device: Where.
         recompute: As for :func:`run`.
         workers: How many units are measured at once, which share the device's memory.
+        urgent: Whether the cheapest curves of a grid come first, for a limit of time.
         in_time: Asked before a unit is given out; if it says no, none is.
     """
 
@@ -66,11 +67,13 @@ class Queue:
         device: str,
         recompute: bool = False,
         workers: int = 1,
+        urgent: bool = False,
         in_time: Callable[[], bool] = lambda: True,
     ) -> None:
         for job in jobs:
             job.check()
-        self.jobs, self.place, self.in_time = list(jobs), (device, workers), in_time
+        self.jobs, self.in_time = list(jobs), in_time
+        self.place = (device, workers, urgent)
         places = {(job.name, job.profile) for job in jobs}
         self.rows = {place: read.rows(*place, recompute=recompute) for place in places}
         self._started: set[str] = set()
