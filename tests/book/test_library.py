@@ -12,7 +12,6 @@ import attnmem
 from chapters import ROOT
 
 LIBRARY = ROOT / "lib" / "attnmem"
-MOST_LINES = 400
 
 
 def module_name(path):
@@ -85,11 +84,6 @@ def test_no_module_imports_itself_by_a_detour():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the circle
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_module_is_long(name):
-    assert len(MODULES[name].read_text().splitlines()) <= MOST_LINES
-
-
 # --- docstrings -----------------------------------------------------------------------------------
 
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples")
@@ -160,9 +154,6 @@ def faults(node, text):
         yield f"Args: {entries(found['Args'])}, not {names}"
     if "Args" not in found and len(names) > 1:
         yield "no Args"
-    silent = isinstance(node.returns, ast.Constant) and node.returns.value is None
-    if "Args" in found and not silent and not found.keys() & {"Returns", "Yields"}:
-        yield "no Returns"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -200,7 +191,6 @@ def f(a, *b, c=1, **d):
         ("Args:", "Arguments", "a heading without"),
         ("Args:", "Whatever", "no Args"),
         ("A number", "float: a number", "a colon"),
-        ("Returns:", "Note:", "no Returns"),
         ("something.\n\n", "something\n", "no sentence"),
     ],
 )

@@ -1,0 +1,858 @@
+"""Every capacity formula of the two papers and of this book, one function each.
+
+Prose, figures and tests call these functions, so that no formula is written twice. The letters are
+those of the notation page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h``
+head dimension, ``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at
+least 1, or of the range that is said there. Each function raises ``ValueError`` for other values.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import numpy as np
+import scipy
+
+from .checks import Range, checked, refuse
+
+UpToDim = Annotated[int, Range(1, "dim")]
+AtLeast2 = Annotated[int, Range(2)]
+
+# --- what a layer memorizes -----------------------------------------------------------------------
+
+
+@checked
+def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
+    """Number of examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
+
+    Here ``r = min(n, d_h)``, or ``r = min(n, d_h, Q)`` if the Kruskal rank ``Q`` of the queries is
+    given. Theorem 1 assumes ``Q >= n``, under which ``Q`` changes nothing.
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in a context, ``n``.
+        head_dim: Head dimension ``d_h``.
+        query_rank: Kruskal rank ``Q`` of the queries; None if it is at least ``n``.
+
+    Example:
+        >>> mha_capacity(heads=32, context=32, head_dim=32)
+        993
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
+    """
+    return heads * (min(context, head_dim, query_rank or context) - 1) + 1
+
+
+@checked
+def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
+    """Number of examples beyond which a two-layer ReLU network fails on some admissible data set.
+
+    The formula is the whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}`: the number
+    of weights per output that matter when all contexts are one constant. Some set with more
+    examples satisfies the assumptions of Theorem 1 and cannot be memorized.
+
+    Args:
+        width: Number of hidden units ``m``.
+        dim: Embedding dimension ``d``.
+        outputs: Number of outputs ``d_out``.
+
+    Example:
+        >>> relu_capacity(width=10, dim=64)
+        661
+
+    Source: Mahdavi et al. 2024, Proposition 3.
+    """
+    return (width * (dim + outputs + 1) + outputs) // outputs
+
+
+@checked
+def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
+    """Number of associations that an attention-only transformer memorizes: :math:`H d_h + d`.
+
+    This holds for sets of sequences that attention can tell apart, such as random ones. It does not
+    hold for every set (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams``).
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``: the paper's layer has no wider heads.
+        dim: Embedding dimension ``d``.
+
+    Example:
+        >>> aot_capacity(heads=20, head_dim=10, dim=10)
+        210
+
+    Source: Dana et al. 2025, Theorem 1 and Corollary 1.
+    """
+    return heads * head_dim + dim
+
+
+@checked
+def previous_aot_capacity(heads: int, head_dim: int) -> int:
+    """The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1` associations.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+
+    Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
+    """
+    return heads * (head_dim - 1) + 1
+
+
+def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> None:
+    if (count := heads * head_dim + dim) > vocab**2:
+        least = math.isqrt(count - 1) + 1
+        refuse("vocab", vocab, f"at least {least}, so that {count} bigrams exist")
+
+
+@checked(also=_so_many_bigrams_exist)
+def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> float:
+    """Upper bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
+
+    The bigrams are drawn uniformly from all ``N^2`` without repetition. Unless the event of this
+    probability occurs, the features ``F`` of almost every transformer have full rank on them, so
+    that every choice of next tokens can be memorized. The bound is a union bound over sets of
+    tokens, a sum of hypergeometric tails, cut off at one.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
+        vocab: Vocabulary size ``N``, with ``N^2 >= H d_h + d``.
+
+    Returns:
+        A number from 0 to 1. At 1 the bound says nothing.
+
+    Example:
+        >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
+        True
+
+    Source: this book, theorem ``thm-random-bigrams``.
+    """
+    H, d_h, d, N = heads, head_dim, dim, vocab
+    T = H * d_h + d
+
+    def term(choices: int, marked: int, most: int) -> float:
+        """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
+        log_tail = float(scipy.stats.hypergeom.logsf(most, N * N, marked, T))
+        return math.exp(min(0.0, math.log(choices) + log_tail))
+
+    # L last tokens end more than H d_h + L of the bigrams.
+    few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
+    # m tokens hold more than H ceil(m / 2) - spare of them, or more than d + spare are (a, a).
+    crowded = [
+        sum(
+            term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare)
+            for m in range(2, min(2 * d_h - 2, N) + 1)
+        )
+        + term(1, N, d + spare)
+        for spare in range(H + 1)
+    ]
+    return min(1.0, few_last + min(crowded))
+
+
+@checked
+def scalar_capacity(
+    heads: int,
+    context: Annotated[int, Range(3, "dim")],
+    head_dim: AtLeast2,
+    dim: Annotated[int, Range(3)],
+) -> int:
+    """Number of scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
+
+    The context is shared, and the queries are in general position. The capacity depends neither on
+    the number of tokens nor on the width of the heads, within their ranges.
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``3 <= n <= d``, to be independent.
+        head_dim: Head dimension ``d_h``, at least 2.
+        dim: Embedding dimension ``d``, at least 3.
+
+    Source: this book, :func:`attnmem.constructions.memorize_scalars`.
+    """
+    return heads * (dim - 1)
+
+
+# --- the largest rank that features can have ------------------------------------------------------
+
+
+@checked
+def shared_context_rank(heads: int, context: int) -> int:
+    """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
+
+    No weights exceed it, and with more than ``d`` tokens none reach it, since ``Z`` has ``H d``
+    columns. So attention that is chosen without regard to the labels can serve no more examples.
+    Attention that depends on the labels can (:func:`attnmem.constructions.memorize_scalars`).
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n``.
+
+    Source: Mahdavi et al. 2024, Proposition 2.
+    """
+    return heads * (context - 1) + 1
+
+
+@checked
+def affine_rank(heads: int, dim: int) -> int:
+    """Largest rank of ``Z`` if the coordinates of each token have one sum: :math:`H (d - 1) + 1`.
+
+    Args:
+        heads: Number of heads ``H``.
+        dim: Embedding dimension ``d``.
+
+    Source: Mahdavi et al. 2024, Proposition 5.
+    """
+    return heads * (dim - 1) + 1
+
+
+@checked
+def affine_span_rank(
+    heads: int, span: Annotated[int, Range(0)], through_origin: bool = False
+) -> int:
+    r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
+
+    No weights exceed it, and almost all weights reach it if there are enough examples, of at least
+    two tokens each. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition
+    2). Tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum
+    is zero (Proposition 5).
+
+    Args:
+        heads: Number of heads ``H``.
+        span: Dimension ``a`` of the subspace ``A``, at least 0.
+        through_origin: Whether ``A`` contains the zero vector.
+
+    Example:
+        >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
+        True
+
+    Source: this book; it contains Mahdavi et al. 2024, Propositions 2 and 5.
+    """
+    return heads * span + (not through_origin)
+
+
+@checked
+def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
+    """Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
+
+    Almost all weights and data reach it, with heads of any width. A read-out then meets any real
+    labels of as many examples.
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in a context, ``n >= 2``. The rank does not depend on it.
+        dim: Embedding dimension ``d``.
+
+    Source: this book, the chapter on generic layers; :func:`attnmem.constructions.random_mha`.
+    """
+    return heads * dim
+
+
+# --- real labels: ceilings and floors -------------------------------------------------------------
+
+
+# A layer with one output is determined by its logit matrices, of rank at most d_h, and by its
+# values. Their number is a ceiling: weights that meet more real labels exist only for a set of
+# labels of measure zero (Sard's theorem). The floors are ranks of the derivative at weights where
+# the output vanishes: the values of heads with equal attention cancel. Such heads form a group.
+
+
+@checked
+def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
+    """Number of parameters that determine the one output of a layer on own contexts.
+
+    The formula is :math:`P(H) = H (r (2 d - r) + d)` with ``r = min(d_h, d)``. Each head
+    contributes its logits, a matrix of shape ``(d, d)`` and rank at most ``r``, and its values.
+    Contexts have at least two tokens. The count also holds for a shared context of more than ``d``
+    tokens.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+
+    Returns:
+        The number of examples beyond which almost all real labels are out of reach.
+
+    Example:
+        >>> own_context_ceiling(heads=4, head_dim=64, dim=64)
+        16640
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    r = min(head_dim, dim)
+    return heads * (r * (2 * dim - r) + dim)
+
+
+@checked
+def shared_context_ceiling(
+    heads: int, context: UpToDim, head_dim: int, dim: int, embedded: bool = False
+) -> int:
+    """Number of parameters that determine the one output of a layer on a shared context.
+
+    The formula is :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``. Each head
+    contributes its logits, a matrix of shape ``(n - 1, d)`` and rank at most ``r``, and its values,
+    both less those of the last token. A constant adds one.
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n <= d``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+        embedded: Count for the model that Mahdavi et al. train, whose query embedding has a bias.
+            It adds :math:`\\min(d, H r)`, for the point where all logits vanish.
+
+    Returns:
+        The number of examples beyond which almost all real labels are out of reach.
+
+    Example:
+        >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
+        8061
+
+    Source: this book.
+    """
+    differences = context - 1
+    r = min(head_dim, differences)
+    origin = min(dim, heads * r) if embedded else 0
+    return heads * (r * (differences + dim - r) + differences) + 1 + origin
+
+
+@checked
+def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]) -> int:
+    r"""Rank of the derivative in the weights of one group, whose values sum to zero.
+
+    All heads of the group share one logit matrix, of shape ``(m, d)`` and rank ``r``. Their values
+    span ``p = size - 1`` dimensions, or all ``m``. The formula is :math:`p r (m + d - r) - \binom
+    p2 r - \binom{p - m + r}2 (d - r) + m`, whose last binomial is zero if ``p <= m - r``.
+
+    Args:
+        size: Number of heads in the group.
+        keys: Dimensions ``m`` that tell tokens apart: ``d``, or ``n - 1`` on a shared context of
+            ``n <= d`` tokens.
+        dim: Embedding dimension ``d``.
+        rank: Rank of the logit matrix ``r``, at most ``m``.
+
+    Example:
+        >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
+        True
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    p = min(size - 1, keys)
+    missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
+    return p * rank * (keys + dim - rank) - missed + keys
+
+
+@checked
+def best_groups(
+    heads: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]
+) -> list[int]:
+    """Sizes of the groups whose ranks have the largest sum.
+
+    From the second head of a group on, the gain of one more head falls. So groups of nearly equal
+    size are best, and their number is tried.
+
+    Args:
+        heads: Number of heads ``H``.
+        keys: As for :func:`group_rank`.
+        dim: Embedding dimension ``d``.
+        rank: As for :func:`group_rank`.
+
+    Returns:
+        The sizes; their sum is ``heads``.
+
+    Example:
+        >>> best_groups(heads=32, keys=64, dim=64, rank=64)
+        [11, 11, 10]
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+
+    def sizes(groups: int) -> list[int]:
+        small, larger = divmod(heads, groups)
+        return [small + 1] * larger + [small] * (groups - larger)
+
+    ranks = {size: group_rank(size, keys, dim, rank) for size in range(1, heads + 1)}
+    return max(map(sizes, range(1, heads + 1)), key=lambda s: sum(ranks[size] for size in s))
+
+
+@checked
+def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
+    """Examples with own contexts whose real labels are all met, for almost all data.
+
+    The count is the sum of :func:`group_rank` over the best groups, for contexts of at least two
+    tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
+    :func:`own_context_ceiling`.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+
+    Example:
+        >>> own_context_floor(heads=4, head_dim=64, dim=64)
+        12160
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    sizes = dim, dim, min(head_dim, dim)
+    return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes))
+
+
+@checked
+def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int) -> int:
+    """Examples on one shared context whose real labels are all met, for almost all data.
+
+    The count is the sum of :func:`group_rank` over the best groups, and one for a constant if the
+    context has at most ``d`` tokens. On longer contexts it is :func:`own_context_floor`.
+
+    Args:
+        heads: Number of heads ``H``.
+        context: Tokens in the context, ``n >= 2``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+
+    Returns:
+        The number of examples, at most :func:`shared_context_ceiling` if ``n <= d``.
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    if context > dim:
+        return own_context_floor(heads, head_dim, dim)
+    sizes = context - 1, dim, min(head_dim, context - 1)
+    return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes)) + 1
+
+
+@checked
+def sequences_ceiling(
+    heads: int,
+    head_dim: UpToDim,
+    dim: int,
+    vocab: int,
+    length: AtLeast2,
+    last_tokens: Annotated[int | None, Range(1, "vocab")] = None,
+    trained: bool = False,
+) -> int:
+    """Number of parameters that determine one output for each of some token sequences.
+
+    The formula is ``b + H (a + r (a + b - r))``: the skip connection contributes ``b = min(d, L)``
+    for ``L`` last tokens. Each head contributes ``a = min(d, N + S - 2)`` values, and logits of
+    rank ``r = min(d_h, a, b)``. With trained embeddings and positions the count is that of
+    unlimited ``d``, or ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
+        vocab: Number of tokens ``N`` that the sequences use.
+        length: Sequence length ``S``, at least 2.
+        last_tokens: Number of last tokens ``L`` that the sequences use; by default ``N``.
+        trained: Whether embeddings and positions are trained, not fixed.
+
+    Returns:
+        The number of sequences beyond which almost all real labels are out of reach.
+
+    Example:
+        >>> sizes = {"heads": 4, "head_dim": 10, "dim": 10, "vocab": 50, "length": 2}
+        >>> sequences_ceiling(**sizes), sequences_ceiling(**sizes, trained=True)
+        (450, 860)
+
+    Source: this book, the chapter on token sequences.
+    """
+
+    def count(a: int, b: int) -> int:
+        r = min(head_dim, a, b)
+        return b + heads * (a + r * (a + b - r))
+
+    a, b = vocab + length - 2, last_tokens or vocab
+    if not trained:
+        return count(min(dim, a), min(dim, b))
+    if dim > a + 1:
+        return count(a, b)
+    tables = dim * (vocab + length - dim)
+    return min(count(a, b), tables + heads * (head_dim * (2 * dim - head_dim) + dim))
+
+
+def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
+    if size > dim + 1:
+        refuse("size", size, f"an integer of at least 1 and at most {dim + 1}")
+
+
+@checked(also=_group_is_no_larger_than_its_values_span)
+def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
+    """Number of real labels that groups of cancelling heads meet, whatever the labels are.
+
+    The formula is ``d`` plus :func:`group_rank` for each group of ``k`` heads. It holds for almost
+    all fixed embeddings if the last token of each sequence, and one token before it, are in no
+    other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
+
+    Args:
+        groups: Number of groups.
+        size: Heads of each group ``k``, at most ``d + 1``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
+
+    Source: this book, the chapter on token sequences.
+    """
+    return dim + groups * group_rank(size, dim, dim, head_dim)
+
+
+# --- the price of a model, and what its function shows of it --------------------------------------
+
+
+@checked
+def mha_parameters(
+    heads: int, head_dim: int, dim: int, value_dim: int = 1, outputs: int = 1
+) -> int:
+    """Number of parameters of a multi-head layer and its read-out.
+
+    The formula is :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`: the attention maps and values of
+    each head, and one linear map with bias from the heads to the outputs.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+        value_dim: Width of the values, ``d_v``.
+        outputs: Number of outputs ``d_out``.
+    """
+    return heads * dim * (2 * head_dim + value_dim) + outputs * (heads * value_dim + 1)
+
+
+@checked
+def aot_parameters(
+    heads: int, head_dim: UpToDim, dim: int, vocab: int, length: int, rank_one: bool = False
+) -> int:
+    """Number of parameters of an attention-only transformer: :math:`d (S + 2 N + 4 d_h H)`.
+
+    With queries and keys of width one it is :math:`d (S + 2 N + 2 (d_h + 1) H)`.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d``.
+        dim: Embedding dimension ``d``.
+        vocab: Vocabulary size ``N``.
+        length: Sequence length ``S``.
+        rank_one: Whether queries and keys have width one.
+
+    Source: Dana et al. 2025, Theorem 1 and Remark 2.
+    """
+    width = 1 if rank_one else head_dim
+    return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
+
+
+@checked
+def relu_parameters(width: int, context: int, dim: int, outputs: int = 1) -> int:
+    """Number of parameters of a two-layer ReLU network that reads ``n`` tokens and a query.
+
+    The formula is :math:`m ((n + 1) d + 1 + d_{out}) + d_{out}`.
+
+    Args:
+        width: Number of hidden units ``m``.
+        context: Tokens in a context, ``n``.
+        dim: Embedding dimension ``d``.
+        outputs: Number of outputs ``d_out``.
+    """
+    return width * ((context + 1) * dim + 1 + outputs) + outputs
+
+
+def _fits_the_tables(head_dim: int, dim: int, vocab: int, shared_maps: bool) -> None:
+    if shared_maps and head_dim > dim:
+        refuse("head_dim", head_dim, f"at most d = {dim}, since maps are shared")
+    if vocab <= dim:
+        refuse("vocab", vocab, f"an integer of at least {dim + 1}")
+
+
+@checked(also=_fits_the_tables)
+def aot_dimension(
+    heads: int,
+    head_dim: int,
+    dim: int,
+    vocab: int,
+    *,
+    width: Annotated[int, Range(0)] = 0,
+    shared_maps: bool = False,
+    position_in_skip: bool = True,
+) -> int:
+    r"""Dimension of the family of functions of one-layer transformers on pairs of tokens.
+
+    It is the number of parameters less all directions that leave every predicted distribution as it
+    is. With maps of their own, the heads show two matrices each, :math:`W_Q^\top W_K` and
+    :math:`W_O W_V`, of rank ``r = min(d_h, d)``:
+
+    .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r)
+
+    The first term is the two tables, less a constant added to all logits. The second is a change of
+    basis of the residual stream. The last is the difference of the two positions, which adds to the
+    tokens and is seen by keys and values only. Positions that are not in the skip connection are
+    seen by the queries too, which adds :math:`\min(d, H r)`. Maps that all heads share, with
+    ``d_h`` different from ``d``, take the place of the heads' terms:
+    :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two positions of width ``d_h``. A feed-forward
+    layer of width ``m`` behind adds all of its :math:`m (2 d + 1)` numbers.
+
+    It is at most the dimension of all predictions of that form, which counts where the vocabulary
+    is small or the heads are many: with :math:`k = \min(d, H r)` directions of the heads' outputs,
+    or ``d`` with a feed-forward layer,
+
+    .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``, at most ``d`` if maps are shared.
+        dim: Embedding dimension ``d``.
+        vocab: Vocabulary size ``N``, greater than ``d``.
+        width: Width ``m`` of a feed-forward layer without bias behind, 0 for none.
+        shared_maps: Whether all heads share one map to ``d_h`` and one back.
+        position_in_skip: Whether positions are in the residual stream, or in the attention's input
+            only.
+
+    Returns:
+        The dimension. It is the rank of the Jacobian of all predictions at almost all weights.
+
+    Example:
+        >>> aot_dimension(heads=4, head_dim=2, dim=10, vocab=50)
+        1188
+
+    Source: this book. The tests compare it with the rank of the Jacobian at small sizes.
+    """
+    d, r = dim, min(head_dim, dim)
+    if shared_maps:  # at d_h = d both are equal
+        seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
+        seen += head_dim * (1 if position_in_skip else 2)
+    else:
+        seen = 2 * heads * r * (2 * d - r) + min(d, 2 * heads * r)
+        seen += 0 if position_in_skip else min(d, heads * r)
+    k = d if width else min(d, heads * r)
+    most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
+    return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
+
+
+def _fits_the_context(context: int, dim: int, shared: bool) -> None:
+    if shared and context > dim:
+        refuse("context", context, f"at most d = {dim}, since the context is shared")
+
+
+@checked(also=_fits_the_context)
+def mha_dimension(
+    heads: int,
+    head_dim: int,
+    dim: int,
+    context: int,
+    *,
+    shared: bool,
+    classes: Annotated[int | None, Range(2)] = None,
+    embedded: bool = True,
+) -> int:
+    r"""Dimension of the family of functions of a multi-head layer with values of width one.
+
+    It is the number of parameters less all directions that leave every output, or every predicted
+    distribution over classes, as it is. Let :math:`C` be 1 for a real output and one less than the
+    number of classes otherwise, and :math:`k = \min(H, d, C)`. A head's values and its place in the
+    outputs share a scale:
+
+    - own contexts: :math:`H (r (2 d - r) + d) + k (H + C - k) - H`, ``r = min(d_h, d)``: the
+      logits are a matrix of shape ``(d, d)`` and rank ``r``, the values a vector;
+    - a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + k (H + C - k) - H`, ``r = min(d_h,
+      n - 1)``: logits and values less those of the last token.
+
+    A bias adds :math:`C`; without one, a shared context adds the constant of its last token,
+    :math:`k`. The embedding of the model that Mahdavi et al. train adds
+    :math:`\min(d, H r)`, the query at which all logits vanish, and on own contexts the positions
+    :math:`\min(n - 1, d) \min(d, H (r + 1))`, less what they have in common. With one token there
+    are no logits: what is left is the bias and, on own contexts, a linear map of rank ``k``.
+
+    Args:
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        dim: Embedding dimension ``d``.
+        context: Tokens in a context, ``n``; at most ``d`` if it is shared.
+        shared: Whether one context serves all examples.
+        classes: Number of classes, at least 2; None for one real output.
+        embedded: Whether queries and tokens are embedded and have positions, with a bias behind, as
+            in the model that Mahdavi et al. train, or not, as in the layer of their theory.
+
+    Returns:
+        The dimension. It is the rank of the Jacobian of all outputs at almost all weights and data.
+
+    Source: this book. The tests compare it with the rank of the Jacobian at small sizes.
+    """
+    H, n, d = heads, context, dim
+    C = 1 if classes is None else classes - 1
+    k = min(H, d, C)
+    bias = C if embedded else k if shared else 0
+    if n == 1:
+        return C if shared else k * (d + C - k) + bias
+    if shared:
+        r = min(head_dim, n - 1)
+        head = r * (n - 1 + d - r) + n - 1
+    else:
+        r = min(head_dim, d)
+        head = r * (2 * d - r) + d
+    total = H * (head - 1) + k * (H + C - k) + bias
+    if embedded:
+        total += min(d, H * r)
+        total += 0 if shared else min(n - 1, d) * min(d, H * (r + 1))
+    return total
+
+
+# --- what an accuracy, a loss or an error says ----------------------------------------------------
+
+
+@checked
+def associations_to_accuracy(
+    count: Annotated[float | int, Range(0, "total")], vocab: int, total: int
+) -> float:
+    r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
+
+    The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`, for a uniform prior over the
+    sequences and equally likely next tokens.
+
+    Args:
+        count: Associations that the model knows, ``X``, from 0 to ``T_0``.
+        vocab: Vocabulary size ``N``.
+        total: Number of sequences ``T_0``.
+
+    Returns:
+        The accuracy, from ``1/N`` to 1.
+
+    Example:
+        >>> associations_to_accuracy(count=210, vocab=50, total=2500)
+        0.10232
+
+    Source: Dana et al. 2025, Corollary 2.
+    """
+    return 1 / vocab + (1 - 1 / vocab) * count / total
+
+
+def _is_not_half_precision(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if np.asarray(value).dtype == np.float16:  # it ends at 65504
+            refuse(name, "dtype float16", "float32 or float64")
+
+
+@checked(also=_is_not_half_precision)
+def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
+    """Number of associations that an accuracy amounts to.
+
+    The inverse of :func:`associations_to_accuracy`.
+
+    Args:
+        accuracy: Accuracy, a number or an array.
+        vocab: Vocabulary size ``N``, at least 2.
+        total: Number of sequences ``T_0``.
+
+    Returns:
+        The number of associations, of the shape of ``accuracy``. It is negative where the accuracy
+        is below that of guessing.
+
+    Source: Dana et al. 2025, Corollary 2.
+    """
+    return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
+
+
+def _is_a_share(accuracy: Any) -> None:
+    _is_not_half_precision(accuracy=accuracy)
+    share = np.asarray(accuracy)
+    if not ((share >= 0) & (share <= 1)).all():
+        refuse("accuracy", accuracy, "shares from 0 to 1")
+
+
+@checked(also=_is_a_share)
+def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
+    r"""Bits that a model's answers save in a code for ``T`` labels.
+
+    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` for a share ``p`` of right
+    answers, with :math:`h(p) = -p \log_2 p - (1 - p) \log_2 (1 - p)`. The code says which answers
+    are wrong, and the right label for each of these. The number of wrong answers, at most
+    :math:`\log_2 (T + 1)` bits, is not charged. Fano's inequality says that no better can be had of
+    the accuracy alone.
+
+    Args:
+        accuracy: Share of right answers ``p``, a number or an array.
+        vocab: Number of classes ``N``, at least 2.
+        total: Number of labels ``T``.
+
+    Returns:
+        Bits, of the shape of ``accuracy``. They are :math:`T \log_2 N` if every answer is right,
+        and zero if no more are right than by guessing.
+
+    Example:
+        >>> round(accuracy_to_bits(1.0, vocab=50, total=522))
+        2946
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 2.
+    """
+    p = np.maximum(accuracy, 1 / vocab)
+    entr = scipy.special.entr
+    nats = math.log(vocab) - entr(p) - entr(1 - p) - (1 - p) * math.log(vocab - 1)
+    return total * np.maximum(nats, 0) / math.log(2)
+
+
+@checked
+def different_draws(total: int, draws: int) -> float:
+    r"""Expected number of different pairs among uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^{T})`.
+
+    Args:
+        total: Number of pairs that there are, ``T_0``.
+        draws: Number of draws ``T``.
+    """
+    return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
+
+
+def _is_a_mean_square(error: Any) -> None:
+    _is_not_half_precision(error=error)
+    if not (np.asarray(error) >= 0).all():
+        refuse("error", error, "mean squares, at least 0")
+
+
+@checked(also=_is_a_mean_square)
+def error_to_bits(error, total: int):
+    r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
+
+    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for a mean square error ``D``. It
+    is what a code saves for labels that are normal around the outputs (Shannon's lower bound of the
+    rate). It is zero from ``D = 0.0585`` on, and infinite at ``D = 0``. A model that always answers
+    1/2 has ``D = 1/12``.
+
+    Args:
+        error: Mean square error ``D``, a number or an array, at least 0.
+        total: Number of labels ``T``.
+
+    Returns:
+        Bits, of the shape of ``error``.
+
+    Example:
+        >>> round(error_to_bits(1e-4, total=10_000))
+        45968
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 10.
+    """
+    with np.errstate(divide="ignore"):
+        rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
+    return total * np.maximum(rate, 0)
+
+
+@checked(also=_is_not_half_precision)
+def loss_to_bits(loss, vocab: AtLeast2, total: int):
+    r"""Bits that a model knows of ``T`` labels: :math:`T (\ln N - \ell) / \ln 2`.
+
+    Labels uniform over ``N`` classes take :math:`T \log_2 N` bits. This is how many of them the
+    model's predictions save. On average over the labels it is at most the mutual information
+    between labels and weights (Gibbs' inequality).
+
+    Args:
+        loss: Mean cross-entropy :math:`\ell` on the labels in nats, a number or an array.
+        vocab: Number of classes ``N``, at least 2.
+        total: Number of labels ``T``.
+
+    Returns:
+        Bits, of the shape of ``loss``. They are zero for uniform guesses and negative for worse
+        ones.
+
+    Example:
+        >>> round(loss_to_bits(0.0, vocab=100, total=10_000))
+        66439
+    """
+    return total * (math.log(vocab) - loss) / math.log(2)
