@@ -1,0 +1,267 @@
+"""Drawing: data in, Axes out. Nothing here computes a result, and nothing is saved.
+
+These are the drawings that several chapters share. Theory is drawn dashed, data as solid lines or
+dots. The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Captions
+are in the chapters, so no figure has a title. ``labels`` are the names of the two axes. Every
+function draws into ``ax``, by default the current axes, and returns it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+try:
+    import matplotlib.pyplot as plt
+except ImportError as error:
+    raise ImportError("attnmem.figures needs matplotlib: pip install matplotlib") from error
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
+CYCLE = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9")
+THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+STYLES = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))  # of theory, where there is more than one
+MARKERS = "os^vDP"
+
+
+def use_style() -> None:
+    """Set the book's look for all figures that are drawn after this call."""
+    plt.rcParams.update(
+        {
+            "axes.grid": True,
+            "axes.prop_cycle": plt.cycler(color=CYCLE),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "figure.dpi": 144,
+            "figure.figsize": (6.0, 3.4),
+            "figure.constrained_layout.use": True,
+            "font.size": 10,
+            "grid.alpha": 0.3,
+            "image.cmap": "cividis",
+            "legend.frameon": False,
+        }
+    )
+
+
+def _labelled(ax: Axes | None, labels: tuple[str, str]) -> Axes:
+    ax = ax or plt.gca()
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    return ax
+
+
+def curves(
+    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Named lines with dots.
+
+    Args:
+        series: Horizontal and vertical values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, labels)
+    for (name, (x, y)), marker in zip(series.items(), itertools.cycle(MARKERS), strict=False):
+        ax.plot(x, y, marker + "-", markersize=4, label=name)
+    ax.legend(fontsize=8)
+    return ax
+
+
+def curves_with_bands(
+    curves: Mapping[str, pd.DataFrame],
+    published: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Means over seeds within the range of the seeds, and published means as crosses.
+
+    Args:
+        curves: Curves by name: a row for each point, indexed by its horizontal value, and a column
+            for each seed, NaN where it was not run.
+        published: Horizontal and vertical values by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, labels)
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))
+    for colour, (name, seeds) in zip(colours, curves.items(), strict=True):
+        x, low, high = seeds.index, seeds.min(axis=1), seeds.max(axis=1)
+        ax.plot(x, seeds.mean(axis=1), "o-", color=colour, markersize=3, label=name)
+        ax.fill_between(x, low, high, color=colour, alpha=0.25)
+    for x, y in published.values():
+        ax.plot(x, y, "x", color="black", markersize=7, markeredgewidth=1.5)
+    if published:
+        ax.plot([], [], "x", color="black", label="published")
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return ax
+
+
+def formulas(
+    x: ArrayLike,
+    lines: Mapping[str, ArrayLike],
+    points: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Formulas as lines, and what was built or measured as dots.
+
+    Args:
+        x: Horizontal values of all lines.
+        lines: Values of at most four formulas by name.
+        points: Horizontal and vertical values of the dots by name.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, labels)
+    for (name, y), style in zip(lines.items(), STYLES, strict=False):
+        ax.plot(x, y, **THEORY | {"linestyle": style}, label=name)
+    for (name, (where, values)), marker in zip(points.items(), MARKERS, strict=False):
+        ax.plot(where, values, marker, markersize=5, label=name)
+    ax.legend()
+    return ax
+
+
+def decay(
+    x: ArrayLike,
+    measured: Mapping[str, ArrayLike],
+    predicted: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """Measured values as dots on predicted lines, on a logarithmic axis.
+
+    Args:
+        x: Horizontal values of all series.
+        measured: Positive values by name.
+        predicted: Predicted values, for some or all of the names.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, labels)
+    for (name, y), colour, marker in zip(measured.items(), CYCLE, MARKERS, strict=False):
+        ax.semilogy(x, y, marker, color=colour, markersize=4, label=name)
+        if name in predicted:
+            ax.semilogy(x, predicted[name], **THEORY)
+    ax.legend()
+    return ax
+
+
+def between(
+    x: ArrayLike,
+    floor: tuple[str, ArrayLike],
+    ceiling: tuple[str, ArrayLike],
+    lower: Mapping[str, ArrayLike],
+    labels: tuple[str, str],
+    ax: Axes | None = None,
+) -> Axes:
+    """A band between what is reached and what cannot be passed, and weaker results below it.
+
+    Both axes are logarithmic. Every line has its name at its right end.
+
+    Args:
+        x: Horizontal values of all lines, each marked on the axis.
+        floor: Name and values of the lower edge of the band.
+        ceiling: Name and values of its upper edge.
+        lower: Values of at most three other lines by name, the highest first.
+        labels: Names of the two axes.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, labels)
+    ax.fill_between(x, floor[1], ceiling[1], color=BLUE, alpha=0.25, linewidth=0)
+    ends = {"xytext": (5, 0), "textcoords": "offset points", "annotation_clip": False}
+    lines = [(*ceiling, BLUE, "bottom"), (*floor, BLUE, "center")]
+    lines += [(name, y, GREY, "top") for name, y in lower.items()]
+    for (name, y, colour, side), style in zip(lines, ("-", "-", *STYLES), strict=False):
+        ax.plot(x, y, linestyle=style, color=colour, linewidth=1.4)
+        ax.annotate(name, (x[-1], y[-1]), va=side, fontsize=9, color=colour, **ends)
+    ax.set(xscale="log", yscale="log", xticks=x, xticklabels=[*map(str, x)])
+    ax.minorticks_off()
+    return ax
+
+
+def spectra(
+    values: Mapping[str, Float[Tensor, " k"]],
+    tolerances: Mapping[str, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """Singular values, largest first, with the tolerance below which each counts as zero.
+
+    Args:
+        values: Singular values by name, in falling order.
+        tolerances: The tolerance for each name.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, ("index", "singular value"))
+    for colour, (name, y) in zip(CYCLE, values.items(), strict=False):
+        ax.semilogy(range(1, len(y) + 1), y, ".-", color=colour, label=name)
+        ax.axhline(tolerances[name], color=colour, linestyle="--", linewidth=1)
+        ax.annotate("tolerance", (1, tolerances[name]), color=colour, va="bottom", fontsize=8)
+    ax.legend()
+    return ax
+
+
+def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
+    """Largest attention weight of each head (row) on each example (column).
+
+    Args:
+        largest: The largest weights, from 0 to 1.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, ("example", "head"))
+    image = ax.imshow(largest.T.numpy(), aspect="auto", vmin=0, vmax=1)
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=r"largest $\alpha_i$")
+    return ax
+
+
+def spans(
+    lines: pd.DataFrame,
+    label: str,
+    marks: Mapping[str, str],
+    limits: tuple[float, float],
+    ax: Axes | None = None,
+) -> Axes:
+    """One line for each source on one logarithmic axis: a bar from its least to its largest value.
+
+    Args:
+        lines: One row for each source, from top to bottom, indexed by its name: ``group``, which is
+            written above its first row, and ``low`` and ``high``, the ends of the bar, with a dot
+            at ``high``. Other columns hold one more value each, NaN where there is none.
+        label: Name of the axis.
+        marks: From names in the legend to the column and the marker that they stand for, such as
+            ``"high o"``.
+        limits: Ends of the axis. A bar that begins below is cut, and an arrow says so.
+        ax: Axes to draw into.
+    """
+    ax = _labelled(ax, (label, ""))
+    starts = (lines.group != lines.group.shift()).to_numpy()
+    heights = -(np.arange(len(lines)) + starts.cumsum())  # a free line above each group
+    colours = itertools.cycle(CYCLE)
+    for y, row, first in zip(heights, lines.itertuples(), starts, strict=True):
+        if first:
+            colour = next(colours)
+            ax.text(1.1 * limits[0], y + 0.65, row.group, fontsize=8, fontweight="bold")
+        bar = {"color": colour, "linewidth": 6, "alpha": 0.4, "solid_capstyle": "butt"}
+        ax.plot([max(row.low, limits[0]), row.high], [y, y], **bar)
+        ax.plot(row.high, y, "o", color=colour, markersize=7)
+        if row.low < limits[0]:
+            ax.plot(1.1 * limits[0], y, "<", color=colour, markersize=5)
+    for name, mark in marks.items():
+        column, marker = mark.split()
+        x = lines[column] if column != "high" else heights * np.nan  # drawn; for the legend
+        ax.plot(x, heights, marker, color="black", fillstyle="none", label=name)
+    ax.set(xscale="log", xlim=limits, yticks=heights, yticklabels=lines.index)
+    ax.tick_params(axis="y", length=0, labelsize=8)
+    ax.grid(axis="y", visible=False)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.25, -0.1), ncols=len(marks))
+    return ax
