@@ -16,8 +16,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``kinds``                 what a measurement is: configurations, outcomes, kinds of rows
 ``rows``                  the text of a row
 ``results``               the store of rows: one file for each experiment and profile
-``laws``                  laws that curves may follow, and their coefficients
-``scaling``               fits, intervals, which law the data prefer
+``scaling``               laws fitted to curves, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart
 ``certificates``          proofs that a layer memorizes

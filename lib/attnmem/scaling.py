@@ -2,20 +2,89 @@
 
 The data have one row for each point of a sweep and one column for each seed. Laws are fitted to the
 means. Intervals come from resampling the seeds of every point (bootstrap), so they describe the
-variation between seeds and not the choice of points.
+variation between seeds and not the choice of points. Each function raises ``ValueError`` if shapes
+do not fit or a value is not finite, and names the argument.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import check_integer, check_number, check_seed, checked_by, refuse
-from .laws import LAWS, Array, solve
+from .checks import Range, Seed, checked, refuse
+
+Array = NDArray[np.float64]
+Share = Annotated[float | int, Range(0, 1)]
+
+
+class Law(NamedTuple):
+    """A function of ``x`` with named coefficients."""
+
+    names: tuple[str, ...]
+    value: Callable[..., Array]  # of x and of the coefficients, in this order
+    basis: Callable[[Array], Array] | None = None  # what linear coefficients multiply, last axis
+    scan: Callable[[Array], Array] | None = None  # else, what is tried beside a factor, rising
+
+
+def _polynomial(*powers: int) -> Law:
+    def basis(x: Array) -> Array:
+        return np.stack([x**power for power in powers], axis=-1)
+
+    names = tuple(f"x^{power}" if power else "1" for power in powers)
+    return Law(names, lambda x, *c: basis(x) @ np.asarray(c), basis)
+
+
+LAWS = {
+    "linear": _polynomial(0, 1),
+    "quadratic": _polynomial(0, 1, 2),
+    "square": _polynomial(0, 2),
+    "cube": _polynomial(0, 3),
+    "pure square": _polynomial(2),
+    "pure cube": _polynomial(3),
+    "power": Law(
+        ("factor", "exponent"),
+        lambda x, a, p: a * x**p,
+        scan=lambda x: np.linspace(-10, 10, 201),
+    ),
+    "saturating": Law(  # with a half at a million times the largest x it is a line
+        ("limit", "half"),
+        lambda x, a, h: a * x / (h + x),
+        scan=lambda x: x.max() * np.geomspace(1e-6, 1e6, 241),
+    ),
+}
+
+
+def _least_squares(law: Law, x: Array, y: Array) -> Array:
+    if law.basis is not None:
+        return _linear(law.basis(x), y)
+
+    # The factor is linear; the other coefficient is the best one near the best that is tried.
+    def factor(other: float) -> float:
+        return _linear(law.value(x, 1.0, other)[:, None], y)[0]
+
+    def residual(other: float) -> float:
+        return ((y - law.value(x, factor(other), other)) ** 2).sum()
+
+    tried = law.scan(x)
+    best = int(np.argmin([residual(other) for other in tried]))
+
+    def beside(shift: float) -> float:
+        return np.interp(best + shift, range(len(tried)), tried)
+
+    beneath = scipy.optimize.minimize_scalar(lambda shift: residual(beside(shift)), bounds=(-1, 1))
+    other = min(tried[best], beside(beneath.x), key=residual)
+    return np.array([factor(other), other])
+
+
+def _linear(columns: Array, y: Array) -> Array:
+    scale = np.abs(columns).max(axis=0)  # powers of large numbers fill the digits of a float
+    scale[scale == 0] = 1
+    return np.linalg.lstsq(columns / scale, y, rcond=None)[0] / scale
 
 
 class Fit(NamedTuple):
@@ -36,18 +105,11 @@ class Fit(NamedTuple):
     points: int
 
     def __call__(self, x: ArrayLike) -> Array:
-        """The fitted curve.
-
-        Args:
-            x: Places, of any shape.
-
-        Returns:
-            The values there, of the same shape.
-        """
+        """The fitted curve at ``x``, of any shape."""
         return LAWS[self.law].value(np.asarray(x, dtype=float), *self.coefficients.values())
 
 
-def _check_points(x, y, law=None) -> None:
+def _are_points(x: ArrayLike, y: ArrayLike) -> None:
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.ndim != 1:
         refuse("x", f"shape {x.shape}", "one value a point")
@@ -56,20 +118,19 @@ def _check_points(x, y, law=None) -> None:
     for name, values in (("x", x), ("y", y)):
         if not np.isfinite(values).all():
             refuse(name, "NaN or infinite values", "finite values")
-    if law is not None:
-        if law not in LAWS:
-            refuse("law", repr(law), f"one of {', '.join(LAWS)}")
-        if (places := len(np.unique(x))) < len(LAWS[law].names):
-            refuse("x", f"{places} places", f"at least {len(LAWS[law].names)} for {law!r}")
-        if LAWS[law].basis is None and (x <= 0).any():
-            refuse("x", f"a value of {x.min()}", f"positive values for {law!r}")
 
 
-def _check_fit(law, x, y) -> None:
-    _check_points(x, y, law)
+def _determine_the_law(law: str, x: ArrayLike, y: ArrayLike) -> None:
+    _are_points(x, y)
+    if law not in LAWS:
+        refuse("law", repr(law), f"one of {', '.join(LAWS)}")
+    if (different := len(np.unique(x))) < len(LAWS[law].names):
+        refuse("x", f"{different} different values", f"{len(LAWS[law].names)} or more for {law!r}")
+    if LAWS[law].basis is None and (np.asarray(x) <= 0).any():
+        refuse("x", f"a value of {np.min(x)}", f"positive values for {law!r}")
 
 
-@checked_by(_check_fit)
+@checked(also=_determine_the_law)
 def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
     """Fit a law to points, or to the means over seeds.
 
@@ -78,23 +139,16 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
 
     Args:
         law: A name in ``LAWS``.
-        x: Places of the points, shape ``(points,)``; positive for a law that is not linear in its
-            coefficients.
+        x: Shape ``(points,)``, with at least as many different values as the law has coefficients;
+            positive for a law that is not linear in its coefficients.
         y: Values, shape ``(points,)`` or ``(points, seeds)``.
-
-    Returns:
-        The fitted law.
-
-    Raises:
-        ValueError: If the law is unknown, the shapes differ, a value is not finite, or there are
-            fewer different places than coefficients.
 
     Example:
         >>> fit("quadratic", [0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 7.0, 13.0]).r2
         1.0
     """
     x, y = np.asarray(x, dtype=float), _means(y)
-    coefficients = solve(LAWS[law], x, y)
+    coefficients = _least_squares(LAWS[law], x, y)
     residual = float(((y - LAWS[law].value(x, *coefficients)) ** 2).sum())
     spread = float(((y - y.mean()) ** 2).sum())
     r2 = 1 - residual / spread if spread else math.nan
@@ -116,48 +170,39 @@ def _aicc(residual: float, points: int, coefficients: int) -> float:
 
 
 def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
-    """Fit all the given laws to the same points.
+    """Fit all the given laws to the same points; the fit with the least AICc comes first.
 
     Args:
         laws: Names in ``LAWS``.
         x: As for :func:`fit`.
         y: As for :func:`fit`.
 
-    Returns:
-        The fits, the one with the least AICc first.
-
-    Raises:
-        ValueError: As for :func:`fit`.
-
     Example:
         >>> x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
         >>> select(["linear", "square"], x, [1.0, 4.1, 9.0, 15.9, 25.0, 36.1, 49.0])[0].law
         'square'
     """
-    return sorted((fit(law, x, y) for law in laws), key=lambda found: found.aicc)
+    return sorted((fit(law, x, y) for law in laws), key=lambda fitted: fitted.aicc)
 
 
-def bend(y: ArrayLike, x: ArrayLike) -> float:
-    """How much a fitted quadratic bends: its quadratic term at the largest ``x``.
+def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
+    """The quadratic term of a fitted quadratic at the largest ``x``, negative if it bends down.
 
     Args:
-        y: Values, as for :func:`fit`.
-        x: Places, as for :func:`fit`.
+        y: As for :func:`fit`.
+        x: As for :func:`fit`.
 
     Returns:
-        The term, in units of ``y``; negative if the curve bends down.
-
-    Raises:
-        ValueError: As for :func:`fit`.
+        The term, in units of ``y``.
 
     Example:
-        >>> round(bend([1.0, 3.0, 7.0, 13.0], [0.0, 1.0, 2.0, 3.0]), 6)
+        >>> round(quadratic_term([1.0, 3.0, 7.0, 13.0], [0.0, 1.0, 2.0, 3.0]), 6)
         9.0
     """
     return fit("quadratic", x, y).coefficients["x^2"] * float(np.max(x)) ** 2
 
 
-def _check_lead(x, y, other_x, other_y) -> None:
+def _are_two_sweeps(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> None:
     for name, values in (("x", x), ("other_x", other_x)):
         values = np.asarray(values, dtype=float)
         if not np.isfinite(values).all() or (np.diff(values) <= 0).any():
@@ -170,27 +215,26 @@ def _check_lead(x, y, other_x, other_y) -> None:
             refuse(name, "NaN or infinite values", "finite values")
 
 
-@checked_by(_check_lead)
-def lead(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> tuple[Array, Array]:
-    """How far the means of one sweep lie above those of another, at the places of the first.
+@checked(also=_are_two_sweeps)
+def mean_difference(
+    x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike
+) -> tuple[Array, Array]:
+    """How far the means of one sweep lie above those of another, at the ``x`` of the first.
 
     Between its points the other sweep is taken to be a straight line, and beyond them its last
     value.
 
     Args:
-        x: Places of the first sweep, rising.
+        x: Of the first sweep, rising.
         y: Its values, shape ``(points, seeds)`` with at least two seeds.
-        other_x: Places of the other sweep, rising.
+        other_x: Of the other sweep, rising.
         other_y: Its values, shape ``(other points, seeds)`` with at least two seeds.
 
     Returns:
         The differences of the means, and their standard errors, both of shape ``(points,)``.
 
-    Raises:
-        ValueError: If places do not rise, the shapes do not fit, or a value is not finite.
-
     Example:
-        >>> above, error = lead([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
+        >>> above, error = mean_difference([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
         >>> above.tolist(), error.tolist()
         ([2.0, 1.0], [1.0, 0.0])
     """
@@ -207,34 +251,25 @@ def _with_error(y: ArrayLike) -> tuple[Array, Array]:
 
 
 class Interval(NamedTuple):
-    """A percentile interval.
-
-    Attributes:
-        low: Its lower end.
-        high: Its upper end.
-    """
+    """The ends of a percentile interval."""
 
     low: float
     high: float
 
 
-def _check_bootstrap(statistic, y, draws, level, seed) -> None:
-    y = np.asarray(y)
-    if y.ndim != 2 or 0 in y.shape:
-        refuse("y", f"shape {y.shape}", "(points, seeds), at least one of each")
-    check_integer("draws", draws)
-    check_seed(seed)
-    check_number("level", level, least=0.0, most=1.0)
+def _has_points_and_seeds(y: ArrayLike) -> None:
+    if np.ndim(y) != 2 or 0 in np.shape(y):
+        refuse("y", f"shape {np.shape(y)}", "(points, seeds), at least one of each")
 
 
-@checked_by(_check_bootstrap)
+@checked(also=_has_points_and_seeds)
 def bootstrap(
     statistic: Callable[[Array], ArrayLike],
     y: ArrayLike,
     *,
     draws: int = 1000,
-    level: float = 0.95,
-    seed: int,
+    level: Share = 0.95,
+    seed: Seed,
 ) -> list[Interval]:
     """Percentile intervals of each number that a statistic computes from all points and seeds.
 
@@ -244,18 +279,14 @@ def bootstrap(
     92% with 20.
 
     Args:
-        statistic: A function of an array of shape ``(points, seeds)`` that returns a number or a
-            vector.
+        statistic: From an array of shape ``(points, seeds)`` to a number or a vector.
         y: Values, shape ``(points, seeds)``.
         draws: Number of draws.
         level: Share of the draws inside the interval, from 0 to 1.
-        seed: Seed of the draws, at least 0.
+        seed: Seed of the draws.
 
     Returns:
         One interval for each number.
-
-    Raises:
-        ValueError: If ``y`` has not two axes with values, or another argument is out of range.
 
     Example:
         >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)
@@ -271,13 +302,8 @@ def bootstrap(
     return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 
-def _check_part(x, y, ceiling) -> None:
-    _check_points(x, y)
-    check_number("ceiling", ceiling, least=0.0, most=1.0)
-
-
-@checked_by(_check_part)
-def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np.bool_]:
+@checked(also=_are_points)
+def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: Share = 0.95) -> NDArray[np.bool_]:
     """Which points come before the first one whose mean reaches ``ceiling``, in the order of ``x``.
 
     Both papers fit the part of an accuracy curve that has not saturated. Neither text says where
@@ -285,15 +311,12 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np
     above 0.95 has no room to grow along a line.
 
     Args:
-        x: Places, shape ``(points,)``, in any order.
+        x: Shape ``(points,)``, in any order.
         y: Values, shape ``(points,)`` or ``(points, seeds)``.
         ceiling: Mean from which on a curve counts as saturated, from 0 to 1.
 
     Returns:
         True for each point of the unsaturated part, in the order of ``x`` as it is given.
-
-    Raises:
-        ValueError: If the shapes differ, a value is not finite, or ``ceiling`` is out of range.
 
     Example:
         >>> unsaturated([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
@@ -306,49 +329,36 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> NDArray[np
     return keep
 
 
-@checked_by(_check_part)
-def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> Array:
-    """How much the mean gains in each step that starts at an :func:`unsaturated` point.
+def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Array:
+    """How much the mean gains in each step that starts at an :func:`unsaturated` point, in order.
 
     Args:
         x: As for :func:`unsaturated`.
         y: As for :func:`unsaturated`.
         ceiling: As for :func:`unsaturated`.
-
-    Returns:
-        One difference of neighbouring means for each such step, by rising ``x``.
-
-    Raises:
-        ValueError: As for :func:`unsaturated`.
 
     Example:
         >>> unsaturated_gains([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
         [0.25, 0.5]
     """
+    keep = unsaturated(x, y, ceiling)
     order = np.argsort(np.asarray(x, dtype=float))
-    return np.diff(_means(y)[order])[unsaturated(x, y, ceiling)[order][:-1]]
+    return np.diff(_means(y)[order])[keep[order][:-1]]
 
 
-@checked_by(_check_part)
-def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float = 0.95) -> Fit | None:
-    """The line through the :func:`unsaturated` points.
+def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Fit | None:
+    """The line through the :func:`unsaturated` points, None if there are fewer than three.
 
     Args:
         x: As for :func:`unsaturated`.
         y: As for :func:`unsaturated`.
         ceiling: As for :func:`unsaturated`.
 
-    Returns:
-        The fitted line, or None if fewer than three points are unsaturated.
-
-    Raises:
-        ValueError: As for :func:`unsaturated`.
-
     Example:
         >>> unsaturated_line([1, 2, 3, 4], [0.1, 0.2, 0.3, 1.0]).points
         3
     """
-    part = unsaturated(x, y, ceiling)
-    if part.sum() < 3:
+    keep = unsaturated(x, y, ceiling)
+    if keep.sum() < 3:
         return None
-    return fit("linear", np.asarray(x)[part], np.asarray(y)[part])
+    return fit("linear", np.asarray(x)[keep], np.asarray(y)[keep])

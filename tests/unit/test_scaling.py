@@ -144,7 +144,7 @@ def test_there_is_nothing_to_draw_from_no_seeds():
 
 
 def test_points_at_one_place_do_not_determine_a_curve():
-    with pytest.raises(ValueError, match=r"^x: got 2 places; expected at least 3 for 'quadratic'"):
+    with pytest.raises(ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"):
         scaling.fit("quadratic", [1, 1, 2], [1, 2, 3])
 
 
@@ -152,14 +152,14 @@ def test_as_many_points_as_coefficients_are_enough_for_a_fit():
     two = scaling.fit("linear", [1, 3], [2, 8])
     assert (two.points, two.aicc) == (2, math.inf)
     assert two.coefficients == pytest.approx({"1": -1, "x^1": 3})
-    with pytest.raises(ValueError, match=r"^x: got 2 places; expected at least 3 for 'quadratic'"):
+    with pytest.raises(ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"):
         scaling.fit("quadratic", [1, 3], [2, 8])
 
 
 @pytest.mark.parametrize("curve", [3.0, -0.5])
 def test_the_bend_is_the_square_times_its_coefficient(curve):
     x = np.array([0.0, 1, 2, 4])
-    assert scaling.bend(7 - 2 * x + curve * x**2, x) == pytest.approx(16 * curve)
+    assert scaling.quadratic_term(7 - 2 * x + curve * x**2, x) == pytest.approx(16 * curve)
 
 
 def test_columns_of_objects_count_as_numbers():
@@ -169,7 +169,7 @@ def test_columns_of_objects_count_as_numbers():
     y = pd.DataFrame({0: [0.25, 0.5, 1, 1], 1: [0.25, 0.5, 1, 1]}, dtype=object)
     assert scaling.unsaturated(x, y).tolist() == [True, True, False, False]
     assert scaling.unsaturated_gains(x, y).tolist() == [0.25, 0.5]
-    above, error = scaling.lead(x, y, x, y * 2)
+    above, error = scaling.mean_difference(x, y, x, y * 2)
     assert (above.tolist(), error.tolist()) == ([-0.25, -0.5, -1, -1], [0] * 4)
     seen = []
     scaling.bootstrap(lambda drawn: seen.append(drawn.dtype) or 0.0, y, draws=1, seed=0)
@@ -325,14 +325,14 @@ def test_a_lead_is_the_difference_of_means_with_the_error_of_both():
     random = np.random.default_rng(0)
     x, y = np.arange(1.0, 6.0), random.normal(size=(5, 400)) + 3
     other = random.normal(scale=2.0, size=(5, 100)) + np.arange(1.0, 6.0)[:, None]
-    above, error = scaling.lead(x, y, x, other)
+    above, error = scaling.mean_difference(x, y, x, other)
     np.testing.assert_allclose(above, y.mean(axis=1) - other.mean(axis=1))
     np.testing.assert_allclose(error, np.sqrt(1 / 400 + 4 / 100), rtol=0.2)
-    halfway, _ = scaling.lead([1.5], [[0.0, 0.0]], x, other)
+    halfway, _ = scaling.mean_difference([1.5], [[0.0, 0.0]], x, other)
     np.testing.assert_allclose(halfway, -other.mean(axis=1)[:2].mean())
-    _, error = scaling.lead([0.5], [[0, 0]], [0, 2], [[-1, 1], [-2, 2]])
+    _, error = scaling.mean_difference([0.5], [[0, 0]], [0, 2], [[-1, 1], [-2, 2]])
     assert error == pytest.approx(math.hypot(0.75 * 1, 0.25 * 2))
-    beyond, _ = scaling.lead([9.0], [[0.0, 0.0]], x, other)
+    beyond, _ = scaling.mean_difference([9.0], [[0.0, 0.0]], x, other)
     np.testing.assert_allclose(beyond, -other.mean(axis=1)[-1])
 
 
@@ -352,4 +352,4 @@ def test_a_lead_is_the_difference_of_means_with_the_error_of_both():
 )
 def test_a_lead_names_bad_input(arguments, name):
     with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
-        scaling.lead(*arguments)
+        scaling.mean_difference(*arguments)
