@@ -22,9 +22,9 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``certificates``          proofs that a layer memorizes
 ``existence``             proofs that exact weights exist near stored ones
 ``training``              many models trained at once
-``descent``               many tiny models trained on a few sequences each
+``tiny_transformers``     many tiny models trained on a few sequences each
 ``fitting``               one layer trained on all examples at once, until every label is met
-``recall``                the linear associative memory, which calibrates counts of bits
+``linear_memory``         the linear associative memory, which calibrates counts of bits
 ``features``              features of real models, and the images and texts that they read
 ``studies``               what is measured: grids, searches, tests; running them, reading rows
 ``experiments``           the studies as chapters call them (``python -m attnmem run``)

@@ -158,7 +158,7 @@ def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict
     elif not isinstance(value, kind):
         refuse(name, _named(value), "True or False" if kind is bool else kind.__name__)
     elif hasattr(kind, "_fields"):
-        inner: dict[str, tuple[int, str]] = {}
+        inner = {axis: size for axis, size in sizes.items() if not _is_variadic(axis)}
         for field, member in _fields(kind).items():
             if hasattr(member, "dim_str"):
                 _check_array(f"{name}.{field}", getattr(value, field), [member], inner, tied=True)

@@ -24,8 +24,8 @@ from attnmem.constructions.sequences import (
     places_kernel,
     subset_rank,
 )
-from attnmem.descent import train_tiny
 from attnmem.independence import certified_rank
+from attnmem.tiny_transformers import train_tiny
 
 import oracles
 

@@ -17,8 +17,8 @@ from attnmem.constructions.impossible import every_parity, impossible_subset
 from attnmem.constructions.jacobians import cancelling_rank, jacobian_rank
 from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
 from attnmem.constructions.sequences import offered_rank
-from attnmem.descent import train_tiny
 from attnmem.independence import numerical_rank
+from attnmem.tiny_transformers import train_tiny
 
 import hostile
 

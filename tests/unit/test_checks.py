@@ -17,12 +17,12 @@ from attnmem import (
     attention,
     bounds,
     constructions,
-    descent,
     fitting,
     independence,
-    recall,
+    linear_memory,
     scaling,
     tasks,
+    tiny_transformers,
 )
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.checks import Range, Seed, checked, checked_by, refuse
@@ -41,7 +41,12 @@ HEADS = DRAWN[:2, :, :3], DRAWN[:2, :, 1:4]
 MHA = attention.MHAWeights(*HEADS, DRAWN[:2, :, :1], DRAWN[0, :2], DRAWN[1, :, :1])
 SIDES = [DRAWN[:2, :3]] * 3
 AOT = attention.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
-HERE = "attnmem.independence", "attnmem.recall", "attnmem.descent", "attnmem.scaling"
+HERE = (
+    "attnmem.independence",
+    "attnmem.linear_memory",
+    "attnmem.tiny_transformers",
+    "attnmem.scaling",
+)
 SEEDED = [
     (constructions.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
     (constructions.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
@@ -49,14 +54,14 @@ SEEDED = [
     (constructions.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
     (constructions.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
     (constructions.random_mha, (2, 5, 3), {}),
-    (descent.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
+    (tiny_transformers.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
     (fitting.adam, (ONE_HEAD, *OWN[:2], y[:, 0]), {"steps": 2, "rate": float, "batch": 2}),
     (independence.certified_rank, (PAIRS,), {}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (independence.sampled_kruskal_rank, (PAIRS,), {"samples": 9}),
     (jacobians.cancelling_rank, (PAIRS, [2, 2]), WIDE),
     (jacobians.jacobian_rank, (PAIRS, 1), WIDE),
-    (recall.draw, (3, 4), {}),
+    (linear_memory.draw, (3, 4), {}),
     (scaling.bootstrap, (np.mean, [[0.0], [1.0]]), {"draws": 9}),
     (sequences.dependent_subset, (PAIRS, 1), WIDE),
     (sequences.offered_rank, (PAIRS, 1), WIDE),
@@ -116,9 +121,9 @@ PLACED = [
     (independence.numerical_rank, (DRAWN[:, :1].float().expand(3, 2, 5),), {}),
     (independence.kruskal_rank, (PAIRS[1:4],), {}),
     (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
-    (recall.trained, (recall.draw(5, 4, seed=0),), {"steps": 3}),
-    (recall.recalled, (DRAWN[0, :4, :4], recall.draw(5, 4, seed=0)), {}),
-    (descent.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
+    (linear_memory.trained, (linear_memory.draw(5, 4, seed=0),), {"steps": 3}),
+    (linear_memory.recalled, (DRAWN[0, :4, :4], linear_memory.draw(5, 4, seed=0)), {}),
+    (tiny_transformers.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
     *((draw, (), {"vocab": 3, "count": 4}) for draw in (tasks.bigrams, tasks.associations)),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),

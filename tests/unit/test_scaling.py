@@ -144,7 +144,9 @@ def test_there_is_nothing_to_draw_from_no_seeds():
 
 
 def test_points_at_one_place_do_not_determine_a_curve():
-    with pytest.raises(ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"):
+    with pytest.raises(
+        ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"
+    ):
         scaling.fit("quadratic", [1, 1, 2], [1, 2, 3])
 
 
@@ -152,7 +154,9 @@ def test_as_many_points_as_coefficients_are_enough_for_a_fit():
     two = scaling.fit("linear", [1, 3], [2, 8])
     assert (two.points, two.aicc) == (2, math.inf)
     assert two.coefficients == pytest.approx({"1": -1, "x^1": 3})
-    with pytest.raises(ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"):
+    with pytest.raises(
+        ValueError, match=r"^x: got 2 different values; expected 3 or more for 'quadratic'"
+    ):
         scaling.fit("quadratic", [1, 3], [2, 8])
 
 
