@@ -39,6 +39,10 @@ $(VENV)/.browser: $(READY)
 	$(PIP) --editable '.[browser]'
 	@touch $@
 
+$(VENV)/.mutants: $(READY)
+	$(PIP) --editable '.[mutants]'
+	@touch $@
+
 env: $(READY) ## create the environment in .venv
 
 book: run html ## run every chapter that changed, then build the HTML
@@ -46,9 +50,9 @@ book: run html ## run every chapter that changed, then build the HTML
 
 run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTER=part/name: one)
 	$(SHOW) 'Chapters'
-	@$(BIN)/python tools/run.py $(if $(FORCE),--force) $(CHAPTER)
-	@$(BIN)/python tools/claims.py
-	@$(BIN)/python tools/parameters.py
+	@$(BIN)/python -m tools.run $(if $(FORCE),--force) $(CHAPTER)
+	@$(BIN)/python -m tools.claims
+	@$(BIN)/python -m tools.parameters
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'
@@ -75,8 +79,26 @@ chromium: $(VENV)/.browser # Debian's if it is there or root can install it, els
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
 
-mutants: $(READY) ## do the tests see small mistakes in the library? (MODULE=scaling.py: one; all: hours)
-	@$(BIN)/python tools/mutants.py $(MODULE)
+define MUTANTS
+[cosmic-ray]
+module-path = "lib/attnmem/$(MODULE)"
+timeout = 300.0
+test-command = "$(abspath $(BIN))/python -m pytest -qx -p no:cacheprovider $(TESTS)"
+[cosmic-ray.distributor]
+name = "local"
+[cosmic-ray.filters.operators-filter]
+exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*"] # of annotations: int | None
+endef
+export MUTANTS
+RAY := PYTHONPATH=lib $(abspath $(BIN))
+
+mutants: TESTS ?= $(shell grep -rlw $(basename $(notdir $(MODULE))) tests/unit tests/theory)
+mutants: $(VENV)/.mutants ## small mistakes in a module, as committed, that TESTS do not see (MODULE=laws.py; by hand)
+	@rm -rf _build/mutants && git clone -q . _build/mutants && cd _build/mutants && \
+	  echo "$$MUTANTS" > ray.toml && $(RAY)/cosmic-ray init ray.toml ray.sqlite && \
+	  $(RAY)/cr-filter-operators ray.sqlite ray.toml && $(RAY)/cosmic-ray baseline ray.toml && \
+	  $(RAY)/cosmic-ray exec ray.toml ray.sqlite && \
+	  $(RAY)/cr-report --surviving-only --show-diff ray.sqlite
 
 lint: $(READY) ## style and formatting of code and notebooks
 	$(BIN)/ruff check .
@@ -93,7 +115,7 @@ wheel: $(READY) ## build the library's wheel into dist/
 
 lock: ## renew constraints.txt from pyproject.toml
 	$(PYTHON) -m venv --clear _build/lock
-	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS),browser]'
+	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS),browser,mutants]'
 	_build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean: ## remove everything that can be made again

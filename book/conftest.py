@@ -3,7 +3,7 @@
 import pytest
 from jupyter_client.provisioning import local_provisioner
 
-import kernels
+from tools import kernels
 
 
 def pytest_configure(config):

@@ -4,53 +4,19 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
 import nbformat
 import yaml
 
-from address import tidy
-
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"
 TEXT, NOTEBOOKS = BOOK / "text", BOOK / "notebooks"
 HTML = ROOT / "_build" / "html"  # the built book
+DEFAULT = "https://github.com/executablebooks/jupyter-book"  # jupyter-book's, for a missing address
 
 COLAB = "colab-setup"
-INSTALL = """\
-import importlib.util
-import sys
-
-if importlib.util.find_spec("attnmem") is None:
-    source = "git+{address}@{branch}"
-    if "google.colab" not in sys.modules:
-        raise ModuleNotFoundError(f"No attnmem: pip install '{{source}}'")
-    %pip install -q "attnmem[certify] @ $source"
-"""
-INSTALL_WHEEL = """\
-import importlib.util
-import re
-import shutil
-import tempfile
-from pathlib import Path
-
-if importlib.util.find_spec("attnmem") is None:
-    wheels = [*Path().glob("attnmem-*.whl")]
-    if not wheels:
-        raise ModuleNotFoundError(
-            "This notebook needs the book's library, attnmem: in a copy of "
-            "the book's repository, `pip install .` installs it, or "
-            "`make wheel` builds dist/attnmem-*.whl, to be put beside this "
-            "notebook (on Colab: to be uploaded under Files)."
-        )
-    newest = max(wheels, key=lambda path: path.stat().st_mtime)
-    # A second download is named "... (1).whl", which pip does not take.
-    name = re.sub(r" ?\\(\\d+\\)", "", newest.name)
-    wheel = Path(shutil.copy(newest, Path(tempfile.mkdtemp()) / name))
-    %pip install -q "attnmem[certify] @ {wheel.as_uri()}"
-"""
 
 
 def chapters() -> list[str]:
@@ -69,13 +35,6 @@ def source(page: str) -> Path:
     return ROOT / f"{page.replace('book/notebooks', 'book/text')}.md"
 
 
-def renew(path: Path, text: str) -> None:
-    """Write a page that is made from others, if it changed."""
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8", newline="\n")
-        print(f"wrote {path.relative_to(ROOT)}")
-
-
 def text_path(chapter: str) -> Path:
     """The text source: what people edit."""
     return TEXT / f"{chapter}.md"
@@ -86,9 +45,22 @@ def notebook_path(chapter: str) -> Path:
     return NOTEBOOKS / f"{chapter}.ipynb"
 
 
+def renew(path: Path, text: str) -> None:
+    """Write a page that is made from others, if it changed."""
+    if not path.exists() or path.read_text("utf-8") != text:
+        path.write_text(text, "utf-8", newline="\n")
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
 def config() -> dict:
     """The book's configuration."""
     return yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
+
+
+def tidy(address: str | None) -> str:
+    """An address as links are built on it; empty, if it is none."""
+    address = (address or "").strip().rstrip("/").removesuffix(".git")
+    return "" if address == DEFAULT else address
 
 
 def repository() -> tuple[str, str]:
@@ -104,10 +76,11 @@ def colab_cell() -> nbformat.NotebookNode:
     without an address, anywhere, from a wheel beside the notebook. Else it says what is needed.
     """
     address, branch = repository()
-    source = INSTALL.format(address=address, branch=branch) if address else INSTALL_WHEEL
-    cell = nbformat.v4.new_code_cell(source.rstrip(), id=COLAB)
-    cell.metadata["tags"] = [COLAB, "remove-cell"]
-    return cell
+    kind = "address" if address else "wheel"
+    source = (BOOK / "fragments" / f"install-{kind}.ipy").read_text("utf-8").rstrip()
+    source = source.replace("<address>", address).replace("<branch>", branch)
+    metadata = {"tags": [COLAB, "remove-cell"]}
+    return nbformat.v4.new_code_cell(source, id=COLAB, metadata=metadata)
 
 
 def has_tag(cell: nbformat.NotebookNode, tag: str) -> bool:
@@ -130,37 +103,10 @@ def source_notebook(chapter: str) -> nbformat.NotebookNode:
 
 def parameters(chapter: str) -> dict[str, object]:
     """Names and default values in the chapter's cell tagged ``parameters``, if it has one."""
-    for cell in jupytext.read(text_path(chapter)).cells:
-        if has_tag(cell, "parameters"):
-            return dict(_assignments(cell.source))
-    return {}
-
-
-def _assignments(source: str) -> Iterator[tuple[str, object]]:
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id, ast.literal_eval(statement.value)
-
-
-def inputs(chapter: str) -> str:
-    """A digest of all that a run of the chapter reads: its text, the library, data and tools."""
-    decisive = ("_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py")
-    paths = [text_path(chapter), *(ROOT / name for name in decisive)]
-    return _digest(paths + sorted(path for path in (ROOT / "lib").rglob("*") if _decides(path)))
-
-
-def stamp(chapter: str, read: str) -> str:
-    """What says that the notebook that now lies there came from a run that read ``read``."""
-    return f"{read} {_digest([notebook_path(chapter)])}"
-
-
-def _digest(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(str(path.relative_to(ROOT)).encode())
-        digest.update(path.read_bytes() if path.exists() else b"missing")
-    return digest.hexdigest()
-
-
-def _decides(path: Path) -> bool:
-    return path.suffix in {".py", ".toml", ".csv"} and path.is_file()
+    cells = jupytext.read(text_path(chapter)).cells
+    source = next((cell.source for cell in cells if has_tag(cell, "parameters")), "")
+    return {
+        statement.targets[0].id: ast.literal_eval(statement.value)
+        for statement in ast.parse(source).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    }

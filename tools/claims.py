@@ -10,158 +10,40 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
-from typing import NamedTuple
 
-import nbformat
-
-from attnmem.reporting import (
-    CLAIMED,
-    GRADES,
-    METADATA,
-    WORDS,
-    Claim,
-    Graded,
-    claims,
-    marked,
-    name_of,
-    papers,
-)
+from attnmem.reporting import CLAIMED, GRADES, WORDS, Claim, Graded, claims, marked, name_of, papers
 from attnmem.results import SHIPPED
 
-import graph
-import statements
-from chapters import BOOK, chapters, notebook_path, renew
-from graph import LEFT_OUT, NOT_YET, word_of
+from . import graph, statements
+from .chapters import BOOK, renew
+from .statements import AUTHORS, References
+from .verdicts import LEFT_OUT, NOT_YET, Recorded, recorded, word_of
 
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 GRAPH = BOOK / "fragments" / "graph.html"
 MEASURED = "../lib/attnmem/measurements"  # seen from the page
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
-HEAD = """\
-(ch-claims)=
-# Claims and verdicts
-
-Every numbered statement, figure and table of the two papers, and every finding of our own, with
-what this book can say about it. The cell that checks a claim records the verdict when it runs; this
-page is collected from those records, and each entry links to its cell.
-
-```{include} fragments/totals.md
-```
-
-**Words.** A claim is *confirmed* if all checks speak for it, *contradicted* if none does, and true
-*in part* otherwise. A statement about all data is contradicted by one proved or certified
-counterexample, however many instances agree with it. A definition is *illustrated* by instances, or
-*not as stated*; an assumption is *met* by the data that was tried, or *not met*. *Not yet* means
-that no chapter can judge the claim so far, and its entry says what is missing. *Left out* means
-that the book does not mean to judge it, and the entry says why.
-
-**Grades** say what a verdict rests on:
-
-- *proved*: a proof in this book, linked beside the check;
-- *certified*: exact or ball arithmetic, at the sizes that the evidence names;
-- *checked*: instances in floating point, which the evidence names;
-- *measured*: trainings or samples; the number of seeds is ours, of those in the paper.
-
-A statement about all data has the grade of its strongest check, any other claim that of its
-weakest. If the claim is contradicted, only the checks that speak against it count.
-"""
-CONTRADICTED = """\
-(contradicted)=
-## What we contradict
-
-Rows with ✗ are contradicted: the mark stands before the evidence. In the other rows a finding of
-ours speaks against part of the statement, within its scope.
-
-:::{list-table} Statements that are contradicted, or that a finding of ours speaks against
-:header-rows: 1
-:widths: 30 31 19 20
-:class: contradicted
-:name: tab-contradicted
-
-* - Statement
-  - Counterexample or measurement
-  - Scope
-  - True instead"""
-ALL = """\
-(all-claims)=
-## All claims
-
-```{{raw}} html
-{form}
-```
-"""
-RESTS = """\
-(what-rests-on-what)=
-## What rests on what
-
-The links are collected from the proofs and the verdicts of the chapters: a proof leads to the
-statements that it refers to, a verdict to the statements that its checks name. The colour of a
-claim is its verdict. Each box leads to the claim's entry or to the statement's page. {alone} claims
-are not drawn, since their proofs and checks name no other statement.
-
-```{{raw}} html
-:file: fragments/graph.html
-```
-
-```{{raw}} html
-<script src="../_static/claims.js"></script>
-```
-"""
-
-
-class Recorded(NamedTuple):
-    """A verdict found in a notebook."""
-
-    chapter: str
-    verdict: str
-    grade: str
-    sizes: str | None
-    instead: str | None
-    checks: list[tuple[str, Graded]]
-
-    @property
-    def rests_on(self) -> set[str]:
-        """The labels of the statements that its checks name."""
-        return {check.by for _, check in self.checks if check.by}
-
-    @property
-    def failing(self) -> str:
-        """The evidence that decides against the claim: of the checks that fail the strongest."""
-        failing = [(evidence, check) for evidence, check in self.checks if not check.holds]
-        return min(failing, key=lambda each: GRADES.index(each[1].grade))[0]
-
-
-def recorded() -> dict[str, Recorded]:
-    """All verdicts in the executed notebooks, by claim; two on one claim are an error."""
-    found: dict[str, Recorded] = {}
-    for chapter in chapters():
-        for cell in nbformat.read(notebook_path(chapter), 4).cells:
-            for output in cell.get("outputs", []):
-                entry = dict(output.get("metadata", {}).get(METADATA, {}))
-                if not entry:
-                    continue
-                claim = entry.pop("claim")
-                if claim in found:
-                    raise ValueError(f"{chapter} judges {claim} a second time")
-                checks = [(evidence, Graded(*check)) for evidence, *check in entry.pop("checks")]
-                found[claim] = Recorded(chapter, **entry, checks=checks)
-    return found
+TEMPLATE = BOOK / "fragments" / "claims-page.md"
 
 
 def page(verdicts: Mapping[str, Recorded]) -> str:
     """The page in MyST Markdown, from what was recorded."""
-    found = statements.read(statements.texts())
-    drawn = {node for edge in graph.edges(found, verdicts) for node in edge[:2]}
-    parts = [
-        HEAD,
-        *_contradicted(verdicts, found),
-        ALL.format(form=_form(verdicts)),
-    ]
+    book = statements.read(statements.texts())
+    drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
+    entries = []
     for key, group in groupby(claims().values(), key=lambda claim: claim.paper):
-        paper = papers()[key]
-        entries = [_entry(claim, verdicts.get(claim.key), found) for claim in group]
-        parts += [f"### {paper.title}\n\n{{cite:t}}`{paper.citation}`\n", *entries]
-    return "\n".join([*parts, RESTS.format(alone=len(claims().keys() - drawn))])
+        entries.append(f"### {papers()[key].title}\n\n{{cite:t}}`{papers()[key].citation}`\n")
+        entries += [_entry(claim, verdicts.get(claim.key), book) for claim in group]
+    slots = {
+        "contradicted": _contradicted(verdicts, book),
+        "filter": _form(verdicts),
+        "entries": "\n".join(entries),
+        "alone": f"{len(claims().keys() - drawn)}",
+    }
+    text = TEMPLATE.read_text("utf-8")
+    for slot, content in slots.items():
+        text = text.replace(f"<!-- {slot} -->", content)
+    return text
 
 
 def totals(verdicts: Mapping[str, Recorded]) -> str:
@@ -180,83 +62,72 @@ def files(claim: Claim) -> list[str]:
     return [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in stored]
 
 
-def _grade(found: Recorded | None) -> str:
+def _grade(judged: Recorded | None) -> str:
     """The grade without its seeds."""
-    return found.grade.partition(",")[0] if found else ""
+    return judged.grade.partition(",")[0] if judged else ""
 
 
 # --- What we contradict ---------------------------------------------------------------------------
 
 
-def _contradicted(verdicts: Mapping[str, Recorded], found: statements.Found) -> list[str]:
-    """A table of contradicted claims, and of claims that a confirmed finding speaks against."""
+def _contradicted(verdicts: Mapping[str, Recorded], book: References) -> str:
+    """Rows on contradicted claims, and on claims that a confirmed finding speaks against."""
     rows = []
     for claim in claims().values():
         entry = verdicts.get(claim.key)
         if entry and entry.verdict == CLAIMED[-1]:
-            instead = _statement(entry.instead, found) if entry.instead else "—"
+            instead = _statement(entry.instead, book) if entry.instead else "—"
             rows.append(_row(claim, f"✗ {entry.failing}", entry, instead))
         if entry and entry.verdict == CLAIMED[0] and claim.against:
             against = claims()[claim.against]
             rows.append(_row(against, claim.says, entry, _link(claim, claim.label)))
-    return ["\n".join([CONTRADICTED, *rows, ":::", ""])] if rows else []
+    return "\n".join(rows)
 
 
 def _row(claim: Claim, evidence: str, entry: Recorded, instead: str) -> str:
-    paper = f"{statements.AUTHORS[claim.paper]}, {claim.label}"
+    statement = f"{_link(claim, f'{AUTHORS[claim.paper]}, {claim.label}')}\n\n    {claim.says}"
     scope = ": ".join(filter(None, (entry.grade.capitalize(), entry.sizes)))
-    cells = [f"{_link(claim, paper)}\n\n    {claim.says}", evidence, scope, instead]
-    return "* - " + "\n  - ".join(cells)
+    return "* - " + "\n  - ".join([statement, evidence, scope, instead])
 
 
 def _link(claim: Claim, text: str) -> str:
     return f"{{ref}}`{text} <claim-{claim.key}>`"
 
 
-def _statement(label: str, found: statements.Found) -> str:
+def _statement(label: str, book: References) -> str:
     """A link to a statement, with what it is about."""
-    known = found.statements.get(label)
-    about = f" ({known.subject})" if known and known.subject else ""
+    statement = book.statements.get(label)
+    about = f" ({statement.subject})" if statement and statement.subject else ""
     return f"{{prf:ref}}`{label}`{about}"
 
 
 # --- The entries ----------------------------------------------------------------------------------
 
 
-def _entry(claim: Claim, judged: Recorded | None, found: statements.Found) -> str:
+def _entry(claim: Claim, judged: Recorded | None, book: References) -> str:
     """One claim, folded: label, kind, verdict, what it says, sizes. Below it, the rest."""
     word = word_of(claim, judged)
-    badge = " · ".join(part for part in (word, judged.grade if judged else "") if part)
-    title = [
-        f'<span class="claim-head">**{claim.label}** <span class="claim-kind">{claim.kind}</span>'
-        f' <span class="claim-badge">{badge}</span></span>',
-        f'<span class="claim-says">{claim.says}</span>',
-    ]
-    if judged and judged.sizes:
-        title.append(f'<span class="claim-sizes">{judged.sizes}</span>')
-    classes = [f"{name}-{slug(value)}" for name, value in _facets(claim, judged) if value]
-    return "\n".join(
-        [
-            f"::::{{dropdown}} {' '.join(title)}",
-            f":name: claim-{claim.key}",
-            f":class-container: claim tone-{graph.tone(claim, word)} {' '.join(classes)}",
-            ":margin: 0",
-            "",
-            "\n\n".join(_unfolded(claim, judged, found)),
-            "::::",
-            "",
-        ]
-    )
+    badge = f"{word} · {judged.grade}" if judged else word
+    sizes = f' <span class="claim-sizes">{judged.sizes}</span>' if judged and judged.sizes else ""
+    classes = [f"{name}-{slug(value)}" for name, value in facets(claim, judged).items() if value]
+    unfolded = "\n\n".join(_unfolded(claim, judged, book))
+    return f"""\
+::::{{dropdown}} <span class="claim-head">**{claim.label}** \
+<span class="claim-kind">{claim.kind}</span> <span class="claim-badge">{badge}</span></span> \
+<span class="claim-says">{claim.says}</span>{sizes}
+:name: claim-{claim.key}
+:class-container: claim tone-{graph.tone(claim, word)} {" ".join(classes)}
+:margin: 0
+
+{unfolded}
+::::
+"""
 
 
-def _facets(claim: Claim, judged: Recorded | None) -> list[tuple[str, str]]:
-    """What the page can be filtered by."""
-    return [
-        ("paper", claim.paper),
-        ("kind", claim.kind),
-        ("verdict", word_of(claim, judged)),
-        ("grade", _grade(judged)),
-    ]
+def facets(claim: Claim, judged: Recorded | None) -> dict[str, str]:
+    """The values by which the page can be filtered."""
+    verdict, grade = word_of(claim, judged), _grade(judged)
+    return {"paper": claim.paper, "kind": claim.kind, "verdict": verdict, "grade": grade}
 
 
 def slug(word: str) -> str:
@@ -264,25 +135,25 @@ def slug(word: str) -> str:
     return word.replace(" ", "-")
 
 
-def _unfolded(claim: Claim, judged: Recorded | None, found: statements.Found) -> list[str]:
+def _unfolded(claim: Claim, judged: Recorded | None, book: References) -> list[str]:
     """The paragraphs behind the fold."""
-    parts = []
+    parts, links = [], []
     if judged:
         parts.append("\n".join(f"- {_check(*check)}" for check in judged.checks))
+        links.append(f"{{ref}}`The cell that records this <verdict-{claim.key}>`.")
     if judged and judged.instead:
-        parts.append(f"True instead: {_statement(judged.instead, found)}.")
+        parts.append(f"True instead: {_statement(judged.instead, book)}.")
     if claim.against:
         against = claims()[claim.against]
-        author = statements.AUTHORS[against.paper]
-        parts.append(f"Speaks against {_link(against, f'{author}, {against.label}')}.")
+        label = f"{AUTHORS[against.paper]}, {against.label}"
+        parts.append(f"Speaks against {_link(against, label)}.")
     if claim.thresholds:
         parts.append(f"Limits that are ours: {claim.thresholds}")
-    rows = [f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim)]
-    links = [f"{{ref}}`The cell that records this <verdict-{claim.key}>`."] if judged else []
-    links += [f"Rows: {', '.join(rows)}."] if rows else []
     if not judged:
         parts.append(claim.left_out or f"Missing: {claim.needs}")
-    return [*parts, *filter(None, [" ".join(links)])]
+    if rows := [f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim)]:
+        links.append(f"Rows: {', '.join(rows)}.")
+    return [*parts, " ".join(links)] if links else parts
 
 
 def _check(evidence: str, check: Graded) -> str:
@@ -293,22 +164,18 @@ def _check(evidence: str, check: Graded) -> str:
     return f"{mark} {evidence} *({name_of([check])}:* {{prf:ref}}`{check.by}`*)*"
 
 
-# --- The filter -----------------------------------------------------------------------------------
-
-
 def _form(verdicts: Mapping[str, Recorded]) -> str:
     """Text search, and a menu for each facet with the values that occur; hidden without script."""
-    occurring = [_facets(claim, verdicts.get(claim.key)) for claim in claims().values()]
-    kinds = list(dict.fromkeys(claim.kind for claim in claims().values()))
-    menus = {"paper": statements.AUTHORS, "kind": kinds, "verdict": ORDER, "grade": GRADES}
+    occurring = [facets(claim, verdicts.get(claim.key)) for claim in claims().values()]
+    menus = {name: {each[name] for each in occurring} for name in occurring[0]}
+    known = (*AUTHORS, *(claim.kind for claim in claims().values()), *ORDER, *GRADES)
     lines = ['<form id="claims-filter" role="search" autocomplete="off" hidden>']
     lines.append('<label>Search <input type="search" name="text"></label>')
     for menu, values in menus.items():
-        used = {value for facets in occurring for name, value in facets if name == menu}
         options = "".join(
-            f'<option value="{slug(value)}">{statements.AUTHORS.get(value, value)}</option>'
-            for value in values
-            if value in used
+            f'<option value="{slug(value)}">{AUTHORS.get(value, value)}</option>'
+            for value in dict.fromkeys(known)
+            if value in values
         )
         lines.append(
             f'<label>{menu.capitalize()} <select name="{menu}"><option value="">all</option>'

@@ -11,18 +11,16 @@ import re
 from collections.abc import Mapping
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from attnmem.reporting import WORDS, Claim, claims
 
-from layered import Drawing, Frame, draw
-from statements import AUTHORS, Found, Statement
+from .layered import Drawing, Frame, draw
+from .statements import AUTHORS, References
+from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
 
-if TYPE_CHECKING:
-    from claims import Recorded
-
-NOT_YET, LEFT_OUT = "not yet", "left out"
 RESTS, INSTEAD = "rests", "instead"
+LINES = {RESTS: "leads to what it rests on", INSTEAD: "leads to what is true instead"}
 TONES = {  # what a colour says: its mark, and the words in the legend
     "holds": ("✓", "confirmed, illustrated or met"),
     "part": ("◐", "in part"),
@@ -31,13 +29,18 @@ TONES = {  # what a colour says: its mark, and the words in the legend
     "proof": ("∎", "another statement, with its proof"),
     "plain": ("", "a definition, or a statement without its proof"),
 }
+SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
 FRAME = Frame(width=192, height=38, aside=36, above=8, page=900)
-ROOM = 4  # around the drawing, for the lines of its boxes
+MARGIN = 4  # around the drawing, for the lines of its boxes
 NAME, SUBJECT = 22, 28  # characters that fit into a box
+ARROW = (
+    '<marker id="graph-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7"'
+    ' markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/></marker>'
+)
 
 
 class Edge(NamedTuple):
-    """One node's key and another's, and what leads from the one to the other."""
+    """The keys of two nodes, and what leads from one to the other."""
 
     source: str
     target: str
@@ -54,13 +57,6 @@ class Box(NamedTuple):
     title: str
 
 
-def word_of(claim: Claim, judged: Recorded | None) -> str:
-    """The word of the verdict on a claim, or what it is called without one."""
-    if judged:
-        return judged.verdict
-    return LEFT_OUT if claim.left_out else NOT_YET
-
-
 def tone(claim: Claim, word: str) -> str:
     """The colour of a verdict."""
     if word in (NOT_YET, LEFT_OUT):
@@ -69,113 +65,91 @@ def tone(claim: Claim, word: str) -> str:
     return ("holds", "part", "fails")[words.index(word)]
 
 
-def edges(found: Found, verdicts: Mapping[str, Recorded]) -> list[Edge]:
-    """All edges between nodes; where two statements lean on each other twice, one line."""
-    kinds: dict[tuple[str, str], str] = {}
-    pairs = [
-        *(pair for key, entry in verdicts.items() for pair in _instead(key, entry)),
-        *(pair for label, used in found.proofs.items() for pair in _rests(label, used)),
-        *(pair for key, entry in verdicts.items() for pair in _rests(key, entry.rests_on)),
-    ]
-    for source, target, kind in pairs:
-        for a in nodes(source, found):
-            for b in nodes(target, found):
-                if a != b:
-                    kinds[a, b] = kind
+def edges(book: References, verdicts: Mapping[str, Recorded]) -> list[Edge]:
+    """All edges between nodes, one for each pair: *rests* where both kinds join the same two."""
+    instead = [Edge(key, v.instead, INSTEAD) for key, v in verdicts.items() if v.instead]
+    used = [*book.proofs.items(), *((key, v.rests_on) for key, v in verdicts.items())]
+    rests = [Edge(source, target, RESTS) for source, targets in used for target in targets]
+    kinds = {
+        (a, b): kind
+        for source, target, kind in instead + rests
+        for a in _nodes(source, book)
+        for b in _nodes(target, book)
+        if a != b
+    }
     return sorted(Edge(*pair, kind) for pair, kind in kinds.items())
 
 
-def _rests(source: str, targets: set[str]) -> list[Edge]:
-    return [Edge(source, target, RESTS) for target in sorted(targets)]
-
-
-def _instead(key: str, entry: Recorded) -> list[Edge]:
-    return [Edge(key, entry.instead, INSTEAD)] if entry.instead else []
-
-
-def nodes(key: str, found: Found) -> list[str]:
+def _nodes(key: str, book: References) -> list[str]:
     """The nodes that a claim's key or a label stands for: claims of papers, else itself."""
-    if key in claims() or key not in found.statements:
+    if key in claims() or key not in book.statements:
         return [key]
-    return found.statements[key].claims or [key]
+    return book.statements[key].claims or [key]
 
 
-def box(key: str, found: Found, verdicts: Mapping[str, Recorded]) -> Box:
-    """How a node looks, and where it leads, seen from the claims page."""
+def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> Box:
     if key in claims():
-        return _claim(claims()[key], found, verdicts)
-    statement = found.statements[key]
+        return _claim_box(claims()[key], book, verdicts.get(key))
+    statement = book.statements[key]
     return Box(
         statement.name.replace(" et al.", ""),
         statement.subject,
-        "proof" if key in found.proofs else "plain",
-        place(statement),
+        "proof" if key in book.proofs else "plain",
+        f"notebooks/{statement.chapter}.html#{statement.label}",  # seen from the claims page
         statement.title,
     )
 
 
-def _claim(claim: Claim, found: Found, verdicts: Mapping[str, Recorded]) -> Box:
-    stated = [each.subject for each in found.statements.values() if each.claims == [claim.key]]
+def _claim_box(claim: Claim, book: References, judged: Recorded | None) -> Box:
+    stated = [each.subject for each in book.statements.values() if each.claims == [claim.key]]
     label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
-    judged = verdicts.get(claim.key)
     word = word_of(claim, judged)
     author = AUTHORS[claim.paper].removesuffix(" et al.")
     ours = claim.kind == "finding"
-    says = [word, judged.grade] if judged else [word]
+    says = f"{word} · {judged.grade}" if judged else word
     return Box(
         "Finding of this book" if ours else f"{author}, {label}",
         claim.label if ours else (stated or [aside.strip("()")])[0],
         tone(claim, word),
         f"#claim-{claim.key}",
-        f"{AUTHORS[claim.paper]}: {claim.label} ({' · '.join(says)})",
+        f"{AUTHORS[claim.paper]}: {claim.label} ({says})",
     )
 
 
-def place(statement: Statement) -> str:
-    """The address of a statement, seen from the claims page."""
-    return f"notebooks/{statement.chapter}.html#{statement.label}"
-
-
-def figure(found: Found, verdicts: Mapping[str, Recorded]) -> str:
+def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     """The picture with its legend, as HTML."""
-    lines = edges(found, verdicts)
+    lines = edges(book, verdicts)
     drawn = draw([edge[:2] for edge in lines], FRAME)
-    boxes = {key: box(key, found, verdicts) for key in sorted(drawn.places)}
-    width, height = (round(side + 2 * ROOM) for side in drawn.size)
-    about = f"{len(boxes)} statements, {len(lines)} links from one to what it rests on"
-    return "\n".join(
-        [
-            _legend({each.tone for each in boxes.values()}, {line.kind for line in lines}),
-            '<div class="graph full-width">',
-            f'<svg width="{width}" height="{height}" viewBox="{-ROOM} {-ROOM} {width} {height}"'
-            ' role="group" aria-labelledby="graph-title">',
-            f'<title id="graph-title">What rests on what: {about}</title>',
-            f"<defs>{_ARROW}</defs>",
-            '<g marker-end="url(#graph-arrow)">',  # which the lines inherit
-            *(_line(line, drawn) for line in lines),
-            "</g>",
-            *(_node(key, boxes[key], drawn) for key in boxes),
-            "</svg>",
-            "</div>",
-            "",
-        ]
-    )
-
-
-_ARROW = (
-    '<marker id="graph-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7"'
-    ' markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/></marker>'
-)
+    boxes = {key: _box(key, book, verdicts) for key in sorted(drawn.places)}
+    width, height = (round(side + 2 * MARGIN) for side in drawn.size)
+    parts = [
+        _legend({box.tone for box in boxes.values()}, {line.kind for line in lines}),
+        '<div class="graph full-width">',
+        f'<svg width="{width}" height="{height}" viewBox="{-MARGIN} {-MARGIN} {width} {height}"'
+        ' role="group" aria-labelledby="graph-title">',
+        f'<title id="graph-title">What rests on what: {len(boxes)} statements,'
+        f" {len(lines)} links from one to what it rests on</title>",
+        f"<defs>{ARROW}</defs>",
+        '<g marker-end="url(#graph-arrow)">',  # which the lines inherit
+        *(_line(line, drawn) for line in lines),
+        "</g>",
+        *(_node(box, *drawn.places[key]) for key, box in boxes.items()),
+        "</svg>",
+        "</div>",
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def _legend(tones: set[str], kinds: set[str]) -> str:
-    shown = [(name, *TONES[name]) for name in TONES if name in tones]
-    items = [f'<li class="tone-{name}"><b>{mark}</b> {words}</li>' for name, mark, words in shown]
-    lines = {RESTS: "leads to what it rests on", INSTEAD: "leads to what is true instead"}
+    items = [
+        f'<li class="tone-{name}"><b>{mark}</b> {words}</li>'
+        for name, (mark, words) in TONES.items()
+        if name in tones
+    ]
     items += [
         f'<li><svg class="{kind}" width="34" height="8" aria-hidden="true">'
         f'<path d="M0 4 H28"/><path class="tip" d="M26 0 34 4 26 8z"/></svg> {words}</li>'
-        for kind, words in lines.items()
+        for kind, words in LINES.items()
         if kind in kinds
     ]
     return "\n".join(['<ul class="legend">', *items, "</ul>"])
@@ -183,36 +157,32 @@ def _legend(tones: set[str], kinds: set[str]) -> str:
 
 def _line(edge: Edge, drawn: Drawing) -> str:
     points = drawn.routes[edge[:2]]
-    path = "M" + _at(points[0])
+    path = f"M{_at(*points[0])}"
     for (x, y), (u, v) in pairwise(points):
         middle = (x + u) / 2
-        bent = f"C{_at((middle, y))} {_at((middle, v))} "
-        path += f" {'L' if y == v else bent}{_at((u, v))}"
+        bent = f"C{_at(middle, y)} {_at(middle, v)} "
+        path += f" {'L' if y == v else bent}{_at(u, v)}"
     return f'<path class="{edge.kind}" d="{path}"/>'
 
 
-def _at(point: tuple[float, float]) -> str:
-    return f"{point[0]:.0f} {point[1]:.0f}"
+def _at(x: float, y: float) -> str:
+    return f"{x:.0f} {y:.0f}"
 
 
-def _node(key: str, node: Box, drawn: Drawing) -> str:
-    x, middle = drawn.places[key]
+def _node(box: Box, x: float, middle: float) -> str:
     y = middle - FRAME.height / 2
-    mark = TONES[node.tone][0]
-    name = f"{mark} {short(node.name, NAME)}".strip()
+    name = f"{TONES[box.tone][0]} {_short(box.name, NAME)}".strip()
     return (
-        f'<a class="tone-{node.tone}" href="{escape(node.link)}">'
-        f"<title>{escape(plain(node.title))}</title>"
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{FRAME.width:.0f}" height="{FRAME.height:.0f}"'
-        ' rx="5"/>'
-        f'<text x="{x + 8:.0f}" y="{y + 16:.0f}">{escape(name)}</text>'
+        f'<a class="tone-{box.tone}" href="{escape(box.link)}"><title>{escape(plain(box.title))}'
+        f'</title><rect x="{x:.0f}" y="{y:.0f}" width="{FRAME.width}" height="{FRAME.height}"'
+        f' rx="5"/><text x="{x + 8:.0f}" y="{y + 16:.0f}">{escape(name)}</text>'
         f'<text class="subject" x="{x + 8:.0f}" y="{y + 31:.0f}">'
-        f"{escape(short(node.subject, SUBJECT))}</text></a>"
+        f"{escape(_short(box.subject, SUBJECT))}</text></a>"
     )
 
 
-def short(text: str, most: int) -> str:
-    """The text without the signs of TeX, and without its end where that is too long."""
+def _short(text: str, most: int) -> str:
+    """The text in plain letters, without its end where that is too long."""
     text = plain(text)
     return text if len(text) <= most else text[: most - 1].rstrip(" ,") + "…"
 
@@ -221,9 +191,6 @@ def plain(text: str) -> str:
     """Formulas and links as plain letters."""
     text = re.sub(r"\{[\w:-]+\}`([^`<]*?)\s*(<[^`]*>)?`", r"\1", text)
     text = re.sub(r"\\(mathbb|mathrm|operatorname|text)\b", "", text)
-    for sign, letter in _SIGNS.items():
+    for sign, letter in SIGNS.items():
         text = re.sub(rf"\\{sign}\b", letter, text)
     return re.sub(r"[$\\{}`*]", "", text).strip()
-
-
-_SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}

@@ -14,9 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["torch", "scipy.optimize", "scipy.stats", "matplotlib.pyplot", "pandas", "jaxtyping"]
 PACKAGES += ["torch._dynamo"]  # which torch imports, for seconds, when it makes an optimizer
 PACKAGES += ["matplotlib_inline.backend_inline", "ipykernel.kernelapp", "ipykernel.debugger"]
@@ -27,7 +25,7 @@ forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(PACKAGES)
 
 
-class Kernel:
+class Kernel(forks.Process):
     """A forked kernel, with what Jupyter asks of the ``subprocess.Popen`` of another."""
 
     stdin = stdout = stderr = None
@@ -36,32 +34,23 @@ class Kernel:
         self, command: list[str], cwd: str | None = None, env: Mapping[str, str] = os.environ, **_
     ) -> None:
         arguments = command[command.index("ipykernel_launcher") + 1 :]
-        self.process = forks.Process(target=_run, args=(arguments, _path(), cwd, {**env}))
-        self.process.start()
-        self.pid = self.process.pid
+        super().__init__(target=_run, args=(arguments, _path(), cwd, {**env}))
+        self.start()
         while self.poll() is None and os.getpgid(self.pid) != self.pid:
             time.sleep(0.001)  # Jupyter signals the whole group, so that it has to be its own
 
     def poll(self) -> int | None:
         """The exit status, once there is one."""
-        return self.process.exitcode
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int | None:
         """The exit status, when there is one, or after so many seconds."""
-        self.process.join(timeout)
-        return self.poll()
+        self.join(timeout)
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
         """Send the process a signal."""
         os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask the process to end."""
-        self.process.terminate()
-
-    def kill(self) -> None:
-        """End the process."""
-        self.process.kill()
 
 
 @functools.cache

@@ -6,14 +6,13 @@ a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from attnmem.reporting import claims, papers
 
-from chapters import chapters, text_path
+from .chapters import chapters, text_path
 
 AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
@@ -34,21 +33,43 @@ class Statement(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What stands before the colon."""
+        """The title before the colon."""
         return self.title.partition(": ")[0]
 
     @property
     def subject(self) -> str:
-        """What stands behind the colon."""
+        """The title behind the colon."""
         return self.title.partition(": ")[2]
 
     @property
     def claims(self) -> list[str]:
-        """The keys of the claims of a paper that it states, by the paper's name and number."""
-        return [key for name in _numbered(self.name) for key in _stated(name)]
+        """The keys of the claims of a paper that it states, by the paper's name and number.
+
+        ``Dana et al., Lemmas 1 and 5`` names two. ``Dana et al., Lemma 2 (Step 2)`` states the
+        claims Lemma 2 and Step 2, unless there is one of the whole name.
+        """
+        several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", self.name)
+        names = [self.name]
+        if several:
+            names = [f"{several[1]} {n}" for n in [*several[2].split(", "), several[3]]]
+        return [key for name in names for key in _stated(name)]
 
 
-class Found(NamedTuple):
+def _stated(name: str) -> list[str]:
+    exact, parts = [], []
+    for key, claim in claims().items():
+        author = f"{AUTHORS[claim.paper]}, "
+        if claim.kind != "finding" and name.startswith(author):
+            label = name.removeprefix(author)
+            named = claim.label.removesuffix(")").split(" (")
+            if label in (claim.label, ", ".join(named)):
+                exact.append(key)
+            elif label in named:
+                parts.append(key)
+    return exact or parts
+
+
+class References(NamedTuple):
     """What a set of texts holds: statements by label, and what each proof refers to."""
 
     statements: dict[str, Statement]
@@ -60,21 +81,21 @@ def texts() -> dict[str, str]:
     return {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
 
 
-def read(texts: Mapping[str, str]) -> Found:
+def read(texts: Mapping[str, str]) -> References:
     """All statements and proofs of some texts; two statements of one label are an error."""
-    found = Found({}, {})
+    statements, proofs = References({}, {})
     for chapter, text in texts.items():
         last: set[str] = set()
         for kind, title, content in _boxes(text):
             label = LABEL.search(content)
             if kind == "proof":
-                _take(found.proofs, last, content)
+                _add_proof(proofs, last, content)
             elif label is not None:
                 last = {label[1]}
-                if label[1] in found.statements:
+                if label[1] in statements:
                     raise ValueError(f"{chapter} labels a second statement {label[1]!r}")
-                found.statements[label[1]] = Statement(label[1], kind, title, chapter)
-    return found
+                statements[label[1]] = Statement(label[1], kind, title, chapter)
+    return References(statements, proofs)
 
 
 def _boxes(text: str) -> Iterator[tuple[str, str, str]]:
@@ -85,7 +106,7 @@ def _boxes(text: str) -> Iterator[tuple[str, str, str]]:
         yield start["kind"], start["title"].strip(), text[start.end() : end.start()]
 
 
-def _take(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:
+def _add_proof(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:
     for paragraph in re.split(r"\n\s*\n", content.strip()):
         head = HEAD.match(paragraph)
         owners = set(REF.findall(head[0])) if head else owners
@@ -93,29 +114,3 @@ def _take(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:
             raise ValueError(f"a proof without a statement: {paragraph[:60]}")
         for owner in owners:
             proofs.setdefault(owner, set()).update(set(REF.findall(paragraph)) - owners)
-
-
-@functools.cache
-def _stated(name: str) -> list[str]:
-    """``Dana et al., Lemma 2`` is their Lemma 2, whatever follows in parentheses.
-
-    Nothing follows, if there is such a claim. What is in parentheses is a name, too: (Step 2).
-    """
-    exact, parts = [], []
-    for key, claim in claims().items():
-        author = f"{AUTHORS[claim.paper]}, "
-        if claim.kind != "finding" and name.startswith(author):
-            named = claim.label.removesuffix(")").split(" (")
-            if name.removeprefix(author) in (claim.label, ", ".join(named)):
-                exact.append(key)
-            elif name.removeprefix(author) in named:
-                parts.append(key)
-    return exact or parts
-
-
-def _numbered(name: str) -> list[str]:
-    """``Weyl, Lemmas 1 and 5`` names two, ``Weyl, Lemma 1`` and ``Weyl, Lemma 5``."""
-    several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", name)
-    if several is None:
-        return [name]
-    return [f"{several[1]} {number}" for number in [*several[2].split(", "), several[3]]]

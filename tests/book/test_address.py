@@ -17,9 +17,10 @@ import yaml
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-import address
-import chapters
-from chapters import ROOT, config, repository
+from book import _ext
+
+from tools import chapters
+from tools.chapters import ROOT, config, repository
 
 NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
@@ -38,10 +39,15 @@ def built(folder, settings):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / f"{name}.md", folder / f"{name}.md")
     shutil.copytree(ROOT / "tools", folder / "tools")
-    for name in ("assets", "fragments"):
-        (folder / "book" / name).mkdir()
-    (folder / "book/fragments/parameters.md").touch()
-    for name in ("book/assets/book.css", "book/assets/book.js", "book/references.bib"):
+    shutil.copytree(ROOT / "book/fragments", folder / "book/fragments")
+    (folder / "book/assets").mkdir()
+    (folder / "book/fragments/parameters.md").write_text("")  # its links lead elsewhere
+    for name in (
+        "book/_ext.py",
+        "book/assets/book.css",
+        "book/assets/book.js",
+        "book/references.bib",
+    ):
         shutil.copy(ROOT / name, folder / name)
     cells = [nbformat.v4.new_markdown_cell("# A chapter"), chapters.colab_cell()]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
@@ -142,7 +148,7 @@ def test_with_an_address_every_page_leads_to_the_repository_and_its_issues(opene
 def test_colab_is_offered_for_github_only():
     options = {"repository_url": "https://gitlab.com/a/b/", "launch_buttons": {"colab_url": "c"}}
     app = SimpleNamespace(tags=set())
-    address._settle(app, SimpleNamespace(html_theme_options=options))
+    _ext._settle_address(app, SimpleNamespace(html_theme_options=options))
     assert app.tags == {"address"}
     assert options == {
         "repository_url": "https://gitlab.com/a/b",

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from jupytext.compare import compare_notebooks
 
-from chapters import (
+from tools.chapters import (
     BOOK,
     COLAB,
     NOTEBOOKS,

@@ -5,7 +5,7 @@ import re
 import pytest
 from pybtex.database import parse_file
 
-from chapters import BOOK, ROOT, pages, source
+from tools.chapters import BOOK, ROOT, pages, source
 
 ENTRIES = parse_file(BOOK / "references.bib").entries
 CITED = re.compile(r"\{cite(?::[a-z]+)?\}`([^`]+)`")

@@ -8,12 +8,10 @@ import pytest
 
 from attnmem import reporting, results
 
-import claims
-import downloads
-import graph
-from chapters import chapters, notebook_path, text_path
+from tools import claims, verdicts
+from tools.chapters import chapters, notebook_path, text_path
 
-RECORDED = claims.recorded()
+RECORDED = verdicts.recorded()
 
 
 def test_the_page_is_up_to_date():
@@ -37,7 +35,7 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
         assert claim.says in title
         assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
         judged = RECORDED.get(key)
-        word = f"{judged.verdict} · {judged.grade}" if judged else graph.word_of(claim, None)
+        word = f"{judged.verdict} · {judged.grade}" if judged else verdicts.word_of(claim, None)
         assert f">{word}<" in title
         assert judged is None or (judged.sizes or "") in title
 
@@ -58,7 +56,7 @@ def test_whatever_is_measured_shows_seeds_and_sizes_before_the_fold():
 
 
 def made_up(word, grade="checked", instead=None, *checks):
-    return claims.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
+    return verdicts.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
 
 
 def test_totals_count_each_word_and_what_the_confirmed_rest_on():
@@ -110,14 +108,8 @@ def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeyp
     assert statement.startswith("{ref}`Dana et al., Experiment 2 <claim-dana-experiment-2>`")
     assert evidence == known[key].says
     assert instead == f"{{ref}}`{known[key].label} <claim-{key}>`"
-    assert "tab-contradicted" not in claims.page({key: made_up("in part")})
-
-
-def test_rows_are_saved_under_the_name_of_experiment_and_profile():
-    assert (
-        downloads.name("../lib/attnmem/measurements/dana-exp1/paper.csv") == "dana-exp1-paper.csv"
-    )
-    assert downloads.name("notebook.ipynb") == ""
+    in_part = claims.page({key: made_up("in part")})
+    assert len(in_part.split("tab-contradicted")[1].split(":::")[0].split("\n* - ")) == 2
 
 
 def test_limits_of_ours_in_what_is_measured_are_named_as_ours():
@@ -177,9 +169,9 @@ def test_a_verdict_is_an_output_of_the_cell_that_computes_it():
 
 def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
     doubled = [*chapters(), next(iter(RECORDED.values())).chapter]
-    monkeypatch.setattr(claims, "chapters", lambda: doubled)
+    monkeypatch.setattr(verdicts, "chapters", lambda: doubled)
     with pytest.raises(ValueError, match="a second time"):
-        claims.recorded()
+        verdicts.recorded()
 
 
 THEORY = Path(__file__).parents[1] / "theory"

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from attnmem import reporting
 
-import claims
-import graph
-import layered
-import statements
-from chapters import chapters, text_path
+from tools import claims, graph, layered, statements
+from tools.chapters import chapters, text_path
+from tools.verdicts import Recorded, recorded
 
-RECORDED = claims.recorded()
+RECORDED = recorded()
 FOUND = statements.read(statements.texts())
 BY = {(key, label) for key, entry in RECORDED.items() for label in entry.rests_on}
 INSTEAD = {(key, entry.instead) for key, entry in RECORDED.items() if entry.instead}
@@ -103,7 +101,7 @@ def test_references_of_the_book_are_found_by_the_second_parser_too():
 
 
 def judged(instead=None, *checks):
-    return claims.Recorded("a/chapter", "confirmed", "proved", None, instead, [*checks])
+    return Recorded("a/chapter", "confirmed", "proved", None, instead, [*checks])
 
 
 def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
@@ -194,7 +192,7 @@ FRAME = layered.Frame(width=10, height=4, aside=5, above=2, page=60)
 GRAPHS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=25)
 
 
-@given(GRAPHS.map(lambda found: [(a, b) for a, b in found if a != b] or [(0, 1)]))
+@given(GRAPHS.map(lambda pairs: [(a, b) for a, b in pairs if a != b] or [(0, 1)]))
 def test_boxes_do_not_overlap_and_lines_join_them(edges):
     drawn = layered.draw(edges, FRAME)
     assert drawn == layered.draw(edges[::-1], FRAME)
@@ -205,8 +203,8 @@ def test_boxes_do_not_overlap_and_lines_join_them(edges):
         assert 0 <= x <= drawn.size[0] - FRAME.width
         assert FRAME.height / 2 <= y + 1e-9
         assert y <= drawn.size[1] - FRAME.height / 2 + 1e-9
-    for (source, target), points in drawn.routes.items():
-        for node, (x, y) in ((source, points[0]), (target, points[-1])):
+    for edge, points in drawn.routes.items():
+        for node, (x, y) in zip(edge, (points[0], points[-1]), strict=True):
             left, middle = drawn.places[node]
             assert y == middle
             assert x in (left, left + FRAME.width)
@@ -216,26 +214,24 @@ def test_boxes_do_not_overlap_and_lines_join_them(edges):
 def test_without_a_circle_every_node_is_left_of_all_that_it_leads_to(pairs):
     edges = [(max(pair), min(pair)) for pair in pairs if pair[0] != pair[1]] or [(1, 0)]
     drawn = layered.draw(edges, FRAME)
-    depth = layered.depths(edges)
     for source, target in edges:
-        assert drawn.places[source][0] + FRAME.width <= drawn.places[target][0]
-        assert depth[source] > depth[target]
-    for node in depth:
-        after = [depth[b] for a, b in edges if a == node]
-        assert depth[node] == 1 + max(after, default=-1)
+        assert drawn.places[source][0] + FRAME.width < drawn.places[target][0]
+    starts = {source for source, _ in edges}
+    for start in starts:  # no further than it must
+        nearest = min(drawn.places[target][0] for source, target in edges if source == start)
+        assert nearest - drawn.places[start][0] == FRAME.width + FRAME.aside
 
 
-def test_two_that_cross_are_exchanged():
+def test_two_that_cross_are_exchanged_and_neighbours_are_level():
     drawn = layered.draw([("a", "y"), ("b", "x"), ("b", "y"), ("c", "x")], FRAME)
     a, b, c, x, y = (drawn.places[node][1] for node in "abcxy")
     assert (a - c) * (y - x) > 0
     assert min(a, c) < b < max(a, c)
-
-
-def test_values_are_moved_apart_as_little_as_possible():
-    assert layered.apart([0, 10], [3]) == [0, 10]
-    assert layered.apart([5, 5], [4]) == [3, 7]
-    assert layered.apart([5, 1, 9], [2, 2]) == [2, 4, 9]
+    chain = layered.draw([("a", "b"), ("b", "c")], FRAME).places
+    assert {middle for _, middle in chain.values()} == {FRAME.height / 2}
+    fork = layered.draw([("a", "b"), ("a", "c")], FRAME).places
+    assert abs(fork["b"][1] - fork["c"][1]) == FRAME.height + FRAME.above  # no further than it must
+    assert fork["a"][1] == (fork["b"][1] + fork["c"][1]) / 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from attnmem import reporting
 
-import claims
+from tools.verdicts import recorded
 
 TESTS = Path(__file__).parents[1]
 FINDINGS = ("mahdavi-finding-generic", "mahdavi-finding-capacity", "dana-finding-exact")
@@ -50,7 +50,7 @@ MARKED = [
     for path in sorted(TESTS.rglob("test_*.py"))
     for mark in marks(path.read_text(), path.relative_to(TESTS).as_posix())
 ]
-RECORDED = claims.recorded()
+RECORDED = recorded()
 UNIVERSAL = [
     claim.key
     for claim in reporting.claims().values()

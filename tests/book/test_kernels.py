@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
 from jupyter_client.provisioning import local_provisioner
 
-import kernels
+from tools import kernels
 
 STATE = """
 import os, re, sys

@@ -9,7 +9,7 @@ import pytest
 
 import attnmem
 
-from chapters import ROOT
+from tools.chapters import ROOT
 
 LIBRARY = ROOT / "lib" / "attnmem"
 

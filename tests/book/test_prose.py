@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from chapters import BOOK, chapters, pages, source, text_path
+from tools.chapters import BOOK, chapters, pages, source, text_path
 
 CHAPTERS = chapters()
 WITHOUT_EXERCISES = {"front/overview", "beyond/explorer"}

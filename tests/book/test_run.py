@@ -11,8 +11,8 @@ import nbformat
 import PIL.Image
 import pytest
 
-import run as runner
-from chapters import ROOT
+from tools import run as runner
+from tools.chapters import ROOT
 
 HEADER = """\
 ---
@@ -46,7 +46,7 @@ raise RuntimeError("this chapter is broken")
 
 
 def run(book, *arguments):
-    command = [sys.executable, "tools/run.py", *arguments]
+    command = [sys.executable, "-m", "tools.run", *arguments]
     environment = {**os.environ, "PYTHONPATH": ""}
     return subprocess.run(command, cwd=book, capture_output=True, text=True, env=environment)
 
@@ -60,6 +60,7 @@ def outputs(path):
 def book(tmp_path_factory):
     root = tmp_path_factory.mktemp("book")
     shutil.copytree(ROOT / "tools", root / "tools")
+    shutil.copytree(ROOT / "book/fragments", root / "book/fragments")
     for name in ("_config.yml", "constraints.txt"):
         shutil.copy(ROOT / name, root)
     (root / "lib").mkdir()
@@ -208,7 +209,7 @@ def test_notebooks_are_compared_without_their_pictures(tmp_path, colour, said, e
     one, other = tmp_path / "one.ipynb", tmp_path / "other.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), one)
     other.write_text(stored(one, colour, said))
-    assert runner.only_pictures_differ(one, other) == expected
+    assert runner._only_pictures_differ(one, other) == expected
 
 
 @pytest.mark.usefixtures("first_run")

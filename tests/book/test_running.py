@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import parameters
-from chapters import BOOK, ROOT
+from tools import parameters
+from tools.chapters import BOOK, ROOT
 
 PAGES = ("running", "colab", "gpu", "cluster", "checking")
 BY_CI = {  # `.ci/run` and the workflow run them as a whole

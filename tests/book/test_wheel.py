@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pytest
 
-from chapters import ROOT, notebook_path
+from tools.chapters import ROOT, notebook_path
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import threading
 import pytest
 from playwright.sync_api import sync_playwright
 
-from chapters import HTML
+from tools.chapters import HTML
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set

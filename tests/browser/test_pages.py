@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 import attnmem
 
-from chapters import HTML, ROOT, pages, repository
+from tools.chapters import HTML, ROOT, pages, repository
 
 PAGES = [f"{name}.html" for name in pages()]
 WEIGHT = 1_500_000  # bytes of a page beside its typesetting

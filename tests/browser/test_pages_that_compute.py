@@ -7,7 +7,8 @@ import pytest
 
 from attnmem import bounds
 
-import claims
+from tools import claims
+from tools.verdicts import recorded
 
 EXPLORER = "book/notebooks/beyond/explorer.html"
 CLAIMS = "book/claims.html"
@@ -33,9 +34,9 @@ def shown(page):
 
 def facets():
     """Of each claim: its paper, kind, verdict and grade, as the menus have them."""
-    recorded = claims.recorded()
+    verdicts = recorded()
     known = claims.claims().values()
-    return {claim.key: dict(claims._facets(claim, recorded.get(claim.key))) for claim in known}
+    return {claim.key: claims.facets(claim, verdicts.get(claim.key)) for claim in known}
 
 
 def test_claims_can_be_filtered_and_the_address_keeps_what_is_asked(visit):

@@ -1,0 +1,169 @@
+"""The book's own Sphinx extension: five small changes to its pages."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from docutils import nodes
+from sphinx.addnodes import download_reference
+from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+from tools.chapters import tidy
+
+# --- Address: nothing leads to a repository that has none -----------------
+
+BUTTONS = ("repository", "issues", "edit_page", "source")
+RUNNING = "book/running"  # the page that says what a notebook needs
+
+
+def _settle_address(app: Any, config: Any) -> None:
+    """Drop the buttons that need one, or set a tag: ``{only} address``."""
+    options = config.html_theme_options
+    address = tidy(options.pop("repository_url", None))
+    if not address:
+        for name in (
+            "launch_buttons",
+            *(f"use_{button}_button" for button in BUTTONS),
+        ):
+            options.pop(name, None)
+        return
+    app.tags.add("address")
+    options["repository_url"] = address
+    options["repository_branch"] = (
+        options.get("repository_branch") or "main"
+    )
+    if "github.com" not in address:  # Colab opens notebooks of GitHub only
+        options.get("launch_buttons", {}).pop("colab_url", None)
+
+
+def _add_help(
+    app: Any,
+    page: str,
+    template: str,
+    context: dict[str, Any],
+    doctree: Any,
+) -> None:
+    """Among the downloads of a notebook stands a link to what it needs."""
+    if context.get("page_source_suffix") != ".ipynb":
+        return
+    for group in context["header_buttons"]:
+        if group["label"] == "download-buttons":
+            link = {
+                "type": "link",
+                "url": context["pathto"](RUNNING) + "#one-notebook",
+                "text": "How to run it",
+                "tooltip": "What the notebook needs on your machine",
+                "icon": "fas fa-circle-question",
+                "label": "how-to-run-button",
+            }
+            group["buttons"].append(link)
+
+
+# --- Downloads: dana-exp1-paper.csv, not paper.csv ------------------------
+
+
+def _open_download(translator: Any, node: download_reference) -> None:
+    type(translator).visit_download_reference(translator, node)
+    path = PurePosixPath(node["reftarget"])
+    if "measurements" in path.parts:
+        named = f'download="{path.parent.name}-{path.name}"'
+        translator.body[-1] = translator.body[-1].replace(
+            'download=""', named
+        )
+
+
+def _close_download(translator: Any, node: download_reference) -> None:
+    type(translator).depart_download_reference(translator, node)
+
+
+# --- Fields: those of a named tuple are listed once -----------------------
+
+
+class _Example(NamedTuple):
+    field: int
+
+
+def _skip_field(
+    app: Any, what: str, name: str, member: object, *_: Any
+) -> bool | None:
+    return True if isinstance(member, type(_Example.field)) else None
+
+
+# --- Folds: the style sheet draws their marks -----------------------------
+
+
+class _Folds(SphinxPostTransform):
+    default_priority = 200  # sphinx-design fills the marks at 199
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        for marker in self.document.findall(nodes.inline):
+            if "sd-summary-state-marker" in marker["classes"]:
+                marker.clear()
+
+
+# --- Tables: outputs that are named tab-... are numbered as tables --------
+
+
+class table_output(nodes.figure):
+    """What a cell has printed as a table, below its caption."""
+
+
+class _Tables(SphinxTransform):
+    default_priority = 500
+
+    def apply(self) -> None:
+        for figure in list(self.document.findall(nodes.figure)):
+            if any(name.startswith("tab-") for name in figure["names"]):
+                table = table_output(figure.rawsource, **figure.attributes)
+                table += sorted(
+                    figure.children,
+                    key=lambda child: not _is_caption(child),
+                )
+                figure.replace_self(table)
+                self.document.ids.update(dict.fromkeys(table["ids"], table))
+
+
+def _is_caption(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.caption)
+
+
+def _title(table: table_output) -> str:
+    return next(child.astext() for child in table if _is_caption(child))
+
+
+def _open_table(translator: Any, table: table_output) -> None:
+    translator.body.append(
+        translator.starttag(table, "figure", CLASS="table-output")
+    )
+    caption = table.pop(0)
+    caption.parent = table
+    caption.walkabout(
+        translator
+    )  # opens its element and leaves it open, for a legend
+    translator.body.append("</figcaption>\n")
+
+
+def _close_table(translator: Any, table: table_output) -> None:
+    translator.body.append("</figure>\n")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect(
+        "config-inited", _settle_address
+    )  # before the theme reads its options
+    app.connect(
+        "html-page-context", _add_help, priority=502
+    )  # the theme adds its buttons at 501
+    download = (_open_download, _close_download)
+    app.add_node(download_reference, override=True, html=download)
+    app.connect("autodoc-skip-member", _skip_field)
+    app.add_post_transform(_Folds)
+    app.add_enumerable_node(
+        table_output, "table", _title, html=(_open_table, _close_table)
+    )
+    app.add_transform(_Tables)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,59 @@
+"""The verdicts that the executed notebooks record, and what a claim is called without one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import nbformat
+
+from attnmem.reporting import GRADES, METADATA, Claim, Graded
+
+from .chapters import chapters, notebook_path
+
+NOT_YET, LEFT_OUT = "not yet", "left out"
+
+
+class Recorded(NamedTuple):
+    """A verdict found in a notebook."""
+
+    chapter: str
+    verdict: str
+    grade: str
+    sizes: str | None
+    instead: str | None
+    checks: list[tuple[str, Graded]]
+
+    @property
+    def rests_on(self) -> set[str]:
+        """The labels of the statements that its checks name."""
+        return {check.by for _, check in self.checks if check.by}
+
+    @property
+    def failing(self) -> str:
+        """The evidence that decides against the claim: the strongest of the failing checks."""
+        failing = [(evidence, check) for evidence, check in self.checks if not check.holds]
+        return min(failing, key=lambda each: GRADES.index(each[1].grade))[0]
+
+
+def recorded() -> dict[str, Recorded]:
+    """All verdicts in the executed notebooks, by claim; two on one claim are an error."""
+    verdicts: dict[str, Recorded] = {}
+    for chapter in chapters():
+        for cell in nbformat.read(notebook_path(chapter), 4).cells:
+            for output in cell.get("outputs", []):
+                entry = dict(output.get("metadata", {}).get(METADATA, {}))
+                if not entry:
+                    continue
+                claim = entry.pop("claim")
+                if claim in verdicts:
+                    raise ValueError(f"{chapter} judges {claim} a second time")
+                checks = [(evidence, Graded(*check)) for evidence, *check in entry.pop("checks")]
+                verdicts[claim] = Recorded(chapter, **entry, checks=checks)
+    return verdicts
+
+
+def word_of(claim: Claim, judged: Recorded | None) -> str:
+    """The word of the verdict on a claim, or what it is called without one."""
+    if judged:
+        return judged.verdict
+    return LEFT_OUT if claim.left_out else NOT_YET
