@@ -8,6 +8,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 
 ========================  =======================================================================
 ``checks``                checks of arguments, with errors that name them
+``examples``              examples that a layer is to memorize: shapes, units, refusals
 ``bounds``                every capacity formula, one function each
 ``balls``                 real numbers with proven error bounds
 ``attention``             the two layers

@@ -1,6 +1,6 @@
 """Real numbers as balls: a midpoint, and a radius that provably covers every rounding error.
 
-This is a thin layer over python-flint's ``arb`` (extra ``certify``). Floating-point tensors enter
+This is a thin layer over python-flint's ``arb``. Floating-point tensors enter
 exactly, since every float is a rational number. From there on each operation widens the ball as
 needed.
 """
@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Shaped
 from torch import Tensor
 
-from .checks import check_integer, checked_by
+from .checks import Range, checked
 
 Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
@@ -36,12 +36,14 @@ def flint() -> ModuleType:
     try:
         import flint
     except ImportError as error:
-        raise ImportError("certificates need flint: pip install python-flint") from error
+        raise ImportError(
+            "exact ranks and certificates (extra certify) need flint: pip install python-flint"
+        ) from error
     return flint
 
 
-@checked_by(lambda bits: check_integer("bits", bits, least=2))
-def precision(bits: int) -> AbstractContextManager:
+@checked
+def precision(bits: Annotated[int, Range(2)]) -> AbstractContextManager:
     """Compute with midpoints of so many ``bits`` inside a ``with`` block.
 
     Args:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import scipy
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .attention import AoTWeights, MHAWeights, check_aot, check_features, check_skip, mha_features
+from .attention import AoTWeights, MHAWeights, check_skip, mha_features
 from .balls import (
     FIRST_BITS,
     BallMatrix,
@@ -32,16 +32,10 @@ from .balls import (
     precisions,
     softmax,
 )
-from .checks import (
-    check_finite,
-    check_integer,
-    check_reals,
-    check_size,
-    check_tensor,
-    check_tokens,
-    checked_by,
-    refuse,
-)
+from .checks import Range, check_tokens, checked, refuse
+from .examples import Contexts, Sequences, check_data
+
+MostBits = Annotated[int, Range(FIRST_BITS)]
 
 
 class CertifiedMemorization(NamedTuple):
@@ -66,35 +60,24 @@ class CertifiedMemorization(NamedTuple):
     bits: int
 
 
-def check_enclosed(weights, contexts, queries) -> None:
-    """Accept one layer and data that fit it, all of them finite and not empty.
+def check_enclosed(weights, **data) -> None:
+    """Accept one layer and data, all of them finite and not empty.
 
     Args:
-        weights: A :class:`MHAWeights` without run axes.
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
+        weights: A :class:`MHAWeights` or :class:`AoTWeights` without run axes.
+        **data: Contexts, queries, labels or sequences.
 
     Raises:
         ValueError: One of them is not so; the message names it.
     """
-    check_features(weights, contexts, queries, names=("contexts", "queries"))
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("weights.W_Q", weights.W_Q, "(H, d, d_h), of one layer", 3)
-    _check_entries(weights, contexts=contexts, queries=queries)
+    if weights.W_Q.ndim > 3:
+        refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
+    check_data(**{f"weights.{name}": W for name, W in weights._asdict().items()}, **data)
 
 
-def _check_entries(weights, **data) -> None:
-    """Accept finite entries, at least one in each tensor."""
-    named = {f"weights.{name}": W for name, W in weights._asdict().items()}
-    for name, tensor in (named | data).items():
-        check_finite(name, tensor)
-        if not tensor.numel():
-            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
-
-
-@checked_by(check_enclosed)
+@checked(also=check_enclosed)
 def enclosed_features(
-    weights: MHAWeights, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
+    weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
     """The features ``Z`` in ball arithmetic.
 
@@ -140,9 +123,9 @@ def _own_features(weights: MHAWeights, contexts: Tensor, queries: Tensor) -> Bal
 
 def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix) -> BallMatrix:
     """All heads' attended tokens, given each head's ``W_Q W_K^T``."""
-    asked = [(e * product).tolist() for product in products]
+    keys_of_heads = [(e * product).tolist() for product in products]
     rows = []
-    for E, keys in zip(contexts, zip(*asked, strict=True), strict=True):
+    for E, keys in zip(contexts, zip(*keys_of_heads, strict=True), strict=True):
         logits = flint().arb_mat(list(keys)) * E.transpose()
         rows.append((_softmax_rows(logits) * E).entries())
     return flint().arb_mat(rows)
@@ -152,26 +135,21 @@ def _softmax_rows(logits: BallMatrix) -> BallMatrix:
     return flint().arb_mat([softmax(row) for row in logits.tolist()])
 
 
-def _check_memorization(weights, contexts, queries, labels, skip, most_bits) -> None:
-    check_enclosed(weights, contexts, queries)
-    check_tensor("labels", labels, "(T, d_out)", 2)
-    check_reals("labels", labels)
-    check_size("labels", labels, 0, len(queries), "the number of queries")
-    check_size("labels", labels, 1, weights.W_D.shape[-1], "d_out of weights.W_D")
+def _has_labels(weights, contexts, queries, labels, skip) -> None:
+    check_enclosed(weights, contexts=contexts, queries=queries, labels=labels)
     if skip:
         check_skip(weights, queries)
-    check_integer("most_bits", most_bits, least=FIRST_BITS)
 
 
-@checked_by(_check_memorization)
+@checked(also=_has_labels)
 def certified_memorization(
     weights: MHAWeights,
-    contexts: Float[Tensor, "*T n d"],
+    contexts: Contexts,
     queries: Float[Tensor, "T d"],
     labels: Float[Tensor, "T d_out"],
     *,
     skip: bool = False,
-    most_bits: int = 1024,
+    most_bits: MostBits = 1024,
 ) -> CertifiedMemorization:
     """Prove how far the stored weights are from their labels, and that exact ones are near.
 
@@ -271,19 +249,15 @@ class CertifiedAssociations(NamedTuple):
     margin: float
 
 
-def _check_offered(weights, sequences, next_tokens=None, bits=None) -> None:
-    check_aot(weights, sequences)
-    check_tensor("sequences", sequences, "(T_0, S)", 2)
-    check_tensor("weights.W_Q", weights.W_Q, "(H, d_h, d), of one transformer", 3)
-    _check_entries(weights, sequences=sequences)
-    if next_tokens is not None:
-        check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
-        check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
-        check_tokens("next_tokens", next_tokens, len(weights.embedding))
+def _are_sequences(weights, sequences, next_tokens=None) -> None:
+    check_enclosed(weights, sequences=sequences)
+    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
+        if tokens is not None:
+            check_tokens(name, tokens, len(weights.embedding))
 
 
-@checked_by(_check_offered)
-def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclosure:
+@checked(also=_are_sequences)
+def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
     """The matrix ``F`` in ball arithmetic (see ``attnmem.constructions.dana.offered``).
 
     Args:
@@ -308,8 +282,8 @@ def enclosed_offers(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Enclo
             d = last.ncols()
             offers = [last.tolist()]
             for head, W_V in enumerate(weights.W_V):
-                mine = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
-                offers.append((mine * exact(W_V).transpose()).tolist())
+                attended = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
+                offers.append((attended * exact(W_V).transpose()).tolist())
             return flint().arb_mat([[*itertools.chain(*row)] for row in zip(*offers, strict=True)])
 
     return enclosure
@@ -319,8 +293,8 @@ def _embedded(weights: AoTWeights, sequences: Tensor) -> tuple[list[BallMatrix],
     """``x(t, s)`` of every sequence, and ``x(t, S)`` of all."""
     positions = exact(weights.positions)
     contexts = [exact(weights.embedding[row]) + positions for row in sequences]
-    place = weights.positions[-1:].expand(len(sequences), -1)
-    return contexts, exact(weights.embedding[sequences[:, -1]]) + exact(place)
+    last_position = weights.positions[-1:].expand(len(sequences), -1)
+    return contexts, exact(weights.embedding[sequences[:, -1]]) + exact(last_position)
 
 
 def _products(weights: AoTWeights) -> list[BallMatrix]:
@@ -328,13 +302,13 @@ def _products(weights: AoTWeights) -> list[BallMatrix]:
     return [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
 
 
-@checked_by(_check_offered)
+@checked(also=_are_sequences)
 def certified_associations(
     weights: AoTWeights,
-    sequences: Int[Tensor, "T S"],
+    sequences: Sequences,
     next_tokens: Int[Tensor, " T"],
     *,
-    bits: int = FIRST_BITS,
+    bits: Annotated[int, Range(2)] = FIRST_BITS,
 ) -> CertifiedAssociations:
     """Prove that the right token has the largest logit: its ball lies above all others.
 
@@ -361,7 +335,7 @@ def certified_associations(
     Source: Dana et al. 2025, Assumption 1 (the association task).
     """
     F = enclosed_offers(weights, sequences)(bits)
-    leads = []
+    margins = []
     with precision(bits):
         d = weights.embedding.shape[1]
         skip = [[int(i == j) for j in range(d)] for i in range(d)]
@@ -369,6 +343,6 @@ def certified_associations(
         logits = F * flint().arb_mat(skip + heads) * exact(weights.W_U).transpose()
         for row, right in zip(logits.tolist(), next_tokens.tolist(), strict=True):
             others = (ball for token, ball in enumerate(row) if token != right)
-            leads.append(min((below(row[right] - other) for other in others), default=math.inf))
-    ahead = [lead for lead in leads if lead > 0]
-    return CertifiedAssociations(len(ahead), min(ahead, default=0.0))
+            margins.append(min((below(row[right] - other) for other in others), default=math.inf))
+    positive = [margin for margin in margins if margin > 0]
+    return CertifiedAssociations(len(positive), min(positive, default=0.0))

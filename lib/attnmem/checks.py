@@ -8,7 +8,6 @@ takes no ``int64`` for a seed.
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import math
@@ -16,7 +15,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -133,7 +132,10 @@ def _check(name: str, value: Any, hint: Any, arguments: dict, sizes: dict) -> No
         else:
             least, most = found or Range()
             check_integer(name, value, least=least, most=most)
+    elif callable(value) and any(typing.get_origin(member) is Callable for member in members):
+        return
     elif any(hasattr(member, "dim_str") for member in members):
+        members = [member for member in members if hasattr(member, "dim_str")]
         _check_array(name, value, members, sizes)
     elif len(members) == 1:
         _check_object(name, value, members[0], arguments, sizes)
@@ -466,100 +468,6 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
             outside = False
         if outside:
             refuse(name, f"tokens from {low} to {high}", f"0 to N - 1 = {vocab - 1}")
-
-
-def check_examples(contexts: object, queries: object, labels: object) -> None:
-    """Accept contexts, queries and labels of real numbers, none of them empty, on one device.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: Labels, ``(T, d_out)`` or ``(T,)``.
-
-    Raises:
-        ValueError: One of them is not so; the message names it.
-    """
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("contexts", contexts, "(T, n, d) or, shared, (n, d)", (2, 3))
-    check_tensor("labels", labels, "(T, d_out) or (T,)", (1, 2))
-    for name, tensor in (("contexts", contexts), ("queries", queries), ("labels", labels)):
-        check_reals(name, tensor)
-        if tensor.device != queries.device:
-            refuse(name, f"device {tensor.device}", f"that of the queries, {queries.device}")
-        if not tensor.numel():
-            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
-
-
-def check_example_sizes(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
-    """Accept contexts and labels of as many examples as there are queries, in their dimension.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One label a row.
-
-    Raises:
-        ValueError: The sizes of contexts or labels do not fit; the message names them.
-    """
-    T, d = queries.shape
-    check_size("labels", labels, 0, T, "the number of queries")
-    check_size("contexts", contexts, -1, d, "d of the queries")
-    if contexts.ndim == 3:
-        check_size("contexts", contexts, 0, T, "the number of queries")
-
-
-def check_distinct(
-    name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
-) -> None:
-    """Accept rows of which no two are equal.
-
-    Args:
-        name: The argument, for the error.
-        rows: What stands for each row.
-        answers: What is to be learned of each row; of repeats, two with different ones are named.
-        what: The answers, for the error.
-
-    Raises:
-        ValueError: Two rows are equal. The error names them, and says whether their answers differ.
-
-    Example:
-        >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
-        Traceback (most recent call last):
-        ValueError: examples: got 0 and 2 equal, with different labels; expected distinct ones
-    """
-    first: dict[Hashable, int] = {}
-    pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
-    repeats = [pair for pair in pairs if pair[0] < pair[1]]
-    conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
-    for s, t in (conflicts or repeats)[:1]:
-        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
-        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
-
-
-def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
-    """Accept examples of which no two have one query and the same tokens, in whatever order.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One label a row.
-
-    Raises:
-        ValueError: Two examples are equal, so that every layer gives them one output.
-    """
-    rows = [query.tobytes() for query in _comparable(queries)]
-    if contexts.ndim == 3:
-        often = {row for row, count in collections.Counter(rows).items() if count > 1}
-        tokens = _comparable(contexts)
-        for t, row in enumerate(rows):
-            if row in often:
-                rows[t] = b"".join([row, *sorted(token.tobytes() for token in tokens[t])])
-    check_distinct("examples", rows, labels.tolist())
-
-
-def _comparable(x: Tensor) -> np.ndarray:
-    """The numbers for comparison by their bytes: without negative zeros."""
-    return x.detach().cpu().numpy() + 0
 
 
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from .attention import MHAWeights
 from .balls import (
-    FIRST_BITS,
     Ball,
     BallMatrix,
     Enclosure,
@@ -30,8 +29,9 @@ from .balls import (
     precisions,
     softmax,
 )
-from .certificates import check_enclosed
-from .checks import check_integer, check_reals, check_size, check_tensor, checked_by
+from .certificates import MostBits, check_enclosed
+from .checks import checked, refuse
+from .examples import Contexts, Labels
 
 
 class CertifiedSolution(NamedTuple):
@@ -61,15 +61,17 @@ class CertifiedSolution(NamedTuple):
 # --- the derivative -------------------------------------------------------------------------------
 
 
-def _check_scalar(weights, contexts, queries) -> None:
-    check_enclosed(weights, contexts, queries)
-    check_size("weights.W_V", weights.W_V, -1, 1, "values of width one")
-    check_size("weights.W_D", weights.W_D, -1, 1, "one output")
+def _is_scalar(weights, contexts, queries, **labels) -> None:
+    check_enclosed(weights, contexts=contexts, queries=queries, **labels)
+    for name, what in (("W_V", "values of width one"), ("W_D", "one output")):
+        shape = tuple(getattr(weights, name).shape)
+        if shape[-1] != 1:
+            refuse(f"weights.{name}", f"shape {shape}", what)
 
 
-@checked_by(_check_scalar)
+@checked(also=_is_scalar)
 def enclosed_derivative(
-    weights: MHAWeights, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
+    weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
     """The derivative of the outputs in ``W_Q``, ``W_K`` and ``W_V``, in ball arithmetic.
 
@@ -125,16 +127,16 @@ def _derivative(
     tokens = own or [exact(contexts)] * len(queries)
     outputs, rows = [flint().arb(0)] * len(queries), [[] for _ in queries]
     for head in heads:
-        asked = (e * head.W_Q).tolist()
+        q = (e * head.W_Q).tolist()
         keys = (e * head.W_Q * head.W_K.transpose()).tolist()
         for t, (E, query) in enumerate(zip(tokens, e.tolist(), strict=True)):
             z, c = _attended(E, keys[t], head.mu)
             outputs[t] += head.factor * (z * head.mu)[0, 0]
             pulled = (c * head.W_K).entries()
             parts = (
-                [x * k for x in query for k in pulled],
-                [x * q for x in c.entries() for q in asked[t]],
-                z.entries(),
+                [x * k for x in query for k in pulled],  # by W_Q: e (W_K^T c)^T
+                [x * x_q for x in c.entries() for x_q in q[t]],  # by W_K: c (W_Q^T e)^T
+                z.entries(),  # by the values
             )
             rows[t] += [head.factor * x for x in itertools.chain(*parts)]
     return outputs, flint().arb_mat(rows)
@@ -154,24 +156,20 @@ def _attended(E: BallMatrix, key: list[Ball], mu: BallMatrix) -> tuple[BallMatri
 # --- exact weights --------------------------------------------------------------------------------
 
 
-def _check_solution(weights, contexts, queries, labels, most_bits) -> None:
-    _check_scalar(weights, contexts, queries)
-    check_tensor("labels", labels, "(T,) or (T, 1)", (1, 2))
-    check_reals("labels", labels)
-    check_size("labels", labels, 0, len(queries), "the number of queries")
-    if labels.ndim == 2:
-        check_size("labels", labels, 1, 1, "one output")
-    check_integer("most_bits", most_bits, least=FIRST_BITS)
+def _has_labels(weights, contexts, queries, labels) -> None:
+    _is_scalar(weights, contexts, queries, labels=labels)
+    if labels.numel() != len(labels):
+        refuse("labels", f"shape {tuple(labels.shape)}", "one output")
 
 
-@checked_by(_check_solution)
+@checked(also=_has_labels)
 def certified_solution(
     weights: MHAWeights,
-    contexts: Float[Tensor, "*T n d"],
+    contexts: Contexts,
     queries: Float[Tensor, "T d"],
-    labels: Float[Tensor, "T *d_out"],
+    labels: Labels,
     *,
-    most_bits: int = 512,
+    most_bits: MostBits = 512,
 ) -> CertifiedSolution:
     """Prove that weights near the stored ones meet every label exactly.
 

@@ -65,7 +65,7 @@ def test_the_table_names_every_room_once():
 
 def test_imports_are_found():
     assert {"attention", "independence", "checks"} <= IMPORTS["constructions.mahdavi"]
-    assert IMPORTS["constructions.mahdavi"] >= {"constructions.serving"}
+    assert IMPORTS["constructions.mahdavi"] >= {"constructions.units"}
     assert {target for targets in IMPORTS.values() for target in targets} <= MODULES.keys()
 
 

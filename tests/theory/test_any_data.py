@@ -8,12 +8,11 @@ import torch
 
 from attnmem import fitting
 from attnmem.attention import aot, mha
-from attnmem.attention.coordinates import balancing_map, unit
+from attnmem.attention.coordinates import balancing_map
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.constructions import (
     dana,
     impossible,
-    jacobians,
     mahdavi,
     memorize_aot,
     memorize_by_cancellation,
@@ -24,6 +23,7 @@ from attnmem.constructions import (
     random_mha,
     sequences,
 )
+from attnmem.examples import unit
 
 H, N, D = 4, 3, 5
 HOW = {"heads": H, "head_dim": 4, "seed": 0}
@@ -266,10 +266,10 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
             (sequences.offered_rank, (rows, 2), size),
             (sequences.dependent_subset, (rows, 2), size),
             (sequences.subset_rank, (rows, 2), size),
-            (sequences.impossible_subset, (rows, next_tokens, 2), {}),
+            (impossible.impossible_subset, (rows, next_tokens, 2), {}),
             (sequences.own_tokens, (rows,), {}),
-            (jacobians.jacobian_rank, (rows, 2), size | {"trained": True}),
-            (jacobians.cancelling_rank, (rows, (2,)), size),
+            (sequences.jacobian_rank, (rows, 2), size | {"trained": True}),
+            (sequences.cancelling_rank, (rows, (2,)), size),
         ]
         for function, data, how in calls:
             found, refusal = outcome(functools.partial(function, **how), *data)
@@ -290,7 +290,7 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
 def test_every_constant_task_is_met_up_to_the_rank(vocab, groups):
     """For the middle token all scalars are zero: with as many sequences as weights matter, too."""
     rows = torch.cartesian_prod(torch.arange(3), torch.arange(3))[torch.tensor([8, 1, 3, 5, 6, 2])]
-    counts = [T for T in range(1, 7) if jacobians.cancelling_rank(rows[:T], groups, 1, 2) == T]
+    counts = [T for T in range(1, 7) if sequences.cancelling_rank(rows[:T], groups, 1, 2) == T]
     for T, token in itertools.product(counts, range(vocab)):
         labels = torch.full((T,), token)
         built = memorize_next_tokens(
@@ -355,8 +355,8 @@ def everything():
         *fitting.limits(start, E, e, y),
         sequences.offered_rank(bits, 1, 2, 2),
         sequences.subset_rank(pairs, 1, 2, 2),
-        jacobians.jacobian_rank(bits, 1, 2, 2),
-        jacobians.cancelling_rank(bits, (2,), 2, 2),
+        sequences.jacobian_rank(bits, 1, 2, 2),
+        sequences.cancelling_rank(bits, (2,), 2, 2),
     )
 
 

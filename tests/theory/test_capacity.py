@@ -345,7 +345,14 @@ def test_exceptional_data_are_refused(build, E, e):
         ({"contexts": torch.zeros(5, 2, 3)}, "contexts"),
         ({"contexts": torch.zeros(4, 2, 2)}, "contexts"),
         ({"queries": torch.zeros(4)}, "queries"),
-        ({"contexts": torch.zeros(0, 2, 3), "queries": torch.zeros(0, 3)}, "at least one entry"),
+        (
+            {
+                "contexts": torch.zeros(0, 2, 3),
+                "queries": torch.zeros(0, 3),
+                "labels": torch.zeros(0),
+            },
+            "at least one entry",
+        ),
     ],
 )
 def test_bad_input_is_named(build, change, message):

@@ -613,7 +613,7 @@ def test_theorem_3_is_false_for_one_head_and_xor():
         ({"sequences": torch.zeros(4, 2, dtype=torch.int64)}, "sequences: got 0 and"),
         ({"sequences": torch.full((4, 2), 9)}, "sequences: got tokens from 9 to 9"),
         ({"sequences": torch.rand(4, 2)}, "sequences: got dtype"),
-        ({"next_tokens": torch.arange(3)}, "next_tokens: got shape"),
+        ({"next_tokens": torch.arange(3)}, "next_tokens: got T = 3"),
         ({"next_tokens": torch.tensor([0, 1, 2, -1])}, "next_tokens: got tokens from -1"),
         ({"dim": 1}, "dim: got 1"),
         ({"head_dim": 3}, "head_dim: got 3"),

@@ -14,16 +14,14 @@ from scipy.optimize import linprog
 from attnmem import bounds
 from attnmem.attention import AoTWeights, aot
 from attnmem.certificates import certified_associations, enclosed_offers
-from attnmem.constructions import dana, memorize_aot, residues
-from attnmem.constructions.sequences import (
-    dependent_subset,
+from attnmem.constructions import dana, impossible, memorize_aot, mod_prime
+from attnmem.constructions.impossible import (
     every_parity,
     impossible_subset,
-    offered_rank,
     parity_by_heads,
     places_kernel,
-    subset_rank,
 )
+from attnmem.constructions.sequences import dependent_subset, offered_rank, subset_rank
 from attnmem.independence import certified_rank
 from attnmem.tiny_transformers import train_tiny
 
@@ -159,7 +157,7 @@ def test_an_own_token_at_several_places_moves_by_the_mean_of_its_positions():
 
 def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     """With a small prime it often would be, and the rank of the cube would come out too large."""
-    monkeypatch.setattr(residues, "PRIME", 101)
+    monkeypatch.setattr(mod_prime, "PRIME", 101)
     ranks = [offered_rank(every_parity(2)[0], 1, 4, 4, seed) for seed in range(200)]
     assert max(ranks) == 3
 
@@ -184,15 +182,6 @@ def test_a_dependent_subset_is_a_circuit(rows, H, d):
         for leave in range(len(subset)):
             kept = torch.cat([subset[:leave], subset[leave + 1 :]])
             assert not len(kept) or offered_rank(rows[kept], H, d, d) == len(kept)
-
-
-def test_the_rank_needs_no_flint(monkeypatch):
-    def absent():
-        raise ImportError
-
-    with_flint = offered_rank(TWENTY, 1, 10, 10)
-    monkeypatch.setattr(residues, "flint", absent)
-    assert offered_rank(TWENTY, 1, 10, 10) == with_flint == 17
 
 
 # --- next tokens beyond any weights ---------------------------------------------------------------
@@ -258,7 +247,7 @@ def test_a_relation_that_is_none_over_the_integers_proves_nothing(entry, monkeyp
     cube, parity = every_parity(3)
     assert impossible_subset(cube, parity, 2) is not None
     wrong = [1 + (k == entry) for k in range(8)]
-    monkeypatch.setattr(residues, "kernel_vector", lambda matrix: wrong)
+    monkeypatch.setattr(impossible, "exact_relation", lambda matrix: wrong)
     assert impossible_subset(cube, parity, 2) is None
 
 

@@ -255,7 +255,7 @@ def test_equal_labels_and_few_examples_are_no_special_case():
             lambda E, e, y: (E, e[:1] * torch.arange(1.0, 12.0)[:, None], y),
             "queries: got dependent",
         ),
-        (lambda E, e, y: (E, e, y[:-1]), "labels: got shape"),
+        (lambda E, e, y: (E, e, y[:-1]), "labels: got T = 10"),
         (lambda E, e, y: (E, torch.cat([e, -e]), torch.cat([y, y])), "labels: got T = 22 examples"),
         (lambda E, e, y: (E, e.log(), y), "queries: got .* NaN"),
         (lambda E, e, y: (E, torch.cat([e[:10], e[:1] + e[1:2]]), y), "queries: got example 10 in"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha, mha_attention, mha_features
 from attnmem.certificates import enclosed_features
-from attnmem.constructions import mahdavi, memorize_mha, random_mha, serving
+from attnmem.constructions import mahdavi, memorize_mha, random_mha
 from attnmem.independence import certified_rank, kruskal_rank, numerical_rank
 
 import hostile
@@ -149,7 +149,7 @@ def test_appendix_b2_the_computed_scale_keeps_the_rank_of_the_limit(heads, n, ow
         rest = torch.zeros(heads, d, 1, **F64), torch.zeros(heads, 1, **F64)
         return mha_features(MHAWeights(W_Q, W_K, *rest, torch.zeros(1, 1, **F64)), E, e)
 
-    limit = features(serving.EPS)
+    limit = features(mahdavi.EPS)
     smallest = float(torch.linalg.svdvals(limit)[-1])
     tokens = E.reshape(-1, d)
     blocks = T * (heads - 1) + 1

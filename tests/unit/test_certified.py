@@ -460,9 +460,9 @@ def test_one_token_in_all_is_always_right():
         (lambda w, s, y: certified_associations(w, s, y[:-1]), "next_tokens"),
         (lambda w, s, y: certified_associations(w, s, y[:, None]), "next_tokens"),
         (lambda w, s, y: certified_associations(w, s, y + 11), "next_tokens"),
-        (lambda w, s, y: certified_associations(w, s[0], y), "tokens"),
+        (lambda w, s, y: certified_associations(w, s[0], y), "sequences"),
         (lambda w, s, y: enclosed_offers(w, s[None]), "sequences"),
-        (lambda w, s, y: enclosed_offers(w, s + 11), "tokens"),
+        (lambda w, s, y: enclosed_offers(w, s + 11), "sequences"),
         (lambda w, s, y: enclosed_offers(AoTWeights(*(W[None] for W in w)), s), "weights.W_Q"),
     ],
 )
@@ -554,9 +554,9 @@ def narrowed(weights):
 
 def test_features_are_enclosed_of_what_fits_only():
     weights, E, e = small_task(own=True)[0]
-    with pytest.raises(ValueError, match=r"^contexts: got .*; expected 5 along axis -1"):
+    with pytest.raises(ValueError, match=r"^contexts: got d = 4 .*; expected d = 5"):
         enclosed_features(weights, E[..., :-1], e)
-    with pytest.raises(ValueError, match=r"^queries: got shape \(2, 9, 5\)"):
+    with pytest.raises(ValueError, match=r"^contexts: got shape \(2, 9, 3, 5\)"):
         enclosed_features(weights, torch.stack([E, E]), torch.stack([e, e]))
 
 

@@ -26,7 +26,7 @@ from attnmem import (
 )
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.checks import Range, Seed, checked, checked_by, refuse
-from attnmem.constructions import jacobians, sequences
+from attnmem.constructions import dana, sequences
 from attnmem.training import single
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -54,13 +54,15 @@ SEEDED = [
     (constructions.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
     (constructions.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
     (constructions.random_mha, (2, 5, 3), {}),
+    (dana.draw, (3, 2, 4, 2, 1, 1.0), {}),
+    (dana.spread_tokens, (3, 4), {}),
     (tiny_transformers.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
     (fitting.adam, (ONE_HEAD, *OWN[:2], y[:, 0]), {"steps": 2, "rate": float, "batch": 2}),
     (independence.certified_rank, (PAIRS,), {}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (independence.sampled_kruskal_rank, (PAIRS,), {"samples": 9}),
-    (jacobians.cancelling_rank, (PAIRS, [2, 2]), WIDE),
-    (jacobians.jacobian_rank, (PAIRS, 1), WIDE),
+    (sequences.cancelling_rank, (PAIRS, [2, 2]), WIDE),
+    (sequences.jacobian_rank, (PAIRS, 1), WIDE),
     (linear_memory.draw, (3, 4), {}),
     (scaling.bootstrap, (np.mean, [[0.0], [1.0]]), {"draws": 9}),
     (sequences.dependent_subset, (PAIRS, 1), WIDE),

@@ -10,7 +10,6 @@ from attnmem import bounds, fitting
 from attnmem.attention import mha, mha_attention
 from attnmem.attention.coordinates import Coordinates, balancing_map
 from attnmem.attention.tangents import ScalarHeads, scalar_outputs, tangents
-from attnmem.fitting import gradients, newton
 
 H, N, D, D_H, T = 2, 3, 5, 4, 11
 
@@ -50,8 +49,8 @@ def dense_step(heads, contexts, queries, labels, damping):
 def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(shared):
     data = given(shared)
     fit = fitting.levenberg_marquardt(*data, steps=1)
-    tried = newton.FIRST * newton.RISE ** round(
-        math.log(fit.damping * newton.FALL / newton.FIRST, newton.RISE)
+    tried = fitting.DAMPING * fitting.RISE ** round(
+        math.log(fit.damping * fitting.FALL / fitting.DAMPING, fitting.RISE)
     )
     for got, wanted in zip(fit.heads, dense_step(*data, tried), strict=True):
         assert torch.allclose(got, wanted, atol=1e-10)
@@ -123,7 +122,7 @@ def test_where_no_step_helps_it_is_stuck(optimizer):
     assert fit.stop == "stuck"
     assert fit.error == pytest.approx(1.0)
     assert fit.steps <= 1
-    assert fit.damping is None or fit.damping > newton.HIGHEST
+    assert fit.damping is None or fit.damping > fitting.HIGHEST
 
 
 def plain_adam(start, contexts, queries, labels, steps, rate, batch, seed):
@@ -152,7 +151,7 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
     """Epochs of 3, 3 and 1 batches; the last look is at the last step."""
     data = given(shared)
     rate = lambda step: 0.3 / (step + 1)  # noqa: E731
-    monkeypatch.setattr(gradients, "LOOK", 3)
+    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 3)
     fit = fitting.adam(*data, steps=8, rate=rate, batch=batch, seed=3)
     seen = plain_adam(*data, 8, rate, batch, 3)
     _, contexts, queries, labels = data
@@ -166,7 +165,7 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
 
 
 def test_adam_stops_at_the_first_look_at_which_all_labels_are_met(monkeypatch):
-    monkeypatch.setattr(gradients, "LOOK", 10)
+    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 10)
     fit = fitting.adam(*given(examples=3), steps=5000, rate=lambda _: 0.01)
     assert fit.stop == "met"
     assert fit.steps % 10 == 0
@@ -184,7 +183,7 @@ def test_lbfgs_meets_labels_and_keeps_its_limit():
 
 
 def test_batches_hold_every_example_once_an_epoch():
-    epoch = [*islice(gradients._batches(11, 4, 0), 3)]
+    epoch = [*islice(fitting._batches(11, 4, 0), 3)]
     assert [len(batch) for batch in epoch] == [4, 4, 3]
     assert sorted(torch.cat(epoch).tolist()) == list(range(11))
 
@@ -237,18 +236,16 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (1, torch.zeros(T, D), "contexts: got shape"),
-        (1, torch.zeros(T + 1, N, D), "contexts: got shape"),
-        (1, torch.zeros(T, N, D + 1), "contexts: got shape"),
+        (1, torch.zeros(N, D - 1), "contexts: got d = 4"),
+        (1, torch.zeros(T + 1, N, D), "queries: got T = 11"),
+        (1, torch.zeros(T, N, D + 1), "contexts: got d = 6"),
         (2, torch.zeros(T), "queries: got shape"),
-        (3, torch.zeros(T + 1), "labels: got shape"),
+        (3, torch.zeros(T + 1), "labels: got T = 12"),
         (3, torch.full((T,), math.nan), "labels: got 11 entries"),
         (3, torch.zeros(T, dtype=torch.int64), "labels: got dtype"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(optimizer, place, value, said):
-    if place == 1 and value.ndim == 2:
-        value = value[:, : D - 1]  # a shared context of another dimension
     data = list(given())
     data[place] = value
     with pytest.raises(ValueError, match=said):
@@ -268,7 +265,7 @@ def test_limits_out_of_range_are_refused(optimizer, how, said):
     with pytest.raises(ValueError, match=said):
         OPTIMIZERS[optimizer](*given(), **how)
     start, *data = given()
-    with pytest.raises(ValueError, match=r"heads\.mu: got shape"):
+    with pytest.raises(ValueError, match=r"heads\.mu: got d = 4"):
         OPTIMIZERS[optimizer](start._replace(mu=start.mu[:, 1:]), *data, steps=1)
 
 
@@ -289,7 +286,7 @@ def test_heads_of_different_shapes_are_refused(optimizer, name, size):
     """A W_Q of other size makes the next map the odd one."""
     fit = {**OPTIMIZERS, "limits": lambda *data, steps: fitting.limits(*data)}[optimizer]
     start, *data = given()
-    with pytest.raises(ValueError, match=r"heads\.\w+: got shape"):
+    with pytest.raises(ValueError, match=r"^heads\.\w+: got "):
         fit(start._replace(**{name: torch.zeros(size, dtype=torch.float64)}), *data, steps=1)
 
 
@@ -299,7 +296,7 @@ def test_heads_of_different_shapes_are_refused(optimizer, name, size):
     [
         (lambda start, E, e, y: (start, E[:0], e[:0], y[:0]), "contexts: got shape"),
         (lambda start, E, e, y: (start, E[:, :0], e, y), "contexts: got shape"),
-        (lambda start, E, e, y: (start, E[..., :0], e[:, :0], y), "contexts: got shape"),
+        (lambda start, E, e, y: (start, E[..., :0], e[:, :0], y), "contexts: got d = 0"),
         (lambda start, *data: (ScalarHeads(*(w[:0] for w in start)), *data), "heads.W_Q: got sh"),
         (lambda start, E, e, y: (start, E, e, 1e71 * y), "labels: got a largest label of .e"),
         (lambda start, E, e, y: (start, E, e, 1e-71 * y), "labels: got a largest label of .e"),

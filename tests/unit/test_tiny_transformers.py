@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from attnmem import tiny_transformers
 from attnmem.attention import AoTWeights, aot
-from attnmem.constructions.sequences import every_parity
+from attnmem.constructions.impossible import every_parity
 from attnmem.tiny_transformers import never_learned, train_tiny
 
 TINY = [  # runs, sequences, tokens of each, N, d, d_h, H

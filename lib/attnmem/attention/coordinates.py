@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..examples import unit
 from .tangents import ScalarHeads
 
 
@@ -71,20 +71,3 @@ def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Te
     rows = rows - rows.mean(0) if centred else rows
     values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
     return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T / size
-
-
-def unit(x: Tensor) -> float:
-    """The largest power of four up to the largest entry: exact to divide by, and so is its root.
-
-    Args:
-        x: Finite numbers.
-
-    Returns:
-        The power; one if all entries are zero.
-
-    Example:
-        >>> unit(torch.tensor([0.3, -17.0]))
-        16.0
-    """
-    largest = float(x.abs().max())
-    return 4.0 ** ((math.frexp(largest)[1] - 1) // 2) if largest else 1.0

@@ -2,9 +2,9 @@
 
 from .cancellation import memorize_by_cancellation, memorize_by_difference
 from .dana import memorize_aot
-from .generic import random_mha
 from .mahdavi import memorize_mha
 from .next_tokens import memorize_next_tokens
+from .random_layers import random_mha
 from .scalar import memorize_scalars
 
 __all__ = [

@@ -21,21 +21,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..attention.coordinates import Coordinates, balancing_map, unit
+from ..attention.coordinates import Coordinates, balancing_map
 from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from ..bounds import best_groups, group_rank
-from ..checks import (
-    check_distinct,
-    check_distinct_examples,
-    check_example_sizes,
-    check_examples,
-    check_integer,
-    check_seed,
-    checked_by,
-    refuse,
-)
-from .generic import gaussian, on_cpu
-from .units import in_units
+from ..checks import Seed, checked, refuse
+from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
+from .random_layers import gaussian, on_cpu
+from .units import build_in_units
 
 SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
 SIZES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the first step, per weight
@@ -45,12 +37,9 @@ CORRECTIONS = 25
 TOLERANCE = 1e-8  # of the largest label
 
 
-def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
-    check_examples(contexts, queries, labels)
-    check_integer("heads", heads)
-    check_integer("head_dim", head_dim)
-    check_seed(seed)
-    check_example_sizes(contexts, queries, labels)
+def _can_differ(contexts, queries, labels) -> None:
+    """No two examples to which every layer gives one output."""
+    check_data(contexts=contexts, queries=queries, labels=labels)
     check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
@@ -61,34 +50,17 @@ def _check_examples(contexts, queries, labels, heads, head_dim, seed) -> None:
     check_distinct("contexts of one repeated token", rows, labels.tolist())
 
 
-class _Sizes:
-    """What a layer on these data can be told apart by (``m``, ``r`` and the constant)."""
-
-    def __init__(self, contexts: Tensor, head_dim: int):
-        n, self.dim = contexts.shape[-2:]
-        self.few = contexts.ndim == 2 and n <= self.dim
-        self.keys = n - 1 if self.few else self.dim
-        self.rank = min(head_dim, self.keys)
-
-    def reached(self, groups: Sequence[int]) -> int:
-        ranks = (group_rank(size, self.keys, self.dim, self.rank) for size in groups)
-        return sum(ranks) + self.few
-
-    def best(self, heads: int) -> list[int]:
-        return best_groups(heads, self.keys, self.dim, self.rank)
-
-
 @on_cpu
-@checked_by(_check_examples)
+@checked(also=_can_differ)
 @torch.no_grad()
 def memorize_by_difference(
-    contexts: Float[Tensor, "*T n d"],
+    contexts: Contexts,
     queries: Float[Tensor, "T d"],
-    labels: Float[Tensor, "T *d_out"],
+    labels: Labels,
     *,
     heads: int,
     head_dim: int,
-    seed: int,
+    seed: Seed,
 ) -> MHAWeights:
     """Build a layer that meets all labels, from differences of two copies of each head.
 
@@ -124,25 +96,22 @@ def memorize_by_difference(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    sizes = _Sizes(contexts, head_dim)
-
-    def pairs(heads: int) -> list[int]:
-        return [2] * (heads // 2)
-
-    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, pairs)
+    sizes = _Sizes.of(contexts, head_dim)
+    groups = [2] * (heads // labels[0].numel() // 2)
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups)
 
 
 @on_cpu
-@checked_by(_check_examples)
+@checked(also=_can_differ)
 @torch.no_grad()
 def memorize_by_cancellation(
-    contexts: Float[Tensor, "*T n d"],
+    contexts: Contexts,
     queries: Float[Tensor, "T d"],
-    labels: Float[Tensor, "T *d_out"],
+    labels: Labels,
     *,
     heads: int,
     head_dim: int,
-    seed: int,
+    seed: Seed,
 ) -> MHAWeights:
     """Build a layer that meets all labels, from groups of heads whose values cancel.
 
@@ -173,22 +142,41 @@ def memorize_by_cancellation(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    sizes = _Sizes(contexts, head_dim)
-    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, sizes.best)
+    sizes = _Sizes.of(contexts, head_dim)
+    each = heads // labels[0].numel()
+    groups = best_groups(each, sizes.keys, sizes.dim, sizes.rank) if each else []
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups)
 
 
-def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping) -> MHAWeights:
+class _Sizes(NamedTuple):
+    """What the rank of the derivative depends on, beside the groups."""
+
+    dim: int
+    keys: int  # dimensions that tell tokens apart
+    rank: int  # of the logit matrices
+    constant: bool  # few shared tokens: a constant is one more function
+
+    @classmethod
+    def of(cls, contexts: Tensor, head_dim: int) -> _Sizes:
+        n, d = contexts.shape[-2:]
+        few = contexts.ndim == 2 and n <= d
+        keys = n - 1 if few else d
+        return cls(d, keys, min(head_dim, keys), few)
+
+
+def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups) -> MHAWeights:
     """One layer for each output, side by side."""
     d_out = labels[0].numel()
-    each = heads // d_out
-    groups = grouping(each) if each else []
-    reached = sizes.reached(groups) if groups else 0
+    ranks = [group_rank(size, sizes.keys, sizes.dim, sizes.rank) for size in groups]
+    reached = sum(ranks) + sizes.constant if groups else 0
     if len(queries) > reached:
-        size = max(groups, default=0)
-        room = f"the rank of the derivative where {each} heads cancel in groups of {size}"
-        few = f"as {each} heads for each output form no group that cancels"
-        limit = f"at most {reached}, {room if groups else few}"
-        refuse("labels", f"T = {len(queries)} examples", limit)
+        each = heads // d_out
+        room = (
+            f"the rank of the derivative where {each} heads cancel in groups of {max(groups)}"
+            if groups
+            else f"as {each} heads for each output form no group that cancels"
+        )
+        refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
     extra, idle = head_dim - sizes.rank, heads - sum(groups) * d_out
 
     def build(contexts, queries, labels) -> MHAWeights:
@@ -204,34 +192,34 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, grouping)
             eye,
         )
 
-    return in_units(build, contexts, queries, labels)
+    return build_in_units(build, contexts, queries, labels)
 
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
-    """The weights of the smallest error over base points and step lengths."""
+    """The first weights near a base point that meet the labels."""
     tokens = balancing_map(contexts.flatten(0, -2), centred=True)
     change = Coordinates(tokens, balancing_map(queries))
     tokens, balanced = contexts @ change.tokens, queries @ change.queries
     size = unit(labels)  # outputs may differ in scale
     labels = labels / size
-    wanted = TOLERANCE * float(labels.abs().max())
-    if not wanted:
+    tolerance = TOLERANCE * float(labels.abs().max())
+    if not tolerance:
         maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
         return ScalarHeads(maps, maps, maps[..., 0])
-    error = math.inf
+    least = math.inf
     for base in _bases(groups, tokens, balanced, labels, rank, seed):
-        heads = _near(base, tokens, balanced, labels, wanted)
+        heads = _near(base, tokens, balanced, labels, tolerance)
         if heads is None:
             continue
         heads = change.outward(heads)
-        missed = float((mha(heads.layer(), contexts, queries)[:, 0] - labels).abs().max())
-        if missed <= wanted:
+        error = float((mha(heads.layer(), contexts, queries)[:, 0] - labels).abs().max())
+        if error <= tolerance:
             return heads._replace(mu=heads.mu * size)
-        error = min(error, missed)
-    full = f"float64 misses a label by {error:.1e}"
-    rank = "the derivative of the layer has dependent rows in float64"
-    got = f"data for which {full if error < math.inf else rank}"
-    refuse("contexts", got, "queries and tokens further from dependent")
+        least = min(least, error)
+    got = f"float64 misses a label by {least:.1e}"
+    if least == math.inf:
+        got = "the derivative of the layer has dependent rows in float64"
+    refuse("contexts", f"data for which {got}", "queries and tokens further from dependent")
 
 
 class _Base(NamedTuple):
@@ -242,7 +230,7 @@ class _Base(NamedTuple):
     factor: Float[Tensor, "T T"]
     step: ScalarHeads
 
-    def size(self) -> float:
+    def size(self) -> float:  # root mean squares of the kinds of weights
         return math.sqrt(sum(float(w.square().mean()) for w in self.step))
 
     def correction(self, rows: Tensor) -> ScalarHeads:
@@ -303,28 +291,30 @@ def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
     return base._replace(step=base.correction(labels))
 
 
-def _near(base: _Base, tokens, queries, labels, wanted) -> ScalarHeads | None:
+def _near(base: _Base, tokens, queries, labels, tolerance) -> ScalarHeads | None:
     """The best weights near the base point, with divided values."""
-    best, error = None, math.inf
+    best, least = None, math.inf
     for size in SIZES:
-        heads, reached = _correct(base, size / base.size(), tokens, queries, labels)
-        if reached < error:
-            best, error = heads, reached
-        if error <= 1e-2 * wanted:
+        heads, error = _corrected(base, size / base.size(), tokens, queries, labels)
+        if error < least:
+            best, least = heads, error
+        if least <= 1e-2 * tolerance:
             break
     return best
 
 
-def _correct(base: _Base, eps: float, tokens, queries, labels) -> tuple[ScalarHeads | None, float]:
+def _corrected(
+    base: _Base, eps: float, tokens, queries, labels
+) -> tuple[ScalarHeads | None, float]:
     """Correct the direction until its error no longer halves."""
-    best, error, step = None, math.inf, base.step
+    best, least, step = None, math.inf, base.step
     for _ in range(CORRECTIONS):
         near = base.heads.moved(step, eps)
-        heads = near._replace(mu=near.mu / eps)
+        heads = near._replace(mu=near.mu / eps)  # F(theta_0 + eps delta) / eps
         residual = labels - scalar_outputs(heads, tokens, queries)
-        reached = float(residual.abs().max())
-        if not reached < 0.5 * error:
+        error = float(residual.abs().max())
+        if not error < 0.5 * least:
             break
-        best, error = heads, reached
-        step = step.moved(base.correction(residual))
-    return best, error
+        best, least = heads, error
+        step = step.moved(base.correction(residual))  # delta + J^T (J J^T)^-1 residual
+    return best, least

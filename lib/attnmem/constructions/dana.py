@@ -15,6 +15,7 @@ exactly ``W_U E(t)``.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
@@ -22,20 +23,12 @@ from torch import Tensor
 
 from ..attention import AoTWeights, aot, aot_features, look_up
 from ..bounds import aot_capacity
-from ..checks import (
-    check_integer,
-    check_reals,
-    check_seed,
-    check_size,
-    check_tensor,
-    check_tokens,
-    checked_by,
-    refuse,
-)
-from .generic import gaussian, map_scale, on_cpu
-from .impossible import check_distinct_sequences
+from ..checks import Range, Seed, check_tokens, checked, refuse
+from ..examples import Sequences, check_data, check_distinct_sequences
+from .impossible import impossible_subset
 from .mahdavi import read_out
-from .sequences import dependent_subset, impossible_subset, offered_rank
+from .random_layers import gaussian, map_scale, on_cpu
+from .sequences import Dim, HeadDim, dependent_subset, offered_rank
 
 SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
 SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
@@ -45,8 +38,9 @@ REFINEMENTS = 3
 
 
 @on_cpu
+@checked
 def circle(vocab: int) -> Float[Tensor, "N 2"]:
-    """Place ``N`` tokens on the unit circle: the unembedding of Proposition 3 for ``d = 2``.
+    """``N`` points on the unit circle: the unembedding of Proposition 3 for ``d = 2``.
 
     Args:
         vocab: Vocabulary size ``N``.
@@ -65,7 +59,8 @@ def circle(vocab: int) -> Float[Tensor, "N 2"]:
 
 
 @on_cpu
-def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
+@checked
+def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
     """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``.
 
     Args:
@@ -78,7 +73,7 @@ def spread_tokens(vocab: int, dim: int, seed: int) -> Float[Tensor, "N d"]:
     """
     if dim == 2:
         return circle(vocab)
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     rows = gaussian(generator, vocab, dim)
     return rows / rows.norm(dim=1, keepdim=True)
 
@@ -103,8 +98,15 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
 
 
 @on_cpu
+@checked
 def draw(
-    vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: float, seed: int
+    vocab: int,
+    length: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    spread: Annotated[int | float, Range(0)],
+    seed: Seed,
 ) -> tuple[Tensor, ...]:
     """Draw ``e', pos', W'_Q, W'_K, W'_V``, all Gaussian and in float64.
 
@@ -120,7 +122,7 @@ def draw(
     Returns:
         The five tensors.
     """
-    generator = torch.Generator().manual_seed(int(seed))
+    generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
     maps = (scale, scale, dim**-0.5)
     return (
@@ -149,35 +151,23 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
     return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
 
 
-def _check_associations(
-    sequences, next_tokens, vocab, dim, head_dim, heads, seed, unembedding
+def _are_associations(
+    sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None
 ) -> None:
-    check_tensor("sequences", sequences, "(T_0, S)", 2)
-    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
-    for name, value in (("vocab", vocab), ("heads", heads)):
-        check_integer(name, value)
-    check_integer("dim", dim, least=2)
-    check_integer("head_dim", head_dim, most=dim)
-    check_seed(seed)
-    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
-        check_tokens(name, tensor, vocab)
-    T, S = sequences.shape
-    check_size("next_tokens", next_tokens, 0, T, "the number of sequences")
-    if S < 2:
-        refuse("sequences", f"S = {S}", "S >= 2: a single token attends to nothing but itself")
+    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tokens, vocab)
+    if sequences.shape[1] < 2:
+        got = f"S = {sequences.shape[1]}"
+        refuse("sequences", got, "S >= 2: a single token attends to nothing but itself")
     check_distinct_sequences(sequences, next_tokens)
     room = aot_capacity(heads, head_dim, dim)
-    if not 1 <= T <= room:
-        refuse("sequences", f"T_0 = {T}", f"1 <= T_0 <= H d_h + d = {room}")
-    if unembedding is not None:
-        _check_unembedding(unembedding, vocab, dim)
-
-
-def _check_unembedding(unembedding, vocab, dim) -> None:
-    check_tensor("unembedding", unembedding, "(N, d)", 2)
-    check_reals("unembedding", unembedding)
-    check_size("unembedding", unembedding, 0, vocab, "vocab")
-    check_size("unembedding", unembedding, 1, dim, "dim")
+    if not 1 <= len(sequences) <= room:
+        refuse("sequences", f"T_0 = {len(sequences)}", f"1 <= T_0 <= H d_h + d = {room}")
+    if unembedding is None:
+        return
+    check_data(unembedding=unembedding)
+    if unembedding.shape != (vocab, dim):
+        refuse("unembedding", f"shape {tuple(unembedding.shape)}", f"shape {(vocab, dim)}")
     rows = unembedding.double()
     if (rows.norm(dim=1) - 1).abs().max() > 1e-6:
         refuse("unembedding", "rows of other lengths", "rows of length one")
@@ -186,17 +176,17 @@ def _check_unembedding(unembedding, vocab, dim) -> None:
 
 
 @on_cpu
-@checked_by(_check_associations)
+@checked(also=_are_associations)
 @torch.no_grad()
 def memorize_aot(
-    sequences: Int[Tensor, "T S"],
+    sequences: Sequences,
     next_tokens: Int[Tensor, " T"],
     *,
     vocab: int,
-    dim: int,
-    head_dim: int,
+    dim: Dim,
+    head_dim: HeadDim,
     heads: int,
-    seed: int,
+    seed: Seed,
     unembedding: Float[Tensor, "N d"] | None = None,
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token.
@@ -204,7 +194,7 @@ def memorize_aot(
     ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, under two
     conditions. There are at most ``H d_h + d`` sequences, and attention can tell them apart:
     ``offered_rank(sequences, heads, head_dim, dim) == T_0``
-    (:func:`attnmem.constructions.sequences.offered_rank`). Random sequences usually satisfy the
+    (:func:`~attnmem.constructions.sequences.offered_rank`). Random sequences usually satisfy the
     second one. Sets that share tokens in a regular way, such as all settings of a few bits, may
     not. For such sets some next tokens are beyond any weights.
 
@@ -243,28 +233,27 @@ def memorize_aot(
     W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding
     W_U = W_U.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
-    goal = float(1 - products[next_tokens].max())
+    exact_margin = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(seed)
-    best, worst = None, -math.inf
+    best, largest = None, -math.inf
     for attempt in range(MOST):
         if attempt == FIRST:
-            if worst > 0:
+            if largest > 0:
                 break
             _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
         # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
-        jitter = goal / 4 if attempt else 0.0
+        jitter = exact_margin / 4 if attempt else 0.0
         targets = _jittered(W_U[next_tokens], jitter, generator)
         spreads = SHARP if attempt < FIRST else SPREADS
         spread = spreads[attempt % len(spreads)]
         sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-        drawn = draw(*sizes, spread, seed + 1000 * attempt)
-        weights = fitted(drawn, W_U, sequences, targets)
+        weights = fitted(draw(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets)
         margin = float(margins(aot(weights, sequences), next_tokens).min())
-        if margin > worst:
-            best, worst = weights, margin
-        if worst >= ENOUGH * (goal - 2 * jitter) or (attempt > FIRST and worst > 0):
+        if margin > largest:
+            best, largest = weights, margin
+        if largest >= ENOUGH * (exact_margin - 2 * jitter) or (attempt > FIRST and largest > 0):
             break
-    if best is None or worst <= 0:
+    if best is None or largest <= 0:
         refuse(
             "sequences",
             f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
@@ -276,8 +265,8 @@ def memorize_aot(
 
 def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
     """Refuse a task that is impossible, and a set of sequences that no weights tell apart."""
-    if beyond := impossible_subset(sequences, next_tokens, heads):
-        rows = beyond.rows.tolist()
+    if proof := impossible_subset(sequences, next_tokens, heads):
+        rows = proof.rows.tolist()
         refuse(
             "next_tokens",
             f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
@@ -326,6 +315,7 @@ def fitted(
     heads, head_dim, dim = W_V.shape
     silent = W_V.new_zeros(heads, dim, head_dim)
     F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
+    # M x' + sum_h W_O^h W_V'^h A'^h = E, with M = I + the first rows of the solution
     solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()

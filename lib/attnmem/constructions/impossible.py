@@ -1,4 +1,7 @@
-"""Next tokens that no weights predict: functions of few places, and the parity of bits."""
+"""Next tokens that no weights predict: functions of few positions, and the parity of bits.
+
+It needs python-flint.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +16,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..attention import AoTWeights, aot
-from ..checks import check_distinct, check_integer, check_seed, check_tensor, checked_by, refuse
-from . import residues
-from .generic import on_cpu
+from ..balls import flint
+from ..checks import checked, refuse
+from ..examples import Sequences, check_token_numbers
+from . import mod_prime
+from .random_layers import on_cpu
 
-DEEPEST = 2**26  # size of the linear program that looks for impossible next tokens
-
-
-def check_sequences(sequences, heads, head_dim=1, dim=2, seed=0, *, skip=True) -> None:
-    """Accept token numbers and the sizes of a transformer.
-
-    Args:
-        sequences: Token numbers, shape ``(T_0, S)``.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: A seed, at least 0.
-        skip: Not checked; a parameter of what is.
-
-    Raises:
-        ValueError: If the sequences are no token numbers, or a size is out of range.
-    """
-    check_tensor("sequences", sequences, "(T_0, S)", 2)
-    if sequences.is_floating_point() or sequences.numel() == 0 or int(sequences.min()) < 0:
-        refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
-    check_integer("heads", heads)
-    check_integer("dim", dim, least=2)
-    check_integer("head_dim", head_dim, most=dim)
-    check_seed(seed)
-
-
-def check_distinct_sequences(
-    sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"] | None = None
-) -> None:
-    """Accept sequences of which no two are equal.
-
-    Args:
-        sequences: Token numbers.
-        next_tokens: The token after each, if there is one.
-
-    Raises:
-        ValueError: Two are equal. The error names them, and says whether their next tokens differ.
-    """
-    rows = [*map(tuple, sequences.tolist())]
-    answers = rows if next_tokens is None else next_tokens.tolist()
-    check_distinct("sequences", rows, answers, "next tokens")
+MOST_ENTRIES = 2**26  # of the linear program that looks for impossible next tokens
+LARGEST = 2**53  # weight of a proof that is returned
 
 
 class Impossible(NamedTuple):
@@ -79,7 +45,7 @@ class Impossible(NamedTuple):
     weights: Int[Tensor, "k m"]
 
 
-def places_kernel(sequences: Int[Tensor, "T S"], heads: int) -> np.ndarray:
+def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
     r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at place s".
 
     Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the places before
@@ -103,15 +69,10 @@ def places_kernel(sequences: Int[Tensor, "T S"], heads: int) -> np.ndarray:
     return np.array(counts, dtype=object)[agree]
 
 
-def _check_tasks(sequences, next_tokens, heads) -> None:
-    check_sequences(sequences, heads)
-    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
-
-
 @on_cpu
-@checked_by(_check_tasks)
+@checked(also=check_token_numbers)
 def impossible_subset(
-    sequences: Int[Tensor, "T S"], next_tokens: Int[Tensor, " T"], heads: int
+    sequences: Sequences, next_tokens: Int[Tensor, " T"], heads: int
 ) -> Impossible | None:
     """Find sequences whose next tokens no transformer with so many heads predicts.
 
@@ -144,14 +105,15 @@ def impossible_subset(
         rows = (sequences[:, -1] == token).nonzero()[:, 0]
         if len(rows) >= 2 ** (heads + 1):
             rows = rows[_related(places_kernel(sequences[rows], heads))]
-            if found := _contradiction(places_kernel(sequences[rows], heads), next_tokens[rows]):
-                return found._replace(rows=rows[found.rows])
+            proof = _contradiction(places_kernel(sequences[rows], heads), next_tokens[rows])
+            if proof:
+                return proof._replace(rows=rows[proof.rows])
     return None
 
 
 def _related(kernel: np.ndarray) -> Tensor:
     """The rows in some linear relation; any next tokens of the others are possible."""
-    reduced, pivots = residues.echelon(kernel)
+    reduced, pivots = mod_prime.echelon(kernel)
     free = [k for k in range(len(kernel)) if k not in {*pivots}]
     used = [k for i, k in enumerate(pivots) if reduced[i, free].any()]
     return torch.tensor(sorted(free + used), dtype=torch.int64)
@@ -161,23 +123,39 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
     """Weights on (sequence, other token) whose sums vanish on all functions (Farkas' lemma)."""
     tokens, right = labels.unique(return_inverse=True)
     pairs = [(t, k) for t in range(len(labels)) for k in range(len(tokens)) if k != right[t]]
-    features = kernel[residues.echelon(kernel)[1]]
-    if not pairs or len(pairs) * features.size > DEEPEST:
+    features = kernel[mod_prime.echelon(kernel)[1]]
+    if not pairs or len(pairs) * features.size > MOST_ENTRIES:
         return None
     if not (support := _vertex(features, right.tolist(), pairs, len(tokens))):
         return None
-    exact = residues.kernel_vector(_conditions(features, right.tolist(), support, len(tokens)))
-    if exact is None or min(exact) <= 0:
+    relation = exact_relation(_conditions(features, right.tolist(), support, len(tokens)))
+    if relation is None or not 0 < min(relation) <= max(relation) < LARGEST:
         return None
     weights = np.zeros((len(labels), len(tokens)), dtype=object)
-    for (t, k), value in zip(support, exact, strict=True):
+    for (t, k), value in zip(support, relation, strict=True):
         weights[t, k] -= value
         weights[t, right[t]] += value
     if (kernel @ weights).any():  # exact integers: the proof
         return None
     rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))
-    found = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
-    return Impossible(torch.from_numpy(rows), tokens[columns], found)
+    some = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
+    return Impossible(torch.from_numpy(rows), tokens[columns], some)
+
+
+def exact_relation(matrix: np.ndarray) -> list[int] | None:
+    """The one linear relation between the columns, as coprime integers; None if not just one.
+
+    Example:
+        >>> exact_relation(np.array([[2, 4], [1, 2]]))
+        [-2, 1]
+    """
+    vectors, count = flint().fmpz_mat(matrix.tolist()).nullspace()
+    if count != 1:
+        return None
+    values = [int(row[0]) for row in vectors.tolist()]
+    last = next(value for value in reversed(values) if value)
+    divisor = math.gcd(*values) * (1 if last > 0 else -1)
+    return [value // divisor for value in values]
 
 
 Pairs = list[tuple[int, int]]
@@ -200,15 +178,17 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
     matrix = _conditions(features, right, pairs, count).astype(float)
     scale = np.abs(matrix).max(axis=1, keepdims=True)
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), np.ones(len(pairs))])
-    aim = np.append(np.zeros(len(matrix)), 1.0)
-    solved = scipy.optimize.linprog(np.zeros(len(pairs)), A_eq=rows, b_eq=aim, method="highs-ds")
-    if not solved.success:
+    right_side = np.append(np.zeros(len(matrix)), 1.0)
+    program = {"A_eq": rows, "b_eq": right_side, "method": "highs-ds"}
+    solution = scipy.optimize.linprog(np.zeros(len(pairs)), **program)
+    if not solution.success:
         return []
-    return [pair for pair, value in zip(pairs, solved.x, strict=True) if value > 1e-9]
+    return [pair for pair, value in zip(pairs, solution.x, strict=True) if value > 1e-9]
 
 
 @on_cpu
-def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
+@checked
+def every_parity(bits: int) -> tuple[Sequences, Int[Tensor, " T"]]:
     """All sequences of so many bits before a last token 0, and the parity of each.
 
     Args:
@@ -224,12 +204,12 @@ def every_parity(bits: int) -> tuple[Int[Tensor, "T S"], Int[Tensor, " T"]]:
         >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
         ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
     """
-    check_integer("bits", bits)
     rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
     return rows, rows.sum(1) % 2
 
 
 @on_cpu
+@checked
 def parity_by_heads(bits: int) -> AoTWeights:
     """Build a transformer with as many heads as bits that tells their parity.
 
@@ -256,7 +236,6 @@ def parity_by_heads(bits: int) -> AoTWeights:
 
     Source: this book, proposition ``prop-enough-heads``.
     """
-    check_integer("bits", bits)
     a = 2.0 ** torch.arange(1, bits + 1, dtype=torch.float64)  # different poles
     m = torch.arange(bits + 1, dtype=torch.float64)
     offered = a * m[:, None] / (bits + 1 + (a - 1) * m[:, None])  # the share of tokens 1

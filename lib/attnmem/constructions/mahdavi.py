@@ -3,9 +3,8 @@ r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that m
 The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
 weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
 whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
-``Z`` as it serves examples (Step 1, in ``attnmem.constructions.serving``), and a read-out of
-full-rank ``Z`` meets any labels (Step 2). One product of rank at most ``r = min(n, d_h)`` does both
-parts of Step 1:
+``Z`` as it serves examples (Step 1), and a read-out of full-rank ``Z`` meets any labels (Step 2).
+One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 
@@ -16,50 +15,261 @@ first example. All steps are batched over the heads.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
-from ..checks import (
-    check_distinct_examples,
-    check_example_sizes,
-    check_examples,
-    check_integer,
-    check_seed,
-    checked_by,
-    refuse,
-)
+from ..checks import Seed, checked, refuse
+from ..examples import Contexts, Labels, check_data, check_distinct_examples
 from ..independence import numerical_rank
-from .generic import on_cpu
-from .serving import (
-    attention_maps,
-    dual_basis,
-    interpolating_keys,
-    orthogonal_direction,
-    saturating_scale,
-    separating_direction,
-    serve,
-)
-from .units import in_units
+from .random_layers import gaussian, on_cpu
+from .units import build_in_units
 
-__all__ = [
-    "attention_maps",
-    "dual_basis",
-    "factor",
-    "interpolating_keys",
-    "memorize_mha",
-    "orthogonal_direction",
-    "read_out",
-    "saturating_scale",
-    "separating_direction",
-    "serve",
-]
-
+EPS = torch.finfo(torch.float64).eps
+PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
+SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
+CANDIDATES = 64  # random directions among which the best one is kept
 DRAWS = 5  # constructions tried before the data are called degenerate
 TOLERANCE = 1e-9  # of the largest label: a tenth of the error that the book claims
+
+
+# --- Step 1: what each head attends to ------------------------------------------------------------
+
+
+@on_cpu
+@checked
+def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
+    """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
+
+    The examples are consecutive, so that head 0 serves 1 to ``k``. Where ``H k`` exceeds ``T - 1``
+    the last slots start again from example 1. So no head is idle, and the examples of one head are
+    distinct.
+
+    Args:
+        examples: Number of examples ``T``.
+        heads: Number of heads ``H``.
+
+    Returns:
+        The examples of each head.
+
+    Example:
+        >>> serve(examples=6, heads=2)
+        tensor([[1, 2, 3],
+                [4, 5, 1]])
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 1.
+    """
+    slots = math.ceil((examples - 1) / heads)
+    return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
+
+
+def dual_basis(
+    queries: Float[Tensor, "T d"], served: Int[Tensor, "H k"]
+) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
+    """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
+
+    Args:
+        queries: One query a row.
+        served: The examples of each head.
+
+    Returns:
+        The vectors ``f_s`` as columns, and an orthonormal basis of the orthogonal complement of the
+        head's queries.
+
+    Raises:
+        ValueError: If the queries of a head are dependent (Assumption 1 is broken).
+    """
+    slots = served.shape[1]
+    U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
+    if slots:
+        weak = sigma[:, -1] <= max(queries.shape) * EPS * sigma[:, 0]
+        if weak.any():
+            few = served[int(weak.nonzero()[0]), :6].tolist()
+            _refuse_queries(f"dependent ones among examples {few}...", slots)
+    duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
+    return duals, Vh[:, slots:].mT
+
+
+def _refuse_queries(got: str, slots: int) -> None:
+    refuse("queries", got, f"Kruskal rank at least {slots + 1}: any {slots + 1} independent")
+
+
+def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
+    """A direction ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
+
+    A Gaussian direction has distinct entries almost surely. The best of a few is kept.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        generator: Source of the random directions, on the CPU.
+
+    Returns:
+        A unit vector.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
+    """
+    directions = gaussian(generator, CANDIDATES, contexts.shape[-1]).to(contexts.device)
+    directions = directions / directions.norm(dim=1, keepdim=True)
+    heights = (contexts @ directions.mT).mT  # (*T, candidates, n)
+    gaps = torch.minimum(_gap_at_top(heights), _gap_at_top(-heights))
+    worst = gaps.amin(dim=0) if gaps.ndim == 2 else gaps
+    return directions[worst.argmax()]
+
+
+def _gap_at_top(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """How far the highest entry is above the second; infinite if there is none."""
+    if heights.shape[-1] == 1:
+        return torch.full_like(heights[..., 0], math.inf)
+    first, second = heights.topk(2, dim=-1).values.unbind(dim=-1)
+    return first - second
+
+
+def orthogonal_direction(
+    free: Float[Tensor, "H d d_minus_k"],
+    queries: Float[Tensor, "T d"],
+    served: Int[Tensor, "H k"],
+    generator: torch.Generator,
+) -> Float[Tensor, "H d"]:
+    """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
+
+    Of a few random directions it keeps the one furthest from zero on the other queries.
+
+    Args:
+        free: Basis of the complement of each head's queries, from :func:`dual_basis`.
+        queries: One query a row.
+        served: The examples of each head.
+        generator: Source of the random directions, on the CPU.
+
+    Returns:
+        One vector for each head.
+
+    Raises:
+        ValueError: If some other query lies in the span of a head's queries.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
+    """
+    heads, _, dimension = free.shape
+    mix = gaussian(generator, heads, dimension, CANDIDATES).to(queries.device)
+    directions = free @ (mix / mix.norm(dim=1, keepdim=True))  # (H, d, candidates)
+    slope = (queries @ directions).abs() / queries.norm(dim=1)[:, None]  # (H, T, candidates)
+    head = torch.arange(heads, device=queries.device)
+    slope[head[:, None], served] = math.inf
+    worst, best = slope.amin(dim=1).max(dim=1)
+    zero = max(queries.shape) * EPS
+    if worst.min() <= zero:  # name the first head and example, not the smallest zero
+        failed = int((worst <= zero).nonzero()[0])
+        example = int((slope[failed, :, best[failed]] <= zero).nonzero()[0])
+        _refuse_queries(f"example {example} in the span of others", served.shape[1])
+    return directions[head, :, best]
+
+
+def interpolating_keys(
+    contexts: Contexts, served: Int[Tensor, "H k"], log_alpha: Float[Tensor, "H k n"]
+) -> Float[Tensor, "H d k"]:
+    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``: any logits on the served examples.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, each of rank ``n``.
+        served: The examples of each head.
+        log_alpha: Target logits of each served example.
+
+    Returns:
+        The vectors as columns, for each head.
+
+    Source: Mahdavi et al. 2024, Claim 1.
+    """
+    inverses = torch.linalg.pinv(contexts)
+    inverses = inverses[served] if contexts.ndim == 3 else inverses
+    return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
+
+
+def saturating_scale(
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    served: Int[Tensor, "H k"],
+    duals: Float[Tensor, "H d k"],
+    keys: Float[Tensor, "H d k"],
+    u: Float[Tensor, " d"],
+    v: Float[Tensor, "H d"],
+    tail: float = EPS,
+) -> Float[Tensor, " H"]:
+    r"""For each head, the least ``c`` that saturates it on every example that it does not serve.
+
+    Saturated means that the attention on the token that ``c u v^T`` points to is at least ``1 -
+    tail``. It suffices that the logit of every other token is smaller by ``log((n - 1) / tail)``.
+    With ``m = E u``, and ``b`` the logits of the served part, token ``i`` asks for
+
+    .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
+
+    At the default ``tail``, the rounding unit of float64, the head equals its limit to the last
+    bit, with no limit taken.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        served: The examples of each head.
+        duals: The vectors ``f_s`` of :func:`dual_basis`.
+        keys: The vectors ``x_s`` of :func:`interpolating_keys`.
+        u: The direction of :func:`separating_direction`.
+        v: The directions of :func:`orthogonal_direction`.
+        tail: Attention that may be left to the other tokens, between 0 and 1.
+
+    Returns:
+        The scale of each head.
+
+    Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
+    """
+    heights = (contexts @ u).expand(len(queries), -1)[:, None]  # m, (T, 1, n)
+    signed = (queries @ v.mT)[..., None] * heights  # (v . e) m, (T, H, n)
+    top = signed.argmax(dim=-1, keepdim=True)
+    below = signed.gather(-1, top) - signed  # |v . e| |m_top - m_i|
+    mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)
+    b = torch.einsum(f"thd,{'t' * (contexts.ndim == 3)}nd->thn", mixed, contexts)
+    rise = b - b.gather(-1, top)
+    others = max(contexts.shape[-2] - 1, 1)
+    scale = (math.log(others / tail) + rise) / below
+    scale.scatter_(-1, top, 0.0)  # the top token asks for nothing, nor do served examples
+    scale[served, torch.arange(len(v), device=v.device)[:, None]] = 0.0
+    return scale.amax(dim=(0, 2))
+
+
+def _attention_maps(
+    contexts: Contexts, queries: Float[Tensor, "T d"], heads: int, generator: torch.Generator
+) -> tuple[Float[Tensor, "H d r"], Float[Tensor, "H d r"]]:
+    """The maps ``W_Q`` and ``W_K`` of all heads, of width ``k + 1``."""
+    served = serve(len(queries), heads).to(queries.device)
+    duals, free = dual_basis(queries, served)
+    u = separating_direction(contexts, generator)
+    v = orthogonal_direction(free, queries, served, generator)
+    keys = interpolating_keys(contexts, served, _target_logits(contexts, served, u, generator))
+    root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
+    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T
+    W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
+    W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
+    return W_Q, W_K
+
+
+def _target_logits(
+    contexts: Contexts,
+    served: Int[Tensor, "H k"],
+    u: Float[Tensor, " d"],
+    generator: torch.Generator,
+) -> Float[Tensor, "H k n"]:
+    """Slot ``j`` prefers the token ranked ``j + 1`` by ``u``, never the top one.
+
+    Saturated heads look at the top token. Preferring others keeps the rows far from dependent.
+    """
+    heads, slots = served.shape
+    noise = SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
+    order = (contexts @ u).argsort(dim=-1, descending=True)
+    order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
+    rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
+    preferred = order.gather(-1, rank)
+    return noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
 
 
 # --- Step 2: the read-out -------------------------------------------------------------------------
@@ -114,30 +324,15 @@ def factor(
 # --- the theorem ----------------------------------------------------------------------------------
 
 
-def _check_examples(contexts, queries, labels, heads, head_dim, seed, value_dim, skip) -> None:
-    check_examples(contexts, queries, labels)
-    for name, value in (("heads", heads), ("head_dim", head_dim)):
-        check_integer(name, value)
-    check_seed(seed)
-    _check_sizes(contexts, queries, labels, value_dim, skip)
-    check_distinct_examples(contexts, queries, labels)
-    _check_assumptions(contexts, queries, heads, head_dim)
-
-
-def _check_sizes(contexts, queries, labels, value_dim, skip) -> None:
-    d, outputs = queries.shape[1], labels.shape[1] if labels.ndim == 2 else 1
-    check_example_sizes(contexts, queries, labels)
-    if value_dim is not None:
-        check_integer("value_dim", value_dim)
-        if value_dim < outputs:
-            refuse("value_dim", value_dim, f"at least d_out = {outputs}")
+def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, skip) -> None:
+    """The hypotheses, except the queries' independence, which the steps check."""
+    check_data(contexts=contexts, queries=queries, labels=labels)
+    (n, d), outputs = contexts.shape[-2:], labels[0].numel()
+    if value_dim is not None and value_dim < outputs:
+        refuse("value_dim", value_dim, f"at least d_out = {outputs}")
     if skip and outputs > d:
         refuse("labels", f"d_out = {outputs}", f"at most d = {d} with a skip connection")
-
-
-def _check_assumptions(contexts, queries, heads, head_dim) -> None:
-    """Check the theorem's hypotheses except the queries' independence, which the steps check."""
-    n, d = contexts.shape[-2:]
+    check_distinct_examples(contexts, queries, labels)
     if n >= d:
         refuse("contexts", f"n = {n} tokens in dimension d = {d}", "n < d")
     capacity = mha_capacity(heads, n, head_dim)
@@ -153,16 +348,16 @@ def _check_assumptions(contexts, queries, heads, head_dim) -> None:
 
 
 @on_cpu
-@checked_by(_check_examples)
+@checked(also=_satisfies_theorem_1)
 @torch.no_grad()
 def memorize_mha(
-    contexts: Float[Tensor, "*T n d"],
+    contexts: Contexts,
     queries: Float[Tensor, "T d"],
-    labels: Float[Tensor, "T *d_out"],
+    labels: Labels,
     *,
     heads: int,
     head_dim: int,
-    seed: int,
+    seed: Seed,
     value_dim: int | None = None,
     skip: bool = False,
 ) -> MHAWeights:
@@ -199,48 +394,38 @@ def memorize_mha(
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
     """
-    how = {"heads": heads, "head_dim": head_dim, "seed": seed, "skip": skip}
-    build = functools.partial(_build, **how, value_dim=value_dim or labels[0].numel())
-    return in_units(build, contexts, queries, labels, skip)
+    sizes = {"heads": heads, "head_dim": head_dim, "value_dim": value_dim or labels[0].numel()}
+    build = functools.partial(_build, **sizes, seed=seed, skip=skip)
+    return build_in_units(build, contexts, queries, labels, skip)
 
 
-def _build(contexts, queries, targets, *, heads, head_dim, seed, value_dim, skip) -> MHAWeights:
+def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip) -> MHAWeights:
     """The layer for data in their units."""
-    W_D = _decoder(queries, targets, skip)
+    W_D = _decoder(queries, labels, skip)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(DRAWS):
-        W_Q, W_K = attention_maps(contexts, queries, heads, generator)
-        maps = [_widened(W, head_dim) for W in (W_Q, W_K)]
-        rest = targets - queries @ W_D if skip else targets
+        maps = _attention_maps(contexts, queries, heads, generator)
+        maps = [torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps]
+        rest = labels - queries @ W_D if skip else labels
         Z = attend(*maps, contexts, queries)[1]  # (T, H, d)
         M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
         weights = MHAWeights(*maps, *factor(M, value_dim, W_D), W_D)
-        error = _error(weights, contexts, queries, targets, skip)
-        if error <= TOLERANCE * targets.abs().max():
+        # In reverse order, so that shared rounding errors hide nothing.
+        reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
+        outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
+        error = (outputs - labels).abs().max()
+        if error <= TOLERANCE * labels.abs().max():
             return weights
     got = f"nearly dependent contexts or queries (error {error:.1e} after {DRAWS} draws)"
     return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
 
 
-def _decoder(queries: Tensor, targets: Tensor, skip: bool) -> Float[Tensor, "d_o d_out"]:
+def _decoder(queries: Tensor, labels: Tensor, skip: bool) -> Float[Tensor, "d_o d_out"]:
     """``W_D``: the identity, or with a skip a few coordinates, at the scale of the labels.
 
     Appendix C leaves it free. At another scale labels and query would cancel digits.
     """
-    outputs = targets.shape[1]
+    outputs = labels.shape[1]
     eye = torch.eye(queries.shape[1] if skip else outputs, outputs).to(queries)
-    scale = targets.abs().max() / queries.abs().max() if skip else 1.0
+    scale = labels.abs().max() / queries.abs().max() if skip else 1.0
     return eye * scale
-
-
-def _error(
-    weights: MHAWeights, contexts: Tensor, queries: Tensor, targets: Tensor, skip: bool
-) -> Float[Tensor, ""]:
-    """Largest error, computed in reverse order so that shared rounding errors hide nothing."""
-    contexts = contexts.flip(0) if contexts.ndim == 3 else contexts
-    outputs = mha(weights, contexts, queries.flip(0), skip=skip)
-    return (outputs.flip(0) - targets).abs().max()
-
-
-def _widened(W: Float[Tensor, "H d r"], head_dim: int) -> Float[Tensor, "H d d_h"]:
-    return torch.cat([W, W.new_zeros(*W.shape[:2], head_dim - W.shape[2])], dim=-1)

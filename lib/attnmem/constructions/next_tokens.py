@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,19 +23,11 @@ from torch import Tensor
 
 from ..attention import AoTWeights, aot
 from ..attention.tangents import ScalarHeads, scalar_outputs, tangents
-from ..checks import (
-    check_integer,
-    check_seed,
-    check_size,
-    check_tensor,
-    check_tokens,
-    checked_by,
-    refuse,
-)
+from ..checks import Range, Seed, check_tokens, checked, refuse
+from ..examples import Sequences, check_distinct_sequences
 from .dana import draw, margins
-from .generic import gaussian, on_cpu
-from .impossible import check_distinct_sequences
-from .jacobians import cancelling_rank, check_groups
+from .random_layers import gaussian, on_cpu
+from .sequences import Dim, HeadDim, cancelling_rank
 
 SPREADS = (1.0, 2.0, 0.3, 3.0)  # of the drawn logits; sharp attention has a small derivative
 DRAWS = 8
@@ -87,17 +79,9 @@ def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"
     return torch.cat([x[:, -1], values, *maps], dim=1)
 
 
-def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, seed) -> None:
-    check_tensor("sequences", sequences, "(T_0, S)", 2)
-    check_tensor("next_tokens", next_tokens, "(T_0,)", 1)
-    check_integer("vocab", vocab, least=2)
-    check_integer("dim", dim, least=2)
-    check_integer("head_dim", head_dim, most=dim)
-    check_seed(seed)
-    check_groups(groups)
-    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
-        check_tokens(name, tensor, vocab)
-    check_size("next_tokens", next_tokens, 0, len(sequences), "the number of sequences")
+def _reach_every_labeling(sequences, next_tokens, vocab, dim, head_dim, groups) -> None:
+    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tokens, vocab)
     check_distinct_sequences(sequences, next_tokens)
     rank = cancelling_rank(sequences, groups, head_dim, dim)
     if rank < len(sequences):
@@ -110,22 +94,22 @@ def _check_cancellation(sequences, next_tokens, vocab, dim, head_dim, groups, se
 
 
 @on_cpu
-@checked_by(_check_cancellation)
+@checked(also=_reach_every_labeling)
 @torch.no_grad()
 def memorize_next_tokens(
-    sequences: Int[Tensor, "T S"],
+    sequences: Sequences,
     next_tokens: Int[Tensor, " T"],
     *,
-    vocab: int,
-    dim: int,
-    head_dim: int,
+    vocab: Annotated[int, Range(2)],
+    dim: Dim,
+    head_dim: HeadDim,
     groups: Sequence[int],
-    seed: int,
+    seed: Seed,
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token, by cancelling heads.
 
-    It serves as many sequences as :func:`attnmem.constructions.jacobians.cancelling_rank` says, for
-    any next tokens. For random sequences that is about ``d_h (2 d - d_h) + d`` for each pair of
+    It serves as many sequences as :func:`~attnmem.constructions.sequences.cancelling_rank` says,
+    for any next tokens. For random sequences that is about ``d_h (2 d - d_h) + d`` for each pair of
     heads, where :func:`attnmem.constructions.memorize_aot` serves ``2 d_h``.
 
     Args:
@@ -155,19 +139,19 @@ def memorize_next_tokens(
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
     sizes = (vocab, sequences.shape[1], dim, head_dim, len(groups))
-    best, worst = None, -math.inf
+    best, largest = None, -math.inf
     for embedding, positions, base in _bases(sequences, sizes, groups, seed):
         x = embedding[sequences] + positions
-        labels = c[next_tokens] * x[:, -1, -1]
-        goal = float((c[1] - c[0]) ** 2 * x[:, -1, -1].min())
-        for found in _solutions(x, base, labels):
-            weights = _transformer(embedding, positions, found, c)
+        z = x[:, -1, -1]
+        exact_margin = float((c[1] - c[0]) ** 2 * z.min())
+        for solution in _solutions(x, base, labels=c[next_tokens] * z):
+            weights = _transformer(embedding, positions, solution, c)
             margin = float(margins(aot(weights, sequences), next_tokens).min())
-            if margin > worst:
-                best, worst = weights, margin
-            if worst > ENOUGH * goal:
+            if margin > largest:
+                best, largest = weights, margin
+            if largest > ENOUGH * exact_margin:
                 return best
-    if best is None or worst <= 0:
+    if best is None or largest <= 0:
         refuse(
             "sequences",
             f"{len(sequences)} sequences with a Jacobian of full rank, of which each of {DRAWS} "
@@ -178,10 +162,10 @@ def memorize_next_tokens(
 
 
 def _bases(
-    sequences: Tensor, sizes: tuple[int, ...], groups: Sequence[int], seed: int
+    sequences: Sequences, sizes: tuple[int, ...], groups: Sequence[int], seed: int
 ) -> Iterator[tuple[Tensor, Tensor, Scalars]]:
     """Embeddings, positions and cancelling heads. The last coordinate of x(t, S) is positive."""
-    owner = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
+    group_of_head = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
     for attempt in range(DRAWS):
         number, spread = seed + 1000 * attempt, SPREADS[attempt % len(SPREADS)]
         embedding, positions, W_Q, W_K, _ = draw(*sizes, spread, number)
@@ -190,7 +174,8 @@ def _bases(
         drawn = [gaussian(generator, size, embedding.shape[1]) for size in groups]
         values = torch.cat([m - m.mean(0) for m in drawn])
         u = gaussian(generator, embedding.shape[1])  # a direction to write in, if all labels are 0
-        yield embedding, positions, Scalars(u, values, W_Q[owner], W_K[owner])
+        base = Scalars(u, values, W_Q[group_of_head], W_K[group_of_head])
+        yield embedding, positions, base
 
 
 def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
@@ -199,11 +184,11 @@ def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
     for step in STEPS:
         change = 0 * Q[:, 0]
         for _ in range(CORRECTIONS):
-            found = _changed(base, change, step)
-            missed = labels - scalars(x, found)
-            solved = torch.linalg.solve_triangular(R.T, missed[:, None], upper=False)
+            weights = _changed(base, change, step)
+            residual = labels - scalars(x, weights)
+            solved = torch.linalg.solve_triangular(R.T, residual[:, None], upper=False)
             change = change + (Q @ solved)[:, 0]
-        yield found
+        yield weights
 
 
 def _changed(base: Scalars, change: Tensor, step: float) -> Scalars:
@@ -214,13 +199,13 @@ def _changed(base: Scalars, change: Tensor, step: float) -> Scalars:
     return Scalars(base.u + u, base.values / step + values, *moved)
 
 
-def _transformer(embedding: Tensor, positions: Tensor, found: Scalars, c: Tensor) -> AoTWeights:
+def _transformer(embedding: Tensor, positions: Tensor, scalars: Scalars, c: Tensor) -> AoTWeights:
     """The transformer whose logits are ``2 c y - c^2 z``, ``z`` the last coordinate of ``x``."""
-    heads, head_dim, dim = found.W_Q.shape
-    z = torch.eye(dim, dtype=c.dtype)[-1]
-    written = found.u * (1 - z)
-    written = written / (written @ written).clamp(min=TINY)  # one for u, zero for z
+    heads, head_dim, dim = scalars.W_Q.shape
+    r = torch.eye(dim, dtype=c.dtype)[-1]
+    written = scalars.u * (1 - r)
+    written = written / (written @ written).clamp(min=TINY)  # product 1 with u, 0 with r
     W_V, W_O = c.new_zeros(heads, head_dim, dim), c.new_zeros(heads, dim, head_dim)
-    W_V[:, 0], W_O[:, :, 0] = found.values, written
-    W_U = 2 * c[:, None] * found.u - c[:, None] ** 2 * z
-    return AoTWeights(embedding, positions, found.W_Q, found.W_K, W_V, W_O, W_U)
+    W_V[:, 0], W_O[:, :, 0] = scalars.values, written
+    W_U = 2 * c[:, None] * scalars.u - c[:, None] ** 2 * r
+    return AoTWeights(embedding, positions, scalars.W_Q, scalars.W_K, W_V, W_O, W_U)

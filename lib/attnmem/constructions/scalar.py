@@ -22,45 +22,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..checks import (
-    check_distinct_examples,
-    check_integer,
-    check_reals,
-    check_size,
-    check_tensor,
-    checked_by,
-    refuse,
-)
+from ..checks import checked, refuse
+from ..examples import check_data, check_distinct_examples
 from ..independence import numerical_rank
-from .generic import on_cpu
-from .serving import EPS, dual_basis, orthogonal_direction, saturating_scale
-from .units import in_units
+from .mahdavi import EPS, dual_basis, orthogonal_direction, saturating_scale
+from .random_layers import on_cpu
+from .units import build_in_units
 
 CARRIER, IDLE = 0, (1, 2)  # indices of tokens
 TOLERANCE = 1e-8  # of the largest label
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
 
-def _check_scalars(context, queries, labels, heads) -> None:
-    check_tensor("context", context, "(n, d)", 2)
-    check_tensor("queries", queries, "(T, d)", 2)
-    check_tensor("labels", labels, "(T,)", 1)
-    for name, tensor in (("context", context), ("queries", queries), ("labels", labels)):
-        check_reals(name, tensor)
-    check_integer("heads", heads)
-    T, d = queries.shape
-    check_size("context", context, -1, d, "d of the queries")
-    check_size("labels", labels, 0, T, "the number of queries")
-    if not 1 <= T <= heads * (d - 1):
+def _satisfies_scalars(context, queries, labels, heads) -> None:
+    check_data(context=context, queries=queries, labels=labels)
+    (n, d), T = context.shape, len(queries)
+    if heads * (d - 1) < T:
         refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
-    n = len(context)
     if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
         refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
     check_distinct_examples(context, queries, labels)
 
 
 @on_cpu
-@checked_by(_check_scalars)
+@checked(also=_satisfies_scalars)
 @torch.no_grad()
 def memorize_scalars(
     context: Float[Tensor, "n d"],
@@ -96,7 +81,7 @@ def memorize_scalars(
 
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
-    return in_units(functools.partial(_build, heads=heads), context, queries, labels)
+    return build_in_units(functools.partial(_build, heads=heads), context, queries, labels)
 
 
 def _build(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:

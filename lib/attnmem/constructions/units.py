@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..attention.coordinates import unit
 from ..checks import refuse
+from ..examples import unit
 
 TOLERANCE = 1e-12  # of the largest label
 
 
-def in_units(
+def build_in_units(
     build: Callable[..., MHAWeights],
     contexts: Tensor,
     queries: Tensor,
     labels: Tensor,
     skip: bool = False,
 ) -> MHAWeights:
-    """Build a layer on data in their units (:func:`attnmem.attention.coordinates.unit`).
+    """Build a layer on data that are divided by their units, then adapt it to the data.
 
-    Powers of two change no digit. So the layer's outputs are those of the built one, but for
-    numbers that leave the range of float64.
+    Units are powers of two, which change no digit. So the layer's outputs are those of the built
+    one, but for numbers that leave the range of float64.
 
     Args:
         build: From contexts, queries and labels ``(T, d_out)`` in float64 to weights.

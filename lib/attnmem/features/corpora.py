@@ -25,7 +25,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from ..checks import check_integer, check_number, check_seed, checked_by, refuse
-from ..constructions.generic import on_cpu
+from ..constructions.random_layers import on_cpu
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]

@@ -25,7 +25,7 @@ from ..checks import (
     checked_by,
     refuse,
 )
-from ..constructions.generic import on_cpu
+from ..constructions.random_layers import on_cpu
 from .corpora import Inputs, need, normalized, reaching
 
 PUBLISHED = {

@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from ..checks import check_integer, check_seed, checked_by
-from ..constructions.generic import on_cpu
+from ..constructions.random_layers import on_cpu
 from . import corpora
 from .corpora import BYTES, MASK, need, normalized
 

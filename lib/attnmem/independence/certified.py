@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from ..balls import FIRST_BITS, BallMatrix, Enclosure, flint, precision, precisions
-from ..checks import check_integer, check_seed, check_size, check_tensor, checked_by, refuse
+from ..checks import Range, Seed, checked, refuse
 from .numerical import check_entries, numerical_rank
 
 PRIME_BITS = 62
@@ -40,32 +40,24 @@ class CertifiedRank(NamedTuple):
         return self.rank == min(self.shape)
 
 
-def _check_certified(matrix, times, target, seed, most_bits) -> None:
-    if not callable(matrix):
-        check_tensor("matrix", matrix, "(m, n), or a function from bits to an arb_mat", 2)
-        check_entries("matrix", matrix, None)
-    if times is not None:
-        if callable(matrix):
+def _is_exact(matrix, times, target) -> None:
+    if callable(matrix):
+        if times is not None:
             refuse("times", "a tensor", "None for a function, which encloses the whole product")
-        check_tensor("times", times, "(n, k)", 2)
-        check_entries("times", times, None)
-        check_size("times", times, 0, matrix.shape[1], "the columns of matrix")
+        return
     if target is not None:
-        if not callable(matrix):
-            refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
-        check_integer("target", target)
-    check_seed(seed)
-    check_integer("most_bits", most_bits, least=FIRST_BITS)
+        refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
+    check_entries(matrix=matrix, **({} if times is None else {"times": times}))
 
 
-@checked_by(_check_certified)
+@checked(also=_is_exact)
 def certified_rank(
     matrix: Shaped[Tensor, "m n"] | Enclosure,
     *,
     times: Shaped[Tensor, "n k"] | None = None,
     target: int | None = None,
-    seed: int = 0,
-    most_bits: int = 1024,
+    seed: Seed = 0,
+    most_bits: Annotated[int, Range(FIRST_BITS)] = 1024,
 ) -> CertifiedRank:
     """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 import numpy as np
 import scipy
@@ -11,33 +12,23 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..checks import check_integer, check_number, check_tensor, checked_by, refuse
-from .numerical import check_entries, numerical_rank
+from ..checks import Range, checked, refuse
+from .numerical import Tolerance, check_entries, numerical_rank
 
-METHODS = ("exhaustive", "milp")
 SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
 ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
 PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
 BLOCK = 8192  # subsets whose singular values are computed at once
 
 
-def _check_kruskal(vectors, rtol, method, max_subsets, max_seconds) -> None:
-    check_tensor("vectors", vectors, "(T, d)", 2)
-    check_entries("vectors", vectors, rtol)
-    if method not in METHODS:
-        refuse("method", repr(method), f"one of {METHODS}")
-    check_integer("max_subsets", max_subsets)
-    check_number("max_seconds", max_seconds, least=0, most=math.inf)
-
-
-@checked_by(_check_kruskal)
+@checked(also=lambda vectors: check_entries(vectors=vectors))
 def kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
-    rtol: float | None = None,
-    method: str = "exhaustive",
+    rtol: Tolerance = None,
+    method: Literal["exhaustive", "milp"] = "exhaustive",
     max_subsets: int = 100_000_000,
-    max_seconds: int | float = 600,
+    max_seconds: Annotated[int | float, Range(0)] = 600,
 ) -> int:
     """The largest ``k`` such that any ``k`` of the rows are linearly independent.
 
@@ -139,7 +130,7 @@ def _prefixes(
     missing: int,
     count: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each prefix with ``missing`` more vectors, its squared volume, and what is left of the rows.
+    """Each prefix with ``missing`` more vectors, its squared volume, and the residual rows.
 
     ``residual`` holds the last ``R`` of the ``count`` rows, less their part in the span of the
     prefix. These are as many as the prefixes of a block need, which is why blocks are formed by
@@ -153,12 +144,12 @@ def _prefixes(
     new, block = _later(prefix, residual, count)[:, :room].T.nonzero(as_tuple=True)
     length = 1 + ENTRIES // residual[0].numel()
     for i, b in zip(new.split(length), block.split(length), strict=True):
-        added, left = residual[b, i], residual[b, int(i[0]) + 1 :]
+        added, rest = residual[b, i], residual[b, int(i[0]) + 1 :]
         norm = added.square().sum(dim=1)
-        along = (left @ added[:, :, None]) / norm.clamp(min=1e-300)[:, None, None]
-        left = left.addcmul_(along, added[:, None, :], value=-1)
+        along = (rest @ added[:, :, None]) / norm.clamp(min=1e-300)[:, None, None]
+        rest = rest.addcmul_(along, added[:, None, :], value=-1)
         longer = torch.cat([prefix[b], i[:, None] + start], dim=1)
-        yield from _prefixes(longer, left, square[b] * norm, missing - 1, count)
+        yield from _prefixes(longer, rest, square[b] * norm, missing - 1, count)
 
 
 def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block R"]:

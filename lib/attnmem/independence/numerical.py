@@ -2,61 +2,67 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..checks import FLOATS, check_finite, check_number, check_tensor, checked_by, refuse
+from ..checks import FLOATS, Range, check_finite, checked, refuse
+from ..examples import unit
 
 MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
 
-
-def _check_rank(matrix, rtol, dtype) -> None:
-    check_tensor("matrix", matrix, "(*batch, m, n)", range(2, 99))
-    check_entries("matrix", matrix, rtol, dtype)
+Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
-def check_entries(name, value, rtol, dtype=None) -> None:
-    """Accept finite reals of single or double precision, or integers, and the options with them.
+def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
+    """Accept finite reals of single or double precision, or integers.
 
     Args:
-        name: The argument, for the error.
-        value: Its value.
-        rtol: A relative tolerance, or None.
         dtype: The arithmetic to compute in, or None.
+        **matrices: The matrices, by the names for the error.
 
     Raises:
-        ValueError: If an entry, the tolerance or a dtype is not accepted.
+        ValueError: If an entry or a dtype is not accepted.
     """
-    if value.dtype.is_complex or value.dtype in (torch.float16, torch.bfloat16, torch.bool):
-        refuse(name, f"dtype {value.dtype}", "float32, float64 or integers")
-    check_finite(name, value)
-    if rtol is not None:
-        check_number("rtol", rtol, least=0.0, most=1.0)
+    for name, matrix in matrices.items():
+        if matrix.dtype.is_complex or matrix.dtype in (torch.float16, torch.bfloat16, torch.bool):
+            refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
+        check_finite(name, matrix)
     if dtype is not None and dtype not in FLOATS:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
 
 
-def arithmetic(matrix: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The arithmetic to compute in, by default the matrix's own (float64 for integers).
+def _is_numerical(matrix, dtype) -> None:
+    check_entries(dtype, matrix=matrix)
+
+
+def scaled(
+    matrix: Shaped[Tensor, "*batch m n"], rtol: float | None, dtype: torch.dtype | None
+) -> tuple[Float[Tensor, "*batch m n"], float]:
+    """The matrix in its arithmetic and unit, so that no sum overflows, and the tolerance.
 
     Args:
-        matrix: The matrix.
-        dtype: What was asked for, or None.
+        matrix: A matrix, or a batch of them.
+        rtol: The relative tolerance, by default the longer side times the rounding unit.
+        dtype: The arithmetic, by default the matrix's own (float64 for integers).
 
     Returns:
-        float32 or float64.
+        The matrix with a largest entry from 1 to 4, and the tolerance.
     """
-    return dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
+    dtype = dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
+    matrix = matrix.to(dtype)
+    if rtol is None:
+        rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
+    return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
 
 
-@checked_by(_check_rank)
+@checked(also=_is_numerical)
 def numerical_rank(
     matrix: Shaped[Tensor, "*batch m n"],
     *,
-    rtol: float | None = None,
+    rtol: Tolerance = None,
     dtype: torch.dtype | None = None,
 ) -> int | Int[Tensor, "*batch"]:
     """Number of singular values above ``rtol`` times the largest one.
@@ -88,44 +94,12 @@ def numerical_rank(
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
         1
     """
-    dtype = arithmetic(matrix, dtype)
+    values, rtol = scaled(matrix, rtol, dtype)
     if 0 in matrix.shape[-2:]:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
-        rtol = tolerance(matrix, rtol, dtype)
-        rank = _ranks(in_units(matrix.to(dtype)).reshape(-1, *matrix.shape[-2:]), rtol)
-        rank = rank.view(matrix.shape[:-2])
+        rank = _ranks(values.reshape(-1, *matrix.shape[-2:]), rtol).view(matrix.shape[:-2])
     return int(rank) if matrix.ndim == 2 else rank
-
-
-def in_units(matrix: Float[Tensor, "*batch m n"]) -> Float[Tensor, "*batch m n"]:
-    """The matrix over a power of two near its largest entry: same digits, no sum overflows.
-
-    Args:
-        matrix: The matrix, or a batch of them.
-
-    Returns:
-        The matrix with a largest entry from 1 to 2; as it is without entries or of zeros.
-    """
-    if 0 in matrix.shape[-2:]:
-        return matrix
-    top = matrix.detach().abs().amax(dim=(-2, -1), keepdim=True)
-    power = top / torch.frexp(top).mantissa.mul(2)
-    return matrix / torch.where(top > 0, power, 1)
-
-
-def tolerance(matrix: Tensor, rtol: float | None, dtype: torch.dtype) -> float:
-    """The relative tolerance, by default the longer side times the rounding unit.
-
-    Args:
-        matrix: The matrix, or a batch of them.
-        rtol: What was asked for, or None.
-        dtype: The arithmetic.
-
-    Returns:
-        A number from 0 on.
-    """
-    return max(matrix.shape[-2:]) * torch.finfo(dtype).eps if rtol is None else rtol
 
 
 class RankMargin(NamedTuple):
@@ -144,16 +118,11 @@ class RankMargin(NamedTuple):
     dropped: float
 
 
-def _check_margin(matrix, rtol, dtype) -> None:
-    check_tensor("matrix", matrix, "(m, n)", 2)
-    check_entries("matrix", matrix, rtol, dtype)
-
-
-@checked_by(_check_margin)
+@checked(also=_is_numerical)
 def rank_margin(
     matrix: Shaped[Tensor, "m n"],
     *,
-    rtol: float | None = None,
+    rtol: Tolerance = None,
     dtype: torch.dtype | None = None,
 ) -> RankMargin:
     """The numerical rank with its tolerance and the singular values on both sides of it.
@@ -179,9 +148,8 @@ def rank_margin(
         >>> round(rank_margin(tall).dropped, 3), round(rank_margin(tall).tolerance, 3)
         (0.1, 0.238)
     """
-    dtype = arithmetic(matrix, dtype)
-    values = torch.linalg.svdvals(in_units(matrix.to(dtype))).double()
-    rtol = tolerance(matrix, rtol, dtype)
+    matrix, rtol = scaled(matrix, rtol, dtype)
+    values = torch.linalg.svdvals(matrix).double()
     shares = (values / values[:1].clamp(min=torch.finfo(values.dtype).tiny)).tolist()
     rank = sum(share > rtol for share in shares)
     return RankMargin(rank, rtol, *(([0.0, *shares][rank], [*shares, 0.0][rank])))
@@ -190,9 +158,9 @@ def rank_margin(
 def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     gram = wide.double() @ wide.double().mT
-    left = ~clearly_full(gram, wide.shape[2], rtol)
-    rank = torch.full(left.shape, wide.shape[1], device=matrices.device)
-    rank[left] = rank_by_values(matrices[left], rtol)
+    unsettled = ~clearly_full(gram, wide.shape[2], rtol)
+    rank = torch.full(unsettled.shape, wide.shape[1], device=matrices.device)
+    rank[unsettled] = rank_by_values(matrices[unsettled], rtol)
     return rank
 
 
@@ -206,12 +174,12 @@ def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor,
     Returns:
         The rank of each matrix.
     """
-    left = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
+    unsettled = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
     if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
-        left = ~_clearly_full_triangle(matrices, rtol)
-    rank = torch.full(left.shape, min(matrices.shape[1:]), device=matrices.device)
-    values = torch.linalg.svdvals(matrices[left])
-    rank[left] = (values > rtol * values[:, :1]).sum(dim=1)
+        unsettled = ~_clearly_full_triangle(matrices, rtol)
+    rank = torch.full(unsettled.shape, min(matrices.shape[1:]), device=matrices.device)
+    values = torch.linalg.svdvals(matrices[unsettled])
+    rank[unsettled] = (values > rtol * values[:, :1]).sum(dim=1)
     return rank
 
 
@@ -277,9 +245,9 @@ def clearly_short(
 
 def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """Whether all eigenvalues exceed the bound: the difference is positive definite."""
-    left = gram.clone()
-    left.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
-    return torch.linalg.cholesky_ex(left).info == 0
+    difference = gram.clone()
+    difference.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
+    return torch.linalg.cholesky_ex(difference).info == 0
 
 
 def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:

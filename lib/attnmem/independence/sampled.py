@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..checks import check_integer, check_number, check_seed, check_tensor, checked_by
+from ..checks import Range, Seed, checked, refuse
 from .numerical import (
-    arithmetic,
+    Tolerance,
     check_entries,
     clearly_full,
     clearly_short,
-    in_units,
     rank_by_values,
+    scaled,
 )
 
 DRAWN = 8192  # subsets drawn at once
 LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
 ENTRIES = 2**23  # numbers that are gathered at once, 64 MB of them
+
+Fraction = Annotated[int | float, Range(0.0, 1.0)]
 
 
 class SampledIndependence(NamedTuple):
@@ -58,7 +60,7 @@ class SampledKruskalRank(NamedTuple):
 
     Attributes:
         rank: That size, 0 if none passed.
-        threshold: The fraction of independent samples that was asked for.
+        threshold: The fraction of independent samples that a size needs to pass.
         passed: The test of that size; None if no size passed.
         failed: The test of the next size; None if none failed.
     """
@@ -69,29 +71,22 @@ class SampledKruskalRank(NamedTuple):
     failed: SampledIndependence | None
 
 
-def _check_sampling(
-    vectors, samples, seed, rtol, dtype, confidence, size=None, threshold=0.0
-) -> None:
-    check_tensor("vectors", vectors, "(T, d)", 2)
-    check_entries("vectors", vectors, rtol, dtype)
-    check_integer("samples", samples)
-    check_seed(seed)
-    check_number("confidence", confidence, least=0.0, most=1.0)
-    check_number("threshold", threshold, least=0.0, most=1.0)
-    if size is not None:
-        check_integer("size", size, most=len(vectors))
+def _can_be_sampled(vectors, dtype, size=1) -> None:
+    check_entries(dtype, vectors=vectors)
+    if size > len(vectors):
+        refuse("size", size, f"at most the number of vectors, {len(vectors)}")
 
 
-@checked_by(_check_sampling)
+@checked(also=_can_be_sampled)
 def sampled_independence(
     vectors: Shaped[Tensor, "T d"],
     size: int,
     *,
     samples: int = 5000,
-    seed: int,
-    rtol: float | None = None,
+    seed: Seed,
+    rtol: Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: float = 0.95,
+    confidence: Fraction = 0.95,
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence.
 
@@ -122,7 +117,7 @@ def sampled_independence(
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
     generator = torch.Generator().manual_seed(seed)
-    vectors = in_units(vectors.to(arithmetic(vectors, dtype)))
+    vectors, _ = scaled(vectors, rtol, dtype)
     double = vectors.double()
     gram = double @ double.mT if len(vectors) <= LARGE else None
     ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
@@ -178,23 +173,23 @@ def _dependent(
     else:
         blocks = gram[subsets[:, :, None], subsets[:, None, :]]
     dependent = ~clearly_full(blocks, d, rtol)
-    open_ = dependent.nonzero()[:, 0]
-    if len(open_):
-        open_ = open_[~clearly_short(blocks[open_], d, rtol, ceiling())]
-        dependent[open_] = rank_by_values(vectors[subsets[open_]], rtol) < size
+    unsettled = dependent.nonzero()[:, 0]
+    if len(unsettled):
+        unsettled = unsettled[~clearly_short(blocks[unsettled], d, rtol, ceiling())]
+        dependent[unsettled] = rank_by_values(vectors[subsets[unsettled]], rtol) < size
     return dependent
 
 
-@checked_by(_check_sampling)
+@checked(also=lambda vectors, dtype: check_entries(dtype, vectors=vectors))
 def sampled_kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
     samples: int = 5000,
-    threshold: float = 0.99,
-    seed: int,
-    rtol: float | None = None,
+    threshold: Fraction = 0.99,
+    seed: Seed,
+    rtol: Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: float = 0.95,
+    confidence: Fraction = 0.95,
 ) -> SampledKruskalRank:
     """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 
@@ -206,7 +201,7 @@ def sampled_kruskal_rank(
     Args:
         vectors: One vector a row.
         samples: Number of subsets of each size that is tried.
-        threshold: Fraction of independent samples that is asked for, from 0 to 1.
+        threshold: Fraction of independent samples that a size needs to pass, from 0 to 1.
         seed: Seed of the subsets, at least 0.
         rtol: As for :func:`numerical_rank`.
         dtype: As for :func:`numerical_rank`.
@@ -228,15 +223,8 @@ def sampled_kruskal_rank(
     passed = failed = None
     while high - low > 1:
         size = (low + high) // 2
-        test = sampled_independence(
-            vectors,
-            size,
-            samples=samples,
-            seed=seed + size,
-            rtol=rtol,
-            dtype=dtype,
-            confidence=confidence,
-        )
+        options = {"rtol": rtol, "dtype": dtype, "confidence": confidence}
+        test = sampled_independence(vectors, size, samples=samples, seed=seed + size, **options)
         if test.independent_fraction >= threshold:
             low, passed = size, test
         else:

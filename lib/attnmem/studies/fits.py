@@ -23,7 +23,7 @@ from torch import Tensor
 from .. import bounds, fitting, results
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
-from ..constructions.generic import map_scale
+from ..constructions.random_layers import map_scale
 from ..results import Fitted, Fitting, Row
 from ..training import warmup_cosine
 from ..training.places import device_name

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights
-from ..checks import Function, check_integer, check_number, check_seed, checked_by
+from ..checks import Function, Range, Seed, checked
 
 
 def on_cpu(function: Function) -> Function:
-    """Let a function make its tensors on the CPU, whatever torch's default device is.
-
-    Args:
-        function: A function that says where else a tensor belongs.
-
-    Returns:
-        The function.
-    """
+    """Let a function make its tensors on the CPU, whatever torch's default device is."""
 
     @functools.wraps(function)
     def placed(*args, **kwargs):
@@ -28,14 +22,6 @@ def on_cpu(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return placed
-
-
-def _check_random(heads, dim, head_dim, seed, value_dim, spread) -> None:
-    sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "value_dim": value_dim}
-    for name, value in sizes.items():
-        check_integer(name, value)
-    check_seed(seed)
-    check_number("spread", spread, least=0.0, most=1e6)
 
 
 def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
@@ -73,15 +59,15 @@ def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
 
 
 @on_cpu
-@checked_by(_check_random)
+@checked
 def random_mha(
     heads: int,
     dim: int,
     head_dim: int,
     *,
-    seed: int,
+    seed: Seed,
     value_dim: int = 1,
-    spread: int | float = 1.0,
+    spread: Annotated[int | float, Range(0, 1e6)] = 1.0,
 ) -> MHAWeights:
     """Draw a layer with independent Gaussian weights, in float64, with one output.
 

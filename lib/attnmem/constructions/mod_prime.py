@@ -1,0 +1,62 @@
+"""Linear algebra modulo the prime 2^31 - 1, by FLINT: ranks of integer matrices.
+
+A rank modulo a prime never exceeds the rank. It needs python-flint.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..balls import flint
+
+PRIME = 2**31 - 1  # products of two residues fit into 64 bits
+
+
+def _to_flint(matrix: np.ndarray):
+    entries = (matrix % PRIME).flatten().tolist()
+    return flint().nmod_mat(*matrix.shape, entries, PRIME)
+
+
+def _to_numpy(matrix) -> np.ndarray:
+    entries = np.array([int(x) for x in matrix.entries()], dtype=np.int64)
+    return entries.reshape(matrix.nrows(), matrix.ncols())
+
+
+def rank(matrix: np.ndarray) -> int:
+    """The rank modulo the prime.
+
+    Example:
+        >>> rank(np.array([[1, 2], [2, 4]]))
+        1
+    """
+    return _to_flint(matrix).rank()
+
+
+def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The product of two integer matrices modulo the prime.
+
+    Args:
+        left: Integers, shape ``(m, k)``.
+        right: Integers, shape ``(k, n)``.
+
+    Returns:
+        Residues, shape ``(m, n)``.
+
+    Example:
+        >>> product(np.array([[PRIME - 1, 1]]), np.array([[2], [3]])).tolist()
+        [[1]]
+    """
+    return _to_numpy(_to_flint(left) * _to_flint(right))
+
+
+def echelon(matrix: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """The reduced row echelon form modulo the prime, and the columns of its pivots.
+
+    Example:
+        >>> reduced, pivots = echelon(np.array([[0, 2, 4], [0, 1, 3]]))
+        >>> reduced.tolist(), pivots
+        ([[0, 1, 0], [0, 0, 1]], [1, 2])
+    """
+    reduced, count = _to_flint(matrix).rref()
+    reduced = _to_numpy(reduced)
+    return reduced, [int(np.flatnonzero(row)[0]) for row in reduced[:count]]

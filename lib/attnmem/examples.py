@@ -1,0 +1,137 @@
+"""Examples that a layer is to memorize: their shapes, their units, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .checks import check_finite, refuse
+
+Contexts = Float[Tensor, "T n d"] | Float[Tensor, "n d"]  # own ones, or one that all share
+Labels = Float[Tensor, "T d_out"] | Float[Tensor, " T"]
+Sequences = Int[Tensor, "T S"]
+
+
+def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
+    """The largest power of four up to the largest entry: exact to divide by, and so is its root.
+
+    Args:
+        x: Finite numbers, at least one.
+        axes: Axes over which the largest entry is sought, by default all. They are kept, of size 1.
+
+    Returns:
+        The power; one where all entries are zero.
+
+    Example:
+        >>> float(unit(torch.tensor([0.3, -17.0])))
+        16.0
+    """
+    top = x.detach().abs().amax(axes, keepdim=bool(axes))
+    mantissa, exponent = torch.frexp(top)  # top = mantissa 2^exponent, the mantissa from 1/2 to 1
+    power = top / (mantissa * torch.where(exponent % 2 == 1, 2, 4))
+    # The least subnormal of float32 is no power of four; it is its own unit.
+    return torch.where(power > 0, power, torch.where(top > 0, top, 1))
+
+
+def check_data(**data: Tensor) -> None:
+    """Accept tensors of finite entries, at least one in each, on the device of the first.
+
+    Args:
+        **data: The tensors, by the names for the error.
+
+    Raises:
+        ValueError: One of them is not so; the message names it.
+    """
+    first, device = next((name, tensor.device) for name, tensor in data.items())
+    for name, tensor in data.items():
+        check_finite(name, tensor)
+        if tensor.device != device:
+            refuse(name, f"device {tensor.device}", f"that of {first}, {device}")
+        if not tensor.numel():
+            refuse(name, f"shape {tuple(tensor.shape)}", "at least one entry")
+
+
+def check_token_numbers(sequences: Sequences) -> None:
+    """Accept token numbers, at least one.
+
+    Raises:
+        ValueError: If there is none, or one is negative.
+    """
+    if not sequences.numel() or int(sequences.min()) < 0:
+        refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
+
+
+def check_distinct(
+    name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
+) -> None:
+    """Accept rows of which no two are equal.
+
+    Args:
+        name: The argument, for the error.
+        rows: What stands for each row.
+        answers: What is to be learned of each row; of repeats, two with different ones are named.
+        what: The answers, for the error.
+
+    Raises:
+        ValueError: Two rows are equal. The error names them, and says whether their answers differ.
+
+    Example:
+        >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
+        Traceback (most recent call last):
+        ValueError: examples: got 0 and 2 equal, with different labels; expected distinct ones
+    """
+    first: dict[Hashable, int] = {}
+    pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
+    repeats = [pair for pair in pairs if pair[0] < pair[1]]
+    conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
+    for s, t in (conflicts or repeats)[:1]:
+        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
+        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
+
+
+def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
+    """Accept examples of which no two have one query and the same tokens, in whatever order.
+
+    Args:
+        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
+        queries: One query a row.
+        labels: One label a row.
+
+    Raises:
+        ValueError: Two examples are equal, so that every layer gives them one output.
+    """
+    rows = [query.tobytes() for query in _comparable(queries)]
+    if contexts.ndim == 3:
+        counts = collections.Counter(rows)
+        tokens = _comparable(contexts)
+        for t, row in enumerate(rows):
+            if counts[row] > 1:
+                rows[t] = b"".join([row, *sorted(token.tobytes() for token in tokens[t])])
+    check_distinct("examples", rows, labels.tolist())
+
+
+def check_distinct_sequences(
+    sequences: Sequences, next_tokens: Int[Tensor, " T"] | None = None
+) -> None:
+    """Accept sequences of which no two are equal.
+
+    Args:
+        sequences: Token numbers.
+        next_tokens: The token after each, if there is one.
+
+    Raises:
+        ValueError: Two are equal. The error names them, and says whether their next tokens differ.
+    """
+    rows = [*map(tuple, sequences.tolist())]
+    answers = rows if next_tokens is None else next_tokens.tolist()
+    check_distinct("sequences", rows, answers, "next tokens")
+
+
+def _comparable(x: Tensor) -> np.ndarray:
+    """The numbers for comparison by their bytes: without negative zeros."""
+    return x.detach().cpu().numpy() + 0
