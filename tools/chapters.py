@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
+import jinja2
 import jupytext
 import nbformat
 import yaml
@@ -52,6 +54,15 @@ def renew(path: Path, text: str) -> None:
         print(f"wrote {path.relative_to(ROOT)}")
 
 
+def render(template: str, filters: dict[str, Callable], **values: object) -> str:
+    """The text of a template in ``book/fragments``, filled in."""
+    loader = jinja2.FileSystemLoader(BOOK / "fragments", encoding="utf-8")
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = jinja2.Environment(loader=loader, **options)
+    environment.filters |= filters
+    return environment.get_template(template).render(values)
+
+
 def config() -> dict:
     """The book's configuration."""
     return yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))
@@ -83,11 +94,6 @@ def colab_cell() -> nbformat.NotebookNode:
     return nbformat.v4.new_code_cell(source, id=COLAB, metadata=metadata)
 
 
-def has_tag(cell: nbformat.NotebookNode, tag: str) -> bool:
-    """Whether a notebook cell carries ``tag``."""
-    return tag in cell.metadata.get("tags", [])
-
-
 def source_notebook(chapter: str) -> nbformat.NotebookNode:
     """The text source as a notebook to run: its cells, behind the set-up cell for Colab.
 
@@ -104,9 +110,9 @@ def source_notebook(chapter: str) -> nbformat.NotebookNode:
 def parameters(chapter: str) -> dict[str, object]:
     """Names and default values in the chapter's cell tagged ``parameters``, if it has one."""
     cells = jupytext.read(text_path(chapter)).cells
-    source = next((cell.source for cell in cells if has_tag(cell, "parameters")), "")
+    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     return {
         statement.targets[0].id: ast.literal_eval(statement.value)
-        for statement in ast.parse(source).body
+        for statement in ast.parse("\n".join(tagged)).body
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
     }

@@ -6,44 +6,41 @@ evidence from the outputs of the executed notebooks, the graph from the referenc
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
-from itertools import groupby
 
 from attnmem.reporting import CLAIMED, GRADES, WORDS, Claim, Graded, claims, marked, name_of, papers
 from attnmem.results import SHIPPED
 
 from . import graph, statements
-from .chapters import BOOK, renew
+from .chapters import BOOK, render, renew
 from .statements import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, recorded, word_of
 
 PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
 GRAPH = BOOK / "fragments" / "graph.html"
-MEASURED = "../lib/attnmem/measurements"  # seen from the page
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
-TEMPLATE = BOOK / "fragments" / "claims-page.md"
 
 
 def page(verdicts: Mapping[str, Recorded]) -> str:
     """The page in MyST Markdown, from what was recorded."""
-    book = statements.read(statements.texts())
+    book = statements.read()
     drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
-    entries = []
-    for key, group in groupby(claims().values(), key=lambda claim: claim.paper):
-        entries.append(f"### {papers()[key].title}\n\n{{cite:t}}`{papers()[key].citation}`\n")
-        entries += [_entry(claim, verdicts.get(claim.key), book) for claim in group]
-    slots = {
-        "contradicted": _contradicted(verdicts, book),
-        "filter": _form(verdicts),
-        "entries": "\n".join(entries),
-        "alone": f"{len(claims().keys() - drawn)}",
-    }
-    text = TEMPLATE.read_text("utf-8")
-    for slot, content in slots.items():
-        text = text.replace(f"<!-- {slot} -->", content)
-    return text
+    judged = [(claim, verdicts.get(key)) for key, claim in claims().items()]
+    filters = {"facets": facets, "files": files, "marked": _marked, "slug": slug}
+    filters |= {"tone": graph.tone, "statement": lambda label: _statement(label, book)}
+    return render(
+        "claims.md.jinja",
+        filters,
+        authors=AUTHORS,
+        claims=claims(),
+        contradicted=_contradicted(verdicts, book),
+        menus=_menus([facets(*pair) for pair in judged]),
+        papers=[
+            (p, [pair for pair in judged if pair[0].paper == p.key]) for p in papers().values()
+        ],
+        alone=len(claims().keys() - drawn),
+    )
 
 
 def totals(verdicts: Mapping[str, Recorded]) -> str:
@@ -62,68 +59,6 @@ def files(claim: Claim) -> list[str]:
     return [path.relative_to(SHIPPED).with_suffix("").as_posix() for path in stored]
 
 
-def _grade(judged: Recorded | None) -> str:
-    """The grade without its seeds."""
-    return judged.grade.partition(",")[0] if judged else ""
-
-
-# --- What we contradict ---------------------------------------------------------------------------
-
-
-def _contradicted(verdicts: Mapping[str, Recorded], book: References) -> str:
-    """Rows on contradicted claims, and on claims that a confirmed finding speaks against."""
-    rows = []
-    for claim in claims().values():
-        entry = verdicts.get(claim.key)
-        if entry and entry.verdict == CLAIMED[-1]:
-            instead = _statement(entry.instead, book) if entry.instead else "—"
-            rows.append(_row(claim, f"✗ {entry.failing}", entry, instead))
-        if entry and entry.verdict == CLAIMED[0] and claim.against:
-            against = claims()[claim.against]
-            rows.append(_row(against, claim.says, entry, _link(claim, claim.label)))
-    return "\n".join(rows)
-
-
-def _row(claim: Claim, evidence: str, entry: Recorded, instead: str) -> str:
-    statement = f"{_link(claim, f'{AUTHORS[claim.paper]}, {claim.label}')}\n\n    {claim.says}"
-    scope = ": ".join(filter(None, (entry.grade.capitalize(), entry.sizes)))
-    return "* - " + "\n  - ".join([statement, evidence, scope, instead])
-
-
-def _link(claim: Claim, text: str) -> str:
-    return f"{{ref}}`{text} <claim-{claim.key}>`"
-
-
-def _statement(label: str, book: References) -> str:
-    """A link to a statement, with what it is about."""
-    statement = book.statements.get(label)
-    about = f" ({statement.subject})" if statement and statement.subject else ""
-    return f"{{prf:ref}}`{label}`{about}"
-
-
-# --- The entries ----------------------------------------------------------------------------------
-
-
-def _entry(claim: Claim, judged: Recorded | None, book: References) -> str:
-    """One claim, folded: label, kind, verdict, what it says, sizes. Below it, the rest."""
-    word = word_of(claim, judged)
-    badge = f"{word} · {judged.grade}" if judged else word
-    sizes = f' <span class="claim-sizes">{judged.sizes}</span>' if judged and judged.sizes else ""
-    classes = [f"{name}-{slug(value)}" for name, value in facets(claim, judged).items() if value]
-    unfolded = "\n\n".join(_unfolded(claim, judged, book))
-    return f"""\
-::::{{dropdown}} <span class="claim-head">**{claim.label}** \
-<span class="claim-kind">{claim.kind}</span> <span class="claim-badge">{badge}</span></span> \
-<span class="claim-says">{claim.says}</span>{sizes}
-:name: claim-{claim.key}
-:class-container: claim tone-{graph.tone(claim, word)} {" ".join(classes)}
-:margin: 0
-
-{unfolded}
-::::
-"""
-
-
 def facets(claim: Claim, judged: Recorded | None) -> dict[str, str]:
     """The values by which the page can be filtered."""
     verdict, grade = word_of(claim, judged), _grade(judged)
@@ -135,28 +70,33 @@ def slug(word: str) -> str:
     return word.replace(" ", "-")
 
 
-def _unfolded(claim: Claim, judged: Recorded | None, book: References) -> list[str]:
-    """The paragraphs behind the fold."""
-    parts, links = [], []
-    if judged:
-        parts.append("\n".join(f"- {_check(*check)}" for check in judged.checks))
-        links.append(f"{{ref}}`The cell that records this <verdict-{claim.key}>`.")
-    if judged and judged.instead:
-        parts.append(f"True instead: {_statement(judged.instead, book)}.")
-    if claim.against:
-        against = claims()[claim.against]
-        label = f"{AUTHORS[against.paper]}, {against.label}"
-        parts.append(f"Speaks against {_link(against, label)}.")
-    if claim.thresholds:
-        parts.append(f"Limits that are ours: {claim.thresholds}")
-    if not judged:
-        parts.append(claim.left_out or f"Missing: {claim.needs}")
-    if rows := [f"{{download}}`{name} <{MEASURED}/{name}.csv>`" for name in files(claim)]:
-        links.append(f"Rows: {', '.join(rows)}.")
-    return [*parts, " ".join(links)] if links else parts
+def _grade(judged: Recorded | None) -> str:
+    """The grade without its seeds."""
+    return judged.grade.partition(",")[0] if judged else ""
 
 
-def _check(evidence: str, check: Graded) -> str:
+def _contradicted(verdicts: Mapping[str, Recorded], book: References) -> list[tuple]:
+    """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, truth."""
+    rows = []
+    for claim in claims().values():
+        entry = verdicts.get(claim.key)
+        if entry and entry.verdict == CLAIMED[-1]:
+            instead = _statement(entry.instead, book) if entry.instead else "—"
+            rows.append((claim, f"✗ {entry.failing}", entry, instead))
+        if entry and entry.verdict == CLAIMED[0] and claim.against:
+            link = f"{{ref}}`{claim.label} <claim-{claim.key}>`"
+            rows.append((claims()[claim.against], claim.says, entry, link))
+    return rows
+
+
+def _statement(label: str, book: References) -> str:
+    """A link to a statement, with what it is about."""
+    statement = book.statements.get(label)
+    about = f" ({statement.subject})" if statement and statement.subject else ""
+    return f"{{prf:ref}}`{label}`{about}"
+
+
+def _marked(evidence: str, check: Graded) -> str:
     """As the chapter shows it, with a link to the proof."""
     if check.by is None:
         return marked(evidence, check)
@@ -164,34 +104,20 @@ def _check(evidence: str, check: Graded) -> str:
     return f"{mark} {evidence} *({name_of([check])}:* {{prf:ref}}`{check.by}`*)*"
 
 
-def _form(verdicts: Mapping[str, Recorded]) -> str:
-    """Text search, and a menu for each facet with the values that occur; hidden without script."""
-    occurring = [facets(claim, verdicts.get(claim.key)) for claim in claims().values()]
-    menus = {name: {each[name] for each in occurring} for name in occurring[0]}
-    known = (*AUTHORS, *(claim.kind for claim in claims().values()), *ORDER, *GRADES)
-    lines = ['<form id="claims-filter" role="search" autocomplete="off" hidden>']
-    lines.append('<label>Search <input type="search" name="text"></label>')
-    for menu, values in menus.items():
-        options = "".join(
-            f'<option value="{slug(value)}">{AUTHORS.get(value, value)}</option>'
-            for value in dict.fromkeys(known)
-            if value in values
-        )
-        lines.append(
-            f'<label>{menu.capitalize()} <select name="{menu}"><option value="">all</option>'
-            f"{options}</select></label>"
-        )
-    return "\n".join([*lines, '<output role="status"></output>', "</form>"])
-
-
-def main() -> int:
-    """Write the page, the totals and the graph."""
-    verdicts = recorded()
-    renew(PAGE, page(verdicts))
-    renew(TOTALS, totals(verdicts))
-    renew(GRAPH, graph.figure(statements.read(statements.texts()), verdicts))
-    return 0
+def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """For each facet the values that occur, with their names, in a fixed order."""
+    order = [*AUTHORS, *(facets["kind"] for facets in occurring), *ORDER, *GRADES]
+    used = {menu: {facets[menu] for facets in occurring} for menu in occurring[0]}
+    return {
+        menu: [
+            (value, AUTHORS.get(value, value)) for value in dict.fromkeys(order) if value in values
+        ]
+        for menu, values in used.items()
+    }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    VERDICTS = recorded()
+    renew(PAGE, page(VERDICTS))
+    renew(TOTALS, totals(VERDICTS))
+    renew(GRAPH, graph.figure(statements.read(), VERDICTS))

@@ -9,34 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
 from attnmem.reporting import WORDS, Claim, claims
 
-from .layered import Drawing, Frame, draw
+from .chapters import render
+from .layered import Frame, draw
 from .statements import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
 
 RESTS, INSTEAD = "rests", "instead"
-LINES = {RESTS: "leads to what it rests on", INSTEAD: "leads to what is true instead"}
-TONES = {  # what a colour says: its mark, and the words in the legend
-    "holds": ("✓", "confirmed, illustrated or met"),
-    "part": ("◐", "in part"),
-    "fails": ("✗", "contradicted, not as stated or not met"),
-    "open": ("○", "not yet, or left out"),
-    "proof": ("∎", "another statement, with its proof"),
-    "plain": ("", "a definition, or a statement without its proof"),
-}
-SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
 FRAME = Frame(width=192, height=38, aside=36, above=8, page=900)
 MARGIN = 4  # around the drawing, for the lines of its boxes
-NAME, SUBJECT = 22, 28  # characters that fit into a box
-ARROW = (
-    '<marker id="graph-arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7"'
-    ' markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="currentColor"/></marker>'
-)
+SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
 
 
 class Edge(NamedTuple):
@@ -45,16 +31,6 @@ class Edge(NamedTuple):
     source: str
     target: str
     kind: str
-
-
-class Box(NamedTuple):
-    """A node to be drawn."""
-
-    name: str
-    subject: str
-    tone: str
-    link: str
-    title: str
 
 
 def tone(claim: Claim, word: str) -> str:
@@ -87,101 +63,69 @@ def _nodes(key: str, book: References) -> list[str]:
     return book.statements[key].claims or [key]
 
 
-def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> Box:
-    if key in claims():
-        return _claim_box(claims()[key], book, verdicts.get(key))
-    statement = book.statements[key]
-    return Box(
-        statement.name.replace(" et al.", ""),
-        statement.subject,
-        "proof" if key in book.proofs else "plain",
-        f"notebooks/{statement.chapter}.html#{statement.label}",  # seen from the claims page
-        statement.title,
-    )
-
-
-def _claim_box(claim: Claim, book: References, judged: Recorded | None) -> Box:
-    stated = [each.subject for each in book.statements.values() if each.claims == [claim.key]]
-    label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
-    word = word_of(claim, judged)
-    author = AUTHORS[claim.paper].removesuffix(" et al.")
-    ours = claim.kind == "finding"
-    says = f"{word} · {judged.grade}" if judged else word
-    return Box(
-        "Finding of this book" if ours else f"{author}, {label}",
-        claim.label if ours else (stated or [aside.strip("()")])[0],
-        tone(claim, word),
-        f"#claim-{claim.key}",
-        f"{AUTHORS[claim.paper]}: {claim.label} ({says})",
-    )
-
-
 def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     """The picture with its legend, as HTML."""
     lines = edges(book, verdicts)
     drawn = draw([edge[:2] for edge in lines], FRAME)
-    boxes = {key: _box(key, book, verdicts) for key in sorted(drawn.places)}
-    width, height = (round(side + 2 * MARGIN) for side in drawn.size)
-    parts = [
-        _legend({box.tone for box in boxes.values()}, {line.kind for line in lines}),
-        '<div class="graph full-width">',
-        f'<svg width="{width}" height="{height}" viewBox="{-MARGIN} {-MARGIN} {width} {height}"'
-        ' role="group" aria-labelledby="graph-title">',
-        f'<title id="graph-title">What rests on what: {len(boxes)} statements,'
-        f" {len(lines)} links from one to what it rests on</title>",
-        f"<defs>{ARROW}</defs>",
-        '<g marker-end="url(#graph-arrow)">',  # which the lines inherit
-        *(_line(line, drawn) for line in lines),
-        "</g>",
-        *(_node(box, *drawn.places[key]) for key, box in boxes.items()),
-        "</svg>",
-        "</div>",
+    boxes = [
+        {"x": x, "y": middle - FRAME.height / 2} | _box(key, book, verdicts)
+        for key, (x, middle) in sorted(drawn.places.items())
     ]
-    return "\n".join(parts) + "\n"
-
-
-def _legend(tones: set[str], kinds: set[str]) -> str:
-    items = [
-        f'<li class="tone-{name}"><b>{mark}</b> {words}</li>'
-        for name, (mark, words) in TONES.items()
-        if name in tones
-    ]
-    items += [
-        f'<li><svg class="{kind}" width="34" height="8" aria-hidden="true">'
-        f'<path d="M0 4 H28"/><path class="tip" d="M26 0 34 4 26 8z"/></svg> {words}</li>'
-        for kind, words in LINES.items()
-        if kind in kinds
-    ]
-    return "\n".join(['<ul class="legend">', *items, "</ul>"])
-
-
-def _line(edge: Edge, drawn: Drawing) -> str:
-    points = drawn.routes[edge[:2]]
-    path = f"M{_at(*points[0])}"
-    for (x, y), (u, v) in pairwise(points):
-        middle = (x + u) / 2
-        bent = f"C{_at(middle, y)} {_at(middle, v)} "
-        path += f" {'L' if y == v else bent}{_at(u, v)}"
-    return f'<path class="{edge.kind}" d="{path}"/>'
-
-
-def _at(x: float, y: float) -> str:
-    return f"{x:.0f} {y:.0f}"
-
-
-def _node(box: Box, x: float, middle: float) -> str:
-    y = middle - FRAME.height / 2
-    name = f"{TONES[box.tone][0]} {_short(box.name, NAME)}".strip()
-    return (
-        f'<a class="tone-{box.tone}" href="{escape(box.link)}"><title>{escape(plain(box.title))}'
-        f'</title><rect x="{x:.0f}" y="{y:.0f}" width="{FRAME.width}" height="{FRAME.height}"'
-        f' rx="5"/><text x="{x + 8:.0f}" y="{y + 16:.0f}">{escape(name)}</text>'
-        f'<text class="subject" x="{x + 8:.0f}" y="{y + 31:.0f}">'
-        f"{escape(_short(box.subject, SUBJECT))}</text></a>"
+    return render(
+        "graph.html.jinja",
+        {"plain": plain, "cut": _cut},
+        boxes=boxes,
+        lines=[(edge.kind, _path(drawn.routes[edge[:2]])) for edge in lines],
+        width=round(drawn.size[0] + 2 * MARGIN),
+        height=round(drawn.size[1] + 2 * MARGIN),
     )
 
 
-def _short(text: str, most: int) -> str:
+def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[str, str]:
+    """What a box says in two lines and in full, its colour, where it leads from the claims page."""
+    if key in claims():
+        return _claim_box(claims()[key], book, verdicts.get(key))
+    statement = book.statements[key]
+    return {
+        "name": statement.name.replace(" et al.", ""),
+        "subject": statement.subject,
+        "title": statement.title,
+        "tone": "proof" if key in book.proofs else "plain",
+        "link": f"notebooks/{statement.chapter}.html#{key}",
+    }
+
+
+def _claim_box(claim: Claim, book: References, judged: Recorded | None) -> dict[str, str]:
+    word, author = word_of(claim, judged), AUTHORS[claim.paper]
+    says = f"{word} · {judged.grade}" if judged else word
+    name, subject = "Finding of this book", claim.label
+    if claim.kind != "finding":
+        label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
+        stated = [each.subject for each in book.statements.values() if each.claims == [claim.key]]
+        name = f"{author.removesuffix(' et al.')}, {label}"
+        subject = (stated or [aside.strip("()")])[0]
+    title = f"{author}: {claim.label} ({says})"
+    link = f"#claim-{claim.key}"
+    return {
+        "name": name,
+        "subject": subject,
+        "title": title,
+        "tone": tone(claim, word),
+        "link": link,
+    }
+
+
+def _path(points: list[tuple[float, float]]) -> str:
+    """A line through points in SVG, level where it leaves them."""
+    path = "M{:.0f} {:.0f}".format(*points[0])
+    for (x, y), (u, v) in pairwise(points):
+        middle = (x + u) / 2
+        bent = f"C{middle:.0f} {y:.0f} {middle:.0f} {v:.0f} "
+        path += f" {'L' if y == v else bent}{u:.0f} {v:.0f}"
+    return path
+
+
+def _cut(text: str, most: int) -> str:
     """The text in plain letters, without its end where that is too long."""
     text = plain(text)
     return text if len(text) <= most else text[: most - 1].rstrip(" ,") + "…"

@@ -30,9 +30,7 @@ class Kernel(forks.Process):
 
     stdin = stdout = stderr = None
 
-    def __init__(
-        self, command: list[str], cwd: str | None = None, env: Mapping[str, str] = os.environ, **_
-    ) -> None:
+    def __init__(self, command: list[str], cwd: str | None = None, env: Mapping = os.environ, **_):
         arguments = command[command.index("ipykernel_launcher") + 1 :]
         super().__init__(target=_run, args=(arguments, _path(), cwd, {**env}))
         self.start()
@@ -60,14 +58,12 @@ def _path() -> list[str]:
     return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
-def _run(
-    arguments: list[str], path: list[str], cwd: str | None, environment: Mapping[str, str]
-) -> None:
+def _run(arguments: list[str], path: list[str], cwd: str | None, variables: dict) -> None:
     """What ``python -m ipykernel_launcher`` does, in the new process."""
     os.setsid()
     of_debugger = {k: v for k, v in os.environ.items() if k.startswith("PYDEVD_")}
     os.environ.clear()
-    os.environ.update(of_debugger | {**environment})
+    os.environ.update(of_debugger | variables)
     os.chdir(cwd or os.curdir)
     sys.path[:] = path
     import pandas

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from itertools import accumulate, combinations, pairwise
+from itertools import combinations, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 from scipy.optimize import isotonic_regression
 
 SWEEPS = 24
@@ -40,17 +41,18 @@ class Frame(NamedTuple):
 
 def draw(edges: Iterable[Edge], frame: Frame) -> Drawing:
     """Draw each connected part by itself, the largest first, small ones side by side."""
-    places, routes, x, y, shelf, right = {}, {}, 0.0, 0.0, 0.0, 0.0
+    places, routes, x, y, right, bottom = {}, {}, 0.0, 0.0, 0.0, 0.0
     for part in _parts(edges):
-        drawn = _part(part, frame)
-        width, height = drawn.size
+        own, paths = _part(part, frame)
+        width = max(left for left, _ in own.values()) + frame.width
         if x and x + width > frame.page:
-            x, y, shelf = 0.0, y + shelf + 2 * frame.above, 0.0
-        places |= {node: (x + a, y + b) for node, (a, b) in drawn.places.items()}
-        routes |= {edge: [(x + a, y + b) for a, b in path] for edge, path in drawn.routes.items()}
-        right, shelf = max(right, x + width), max(shelf, height)
+            x, y = 0.0, bottom + 2 * frame.above
+        places |= {node: (x + a, y + b) for node, (a, b) in own.items()}
+        routes |= {edge: [(x + a, y + b) for a, b in path] for edge, path in paths.items()}
+        right = max(right, x + width)
+        bottom = max(b for path in routes.values() for _, b in path) + frame.height / 2
         x += width + frame.aside
-    return Drawing(places, routes, (right, y + shelf))
+    return Drawing(places, routes, (right, bottom))
 
 
 def _parts(edges: Iterable[Edge]) -> list[list[Edge]]:
@@ -63,29 +65,27 @@ def _parts(edges: Iterable[Edge]) -> list[list[Edge]]:
     return [[edge for edge in edges if edge[0] in part] for part in parts]
 
 
-def _part(edges: list[Edge], frame: Frame) -> Drawing:
+def _part(edges: list[Edge], frame: Frame) -> tuple[dict, dict]:
+    """The places and the routes of a connected part."""
     depth = _depths(edges)
     paths = {edge: _path(edge, depth) for edge in edges}
-    column = {n: depth[path[0]] - i for path in paths.values() for i, n in enumerate(path)}
     steps = [step for path in paths.values() for step in pairwise(path)]
     near = defaultdict(list)
     for a, b in steps:
         near[a].append(b)
         near[b].append(a)
-    columns = [[] for _ in range(max(column.values()) + 1)]
-    for node in sorted(column, key=str):
-        columns[column[node]].append(node)
-    heights = _heights(_ordered(columns, steps, near), near, depth, frame)
+    column = {n: depth[path[0]] - i for path in paths.values() for i, n in enumerate(path)}
+    nodes = sorted(column, key=str)
+    columns = [[n for n in nodes if column[n] == i] for i in range(max(column.values()) + 1)]
+    height = _heights(_ordered(columns, steps, near), near, depth, frame)
     pitch = frame.width + frame.aside
-    left = {node: (len(columns) - 1 - number) * pitch for node, number in column.items()}
+    left = {node: (len(columns) - 1 - i) * pitch for node, i in column.items()}
     routes = {}
     for edge, path in paths.items():
-        ends = [(x, heights[n]) for n in path for x in (left[n], left[n] + frame.width)]
-        points = ends[1:-1]  # from the right of the first box to the left of the last
+        points = [(x, height[n]) for n in path for x in (left[n], left[n] + frame.width)]
+        points = points[1:-1]  # from the right of the first box to the left of the last
         routes[edge] = points if path[0] == edge[0] else points[::-1]
-    places = {node: (left[node], heights[node]) for node in depth}
-    size = (max(left.values()) + frame.width, max(heights.values()) + frame.height / 2)
-    return Drawing(places, routes, size)
+    return {node: (left[node], height[node]) for node in depth}, routes
 
 
 def _depths(edges: list[Edge]) -> dict[Node, int]:
@@ -119,17 +119,14 @@ def _ordered(columns: Columns, steps: list[Edge], near: dict[Node, list[Node]]) 
     """Sort each column by the means of its neighbours; keep the orders with fewest crossings."""
     best = columns
     for sweep in range(SWEEPS):
-        columns = [*columns]
-        back = sweep % 2
+        columns, back = [*columns], sweep % 2
         for i in range(len(columns) - 2, -1, -1) if back else range(1, len(columns)):
-            rank = {
-                node: position for position, node in enumerate(columns[i + 1 if back else i - 1])
-            }
-            own = {node: position for position, node in enumerate(columns[i])}
-            beside = {node: [rank[n] for n in near[node] if n in rank] for node in own}
-            columns[i] = sorted(own, key=lambda node: fmean(beside[node] or [own[node]]))
-        if _crossings(columns, steps) < _crossings(best, steps):
-            best = columns
+            rank = {node: j for j, node in enumerate(columns[i + 1 if back else i - 1])}
+            mean = {}
+            for j, node in enumerate(columns[i]):
+                mean[node] = fmean([rank[n] for n in near[node] if n in rank] or [j])
+            columns[i] = sorted(mean, key=mean.get)
+        best = min(best, columns, key=lambda order: _crossings(order, steps))
     return best
 
 
@@ -142,24 +139,16 @@ def _crossings(columns: Columns, steps: list[Edge]) -> int:
     return sum((a - c) * (b - d) < 0 for (a, b), (c, d) in pairs)
 
 
-def _heights(
-    columns: Columns, near: dict, boxes: Iterable[Node], frame: Frame
-) -> dict[Node, float]:
+def _heights(columns: Columns, near: dict, boxes: Iterable[Node], frame: Frame) -> dict:
     """Each node near the mean of its neighbours, in its column's order, boxes apart."""
     height = {node: i * frame.height for column in columns for i, node in enumerate(column)}
     for sweep in range(SWEEPS):
         for column in columns if sweep % 2 == 0 else columns[::-1]:
             room = [frame.height if node in boxes else frame.above for node in column]
             gaps = [(a + b) / 2 + frame.above for a, b in pairwise(room)]
-            wished = [fmean(height[n] for n in near[node]) for node in column]
-            height |= dict(zip(column, _apart(wished, gaps), strict=True))
+            least = np.cumsum([0.0, *gaps])
+            wished = np.array([fmean(height[n] for n in near[node]) for node in column])
+            nearest = isotonic_regression(wished - least).x + least  # in squares
+            height |= dict(zip(column, nearest.tolist(), strict=True))
     top = min(height.values())
     return {node: value - top + frame.height / 2 for node, value in height.items()}
-
-
-def _apart(wished: list[float], gaps: list[float]) -> list[float]:
-    """The nearest values, in squares, that grow by these gaps at least."""
-    offsets = [*accumulate(gaps, initial=0.0)]
-    free = [value - offset for value, offset in zip(wished, offsets, strict=True)]
-    level = isotonic_regression(free).x.tolist()
-    return [value + offset for value, offset in zip(level, offsets, strict=True)]

@@ -5,8 +5,7 @@
     python -m tools.run mahdavi/poor-queries -p heads 8
                                                 one chapter with another parameter, into _build/runs
 
-A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. In a fresh
-copy the notebook stays if only pictures differ, as they do between processors. Chapters
+A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. Chapters
 run side by side, each with one thread; one that fails is named with its traceback, and the others
 finish.
 """
@@ -32,23 +31,21 @@ from PIL import Image
 from .chapters import ROOT, chapters, notebook_path, parameters, source_notebook, text_path
 
 RUNS, STAMPS = ROOT / "_build" / "runs", ROOT / "_build" / "stamps"
-READ = ("_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py")  # by every chapter
+READ = ["_config.yml", "constraints.txt", "tools/chapters.py", "tools/run.py"]  # by every chapter
+READ += ["book/fragments/install-wheel.ipy", "book/fragments/install-address.ipy"]
 COLOURS = 128  # of a stored picture: no visible loss, about a third of the bytes
 ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 KEPT = "  (only pictures differ: the stored ones stay, --force renews them)"
 
 
 def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
-    """Run one chapter; without parameter values, replace its notebook.
+    """Run one chapter and say how long it took; without parameter values, replace its notebook.
 
     The first run of an unedited chapter in a fresh copy keeps the stored notebook if nothing but
     pictures differ: their bytes depend on the processor. With ``force`` it is replaced.
-
-    Returns:
-        How long it took, and whether the stored notebook stays.
     """
     start, read = time.perf_counter(), _inputs(chapter)  # what is edited from here on is not run
-    stamp, target, scratch = _stamp_file(chapter), notebook_path(chapter), RUNS / f"{chapter}.ipynb"
+    target, stamp, scratch = notebook_path(chapter), _stamp(chapter), RUNS / f"{chapter}.ipynb"
     source, clean = scratch.with_suffix(".source.ipynb"), scratch.with_suffix(".clean.ipynb")
     for path in (stamp, target, scratch):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +84,9 @@ def _edited(chapter: str) -> bool:
 
 def _only_pictures_differ(one: Path, other: Path) -> bool:
     notebooks = [nbformat.read(path, 4) for path in (one, other)]
-    for notebook in notebooks:
-        for cell in notebook.cells:
-            for output in cell.get("outputs", []):
-                output.get("data", {}).pop("image/png", None)
+    for cell in (cell for notebook in notebooks for cell in notebook.cells):
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("image/png", None)
     return one.read_bytes() != other.read_bytes() and notebooks[0] == notebooks[1]
 
 
@@ -104,9 +100,8 @@ def _cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         if not cell.metadata.get("tags", True):
             del cell.metadata["tags"]
         for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if "image/png" in data:
-                data["image/png"] = _smaller(data["image/png"])
+            if png := output.get("data", {}).get("image/png"):
+                output.data["image/png"] = _smaller(png)
     return notebook
 
 
@@ -118,14 +113,14 @@ def _smaller(png: str) -> str:
     return min(png, base64.b64encode(out.getvalue()).decode() + "\n", key=len)
 
 
-def _stamp_file(chapter: str) -> Path:
-    """It holds a digest of what the chapter last read, and one of the notebook that it wrote."""
+def _stamp(chapter: str) -> Path:
+    """It holds digests of what the chapter last read and of the notebook that it wrote."""
     return STAMPS / f"{chapter}.sha256"
 
 
 def _up_to_date(chapter: str) -> bool:
-    path, now = _stamp_file(chapter), f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}"
-    return path.exists() and path.read_text("utf-8") == now
+    now = f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}"
+    return _stamp(chapter).exists() and _stamp(chapter).read_text("utf-8") == now
 
 
 def _inputs(chapter: str) -> str:
@@ -143,25 +138,26 @@ def _digest(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _run_all(names: list[str], values: dict[str, object], jobs: int, force: bool) -> int:
+def _run_all(names: list[str], arguments: argparse.Namespace) -> int:
     """Run chapters side by side, report each as it ends; returns the number of failures."""
-    failures = []
+    failures, jobs = {}, max(1, min(arguments.jobs, len(names)))
+    print(f"running {len(names)} chapters, {jobs} at a time", flush=True)
     with ProcessPoolExecutor(jobs) as pool:
-        running = {pool.submit(run, name, values, force): name for name in names}
+        running = {pool.submit(run, n, arguments.values, arguments.force): n for n in names}
         for done, future in enumerate(as_completed(running), start=1):
             name, error = running[future], future.exception()
             outcome = "FAILED" if error else future.result()
             print(f"  [{done}/{len(names)}] {name:45} {outcome}", flush=True)
             if error:
-                failures.append((name, error))
-    for name, error in failures:
+                failures[name] = error
+    for name, error in failures.items():
         print(f"\n{text_path(name).relative_to(ROOT)} failed:\n{error}", file=sys.stderr)
     return len(failures)
 
 
 def _arguments() -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m tools.run", None, __doc__, formatter_class=form)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("tools.run", description=__doc__, formatter_class=raw)
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. foundations/attention")
     renewed = "run even what did not change, renew pictures"
     parser.add_argument("--force", action="store_true", help=renewed)
@@ -195,9 +191,7 @@ def main() -> int:
     os.environ.update({"TQDM_DISABLE": "1", **ALONE})
     if named := os.environ.get("ATTNMEM_MEASUREMENTS"):  # chapters run in folders of their own
         os.environ["ATTNMEM_MEASUREMENTS"] = str(Path(named).expanduser().absolute())
-    jobs = max(1, min(arguments.jobs, len(names)))
-    print(f"running {len(names)} chapters, {jobs} at a time", flush=True)
-    failed = _run_all(names, arguments.values, jobs, arguments.force)
+    failed = _run_all(names, arguments)
     if arguments.values and not failed:
         print(f"notebooks with other parameters are in {RUNS.relative_to(ROOT)}")
     return int(failed > 0)

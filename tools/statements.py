@@ -70,20 +70,16 @@ def _stated(name: str) -> list[str]:
 
 
 class References(NamedTuple):
-    """What a set of texts holds: statements by label, and what each proof refers to."""
+    """Statements by label, and what each proof refers to."""
 
     statements: dict[str, Statement]
     proofs: dict[str, set[str]]
 
 
-def texts() -> dict[str, str]:
-    """The text of every chapter."""
-    return {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
-
-
-def read(texts: Mapping[str, str]) -> References:
-    """All statements and proofs of some texts; two statements of one label are an error."""
+def read(texts: Mapping[str, str] | None = None) -> References:
+    """All statements and proofs of the chapters; two statements of one label are an error."""
     statements, proofs = References({}, {})
+    texts = texts or {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
     for chapter, text in texts.items():
         last: set[str] = set()
         for kind, title, content in _boxes(text):

@@ -41,14 +41,12 @@ def recorded() -> dict[str, Recorded]:
     for chapter in chapters():
         for cell in nbformat.read(notebook_path(chapter), 4).cells:
             for output in cell.get("outputs", []):
-                entry = dict(output.get("metadata", {}).get(METADATA, {}))
-                if not entry:
-                    continue
-                claim = entry.pop("claim")
-                if claim in verdicts:
-                    raise ValueError(f"{chapter} judges {claim} a second time")
-                checks = [(evidence, Graded(*check)) for evidence, *check in entry.pop("checks")]
-                verdicts[claim] = Recorded(chapter, **entry, checks=checks)
+                if entry := dict(output.get("metadata", {}).get(METADATA, {})):
+                    claim, checks = entry.pop("claim"), entry.pop("checks")
+                    if claim in verdicts:
+                        raise ValueError(f"{chapter} judges {claim} a second time")
+                    entry["checks"] = [(evidence, Graded(*check)) for evidence, *check in checks]
+                    verdicts[claim] = Recorded(chapter, **entry)
     return verdicts
 
 

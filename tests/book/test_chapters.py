@@ -14,7 +14,6 @@ from tools.chapters import (
     ROOT,
     chapters,
     colab_cell,
-    has_tag,
     notebook_path,
     pages,
     source,
@@ -64,7 +63,7 @@ def test_first_cell_installs_the_library_on_colab(chapter):
     first, *others = code_cells(chapter)
     assert (first.source, tags(first)) == (colab_cell().source, tags(colab_cell()))
     assert not any(COLAB in tags(cell) for cell in others)
-    in_text = [cell for cell in jupytext.read(text_path(chapter)).cells if has_tag(cell, COLAB)]
+    in_text = [cell for cell in jupytext.read(text_path(chapter)).cells if COLAB in tags(cell)]
     assert not in_text, "tools/run.py adds this cell; the text must not have one of its own"
 
 

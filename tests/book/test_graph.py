@@ -15,7 +15,7 @@ from tools.chapters import chapters, text_path
 from tools.verdicts import Recorded, recorded
 
 RECORDED = recorded()
-FOUND = statements.read(statements.texts())
+FOUND = statements.read()
 BY = {(key, label) for key, entry in RECORDED.items() for label in entry.rests_on}
 INSTEAD = {(key, entry.instead) for key, entry in RECORDED.items() if entry.instead}
 
