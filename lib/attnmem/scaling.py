@@ -172,11 +172,6 @@ def _aicc(residual: float, points: int, coefficients: int) -> float:
 def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
     """Fit all the given laws to the same points; the fit with the least AICc comes first.
 
-    Args:
-        laws: Names in ``LAWS``.
-        x: As for :func:`fit`.
-        y: As for :func:`fit`.
-
     Example:
         >>> x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
         >>> select(["linear", "square"], x, [1.0, 4.1, 9.0, 15.9, 25.0, 36.1, 49.0])[0].law
@@ -187,13 +182,6 @@ def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
 
 def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
     """The quadratic term of a fitted quadratic at the largest ``x``, negative if it bends down.
-
-    Args:
-        y: As for :func:`fit`.
-        x: As for :func:`fit`.
-
-    Returns:
-        The term, in units of ``y``.
 
     Example:
         >>> round(quadratic_term([1.0, 3.0, 7.0, 13.0], [0.0, 1.0, 2.0, 3.0]), 6)
@@ -332,11 +320,6 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: Share = 0.95) -> NDArray[np
 def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Array:
     """How much the mean gains in each step that starts at an :func:`unsaturated` point, in order.
 
-    Args:
-        x: As for :func:`unsaturated`.
-        y: As for :func:`unsaturated`.
-        ceiling: As for :func:`unsaturated`.
-
     Example:
         >>> unsaturated_gains([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
         [0.25, 0.5]
@@ -348,11 +331,6 @@ def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -
 
 def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Fit | None:
     """The line through the :func:`unsaturated` points, None if there are fewer than three.
-
-    Args:
-        x: As for :func:`unsaturated`.
-        y: As for :func:`unsaturated`.
-        ceiling: As for :func:`unsaturated`.
 
     Example:
         >>> unsaturated_line([1, 2, 3, 4], [0.1, 0.2, 0.3, 1.0]).points

@@ -152,7 +152,7 @@ def faults(node, text):
     names = parameters(node)
     if "Args" in found and entries(found["Args"]) != names:
         yield f"Args: {entries(found['Args'])}, not {names}"
-    if "Args" not in found and len(names) > 1:
+    if "Args" not in found and len(names) > 1 and found.keys() & {"Returns", "Yields", "Raises"}:
         yield "no Args"
 
 

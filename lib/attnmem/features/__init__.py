@@ -1,6 +1,6 @@
 """Features of real models: the tokens that an attention layer meets, on real images and real text.
 
-``encoders`` cuts models after their first blocks, ``maps`` computes features, ``corpora`` gives the
+``encoders`` cuts models after their first blocks and computes features, ``corpora`` gives the
 images and the text, ``pretrained`` trains small models for machines that reach no hub.
 """
 
@@ -9,11 +9,16 @@ from .encoders import (
     FAMILIES,
     PUBLISHED,
     Encoder,
+    Maps,
+    Seen,
+    collect,
     exact_embeddings,
+    feature_maps,
+    head_features,
+    random_attention,
     random_encoder,
     trained_encoder,
 )
-from .maps import Maps, Seen, collect, feature_maps, head_features, random_attention
 
 __all__ = [
     "FAMILIES",

@@ -2,7 +2,10 @@
 
 Where a hub can be reached, :func:`published_images` and :func:`published_texts` give the paper's
 own data instead. Images are ``uint8 (B, 3, size, size)`` and come in batches, so that thousands of
-them are never in memory at once; text comes as token numbers ``(B, n)``.
+them are never in memory at once; text comes as token numbers ``(B, n)``. The last batch may be
+smaller. A ``source`` is a folder that ``datasets`` has saved, or a name on a hub, where a
+configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. Bad arguments and
+data raise ``ValueError``; if neither a folder nor a hub gives them, ``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import check_integer, check_number, check_seed, checked_by, refuse
+from ..checks import Range, Seed, check_number, checked, refuse
 from ..constructions.random_layers import on_cpu
 
 Images = UInt8[Tensor, "B 3 size size"]
@@ -44,8 +47,14 @@ def need(package: str) -> Any:
             return importlib.import_module(package)
     except ImportError as error:
         top = package.partition(".")[0]
-        named = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
-        raise ImportError(f"{package} is missing: pip install {named}") from error
+        name = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
+        raise ImportError(f"{package} is missing: pip install {name}") from error
+
+
+def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    items = iter(items)
+    while block := list(itertools.islice(items, size)):
+        yield block
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -62,16 +71,9 @@ def photographs() -> tuple[UInt8[Tensor, "3 h w"], ...]:
     return tuple(torch.from_numpy(np.array(a)).permute(2, 0, 1) for a in arrays)
 
 
-def _check_count(count, batch, seed, size=1) -> None:
-    sizes = {"count": count, "batch": batch, "size": size}
-    for name, value in sizes.items():
-        check_integer(name, value)
-    check_seed(seed)
-
-
-@checked_by(_check_count)
+@checked
 def photograph_crops(
-    count: int, *, size: int = 224, batch: int = 64, seed: int
+    count: int, *, size: int = 224, batch: int = 64, seed: Seed
 ) -> Iterator[Images]:
     """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
 
@@ -82,21 +84,14 @@ def photograph_crops(
         count: How many crops.
         size: Height and width of a crop, in pixels.
         batch: How many crops at a time.
-        seed: Decides the places, the sides and which crops are mirrored.
-
-    Yields:
-        Batches of images; the last one may be smaller.
-
-    Raises:
-        ValueError: A number is below 1, or the seed below 0.
+        seed: Decides where crops lie, their sides and which are mirrored.
 
     Example:
         >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
         [2, 2, 1]
     """
-    for start in range(0, count, batch):
-        chosen = range(start, min(start + batch, count))
-        yield torch.stack([_crop(photographs(), size, seed, i) for i in chosen])
+    for numbers in _batched(range(count), batch):
+        yield torch.stack([_crop(photographs(), size, seed, i) for i in numbers])
 
 
 def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Tensor, "3 s s"]:
@@ -109,62 +104,31 @@ def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Ten
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
-    """Scale an image bilinearly, with antialiasing, as image processors do.
-
-    Args:
-        image: Levels from 0 to 255.
-        size: Height and width of the result, in pixels.
-
-    Returns:
-        The image, rounded to whole levels.
-    """
+    """Scale an image bilinearly, with antialiasing, as image processors do; to whole levels."""
     scaled = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Levels as numbers from -1 to 1, as the published image processor has them.
-
-    Args:
-        images: Levels from 0 to 255, of any shape.
-        dtype: The precision of the result.
-
-    Returns:
-        Numbers of the same shape.
-    """
+    """Levels from 0 to 255 as numbers from -1 to 1, as in the published image processor."""
     return images.to(dtype) * (2 / 255) - 1
 
 
 def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
     """scikit-learn's 1797 handwritten digits, 16 levels of grey spread over 0 to 255."""
-    found = need("sklearn.datasets").load_digits()
-    grey = torch.from_numpy(found.images * 255 / 16).round().to(torch.uint8)
-    return grey[:, None].expand(-1, 3, -1, -1), torch.from_numpy(found.target)
+    data = need("sklearn.datasets").load_digits()
+    grey = torch.from_numpy(data.images * 255 / 16).round().to(torch.uint8)
+    return grey[:, None].expand(-1, 3, -1, -1), torch.from_numpy(data.target)
 
 
-@checked_by(lambda count, batch, size, **_: _check_count(count, batch, 0, size))
+@checked
 def published_images(
     source: str, count: int, *, size: int = 224, batch: int = 64, split: str = "train"
 ) -> Iterator[Images]:
-    """The colour images among the first of a data set with a column ``image``.
+    """The colour images among the first ``count`` of a data set with a column ``image``.
 
     Images of another mode than RGB, such as grey ones, are passed over, as in the paper: 1973 of
-    its 2000 have colour. A warning at the end counts them.
-
-    Args:
-        source: A folder that ``datasets`` has saved, or a name on a hub such as ``imagenet-1k``,
-            which is read as a stream. A configuration may follow after a colon.
-        count: How many images are looked at.
-        size: Height and width that they are scaled to, in pixels.
-        batch: How many images at a time.
-        split: The part of the data set.
-
-    Yields:
-        Batches of images; the last one may be smaller.
-
-    Raises:
-        ValueError: No image has colour, one cannot be read, or there is no such column or part.
-        ConnectionError: There is neither such a folder nor a hub that gives the data.
+    its 2000 have colour. A warning at the end counts them. All are scaled to one ``size``.
     """
     modes: Counter[str] = Counter()
 
@@ -178,11 +142,11 @@ def published_images(
     for images in _batched(colour(), batch):
         arrays = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
         yield torch.stack([resized(array, size) for array in arrays])
-    found = f"{modes['RGB']} of {modes.total()} images with colour (of each mode: {dict(modes)})"
+    seen = f"{modes['RGB']} of {modes.total()} images with colour (of each mode: {dict(modes)})"
     if not modes["RGB"]:
-        refuse("source", found, 'images of mode RGB; convert others with image.convert("RGB")')
+        refuse("source", seen, 'images of mode RGB; convert others with image.convert("RGB")')
     if modes["RGB"] < count:
-        warnings.warn(f"{source}: {found}, where {count} were asked for", stacklevel=2)
+        warnings.warn(f"{source}: {seen}, where {count} were asked for", stacklevel=2)
 
 
 def _column(source: str, split: str, name: str) -> Iterator[Any]:
@@ -225,12 +189,6 @@ def reaching(source: str) -> Iterator[None]:
         ) from error
 
 
-def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    left = iter(items)
-    while block := list(itertools.islice(left, size)):
-        yield block
-
-
 # --- text -----------------------------------------------------------------------------------------
 
 
@@ -258,26 +216,24 @@ def pair_types(length: int) -> Int[Tensor, " n"]:
     return (torch.arange(length) >= (length - 2) // 2 + 2).long()
 
 
-def _check_passages(count, length, batch, seed, pairs=False, within=(0.0, 1.0)) -> None:
-    _check_count(count, batch, seed)
+def _fit_into_the_text(length: int, within: tuple[float, float]) -> None:
     check_number("within[0]", within[0], least=0.0, most=1.0)
     check_number("within[1]", within[1], least=within[0], most=1.0)
-    check_integer(
-        "length", length, least=8, most=int((within[1] - within[0]) * len(library_text()))
-    )
+    if length > (most := int((within[1] - within[0]) * len(library_text()))):
+        refuse("length", length, f"an integer of at least 8 and at most {most}")
 
 
-@checked_by(_check_passages)
+@checked(also=_fit_into_the_text)
 def library_passages(
     count: int,
     *,
-    length: int,
+    length: Annotated[int, Range(8)],
     batch: int = 16,
-    seed: int,
+    seed: Seed,
     pairs: bool = False,
     within: tuple[float, float] = (0.0, 1.0),
 ) -> Iterator[Tokens | dict[str, Tokens]]:
-    """Passages of the :func:`library_text` at random places, a token a byte.
+    """Passages of the :func:`library_text` at random positions, a token a byte.
 
     A passage depends on ``seed`` and its number alone.
 
@@ -285,17 +241,14 @@ def library_passages(
         count: How many passages.
         length: Tokens of a passage, at least 8, with the marks of a pair.
         batch: How many passages at a time.
-        seed: Decides the places.
+        seed: Decides the positions.
         pairs: Whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
             ``SEP``.
         within: The part of the text that they are taken from, as shares of its length.
 
     Yields:
-        Batches of token numbers ``(B, length)``; the last one may be smaller. Of pairs, what BERT's
-        tokenizer gives: ``input_ids`` and ``token_type_ids``.
-
-    Raises:
-        ValueError: A number is out of range, or the part of the text is shorter than a passage.
+        Batches of token numbers ``(B, length)``. Of pairs, what BERT's tokenizer gives:
+        ``input_ids`` and ``token_type_ids``.
 
     Example:
         >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
@@ -304,21 +257,19 @@ def library_passages(
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]
     read = length - 3 if pairs else length
-    for start in range(0, count, batch):
-        found = []
-        for i in range(start, min(start + batch, count)):
-            at = int(np.random.default_rng([seed, i]).integers(0, len(text) - read, endpoint=True))
-            found.append(text[at : at + read].long())
-        passages = torch.stack(found)
+    for numbers in _batched(range(count), batch):
+        drawn = (np.random.default_rng([seed, i]) for i in numbers)
+        starts = [int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn]
+        passages = torch.stack([text[start : start + read].long() for start in starts])
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
-def _check_texts(length, pairs, count, batch, **_) -> None:
-    _check_count(count, batch, 0)
-    check_integer("length", length, least=5 if pairs else 1)
+def _leave_room_for_marks(length: int, pairs: bool) -> None:
+    if pairs and length < 5:
+        refuse("length", length, "an integer of at least 5")
 
 
-@checked_by(_check_texts)
+@checked(also=_leave_room_for_marks)
 def published_texts(
     source: str,
     tokenizer: str,
@@ -329,50 +280,34 @@ def published_texts(
     split: str = "train",
     pairs: bool = False,
 ) -> Iterator[Tokens | dict[str, Tokens]]:
-    """The first texts of a data set with a column ``text`` that are long enough.
+    """The first ``count`` texts of a data set with a column ``text`` that are long enough.
 
-    Texts that are too short are passed over; of the others the first ``length`` tokens count.
-
-    Args:
-        source: A folder that ``datasets`` has saved, or a name on a hub. A configuration may follow
-            after a colon, as in ``wikimedia/wikipedia:20231101.en``.
-        tokenizer: A folder that ``transformers`` has saved, or a name on a hub.
-        count: How many texts.
-        length: Tokens of a text; with the three marks of a pair, at least 5.
-        batch: How many texts at a time.
-        split: The part of the data set.
-        pairs: Whether each text is cut in two, with marks as BERT reads them.
-
-    Yields:
-        Batches as :func:`library_passages` has them. A warning at the end says if there were fewer.
-
-    Raises:
-        ValueError: No text is long enough, one cannot be read, there is no such column or part, or
-            the tokenizer has no marks for pairs.
-        ConnectionError: There is neither such a folder nor a hub that gives data or tokenizer.
+    Texts that are too short are passed over; of the others the first ``length`` tokens count, as
+    batches of the form of :func:`library_passages`. A warning at the end says if there were fewer.
+    ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
     with reaching(tokenizer):
         words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
     marks = words.cls_token_id, words.sep_token_id
     if pairs and None in marks:
         refuse("tokenizer", f"{tokenizer}, without [CLS] or [SEP]", "one with both, for pairs")
-    read = length - 3 if pairs else length
-    found = 0
-    for block in _batched(itertools.islice(_long(source, split, words, read), count), batch):
-        found += len(block)
+    texts = _tokenized(source, split, words, length - 3 if pairs else length)
+    seen = 0
+    for block in _batched(itertools.islice(texts, count), batch):
+        seen += len(block)
         passages = torch.tensor(block, device="cpu")
         yield _as_pairs(passages, *marks) if pairs else passages
-    if not found:
+    if not seen:
         refuse("length", length, f"at most the tokens of a text of {source}")
-    if found < count:
-        warnings.warn(f"{source}: {found} texts of {length} tokens, not {count}", stacklevel=2)
+    if seen < count:
+        warnings.warn(f"{source}: {seen} texts of {length} tokens, not {count}", stacklevel=2)
 
 
-def _long(source: str, split: str, words: Callable, read: int) -> Iterator[list[int]]:
+def _tokenized(source: str, split: str, words: Callable, length: int) -> Iterator[list[int]]:
     """The first tokens of each text that has so many."""
     for i, text in enumerate(_column(source, split, "text")):
         if not isinstance(text, str):
             refuse("source", f"{type(text).__name__} as the text of row {i}", "a string")
         ids = words(text, add_special_tokens=False)["input_ids"]
-        if len(ids) >= read:
-            yield ids[:read]
+        if len(ids) >= length:
+            yield ids[:length]

@@ -1,15 +1,17 @@
-"""Encoders: models of known families, cut after their first blocks, with random or trained weights.
+"""Features of real models: the tokens that an attention layer meets behind a model's first blocks.
 
-An encoder is one of Hugging Face's models. It computes in float32 or in float64 from end to end,
-and the weights are the same float32 numbers in both.
+An encoder is one of Hugging Face's models, cut after its first blocks, with random or trained
+weights. It computes in float32 or in float64 from end to end, and the weights are the same float32
+numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their assumptions on such features.
+Bad arguments raise ``ValueError``, which names them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +20,20 @@ from torch import Tensor, nn
 
 from ..checks import (
     FLOATS,
+    Range,
+    Seed,
     check_integer,
-    check_seed,
     check_tensor,
     check_tokens,
-    checked_by,
+    checked,
     refuse,
 )
 from ..constructions.random_layers import on_cpu
+from ..independence import numerical_rank
 from .corpora import Inputs, need, normalized, reaching
 
+Depth = Annotated[int, Range(0)]
+OptionalSeed = Annotated[int | None, Range(0, 2**63 - 1)]
 PUBLISHED = {
     "vit-base": ("vit", {"hidden_size": 768, "patch_size": 16, "image_size": 224}),
     "bert-large": (
@@ -37,20 +43,16 @@ PUBLISHED = {
     "gpt2-large": ("gpt2", {"n_embd": 1280, "n_head": 20}),
 }
 LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
-FAMILIES = {  # the model types that are read, and the place of the token that asks
-    "vit": 0,
-    "deit": 0,
-    "dinov2": 0,
-    "bert": 0,
-    "roberta": 0,
-    "xlm-roberta": 0,
-    "camembert": 0,
-    "electra": 0,
-    "distilbert": 0,
-    "mpnet": 0,
-    "gpt2": -1,
-}
+IMAGES = "vit", "deit", "dinov2"
+TEXTS = "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet"
+# The model types that are read, and the position of the query token.
+FAMILIES = dict.fromkeys((*IMAGES, *TEXTS), 0) | {"gpt2": -1}
 MAY_MISS = ("pooler", *LAST_NORMS)  # weights that a saved model may lack, since nothing reads them
+
+
+def _has_so_many_blocks(self: Encoder, depth: int) -> None:
+    if depth > self.depth:
+        refuse("depth", depth, f"an integer of at least 0 and at most {self.depth}")
 
 
 class Encoder(NamedTuple):
@@ -66,7 +68,7 @@ class Encoder(NamedTuple):
     Attributes:
         model: One of Hugging Face's models, without the norm after its last block.
         depth: The blocks that it has.
-        query: The place of the token that asks: 0 for [CLS], -1 for the last.
+        query: The position of the query token: 0 for [CLS], -1 for the last.
         dtype: The precision of weights and features.
     """
 
@@ -90,8 +92,8 @@ class Encoder(NamedTuple):
         given = self._pixels(**given) if name == "pixel_values" else self._texts(given)
         given = {key: value.to(weight.device) for key, value in given.items()}
         with torch.autocast(weight.device.type, enabled=False):
-            found = self.model(**given, output_hidden_states=True)
-        return [*found.hidden_states] if self.depth else [found.last_hidden_state]
+            outputs = self.model(**given, output_hidden_states=True)
+        return [*outputs.hidden_states] if self.depth else [outputs.last_hidden_state]
 
     def _pixels(self, pixel_values: Any) -> dict[str, Tensor]:
         """Numbers of an image processor as they are, levels as numbers from -1 to 1."""
@@ -124,19 +126,11 @@ class Encoder(NamedTuple):
         check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
 
-    @checked_by(lambda self, depth: check_integer("depth", depth, least=0, most=self.depth))
-    def cut(self, depth: int) -> Encoder:
-        """A copy with the first blocks only.
+    @checked(also=_has_so_many_blocks)
+    def cut(self, depth: Depth) -> Encoder:
+        """A copy with the first ``depth`` blocks, at most those that it has.
 
-        Args:
-            depth: Blocks to keep, at most those that it has.
-
-        Returns:
-            The encoder. Its weights are these, while :func:`random_encoder` draws others for
-            another depth.
-
-        Raises:
-            ValueError: ``depth`` is no such number.
+        Its weights are these, while :func:`random_encoder` draws others for another depth.
         """
         _check_family("model", self.model.config)
         model = copy.deepcopy(self.model)
@@ -162,11 +156,13 @@ def _check_family(name: str, config: Any) -> None:
         refuse(name, f"a model of type {kind}", f"one of {', '.join(FAMILIES)}")
 
 
-def _check_encoder(architecture="vit-base", *, depth, dtype, seed=0, **_) -> None:
-    check_integer("depth", depth, least=0)
-    check_seed(seed)
+def _is_a_float_type(dtype: torch.dtype) -> None:
     if dtype not in FLOATS:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
+
+
+def _is_known(architecture: Any, dtype: torch.dtype) -> None:
+    _is_a_float_type(dtype)
     if isinstance(architecture, str) and architecture in PUBLISHED:
         return
     pair = isinstance(architecture, (tuple, list)) and len(architecture) == 2
@@ -182,17 +178,17 @@ def _check_encoder(architecture="vit-base", *, depth, dtype, seed=0, **_) -> Non
             refuse("architecture", f"the size {name}", f"what a {kind} has, see its configuration")
 
 
-@checked_by(_check_encoder)
+@checked(also=_is_known)
 @on_cpu
 def random_encoder(
     architecture: str | tuple[str, Mapping[str, Any]],
     *,
-    depth: int = 1,
+    depth: Depth = 1,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
-    seed: int,
+    seed: Seed,
 ) -> Encoder:
-    """An encoder with the initial weights of its library.
+    """An encoder with the initial weights of its library, in evaluation mode.
 
     Args:
         architecture: A key of ``PUBLISHED``, or a pair of a model type, one of the
@@ -201,12 +197,6 @@ def random_encoder(
         dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
         device: Where it computes.
         seed: Decides the weights of this depth, the same on every device and in both precisions.
-
-    Returns:
-        The encoder, in evaluation mode.
-
-    Raises:
-        ValueError: The architecture is unknown, or another argument is out of range.
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
@@ -218,12 +208,12 @@ def random_encoder(
     return _encoder(model, depth, dtype, device)
 
 
-@checked_by(_check_encoder)
+@checked(also=_is_a_float_type)
 @on_cpu
 def trained_encoder(
-    source: str, *, depth: int = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    source: str, *, depth: Depth = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Encoder:
-    """An encoder with trained weights.
+    """An encoder with trained weights, in evaluation mode.
 
     Args:
         source: A folder that ``transformers`` has saved, or a name on a hub such as
@@ -231,9 +221,6 @@ def trained_encoder(
         depth: Blocks to keep; 0 for the embeddings alone.
         dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
         device: Where it computes.
-
-    Returns:
-        The encoder, in evaluation mode.
 
     Raises:
         ValueError: The model is of none of the :data:`FAMILIES`, has fewer blocks than ``depth``,
@@ -249,10 +236,10 @@ def trained_encoder(
     config.num_hidden_layers = depth
     # What is missing is drawn, such as a pooler that nothing reads.
     with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
-        model, found = library.AutoModel.from_pretrained(
+        model, report = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True
         )
-    if missing := [key for key in found["missing_keys"] if not key.startswith(MAY_MISS)]:
+    if missing := [key for key in report["missing_keys"] if not key.startswith(MAY_MISS)]:
         refuse("source", f"{source} without {', '.join(sorted(missing))}", "all weights")
     return _encoder(model, depth, dtype, device)
 
@@ -280,12 +267,12 @@ def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> E
     return Encoder(model.eval().to(device, dtype), depth, query, dtype)
 
 
-def _check_vit(encoder, images) -> None:
+def _is_a_vit(encoder: Encoder) -> None:
     if encoder.model.config.model_type != "vit":
         refuse("encoder", f"a {encoder.model.config.model_type}", "a vit")
 
 
-@checked_by(_check_vit)
+@checked(also=_is_a_vit)
 @on_cpu
 def exact_embeddings(
     encoder: Encoder, images: UInt8[Tensor, "B 3 size size"]
@@ -296,14 +283,15 @@ def exact_embeddings(
     ``A @ B`` without any rounding. A rank of such a product can be proven:
     :func:`attnmem.independence.certified_rank` with ``times``.
 
+    ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added;
+    ``B`` holds the patch projection, its bias, the [CLS] token and the positions.
+
     Args:
         encoder: A ViT.
         images: Levels from 0 to 255.
 
     Returns:
-        ``A`` and ``B``. ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows
-        of ``B`` are added; ``B`` holds the patch projection, its bias, the [CLS] token and the
-        positions.
+        ``A`` and ``B``.
     """
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection
@@ -318,3 +306,153 @@ def exact_embeddings(
     A[:, 0, pixels + 1] = 255  # [CLS]
     A[:, :, pixels + 2 :] = 255 * torch.eye(patches + 1, dtype=torch.int64)
     return A, B.float()
+
+
+# --- what assumptions are tested on ---------------------------------------------------------------
+
+
+@checked
+def random_attention(
+    tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B m d"], *, seed: Seed
+) -> Float[Tensor, "B m d"]:
+    r"""One attention head with Xavier's weights on layer-normalized tokens, plus its input.
+
+    Logits are divided by :math:`\sqrt d`.
+
+    Args:
+        tokens: The tokens that are attended to.
+        queries: Those of them whose output is wanted.
+        seed: Decides the weights.
+
+    Source: Mahdavi et al. 2024, Table 1, "Random attention".
+    """
+    d = tokens.shape[-1]
+    g = torch.Generator().manual_seed(seed)
+    W_Q, W_K, W_V, W_O = (_xavier(g, d, d).to(tokens) for _ in range(4))
+    with torch.autocast(tokens.device.type, enabled=False):
+        x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))
+        # Re-associated: the queries are projected, no other token is.
+        z = F.scaled_dot_product_attention(q @ (W_Q @ W_K.mT), x, x, scale=d**-0.5)
+        return queries + z @ (W_V @ W_O)
+
+
+def _divide_the_width(tokens: Tensor, heads: int) -> None:
+    if tokens.shape[-1] % heads:
+        refuse("heads", heads, f"a divisor of d = {tokens.shape[-1]}")
+
+
+@checked(also=_divide_the_width)
+def head_features(
+    tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: Seed
+) -> Float[Tensor, "B d"]:
+    """What random heads of width ``d / heads`` hand to their output map, side by side.
+
+    The weights are Xavier's, the tokens layer-normalized. This is what a read-out of the next
+    attention layer sees.
+
+    Args:
+        tokens: The tokens that are attended to.
+        queries: One of them for each example.
+        heads: How many heads, a divisor of ``d``.
+        seed: Decides the weights.
+    """
+    d = tokens.shape[-1]
+    g = torch.Generator().manual_seed(seed)
+    x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))[:, None]
+    outputs = []
+    for _ in range(heads):
+        W_Q, W_K, W_V = (_xavier(g, d, d // heads).to(tokens) for _ in range(3))
+        with torch.autocast(tokens.device.type, enabled=False):
+            outputs.append(F.scaled_dot_product_attention(q @ W_Q, x @ W_K, x @ W_V))
+    return torch.cat(outputs, dim=2)[:, 0]
+
+
+def _xavier(g: torch.Generator, *shape: int) -> Tensor:
+    W = torch.empty(shape, dtype=torch.float32, device="cpu")
+    return nn.init.xavier_uniform_(W, generator=g)
+
+
+Maps = Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]
+
+
+def _give_what_is_wanted(random: Encoder | None, trained: Encoder | None, seed: int | None) -> None:
+    if random is None and (trained is None or seed is not None):
+        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
+
+
+@checked(also=_give_what_is_wanted)
+def feature_maps(
+    random: Encoder | None = None, trained: Encoder | None = None, *, seed: OptionalSeed = None
+) -> Maps:
+    """A function from a batch, as the encoders take it, to its tokens under every map, by name.
+
+    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
+    of them, and so on; ``trained L0``, ... likewise. ``random attention`` is one random layer on
+    the random embeddings.
+
+    Args:
+        random: An encoder with random weights, if any; needed for a ``seed``.
+        trained: An encoder with trained weights, if any.
+        seed: Decides the weights of ``random attention``; without it that map is left out.
+    """
+
+    def maps(inputs: Inputs) -> dict[str, Tensor]:
+        tokens = {}
+        for name, encoder in (("random", random), ("trained", trained)):
+            layers = encoder(inputs) if encoder else []
+            tokens |= {f"{name} L{depth}": layer for depth, layer in enumerate(layers)}
+        if seed is not None:
+            embedded = tokens["random L0"]
+            tokens["random attention"] = random_attention(embedded, embedded, seed=seed)
+        return tokens
+
+    return maps
+
+
+class Seen(NamedTuple):
+    """Of one feature map and ``T`` examples, what the assumptions speak about."""
+
+    queries: Float[Tensor, "T d"]  # the query tokens (Assumption 1)
+    relaxed: Float[Tensor, "T d"]  # each plus the mean of all tokens (Assumption 3)
+    ranks: Int[Tensor, " T"]  # the numerical rank of each context (Assumption 2), or empty
+    heads: Float[Tensor, "T k"]  # what a random layer reads (head_features), or empty
+    positions: Float[Tensor, "n d"] | None = None  # of embeddings, the table of positions
+
+
+def collect(
+    maps: Maps,
+    batches: Iterable[Inputs],
+    *,
+    query: int,
+    ranks: bool = True,
+    heads: int = 0,
+    seed: int = 0,
+) -> dict[str, Seen]:
+    """Stream batches through feature maps; keep a few vectors and a rank of every example, by map.
+
+    Args:
+        maps: What :func:`feature_maps` returns.
+        batches: What the maps take.
+        query: The position of the query token, as in :class:`Encoder`.
+        ranks: Whether the ranks of contexts are computed.
+        heads: The heads of the attention layer that reads the features; 0 for none.
+        seed: Decides the weights of that layer.
+    """
+    kept: dict[str, Seen] = {}
+    for inputs in batches:
+        for name, tokens in maps(inputs).items():
+            check_integer("query", query, least=-tokens.shape[1], most=tokens.shape[1] - 1)
+            queries = tokens[:, query].clone()  # a view would keep all tokens
+            rank, read = tokens.new_empty(0, dtype=torch.int64), tokens.new_empty(0, 0)
+            if ranks:
+                rank = numerical_rank(tokens)
+            if heads:
+                read = head_features(tokens, queries, heads, seed=seed)
+            new = [queries, queries + tokens.mean(dim=1), rank, read]
+            if name in kept:
+                # Copied at once: small pieces between large ones would break up free memory.
+                new = [torch.cat(pair) for pair in zip(kept[name][:4], new, strict=True)]
+            kept[name] = Seen(*new)
+    if not kept:
+        refuse("batches", "none", "at least one batch")
+    return kept

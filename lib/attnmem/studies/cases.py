@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     @property
     def maps(self) -> list[str]:
-        """Names of the feature maps, as :func:`attnmem.features.maps.feature_maps` gives them."""
+        """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
         layers = range(self.depth + 1)
         random = [f"random L{at}" for at in layers] + ["random attention"] * self.attention
         return random + [f"trained L{at}" for at in layers] * bool(self.trained)
