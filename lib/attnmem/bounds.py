@@ -1,9 +1,10 @@
 """Every capacity formula of the two papers and of this book, one function each.
 
 Prose, figures and tests call these functions, so that no formula is written twice. The letters are
-those of the notation page: ``H`` heads, ``n`` context length, ``d`` embedding dimension, ``d_h``
-head dimension, ``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at
-least 1, or of the range that is said there. Each function raises ``ValueError`` for other values.
+those of the notation page: ``H`` heads, ``n`` tokens in a context, ``d`` embedding dimension,
+``d_h`` head dimension, ``d_v`` value dimension, ``d_out`` outputs, ``m`` hidden units (``width``),
+``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at least 1, or of the
+range that is said there. Each function raises ``ValueError`` for other values.
 """
 
 from __future__ import annotations
@@ -52,11 +53,6 @@ def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
     of weights per output that matter when all contexts are one constant. Some set with more
     examples satisfies the assumptions of Theorem 1 and cannot be memorized.
 
-    Args:
-        width: Number of hidden units ``m``.
-        dim: Embedding dimension ``d``.
-        outputs: Number of outputs ``d_out``.
-
     Example:
         >>> relu_capacity(width=10, dim=64)
         661
@@ -90,10 +86,6 @@ def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
 @checked
 def previous_aot_capacity(heads: int, head_dim: int) -> int:
     """The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1` associations.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
 
     Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
     """
@@ -186,10 +178,6 @@ def shared_context_rank(heads: int, context: int) -> int:
     columns. So attention that is chosen without regard to the labels can serve no more examples.
     Attention that depends on the labels can (:func:`attnmem.constructions.memorize_scalars`).
 
-    Args:
-        heads: Number of heads ``H``.
-        context: Tokens in the context, ``n``.
-
     Source: Mahdavi et al. 2024, Proposition 2.
     """
     return heads * (context - 1) + 1
@@ -198,10 +186,6 @@ def shared_context_rank(heads: int, context: int) -> int:
 @checked
 def affine_rank(heads: int, dim: int) -> int:
     """Largest rank of ``Z`` if the coordinates of each token have one sum: :math:`H (d - 1) + 1`.
-
-    Args:
-        heads: Number of heads ``H``.
-        dim: Embedding dimension ``d``.
 
     Source: Mahdavi et al. 2024, Proposition 5.
     """
@@ -265,16 +249,8 @@ def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
 
     The formula is :math:`P(H) = H (r (2 d - r) + d)` with ``r = min(d_h, d)``. Each head
     contributes its logits, a matrix of shape ``(d, d)`` and rank at most ``r``, and its values.
-    Contexts have at least two tokens. The count also holds for a shared context of more than ``d``
-    tokens.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
-
-    Returns:
-        The number of examples beyond which almost all real labels are out of reach.
+    Beyond so many examples almost all real labels are out of reach. Contexts have at least two
+    tokens. The count also holds for a shared context of more than ``d`` tokens.
 
     Example:
         >>> own_context_ceiling(heads=4, head_dim=64, dim=64)
@@ -385,11 +361,6 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     The count is the sum of :func:`group_rank` over the best groups, for contexts of at least two
     tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
     :func:`own_context_ceiling`.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
 
     Example:
         >>> own_context_floor(heads=4, head_dim=64, dim=64)
@@ -510,13 +481,6 @@ def mha_parameters(
 
     The formula is :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`: the attention maps and values of
     each head, and one linear map with bias from the heads to the outputs.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
-        value_dim: Width of the values, ``d_v``.
-        outputs: Number of outputs ``d_out``.
     """
     return heads * dim * (2 * head_dim + value_dim) + outputs * (heads * value_dim + 1)
 
@@ -548,12 +512,6 @@ def relu_parameters(width: int, context: int, dim: int, outputs: int = 1) -> int
     """Number of parameters of a two-layer ReLU network that reads ``n`` tokens and a query.
 
     The formula is :math:`m ((n + 1) d + 1 + d_{out}) + d_{out}`.
-
-    Args:
-        width: Number of hidden units ``m``.
-        context: Tokens in a context, ``n``.
-        dim: Embedding dimension ``d``.
-        outputs: Number of outputs ``d_out``.
     """
     return width * ((context + 1) * dim + 1 + outputs) + outputs
 
@@ -792,11 +750,9 @@ def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
 
 @checked
 def different_draws(total: int, draws: int) -> float:
-    r"""Expected number of different pairs among uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^{T})`.
+    r"""Expected number of different pairs among ``T`` uniform draws from ``T_0``.
 
-    Args:
-        total: Number of pairs that there are, ``T_0``.
-        draws: Number of draws ``T``.
+    The formula is :math:`T_0 (1 - (1 - 1/T_0)^{T})`.
     """
     return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
 

@@ -2,8 +2,9 @@
 
 These are the drawings that several chapters share. Theory is drawn dashed, data as solid lines or
 dots. The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Captions
-are in the chapters, so no figure has a title. ``labels`` are the names of the two axes. Every
-function draws into ``ax``, by default the current axes, and returns it.
+are in the chapters, so no figure has a title. ``labels`` are the names of the two axes, and a
+dictionary has what is drawn by its name in the legend. Every function draws into ``ax``, by default
+the current axes, and returns it.
 """
 
 from __future__ import annotations
@@ -63,13 +64,7 @@ def curves(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Named lines with dots.
-
-    Args:
-        series: Horizontal and vertical values by name.
-        labels: Names of the two axes.
-        ax: Axes to draw into.
-    """
+    """Named lines with dots, of horizontal and vertical values each."""
     ax = _labelled(ax, labels)
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle(MARKERS), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
@@ -85,12 +80,8 @@ def curves_with_bands(
 ) -> Axes:
     """Means over seeds within the range of the seeds, and published means as crosses.
 
-    Args:
-        curves: Curves by name: a row for each point, indexed by its horizontal value, and a column
-            for each seed, NaN where it was not run.
-        published: Horizontal and vertical values by name.
-        labels: Names of the two axes.
-        ax: Axes to draw into.
+    A curve has a row for each point, indexed by its horizontal value, and a column for each seed,
+    NaN where it was not run.
     """
     ax = _labelled(ax, labels)
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))
@@ -113,15 +104,7 @@ def formulas(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Formulas as lines, and what was built or measured as dots.
-
-    Args:
-        x: Horizontal values of all lines.
-        lines: Values of at most four formulas by name.
-        points: Horizontal and vertical values of the dots by name.
-        labels: Names of the two axes.
-        ax: Axes to draw into.
-    """
+    """At most four formulas as lines over ``x``, and what was built or measured as dots."""
     ax = _labelled(ax, labels)
     for (name, y), style in zip(lines.items(), STYLES, strict=False):
         ax.plot(x, y, **THEORY | {"linestyle": style}, label=name)
@@ -138,15 +121,7 @@ def decay(
     labels: tuple[str, str],
     ax: Axes | None = None,
 ) -> Axes:
-    """Measured values as dots on predicted lines, on a logarithmic axis.
-
-    Args:
-        x: Horizontal values of all series.
-        measured: Positive values by name.
-        predicted: Predicted values, for some or all of the names.
-        labels: Names of the two axes.
-        ax: Axes to draw into.
-    """
+    """Measured values as dots, on predicted lines where there are any, on a logarithmic axis."""
     ax = _labelled(ax, labels)
     for (name, y), colour, marker in zip(measured.items(), CYCLE, MARKERS, strict=False):
         ax.semilogy(x, y, marker, color=colour, markersize=4, label=name)
@@ -166,15 +141,8 @@ def between(
 ) -> Axes:
     """A band between what is reached and what cannot be passed, and weaker results below it.
 
-    Both axes are logarithmic. Every line has its name at its right end.
-
-    Args:
-        x: Horizontal values of all lines, each marked on the axis.
-        floor: Name and values of the lower edge of the band.
-        ceiling: Name and values of its upper edge.
-        lower: Values of at most three other lines by name, the highest first.
-        labels: Names of the two axes.
-        ax: Axes to draw into.
+    Both axes are logarithmic. Every line has its name at its right end; of at most three weaker
+    results the highest comes first.
     """
     ax = _labelled(ax, labels)
     ax.fill_between(x, floor[1], ceiling[1], color=BLUE, alpha=0.25, linewidth=0)
@@ -194,13 +162,7 @@ def spectra(
     tolerances: Mapping[str, float],
     ax: Axes | None = None,
 ) -> Axes:
-    """Singular values, largest first, with the tolerance below which each counts as zero.
-
-    Args:
-        values: Singular values by name, in falling order.
-        tolerances: The tolerance for each name.
-        ax: Axes to draw into.
-    """
+    """Singular values, largest first, with the tolerance below which each counts as zero."""
     ax = _labelled(ax, ("index", "singular value"))
     for colour, (name, y) in zip(CYCLE, values.items(), strict=False):
         ax.semilogy(range(1, len(y) + 1), y, ".-", color=colour, label=name)
@@ -211,12 +173,7 @@ def spectra(
 
 
 def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
-    """Largest attention weight of each head (row) on each example (column).
-
-    Args:
-        largest: The largest weights, from 0 to 1.
-        ax: Axes to draw into.
-    """
+    """Largest attention weight of each head (row) on each example (column)."""
     ax = _labelled(ax, ("example", "head"))
     image = ax.imshow(largest.T.numpy(), aspect="auto", vmin=0, vmax=1)
     ax.grid(False)

@@ -31,13 +31,7 @@ class Facts(NamedTuple):
 
 @checked
 def draw(count: Annotated[int, Range(2)], dim: int, seed: Seed) -> Facts:
-    """Draw ``p`` keys and as many values, uniform on the unit sphere; float64.
-
-    Args:
-        count: Number of associations ``p``, at least 2.
-        dim: Their dimension ``d``.
-        seed: Seed of the draw.
-    """
+    """Draw ``count`` keys and as many values, uniform on the unit sphere; float64."""
     generator = torch.Generator().manual_seed(seed)
     both = torch.randn(2, count, dim, generator=generator, dtype=torch.float64, device="cpu")
     return Facts(*(both / both.norm(dim=-1, keepdim=True)))
@@ -56,11 +50,7 @@ def outer_products(facts: Facts) -> Float[Tensor, "d d"]:
 
 @checked(also=_are_some)
 def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
-    """The share of keys whose image matches its own value better than any other, without a tie.
-
-    Args:
-        matrix: The memory ``W``.
-        facts: Keys and values.
+    """The share of keys whose image by ``W`` matches its own value best, without a tie.
 
     Example:
         >>> facts = draw(count=5, dim=40, seed=0)
@@ -80,14 +70,7 @@ def trained(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     """A matrix trained to recall associations: cross-entropy on all of them, Adam, all at once.
 
     It starts from the outer products. The rate falls linearly to zero, and the training stops when
-    every key is recalled.
-
-    Args:
-        facts: Keys and values.
-        steps: The most steps.
-
-    Returns:
-        The matrix that recalled most on the way.
+    every key is recalled. The matrix that recalled most on the way is returned.
     """
     own = torch.arange(len(facts.keys), device=facts.keys.device)
     W = (LOOSE * math.log(len(own)) * outer_products(facts)).requires_grad_()
@@ -108,11 +91,7 @@ def trained(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
 
 @checked
 def count_at(load: Annotated[float | int, Range(0, 1e9)], dim: int) -> int:
-    """The largest number of associations ``p`` with ``p ln p <= load d^2``, at least 1.
-
-    Args:
-        load: The load ``p ln p / d^2``, from 0 to ``1e9``.
-        dim: The dimension ``d``.
+    """The largest number of associations ``p`` with ``p ln p <= load d^2``.
 
     Example:
         >>> count_at(0.5, dim=64)

@@ -1,6 +1,7 @@
 """What a chapter leaves behind when it runs: numbers to quote, and verdicts on claims.
 
 Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
+Glue and verdicts raise ``ImportError`` without IPython.
 """
 
 from __future__ import annotations
@@ -11,10 +12,20 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import NamedTuple
 
-from .checks import checked_by, refuse
+from . import checks as arguments
+from .checks import refuse
 
 GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
+GRADES = ("proved", "certified", "checked", "measured")  # strongest first
+CLAIMED = ("confirmed", "in part", "contradicted")  # if all checks hold, some, or none
+WORDS = {
+    "definition": ("illustrated", "illustrated in part", "not as stated"),
+    "assumption": ("met", "met in part", "not met"),
+}
+
+
+# --- papers and their claims ----------------------------------------------------------------------
 
 
 class Paper(NamedTuple):
@@ -36,7 +47,7 @@ class Paper(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One claim of a paper, or a finding of ours.
+    """One claim of a paper, or a finding of ours; a table of ``claims.toml``.
 
     Attributes:
         key: Its name everywhere in the book, such as ``mahdavi-theorem-1``.
@@ -68,8 +79,49 @@ class Claim(NamedTuple):
     left_out: str = ""
 
 
+@functools.cache
+def _tables() -> dict[str, dict]:
+    """``claims.toml``: for each paper what is known of it, and a table for each of its claims."""
+    return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    """The papers that the book judges, by key, in the order of ``claims.toml``.
+
+    Example:
+        >>> papers()["dana"].source("Exp. 1")
+        'Dana et al. 2025, Exp. 1'
+    """
+    return {
+        key: Paper(key, table["authors"], table["year"], table["title"])
+        for key, table in _tables().items()
+    }
+
+
+@functools.cache
+def claims() -> dict[str, Claim]:
+    """All claims that the book judges, by key, in the order of ``claims.toml``.
+
+    Example:
+        >>> claims()["mahdavi-theorem-1"].kind
+        'theorem'
+    """
+    found = {}
+    for paper, tables in _tables().items():
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                key, rows = f"{paper}-{name}", tuple(table.get("rows", ()))
+                universal = table.get("universal", table["kind"] == "theorem")
+                found[key] = Claim(key, paper, **table | {"rows": rows, "universal": universal})
+    return found
+
+
+# --- grades ---------------------------------------------------------------------------------------
+
+
 class Graded(NamedTuple):
-    """What a check found and what it rests on, as made by :func:`proved` and its neighbours.
+    """Whether a check supports the claim, and what it rests on.
 
     Attributes:
         holds: Whether it supports the claim.
@@ -86,57 +138,23 @@ class Graded(NamedTuple):
     of: int | None = None
 
 
-GRADES = ("proved", "certified", "checked", "measured")  # strongest first
-EXACT = ("proved", "certified")
-
-
 def proved(holds: bool, *, by: str) -> Graded:
-    """A check that rests on a proof in the book.
-
-    Args:
-        holds: Whether what the page computes agrees with the proof.
-        by: Label of the proven statement, such as ``thm-parity``.
-
-    Returns:
-        The graded check.
-    """
+    """A check that rests on a proof in the book, whose label is ``by``, such as ``thm-parity``."""
     return Graded(bool(holds), "proved", by=by)
 
 
 def certified(holds: bool) -> Graded:
-    """A check that rests on exact or ball arithmetic, at the sizes that the evidence names.
-
-    Args:
-        holds: Whether it supports the claim.
-
-    Returns:
-        The graded check.
-    """
+    """A check that rests on exact or ball arithmetic, at the sizes that the evidence names."""
     return Graded(bool(holds), "certified")
 
 
 def checked(holds: bool) -> Graded:
-    """A check that rests on instances in floating point, which the evidence names.
-
-    Args:
-        holds: Whether it supports the claim.
-
-    Returns:
-        The graded check.
-    """
+    """A check that rests on instances in floating point, which the evidence names."""
     return Graded(bool(holds), "checked")
 
 
 def measured(holds: bool, seeds: int, of: int | None = None) -> Graded:
-    """A check that rests on trainings or samples.
-
-    Args:
-        holds: Whether it supports the claim.
-        seeds: Number of seeds that were run.
-        of: Number of seeds that were published, if it differs.
-
-    Returns:
-        The graded check.
+    """A check that rests on trainings or samples with so many seeds, ``of`` those of the paper.
 
     Example:
         >>> name_of([measured(True, seeds=1, of=6)])
@@ -145,96 +163,87 @@ def measured(holds: bool, seeds: int, of: int | None = None) -> Graded:
     return Graded(bool(holds), "measured", seeds=int(seeds), of=None if of is None else int(of))
 
 
-@functools.cache
-def _papers_and_claims() -> dict[str, dict]:
-    """``claims.toml``: for each paper what is known of it, and a table for each of its claims."""
-    return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
+def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
+    """The word of a verdict: all checks hold, some do, or none does.
 
-
-@functools.cache
-def papers() -> dict[str, Paper]:
-    """The papers that the book judges, by key, in the order of ``claims.toml``.
-
-    Returns:
-        A :class:`Paper` for each key.
+    A universal statement with one proved or certified counterexample is contradicted, however many
+    instances agree with it. The kind of the claim decides which three words there are.
 
     Example:
-        >>> papers()["dana"].source("Exp. 1")
-        'Dana et al. 2025, Exp. 1'
+        >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
+        'in part'
     """
-    return {
-        key: Paper(key, entry["authors"], entry["year"], entry["title"])
-        for key, entry in _papers_and_claims().items()
-    }
+    checks = [*checks]
+    all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
+    failing = [check for check in checks if not check.holds]
+    if not failing:
+        return all_hold
+    exact = any(check.grade in ("proved", "certified") for check in failing)
+    return none_holds if (claim.universal and exact) or len(failing) == len(checks) else some_hold
 
 
-@functools.cache
-def claims() -> dict[str, Claim]:
-    """All claims that the book judges, in the order of the papers (``claims.toml``).
+def grade_for(claim: Claim, checks: Iterable[Graded]) -> str:
+    """What the word rests on: the strongest check of a universal statement, else the weakest.
 
-    Returns:
-        A dictionary from keys to claims.
+    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds.
 
     Example:
-        >>> claims()["mahdavi-theorem-1"].kind
-        'theorem'
+        >>> grade_for(claims()["mahdavi-theorem-1"], [certified(True), checked(True)])
+        'certified'
     """
-    return {
-        f"{paper}-{key}": _claim(paper, key, entry)
-        for paper, entries in _papers_and_claims().items()
-        for key, entry in entries.items()
-        if isinstance(entry, dict)
-    }
+    checks = [*checks]
+    if word_for(claim, checks) == WORDS.get(claim.kind, CLAIMED)[-1]:
+        checks = [check for check in checks if not check.holds]
+    order = sorted(checks, key=lambda check: GRADES.index(check.grade))
+    decisive = order[0 if claim.universal else -1].grade
+    return name_of(check for check in checks if check.grade == decisive)
 
 
-def _claim(paper: str, key: str, entry: dict) -> Claim:
-    entry = {"universal": entry["kind"] == "theorem"} | entry
-    return Claim(f"{paper}-{key}", paper, **entry | {"rows": (*entry.get("rows", ()),)})
+def name_of(checks: Iterable[Graded]) -> str:
+    """The grade of checks that have the same one, with the fewest seeds if it is ``measured``."""
+    least = min(checks, key=lambda check: check.seeds or 0)
+    if least.grade != "measured":
+        return least.grade
+    of = "" if least.of is None else f" of {least.of}"
+    return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
 
 
-def _check_glue(key, value) -> None:
+# --- what is shown and stored ---------------------------------------------------------------------
+
+
+def _is_rounded(key: str, value: object) -> None:
     if not isinstance(value, (str, int)):
         refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
 
 
-@checked_by(_check_glue)
+@arguments.checked(also=_is_rounded)
 def glue(key: str, value: str | int) -> None:
-    """Store a rounded string or an integer, which pages quote with ``{glue:text}``.
+    """Store a rounded string or an integer, which pages quote by its key with ``{glue:text}``.
 
     It does the same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
-
-    Args:
-        key: The name under which pages quote the value.
-        value: A string or an integer.
-
-    Raises:
-        ValueError: If the value is neither. Round floats first.
-        ImportError: If IPython is not installed.
     """
     data = {f"{GLUE}text/plain": repr(value)}
     _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
 
 
-def _check_verdict(key, checks, *, sizes=None, instead=None) -> None:
+def _is_judged_in_full(key, checks, sizes, instead) -> None:
+    name = f"verdict {key!r}"
     if key not in claims():
         refuse("verdict", repr(key), "a key of claims()")
     if not checks:
-        refuse(f"verdict {key!r}", "no checks", "at least one")
+        refuse(name, "no checks", "at least one")
     for evidence, check in checks.items():
         if not isinstance(check, Graded):
-            refuse(
-                f"verdict {key!r}",
-                f"{check!r} for {evidence!r}",
-                "what it rests on: proved(...), certified(...), checked(...) or measured(...)",
-            )
+            grades = ", ".join(f"{grade}(...)" for grade in GRADES)
+            refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
     if sizes is None and any(check.grade == "measured" for check in checks.values()):
-        refuse(f"verdict {key!r}", "no sizes", "sizes: what was measured, since some checks are")
+        refuse(name, "no sizes", "sizes: what was measured, since some checks are")
     word = word_for(claims()[key], checks.values())
     if claims()[key].universal and word == "contradicted" and instead is None:
-        refuse(f"verdict {key!r}", "no instead", "the label of what is true, as it is contradicted")
+        refuse(name, "no instead", "the label of what is true, as it is contradicted")
 
 
-@checked_by(_check_verdict)
+@arguments.checked(also=_is_judged_in_full)
 def verdict(
     key: str,
     checks: Mapping[str, Graded],
@@ -254,9 +263,8 @@ def verdict(
         instead: Label of the statement that is true instead of a contradicted theorem.
 
     Raises:
-        ValueError: If the claim is unknown, there are no checks or one without a grade, measured
+        ValueError: The claim is unknown, there are no checks or one without a grade, measured
             checks come without ``sizes``, or a contradicted theorem without ``instead``.
-        ImportError: If IPython is not installed.
     """
     claim = claims()[key]
     entry = {
@@ -270,99 +278,18 @@ def verdict(
     }
     word = f"**{claim.label}: {entry['verdict']}**"
     head = " · ".join(filter(None, [word, entry["grade"], sizes]))
-    marks = [f"- {marked(evidence, check)}" for evidence, check in checks.items()]
-    text = "\n".join([head, "", *marks])
+    text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
     _display({"text/markdown": text, "text/plain": text}, {METADATA: entry})
 
 
 def marked(evidence: str, check: Graded) -> str:
-    """One line about a check: whether it supports the claim, what it found and what it rests on.
-
-    Args:
-        evidence: The sentence with its numbers.
-        check: The graded check.
-
-    Returns:
-        Markdown.
+    """One line about a check: whether it supports the claim, its evidence and what it rests on.
 
     Example:
         >>> marked("rank 5 of 5", checked(True))
         '✓ rank 5 of 5 *(checked)*'
     """
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
-
-
-WORDS = {
-    "definition": ("illustrated", "illustrated in part", "not as stated"),
-    "assumption": ("met", "met in part", "not met"),
-}
-CLAIMED = ("confirmed", "in part", "contradicted")
-
-
-def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
-    """The word of a verdict: all checks hold, some do, or none does.
-
-    A universal statement with one proved or certified counterexample is contradicted, however many
-    instances agree with it.
-
-    Args:
-        claim: The claim. Its kind decides which three words there are.
-        checks: The checks, at least one.
-
-    Returns:
-        The word, such as ``confirmed``.
-
-    Example:
-        >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
-        'in part'
-    """
-    checks = [*checks]
-    all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
-    failing = [check for check in checks if not check.holds]
-    if not failing:
-        return all_hold
-    counterexample = claim.universal and any(check.grade in EXACT for check in failing)
-    return none_holds if counterexample or len(failing) == len(checks) else some_hold
-
-
-def grade_for(claim: Claim, checks: Iterable[Graded]) -> str:
-    """What the word rests on: the strongest check of a universal statement, else the weakest.
-
-    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds.
-
-    Args:
-        claim: The claim.
-        checks: The checks, at least one.
-
-    Returns:
-        The grade as :func:`name_of` writes it.
-
-    Example:
-        >>> grade_for(claims()["mahdavi-theorem-1"], [certified(True), checked(True)])
-        'certified'
-    """
-    checks = [*checks]
-    if word_for(claim, checks) == WORDS.get(claim.kind, CLAIMED)[-1]:
-        checks = [check for check in checks if not check.holds]
-    order = sorted(checks, key=lambda check: GRADES.index(check.grade))
-    decisive = order[0 if claim.universal else -1].grade
-    return name_of(check for check in checks if check.grade == decisive)
-
-
-def name_of(checks: Iterable[Graded]) -> str:
-    """The grade of checks that all have the same one, such as ``measured, 1 of 6 seeds``.
-
-    Args:
-        checks: The checks, at least one.
-
-    Returns:
-        The grade, with the fewest seeds if it is ``measured``.
-    """
-    least = min(checks, key=lambda check: check.seeds or 0)
-    if least.grade != "measured":
-        return least.grade
-    of = "" if least.of is None else f" of {least.of}"
-    return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

@@ -93,27 +93,11 @@ def never_learned(
     steps: int = 1000,
     least_runs: int = 1,
 ) -> Int[Tensor, " k"]:
-    """Find the tasks of which no training gets all next tokens right.
+    """The numbers of the tasks, one a row, of which no training gets all next tokens right.
 
     Each round trains the remaining tasks as :func:`train_tiny` does, with its number as the seed.
-
-    Args:
-        sequences: As for :func:`train_tiny`, one task in each row.
-        next_tokens: What follows each sequence.
-        vocab: Vocabulary size ``N``.
-        dim: Embedding dimension ``d``.
-        head_dim: Head dimension ``d_h``.
-        heads: Number of heads ``H``.
-        rounds: Number of rounds.
-        steps: Number of steps of each training.
-        least_runs: If fewer tasks remain, each of them starts several times in a round, as long as
-            there are at most so many runs.
-
-    Returns:
-        The numbers of the tasks, in rising order.
-
-    Raises:
-        ValueError: Sizes do not fit, or a token is out of range.
+    If fewer than ``least_runs`` tasks remain, each of them starts several times in a round, as long
+    as there are at most so many runs.
 
     Example:
         >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)

@@ -285,13 +285,6 @@ def exact_embeddings(
 
     ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added;
     ``B`` holds the patch projection, its bias, the [CLS] token and the positions.
-
-    Args:
-        encoder: A ViT.
-        images: Levels from 0 to 255.
-
-    Returns:
-        ``A`` and ``B``.
     """
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection
@@ -349,12 +342,6 @@ def head_features(
 
     The weights are Xavier's, the tokens layer-normalized. This is what a read-out of the next
     attention layer sees.
-
-    Args:
-        tokens: The tokens that are attended to.
-        queries: One of them for each example.
-        heads: How many heads, a divisor of ``d``.
-        seed: Decides the weights.
     """
     d = tokens.shape[-1]
     g = torch.Generator().manual_seed(seed)
