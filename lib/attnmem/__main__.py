@@ -13,12 +13,12 @@ from typing import Any
 
 from .checks import refuse
 from .reporting import papers
-from .results import Run
-from .studies import STUDIES, read, trainings
-from .studies.grids import EXPERIMENTS
-from .studies.run import Progress, choose_device, pool, run_jobs
-from .studies.study import WHOLE, Part, Rows
-from .studies.work import Job
+from .store import Rows
+from .studies import STUDIES
+from .studies.registry import EXPERIMENTS, study
+from .studies.run import Job, Progress, choose_device, pool, run_jobs
+from .studies.study import ALL, Selection, Study
+from .studies.tables import rows as stored_rows
 
 GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -90,7 +90,7 @@ def _say_no_more() -> None:
 
 def _list(_: argparse.Namespace) -> int:
     for name, each in STUDIES.items():
-        sizes = {p: each.done(p, WHOLE, {}).of for p in each.profiles}
+        sizes = {p: each.done(p, ALL, {}).of for p in each.profiles}
         counts = ", ".join(f"{size} {profile}" for profile, size in sizes.items())
         kind = ", ".join(each.variants) or each.kind
         print(f"{name:28} {counts:22} {each.source}; {kind}")
@@ -101,41 +101,36 @@ def _status(arguments: argparse.Namespace) -> int:
     for profile in arguments.profile or PROFILES:
         for name, each in STUDIES.items():
             if profile in each.profiles:
-                for line in _status_lines(name, profile):
-                    print(line, flush=True)
+                rows = stored_rows(name, profile)
+                for variant in each.variants or (None,):
+                    for line in _status_lines(each, profile, variant, rows):
+                        print(line, flush=True)
     return 0
 
 
-def _status_lines(name: str, profile: str) -> list[str]:
+def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) -> list[str]:
     """How much of a study is stored, and what the rest costs at the mean time of its own rows."""
-    each, rows, lines = STUDIES[name], read.rows(name, profile), []
-    for variant in each.variants or (None,):
-        have, of = each.done(profile, Part(variant=variant), rows)
-        word = "complete" if have == of else "in part" if have else "none"
-        line = f"{profile:9} {name:28} {variant or '':18} {have:4} of {of:4}  {word}"
-        if have == of or name not in EXPERIMENTS:
-            lines.append(line.rstrip())
-            continue
-        left: dict[Any, list[Run]] = {}
-        for run in read.missing(name, profile, variant=variant):
-            left.setdefault(trainings.curve_of(each, run), []).append(run)
-        prices = {
-            curve: len(runs) * _mean_seconds(each, curve, rows) for curve, runs in left.items()
-        }
-        lines.append(f"{line:81}{_hours(sum(prices.values()))}".rstrip())
-        for curve, seconds in prices.items():
-            if curve is not None:
-                count = f"{len(left[curve])} missing {_hours(seconds)}".rstrip()
-                lines.append(f"{'':9} {each.curves} = {curve}: {count}")
+    selection = Selection(variant=variant)
+    have, of = each.done(profile, selection, rows)
+    word = "complete" if have == of else "in part" if have else "none"
+    line = f"{profile:9} {each.name:28} {variant or '':18} {have:4} of {of:4}  {word}"
+    if have == of or not each.units_known:
+        return [line.rstrip()]
+    missing = Counter(each.curve_of(one) for one in each.missing(profile, selection, rows))
+    seconds: dict[Any, list[float]] = {}
+    for config, result in rows.values():
+        seconds.setdefault(each.curve_of(config), []).append(result.wall_s)
+    every = [second for found in seconds.values() for second in found]
+    prices = {
+        curve: missing[curve] * mean(seconds.get(curve, every)) if every else math.nan
+        for curve in sorted(missing, key=str if None in missing else None)
+    }
+    lines = [f"{line:81}{_hours(sum(prices.values()))}".rstrip()]
+    for curve, price in prices.items():
+        if each.curves:
+            count = f"{missing[curve]} missing {_hours(price)}".rstrip()
+            lines.append(f"{'':9} {each.curves} = {curve}: {count}")
     return lines
-
-
-def _mean_seconds(experiment: trainings.Experiment, curve: Any, rows: Rows) -> float:
-    """Of the curve's rows, or of all if it has none; NaN if there are none."""
-    curves = [(trainings.curve_of(experiment, run), found.wall_s) for run, found in rows.values()]
-    of_curve = [seconds for at, seconds in curves if at == curve]
-    every = of_curve or [seconds for _, seconds in curves]
-    return mean(every) if every else math.nan
 
 
 def _hours(seconds: float) -> str:
@@ -147,23 +142,26 @@ def _hours(seconds: float) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
-    for job in jobs:  # all are checked before the first run
-        job.check()
+    for job in jobs:  # all are checked before a pool is made
+        study(job.name).configs(job.profile, job.selection)
     device = choose_device(arguments.device)
     with pool(arguments.workers, device) as executor:
         added = run_jobs(
             jobs,
             device,
             executor,
+            workers=arguments.workers,
             limit_minutes=arguments.limit_minutes,
             recompute=arguments.recompute,
             report=_report,
         )
     _say(f"{added} rows added")
     for job in jobs:
-        rows = read.rows(job.name, job.profile, recompute=arguments.recompute)
-        have, of = STUDIES[job.name].done(job.profile, job.part, rows)
-        _say(f"{_named(job)}: {of - have} missing")
+        rows = stored_rows(job.name, job.profile, recompute=arguments.recompute)
+        have, of = STUDIES[job.name].done(job.profile, job.selection, rows)
+        variant = job.selection.variant
+        published = variant in (None, *STUDIES[job.name].variants[:1])
+        _say(f"{job.name if published else f'{job.name}, {variant}'}: {of - have} missing")
     return 0
 
 
@@ -173,17 +171,18 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     each = STUDIES[name]
     everything = arguments.variant == "all" and each.variants
     variants = each.variants if everything else (arguments.variant,)
-    profile = arguments.profile or each.usual
     for field, count in Counter(field for field, _ in arguments.where).items():
         if count > 1:
             refuse("where", f"{count} values of {field}", "one value of each field")
-    part = Part(arguments.seeds, None, dict(arguments.where) or None, arguments.tf32)
-    return [Job(name, profile, part._replace(variant=variant)) for variant in variants]
-
-
-def _named(job: Job) -> str:
-    usual = job.part.variant in (None, *STUDIES[job.name].variants[:1])
-    return job.name if usual else f"{job.name}, {job.part.variant}"
+    where = dict(arguments.where) or None
+    return [
+        Job(
+            name,
+            arguments.profile or each.default_profile,
+            Selection(arguments.seeds, variant, where, arguments.tf32),
+        )
+        for variant in variants
+    ]
 
 
 COMMANDS = {"list": _list, "status": _status, "run": _run}

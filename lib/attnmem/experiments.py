@@ -1,22 +1,29 @@
-"""The experiments as chapters call them: their grids, how to run them, and their rows.
+"""The studies as chapters call them: their grids, how to run them, and their rows.
 
 ``runs(name, profile)`` is the plain list of an experiment's trainings, every hyper-parameter
-explicit; ``run(name, profile)`` measures what the store does not have yet of any study; ``stored``
-and its neighbours read rows. The rooms behind are :mod:`attnmem.studies.grids`,
-:mod:`attnmem.studies.run` and :mod:`attnmem.studies.read`.
+explicit; ``run(name, profile)`` measures what the store does not have yet of any study; ``table``
+and ``stored`` read its rows. The rooms behind are :mod:`attnmem.studies.registry`,
+:mod:`attnmem.studies.run` and :mod:`attnmem.studies.tables`.
 """
 
-from .studies.grids import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
-from .studies.read import (
+from .studies.registry import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
+from .studies.run import Progress, choose_device, run
+from .studies.study import PROFILES
+from .studies.tables import (
     beside_published,
+    by_seed,
     coverage,
+    fewest_seeds,
     missing,
+    published,
     repeat,
+    rows,
+    spans,
     stored,
+    table,
     with_parameters,
 )
-from .studies.run import Progress, choose_device, run
-from .studies.trainings import PROFILES, SIZES, Experiment
+from .studies.trainings import SIZES, Experiment
 
 __all__ = [
     "DANA",
@@ -29,12 +36,18 @@ __all__ = [
     "Experiment",
     "Progress",
     "beside_published",
+    "by_seed",
     "choose_device",
     "coverage",
+    "fewest_seeds",
     "missing",
+    "published",
     "repeat",
+    "rows",
     "run",
     "runs",
+    "spans",
     "stored",
+    "table",
     "with_parameters",
 ]

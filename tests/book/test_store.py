@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from attnmem import experiments, fitting, results
+from attnmem import experiments, fitting
+from attnmem import store as storage
 from attnmem.studies import assumptions, fits, searches
 
 EVERY = [
@@ -21,7 +22,7 @@ UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could 
 
 @functools.cache
 def shipped(name):
-    return results.read(results.file_of(name, "paper", results.SHIPPED))
+    return storage.read(storage.SHIPPED / name / "paper.csv")
 
 
 @pytest.mark.parametrize(("name", "variant"), EVERY)
@@ -43,12 +44,12 @@ def test_every_row_is_a_run_of_its_grid(name):
 
 
 def test_every_row_says_where_it_comes_from():
-    folders = [path.name for path in results.SHIPPED.iterdir() if path.is_dir()]
+    folders = [path.name for path in storage.SHIPPED.iterdir() if path.is_dir()]
     rows = [
         outcome
         for name in folders
         for _, outcome in shipped(name).values()
-        if isinstance(outcome, results.Outcome)
+        if isinstance(outcome, storage.Outcome)
     ]
     assert len(rows) > 1000
     for outcome in rows:
@@ -61,7 +62,7 @@ def test_every_row_says_where_it_comes_from():
 
 @pytest.mark.parametrize(("name", "tier"), CHECKED)
 def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier):
-    have = results.read(results.file_of(name, tier, results.SHIPPED))
+    have = storage.read(storage.SHIPPED / name / f"{tier}.csv")
     missing = [asked for asked in assumptions.checks(name, tier) if asked.key not in have]
     assert bool(missing) == ((name, tier) in UNCHECKED), f"{len(missing)} tests are missing"
     for asked, found in have.values():

@@ -8,10 +8,10 @@ import pytest
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """An empty store, with nothing shipped."""
-    from attnmem import results
+    from attnmem import store as storage
 
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
-    monkeypatch.setattr(results, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(storage, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "new"
 
 
@@ -19,7 +19,7 @@ def store(tmp_path, monkeypatch):
 def instant(monkeypatch):
     """Training that takes no time and returns what depends on the run only."""
     from attnmem import training
-    from attnmem.results import Outcome
+    from attnmem.store import Outcome
 
     def train(runs, *, device, checkpoints):
         time.sleep(0.002)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from attnmem import __main__, experiments, features, results
+from attnmem import __main__, experiments, features
 from attnmem.features import Seen, corpora, pretrained
 from attnmem.independence import numerical_rank
 from attnmem.studies import STUDIES, assumptions, cases
-from attnmem.studies.study import WHOLE
+from attnmem.studies.study import ALL
 
 NAME = "assumptions-vision"
 
@@ -41,7 +41,7 @@ def test_every_map_has_its_tests_in_both_precisions(name, tier):
 def test_language_features_are_those_of_the_encoders(kind):
     name = f"assumptions-{kind}"
     assert experiments.run(name, "quick") == len(assumptions.checks(name, "quick"))
-    rows = assumptions.table(name, "quick")
+    rows = experiments.table(name, "quick")
     seen = assumptions.collect(name, "quick", "float64")
     assert [*seen] == ["random L0", "random L1"]
     found = assumptions.by_precision(rows, "ranks").float64
@@ -64,7 +64,7 @@ def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch)
     )
     monkeypatch.setitem(assumptions.CASES[NAME], "deeper", deeper)
     assert experiments.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
-    rows = assumptions.table(NAME, "deeper")
+    rows = experiments.table(NAME, "deeper")
     assert set(rows["map"]) == {
         f"{kind} L{at}" for kind in ("random", "trained") for at in range(3)
     }
@@ -125,7 +125,7 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     case = tiers["published"]._replace(T=40, samples=(50, 20), random=random)
     monkeypatch.setitem(assumptions.CASES[name], "published", case)
     assert experiments.run(name, "published") == len(assumptions.checks(name, "published"))
-    rows = assumptions.table(name, "published")
+    rows = experiments.table(name, "published")
     assert set(rows["map"]) >= {"random L0", "random L1", "trained L0", "trained L1"}
     assert (rows.source == source).all()
     found = assumptions.by_precision(rows, "share").float64
@@ -152,12 +152,12 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
     monkeypatch.setattr(assumptions, "perform", interrupted)
     with pytest.raises(KeyboardInterrupt):
         experiments.run(NAME, "quick")
-    have = results.known(NAME, "quick")
-    assert STUDIES[NAME].done("quick", WHOLE, have) == (9, 26)
+    have = experiments.rows(NAME, "quick")
+    assert STUDIES[NAME].done("quick", ALL, have) == (9, 26)
     monkeypatch.setattr(assumptions, "perform", perform)
     assert experiments.run(NAME, "quick") == 26 - 9
     assert experiments.run(NAME, "quick") == 0
-    table = assumptions.table(NAME, "quick").set_index(["map", "dtype", "vectors", "size"])
+    table = experiments.table(NAME, "quick").set_index(["map", "dtype", "vectors", "size"])
     seen = assumptions.collect(NAME, "quick", "float64")
     for name, found in seen.items():
         row = table.loc[name, "float64", "contexts", 17]

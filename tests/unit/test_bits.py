@@ -6,8 +6,9 @@ import math
 import pandas as pd
 import pytest
 
-from attnmem import bounds, experiments, results, training
-from attnmem.results import Outcome
+from attnmem import bounds, experiments, training
+from attnmem import store as storage
+from attnmem.store import Outcome
 from attnmem.studies import bits
 
 FROM = {"wall_s": 1.0, "device": "cpu", "torch": "2", "commit": "none"}
@@ -41,10 +42,10 @@ def test_classes_need_an_accuracy():
 
 def test_stored_trainings_have_their_bits_and_counts(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
-    monkeypatch.setattr(results, "SHIPPED", tmp_path)
+    monkeypatch.setattr(storage, "SHIPPED", tmp_path)
     first, second, *_ = experiments.runs("dana-exp1", "quick")
     lost = Outcome(accuracy=None, loss=None, diverged=3, **FROM)
-    results.append([(first, Outcome(accuracy=0.5, loss=1.0, **FROM)), (second, lost)])
+    storage.append([(first, Outcome(accuracy=0.5, loss=1.0, **FROM)), (second, lost)])
     table = bits.stored("quick")
     [line] = table.itertuples()
     labels = bounds.different_draws(first.N**2, first.T)

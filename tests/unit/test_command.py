@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem import experiments, reporting, results, training
-from attnmem.results import Outcome
+from attnmem import experiments, reporting, training
+from attnmem import store as storage
+from attnmem.store import Outcome
 from attnmem.studies import STUDIES
 from attnmem.studies import run as running
 
@@ -75,7 +76,7 @@ def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
     )
     assert "dana-shapes, assumptions-bert" in said
     assert said.count("\n") == 1
-    path = results.file_of("dana-exp6", "quick", store)
+    path = store / "dana-exp6" / "quick.csv"
     path.parent.mkdir(parents=True)
     path.write_text("not a results file\n")
     assert cli.main(["run", "dana-exp6", "--profile", "quick"]) == 1
@@ -163,14 +164,14 @@ def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, capsys):
     train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]
 
     def beside_another(runs, **options):
-        results.append([(theirs, train([theirs], **options)[0])])
+        storage.append([(theirs, train([theirs], **options)[0])])
         return train(runs, **options)
 
     monkeypatch.setattr(training, "train", beside_another)
     command = ["run", "dana-exp6", "--profile", "quick", "--device", "cpu", "--seeds", "1"]
     assert cli.main(command) == 0
     assert "3 rows added\ndana-exp6: 0 missing" in capsys.readouterr().out
-    assert len(results.known("dana-exp6", "quick")) == 4
+    assert len(experiments.rows("dana-exp6", "quick")) == 4
 
 
 @pytest.mark.parametrize("command", ["list", "status"])
@@ -201,7 +202,7 @@ def test_a_measurement_goes_on_when_nobody_reads(store):
     done = subprocess.run(command, stdout=writing, env=environment, check=False)
     os.close(writing)
     assert done.returncode == 0
-    assert len(results.known("dana-exp6", "quick")) == 3
+    assert len(experiments.rows("dana-exp6", "quick")) == 3
 
 
 def test_a_store_that_is_no_folder_is_said_in_one_sentence(capsys, store):
@@ -231,7 +232,7 @@ def test_groups_are_the_trainings_of_each_paper():
 
 def test_status_prices_what_is_missing_by_the_mean_time_of_the_rows(capsys):
     """By the curve's own rows; a curve that has none, by all rows of the study."""
-    results.append(
+    storage.append(
         (run, Outcome(0.5, 0.1, 36.0 * run.H, "cpu", "2", "abc"))
         for run in experiments.runs("mahdavi-fig2a", "quick")
         if run.T != 1000 and run.H < run.T / 100
@@ -254,9 +255,9 @@ def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_bef
     took = {500: 1.0, 1000: 2.0}
     runs = experiments.runs("mahdavi-fig2a", "quick", where={"H": 1})
     stored = [run for run in runs if run.T in took]
-    results.append((run, Outcome(0.5, 0.1, took[run.T], "cpu", "2", "abc")) for run in stored)
+    storage.append((run, Outcome(0.5, 0.1, took[run.T], "cpu", "2", "abc")) for run in stored)
     command = ["run", "mahdavi-fig2a", "--profile", "quick", "--device", "cpu"]
     assert cli.main([*command, "--limit-minutes", "60"]) == 0
-    made = [run for run, _ in results.known("mahdavi-fig2a", "quick").values()][len(stored) :]
+    made = [run for run, _ in experiments.rows("mahdavi-fig2a", "quick").values()][len(stored) :]
     assert [run.T for run in made] == [*3 * [500], *3 * [1000], *4 * [250]] * 2
     assert [run.seed for run in made] == 10 * [0] + 10 * [1]

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from attnmem import bounds, experiments, fitting, results
+from attnmem import bounds, experiments, fitting
+from attnmem import store as storage
 from attnmem.attention.tangents import scalar_outputs
 from attnmem.studies import STUDIES, fits
-from attnmem.studies.study import WHOLE
+from attnmem.studies.study import ALL
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -51,7 +52,7 @@ def test_optimizers_and_coordinates_share_data_and_start(context):
 
 
 def test_the_start_has_logits_of_the_size_that_it_says():
-    asked = dataclasses.replace(fits.fittings("paper")[0], H=50, n=5, d=16, d_h=9, T=300)
+    asked = dataclasses.replace(next(iter(fits.fittings("paper"))), H=50, n=5, d=16, d_h=9, T=300)
     given = fits.examples(asked)
     keys = torch.einsum("tnd,hdk->thnk", given.contexts, given.heads.W_K)
     logits = torch.einsum("thnk,td,hdk->thn", keys, given.queries, given.heads.W_Q)
@@ -63,13 +64,13 @@ def test_the_start_has_logits_of_the_size_that_it_says():
 def test_fits_become_rows_and_resume():
     assert experiments.run(fits.NAME, "quick", limit_minutes=1e-9) == 0
     said = []
-    wanted = fits.fittings("quick")
+    wanted = [*fits.fittings("quick")]
     added = experiments.run(fits.NAME, "quick", report=lambda p: said.append(p.said))
     assert added == len(wanted) == len(said)
     assert said[0].startswith("lm, balanced, own H=2 n=3 d=4 d_h=4 T=20, seed 0: met after ")
     assert experiments.run(fits.NAME, "quick") == 0
-    rows = results.known(fits.NAME, "quick")
-    assert STUDIES[fits.NAME].done("quick", WHOLE, rows) == (6, 6)
+    rows = experiments.rows(fits.NAME, "quick")
+    assert STUDIES[fits.NAME].done("quick", ALL, rows) == (6, 6)
     asked, found = rows[wanted[0].key]
     given = fits.examples(asked)
     fit = fitting.levenberg_marquardt(*given, steps=asked.steps)
@@ -78,7 +79,7 @@ def test_fits_become_rows_and_resume():
         fit.damping,
         fitting.limits(fit.heads, *given[1:]).least,
     )
-    table = fits.table("quick")
+    table = experiments.table(fits.NAME, "quick")
     assert (
         table.way.tolist() == ["Levenberg-Marquardt"] * 2 + ["L-BFGS"] * 2 + ["Adam, rate 0.01"] * 2
     )
@@ -91,14 +92,14 @@ def test_fits_become_rows_and_resume():
 def test_ways_are_named_by_what_differs_from_the_published_protocol():
     [asked, *_] = [fit for fit in fits.fittings("paper") if fit.optimizer == "adam"]
     published = dataclasses.replace(asked, **fits.AS_PUBLISHED)
-    outcome = results.Fitted(0.5, 0.1, 9, "steps", None, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
+    outcome = storage.Fitted(0.5, 0.1, 9, "steps", None, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
     changes = ({}, {"coordinates": "balanced"}, {"lr": 1e-2}, {"optimizer": "lm", "lr": None})
     rows = [
         (dataclasses.replace(published, seed=i, **change), outcome)
         for i, change in enumerate(changes)
     ]
-    results.append(rows)
-    assert fits.table("paper").way.tolist() == [
+    storage.append(rows)
+    assert experiments.table(fits.NAME, "paper").way.tolist() == [
         "Adam as published",
         "Adam, rate 0.001",
         "Adam, rate 0.01, raw",
@@ -108,11 +109,12 @@ def test_ways_are_named_by_what_differs_from_the_published_protocol():
 
 def test_what_was_reached_is_read_off_fraction_by_fraction():
     """All seeds up to 0.5; of the larger fractions one seed met 0.9, and none met the last."""
-    outcome = results.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
+    outcome = storage.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
     met = dataclasses.replace(outcome, stop="met", error=1e-7)
     right = {(0.5, 0), (0.5, 1), (0.8, 1), (0.9, 0), (0.9, 1)}
-    listed = fits._each((fits.OWN,), (0.5, 0.8, 0.9, 1.0), 2, "paper", **fits.NEWTON)
-    ones = fits._each((fits.ONE,), (0.5,), 3, "paper", **fits.NEWTON)
+    cells = [(f, s) for f in (0.5, 0.8, 0.9, 1.0) for s in range(2)]
+    listed = [fits._fitting("paper", fits.OWN, f, s, fits.NEWTON) for f, s in cells]
+    ones = [fits._fitting("paper", fits.ONE, 0.5, s, fits.NEWTON) for s in range(3)]
     rows = [
         (
             asked,
@@ -122,8 +124,8 @@ def test_what_was_reached_is_read_off_fraction_by_fraction():
         )
         for asked in listed
     ]
-    results.append([*rows, *((asked, outcome) for asked in ones)])
-    first, second = fits.reached(fits.table("paper")).itertuples(index=False)
+    storage.append([*rows, *((asked, outcome) for asked in ones)])
+    first, second = fits.reached(experiments.table(fits.NAME, "paper")).itertuples(index=False)
     assert first[:7] == ("own, H=4, n=4, d=8, d_h=8", "Levenberg-Marquardt", 288, 2, 0.5, 0.9, 1.0)
     assert (first.floor, first.theorem) == (fits.OWN.floor / 288, 13 / 288)
     assert second[2:7] == (72, 3, 0.0, 0.0, 0.5)

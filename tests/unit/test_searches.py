@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from attnmem import experiments, results, training
-from attnmem.results import Outcome, Run
+from attnmem import experiments, training
+from attnmem import store as storage
+from attnmem.store import Outcome, Run
 from attnmem.studies import searches
-from attnmem.studies.study import Part
+from attnmem.studies.study import ALL
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -61,7 +62,7 @@ def test_a_search_resumes_and_its_rows_tell_all(instant, monkeypatch, device, at
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(Interrupted):
         experiments.run("dana-capacity", "quick", device)
-    assert len(results.known("dana-capacity", "quick")) == 3 * at_once
+    assert len(experiments.rows("dana-capacity", "quick")) == 3 * at_once
     seen = []
     added = experiments.run(
         "dana-capacity", "quick", device, report=lambda progress: seen.append(progress.said)
@@ -84,7 +85,7 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(instant):
     table = searches.found("mahdavi-capacity", "quick")
     lines = table[["H", "n", "memorized", "failed", "bound"]].to_numpy().tolist()
     assert lines == [[1, 8, 10, 11, 8], [2, 8, 20, 21, 15], [4, 8, 40, 41, 29]]
-    runs = [run for run, _ in results.known("mahdavi-capacity", "quick").values()]
+    runs = [run for run, _ in experiments.rows("mahdavi-capacity", "quick").values()]
     assert {(run.task, run.batch, run.steps, run.early_stop) for run in runs} == {
         ("classes", 256, 2000, True)
     }
@@ -116,7 +117,7 @@ def test_weights_that_have_a_set_have_its_subsets(instant):
     before = len(instant)
     cell = searches.SEARCHES["dana-capacity"].cells["quick"][0]
     lucky = searches.probe("dana-capacity", "quick", cell, 15)[0]
-    results.append([(lucky, Outcome(1.0, 0.1, 0.0, "cpu", "2", "abc"))])
+    storage.append([(lucky, Outcome(1.0, 0.1, 0.0, "cpu", "2", "abc"))])
     experiments.run("dana-capacity", "quick", "cpu")
     one, two = searches.found("dana-capacity", "quick").itertuples()
     assert (one.memorized, one.failed) == (15, 16)
@@ -223,16 +224,15 @@ def test_only_a_set_without_an_error_is_memorized(monkeypatch, nearly):
 @pytest.mark.parametrize(("right", "edge"), [([], 0), ([1003], 1003), ([900, 1003, 7], 1003)])
 def test_the_largest_set_that_a_row_has_right_is_the_answer(right, edge):
     """Also a size that the bisection would not ask for, where the gap may be 20; or none at all."""
-    cell = searches.SEARCHES["dana-capacity"].cells["paper"][0]
+    search = searches.SEARCHES["dana-capacity"]
+    cell = search.cells["paper"][0]
     runs_of = partial(searches.probe, "dana-capacity", "paper", cell)
     rows = {run.key: (run, WHOLE) for size in right for run in runs_of(size)[-1:]}
-    ends, tried = None, []
-    while ends is None:
-        try:
-            ends = searches.bracket(runs_of, rows)
-        except searches.Untrained as needed:
-            tried += [run.T for run in needed.runs]
-            rows |= {run.key: (run, ALMOST) for run in needed.runs}
+    tried = []
+    while needed := search.bracket("paper", cell, rows)[1]:
+        tried += [run.T for run in needed]
+        rows |= {run.key: (run, ALMOST) for run in needed}
+    ends, _ = search.bracket("paper", cell, rows)
     assert ends.memorized == edge
     assert ends.failed == min(tried) <= edge + max(1, edge // 50)
     assert min(tried) > edge  # what a row has right is not tried again, nor are its subsets
@@ -303,11 +303,11 @@ def test_associations_are_trained_whole_with_a_rate_that_falls_to_a_tenth():
 def test_complete_bisections_are_counted(instant):
     instant.extend([None] * 4)  # past the interruption
     search = searches.SEARCHES["dana-capacity"]
-    assert search.done("quick", Part(), {}) == (0, 2)
+    assert search.done("quick", ALL, {}) == (0, 2)
     experiments.run("dana-capacity", "quick", "cpu")
-    rows = results.known("dana-capacity", "quick")
-    assert search.done("quick", Part(), rows) == (2, 2)
+    rows = experiments.rows("dana-capacity", "quick")
+    assert search.done("quick", ALL, rows) == (2, 2)
     first = {key: row for key, row in rows.items() if row[0].H == 1}
-    assert search.done("quick", Part(), first) == (1, 2)
+    assert search.done("quick", ALL, first) == (1, 2)
     with pytest.raises(ValueError, match=r"^profile: got 'full'"):
-        search.done("full", Part(), rows)
+        search.done("full", ALL, rows)

@@ -12,10 +12,11 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 import pytest
 import torch
 
-from attnmem import experiments, results, training
-from attnmem.results import Outcome
+from attnmem import experiments, training
+from attnmem import store as storage
+from attnmem.store import Outcome
 from attnmem.studies import run as running
-from attnmem.studies import work
+from attnmem.studies.study import Place
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -26,7 +27,7 @@ def of(name, profile="paper", seeds=None, **chosen):
 
 def put(runs):
     """Rows of these trainings, as ``instant`` would leave them."""
-    results.append((r, Outcome(r.seed / 10, float(r.H), 0.0, "cpu", "2", "abc")) for r in runs)
+    storage.append((r, Outcome(r.seed / 10, float(r.H), 0.0, "cpu", "2", "abc")) for r in runs)
 
 
 @pytest.mark.usefixtures("instant")
@@ -37,7 +38,7 @@ def test_a_run_resumes_and_reports():
     assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 3 * i) for i in range(1, 7)]
     assert experiments.run("dana-exp6", "paper", "cpu", seeds=3) == 0
     assert experiments.run("dana-exp6", "paper", "cpu", seeds=4) == 6
-    table = results.table("dana-exp6", "paper")
+    table = experiments.table("dana-exp6", "paper")
     assert len(table) == 24
     assert (table.loss == table.H).all()
 
@@ -62,7 +63,7 @@ def test_no_unit_starts_after_the_time_limit(instant, monkeypatch, minutes, unit
     clock = Clock(monkeypatch, seconds=60)
     assert experiments.run("dana-exp2", "paper", "cpu", limit_minutes=minutes) == units
     assert clock.units == units
-    assert len(results.known("dana-exp2", "paper")) == units
+    assert len(experiments.rows("dana-exp2", "paper")) == units
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
@@ -73,8 +74,6 @@ def test_a_time_limit_in_which_nothing_can_be_done_is_refused(minutes):
 
 class Held(Executor):
     """Keeps what it is given until the test lets it go."""
-
-    _max_workers = 3
 
     def __init__(self):
         self.given, self.most = [], 0
@@ -97,12 +96,12 @@ class Held(Executor):
 @pytest.fixture
 def held(monkeypatch):
     pool = Held()
-    monkeypatch.setattr(work, "wait", lambda flying, return_when: pool.let_go())
+    monkeypatch.setattr(running, "wait", lambda in_flight, return_when: pool.let_go())
     return pool
 
 
 def test_no_more_units_are_given_out_than_there_are_workers(instant, held):
-    assert experiments.run("dana-exp2", "paper", "cpu", held, seeds=1) == 10
+    assert experiments.run("dana-exp2", "paper", "cpu", held, seeds=1, workers=3) == 10
     assert held.most == 3
     held.most = 0
     assert experiments.run("dana-exp6", "paper", "cpu", held, seeds=1, workers=2) == 6
@@ -111,13 +110,12 @@ def test_no_more_units_are_given_out_than_there_are_workers(instant, held):
 
 def test_units_in_flight_at_the_time_limit_are_kept_and_no_others_begin(instant, monkeypatch, held):
     clock = Clock(monkeypatch, seconds=60)
-    assert experiments.run("dana-exp2", "paper", "cpu", held, limit_minutes=1.5) == 4
+    assert experiments.run("dana-exp2", "paper", "cpu", held, workers=3, limit_minutes=1.5) == 4
     assert clock.units == 4, "three at the start, one after a minute"
-    assert len(results.known("dana-exp2", "paper")) == 4
+    assert len(experiments.rows("dana-exp2", "paper")) == 4
 
 
 def test_a_limit_on_an_executor_of_unknown_size_asks_for_its_workers(instant, held):
-    held._max_workers = None
     with pytest.raises(ValueError, match=r"^workers: got None; expected how many units"):
         experiments.run("dana-exp6", "quick", "cpu", held, limit_minutes=1)
     assert (
@@ -131,10 +129,11 @@ def test_a_limit_on_an_executor_of_unknown_size_asks_for_its_workers(instant, he
 def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(instant, held, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that this"):
-        experiments.run("dana-exp6", "quick", "cuda:1", held)
-    held._max_workers = None
+        experiments.run("dana-exp6", "quick", "cuda:1")
+    with ThreadPoolExecutor(2) as pool, pytest.raises(ValueError, match=r"^device: got .cuda:1."):
+        experiments.run("dana-exp6", "quick", "cuda:1", pool)
     assert experiments.run("dana-exp6", "quick", "cuda:1", held) == 6
-    assert {*results.table("dana-exp6", "quick").device} == {"cuda:1"}
+    assert {*experiments.table("dana-exp6", "quick").device} == {"cuda:1"}
 
 
 def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypatch, held):
@@ -147,22 +146,22 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(instant, monkeypat
 
     monkeypatch.setattr(training, "train", breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
-        experiments.run("dana-exp6", "paper", "cpu", held)
-    assert sorted(set(results.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
+        experiments.run("dana-exp6", "paper", "cpu", held, workers=3)
+    assert sorted(set(experiments.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
 
 
 def test_rows_that_cannot_be_stored_do_not_cost_those_of_other_units(instant, monkeypatch, held):
-    append = results.append
+    append = storage.append
 
     def full(rows):
         if rows[0][0].H == 1:
             raise OSError("no space left")
         return append(rows)
 
-    monkeypatch.setattr(results, "append", full)
+    monkeypatch.setattr(storage, "append", full)
     with pytest.raises(OSError, match="no space left"):
-        experiments.run("dana-exp6", "paper", "cpu", held)
-    assert sorted(set(results.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
+        experiments.run("dana-exp6", "paper", "cpu", held, workers=3)
+    assert sorted(set(experiments.table("dana-exp6", "paper").H)) == [5, 9], "the three first"
 
 
 def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(instant, store):
@@ -181,14 +180,14 @@ def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeyp
 
     monkeypatch.setattr(training, "train", slow)
 
-    def interrupted(flying, return_when):
+    def interrupted(in_flight, return_when):
         threading.Timer(0.2, go.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work, "wait", interrupted)
+    monkeypatch.setattr(running, "wait", interrupted)
     with ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
         experiments.run("dana-exp6", "paper", "cpu", pool, workers=3)
-    assert sorted(set(results.table("dana-exp6", "paper").H)) == [1, 5]
+    assert sorted(set(experiments.table("dana-exp6", "paper").H)) == [1, 5]
 
 
 def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
@@ -196,7 +195,7 @@ def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
     monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
     left = store / ".checkpoints"
     with monkeypatch.context() as patch:
-        patch.setattr(results, "append", lambda rows: 1 / 0)
+        patch.setattr(storage, "append", lambda rows: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1})
     assert len([*left.iterdir()]) == 1
@@ -205,7 +204,7 @@ def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
 
 
 def test_several_studies_are_one_queue(instant, held):
-    jobs = [work.Job("dana-exp6", "quick"), work.Job("dana-exp2", "quick")]
+    jobs = [running.Job("dana-exp6", "quick"), running.Job("dana-exp2", "quick")]
     seen = []
     assert running.run_jobs(jobs, "cpu", held, report=seen.append) == 12
     assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 2 * i) for i in range(1, 7)]
@@ -217,10 +216,10 @@ def test_several_studies_are_one_queue(instant, held):
 def test_any_executor_gives_the_same_rows(store):
     with ThreadPoolExecutor(3) as pool:
         assert experiments.run("dana-exp2", "paper", "cpu", pool) == 50
-    by_threads = {k: o for k, (_, o) in results.known("dana-exp2", "paper").items()}
-    results.file_of("dana-exp2", "paper", store).unlink()
+    by_threads = {k: o for k, (_, o) in experiments.rows("dana-exp2", "paper").items()}
+    (store / "dana-exp2" / "paper.csv").unlink()
     experiments.run("dana-exp2", "paper", "cpu")
-    assert {k: o for k, (_, o) in results.known("dana-exp2", "paper").items()} == by_threads
+    assert {k: o for k, (_, o) in experiments.rows("dana-exp2", "paper").items()} == by_threads
 
 
 def test_workers_train_what_one_process_trains(store):
@@ -230,9 +229,9 @@ def test_workers_train_what_one_process_trains(store):
         with running.pool(2 if device else 1, device or "cpu") as workers:
             assert kind is None or isinstance(workers, kind)
             assert experiments.run("dana-exp6", "quick", "cpu", workers, seeds=1) == 3
-        table = results.table("dana-exp6", "quick").sort_values("H")
+        table = experiments.table("dana-exp6", "quick").sort_values("H")
         found[device] = table.accuracy.to_numpy()
-        results.file_of("dana-exp6", "quick", store).unlink()
+        (store / "dana-exp6" / "quick.csv").unlink()
     assert found["cpu"] == pytest.approx(found[None], abs=0.02)
     assert found["cuda"] == pytest.approx(found[None], abs=0.02)
 
@@ -254,12 +253,13 @@ def test_what_is_in_flight_is_not_given_out_again_in_other_groups(monkeypatch):
         return [runs[i : i + size] for i in range(0, len(runs), size)]
 
     monkeypatch.setattr(training, "stacks", stacks)
-    queue = work.Queue([work.Job("dana-exp6", "quick")], "cpu", workers=3)
-    given = [queue.next()[1] for _ in range(2)]
+    jobs, rows = [running.Job("dana-exp6", "quick")], {("dana-exp6", "quick"): {}}
+    queue = running.queue(jobs, rows, Place(workers=3))
+    given = [next(queue)[1] for _ in range(2)]
     size = 3
-    queue.landed([(run, Outcome(0.5, 0.1, 1.0, "cpu", "2", "abc")) for run in given[1]])
-    while unit := queue.next():
-        given.append(unit[1])
+    for run in given[1]:
+        rows["dana-exp6", "quick"][run.key] = run, Outcome(0.5, 0.1, 1.0, "cpu", "2", "abc")
+    given += [unit for _, unit in iter(queue.__next__, None)]
     keys = [run.key for unit in given for run in unit]
     assert sorted(keys) == sorted(run.key for run in of("dana-exp6", "quick"))
 
@@ -274,10 +274,10 @@ def test_a_sweep_killed_at_twenty_moments_ends_with_exactly_its_rows():
         time.sleep(rng.uniform(0.0, 0.05))
         os.kill(sweep.pid, signal.SIGKILL)
         sweep.join()
-    killed = len(results.known("dana-exp1", "paper"))
+    killed = len(experiments.rows("dana-exp1", "paper"))
     assert killed < 77, "the kills came too late to test anything"
     experiments.run(*arguments, **seeds)
-    rows = results.known("dana-exp1", "paper")
+    rows = experiments.rows("dana-exp1", "paper")
     assert sorted(rows) == sorted(run.key for run in of("dana-exp1", seeds=1))
     for run, outcome in rows.values():
         assert (outcome.accuracy, outcome.loss) == (run.seed / 10, run.H)
@@ -294,7 +294,7 @@ def test_an_exception_in_a_unit_keeps_the_rows_before_it(monkeypatch, instant):
     monkeypatch.setattr(training, "train", breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
         experiments.run("dana-exp6", "paper", "cpu")
-    assert sorted(set(results.table("dana-exp6", "paper").H)) == [1, 5]
+    assert sorted(set(experiments.table("dana-exp6", "paper").H)) == [1, 5]
 
 
 @pytest.mark.usefixtures("instant")
@@ -392,13 +392,13 @@ def test_parameters_are_counted_for_every_row():
 def test_recomputing_trains_what_was_shipped_again_and_its_rows_count(monkeypatch):
     shipped = [run for run in of("dana-exp6") if run.seed < 2]
     old = Outcome(0.5, -1.0, 0.0, "cpu", "1", "old")
-    results.append([(run, old) for run in shipped], results.SHIPPED)
+    storage.append([(run, old) for run in shipped], storage.SHIPPED)
     again = {"seeds": 2, "recompute": True}
     assert experiments.run("dana-exp6", "paper", "cpu", seeds=2) == 0
     assert experiments.run("dana-exp6", "paper", "cpu", **again) == 12
     assert experiments.run("dana-exp6", "paper", "cpu", **again) == 0
-    assert (results.table("dana-exp6", "paper").loss > 0).all()
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(results.SHIPPED))
+    assert (experiments.table("dana-exp6", "paper").loss > 0).all()
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(storage.SHIPPED))
     with pytest.raises(ValueError, match=r"^recompute: got True; expected ATTNMEM_MEASUREMENTS"):
         experiments.run("dana-exp6", "paper", "cpu", **again)
 
@@ -436,7 +436,7 @@ def test_a_dask_worker_killed_in_mid_sweep_loses_nothing(tmp_path):
         added = experiments.run("dana-exp3", "quick", "cpu", pool, report=kill_one_worker)
     assert killed
     assert added == 6
-    assert sorted(results.known("dana-exp3", "quick")) == sorted(
+    assert sorted(experiments.rows("dana-exp3", "quick")) == sorted(
         run.key for run in of("dana-exp3", "quick")
     )
 
@@ -448,7 +448,7 @@ def test_published_points_stand_beside_the_mean_of_the_seeds_of_the_grid(instant
     assert found.H.tolist() == [1, 5, 9, 13, 17, 21]
     assert found.seeds.tolist() == [20] * 6
     assert found.ours.tolist() == pytest.approx([0.95] * 6)  # mean of 0, 0.1, ..., 1.9
-    published = results.published("dana-2025").query("experiment == 'exp6'").accuracy
+    published = experiments.published("dana-2025").query("experiment == 'exp6'").accuracy
     assert found.difference.tolist() == pytest.approx((0.95 - published).tolist())
     assert found.error.iloc[0] == pytest.approx(0.1 * (35 / 20) ** 0.5)  # variance of 0..19 is 35
 
@@ -464,9 +464,9 @@ def test_published_points_of_attention_and_of_mlp_are_kept_apart(instant):
 def test_the_fewest_seeds_of_any_training_count(instant):
     experiments.run("dana-exp6", "paper", "cpu", seeds=3, where={"H": 5})
     experiments.run("dana-exp6", "paper", "cpu", seeds=2, where={"H": 9})
-    table = results.table("dana-exp6", "paper")
-    assert results.fewest_seeds(table) == 2
-    assert results.fewest_seeds(table[table.H == 5]) == 3
+    table = experiments.table("dana-exp6", "paper")
+    assert experiments.fewest_seeds(table) == 2
+    assert experiments.fewest_seeds(table[table.H == 5]) == 3
 
 
 # --- trainings that diverged ----------------------------------------------------------------------
@@ -517,5 +517,5 @@ def test_a_point_of_which_all_diverged_is_left_out():
     origin = (0.0, "cpu", "2", "abc")
     runs = of("dana-exp6", seeds=2)
     lost = [(run, Outcome(None, None, *origin, diverged=256)) for run in runs if run.H == 9]
-    results.append([*lost, *((run, Outcome(0.5, 1.0, *origin)) for run in runs if run.H != 9)])
+    storage.append([*lost, *((run, Outcome(0.5, 1.0, *origin)) for run in runs if run.H != 9)])
     assert experiments.beside_published("dana-exp6").H.tolist() == [1, 5, 13, 17, 21]

@@ -1,9 +1,8 @@
 """What is measured: the studies, how they are run, and how their rows are read.
 
-A *study* has *units*; a unit becomes *rows* (:mod:`attnmem.studies.study`). Data stand in ``dana``,
-``mahdavi`` (grids of trainings), ``searches`` and ``cases`` (models and data for tests of
-assumptions). ``STUDIES`` holds every study, ``run`` measures what is missing of any of them, and
-``read`` reads the rows.
+:mod:`attnmem.studies.study` says what a study is, and each kind has a file. Grids stand in
+``dana`` and ``mahdavi``; ``registry`` holds every study by name, ``run`` measures what is missing,
+and ``tables`` reads the rows.
 """
 
 from .registry import STUDIES, study

@@ -1,31 +1,31 @@
 """Mahdavi et al.'s assumptions on the features of real models: which tests, and what they found.
 
 :func:`checks` lists the tests of a study at a tier (:mod:`attnmem.studies.cases`), each of which
-becomes a row, and :func:`table` reads the rows.
+becomes a row.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
-from .. import features, results
-from ..checks import checked_by, refuse
+from .. import features, store
+from ..checks import refuse
 from ..features import Seen
 from ..independence import numerical_rank, sampled_independence
-from ..results import Check, Finding, Row
+from ..store import Check, Finding, Row
 from ..training.places import device_name
-from . import read
 from .cases import CASES, SEED, Case
-from .study import Done, Part, Rows, Unit, check_whole, source_of
+from .study import Study, Unit
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
@@ -34,81 +34,41 @@ RANKED = 20  # subsets of which the rank itself is computed, not only whether it
 TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
 
 
-class AssumptionTests(NamedTuple):
+class AssumptionTests(Study):
     """The tests of the assumptions on one kind of model, at each tier of its cases."""
 
-    name: str
-    paper: str
-    what: str
-
     kind = "tests of linear independence"
-    usual = "shipped"
-    variants = ()
-    foreseen = True
+    config = Check
+    default_profile = "shipped"
+    profiles = (*TIERS, "deeper", "quick")
 
-    source = source_of
-    check = check_whole
-
-    @property
-    def profiles(self) -> tuple[str, ...]:
-        """The tiers that there are."""
-        return tuple(CASES[self.name])
-
-    def units(
-        self, profile: str, part: Part, rows: Rows, device: str, workers: int, urgent: bool
-    ) -> Iterator[Unit]:
-        """The tests that have no row yet, one by one.
-
-        Args:
-            profile: A tier, one of :attr:`profiles`.
-            part: The whole.
-            rows: Stored rows by key.
-            device: Has no effect, since a unit is one test everywhere.
-            workers: Has no effect either.
-            urgent: Nor has this.
-
-        Yields:
-            A test.
-        """
-        self.check(profile, part)
-        yield from ([asked] for asked in checks(self.name, profile) if asked.key not in rows)
-
+    @override
     def perform(self, unit: Unit, device: str) -> list[Row]:
-        """Do tests, on features that are computed once for those of one precision.
-
-        Args:
-            unit: The tests.
-            device: Where the features and their ranks are computed.
-
-        Returns:
-            Each test with its finding.
-        """
         rows = []
-        for asked in unit:
-            seen = _seen(CASES[self.name][asked.profile], asked.dtype, device)
-            rows.append((asked, perform(seen[asked.map], asked)))
+        for check in unit:
+            seen = collect(self.name, check.profile, check.dtype, device)
+            rows.append((check, perform(seen[check.map], check)))
         return rows
 
-    def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How many of the tests have a row.
-
-        Args:
-            profile: A tier, one of :attr:`profiles`.
-            part: The whole.
-            rows: Stored rows by key.
-
-        Returns:
-            The number of tests with a row, and of all tests.
-        """
-        self.check(profile, part)
-        listed = checks(self.name, profile)
-        return Done(sum(asked.key in rows for asked in listed), len(listed))
-
+    @override
     def say(self, rows: Sequence[Row]) -> str:
-        """What was tested, and how many samples were dependent."""
-        asked, found = rows[-1]
-        what = f"{asked.map}, {asked.dtype}: {asked.vectors}, size {asked.size}"
-        return f"{asked.experiment}, {what}, {found.dependent} of {asked.samples} dependent"
+        check, finding = rows[-1]
+        what = f"{check.map}, {check.dtype}: {check.vectors}, size {check.size}"
+        return f"{check.experiment}, {what}, {finding.dependent} of {check.samples} dependent"
+
+    def _listed(self, profile: str) -> list[Check]:
+        return checks(self.name, profile)
+
+    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With the name of each test and what it found.
+
+        ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the vectors
+        of Assumption 3), ``positions``, ``labels``, or ``curve`` for further sizes. ``share`` is
+        the share of the samples that were independent. ``ranks`` go from the least to the largest.
+        """
+        tests = [_test(row) for row in table.itertuples()]
+        ranks = table.least_rank.astype(str) + " to " + table.most_rank.astype(str)
+        return table.assign(test=tests, share=1 - table.dependent / table.samples, ranks=ranks)
 
 
 TABLES = {
@@ -116,17 +76,17 @@ TABLES = {
     "assumptions-gpt2": "Table 3, GPT-2",
     "assumptions-vision": "Table 1",
 }
-TESTS = {name: AssumptionTests(name, "mahdavi", TABLES[name]) for name in CASES}
+TESTS = {name: AssumptionTests(name, "mahdavi", what) for name, what in TABLES.items()}
 
 
-def _check_name(name: str, tier: str) -> None:
+def _case(name: str, tier: str) -> Case:
     if name not in CASES:
         refuse("name", repr(name), f"one of {', '.join(CASES)}")
     if tier not in CASES[name]:
         refuse("tier", repr(tier), f"one of {', '.join(CASES[name])} for {name}")
+    return CASES[name][tier]
 
 
-@checked_by(_check_name)
 def checks(name: str, tier: str) -> list[Check]:
     """All tests of a study at a tier, in both precisions.
 
@@ -142,7 +102,7 @@ def checks(name: str, tier: str) -> list[Check]:
     Returns:
         The tests, those of one precision and one map after the other.
     """
-    case = CASES[name][tier]
+    case = _case(name, tier)
     many, few = case.samples
     listed = []
     for dtype in DTYPES:
@@ -155,45 +115,21 @@ def checks(name: str, tier: str) -> list[Check]:
                 tests += [("positions", case.n, 1)] * case.positions
             if map_ in case.curves:
                 tests += [("queries", size, few) for size in case.sizes]
+            features_of = {"source": case.source, "architecture": case.architecture, "map": map_}
+            features_of |= {"dtype": dtype, "T": case.T, "n": case.n, "d": case.d}
             listed += [
                 Check(
                     experiment=name,
                     profile=tier,
-                    source=case.source,
-                    architecture=case.architecture,
-                    map=map_,
-                    dtype=dtype,
                     vectors=vectors,
-                    T=case.T,
-                    n=case.n,
-                    d=case.d,
                     size=size,
                     samples=samples,
                     seed=SEED,
+                    **features_of,
                 )
                 for vectors, size, samples in tests
             ]
     return listed
-
-
-def table(name: str, tier: str) -> pd.DataFrame:
-    """The rows of a study at a tier, with the name of each test and what it found.
-
-    Args:
-        name: A key of ``CASES``.
-        tier: One of its tiers.
-
-    Returns:
-        The columns of the store, and three more. ``test`` is ``A1``, ``A2``, ``A3``, ``GP``
-        (general position), ``GP of A3`` (of the vectors of Assumption 3), ``positions``,
-        ``labels``, or ``curve`` for further sizes. ``share`` is the share of the samples that were
-        independent. ``ranks`` go from the least to the largest that was found.
-    """
-    rows = results.as_table(read.rows(name, tier).values(), results.TESTS)
-    tests = [_test(row) for row in rows.itertuples()]
-    share = 1 - rows.dependent / rows.samples
-    ranks = rows.least_rank.astype(str) + " to " + rows.most_rank.astype(str)
-    return rows.assign(test=tests, share=share, ranks=ranks)
 
 
 def _test(row: Any) -> str:
@@ -206,24 +142,24 @@ def _test(row: Any) -> str:
 
 
 def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Of one map in a :func:`table`, the share of the sets of queries that is independent, by size.
+    """Of one map, the share of the sets of queries that is independent, by size.
 
     Args:
-        rows: Rows of a :func:`table`.
+        rows: Tests (:func:`attnmem.experiments.table`).
         map_: The name of the feature map, such as ``random L1``.
 
     Returns:
         For each precision, the sizes in rising order and the shares at them.
     """
-    asked = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
-    return {dtype: (part["size"], part.share) for dtype, part in asked.groupby("dtype")}
+    of_map = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
+    return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
 
 
 def kruskal_estimate(rows: pd.DataFrame) -> int:
     """The largest size tested of which 99% of the sets of queries are independent, or 0.
 
     Args:
-        rows: Those of one map and one precision in a :func:`table`.
+        rows: Tests of one map in one precision.
 
     Returns:
         The number of queries in a set.
@@ -233,10 +169,10 @@ def kruskal_estimate(rows: pd.DataFrame) -> int:
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A column of a :func:`table`, with the two precisions side by side.
+    """A column of some tests, with the two precisions side by side.
 
     Args:
-        rows: Rows of a :func:`table`.
+        rows: Tests (:func:`attnmem.experiments.table`).
         column: The column, such as ``share`` or ``ranks``.
 
     Returns:
@@ -247,7 +183,7 @@ def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """A column of :func:`table` at each of the :data:`TIERS` that has rows, side by side.
+    """A column of the tests at each of the :data:`TIERS` that has rows, side by side.
 
     Args:
         name: A key of ``CASES``.
@@ -256,9 +192,9 @@ def by_tier(name: str, column: str) -> pd.DataFrame:
     Returns:
         A line for each test and map, a column for each tier and precision.
     """
-    rows = {tier: table(name, tier) for tier in TIERS}
-    found = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
-    return pd.concat(found, axis=1).sort_index()
+    rows = {tier: TESTS[name].table(store.known(name, tier).values()) for tier in TIERS}
+    columns = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
+    return pd.concat(columns, axis=1).sort_index()
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
@@ -278,17 +214,10 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
 
 def coverage(name: str) -> pd.DataFrame:
     """How many tests of each of the :data:`TIERS` are done, and of how many."""
-    have = {tier: [len(table(name, tier)), len(checks(name, tier))] for tier in TIERS}
+    have = {tier: [len(store.known(name, tier)), len(checks(name, tier))] for tier in TIERS}
     return pd.DataFrame(have, index=["tests done", "of"]).T
 
 
-def _check_collected(name, tier, dtype, device) -> None:
-    _check_name(name, tier)
-    if dtype not in DTYPES:
-        refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
-
-
-@checked_by(_check_collected)
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features that the tests of a tier look at.
 
@@ -306,9 +235,13 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
             than the case says.
         ConnectionError: The tier needs a hub that cannot be reached.
     """
-    return _collected(CASES[name][tier], dtype, device)
+    case = _case(name, tier)
+    if dtype not in DTYPES:
+        refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
+    return _collected(case, dtype, device)
 
 
+@functools.lru_cache(maxsize=1)  # kept for the next test of the same features
 def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
@@ -317,53 +250,46 @@ def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     heads = HEADS if case.labels else 0
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
         seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
-    for found in seen.values():
-        if len(found.queries) != case.T:
-            refuse("source", f"{len(found.queries)} examples of {case.source}", f"{case.T}")
+    for of_map in seen.values():
+        if len(of_map.queries) != case.T:
+            refuse("source", f"{len(of_map.queries)} examples of {case.source}", f"{case.T}")
     for map_, encoder in {"random L0": random, "trained L0": trained}.items():
         if encoder:
             seen[map_] = seen[map_]._replace(positions=encoder.positions[: case.n])
     return seen
 
 
-@functools.lru_cache(maxsize=1)
-def _seen(case: Case, dtype: str, device: str) -> dict[str, Seen]:
-    """The features of the last case and precision that was asked for are kept for its next test."""
-    return _collected(case, dtype, device)
-
-
-def perform(seen: Seen, asked: Check) -> Finding:
+def perform(seen: Seen, check: Check) -> Finding:
     """Test one assumption on features that are computed already.
 
     Args:
         seen: The features of the map that the test is about.
-        asked: The test.
+        check: The test.
 
     Returns:
         How many samples were dependent, and the ranks that were computed.
     """
     start = time.perf_counter()
-    if asked.vectors in ("contexts", "labels"):
-        each = seen.ranks if asked.vectors == "contexts" else labels_met(seen.heads, asked)
-        dependent, ranks = int((each < asked.size).sum()), each
+    if check.vectors in ("contexts", "labels"):
+        ranks = seen.ranks if check.vectors == "contexts" else labels_met(seen.heads, check)
+        dependent = int((ranks < check.size).sum())
     else:
-        vectors = getattr(seen, asked.vectors)
-        sampled = sampled_independence(vectors, asked.size, samples=asked.samples, seed=asked.seed)
-        dependent, ranks = sampled.dependent, _some_ranks(vectors, asked)
-    device = next(iter(seen)).device
+        vectors = getattr(seen, check.vectors)
+        sampled = sampled_independence(vectors, check.size, samples=check.samples, seed=check.seed)
+        dependent, ranks = sampled.dependent, _some_ranks(vectors, check)
     return Finding(
         dependent=dependent,
         ranked=len(ranks),
         least_rank=int(ranks.min()),
         most_rank=int(ranks.max()),
         wall_s=round(time.perf_counter() - start, 3),
-        device=device_name(device),
+        device=device_name(next(iter(seen)).device),
         torch=torch.__version__,
-        commit=results.commit(),
+        commit=store.commit(),
     )
 
 
-def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " samples"]:
+def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " samples"]:
     """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
 
     A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
@@ -371,17 +297,17 @@ def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " sample
 
     Args:
         read: What the read-out sees of each example, at least ``size`` rows.
-        asked: The test, which has the size, the number of draws and their seed.
+        check: The test, which has the size, the number of draws and their seed.
 
     Returns:
         Numbers from 0 to ``size``, one for each draw.
     """
-    x = read[: asked.size]
+    x = read[: check.size]
     x = (x - x.mean(dim=0)) / x.std()
-    g = torch.Generator().manual_seed(asked.seed)
-    signs = torch.randint(2, (asked.size, asked.samples), generator=g).to(x) * 2 - 1
-    weights = x.new_zeros(x.shape[1], asked.samples, requires_grad=True)
-    bias = x.new_zeros(asked.samples, requires_grad=True)
+    g = torch.Generator().manual_seed(check.seed)
+    signs = torch.randint(2, (check.size, check.samples), generator=g).to(x) * 2 - 1
+    weights = x.new_zeros(x.shape[1], check.samples, requires_grad=True)
+    bias = x.new_zeros(check.samples, requires_grad=True)
     optimizer = torch.optim.Adam([weights, bias], lr=0.03)
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -390,7 +316,7 @@ def labels_met(read: Float[Tensor, "T k"], asked: Check) -> Int[Tensor, " sample
     return (signs * (x @ weights + bias) > 0).sum(dim=0).detach()
 
 
-def _some_ranks(vectors: Tensor, asked: Check) -> Tensor:
-    g = torch.Generator().manual_seed(asked.seed + 1)
-    subsets = [torch.randperm(len(vectors), generator=g)[: asked.size] for _ in range(RANKED)]
+def _some_ranks(vectors: Tensor, check: Check) -> Tensor:
+    g = torch.Generator().manual_seed(check.seed + 1)
+    subsets = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(RANKED)]
     return torch.tensor([numerical_rank(vectors[subset]) for subset in subsets])

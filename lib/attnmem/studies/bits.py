@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import pandas as pd
 import torch
 
 from .. import bounds, training
-from ..checks import check_number, checked_by, refuse
-from ..results import Run
+from ..checks import Range, checked, refuse
+from ..store import Run
 from ..training.models import architecture
 from ..training.places import place
-from . import read
-from .grids import EXPERIMENTS
+from .registry import EXPERIMENTS
 from .searches import SEARCHES
-from .study import check_profile
-from .trainings import PROFILES, diverged
+from .tables import rows
+from .trainings import diverged
 
 PRECISION = 1e-8  # real labels that are met more closely count as met to this
 COUNTS = ("parameters", "layer_parameters", "dimension")
@@ -32,18 +31,15 @@ CELL = (*SHAPE, "T", "experiment", "steps", "lr")
 CPU = torch.device("cpu")
 
 
-def _check_saved(accuracy, loss, classes, labels) -> None:
-    if classes is not None and accuracy is None:
-        refuse("accuracy", accuracy, "a share, since the labels are classes")
-    if accuracy is not None:
-        check_number("accuracy", accuracy, least=0.0, most=1.0)
-    check_number("loss", loss, least=0.0, most=math.inf)
-    check_number("labels", labels, least=0.0, most=math.inf)
+Positive = Annotated[int | float, Range(0, math.inf)]
 
 
-@checked_by(_check_saved)
+@checked
 def saved_bits(
-    accuracy: float | None, loss: float, classes: int | None, labels: int | float
+    accuracy: Annotated[int | float | None, Range(0, 1)],
+    loss: Positive,
+    classes: int | None,
+    labels: Positive,
 ) -> float:
     """Bits that a model saves in a code for its labels.
 
@@ -70,6 +66,8 @@ def saved_bits(
     Source: this book; :func:`attnmem.bounds.loss_to_bits`,
     :func:`attnmem.bounds.accuracy_to_bits`, :func:`attnmem.bounds.error_to_bits`.
     """
+    if classes is not None and accuracy is None:
+        refuse("accuracy", accuracy, "a share, since the labels are classes")
     if classes is None:
         return labels * float(bounds.error_to_bits(max(loss, PRECISION**2), 1))
     by_loss = bounds.loss_to_bits(loss, classes, 1)
@@ -97,7 +95,6 @@ def _counts(run: Run) -> dict[str, int | None]:
     }
 
 
-@checked_by(lambda profile: check_profile(profile, PROFILES))
 def stored(profile: str) -> pd.DataFrame:
     """Every stored training with the bits that it holds and three counts of its parameters.
 
@@ -116,7 +113,7 @@ def stored(profile: str) -> pd.DataFrame:
     """
     lines, counted = [], {}
     for name in (*EXPERIMENTS, *SEARCHES):
-        for run, outcome in read.rows(name, profile).values():
+        for run, outcome in rows(name, profile).values():
             if diverged(outcome):
                 continue
             shape = architecture(run)

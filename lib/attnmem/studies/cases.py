@@ -103,65 +103,47 @@ def _deeper(trained: Case) -> Case:
     )
 
 
+FULL, QUICK = (5000, 5000), (200, 100)  # samples, if the features are small
+
+
 def _vision(
-    source: str,
-    hub: str,
-    architecture: str,
-    shape: tuple[int, int],
-    sizes: tuple[int, ...],
+    source: str, hub: str, architecture: str, shape: tuple[int, int], sizes: tuple[int, ...]
 ) -> dict[str, Case]:
     """The tiers of a ViT; ``source``: the published images, ``hub``: the trained weights.
 
     ``architecture``: the published one, of so many tokens and dimensions (``shape``), whose random
     attention is tested at further ``sizes``.
     """
+    published = Case(
+        *(source, architecture, 1973, *shape),
+        lambda: corpora.published_images(source, 2000),
+        _random(architecture),
+        functools.partial(trained_encoder, hub),
+        samples=FULL,
+        sizes=sizes,
+    )
+    shipped = Case(
+        *("photographs", architecture, 2000, *shape),
+        lambda: corpora.photograph_crops(2000, seed=SEED),
+        _random(architecture),
+        sizes=sizes,
+    )
     trained = Case(
-        "digits",
-        "vit-digits",
-        1797,
-        17,
-        64,
+        *("digits", "vit-digits", 1797, 17, 64),
         lambda: corpora.digits()[0].split(256),
         _random(("vit", pretrained.DIGITS_VIT)),
         _trained_here(pretrained.digits_vit, least=0.97),
-        samples=(5000, 5000),
+        samples=FULL,
         sizes=tuple(range(20, 64, 4)),
     )
-    return {
-        "published": Case(
-            source,
-            architecture,
-            1973,
-            *shape,
-            lambda: corpora.published_images(source, 2000),
-            _random(architecture),
-            functools.partial(trained_encoder, hub),
-            samples=(5000, 5000),
-            sizes=sizes,
-        ),
-        "shipped": Case(
-            "photographs",
-            architecture,
-            2000,
-            *shape,
-            lambda: corpora.photograph_crops(2000, seed=SEED),
-            _random(architecture),
-            sizes=sizes,
-        ),
-        "trained": trained,
-        "deeper": _deeper(trained),
-        "quick": Case(
-            "photographs",
-            "vit-tiny",
-            60,
-            17,
-            24,
-            lambda: corpora.photograph_crops(60, size=32, seed=SEED),
-            _random(TINY_VIT),
-            samples=(200, 100),
-            sizes=(10, 20),
-        ),
-    }
+    quick = Case(
+        *("photographs", "vit-tiny", 60, 17, 24),
+        lambda: corpora.photograph_crops(60, size=32, seed=SEED),
+        _random(TINY_VIT),
+        samples=QUICK,
+        sizes=(10, 20),
+    )
+    return _tiers(published, shipped, trained, quick)
 
 
 def _language(
@@ -179,95 +161,65 @@ def _language(
     ``sizes``: of further tests after the first block. ``train``: makes the one that is trained
     here, refused below ``least``.
     """
-    pairs = kind == "bert"
+    n, pairs = shape[0], kind == "bert"
     read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
     tiny = kind, pretrained.language_sizes(kind, length=20, d=24, layers=1)
-    first, both = ("random L1",), ("random L1", "trained L1")
+    first = {"curves": ("random L1",), "positions": True}
+    both = {"curves": ("random L1", "trained L1"), "positions": True, "samples": FULL}
+    published = Case(
+        *(source, architecture, 2000, *shape),
+        lambda: corpora.published_texts(source, hub, 2000, length=n, batch=4, pairs=pairs),
+        _random(architecture),
+        functools.partial(trained_encoder, hub),
+        sizes=sizes,
+        **both,
+    )
+    shipped = Case(
+        *("library", architecture, 2000, *shape),
+        lambda: read(2000, length=n, batch=4),
+        _random(architecture),
+        sizes=sizes,
+        **first,
+    )
     trained = Case(
-        "library",
-        f"{kind}-library",
-        2000,
-        64,
-        96,
+        *("library", f"{kind}-library", 2000, 64, 96),
         lambda: read(2000, length=64, batch=100),
         _random((kind, pretrained.LIBRARY[kind])),
         _trained_here(train, least),
-        samples=(5000, 5000),
         sizes=(*range(8, 64, 8), 72, 80, 88, 95),
-        curves=both,
-        positions=True,
+        **both,
     )
-    return {
-        "published": Case(
-            source,
-            architecture,
-            2000,
-            *shape,
-            lambda: corpora.published_texts(
-                source, hub, 2000, length=shape[0], batch=4, pairs=pairs
-            ),
-            _random(architecture),
-            functools.partial(trained_encoder, hub),
-            samples=(5000, 5000),
-            sizes=sizes,
-            curves=both,
-            positions=True,
-        ),
-        "shipped": Case(
-            "library",
-            architecture,
-            2000,
-            *shape,
-            lambda: read(2000, length=shape[0], batch=4),
-            _random(architecture),
-            sizes=sizes,
-            curves=first,
-            positions=True,
-        ),
-        "trained": trained,
-        "deeper": _deeper(trained),
-        "quick": Case(
-            "library",
-            f"{kind}-tiny",
-            60,
-            20,
-            24,
-            lambda: read(60, length=20),
-            _random(tiny),
-            samples=(200, 100),
-            sizes=(10, 15, 23),
-            curves=first,
-            positions=True,
-        ),
-    }
+    quick = Case(
+        *("library", f"{kind}-tiny", 60, 20, 24),
+        lambda: read(60, length=20),
+        _random(tiny),
+        samples=QUICK,
+        sizes=(10, 15, 23),
+        **first,
+    )
+    return _tiers(published, shipped, trained, quick)
+
+
+def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[str, Case]:
+    tiers = {"published": published, "shipped": shipped, "trained": trained}
+    return tiers | {"deeper": _deeper(trained), "quick": quick}
 
 
 CASES: dict[str, dict[str, Case]] = {
     "assumptions-bert": _language(
-        "bert",
-        WIKIPEDIA,
-        "bert-large-uncased",
-        "bert-large",
-        (512, 1024),
-        (*range(25, 401, 25), 800, 1023),
-        pretrained.library_bert,
+        *("bert", WIKIPEDIA, "bert-large-uncased", "bert-large", (512, 1024)),
+        sizes=(*range(25, 401, 25), 800, 1023),
+        train=pretrained.library_bert,
         least=0.4,
     ),
     "assumptions-gpt2": _language(
-        "gpt2",
-        WIKIPEDIA,
-        "gpt2-large",
-        "gpt2-large",
-        (1024, 1280),
-        (25, 50, 100, 200, 400, 600, 800, 1152),
-        pretrained.library_gpt2,
+        *("gpt2", WIKIPEDIA, "gpt2-large", "gpt2-large", (1024, 1280)),
+        sizes=(25, 50, 100, 200, 400, 600, 800, 1152),
+        train=pretrained.library_gpt2,
         least=0.5,
     ),
     "assumptions-vision": _vision(
-        "imagenet-1k",
-        "google/vit-base-patch16-224-in21k",
-        "vit-base",
-        (197, 768),
-        (*range(25, 401, 25), 500, 600, 700),
+        *("imagenet-1k", "google/vit-base-patch16-224-in21k", "vit-base", (197, 768)),
+        sizes=(*range(25, 401, 25), 500, 600, 700),
     ),
 }

@@ -13,23 +13,10 @@ def _bigrams(
     cells: Cells, *, N: int, batch: int, batches: int, epochs: int = 64, **changes: Any
 ) -> Cells:
     """Bigram trainings; the rate falls from 1e-2 to 0.1 ``lr_end`` (``lr`` is scaled twice)."""
-    common = {
-        "model": "aot",
-        "variant": "code",
-        "N": N,
-        "n": 2,
-        "T": batch * batches,
-        "width": None,
-        "layers": 1,
-        "steps": epochs * batches,
-        "task": "bigrams",
-        "context": None,
-        "batch": batch,
-        "schedule": "linear",
-        "lr": 0.1,
-        "lr_start": 0.1,
-        "lr_end": 0.005,
-    }
+    common = {"model": "aot", "variant": "code", "N": N, "n": 2, "T": batch * batches}
+    common |= {"width": None, "layers": 1, "steps": epochs * batches, "task": "bigrams"}
+    common |= {"context": None, "batch": batch, "schedule": "linear"}
+    common |= {"lr": 0.1, "lr_start": 0.1, "lr_end": 0.005}
     return [common | changes | {"d_h": cell.get("d")} | cell for cell in cells]
 
 

@@ -1,16 +1,15 @@
-"""How much of its ceiling one layer reaches by training: which fits, and what they found.
+"""How much of its ceiling one layer reaches by training: which fits, and where they ended.
 
 The layer has one output, the labels are uniform on [0, 1] as tokens and queries are. The number of
 examples is a fraction of the ceiling ``P(H)``, beyond which almost no labels can be met. Optimizers
 that are given the same shape, number of examples and seed have the same data and the same start.
-:func:`fittings` lists the fits, and :func:`table` reads their rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,17 +18,17 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
-from .. import bounds, fitting, results
+from .. import bounds, fitting, store
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
+from ..checks import refuse
 from ..constructions.random_layers import map_scale
-from ..results import Fitted, Fitting, Row
+from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
 from ..training.places import device_name
-from . import read
-from .study import Done, Part, Rows, Unit, check_profile, check_whole, source_of
-from .trainings import PROFILES
+from .study import PROFILES, Study, Unit
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
@@ -59,94 +58,86 @@ class Shape(NamedTuple):
         return bounds.shared_context_floor(self.H, self.n, self.d_h, self.d)
 
     @property
-    def words(self) -> str:
-        """The shape in words."""
-        return f"{self.context}, H={self.H}, n={self.n}, d={self.d}, d_h={self.d_h}"
-
-    @property
     def theorem(self) -> int:
         """Examples that Theorem 1 of Mahdavi et al. guarantees."""
         return bounds.mha_capacity(self.H, self.n, self.d_h)
 
+    @property
+    def words(self) -> str:
+        """The shape in words."""
+        return f"{self.context}, H={self.H}, n={self.n}, d={self.d}, d_h={self.d_h}"
+
 
 ONE = Shape("own", 1, 4, 8, 8)
-NARROW = Shape("own", 4, 4, 8, 2)
 OWN, SHARED = Shape("own", 4, 4, 8, 8), Shape("shared", 4, 6, 8, 5)
-SMALL = (ONE, NARROW, SHARED, Shape("shared", 8, 4, 8, 3), OWN, Shape("own", 2, 8, 12, 12))
-SMALL = (*SMALL, Shape("own", 8, 3, 6, 6))
+SMALL = (
+    *(ONE, Shape("own", 4, 4, 8, 2), SHARED, Shape("shared", 8, 4, 8, 3), OWN),
+    *(Shape("own", 2, 8, 12, 12), Shape("own", 8, 3, 6, 6)),
+)
 PUBLISHED = {heads: Shape("own", heads, 32, 64, 64) for heads in (1, 2)}
 
 NEWTON = MappingProxyType({"optimizer": "lm", "coordinates": "balanced", "steps": 300})
 LBFGS = MappingProxyType({"optimizer": "lbfgs", "coordinates": "balanced", "steps": 5000})
 AS_PUBLISHED = MappingProxyType(  # Mahdavi et al. 2024, Appendix I, for T up to 25,600
-    {
-        "optimizer": "adam",
-        "coordinates": "raw",
-        "steps": 50_000,
-        "batch": 256,
-        "lr": 1e-3,
-        "lr_start": 0.01,
-        "lr_end": 0.0,
-    }
+    {"optimizer": "adam", "coordinates": "raw", "steps": 50_000, "batch": 256}
+    | {"lr": 1e-3, "lr_start": 0.01, "lr_end": 0.0}
 )
 TUNED = MappingProxyType(AS_PUBLISHED | {"coordinates": "balanced", "steps": 30_000, "batch": None})
 RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
 
 
-def _each(
-    shapes: Sequence[Shape], fractions: Sequence[float], seeds: int, profile: str, **how: Any
-) -> list[Fitting]:
-    return [
-        Fitting(
-            experiment=NAME,
-            profile=profile,
-            T=int(fraction * shape.ceiling),
-            seed=seed,
-            **shape._asdict(),
-            **how,
-        )
-        for fraction in fractions
-        for shape in shapes
-        for seed in range(seeds)
-    ]
-
-
-def fittings(profile: str) -> list[Fitting]:
-    """All fits, about the cheapest first.
+def fittings(profile: str) -> dict[Fitting, float]:
+    """All fits, about the cheapest first, each with its fraction of the ceiling.
 
     Args:
         profile: ``paper`` or ``quick``.
 
     Returns:
-        The fits, with every setting explicit.
+        The fits, with every setting explicit; ``T`` is the whole part of a fraction of the ceiling.
 
     Raises:
         ValueError: The profile is unknown.
     """
-    check_profile(profile, PROFILES)
+    if profile not in PROFILES:
+        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
     if profile == "quick":
-        ways = (NEWTON | {"steps": 50}, LBFGS | {"steps": 200}, TUNED | {"steps": 500, "lr": 1e-2})
         tiny = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
-        return [fit for way in ways for fit in _each(tiny, (0.5,), 1, profile, **way)]
-    each = partial(_each, profile=profile)
-    most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.97)
-    large, two = NEWTON | {"steps": 150}, (OWN, SHARED)
-    return [
-        *each((ONE,), (0.2, 0.3, 0.4), 5, **NEWTON),
-        *each(SMALL, most, 5, **NEWTON),
-        *each(two, (0.5, 0.8, 0.97), 3, **NEWTON | {"coordinates": "raw"}),
-        *each((PUBLISHED[1],), (0.5, 0.6, 0.7), 3, **large),
-        *each(two, mid, 3, **LBFGS),
-        *(fit for rate in RATES for fit in each(two, mid, 3, **TUNED | {"lr": rate})),
-        *each((PUBLISHED[2],), (0.5, 0.6), 1, **large),
-        *each(two, (0.25, 0.5), 3, **AS_PUBLISHED),
-        *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"coordinates": "balanced"}),
-        *each((OWN,), (0.5,), 3, **AS_PUBLISHED | {"lr": RATES[0]}),
-        *each(two, (0.8, 0.97), 3, **AS_PUBLISHED),
-        *each((PUBLISHED[2],), (0.7, 0.8), 1, **large),
-        *each((PUBLISHED[1],), (0.8,), 1, **large),
-        *each((PUBLISHED[2],), (0.9,), 1, **large),
-    ]
+        ways = (NEWTON | {"steps": 50}, LBFGS | {"steps": 200}, TUNED | {"steps": 500, "lr": 1e-2})
+        parts = [(tiny, (0.5,), 1, way) for way in ways]
+    else:
+        most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.97)
+        two, one_published, two_published = (OWN, SHARED), (PUBLISHED[1],), (PUBLISHED[2],)
+        large = NEWTON | {"steps": 150}
+        parts = [
+            ((ONE,), (0.2, 0.3, 0.4), 5, NEWTON),
+            (SMALL, most, 5, NEWTON),
+            (two, (0.5, 0.8, 0.97), 3, NEWTON | {"coordinates": "raw"}),
+            (one_published, (0.5, 0.6, 0.7), 3, large),
+            (two, mid, 3, LBFGS),
+            *((two, mid, 3, TUNED | {"lr": rate}) for rate in RATES),
+            (two_published, (0.5, 0.6), 1, large),
+            (two, (0.25, 0.5), 3, AS_PUBLISHED),
+            ((OWN,), (0.5,), 3, AS_PUBLISHED | {"coordinates": "balanced"}),
+            ((OWN,), (0.5,), 3, AS_PUBLISHED | {"lr": RATES[0]}),
+            (two, (0.8, 0.97), 3, AS_PUBLISHED),
+            (two_published, (0.7, 0.8), 1, large),
+            (one_published, (0.8,), 1, large),
+            (two_published, (0.9,), 1, large),
+        ]
+    return {
+        _fitting(profile, shape, fraction, seed, way): fraction
+        for shapes, fractions, seeds, way in parts
+        for fraction in fractions
+        for shape in shapes
+        for seed in range(seeds)
+    }
+
+
+def _fitting(
+    profile: str, shape: Shape, fraction: float, seed: int, way: Mapping[str, Any]
+) -> Fitting:
+    sizes = shape._asdict() | {"T": int(fraction * shape.ceiling)}
+    return Fitting(experiment=NAME, profile=profile, seed=seed, **sizes, **way)
 
 
 class Examples(NamedTuple):
@@ -158,187 +149,122 @@ class Examples(NamedTuple):
     labels: Float[Tensor, " T"]
 
 
-def examples(asked: Fitting) -> Examples:
+def examples(fit: Fitting) -> Examples:
     """Data and start of a fit: the same for all optimizers, in the coordinates of this one.
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
 
     Args:
-        asked: The fit.
+        fit: The fit.
 
     Returns:
         Both, in float64.
     """
-    shape = Shape(asked.context, asked.H, asked.n, asked.d, asked.d_h)
-    digest = hashlib.sha256(f"{tuple(shape)} {asked.T} {asked.seed}".encode()).digest()
+    shape = Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h)
+    digest = hashlib.sha256(f"{tuple(shape)} {fit.T} {fit.seed}".encode()).digest()
     g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-    d, rank = asked.d, min(asked.d_h, asked.d)
+    d, rank = fit.d, min(fit.d_h, fit.d)
     uniform = partial(torch.rand, generator=g, dtype=torch.float64)
     gaussian = partial(torch.randn, generator=g, dtype=torch.float64)
-    contexts = uniform(*([asked.T] if asked.context == "own" else []), asked.n, d)
-    queries, labels = uniform(asked.T, d), uniform(asked.T)
+    contexts = uniform(*([fit.T] if fit.context == "own" else []), fit.n, d)
+    queries, labels = uniform(fit.T, d), uniform(fit.T)
     scale = map_scale(LOGITS, d, rank)
     heads = ScalarHeads(
-        scale * gaussian(asked.H, d, rank),
-        scale * gaussian(asked.H, d, rank),
-        VALUES * gaussian(asked.H, d),
+        scale * gaussian(fit.H, d, rank),
+        scale * gaussian(fit.H, d, rank),
+        VALUES * gaussian(fit.H, d),
     )
     change = Coordinates.balancing(contexts, queries)
-    if asked.coordinates == "raw":
+    if fit.coordinates == "raw":
         return Examples(change.outward(heads), contexts, queries, labels)
     return Examples(heads, contexts @ change.tokens, queries @ change.queries, labels)
 
 
-def perform(asked: Fitting) -> Fitted:
-    """Fit a layer and measure where it ended.
-
-    Args:
-        asked: The fit.
-
-    Returns:
-        Its outcome.
-    """
-    start, given = time.perf_counter(), examples(asked)
-    if asked.optimizer == "adam":
-        rate = partial(warmup_cosine, asked)
-        optimizer = partial(fitting.adam, rate=rate, batch=asked.batch, seed=asked.seed)
-    else:
-        optimizer = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs}[asked.optimizer]
-    fit = optimizer(*given, steps=asked.steps)
-    seconds = time.perf_counter() - start
-    return Fitted(
-        error=fit.error,
-        made=fit.steps,
-        stop=fit.stop,
-        damping=fit.damping,
-        wall_s=round(seconds, 3),
-        device=device_name(given.queries.device),
-        torch=torch.__version__,
-        commit=results.commit(),
-        **fitting.limits(fit.heads, *given[1:])._asdict(),
-    )
-
-
-class FitStudy(NamedTuple):
-    """The fits of :func:`fittings`."""
-
-    name: str
-    paper: str
-    what: str
+class FitStudy(Study):
+    """The fits of :func:`fittings`, on the CPU, in float64."""
 
     kind = "fits of one layer"
-    profiles = PROFILES
-    usual = "paper"
-    variants = ()
-    foreseen = True
+    config = Fitting
 
-    source = source_of
-    check = check_whole
-
-    def units(
-        self, profile: str, part: Part, rows: Rows, device: str, workers: int, urgent: bool
-    ) -> Iterator[Unit]:
-        """The fits that have no row yet, one by one.
-
-        Args:
-            profile: ``paper`` or ``quick``.
-            part: The whole.
-            rows: Stored rows by key.
-            device: Has no effect: fits are computed on the CPU, in float64.
-            workers: Has no effect, since a unit is one fit everywhere.
-            urgent: Has no effect.
-
-        Yields:
-            A fit.
-        """
-        self.check(profile, part)
-        yield from ([asked] for asked in fittings(profile) if asked.key not in rows)
-
+    @override
     def perform(self, unit: Unit, device: str) -> list[Row]:
-        """Fit layers, on the CPU.
+        return [(fit, _fitted(fit)) for fit in unit]
 
-        Args:
-            unit: The fits.
-            device: Has no effect.
-
-        Returns:
-            Each fit with its outcome.
-        """
-        return [(asked, perform(asked)) for asked in unit]
-
-    def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How many of the fits have a row.
-
-        Args:
-            profile: ``paper`` or ``quick``.
-            part: The whole.
-            rows: Stored rows by key.
-
-        Returns:
-            The number of fits with a row, and of all fits.
-        """
-        self.check(profile, part)
-        listed = fittings(profile)
-        return Done(sum(asked.key in rows for asked in listed), len(listed))
-
+    @override
     def say(self, rows: Sequence[Row]) -> str:
-        """What was fitted, and how it ended."""
-        asked, found = rows[-1]
-        shape = f"{asked.context} H={asked.H} n={asked.n} d={asked.d} d_h={asked.d_h} T={asked.T}"
-        ends = f"{found.stop} after {found.made} steps at {found.error:.1e}"
-        return f"{asked.optimizer}, {asked.coordinates}, {shape}, seed {asked.seed}: {ends}"
+        fit, result = rows[-1]
+        shape = f"{fit.context} H={fit.H} n={fit.n} d={fit.d} d_h={fit.d_h} T={fit.T}"
+        ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
+        return f"{fit.optimizer}, {fit.coordinates}, {shape}, seed {fit.seed}: {ends}"
+
+    def _listed(self, profile: str) -> list[Fitting]:
+        return [*fittings(profile)]
+
+    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
+        """With the bounds of their shapes.
+
+        ``ceiling``, ``floor`` and ``theorem`` are those of the :class:`Shape`, ``shape`` is it in
+        words, ``fraction`` the part of the ceiling that ``T`` is, ``met`` whether all labels are,
+        ``way`` the optimizer in words.
+        """
+        shapes = [Shape(*sizes) for sizes in table[[*Shape._fields]].itertuples(False, None)]
+        bounds_of = {name: [getattr(shape, name) for shape in shapes] for name in BOUNDS}
+        table = table.assign(shape=[shape.words for shape in shapes], **bounds_of)
+        known = [
+            (Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h), fit.T, fraction)
+            for profile in {*table.profile}
+            for fit, fraction in fittings(profile).items()
+        ]
+        fraction_of = {(shape, T): fraction for shape, T, fraction in known}
+        fractions = [
+            fraction_of.get((shape, T), T / shape.ceiling)
+            for shape, T in zip(shapes, table["T"], strict=True)
+        ]
+        ways = [_way(*line) for line in table[["optimizer", "coordinates", "lr"]].itertuples(False)]
+        return table.assign(fraction=fractions, met=table.stop == "met", way=ways)
 
 
 FITS = {
     NAME: FitStudy(NAME, "mahdavi", "how much of its ceiling a layer reaches (not in the paper)")
 }
-
-
-def table(profile: str) -> pd.DataFrame:
-    """The rows with the bounds of their shapes.
-
-    Args:
-        profile: ``paper`` or ``quick``.
-
-    Returns:
-        The columns of the store, and more. ``ceiling``, ``floor`` and ``theorem`` are those of the
-        :class:`Shape`, ``shape`` is the shape in words, ``fraction`` the one of the ceiling
-        that was asked for, ``met`` whether all labels are, ``way`` the optimizer in words.
-    """
-    found = results.as_table(read.rows(NAME, profile).values(), results.FITS)
-    shapes = [Shape(*sizes) for sizes in zip(*(found[f] for f in Shape._fields), strict=True)]
-    counts = {name: [getattr(shape, name) for shape in shapes] for name in BOUNDS}
-    found = found.assign(shape=[shape.words for shape in shapes], **counts)
-    fractions = [_fraction(*sizes) for sizes in zip(found["T"], found.ceiling, strict=True)]
-    return found.assign(fraction=fractions, met=found.stop == "met", way=_ways(found))
-
-
 BOUNDS = ("ceiling", "floor", "theorem")
-FRACTIONS = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
 
 
-def _fraction(T: int, ceiling: int) -> float:
-    """The fraction of the ceiling that was asked for, of which ``T`` is the whole part."""
-    return next(fraction for fraction in FRACTIONS if int(fraction * ceiling) == T)
+def _fitted(fit: Fitting) -> Fitted:
+    start, given = time.perf_counter(), examples(fit)
+    if fit.optimizer == "adam":
+        rate = partial(warmup_cosine, fit)
+        optimizer = partial(fitting.adam, rate=rate, batch=fit.batch, seed=fit.seed)
+    else:
+        optimizer = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs}[fit.optimizer]
+    end = optimizer(*given, steps=fit.steps)
+    seconds = time.perf_counter() - start
+    return Fitted(
+        error=end.error,
+        made=end.steps,
+        stop=end.stop,
+        damping=end.damping,
+        wall_s=round(seconds, 3),
+        device=device_name(given.queries.device),
+        torch=torch.__version__,
+        commit=store.commit(),
+        **fitting.limits(end.heads, *given[1:])._asdict(),
+    )
 
 
-def _ways(found: pd.DataFrame) -> list[str]:
+def _way(optimizer: str, coordinates: str, rate: float | None) -> str:
     """Adam is as published in the paper's coordinates at the paper's rate; others are balanced."""
-    ways = []
-    for optimizer, coordinates, rate in found[["optimizer", "coordinates", "lr"]].itertuples(False):
-        if optimizer == "adam" and (coordinates, rate) == ("raw", AS_PUBLISHED["lr"]):
-            ways.append("Adam as published")
-            continue
-        names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {rate}"}
-        ways.append(names[optimizer] + (", raw" if coordinates == "raw" else ""))
-    return ways
+    if (optimizer, coordinates, rate) == ("adam", "raw", AS_PUBLISHED["lr"]):
+        return "Adam as published"
+    names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {rate}"}
+    return names[optimizer] + (", raw" if coordinates == "raw" else "")
 
 
-def reached(found: pd.DataFrame) -> pd.DataFrame:
+def reached(table: pd.DataFrame) -> pd.DataFrame:
     """How far each optimizer gets at each shape.
 
     Args:
-        found: Lines of a :func:`table`.
+        table: Rows of this study, as :meth:`FitStudy.table` gives them.
 
     Returns:
         A line for each shape and way, in the order of their rows. ``seeds`` is the fewest of a
@@ -347,7 +273,7 @@ def reached(found: pd.DataFrame) -> pd.DataFrame:
         fraction that nothing met is 0. ``floor`` and ``theorem`` are in units of the ceiling.
     """
     lines = []
-    for (shape, way), rows in found.groupby(["shape", "way"], sort=False):
+    for (shape, way), rows in table.groupby(["shape", "way"], sort=False):
         right = rows.groupby("fraction").met
         whole = right.all().cummin()
         one = rows.iloc[0]

@@ -1,23 +1,73 @@
-"""Every study that there is, by name."""
+"""Every study that there is, by name, and the plain list of an experiment's runs.
+
+Profile ``paper`` is the published protocol, every run of it; ``quick`` is the same code on a grid
+that two processor cores finish within a minute: a smoke test, never a result.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..checks import refuse
+from ..store import Run
+from . import dana, mahdavi
 from .assumptions import TESTS
 from .fits import FITS
-from .grids import EXPERIMENTS
 from .searches import SEARCHES
-from .study import Study
+from .study import Selection, Study
+from .trainings import Experiment
 
+MAHDAVI, DANA = ({one.name: one for one in paper.PUBLISHED} for paper in (mahdavi, dana))
+PUBLISHED: dict[str, Experiment] = MAHDAVI | DANA
+OURS: dict[str, Experiment] = {one.name: one for one in (*dana.OURS, *mahdavi.OURS)}
+EXPERIMENTS = PUBLISHED | OURS
 STUDIES: dict[str, Study] = EXPERIMENTS | SEARCHES | TESTS | FITS
 
 
-def study(name: str) -> Study:
+def study(name: str, studies: Mapping[str, Study] = STUDIES) -> Any:
     """The study of that name.
+
+    Args:
+        name: One of ``studies``.
+        studies: Those among which it must be.
+
+    Returns:
+        The study.
 
     Raises:
         ValueError: There is none.
     """
-    if name not in STUDIES:
-        refuse("name", repr(name), f"one of {', '.join(STUDIES)}")
-    return STUDIES[name]
+    if name not in studies:
+        refuse("name", repr(name), f"one of {', '.join(studies)}")
+    return studies[name]
+
+
+def runs(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
+
+    Args:
+        name: A key of ``EXPERIMENTS``.
+        profile: ``paper`` or ``quick``.
+        seeds: The first so many of them; by default as many as the paper has.
+        variant: How the paper is read; by default as it was published.
+        where: Only the cells with these values, such as ``{"d": 10}``.
+
+    Returns:
+        The runs, cell by cell.
+
+    Raises:
+        ValueError: The experiment does not have what an argument asks for; the message names it.
+
+    Example:
+        >>> len(runs("dana-exp1", "paper"))
+        385
+    """
+    return study(name, EXPERIMENTS).configs(profile, Selection(seeds, variant, where))

@@ -1,22 +1,51 @@
-"""Measure what is missing of any study, on any executor, and append the rows."""
+"""Measure what is missing of any study, on any executor, and append the rows.
+
+Rows are stored unit by unit, so an interrupted run loses the units in flight and nothing else, and
+the next one resumes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+    wait,
+)
 from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import override
 
+from .. import store, training
 from ..checks import check_integer, refuse
+from ..store import Row, Rows
 from ..training.places import STREAMS
-from .registry import study
-from .study import Part
-from .work import Job, Queue, measured
+from .registry import STUDIES, study
+from .study import ALL, Place, Selection, Unit
+from .trainings import CHECKPOINTS
+
+
+class Job(NamedTuple):
+    """A part of a study in one of its profiles.
+
+    Attributes:
+        name: A key of ``STUDIES``.
+        profile: One of the study's profiles.
+        selection: Which part of it.
+    """
+
+    name: str
+    profile: str
+    selection: Selection = ALL
 
 
 class Progress(NamedTuple):
@@ -47,7 +76,7 @@ def choose_device(device: str, *, here: bool = True) -> str:
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        here: whether this machine must have it; or only those that measure elsewhere.
+        here: Whether this machine must have it; or only those that measure elsewhere.
 
     Returns:
         The name that torch knows it by.
@@ -57,29 +86,12 @@ def choose_device(device: str, *, here: bool = True) -> str:
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        place = torch.device(device)
-    except RuntimeError:
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
-    if place.type not in ("cpu", "cuda"):
-        refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
-    if here and place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+    if here and kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
     return device
-
-
-def check_limit(minutes: int | float | None, name: str = "limit_minutes") -> None:
-    """Accept no limit, or a time that something can be done in.
-
-    Args:
-        minutes: The limit, or None.
-        name: What the error calls it.
-
-    Raises:
-        ValueError: It is not a positive and finite number.
-    """
-    if minutes is not None and not 0 < minutes < math.inf:
-        refuse(name, minutes, "a number above 0")
 
 
 def run(
@@ -89,33 +101,24 @@ def run(
     executor: Executor | None = None,
     *,
     seeds: int | None = None,
-    limit_minutes: int | float | None = None,
     tf32: bool = False,
-    recompute: bool = False,
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
-    report: Callable[[Progress], None] | None = None,
-    workers: int | None = None,
+    **options: Any,
 ) -> int:
     """Measure what is missing of a study and append the rows.
-
-    Rows land unit by unit, so an interrupted run loses the units in flight and nothing else, and
-    the next call resumes.
 
     Args:
         name: A key of ``STUDIES``.
         profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
-            ``Client.get_executor()``); by default units are measured here, one after the other.
-        seeds: The first so many seeds of each training (see :func:`attnmem.studies.grids.runs`).
-        limit_minutes: Start no unit after that time; the rows of those in flight are kept.
+        executor: By whom, as for :func:`run_jobs`.
+        seeds: The first so many seeds of each training.
         tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
-        recompute: Measure again what came with the library (see :func:`attnmem.studies.read.rows`).
         variant: How the paper is read.
-        where: Only the trainings with these values.
-        report: Called after each unit.
-        workers: How many units are in flight at once (see :func:`run_jobs`).
+        where: Only the trainings with these values, such as ``{"d": 10}``.
+        **options: ``workers``, ``limit_minutes``, ``recompute`` and ``report`` of
+            :func:`run_jobs`.
 
     Returns:
         How many rows were added.
@@ -123,16 +126,9 @@ def run(
     Raises:
         ValueError: The study does not have what an argument asks for; the message names it.
     """
-    job = Job(name, profile or study(name).usual, Part(seeds, variant, where, tf32))
-    return run_jobs(
-        [job],
-        device,
-        executor,
-        limit_minutes=limit_minutes,
-        recompute=recompute,
-        report=report,
-        workers=workers,
-    )
+    selection = Selection(seeds, variant, where, tf32)
+    job = Job(name, profile or study(name).default_profile, selection)
+    return run_jobs([job], device, executor, **options)
 
 
 def run_jobs(
@@ -140,42 +136,57 @@ def run_jobs(
     device: str = "auto",
     executor: Executor | None = None,
     *,
+    workers: int | None = None,
     limit_minutes: int | float | None = None,
     recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
-    workers: int | None = None,
 ) -> int:
-    """The same for several studies, one queue for all; arguments as for :func:`run`.
+    """Measure what is missing of several studies, one queue for all.
 
     Args:
         jobs: What to measure, the first first.
         device: Where.
-        executor: By whom.
-        limit_minutes: For all jobs together.
-        recompute: As for :func:`run`.
-        report: As for :func:`run`.
-        workers: Units in flight at once. By default, as many as a pool of ``concurrent.futures``
-            has workers; to any other executor all units are given at once, so a limit of time needs
-            this number.
+        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
+            ``Client.get_executor()``); by default units are measured here, one after the other.
+        workers: Units in flight at once. By default an executor is given all units at once, so a
+            limit of time needs this number.
+        limit_minutes: Begin no unit after that time; the rows of those in flight are kept. The
+            cheapest curves of a grid come first, and first seeds before others.
+        recompute: Measure again what came with the library (:func:`attnmem.studies.tables.rows`).
+        report: Called after each unit.
 
     Returns:
         How many rows were added.
     """
-    device = choose_device(device, here=executor is None or _size(executor) is not None)
-    check_limit(limit_minutes)
-    if any(job.part.tf32 for job in jobs) and torch.device(device).type == "cpu":
+    pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
+    for job in jobs:  # all are checked before anything is measured
+        study(job.name).configs(job.profile, job.selection)
+    device = choose_device(device, here=isinstance(executor, pools))
+    if limit_minutes is not None and not 0 < limit_minutes < math.inf:
+        refuse("limit_minutes", limit_minutes, "a number above 0")
+    if device == "cpu" and any(job.selection.tf32 for job in jobs):
         refuse("tf32", True, "False on a CPU, which has no such products")
+    if workers is not None:
+        check_integer("workers", workers)
+    elif executor and limit_minutes is not None:
+        refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    at_once = _at_once(executor, workers, limit_minutes)
-    each = 1 if at_once == math.inf else at_once
-    limited = limit_minutes is not None
-    queue = Queue(jobs, device, recompute, each, limited, in_time=lambda: monotonic() < ends)
-    units, added = queue.count(), 0
-    for done, landed in enumerate(measured(queue, device, executor, at_once), start=1):
-        added += landed.added
+    at_once = workers or (math.inf if executor else 1)
+    place = Place(device, workers or 1, limit_minutes is not None)
+    rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
+    units = None
+    if all(STUDIES[job.name].units_known for job in jobs):
+        units = len([*iter(queue(jobs, rows, place).__next__, None)])
+    in_time = (unit if monotonic() < ends else None for unit in queue(jobs, rows, place))
+    added = 0
+    for done, unit in enumerate(measured(in_time, device, executor, at_once), start=1):
+        added += unit.added
+        for config, result in unit.rows:
+            rows[config.experiment, config.profile][config.key] = config, result
         if report:
-            report(Progress(done, units, added, monotonic() - start, landed.said))
+            said = STUDIES[unit.name].say(unit.rows)
+            report(Progress(done, units, added, monotonic() - start, said))
     return added
 
 
@@ -195,25 +206,138 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     check_integer("workers", workers)
     if workers == 1:
         return contextlib.nullcontext()
-    if torch.device(device).type != "cpu":
-        if workers > STREAMS:
-            refuse("workers", workers, f"at most {STREAMS} on a GPU, each with a stream of its own")
-        return ThreadPoolExecutor(workers)
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    if device == "cpu":
+        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    if workers > STREAMS:
+        refuse("workers", workers, f"at most {STREAMS} on a GPU, each with a stream of its own")
+    return ThreadPoolExecutor(workers)
 
 
-def _at_once(
-    executor: Executor | None, workers: int | None, limit_minutes: int | float | None
-) -> int | float:
-    if workers is not None:
-        check_integer("workers", workers)
-        return workers
-    known = 1 if executor is None else _size(executor)
-    if known is None and limit_minutes is not None:
-        refuse("workers", None, "how many units the executor does at once, for a limit of time")
-    return known or math.inf
+# --- the queue ------------------------------------------------------------------------------------
 
 
-def _size(executor: Executor) -> int | None:
-    """The workers of a pool of ``concurrent.futures``; None of executors elsewhere."""
-    return getattr(executor, "_max_workers", None)
+def queue(
+    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: Place
+) -> Iterator[tuple[str, Unit] | None]:
+    """Units to measure, one after the other, each with the name of its study.
+
+    Args:
+        jobs: What to measure, the first first.
+        rows: For each study and profile its rows by key. They may grow between two units, and
+            decide what comes next.
+        place: Where units are measured.
+
+    Yields:
+        Units, without what has been given out in another one; None whenever there is none now.
+    """
+    started: set[str] = set()
+    while True:
+        before = len(started)
+        for job in jobs:
+            known = rows[job.name, job.profile]
+            for unit in STUDIES[job.name].units(job.profile, job.selection, known, place):
+                if fresh := [config for config in unit if config.key not in started]:
+                    started |= {config.key for config in fresh}
+                    yield job.name, fresh
+        if len(started) == before:
+            yield None
+
+
+class FinishedUnit(NamedTuple):
+    """The rows of one unit.
+
+    Attributes:
+        name: The study's name.
+        rows: The rows.
+        added: How many of them are new to the store.
+    """
+
+    name: str
+    rows: list[Row]
+    added: int
+
+
+def measured(
+    units: Iterator[tuple[str, Unit] | None],
+    device: str,
+    executor: Executor | None = None,
+    at_once: int | float = 1,
+) -> Iterator[FinishedUnit]:
+    """Give out units, append their rows as they come, and yield them.
+
+    After an error in a unit, or if its rows cannot be stored, nothing more is given out. The
+    error is raised when the rows of the units in flight have been yielded. If the caller stops, or
+    is interrupted, the rows of the units in flight are stored before this ends.
+
+    Args:
+        units: As :func:`queue` gives them.
+        device: Where they are measured.
+        executor: By whom; by default they are measured here, one after the other.
+        at_once: How many of them are with the executor at most.
+
+    Yields:
+        The rows of each unit.
+    """
+    executor = executor or InlineExecutor()
+    in_flight: dict[Future, str] = {}
+    error: BaseException | None = None
+    try:
+        while True:
+            while error is None and len(in_flight) < at_once and (given := next(units)):
+                name, unit = given
+                store.check_writable(unit[0])
+                in_flight[executor.submit(perform, name, unit, device)] = name
+            if not in_flight:
+                break
+            finished, _ = wait(in_flight, return_when=FIRST_COMPLETED)
+            for future in finished:
+                name = in_flight.pop(future)
+                try:
+                    rows, added = _stored(future)
+                except BaseException as wrong:
+                    error = error or wrong
+                    continue
+                yield FinishedUnit(name, rows, added)
+    finally:
+        begun = [future for future in in_flight if not future.cancel()]
+        for future in as_completed(begun):
+            if not future.exception():
+                _stored(future)
+    if error:
+        raise error
+
+
+def perform(name: str, unit: Unit, device: str) -> list[Row]:
+    """Measure one unit of a study, in any process.
+
+    Args:
+        name: A key of ``STUDIES``.
+        unit: Configurations that are measured at once.
+        device: Where.
+
+    Returns:
+        One row for each configuration.
+    """
+    store.commit()  # before a long measurement, during which the checkout may change
+    return STUDIES[name].perform(unit, device)
+
+
+def _stored(future: Future) -> tuple[list[Row], int]:
+    """The rows of a unit that has ended, when they are stored, and how many of them are new."""
+    rows = future.result()
+    added = store.append(rows)
+    training.forget(store.writable_root() / CHECKPOINTS, [config for config, _ in rows])
+    return rows, added
+
+
+class InlineExecutor(Executor):
+    """Does what it is given at once, in this process."""
+
+    @override
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,28 +1,30 @@
-"""What every kind of study offers: units to measure, and the rows that they become.
+"""What every study offers: configurations to measure, in units, and the rows that they become.
 
-A *study* is a figure, a table or a question of ours. It has *units*: what is measured at once and
-takes minutes to hours. A unit becomes *rows*, which are appended to the store. There are four
-kinds of study: trainings of a grid (:mod:`attnmem.studies.trainings`), searches for the largest set
-that is memorized (:mod:`attnmem.studies.searches`), tests of assumptions on features
+A *study* is a figure, a table or a question of ours. A *unit* is what is measured at once and takes
+minutes to hours; each of its configurations becomes a *row* of the store. There are four kinds:
+trainings of a grid (:mod:`attnmem.studies.trainings`), searches for the largest set that is
+memorized (:mod:`attnmem.studies.searches`), tests of assumptions on features
 (:mod:`attnmem.studies.assumptions`), and fits of one layer (:mod:`attnmem.studies.fits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from ..checks import refuse
-from ..kinds import Configuration
 from ..reporting import papers
-from ..results import Row
+from ..store import SCHEMAS, Configuration, Row, Rows, Run
 
+PROFILES = ("paper", "quick")
 Unit = list[Any]  # configurations that are measured at once, one row each
-Rows = Mapping[str, Row]  # stored rows by key
 
 
-class Part(NamedTuple):
-    """Which part of a study is meant; by default all that was published.
+class Selection(NamedTuple):
+    """A part of a study; by default all that was published.
 
     Attributes:
         seeds: The first so many seeds of each training.
@@ -37,71 +39,130 @@ class Part(NamedTuple):
     tf32: bool = False
 
 
-WHOLE = Part()
+ALL = Selection()
+
+
+class Place(NamedTuple):
+    """Where units are measured, which decides how large they are and which come first.
+
+    Attributes:
+        device: Such as ``cpu`` or ``cuda``.
+        workers: How many units share the device's memory.
+        limited: Whether the time is limited: the cheapest curves and first seeds come first.
+    """
+
+    device: str = "cpu"
+    workers: int = 1
+    limited: bool = False
+
+
+HERE = Place()
 
 
 class Done(NamedTuple):
-    """How much of a study is stored.
-
-    Attributes:
-        have: Rows of a grid, complete cells of a search, or tests.
-        of: How many there are in all.
-    """
+    """How many rows (of a search: complete cells) are stored, of how many."""
 
     have: int
     of: int
 
 
-@runtime_checkable
-class Study(Protocol):
-    """What a kind of study implements; all of it follows from data and from stored rows.
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A figure, a table or a question. Each kind of study says what is missing and how to do it.
+
+    ``kind`` says in words what its units are, ``config`` is the class of its configurations,
+    ``profiles`` are its versions. ``units_known``: whether all units are known before the first is
+    measured.
 
     Attributes:
         name: Its name in the command line and in the store.
         paper: The paper that it belongs to, a key of :func:`attnmem.reporting.papers`.
-        source: Where it stands in the paper, in words.
-        kind: What its units are, in words.
-        profiles: The versions that there are of it.
-        usual: The profile that is run if none is named.
-        variants: The readings of the paper that it is run in.
-        foreseen: Whether all its units are known before the first is measured.
+        what: Its name in the paper, such as ``Exp. 1``.
     """
 
     name: str
     paper: str
-    source: str
-    kind: str
-    profiles: tuple[str, ...]
-    usual: str
-    variants: tuple[str, ...]
-    foreseen: bool
+    what: str
 
-    def check(self, profile: str, part: Part) -> None:
-        """Refuse a profile or a part that the study does not have.
+    kind = "measurements"
+    config = Run
+    profiles = PROFILES
+    default_profile = "paper"
+    variants = ()
+    curves = None
+    units_known = True
+
+    @property
+    def source(self) -> str:
+        """Its paper and its name there, such as ``Dana et al. 2025, Exp. 1``."""
+        return papers()[self.paper].source(self.what)
+
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Any]:
+        """All configurations of a selection.
 
         Args:
-            profile: One of :attr:`profiles`.
-            part: A part of the study.
+            profile: One of ``profiles``.
+            selection: A part of the study.
+
+        Returns:
+            The configurations; none of a search, whose runs depend on its rows.
 
         Raises:
-            ValueError: The study does not have it; the message names the argument.
+            ValueError: The study has no such profile or part; the message names the argument.
         """
+        if profile not in self.profiles:
+            refuse("profile", repr(profile), f"one of {', '.join(self.profiles)}")
+        for field, value in selection._asdict().items():
+            if value is not None and value is not False:
+                refuse(field, repr(value), f"nothing, since {self.name} is {self.kind}")
+        return self._listed(profile)
 
-    def units(
-        self, profile: str, part: Part, rows: Rows, device: str = "cpu", workers: int = 1
-    ) -> Iterator[list[Configuration]]:
-        """What could be measured now and is not in ``rows``, one unit after the other.
+    def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Any]:
+        """The configurations that could be measured now and have no row.
 
         Args:
-            profile: One of :attr:`profiles`.
-            part: Which part of the study.
-            rows: Stored rows by key. They may grow between two units and so decide what comes next.
-            device: Where units will be measured, which may decide how large they are.
-            workers: How many units are measured at once and share the device's memory.
+            profile: One of ``profiles``.
+            selection: A part of the study.
+            rows: Stored rows by key.
+
+        Returns:
+            The configurations.
+        """
+        return [one for one in self.configs(profile, selection) if one.key not in rows]
+
+    def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
+        """How much of a selection is stored.
+
+        Args:
+            profile: One of ``profiles``.
+            selection: A part of the study.
+            rows: Stored rows by key.
+
+        Returns:
+            The numbers of rows; of a search, of complete cells.
+        """
+        configs = self.configs(profile, selection)
+        return Done(sum(one.key in rows for one in configs), len(configs))
+
+    def units(
+        self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
+    ) -> Iterator[Unit]:
+        """What is missing, in units. Rows may grow between two units.
+
+        Args:
+            profile: One of ``profiles``.
+            selection: A part of the study.
+            rows: Stored rows by key.
+            place: Where units will be measured.
 
         Yields:
             Configurations that are measured at once.
         """
+        yield from self._group(self.missing(profile, selection, rows), rows, place)
+
+    def curve_of(self, config: Any) -> Any:
+        """The value of the field ``curves``, or None if the study has one curve."""
+        return getattr(config, self.curves) if self.curves else None
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit.
@@ -113,55 +174,36 @@ class Study(Protocol):
         Returns:
             One row for each configuration.
         """
-
-    def done(self, profile: str, part: Part, rows: Rows) -> Done:
-        """How much of the study ``rows`` contain.
-
-        Args:
-            profile: One of :attr:`profiles`.
-            part: Which part of the study.
-            rows: Stored rows by key.
-
-        Returns:
-            What is stored, and how much there is in all.
-        """
+        raise NotImplementedError
 
     def say(self, rows: Sequence[Row]) -> str:
         """A few words on the rows of one unit, for whoever waits."""
+        raise NotImplementedError
+
+    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        """Rows with a column for each field of the store, and those that this kind adds."""
+        return self._extended(as_table(rows, self.config))
+
+    def _listed(self, profile: str) -> list[Any]:
+        return []
+
+    def _group(self, configs: list[Any], rows: Rows, place: Place) -> list[Unit]:
+        return [[one] for one in configs]
+
+    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
+        return table
 
 
-def check_profile(profile: str, profiles: Sequence[str]) -> None:
-    """Accept the profiles that there are.
+def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:
+    """Rows as a table with a column for each field, in the order of the file.
 
     Args:
-        profile: The name of a profile.
-        profiles: Those that there are.
+        rows: Configurations, each with its result.
+        config: Their class, which decides the columns even if there are no rows.
 
-    Raises:
-        ValueError: ``profile`` is none of ``profiles``.
+    Returns:
+        One line for each row. Of a training that diverged, ``accuracy`` and ``loss`` are missing,
+        and ``diverged`` is its step; of the others ``diverged`` is missing.
     """
-    if profile not in profiles:
-        refuse("profile", repr(profile), f"one of {', '.join(profiles)}")
-
-
-def check_whole(study: Study, profile: str, part: Part = WHOLE) -> None:
-    """Refuse unknown profiles, and all parts: the ``check`` of studies that have none.
-
-    Args:
-        study: A study without seeds, variants or fields to choose.
-        profile: One of its profiles.
-        part: Must be the whole.
-
-    Raises:
-        ValueError: The profile is unknown or a part is chosen; the message names the argument.
-    """
-    check_profile(profile, study.profiles)
-    for field, value in part._asdict().items():
-        if value is not None and value is not False:
-            refuse(field, repr(value), f"nothing, since {study.name} is {study.kind}")
-
-
-@property
-def source_of(study: Any) -> str:
-    """Where a study stands, such as ``Dana et al. 2025, Exp. 1``, from its paper and ``what``."""
-    return papers()[study.paper].source(study.what)
+    values = [vars(config) | vars(result) for config, result in rows]
+    return pd.DataFrame(values, columns=[*SCHEMAS[config].types])

@@ -1,0 +1,357 @@
+"""The one reader of stored rows: what there is, what is missing, and tables for figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from .. import store, training
+from ..checks import refuse
+from ..reporting import papers
+from ..store import Row, Run
+from .registry import DANA, EXPERIMENTS, runs, study
+from .study import PROFILES, Selection, as_table
+from .trainings import SIZES
+
+
+def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
+    """The stored rows of a study by key: those that came with the library and those added since.
+
+    Args:
+        name: A study.
+        profile: One of its profiles.
+        recompute: Whether only rows in the folder for new rows count.
+
+    Returns:
+        A configuration and its result, for each key.
+
+    Raises:
+        ValueError: There is no such study or profile; or, with ``recompute``, new rows would go
+            among the shipped ones.
+        DamagedResultsError: A file that cannot be trusted.
+    """
+    if profile not in study(name).profiles:
+        refuse("profile", repr(profile), f"one of {', '.join(study(name).profiles)}")
+    return store.known(name, profile, recompute=recompute)
+
+
+def table(name: str, profile: str) -> pd.DataFrame:
+    """The stored rows of a study as a table.
+
+    Args:
+        name: A study.
+        profile: One of its profiles.
+
+    Returns:
+        A line for each row, with a column for each field of the store and those that the kind of
+        study adds. Tests of assumptions have ``test``, ``share`` and ``ranks``
+        (:mod:`attnmem.studies.assumptions`); fits have their bounds (:mod:`attnmem.studies.fits`).
+
+    Raises:
+        ValueError: There is no such study or profile; the message names it.
+        DamagedResultsError: A file that cannot be trusted.
+    """
+    return study(name).table(rows(name, profile).values())
+
+
+def missing(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    recompute: bool = False,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """What the store does not have of a study.
+
+    Args:
+        name: A study.
+        profile: One of its profiles.
+        seeds: The first so many of them.
+        recompute: As for :func:`rows`.
+        variant: As for :func:`attnmem.studies.registry.runs`.
+        where: Likewise.
+
+    Returns:
+        The configurations without a row; a training that diverged has a row.
+    """
+    have = rows(name, profile, recompute=recompute)
+    return study(name).missing(profile, Selection(seeds, variant, where), have)
+
+
+def coverage(names: Iterable[str]) -> pd.DataFrame:
+    """How many of the published runs of experiments the store has, and how many of the quick."""
+    counts = {}
+    for name in names:
+        counts[name] = {"source": study(name).source}
+        for profile, title in (("paper", "published"), ("quick", "quick")):
+            wanted = len(runs(name, profile))
+            counts[name][f"{title} runs"] = wanted
+            counts[name][f"{title}, stored"] = wanted - len(missing(name, profile))
+    return pd.DataFrame(counts).T
+
+
+# --- rows for a figure ----------------------------------------------------------------------------
+
+
+def stored(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    curves: str | None = None,
+) -> tuple[pd.DataFrame, str]:
+    """Rows of ``profile``; falls back to the other one and prints a notice.
+
+    A grid of which some cells have no row at all is passed over while the other profile's is whole,
+    since a figure with holes misleads. It prints how many rows there are, and how many of them are
+    trainings that diverged; these stay in the table, without an accuracy.
+
+    Args:
+        name: An experiment.
+        profile: ``paper`` or ``quick``.
+        seeds: The first so many of them.
+        variant: As for :func:`attnmem.studies.registry.runs`.
+        curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
+            without a hole is then enough, and only such curves are returned, with the seeds that
+            have every cell of the curve.
+
+    Returns:
+        The table, with rows of the runs that :func:`attnmem.studies.registry.runs` lists only, and
+        the profile that it is of.
+
+    Raises:
+        ValueError: The store has rows of neither profile.
+    """
+    experiment = study(name, EXPERIMENTS)
+    if curves not in (None, *SIZES):
+        refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
+    found: dict[str, tuple[list[Row], bool]] = {}  # and whether they have no hole
+    wanted = 0
+    for each in dict.fromkeys((profile, *PROFILES)):
+        grid = {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
+        wanted = wanted or len(grid)
+        have = [row for key, row in store.known(name, each).items() if key in grid]
+        cells = {dataclasses.replace(run, seed=0) for run, _ in have}
+        holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
+        on_curves = _on_whole_curves(grid.values(), have, holes, curves) if curves else []
+        found[each] = (on_curves or have, bool(on_curves) or not holes)
+        if found[profile][1]:
+            break
+    chosen = next((p for p, (_, whole) in found.items() if whole), None)
+    chosen = chosen or next((p for p, (have, _) in found.items() if have), None)
+    what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
+    if chosen is None:
+        refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
+    given, have = found[chosen][0], len(found[profile][0])
+    lost = sum(outcome.diverged is not None for _, outcome in given)
+    ends = f"; {lost} of {len(given)} diverged" if lost else ""
+    if chosen == profile:
+        place = "on whole curves in the store" if curves else "in the store"
+        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
+    else:
+        left = f"{have} of {wanted}" if have else "no"
+        print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
+    return as_table(given), chosen
+
+
+def _on_whole_curves(
+    wanted: Collection[Run], have: list[Row], holes: list[Run], curves: str
+) -> list[Row]:
+    """The rows on curves without a hole, of the seeds that have the whole curve if there are any.
+
+    The other seeds are under way: they would move some of a curve's means and leave the others.
+    """
+    curve, keys = operator.attrgetter(curves), {run.key for run, _ in have}
+    torn = {curve(run) for run in holes}
+    begun = {(curve(run), run.seed) for run in wanted if run.key not in keys}
+    with_seed = {curve(run) for run in wanted if (curve(run), run.seed) not in begun}
+    return [
+        (run, outcome)
+        for run, outcome in have
+        if curve(run) not in torn
+        and ((curve(run), run.seed) not in begun or curve(run) not in with_seed)
+    ]
+
+
+def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
+    """One measurement, with a row for every value of one field and a column for every seed.
+
+    Args:
+        table: Rows that differ in the field and in the seed only.
+        axis: The field.
+        measured: The column of the measurement.
+
+    Returns:
+        The table, indexed by the values of the field in rising order. What no row measured is
+        missing: a seed that was not trained, or one that diverged.
+
+    Raises:
+        ValueError: Two rows have the same seed and the same value of the field.
+    """
+    return table.pivot(index=axis, columns="seed", values=measured)
+
+
+def spans(table: pd.DataFrame, *fields: str) -> str:
+    """The least and the largest value of each field, for the ``sizes`` of a verdict.
+
+    Args:
+        table: Rows.
+        *fields: Columns of whole numbers.
+
+    Returns:
+        The fields in their order, with one value where the two agree.
+
+    Raises:
+        ValueError: A field is no column, or has missing values.
+
+    Example:
+        >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
+        'T = 250 to 1,000, n = 8'
+    """
+    words = []
+    for field in fields:
+        if field not in table or table[field].isna().any():
+            refuse("fields", repr(field), "a column without missing values")
+        ends = dict.fromkeys((table[field].min(), table[field].max()))
+        words.append(f"{field} = {' to '.join(f'{int(end):,}' for end in ends)}")
+    return ", ".join(words)
+
+
+def fewest_seeds(table: pd.DataFrame) -> int:
+    """How many seeds each configuration of a table was trained with at least.
+
+    Args:
+        table: Trainings. A seed that diverged counts: it was trained, and its row says so.
+
+    Returns:
+        The number of seeds of the configuration that has the fewest.
+    """
+    other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
+    return int(table.groupby(other, dropna=False).seed.nunique().min())
+
+
+def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
+    """Rows of an experiment with one more column, the number of parameters that each run trained.
+
+    Args:
+        table: Rows of the experiment, as :func:`stored` returns them.
+        name: The experiment.
+        profile: The profile that they are of.
+
+    Returns:
+        The table with the column ``parameters``, counted from the tensors that the loss depends on
+        (:func:`attnmem.training.parameter_count`).
+
+    Raises:
+        ValueError: A row has sizes that the grid does not have.
+    """
+    fields = list(SIZES)
+    counts = {
+        tuple(getattr(run, field) or 0 for field in fields): training.parameter_count(run)
+        for run in runs(name, profile, 1)
+    }
+    sizes = [*table[fields].fillna(0).astype(int).itertuples(index=False, name=None)]
+    for size in sizes:
+        if size not in counts:
+            got = f"a row with {dict(zip(fields, size, strict=True))}"
+            refuse("table", got, f"rows of {name}, profile {profile!r}")
+    return table.assign(parameters=[counts[size] for size in sizes])
+
+
+# --- published numbers, and a training again ------------------------------------------------------
+
+
+@functools.cache
+def published(paper: str) -> pd.DataFrame:
+    """Numbers that a paper published, for comparison.
+
+    Args:
+        paper: ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers.
+
+    Returns:
+        One line for each number, with the sizes that it belongs to. Of the experiments of Dana et
+        al. with three layers, ``depth1`` is complete; of ``depth2`` and ``depth5`` there are four
+        points, with three digits, chosen because rows of an earlier model were far from them.
+    """
+    return pd.read_csv(store.PACKAGE / "published" / f"{paper}.csv")
+
+
+def beside_published(name: str) -> pd.DataFrame:
+    """The published means of an experiment beside ours, a line for each point.
+
+    Trainings that diverged are left out of the means. Points without a stored training are left
+    out, and so are those that are not at hand (:func:`published`).
+
+    Args:
+        name: An experiment of Dana et al., whose numbers are published.
+
+    Returns:
+        A table with the sizes, ``published``, ``ours`` (the mean over the seeds of the published
+        grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
+        ``difference`` (ours less the published).
+
+    Raises:
+        ValueError: ``name`` is no such experiment.
+
+    Example:
+        >>> len(beside_published("dana-exp1"))
+        77
+    """
+    axes = ["N", "d", "d_h", "H", "width"]
+    paper = papers()[study(name, DANA).paper]
+    grid = {run.key: run for run in runs(name, "paper")}
+    [model] = {run.model for run in grid.values()}
+    points = published(f"{paper.key}-{paper.year}")
+    points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
+    have = store.known(name, "paper")
+    table = as_table([have[key] for key in have if key in grid])
+    sizes = table[axes].fillna(0).astype(int)
+    accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
+    ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")
+    both = points.set_index(axes)[["accuracy"]].rename(columns={"accuracy": "published"})
+    both = both.join(ours[ours.seeds > 0], how="inner")
+    return both.assign(difference=both.ours - both.published).reset_index()
+
+
+def repeat(
+    name: str,
+    profile: str,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
+) -> tuple[Any, Any]:
+    """Do the first stored training of a part of a grid again, on the CPU.
+
+    Args:
+        name: An experiment.
+        profile: ``paper`` or ``quick``.
+        variant: As for :func:`attnmem.studies.registry.runs`.
+        where: Likewise.
+        epochs: Train only so many, and compare curves.
+
+    Returns:
+        The accuracy now and in the row; or the two curves of the first ``epochs``.
+
+    Raises:
+        ValueError: There is no such row, or it has no curve.
+    """
+    [run, *_] = runs(name, profile, 1, variant=variant, where=where)
+    known = rows(name, profile)
+    if run.key not in known:
+        refuse("where", f"{name}, {run.variant}, {where}", "a run whose row is in the store")
+    _, row = known[run.key]
+    if epochs is not None:
+        if row.curve is None:
+            refuse("epochs", epochs, "None, since the row was stored without a curve")
+        return training.opening(run, epochs), row.curve[:epochs]
+    [outcome] = training.train([run], device="cpu")
+    return outcome.accuracy, row.accuracy
