@@ -13,6 +13,7 @@ from attnmem import reporting
 
 from tools.verdicts import recorded
 
+MARK = "pytest.mark.hostile"
 TESTS = Path(__file__).parents[1]
 FINDINGS = ("mahdavi-finding-generic", "mahdavi-finding-capacity", "dana-finding-exact")
 
@@ -20,28 +21,14 @@ FINDINGS = ("mahdavi-finding-generic", "mahdavi-finding-capacity", "dana-finding
 def marks(source, name="<source>"):
     """``(claim, test)`` of every ``hostile`` mark on a test; any other use of it is refused."""
     tree, found = ast.parse(source), []
-    known = set()
+    uses = sum(ast.unparse(node) == MARK for node in ast.walk(tree) if isinstance(node, ast.expr))
     for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for decorator in function.decorator_list:
-                call = decorator.func if isinstance(decorator, ast.Call) else decorator
-                if ast.unparse(call) != "pytest.mark.hostile":
-                    continue
-                known.add(call)
-                where = f"{name}::{function.name}"
-                arguments = decorator.args if isinstance(decorator, ast.Call) else []
-                keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
-                plain = all(
-                    isinstance(x, ast.Constant) and isinstance(x.value, str) for x in arguments
-                )
-                if not arguments or keywords or not plain or not function.name.startswith("test_"):
-                    raise ValueError(f"{where}: hostile takes claims, as strings, and marks tests")
-                found += [(argument.value, where) for argument in arguments]
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Attribute) or node.attr != "hostile" or node in known:
-            continue
-        if ast.unparse(node) == "pytest.mark.hostile":
-            raise ValueError(f"{name}: hostile is used other than to decorate a test")
+        for mark in getattr(function, "decorator_list", []):
+            if isinstance(mark, ast.Call) and ast.unparse(mark.func) == MARK and mark.args:
+                uses -= isinstance(function, ast.FunctionDef) and not mark.keywords
+                found += [(getattr(x, "value", x), f"{name}::{function.name}") for x in mark.args]
+    if uses or not all(isinstance(claim, str) and "::test_" in test for claim, test in found):
+        raise ValueError(f"{name}: hostile takes claims, as strings, and marks tests")
     return found
 
 
@@ -65,12 +52,9 @@ def test_every_theorem_with_a_verdict_has_a_hostile_test(key):
 
 
 def test_every_hostile_mark_names_a_claim():
+    assert {"mahdavi-theorem-1", "dana-proposition-1", *FINDINGS} <= set(UNIVERSAL)
     unknown = [f"{where}: {claim}" for claim, where in MARKED if claim not in reporting.claims()]
     assert not unknown
-
-
-def test_there_are_theorems_to_look_for():
-    assert {"mahdavi-theorem-1", "dana-proposition-1", *FINDINGS} <= set(UNIVERSAL)
 
 
 def test_marks_are_found_in_the_source():
