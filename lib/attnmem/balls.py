@@ -25,14 +25,7 @@ FIRST_BITS = 128
 
 
 def flint() -> ModuleType:
-    """Import the module ``flint`` where it is needed.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: If python-flint is not installed. The error names it.
-    """
+    """Import ``flint`` where it is needed; without it, the error says what to install."""
     try:
         import flint
     except ImportError as error:
@@ -44,28 +37,12 @@ def flint() -> ModuleType:
 
 @checked
 def precision(bits: Annotated[int, Range(2)]) -> AbstractContextManager:
-    """Compute with midpoints of so many ``bits`` inside a ``with`` block.
-
-    Args:
-        bits: Precision of the midpoints, at least 2.
-
-    Returns:
-        A context manager.
-
-    Raises:
-        ValueError: If ``bits`` is not such a number.
-    """
+    """Compute with midpoints of so many ``bits``, at least 2, inside a ``with`` block."""
     return flint().ctx.workprec(bits)
 
 
 def precisions(most_bits: int) -> Iterator[int]:
     """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on.
-
-    Args:
-        most_bits: The largest precision.
-
-    Yields:
-        Numbers of bits, in rising order.
 
     Example:
         >>> list(precisions(600))
@@ -78,26 +55,12 @@ def precisions(most_bits: int) -> Iterator[int]:
 
 
 def exact(matrix: Shaped[Tensor, "m n"]) -> BallMatrix:
-    """The very entries of a matrix, as balls of radius zero.
-
-    Args:
-        matrix: Floats or integers of shape ``(m, n)``.
-
-    Returns:
-        A ``flint.arb_mat`` of the same shape.
-    """
+    """An ``arb_mat`` of the very entries of a matrix of floats or integers, with radius zero."""
     return flint().arb_mat(*matrix.shape, matrix.flatten().tolist())
 
 
 def softmax(logits: Sequence[Ball]) -> list[Ball]:
-    """Balls around the softmax of one row of logits.
-
-    Args:
-        logits: Balls.
-
-    Returns:
-        As many balls.
-    """
+    """Balls around the softmax of one row of logits."""
     powers = [logit.exp() for logit in logits]
     total = sum(powers)
     return [power / total for power in powers]
@@ -106,35 +69,17 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
 def largest(matrix: BallMatrix) -> float:
     """An upper bound of the absolute values of all entries, rounded up to a float.
 
-    Args:
-        matrix: A matrix of balls.
-
-    Returns:
-        The bound. It is zero for an empty matrix, and infinite if an entry is not finite.
+    It is zero for an empty matrix, and infinite if an entry is not finite.
     """
     return max((above(abs(entry)) for entry in matrix.entries()), default=0.0)
 
 
 def above(ball: Ball) -> float:
-    """A float that is larger than every number in a ball.
-
-    Args:
-        ball: A ball.
-
-    Returns:
-        The float next above the ball's upper end; infinity if the ball is not bounded.
-    """
+    """The float next above a ball's upper end; infinity if the ball is not bounded."""
     value = float(ball.upper())
     return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
 
 
 def below(ball: Ball) -> float:
-    """A float that is smaller than every number in a ball.
-
-    Args:
-        ball: A ball.
-
-    Returns:
-        The float next below the ball's lower end; minus infinity if the ball is not bounded.
-    """
+    """The float next below a ball's lower end; minus infinity if the ball is not bounded."""
     return -above(-ball)

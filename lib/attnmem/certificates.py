@@ -61,14 +61,11 @@ class CertifiedMemorization(NamedTuple):
 
 
 def check_enclosed(weights, **data) -> None:
-    """Accept one layer and data, all of them finite and not empty.
+    """Accept one layer without run axes, and data, all of them finite and not empty.
 
     Args:
-        weights: A :class:`MHAWeights` or :class:`AoTWeights` without run axes.
+        weights: A :class:`MHAWeights` or :class:`AoTWeights`.
         **data: Contexts, queries, labels or sequences.
-
-    Raises:
-        ValueError: One of them is not so; the message names it.
     """
     if weights.W_Q.ndim > 3:
         refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
@@ -85,17 +82,12 @@ def enclosed_features(
     :func:`attnmem.attention.mha_features` as they would be without rounding.
 
     Args:
-        weights: The weights of one layer.
+        weights: The weights of one layer, finite.
         contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
         queries: One query a row.
 
     Returns:
         A function from bits to a ``flint.arb_mat`` of shape ``(T, H d)``.
-
-    Raises:
-        ValueError: As for :func:`attnmem.attention.mha_features`; also on entries that are not
-            finite, and on tensors without entries.
-        ImportError: From the returned function, without the extra ``certify``.
     """
     enclose = _shared_features if contexts.ndim == 2 else _own_features
 
@@ -160,19 +152,12 @@ def certified_memorization(
     exactly its label. The precision doubles, up to ``most_bits``, until the solution is found.
 
     Args:
-        weights: The weights of one layer.
+        weights: The weights of one layer, finite.
         contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
         queries: One query a row.
         labels: One label a row.
         skip: Whether the layer has a skip connection.
         most_bits: The largest precision, at least 128 bits.
-
-    Returns:
-        What is proven.
-
-    Raises:
-        ValueError: As for :func:`enclosed_features`; also if labels do not fit.
-        ImportError: Without the extra ``certify``.
 
     Example:
         >>> import torch
@@ -258,19 +243,14 @@ def _are_sequences(weights, sequences, next_tokens=None) -> None:
 
 @checked(also=_are_sequences)
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
-    """The matrix ``F`` in ball arithmetic (see ``attnmem.constructions.dana.offered``).
+    """The matrix ``F`` in ball arithmetic (see :func:`attnmem.constructions.dana.offered`).
 
     Args:
-        weights: The weights of one transformer.
+        weights: The weights of one transformer, finite.
         sequences: Integers from 0 to ``N - 1``.
 
     Returns:
         A function from bits to a ``flint.arb_mat`` of shape ``(T_0, d + H d_h)``.
-
-    Raises:
-        ValueError: As for :func:`attnmem.attention.aot`; also on entries that are not finite, and
-            on tensors without entries.
-        ImportError: From the returned function, without the extra ``certify``.
 
     Source: Dana et al. 2025, proof of Theorem 1.
     """
@@ -315,17 +295,10 @@ def certified_associations(
     Weights are taken as exact. A sequence whose balls overlap does not count as memorized.
 
     Args:
-        weights: The weights of one transformer.
+        weights: The weights of one transformer, finite.
         sequences: Integers from 0 to ``N - 1``.
         next_tokens: The right token of each sequence.
         bits: The precision, at least 2.
-
-    Returns:
-        How many sequences are proven to be memorized, and with which margin.
-
-    Raises:
-        ValueError: As for :func:`enclosed_offers`; also if the next tokens do not fit.
-        ImportError: Without the extra ``certify``.
 
     Example:
         >>> from attnmem.constructions.impossible import every_parity, parity_by_heads

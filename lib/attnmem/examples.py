@@ -21,11 +21,8 @@ def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
     """The largest power of four up to the largest entry: exact to divide by, and so is its root.
 
     Args:
-        x: Finite numbers, at least one.
+        x: Finite numbers, at least one. The unit of zeros is one.
         axes: Axes over which the largest entry is sought, by default all. They are kept, of size 1.
-
-    Returns:
-        The power; one where all entries are zero.
 
     Example:
         >>> float(unit(torch.tensor([0.3, -17.0])))
@@ -39,14 +36,7 @@ def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
 
 
 def check_data(**data: Tensor) -> None:
-    """Accept tensors of finite entries, at least one in each, on the device of the first.
-
-    Args:
-        **data: The tensors, by the names for the error.
-
-    Raises:
-        ValueError: One of them is not so; the message names it.
-    """
+    """Accept tensors of finite entries, at least one in each, on the device of the first."""
     first, device = next((name, tensor.device) for name, tensor in data.items())
     for name, tensor in data.items():
         check_finite(name, tensor)
@@ -57,11 +47,7 @@ def check_data(**data: Tensor) -> None:
 
 
 def check_token_numbers(sequences: Sequences) -> None:
-    """Accept token numbers, at least one.
-
-    Raises:
-        ValueError: If there is none, or one is negative.
-    """
+    """Accept token numbers, at least one."""
     if not sequences.numel() or int(sequences.min()) < 0:
         refuse("sequences", f"{sequences.dtype} of shape {(*sequences.shape,)}", "token numbers")
 
@@ -76,9 +62,6 @@ def check_distinct(
         rows: What stands for each row.
         answers: What is to be learned of each row; of repeats, two with different ones are named.
         what: The answers, for the error.
-
-    Raises:
-        ValueError: Two rows are equal. The error names them, and says whether their answers differ.
 
     Example:
         >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
@@ -101,9 +84,6 @@ def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -
         contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
         queries: One query a row.
         labels: One label a row.
-
-    Raises:
-        ValueError: Two examples are equal, so that every layer gives them one output.
     """
     rows = [query.tobytes() for query in _comparable(queries)]
     if contexts.ndim == 3:
@@ -123,9 +103,6 @@ def check_distinct_sequences(
     Args:
         sequences: Token numbers.
         next_tokens: The token after each, if there is one.
-
-    Raises:
-        ValueError: Two are equal. The error names them, and says whether their next tokens differ.
     """
     rows = [*map(tuple, sequences.tolist())]
     answers = rows if next_tokens is None else next_tokens.tolist()

@@ -86,11 +86,6 @@ def enclosed_derivative(
     Returns:
         A function from bits to a ``flint.arb_mat`` of shape ``(T, H (2 d d_h + d))``.
 
-    Raises:
-        ValueError: As for :func:`attnmem.certificates.enclosed_features`; also if values or outputs
-            are wider than one.
-        ImportError: From the returned function, without the extra ``certify``.
-
     Source: this book, the chapter on the capacity of one layer.
     """
 
@@ -187,13 +182,6 @@ def certified_solution(
         queries: One query a row.
         labels: One real label for each query.
         most_bits: The largest precision, at least 128 bits.
-
-    Returns:
-        What is proven.
-
-    Raises:
-        ValueError: If sizes or types do not fit, or an entry is not finite.
-        ImportError: Without the extra ``certify``.
 
     Example:
         >>> from attnmem.constructions import memorize_by_difference

@@ -76,9 +76,7 @@ def _in_double(heads: ScalarHeads) -> ScalarHeads:
 class _Problem:
     """The examples in float64, and when their labels count as met."""
 
-    def __init__(
-        self, contexts: Tensor, queries: Tensor, labels: Tensor, tolerance: float = MET
-    ) -> None:
+    def __init__(self, contexts: Tensor, queries: Tensor, labels: Tensor, tolerance: float = MET):
         self.contexts, self.queries, self.labels = (x.double() for x in (contexts, queries, labels))
         self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
         self.tolerance = tolerance
@@ -141,9 +139,6 @@ def levenberg_marquardt(
     Returns:
         The last weights. ``stop`` is ``stuck`` if no damping up to 1e8 gives a better step.
 
-    Raises:
-        ValueError: If shapes do not fit, an entry is not finite, or a limit is out of range.
-
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> E, e, y = (torch.rand(size, generator=g) for size in ((20, 3, 4), (20, 4), (20,)))
@@ -192,13 +187,8 @@ def _better(
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
 
 
-def _trained(heads: ScalarHeads) -> ScalarHeads:
-    """Copies of the weights with room for gradients."""
-    return ScalarHeads(*(w.double().detach().clone().requires_grad_() for w in heads))
-
-
-def _plain(weights: ScalarHeads) -> ScalarHeads:
-    return ScalarHeads(*(w.detach().clone() for w in weights))
+def _copied(heads: ScalarHeads, grad: bool = False) -> ScalarHeads:
+    return ScalarHeads(*(w.double().detach().clone().requires_grad_(grad) for w in heads))
 
 
 @torch.no_grad()
@@ -236,41 +226,27 @@ def lbfgs(
     Returns:
         The last weights. ``stop`` is ``stuck`` if 20 steps do not lower the squared error.
 
-    Raises:
-        ValueError: As for :func:`levenberg_marquardt`.
-
     Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
     """
-    problem, weights = _Problem(contexts, queries, labels, tolerance), _trained(heads)
-    optimizer = torch.optim.LBFGS(
-        weights,
-        max_iter=CHUNK,
-        max_eval=25 * CHUNK,
-        history_size=HISTORY,
-        tolerance_grad=0.0,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
+    problem, weights = _Problem(contexts, queries, labels, tolerance), _copied(heads, grad=True)
+    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # stop by our own rules only
+    evaluations = {"max_eval": 25 * CHUNK, "line_search_fn": "strong_wolfe"}
+    optimizer = torch.optim.LBFGS(weights, history_size=HISTORY, **evaluations, **never)
 
     def closure() -> Tensor:
         return _descend(weights, problem.contexts, problem.queries, problem.labels)
 
-    before = math.inf
-    while (made := _made(optimizer)) < steps:
+    made, before = 0, math.inf
+    while made < steps:
         optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
         optimizer.step(closure)
-        residual = problem.residual(_plain(weights))
+        made = optimizer.state[weights[0]]["n_iter"]
+        residual = problem.residual(_copied(weights))
         squared = float(residual.square().sum())
         if problem.met(residual) or not squared < before:
-            return problem.fit(_plain(weights), _made(optimizer), "stuck")
+            return problem.fit(_copied(weights), made, "stuck")
         before = squared
-    return problem.fit(_plain(weights), steps, "steps")
-
-
-def _made(optimizer: torch.optim.LBFGS) -> int:
-    """Steps that L-BFGS has made."""
-    state = optimizer.state.get(optimizer.param_groups[0]["params"][0], {})
-    return state.get("n_iter", 0)
+    return problem.fit(_copied(weights), steps, "steps")
 
 
 @checked(also=_can_be_fitted)
@@ -289,7 +265,7 @@ def adam(
     """Meet labels by Adam on the mean squared error.
 
     Every 500 steps the whole set is evaluated. The weights with the smallest squared error at these
-    steps are returned.
+    steps are returned; ``stop`` is never ``stuck``.
 
     Args:
         heads: The start.
@@ -302,32 +278,21 @@ def adam(
         seed: Seed of the order.
         tolerance: As for :func:`levenberg_marquardt`.
 
-    Returns:
-        The best weights seen. ``stop`` is never ``stuck``.
-
-    Raises:
-        ValueError: As for :func:`levenberg_marquardt`, or if ``batch`` or ``seed`` is no integer in
-            its range.
-
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
-    problem, weights = _Problem(contexts, queries, labels, tolerance), _trained(heads)
+    problem, weights = _Problem(contexts, queries, labels, tolerance), _copied(heads, grad=True)
     optimizer = torch.optim.Adam(weights, fused=True)
     batches = _batches(len(queries), batch, seed)
-    best, least = _plain(weights), math.inf
+    best, least = _copied(weights), math.inf
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
         chosen = next(batches)
-        _descend(
-            weights,
-            problem.contexts if contexts.ndim == 2 else problem.contexts[chosen],
-            problem.queries[chosen],
-            problem.labels[chosen],
-        )
+        some = problem.contexts if contexts.ndim == 2 else problem.contexts[chosen]
+        _descend(weights, some, problem.queries[chosen], problem.labels[chosen])
         optimizer.step()
         if (step + 1) % EVALUATE_EVERY and step + 1 < steps:
             continue
-        now = _plain(weights)
+        now = _copied(weights)
         residual = problem.residual(now)
         if (squared := float(residual.square().sum())) < least:
             best, least = now, squared
@@ -371,25 +336,18 @@ class Limits(NamedTuple):
 @checked(also=_can_be_fitted)
 @torch.no_grad()
 def limits(
-    heads: ScalarHeads,
-    contexts: Contexts,
-    queries: Float[Tensor, "T d"],
-    labels: Labels,
+    heads: ScalarHeads, contexts: Contexts, queries: Float[Tensor, "T d"], labels: Labels
 ) -> Limits:
     """Measure what limits training at some weights.
+
+    Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
+    to rounding.
 
     Args:
         heads: The weights.
         contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
         queries: One query a row.
         labels: One real for each example.
-
-    Returns:
-        The measures. Singular values are roots of eigenvalues, so that those below ``1e-8`` of the
-        largest are lost to rounding.
-
-    Raises:
-        ValueError: As for :func:`levenberg_marquardt`.
     """
     problem = _Problem(contexts, queries, labels)
     at, residual = problem.linearized(heads)

@@ -267,7 +267,6 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
             (sequences.dependent_subset, (rows, 2), size),
             (sequences.subset_rank, (rows, 2), size),
             (impossible.impossible_subset, (rows, next_tokens, 2), {}),
-            (sequences.own_tokens, (rows,), {}),
             (sequences.jacobian_rank, (rows, 2), size | {"trained": True}),
             (sequences.cancelling_rank, (rows, (2,)), size),
         ]
@@ -350,7 +349,7 @@ def everything():
     yield fitting.lbfgs(start, E, e, y, steps=2).heads
     yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).heads
     yield impossible.impossible_subset(bits, parity, 1)
-    yield sequences.own_tokens(pairs), sequences.dependent_subset(bits, 1, 2, 2)
+    yield (sequences.dependent_subset(bits, 1, 2, 2),)
     yield (
         *fitting.limits(start, E, e, y),
         sequences.offered_rank(bits, 1, 2, 2),

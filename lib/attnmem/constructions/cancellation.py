@@ -84,9 +84,9 @@ def memorize_by_difference(
         largest label.
 
     Raises:
-        ValueError: If sizes or types do not fit, an entry is not finite, two examples are equal,
-            ``T`` exceeds what the derivative's rank allows, or the data lie so near the exceptional
-            set, on which that rank is smaller, that float64 does not meet the labels.
+        ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
+            the data lie so near the exceptional set, on which that rank is smaller, that float64
+            does not meet the labels.
 
     Example:
         >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
@@ -96,9 +96,7 @@ def memorize_by_difference(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    sizes = _Sizes.of(contexts, head_dim)
-    groups = [2] * (heads // labels[0].numel() // 2)
-    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups)
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
 
 
 @on_cpu
@@ -128,68 +126,40 @@ def memorize_by_cancellation(
         seed: Seed of the base point, at least 0.
 
     Returns:
-        The weights, in float64, with values of width one. Every output is within 1e-8 of the
-        largest label.
-
-    Raises:
-        ValueError: As for :func:`memorize_by_difference`.
-
-    Example:
-        >>> E, e, y = torch.rand(40, 3, 4), torch.rand(40, 4), torch.rand(40)
-        >>> weights = memorize_by_cancellation(E, e, y, heads=4, head_dim=4, seed=0)
-        >>> weights.W_Q.shape
-        torch.Size([4, 4, 4])
+        As :func:`memorize_by_difference`, which refuses the same.
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    sizes = _Sizes.of(contexts, head_dim)
-    each = heads // labels[0].numel()
-    groups = best_groups(each, sizes.keys, sizes.dim, sizes.rank) if each else []
-    return _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups)
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, best_groups)
 
 
-class _Sizes(NamedTuple):
-    """What the rank of the derivative depends on, beside the groups."""
-
-    dim: int
-    keys: int  # dimensions that tell tokens apart
-    rank: int  # of the logit matrices
-    constant: bool  # few shared tokens: a constant is one more function
-
-    @classmethod
-    def of(cls, contexts: Tensor, head_dim: int) -> _Sizes:
-        n, d = contexts.shape[-2:]
-        few = contexts.ndim == 2 and n <= d
-        keys = n - 1 if few else d
-        return cls(d, keys, min(head_dim, keys), few)
-
-
-def _memorize(contexts, queries, labels, heads, head_dim, seed, sizes, groups) -> MHAWeights:
+def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHAWeights:
     """One layer for each output, side by side."""
-    d_out = labels[0].numel()
-    ranks = [group_rank(size, sizes.keys, sizes.dim, sizes.rank) for size in groups]
-    reached = sum(ranks) + sizes.constant if groups else 0
+    (n, d), d_out = contexts.shape[-2:], labels[0].numel()
+    few = contexts.ndim == 2 and n <= d  # shared tokens: a constant is one more function
+    keys = n - 1 if few else d  # dimensions that tell tokens apart
+    rank = min(head_dim, keys)
+    each = heads // d_out
+    groups = grouping(each, keys, d, rank) if each else []
+    reached = sum(group_rank(size, keys, d, rank) for size in groups) + few if groups else 0
     if len(queries) > reached:
-        each = heads // d_out
-        room = (
-            f"the rank of the derivative where {each} heads cancel in groups of {max(groups)}"
-            if groups
-            else f"as {each} heads for each output form no group that cancels"
-        )
+        room = f"as {each} heads for each output form no group that cancels"
+        if groups:
+            room = (
+                f"the rank of the derivative where {each} heads cancel in groups of {max(groups)}"
+            )
         refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
-    extra, idle = head_dim - sizes.rank, heads - sum(groups) * d_out
+    extra, idle = head_dim - rank, heads - sum(groups) * d_out
 
     def build(contexts, queries, labels) -> MHAWeights:
-        layers = [_one_output(contexts, queries, y, groups, sizes.rank, seed) for y in labels.T]
+        layers = [_one_output(contexts, queries, y, groups, rank, seed) for y in labels.T]
         W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
         eye = torch.eye(d_out, dtype=mu.dtype, device=mu.device)
         outputs = eye.repeat_interleave(sum(groups), dim=0)
+        pad = torch.nn.functional.pad
+        maps = [pad(W, (0, extra, 0, 0, 0, idle)) for W in (W_Q, W_K)]
         return MHAWeights(
-            torch.nn.functional.pad(W_Q, (0, extra, 0, 0, 0, idle)),
-            torch.nn.functional.pad(W_K, (0, extra, 0, 0, 0, idle)),
-            torch.nn.functional.pad(mu, (0, 0, 0, idle))[..., None],
-            torch.nn.functional.pad(outputs, (0, 0, 0, idle)),
-            eye,
+            *maps, pad(mu, (0, 0, 0, idle))[..., None], pad(outputs, (0, 0, 0, idle)), eye
         )
 
     return build_in_units(build, contexts, queries, labels)
@@ -227,15 +197,11 @@ class _Base(NamedTuple):
 
     heads: ScalarHeads
     at: Tangents
-    factor: Float[Tensor, "T T"]
+    factor: Float[Tensor, "T T"]  # of J J^T
     step: ScalarHeads
 
-    def size(self) -> float:  # root mean squares of the kinds of weights
+    def size(self) -> float:
         return math.sqrt(sum(float(w.square().mean()) for w in self.step))
-
-    def correction(self, rows: Tensor) -> ScalarHeads:
-        """The shortest direction that changes the outputs by these rows."""
-        return self.at.transposed(solved(self.factor, rows))
 
 
 def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
@@ -248,24 +214,17 @@ def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
 
 @on_cpu
 def draw_base(
-    groups: Sequence[int],
-    dim: int,
-    rank: int,
-    spread: float,
-    generator: torch.Generator,
+    groups: Sequence[int], dim: int, rank: int, spread: float, generator: torch.Generator
 ) -> ScalarHeads:
     """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
 
     Args:
-        groups: Number of heads in each group.
+        groups: Number of heads in each group. A group of one head has values of zero.
         dim: Embedding dimension ``d``.
         rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns, but
             for ``dim = 1``, where a key map is a Gaussian number.
         spread: Standard deviation of the logits, for tokens and queries of second moments one.
         generator: Source of the random numbers, on the CPU.
-
-    Returns:
-        The heads. A group of one head has values of zero.
     """
     drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
     W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)
@@ -285,10 +244,7 @@ def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
     heads = ScalarHeads(*(w.to(queries.device) for w in heads))
     at = tangents(heads, tokens, queries)
     factor, failed = torch.linalg.cholesky_ex(at.gram())
-    if failed:
-        return None
-    base = _Base(heads, at, factor, heads)
-    return base._replace(step=base.correction(labels))
+    return None if failed else _Base(heads, at, factor, at.transposed(solved(factor, labels)))
 
 
 def _near(base: _Base, tokens, queries, labels, tolerance) -> ScalarHeads | None:
@@ -316,5 +272,5 @@ def _corrected(
         if not error < 0.5 * least:
             break
         best, least = heads, error
-        step = step.moved(base.correction(residual))  # delta + J^T (J J^T)^-1 residual
+        step = step.moved(base.at.transposed(solved(base.factor, residual)))  # J^T (J J^T)^-1 r
     return best, least

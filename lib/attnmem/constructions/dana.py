@@ -40,13 +40,7 @@ REFINEMENTS = 3
 @on_cpu
 @checked
 def circle(vocab: int) -> Float[Tensor, "N 2"]:
-    """``N`` points on the unit circle: the unembedding of Proposition 3 for ``d = 2``.
-
-    Args:
-        vocab: Vocabulary size ``N``.
-
-    Returns:
-        One unit vector a token, at equal angles.
+    """``N`` unit vectors at equal angles: the unembedding of Proposition 3 for ``d = 2``.
 
     Example:
         >>> circle(4).round().int().tolist()
@@ -67,9 +61,6 @@ def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
         vocab: Vocabulary size ``N``.
         dim: Embedding dimension ``d``, at least 2.
         seed: Seed of the directions.
-
-    Returns:
-        The vectors, in float64.
     """
     if dim == 2:
         return circle(vocab)
@@ -84,9 +75,6 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
     Args:
         logits: Logits of all tokens for each sequence.
         next_tokens: The right tokens.
-
-    Returns:
-        One number for each sequence.
 
     Example:
         >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1])).tolist()
@@ -118,9 +106,6 @@ def draw(
         heads: Number of heads ``H``.
         spread: Approximate standard deviation of the logits.
         seed: Seed of the numbers.
-
-    Returns:
-        The five tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
@@ -140,9 +125,6 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
     Args:
         weights: The weights of one transformer. ``W_O`` and ``W_U`` are not used.
         sequences: Integers from 0 to ``N - 1``.
-
-    Returns:
-        ``F``, one row for each sequence.
 
     Source: Dana et al. 2025, proof of Theorem 1.
     """
@@ -214,11 +196,9 @@ def memorize_aot(
         is one less the largest product of two rows of ``W_U``.
 
     Raises:
-        ValueError: If sizes or types do not fit, a sequence is repeated, or ``T_0`` exceeds the
-            capacity. If no draw fits, the error says why. Either the next tokens of some sequences
-            are impossible for ``H`` heads at any ``d`` and ``d_h``, or no attention makes some
-            sequences independent, so that this construction does not apply, or the rank is full and
-            float64 loses some association.
+        ValueError: If the input does not fit, or no draw does. Then the error says why: the next
+            tokens of some sequences are impossible for ``H`` heads at any ``d`` and ``d_h``, or no
+            attention makes some sequences independent, or float64 loses some association.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -300,16 +280,13 @@ def fitted(
 
     Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
     zero. The features are worse conditioned than those of the other paper, so the solution is
-    refined more often.
+    refined more often. The weights are infinite or NaN if ``M`` is singular.
 
     Args:
         drawn: The tensors of :func:`draw`.
         W_U: The unembedding, shape ``(N, d)``.
         sequences: Integers from 0 to ``N - 1``.
         targets: The wanted input of the last layer, ``E(t)``.
-
-    Returns:
-        The weights. They are infinite or NaN if ``M`` is singular.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape

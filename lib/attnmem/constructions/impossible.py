@@ -46,18 +46,15 @@ class Impossible(NamedTuple):
 
 
 def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
-    r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at place s".
+    r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at position s".
 
-    Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the places before
-    the last at which ``t`` and ``u`` agree. A vector in the kernel of the matrix is orthogonal to
-    every function of at most ``H`` of these places.
+    Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the positions before
+    the last at which ``t`` and ``u`` agree: exact integers, dtype object. A vector in the kernel of
+    the matrix is orthogonal to every function of at most ``H`` of these positions.
 
     Args:
         sequences: Token numbers.
         heads: Number of heads ``H``.
-
-    Returns:
-        Exact integers, shape ``(T_0, T_0)``, dtype object.
 
     Example:
         >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
@@ -88,10 +85,6 @@ def impossible_subset(
     Returns:
         The sequences with the proof. None means that this argument finds nothing, not that weights
         exist.
-
-    Raises:
-        ValueError: If the sequences are no token numbers, or ``heads`` is not an integer of at
-            least 1.
 
     Example:
         >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
@@ -191,15 +184,6 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
 def every_parity(bits: int) -> tuple[Sequences, Int[Tensor, " T"]]:
     """All sequences of so many bits before a last token 0, and the parity of each.
 
-    Args:
-        bits: Number of bits, at least 1.
-
-    Returns:
-        The sequences, and their parities.
-
-    Raises:
-        ValueError: If ``bits`` is not an integer of at least 1.
-
     Example:
         >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
         ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
@@ -216,17 +200,8 @@ def parity_by_heads(bits: int) -> AoTWeights:
     It is for the sequences of :func:`every_parity` and vocabulary 2. Its heads have width one in
     dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0 by 1, so it offers ``1 / (S
     + (a_h - 1) m)``, where ``m`` counts the ones. Together with a constant these functions span
-    every polynomial in ``m`` of degree ``H`` over one denominator.
-
-    Args:
-        bits: Number of bits, at least 1.
-
-    Returns:
-        The weights.
-
-    Raises:
-        ValueError: If ``bits`` is not an integer of at least 1, or so large that rounding in
-            float64 loses a parity, which it does from 11 bits on.
+    every polynomial in ``m`` of degree ``H`` over one denominator. From 11 bits on, rounding in
+    float64 loses a parity, and ``bits`` is refused.
 
     Example:
         >>> from attnmem.attention import aot

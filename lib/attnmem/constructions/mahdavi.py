@@ -53,9 +53,6 @@ def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
         examples: Number of examples ``T``.
         heads: Number of heads ``H``.
 
-    Returns:
-        The examples of each head.
-
     Example:
         >>> serve(examples=6, heads=2)
         tensor([[1, 2, 3],
@@ -73,15 +70,12 @@ def dual_basis(
     """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
 
     Args:
-        queries: One query a row.
+        queries: One query a row. Those of a head are independent (Assumption 1).
         served: The examples of each head.
 
     Returns:
         The vectors ``f_s`` as columns, and an orthonormal basis of the orthogonal complement of the
         head's queries.
-
-    Raises:
-        ValueError: If the queries of a head are dependent (Assumption 1 is broken).
     """
     slots = served.shape[1]
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
@@ -99,16 +93,13 @@ def _refuse_queries(got: str, slots: int) -> None:
 
 
 def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
-    """A direction ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
+    """A unit vector ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
 
     A Gaussian direction has distinct entries almost surely. The best of a few is kept.
 
     Args:
         contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
         generator: Source of the random directions, on the CPU.
-
-    Returns:
-        A unit vector.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
@@ -140,15 +131,10 @@ def orthogonal_direction(
 
     Args:
         free: Basis of the complement of each head's queries, from :func:`dual_basis`.
-        queries: One query a row.
+        queries: One query a row. None lies in the span of the queries of a head that does not serve
+            it, or ``ValueError`` names it.
         served: The examples of each head.
         generator: Source of the random directions, on the CPU.
-
-    Returns:
-        One vector for each head.
-
-    Raises:
-        ValueError: If some other query lies in the span of a head's queries.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
@@ -218,9 +204,6 @@ def saturating_scale(
         v: The directions of :func:`orthogonal_direction`.
         tail: Attention that may be left to the other tokens, between 0 and 1.
 
-    Returns:
-        The scale of each head.
-
     Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
     heights = (contexts @ u).expand(len(queries), -1)[:, None]  # m, (T, 1, n)
@@ -287,9 +270,6 @@ def read_out(
         labels: Labels, one row for each example.
         refinements: How often the solution is refined.
 
-    Returns:
-        ``M``.
-
     Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
     """
     Q, R = torch.linalg.qr(Z.mT)
@@ -311,9 +291,6 @@ def factor(
         M: The read-out of each head.
         value_dim: Width of the values ``d_v``, at least ``d_out``.
         W_D: The decoder, of full column rank.
-
-    Returns:
-        ``W_V`` and ``W_O``.
     """
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
@@ -382,9 +359,7 @@ def memorize_mha(
         The weights, computed in float64 whatever the precision of the input.
 
     Raises:
-        ValueError: If sizes or types do not fit, an entry is not finite, ``n >= d``, ``T`` exceeds
-            the capacity, tokens of a context or queries are dependent, or they are so close to
-            dependent that float64 cannot tell.
+        ValueError: If a hypothesis fails, or so nearly that float64 cannot tell.
 
     Example:
         >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)

@@ -39,9 +39,6 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         left: Integers, shape ``(m, k)``.
         right: Integers, shape ``(k, n)``.
 
-    Returns:
-        Residues, shape ``(m, n)``.
-
     Example:
         >>> product(np.array([[PRIME - 1, 1]]), np.array([[2], [3]])).tolist()
         [[1]]

@@ -56,22 +56,16 @@ def scalars(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, " T"]:
     Args:
         x: Embedded sequences.
         weights: The weights.
-
-    Returns:
-        One number for each sequence.
     """
     return x[:, -1] @ weights.u + scalar_outputs(weights.heads(), x, x[:, -1])
 
 
 def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"]:
-    """The derivatives of the outputs by all weights, in their order.
+    """The derivatives of the outputs by all weights, in their order: one row for each sequence.
 
     Args:
         x: Embedded sequences.
         weights: The weights.
-
-    Returns:
-        One row for each sequence.
     """
     heads = weights.heads()
     *maps, values = tangents(heads, x, x[:, -1]).parts()
@@ -125,8 +119,8 @@ def memorize_next_tokens(
         float64 weights. Only one row of each ``W_V`` is not zero.
 
     Raises:
-        ValueError: If sizes or types do not fit, if the Jacobian has too small a rank on these
-            sequences, or if float64 loses some next token.
+        ValueError: If the Jacobian has too small a rank on these sequences, or float64 loses some
+            next token.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))

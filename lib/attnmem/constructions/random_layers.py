@@ -30,9 +30,6 @@ def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
     Args:
         generator: Source of the random numbers, on the CPU.
         *shape: The shape.
-
-    Returns:
-        The numbers.
     """
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -47,9 +44,6 @@ def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
         spread: Standard deviation of the logits.
         dim: Embedding dimension ``d``.
         head_dim: Head dimension ``d_h``.
-
-    Returns:
-        The standard deviation.
 
     Example:
         >>> map_scale(6.0, dim=3, head_dim=4)
@@ -85,9 +79,6 @@ def random_mha(
 
     Returns:
         The weights, with ``W_D = 1``.
-
-    Raises:
-        ValueError: If a size is not an integer of at least 1, or another argument is out of range.
 
     Example:
         >>> random_mha(2, 5, 3, seed=0).W_Q.shape

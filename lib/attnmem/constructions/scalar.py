@@ -70,9 +70,7 @@ def memorize_scalars(
         The weights, in float64.
 
     Raises:
-        ValueError: If sizes or types do not fit, an entry is not finite, ``T > H (d - 1)``, tokens
-            are dependent, or queries are so ill-conditioned that float64 misses a label by more
-            than 1e-8 of the largest.
+        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of the largest.
 
     Example:
         >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)

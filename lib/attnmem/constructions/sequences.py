@@ -116,16 +116,7 @@ def offered_rank(
         seed: Seed of the point, at least 0.
         skip: Whether ``F`` includes its first ``d`` columns, those of the skip connection.
 
-    Returns:
-        The rank.
-
-    Raises:
-        ValueError: If the sequences are no token numbers, or a size is out of range.
-
     Example:
-        >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
-        >>> offered_rank(pairs, heads=1, head_dim=4, dim=4)
-        4
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])
         >>> [offered_rank(xor, heads, head_dim=9, dim=9) for heads in (1, 2)]
         [3, 4]
@@ -143,7 +134,8 @@ def dependent_subset(
 ) -> Int[Tensor, " k"]:
     """Rows that no weights make independent, and of which every proper subset can be: a circuit.
 
-    It is computed as :func:`offered_rank` is, and right up to the same probability.
+    It is computed as :func:`offered_rank` is, and right up to the same probability. It is the
+    smallest of the circuits that one elimination finds; empty if all rows can be independent.
 
     Args:
         sequences: Token numbers.
@@ -152,19 +144,10 @@ def dependent_subset(
         dim: Embedding dimension ``d``, at least 2.
         seed: Seed of the point, at least 0.
 
-    Returns:
-        The smallest of the circuits that one elimination finds; empty if all rows can be
-        independent.
-
-    Raises:
-        ValueError: As for :func:`offered_rank`.
-
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1]])
         >>> dependent_subset(xor, heads=1, head_dim=9, dim=9).tolist()
         [0, 1, 2, 3]
-
-    Source: this book.
     """
     reduced, pivots = mod_prime.echelon(_free_offers(sequences, heads, head_dim, dim, seed).T)
     rows = [k for k in range(len(sequences)) if k not in {*pivots}]
@@ -202,8 +185,8 @@ def jacobian_rank(
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
-    modulo a prime at a random point, as :func:`attnmem.constructions.sequences.offered_rank` is: a
-    full rank is proven, and a lower one is right up to a tiny probability.
+    modulo a prime at a random point, as :func:`offered_rank` is: a full rank is proven, and a lower
+    one is right up to a tiny probability.
 
     Args:
         sequences: Token numbers.
@@ -214,14 +197,7 @@ def jacobian_rank(
         trained: Whether embeddings and positions are among the weights by which the outputs are
             differentiated; if not, they are fixed.
 
-    Returns:
-        The rank.
-
-    Raises:
-        ValueError: If the sequences are no token numbers, or a size is out of range.
-
     Example:
-        >>> import torch
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
         >>> [jacobian_rank(bits, heads, head_dim=1, dim=9) for heads in (1, 2)]
         [7, 8]
@@ -239,11 +215,7 @@ def _are_grouped(sequences, groups) -> None:
 
 @checked(also=_are_grouped)
 def cancelling_rank(
-    sequences: Sequences,
-    groups: Sequence[int],
-    head_dim: HeadDim,
-    dim: Dim,
-    seed: Seed = 0,
+    sequences: Sequences, groups: Sequence[int], head_dim: HeadDim, dim: Dim, seed: Seed = 0
 ) -> int:
     """The largest rank of the Jacobian at weights where the heads of each group cancel.
 
@@ -259,14 +231,7 @@ def cancelling_rank(
         dim: Embedding dimension ``d``, at least 2.
         seed: Seed of the point, at least 0.
 
-    Returns:
-        The rank.
-
-    Raises:
-        ValueError: As for :func:`jacobian_rank`, or if a group is not an integer of at least 1.
-
     Example:
-        >>> import torch
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
         >>> cancelling_rank(bits, (2, 2), head_dim=1, dim=9)
         8
@@ -330,44 +295,6 @@ def _outer(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 # --- the rank, from the subsets -------------------------------------------------------------------
 
 
-@on_cpu
-@checked
-def own_tokens(sequences: Sequences) -> Int[Tensor, " T"]:
-    """For each sequence, a position whose token no other one with the same last token contains.
-
-    That token is not the last one itself. For bigrams position 0 always serves.
-
-    Args:
-        sequences: Token numbers.
-
-    Returns:
-        One position for each sequence.
-
-    Raises:
-        ValueError: If a sequence has no such position. The error names it.
-
-    Example:
-        >>> own_tokens(torch.tensor([[4, 1, 0], [1, 5, 0]])).tolist()
-        [0, 1]
-    """
-    if not sequences.shape[1]:
-        refuse("sequences", f"shape {(*sequences.shape,)}", "at least one token in each")
-    if sequences.shape[1] == 2:
-        return torch.zeros(len(sequences), dtype=torch.int64)
-    rows, positions = sequences.tolist(), []
-    for t, (*before, last) in enumerate(rows):
-        others = {last} | {
-            a for u, row in enumerate(rows) if u != t and row[-1] == last for a in row
-        }
-        own = [position for position, token in enumerate(before) if token not in others]
-        if not own:
-            refuse(
-                "sequences", f"row {t}, {rows[t]}, without a token of its own", "a token in each"
-            )
-        positions.append(own[0])
-    return torch.tensor(positions, dtype=torch.int64)
-
-
 def _are_few(sequences) -> None:
     check_token_numbers(sequences)
     if len(sequences) > FEW:
@@ -383,8 +310,9 @@ def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -
     The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
     ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
     that the vectors ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of
-    the own token's positions (see :func:`own_tokens`). For bigrams the bound is exact (theorem
-    ``thm-subsets`` of the book).
+    the own token's positions. A sequence's own token is not its last one, and is in no other
+    sequence with the same last token. For bigrams the bound is exact, and all first tokens count as
+    own (theorem ``thm-subsets`` of the book).
 
     Args:
         sequences: Distinct sequences, at most 16, each with a token of its own.
@@ -392,42 +320,42 @@ def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -
         head_dim: Head dimension ``d_h``, at most ``d``.
         dim: Embedding dimension ``d``, at least 2.
 
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: If there are more than 16 sequences, one is repeated, or one has no token of its
-            own.
-
     Example:
         >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
         >>> subset_rank(square, heads=1, head_dim=10, dim=10)
         6
-
-    Source: this book.
     """
-    moves = _own_minus_last(sequences)
+    T, S = sequences.shape
+    names, codes = sequences.unique(return_inverse=True)
+    moves = torch.zeros(T, len(names) + S, dtype=torch.float64)  # columns: tokens, then positions
+    for t, own in enumerate(_own_positions(sequences)):
+        own, last = codes[t, own], codes[t, -1]
+        at = codes[t, :-1] == own
+        moves[t, own] += 1
+        moves[t, last] -= 1
+        moves[t, len(names) : -1] += at / at.sum()
+        moves[t, -1] -= 1
     ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
-    chosen = torch.cartesian_prod(*[torch.arange(2)] * len(sequences)).reshape(-1, len(sequences))
+    chosen = torch.cartesian_prod(*[torch.arange(2)] * T).reshape(-1, T)
     # The entries are simple fractions, so no singular value is small without being zero.
     r = torch.linalg.matrix_rank(chosen[..., None] * moves)
     L = (chosen @ ends).gt(0).sum(1)
     offered = heads * r.clamp(max=head_dim) + L.clamp(max=dim)
-    return int((len(sequences) - chosen.sum(1) + offered).min())
+    return int((T - chosen.sum(1) + offered).min())
 
 
-def _own_minus_last(sequences: Tensor) -> Tensor:
-    """Indicators of own token and position less those of the last ones, tokens first."""
-    T, S = sequences.shape
-    position = own_tokens(sequences)
-    _, codes = sequences.unique(return_inverse=True)
-    tokens = int(codes.max()) + 1
-    moves = torch.zeros(T, tokens + S, dtype=torch.float64)
-    for t in range(T):
-        own, last = codes[t, position[t]], codes[t, -1]
-        at = codes[t, :-1] == own
-        moves[t, own] += 1
-        moves[t, last] -= 1
-        moves[t, tokens:-1] += at / at.sum()
-        moves[t, -1] -= 1
-    return moves
+def _own_positions(sequences: Sequences) -> list[int]:
+    """For each sequence, the first position of a token of its own."""
+    if sequences.shape[1] == 2:
+        return [0] * len(sequences)
+    rows, positions = sequences.tolist(), []
+    for t, (*before, last) in enumerate(rows):
+        others = [row for u, row in enumerate(rows) if u != t and row[-1] == last]
+        shared = {last}.union(*others)
+        own = [position for position, token in enumerate(before) if token not in shared]
+        if not own:
+            refuse(
+                "sequences", f"row {t}, {rows[t]}, without a token of its own", "a token in each"
+            )
+        positions.append(own[0])
+    return positions

@@ -23,8 +23,8 @@ def build_in_units(
 ) -> MHAWeights:
     """Build a layer on data that are divided by their units, then adapt it to the data.
 
-    Units are powers of two, which change no digit. So the layer's outputs are those of the built
-    one, but for numbers that leave the range of float64.
+    Units are powers of four, which change no digit. So the layer's outputs are those of the built
+    one, but for numbers that leave the range of float64: those are refused.
 
     Args:
         build: From contexts, queries and labels ``(T, d_out)`` in float64 to weights.
@@ -32,12 +32,6 @@ def build_in_units(
         queries: One query a row.
         labels: One label a row.
         skip: Whether the layer has a skip connection.
-
-    Returns:
-        The weights for the data as they came.
-
-    Raises:
-        ValueError: If numbers leave the range of float64.
     """
     data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
     a, b, c = (unit(x) for x in data)

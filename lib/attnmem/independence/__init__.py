@@ -5,23 +5,21 @@ Source: Mahdavi et al. 2024, Definitions 1 and 2 and Assumptions 1 to 3.
 
 from .certified import CertifiedRank, certified_rank
 from .kruskal import kruskal_rank
-from .numerical import RankMargin, numerical_rank, rank_margin
-from .sampled import (
+from .numerical import (
     SampledIndependence,
     SampledKruskalRank,
+    numerical_rank,
     sampled_independence,
     sampled_kruskal_rank,
 )
 
 __all__ = [
     "CertifiedRank",
-    "RankMargin",
     "SampledIndependence",
     "SampledKruskalRank",
     "certified_rank",
     "kruskal_rank",
     "numerical_rank",
-    "rank_margin",
     "sampled_independence",
     "sampled_kruskal_rank",
 ]

@@ -84,11 +84,6 @@ def certified_rank(
     Returns:
         The bound, with what proves it.
 
-    Raises:
-        ValueError: On NaN or infinite entries, half precision, complex numbers, or arguments that
-            do not fit each other.
-        ImportError: Without the extra ``certify``.
-
     Example:
         >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
         1

@@ -33,7 +33,7 @@ def kruskal_rank(
     """The largest ``k`` such that any ``k`` of the rows are linearly independent.
 
     Independent means of full numerical rank in float64. The rows are scaled to length one first,
-    which changes no dependency. There are two methods.
+    which changes no dependency. A zero row, or rows without entries, make it 0.
 
     ``"exhaustive"`` tries sizes upwards until a dependent subset appears. A depth-first search
     eliminates one vector at a time. It checks the last two vectors of all subsets with a common
@@ -52,9 +52,6 @@ def kruskal_rank(
         method: ``"exhaustive"`` or ``"milp"``.
         max_subsets: The most subsets that one size may have in the exhaustive search.
         max_seconds: The longest time that the integer program may take.
-
-    Returns:
-        The Kruskal rank. It is 0 if a row is zero, as all rows without entries are.
 
     Raises:
         ValueError: If the work allowed does not suffice; the error says what is known by then. Also

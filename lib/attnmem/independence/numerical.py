@@ -1,18 +1,25 @@
-"""The numerical rank: singular values above a tolerance."""
+"""The numerical rank: singular values above a tolerance. Of one matrix, and of random subsets."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from typing import Annotated, NamedTuple
 
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..checks import FLOATS, Range, check_finite, checked, refuse
+from ..checks import FLOATS, Range, Seed, check_finite, checked, refuse
 from ..examples import unit
 
 MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
+DRAWN = 8192  # subsets drawn at once
+LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
+ENTRIES = 2**23  # numbers that are gathered at once, 64 MB of them
 
+Share = Annotated[int | float, Range(0.0, 1.0)]
 Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
@@ -22,9 +29,6 @@ def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
     Args:
         dtype: The arithmetic to compute in, or None.
         **matrices: The matrices, by the names for the error.
-
-    Raises:
-        ValueError: If an entry or a dtype is not accepted.
     """
     for name, matrix in matrices.items():
         if matrix.dtype.is_complex or matrix.dtype in (torch.float16, torch.bfloat16, torch.bool):
@@ -36,26 +40,6 @@ def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
 
 def _is_numerical(matrix, dtype) -> None:
     check_entries(dtype, matrix=matrix)
-
-
-def scaled(
-    matrix: Shaped[Tensor, "*batch m n"], rtol: float | None, dtype: torch.dtype | None
-) -> tuple[Float[Tensor, "*batch m n"], float]:
-    """The matrix in its arithmetic and unit, so that no sum overflows, and the tolerance.
-
-    Args:
-        matrix: A matrix, or a batch of them.
-        rtol: The relative tolerance, by default the longer side times the rounding unit.
-        dtype: The arithmetic, by default the matrix's own (float64 for integers).
-
-    Returns:
-        The matrix with a largest entry from 1 to 4, and the tolerance.
-    """
-    dtype = dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
-    matrix = matrix.to(dtype)
-    if rtol is None:
-        rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
-    return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
 
 
 @checked(also=_is_numerical)
@@ -79,22 +63,18 @@ def numerical_rank(
         matrix: One matrix or a batch of them, floats or integers.
         rtol: Relative tolerance from 0 to 1. The default is ``max(m, n)`` times the rounding unit
             of ``dtype``, the rule of numpy and torch. It grows with the number of rows, to 0.05 for
-            400,000 rows in float32: :func:`rank_margin` says how much of the rank it decides.
+            400,000 rows in float32.
         dtype: The arithmetic to compute in, float32 or float64. The default is that of the matrix
             (float64 for integers).
 
     Returns:
         An ``int`` for one matrix, an integer tensor for a batch.
 
-    Raises:
-        ValueError: On NaN or infinite entries, half precision, complex numbers, or a tolerance out
-            of range.
-
     Example:
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
         1
     """
-    values, rtol = scaled(matrix, rtol, dtype)
+    values, rtol = _scaled(matrix, rtol, dtype)
     if 0 in matrix.shape[-2:]:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
@@ -102,78 +82,28 @@ def numerical_rank(
     return int(rank) if matrix.ndim == 2 else rank
 
 
-class RankMargin(NamedTuple):
-    """A numerical rank, and how far it is from another one.
-
-    Attributes:
-        rank: The number of singular values above the tolerance.
-        tolerance: The tolerance, relative to the largest singular value as all that follows.
-        kept: The smallest singular value above it; 0 if there is none.
-        dropped: The largest one up to it; 0 if there is none.
-    """
-
-    rank: int
-    tolerance: float
-    kept: float
-    dropped: float
-
-
-@checked(also=_is_numerical)
-def rank_margin(
-    matrix: Shaped[Tensor, "m n"],
-    *,
-    rtol: Tolerance = None,
-    dtype: torch.dtype | None = None,
-) -> RankMargin:
-    """The numerical rank with its tolerance and the singular values on both sides of it.
-
-    A rank below ``min(m, n)`` whose ``dropped`` is far above the rounding unit is one of the
-    tolerance, not of the matrix. In float64 the default tolerance is 5e8 times as small.
-
-    Args:
-        matrix: Floats or integers.
-        rtol: As for :func:`numerical_rank`.
-        dtype: As for :func:`numerical_rank`.
-
-    Returns:
-        The rank of :func:`numerical_rank`, up to rounding, and what it rests on.
-
-    Raises:
-        ValueError: As for :func:`numerical_rank`.
-
-    Example:
-        >>> tall = torch.eye(2).repeat(10**6, 1) * torch.tensor([1.0, 0.1])
-        >>> rank_margin(tall).rank, rank_margin(tall, dtype=torch.float64).rank
-        (1, 2)
-        >>> round(rank_margin(tall).dropped, 3), round(rank_margin(tall).tolerance, 3)
-        (0.1, 0.238)
-    """
-    matrix, rtol = scaled(matrix, rtol, dtype)
-    values = torch.linalg.svdvals(matrix).double()
-    shares = (values / values[:1].clamp(min=torch.finfo(values.dtype).tiny)).tolist()
-    rank = sum(share > rtol for share in shares)
-    return RankMargin(rank, rtol, *(([0.0, *shares][rank], [*shares, 0.0][rank])))
+def _scaled(
+    matrix: Shaped[Tensor, "*batch m n"], rtol: float | None, dtype: torch.dtype | None
+) -> tuple[Float[Tensor, "*batch m n"], float]:
+    """The matrix in its arithmetic and unit, so that no sum overflows, and the tolerance."""
+    dtype = dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
+    matrix = matrix.to(dtype)
+    if rtol is None:
+        rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
+    return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
 
 
 def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     gram = wide.double() @ wide.double().mT
-    unsettled = ~clearly_full(gram, wide.shape[2], rtol)
+    unsettled = ~_clearly_full(gram, wide.shape[2], rtol)
     rank = torch.full(unsettled.shape, wide.shape[1], device=matrices.device)
-    rank[unsettled] = rank_by_values(matrices[unsettled], rtol)
+    rank[unsettled] = _ranks_by_values(matrices[unsettled], rtol)
     return rank
 
 
-def rank_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
-    """The numerical rank, from the singular values where a QR decomposition does not settle it.
-
-    Args:
-        matrices: A batch of float32 or float64 matrices.
-        rtol: Relative tolerance from 0 to 1.
-
-    Returns:
-        The rank of each matrix.
-    """
+def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
+    """The ranks, from the singular values where a QR decomposition does not settle them."""
     unsettled = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
     if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
         unsettled = ~_clearly_full_triangle(matrices, rtol)
@@ -198,43 +128,25 @@ def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Boo
     return largest * product < 1 / (MARGIN * max(rtol, rounding))
 
 
-# --- what a Gram matrix tells about singular values -----------------------------------------------
+# --- what the Gram matrices of vectors in ``d`` dimensions tell about singular values -------------
 
 
-def clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
-    """Which Gram matrices have a least eigenvalue clearly above ``rtol^2`` times the largest.
+def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
+    """Which have a least eigenvalue above ``rtol^2`` times the largest, by the factor ``MARGIN``.
 
-    "Clearly" means by the factor ``MARGIN``, and by more than rounding errors.
-
-    Args:
-        gram: A batch of Gram matrices of ``m`` vectors.
-        d: Number of entries of each vector.
-        rtol: Relative tolerance of the vectors' singular values.
-
-    Returns:
-        True for each such matrix.
+    And by more than rounding errors.
     """
     largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
     return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
 
 
-def clearly_short(
+def _clearly_short(
     gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
 ) -> Bool[Tensor, " B"]:
-    """Which Gram matrices have a least eigenvalue clearly below ``rtol^2`` times the largest.
+    """Which have a least eigenvalue below ``rtol^2`` times the largest, by the factor ``MARGIN``.
 
-    "Clearly" means by the factor ``MARGIN``, and by more than rounding errors. The largest
-    eigenvalue is at least the Rayleigh quotient of any vector, here of one after two power
-    iterations.
-
-    Args:
-        gram: A batch of Gram matrices of ``m`` vectors.
-        d: Number of entries of each vector.
-        rtol: Relative tolerance of the vectors' singular values.
-        ceiling: A number that no least eigenvalue exceeds, such as that of all vectors together.
-
-    Returns:
-        True for each such matrix.
+    And by more than rounding errors. No least eigenvalue exceeds ``ceiling``. The largest one is at
+    least the Rayleigh quotient of any vector, here of one after two power iterations.
     """
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
@@ -251,7 +163,7 @@ def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[T
 
 
 def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
-    """A bound of the errors in the eigenvalues of Gram matrices of vectors in ``d`` dimensions.
+    """A bound of the errors in the eigenvalues.
 
     The entries are products of length ``d``, which may underflow. They are then decomposed by a
     backward stable method. No norm exceeds the trace.
@@ -259,3 +171,201 @@ def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
     kind = torch.finfo(gram.dtype)
     trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
     return 4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny
+
+
+# --- random subsets: what they show and what they cannot show -------------------------------------
+
+
+class SampledIndependence(NamedTuple):
+    """What random subsets of ``size`` vectors showed.
+
+    Sampling cannot prove a Kruskal rank: ``dependent_at_most`` is zero only if every subset was
+    seen.
+
+    Attributes:
+        size: Number of vectors in a subset.
+        samples: Number of subsets.
+        dependent: How many of them were rank-deficient.
+        confidence: Confidence of the bound that follows.
+        dependent_at_most: Bound of the fraction of dependent subsets among all subsets (Clopper and
+            Pearson's one-sided bound).
+    """
+
+    size: int
+    samples: int
+    dependent: int
+    confidence: float
+    dependent_at_most: float
+
+    @property
+    def independent_fraction(self) -> float:
+        """The observed fraction of independent subsets."""
+        return 1 - self.dependent / self.samples
+
+
+class SampledKruskalRank(NamedTuple):
+    """The largest size that passed the sampled test, with the evidence on both sides of it.
+
+    Attributes:
+        rank: That size, 0 if none passed.
+        threshold: The fraction of independent samples that a size needs to pass.
+        passed: The test of that size; None if no size passed.
+        failed: The test of the next size; None if none failed.
+    """
+
+    rank: int
+    threshold: float
+    passed: SampledIndependence | None
+    failed: SampledIndependence | None
+
+
+def _can_be_sampled(vectors, dtype, size=1) -> None:
+    check_entries(dtype, vectors=vectors)
+    if size > len(vectors):
+        refuse("size", size, f"at most the number of vectors, {len(vectors)}")
+
+
+@checked(also=_can_be_sampled)
+def sampled_independence(
+    vectors: Shaped[Tensor, "T d"],
+    size: int,
+    *,
+    samples: int = 5000,
+    seed: Seed,
+    rtol: Tolerance = None,
+    dtype: torch.dtype | None = None,
+    confidence: Share = 0.95,
+) -> SampledIndependence:
+    """Test uniformly random subsets of ``size`` rows for independence.
+
+    A subset is independent if its numerical rank is ``size``. Most ranks are settled by a Cholesky
+    decomposition of the subset's Gram matrix, cut from that of all vectors if there are few. Ranks
+    below what squares can resolve are settled by a QR decomposition. Those close to the tolerance
+    get their singular values computed.
+
+    Args:
+        vectors: One vector a row.
+        size: Number of vectors in a subset, from 1 to ``T``.
+        samples: Number of subsets.
+        seed: Seed of the subsets, at least 0.
+        rtol: As for :func:`numerical_rank`.
+        dtype: As for :func:`numerical_rank`.
+        confidence: Confidence of the bound, from 0 to 1.
+
+    Returns:
+        The counts, with a bound of the fraction of dependent subsets.
+
+    Example:
+        >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
+        0
+
+    Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vectors, _ = _scaled(vectors, rtol, dtype)
+    double = vectors.double()
+    gram = double @ double.mT if len(vectors) <= LARGE else None
+    ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
+    dependent = 0
+    for subsets in _subsets(len(vectors), size, samples, generator):
+        blocks = subsets.to(vectors.device)
+        for block in blocks.split(1 + ENTRIES // (size * max(size, vectors.shape[1]))):
+            dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
+    test = scipy.stats.binomtest(dependent, samples, alternative="less")
+    at_most = float(test.proportion_ci(confidence, method="exact").high)
+    return SampledIndependence(size, samples, dependent, confidence, at_most)
+
+
+def _subsets(
+    T: int, size: int, samples: int, generator: torch.Generator
+) -> Iterator[Int[Tensor, "block size"]]:
+    """Uniformly random subsets, some at a time."""
+    block = DRAWN if T <= LARGE else 1 + ENTRIES // T
+    few = T > LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
+    while samples:
+        if few:
+            subsets = torch.randint(T, (samples, size), generator=generator, device="cpu")
+            in_order = subsets.sort(dim=1).values
+            subsets = subsets[(in_order[:, 1:] != in_order[:, :-1]).all(dim=1)]
+        else:
+            keys = torch.rand(min(block, samples), T, generator=generator, device="cpu")
+            subsets = keys.topk(size, dim=1).indices
+        samples -= len(subsets)
+        yield subsets
+
+
+def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
+    """A bound of the least squared singular value of any ``size`` of the vectors (interlacing)."""
+    if size > min(vectors.shape):
+        return 0.0
+    return float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
+
+
+def _dependent(
+    vectors: Float[Tensor, "T d"],
+    gram: Float[Tensor, "T T"] | None,
+    subsets: Int[Tensor, "block size"],
+    rtol: float | None,
+    ceiling: Callable[[], float],
+) -> Bool[Tensor, " block"]:
+    """Which subsets have a numerical rank below their size."""
+    size, d = subsets.shape[1], vectors.shape[1]
+    if rtol is None:
+        rtol = max(size, d) * torch.finfo(vectors.dtype).eps
+    if gram is None:
+        rows = vectors[subsets].double()
+        blocks = rows @ rows.mT
+    else:
+        blocks = gram[subsets[:, :, None], subsets[:, None, :]]
+    dependent = ~_clearly_full(blocks, d, rtol)
+    unsettled = dependent.nonzero()[:, 0]
+    if len(unsettled):
+        unsettled = unsettled[~_clearly_short(blocks[unsettled], d, rtol, ceiling())]
+        dependent[unsettled] = _ranks_by_values(vectors[subsets[unsettled]], rtol) < size
+    return dependent
+
+
+@checked(also=lambda vectors, dtype: check_entries(dtype, vectors=vectors))
+def sampled_kruskal_rank(
+    vectors: Shaped[Tensor, "T d"],
+    *,
+    samples: int = 5000,
+    threshold: Share = 0.99,
+    seed: Seed,
+    rtol: Tolerance = None,
+    dtype: torch.dtype | None = None,
+    confidence: Share = 0.95,
+) -> SampledKruskalRank:
+    """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
+
+    A size passes if a fraction ``threshold`` of its samples is independent. The size is found by
+    bisection, since larger subsets are dependent more often. The result is an upper estimate of the
+    Kruskal rank, unless a dependent size passes by luck. :class:`SampledIndependence` says what the
+    samples guarantee.
+
+    Args:
+        vectors: One vector a row.
+        samples: Number of subsets of each size that is tried.
+        threshold: Fraction of independent samples that a size needs to pass, from 0 to 1.
+        seed: Seed of the subsets, at least 0.
+        rtol: As for :func:`numerical_rank`.
+        dtype: As for :func:`numerical_rank`.
+        confidence: Confidence of the bounds, from 0 to 1.
+
+    Example:
+        >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
+        4
+
+    Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
+    """
+    low, high = 0, min(vectors.shape) + 1
+    passed = failed = None
+    while high - low > 1:
+        size = (low + high) // 2
+        options = {"rtol": rtol, "dtype": dtype, "confidence": confidence}
+        test = sampled_independence(vectors, size, samples=samples, seed=seed + size, **options)
+        if test.independent_fraction >= threshold:
+            low, passed = size, test
+        else:
+            high, failed = size, test
+    return SampledKruskalRank(low, threshold, passed, failed)
