@@ -26,7 +26,7 @@ def train(heads: int, steps: int, flushed: bool) -> tuple[float, float]:
     [run] = experiments.runs("mahdavi-fig2a", "paper", 1, where={"H": heads, "T": 10_000})
     run = dataclasses.replace(run, steps=steps, profile="benchmark")
     if not flushed:
-        training.places._flushing_denormals = contextlib.nullcontext
+        training.devices._flushing_denormals = contextlib.nullcontext
     losses: list[float] = []
     took = seconds(lambda: losses.append(training.train([run])[0].loss), "cpu")
     return took, losses[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .checks import check_integer, checked_by, refuse
+from .checks import Range, check_integer, checked, refuse
 
 
 class Bigrams(NamedTuple):
@@ -40,19 +40,8 @@ class ContextQueries(NamedTuple):
     labels: Tensor
 
 
-def _check_generator(generator) -> None:
-    if not isinstance(generator, torch.Generator):
-        refuse("generator", repr(generator), "a torch.Generator")
-
-
-def _check_bigrams(generator, vocab, count) -> None:
-    _check_generator(generator)
-    check_integer("vocab", vocab, least=2)
-    check_integer("count", count)
-
-
-@checked_by(_check_bigrams)
-def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
+@checked
+def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Bigrams:
     """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
 
     Args:
@@ -78,14 +67,14 @@ def bigrams(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
     return Bigrams(tokens, table[tokens[:, 0], tokens[:, 1]], table)
 
 
-def _check_associations(generator, vocab, count) -> None:
-    _check_generator(generator)
-    check_integer("vocab", vocab, least=2)
+def _all_pairs(vocab, count) -> None:
     check_integer("count", count, most=vocab**2)
 
 
-@checked_by(_check_associations)
-def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
+@checked(also=_all_pairs)
+def associations(
+    generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int
+) -> Bigrams:
     """Draw ``count`` different pairs of tokens, each followed by its entry in a random table.
 
     The pairs are a uniformly random subset of all ``N^2``.
@@ -112,19 +101,12 @@ def associations(generator: torch.Generator, vocab: int, count: int) -> Bigrams:
     return Bigrams(tokens, table.flatten()[chosen], table)
 
 
-def _check_context_queries(generator, examples, context, dim, shared, classes, dtype) -> None:
-    _check_generator(generator)
-    if dtype is not None and not getattr(dtype, "is_floating_point", False):
+def _real(dtype) -> None:
+    if dtype is not None and not dtype.is_floating_point:
         refuse("dtype", dtype, "a floating-point dtype of torch")
-    for name, value in (("examples", examples), ("context", context), ("dim", dim)):
-        check_integer(name, value)
-    if classes is not None:
-        check_integer("classes", classes, least=2)
-    if not isinstance(shared, bool):
-        refuse("shared", repr(shared), "True or False")
 
 
-@checked_by(_check_context_queries)
+@checked(also=_real)
 def context_queries(
     generator: torch.Generator,
     examples: int,
@@ -132,7 +114,7 @@ def context_queries(
     dim: int = 64,
     *,
     shared: bool,
-    classes: int | None = 100,
+    classes: Annotated[int | None, Range(2)] = 100,
     dtype: torch.dtype | None = None,
 ) -> ContextQueries:
     """Draw queries and contexts with entries uniform on [0, 1], and random labels.

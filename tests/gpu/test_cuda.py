@@ -12,9 +12,8 @@ import torch
 
 from attnmem import training
 from attnmem.attention import look_up
-from attnmem.training.places import place
+from attnmem.training.devices import device_settings
 from attnmem.training.protocols import PROTOCOLS
-from attnmem.training.trainer import first_steps
 
 from plain import association_run, bigram_run, memorization_run
 
@@ -41,9 +40,35 @@ def results_of(outcomes):
     return [dataclasses.replace(outcome, wall_s=0.0) for outcome in outcomes]
 
 
+def first_steps(runs, device, steps, *, captured):
+    """Losses before each of the first steps, and the shares that were right, NaN if not watched."""
+    seen = []
+    with device_settings(device, tf32=False):
+        protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
+        protocol.look = lambda *chunk: seen.append([x.to(CPU, copy=True) for x in chunk])
+        protocol.steps.captures &= captured
+        try:
+            while sum(len(losses) for losses, _ in seen) < steps and not protocol.done:
+                protocol.advance()
+        finally:
+            protocol.steps.release()
+    return [torch.cat(part)[:steps] for part in zip(*seen, strict=True)]
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_captured_steps_are_the_single_ones_and_those_of_a_cpu(name):
-    assert training.selfcheck("cuda", [seeds(RUNS[name])], steps=160) == []
+    """The single ones to the last bit; a CPU's within the rounding of float32, grown by training.
+
+    A cross-entropy is rounded like its logits, however small it is.
+    """
+    runs = seeds(RUNS[name])
+    losses, shares = first_steps(runs, GPU, 160, captured=True)
+    single, watched = first_steps(runs, GPU, 160, captured=False)
+    assert torch.equal(losses, single)
+    known = ~watched.isnan()
+    assert torch.equal(shares[known], watched[known])
+    on_cpu, _ = first_steps(runs, CPU, 160, captured=False)
+    assert ((losses - on_cpu).abs() / (on_cpu.abs() + 1e-4)).max() < 1e-2
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -87,7 +112,7 @@ def test_four_workers_are_one():
 @pytest.mark.parametrize("name", RUNS)
 def test_no_step_waits_for_the_host(name):
     """Once it is captured, a chunk is launched without synchronisation, batches included."""
-    with place(GPU, tf32=False):
+    with device_settings(GPU, tf32=False):
         protocol = PROTOCOLS[RUNS[name].task](seeds(RUNS[name]), GPU)
         protocol.look = lambda losses, shares: None
         protocol.advance()
@@ -97,7 +122,7 @@ def test_no_step_waits_for_the_host(name):
             protocol.advance()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-            protocol.release()
+            protocol.steps.release()
 
 
 def test_an_error_gives_the_memory_back():
@@ -108,12 +133,12 @@ def test_an_error_gives_the_memory_back():
     training.train([run], device="cuda")
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    with place(GPU, tf32=False):
+    with device_settings(GPU, tf32=False):
         protocol = PROTOCOLS[run.task]([run], GPU)
         protocol.look = broken
         with pytest.raises(RuntimeError, match="broken off"):
             protocol.advance()
-        protocol.release()
+        protocol.steps.release()
         del protocol
     gc.collect()
     assert torch.cuda.memory_allocated() <= before
@@ -159,11 +184,6 @@ def test_the_gradient_of_a_look_up_is_that_of_a_cpu_and_repeats():
 
     assert torch.equal(gradient("cuda"), gradient("cuda"))
     torch.testing.assert_close(gradient("cuda").cpu(), gradient("cpu"))
-
-
-def test_the_first_steps_are_those_of_the_stack():
-    first = first_steps(seeds(RUNS["bigrams"]), "cuda", 10, captured=True)
-    assert first.losses.shape == first.shares.shape == (10, 3)
 
 
 def test_more_products_at_once_than_a_grid_has_rows():

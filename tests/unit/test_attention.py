@@ -9,19 +9,15 @@ from torch import nn
 from attnmem.attention import (
     AoTWeights,
     MHAWeights,
-    add_heads,
     aot,
     aot_features,
-    attend,
-    attend_and_add,
-    attend_and_add_columns,
     look_up,
     mha,
     mha_attention,
     mha_features,
-    short,
     tables,
 )
+from attnmem.attention.products import add_heads, attend
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
@@ -112,141 +108,6 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     W_O = torch.randn(H, 5, d_h, dtype=torch.float64)
     expected = sum(z[:, h] @ (W_O[h] @ W_V[h]).T for h in range(H))
     torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7, 11])
-@pytest.mark.parametrize(("d_h", "d_v"), [(2, 5), (13, 5), (4, 9), (9, 2)])  # one for every order
-@pytest.mark.parametrize("runs", [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 3), (2, 3))])
-def test_short_contexts_take_another_road_to_the_same_numbers(n, d_h, d_v, runs):
-    of_weights, of_data = runs
-    shapes = [(H, d, d_h), (H, d, d_h), (H, d_v, d), (H, 7, d_v)]
-    W_Q, W_K, W_V, W_O = (torch.randn(*of_weights, *s, dtype=torch.float64) for s in shapes)
-    context = torch.randn(*of_data, 97, n, d, dtype=torch.float64)
-    query = torch.randn(*of_data, 97, d, dtype=torch.float64) / d
-    inputs = [x.requires_grad_() for x in (W_Q, W_K, W_V, W_O, context, query)]
-    columns = context.movedim(-3, -1), query.mT
-    short = attend_and_add_columns(W_Q, W_K, W_V, W_O, *columns).mT
-    long = attend_and_add(*inputs)
-    torch.testing.assert_close(short, long, **EXACT)
-    direction = torch.randn_like(long)
-    gradients = [  # one token needs no logits on the short road: no gradient where the other has 0
-        torch.autograd.grad((y * direction).sum(), inputs, materialize_grads=True)
-        for y in (short, long)
-    ]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12 * float(b.abs().max()))
-
-
-ROADS = [
-    short._through_narrow_heads,
-    short._through_wide_heads,
-    short._through_outer_products,
-]
-SIZES = [  # H, d, d_h, d_v, d_o, B
-    (1, 1, 1, 1, 1, 1),
-    (1, 5, 3, 2, 7, 1),
-    (13, 2, 5, 3, 7, 1),
-    (13, 3, 2, 5, 7, 11),
-    (2, 7, 11, 13, 5, 3),
-    (17, 7, 3, 2, 5, 97),
-]
-BROADCAST = [((), ()), ((2,), (2,)), ((2,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (2, 3))]
-
-
-def two_tokens(sizes, of_weights, of_data, dtype=torch.float64):
-    """Maps, the other token, queries and last tokens, which differ, with their gradients wanted."""
-    H, d, d_h, d_v, d_o, B = sizes
-    shapes = [(H, d, d_h), (H, d, d_h), (H, d_v, d), (H, d_o, d_v)]
-    tensors = [torch.randn(*of_weights, *shape, dtype=dtype) for shape in shapes]
-    columns = [(1, d, B), (d, B), (d, B)]
-    tensors += [torch.randn(*of_data, *shape, dtype=dtype) / d for shape in columns]
-    return [tensor.requires_grad_() for tensor in tensors]
-
-
-def head_by_head(W_Q, W_K, W_V, W_O, others, query, last):
-    """``sum_h W_O^h W_V^h (x_n + sigmoid(q^T W_Q^h W_K^hT delta) delta)``, a head at a time."""
-    delta, out = others[..., 0, :, :], 0
-    for h in range(W_Q.shape[-3]):
-        into_q, into_k, into_v, out_of = (W[..., h, :, :] for W in (W_Q, W_K, W_V, W_O))
-        logits = ((into_q.mT @ query) * (into_k.mT @ delta)).sum(dim=-2, keepdim=True)
-        out = out + out_of @ into_v @ (last + logits.sigmoid() * delta)
-    return out
-
-
-def assert_same_with_gradients(ours, theirs, inputs, tolerance=1e-12):
-    """Equal outputs, and equal gradients in a random direction, up to the largest entry's size."""
-    direction = torch.randn_like(theirs)
-    gradients = (
-        torch.autograd.grad(
-            (y * direction).sum(), inputs, materialize_grads=True, retain_graph=True
-        )
-        for y in (ours, theirs)
-    )
-    pairs = [(ours.detach(), theirs.detach()), *zip(*gradients, strict=True)]
-    for a, b in pairs:
-        scale = tolerance * max(float(b.abs().max()), tolerance)
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=scale)
-
-
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("runs", BROADCAST)
-def test_every_road_of_two_tokens_is_a_sum_over_heads(road, sizes, runs):
-    inputs = two_tokens(sizes, *runs)
-    assert_same_with_gradients(road(*inputs), head_by_head(*inputs), inputs)
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_every_road_stays_in_single_precision(road):
-    inputs = two_tokens((17, 7, 3, 2, 5, 97), (2,), (2,), torch.float32)
-    ours = road(*inputs)
-    assert ours.dtype == torch.float32
-    assert_same_with_gradients(ours, head_by_head(*inputs), inputs, 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "m", "road"),
-    [  # H, d, d_h, d_v, d_o, B
-        ((31, 10, 10, 10, 10, 256), 1, "_through_outer_products"),
-        ((10, 10, 10, 10, 10, 256), 1, "_through_outer_products"),
-        ((9, 10, 10, 10, 10, 256), 1, "_through_wide_heads"),
-        ((11, 40, 40, 40, 40, 1024), 1, "_through_wide_heads"),
-        ((16, 20, 5, 5, 20, 256), 1, "_through_narrow_heads"),
-        ((31, 20, 9, 9, 20, 256), 1, "_through_outer_products"),
-        ((31, 10, 10, 10, 10, 256), 2, "_through_wide_heads"),
-        ((31, 10, 2, 2, 10, 256), 2, "_through_narrow_heads"),
-    ],
-)
-def test_the_road_is_chosen_by_its_cost(sizes, m, road):
-    heads, dim, *rest, examples = sizes
-    W_Q, W_O = torch.empty(heads, dim, rest[0]), torch.empty(heads, rest[2], rest[1])
-    chosen = short._cheapest_road(W_Q, W_O, torch.empty(m, dim, examples))
-    assert chosen.__name__ == road
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("runs", BROADCAST)
-def test_columns_may_be_asked_by_another_vector_than_the_last_token(n, runs):
-    of_weights, of_data = runs
-    shapes = [(13, 3, 2), (13, 3, 2), (13, 5, 3), (13, 7, 5)]
-    maps = [torch.randn(*of_weights, *shape, dtype=torch.float64) for shape in shapes]
-    context, query = (
-        torch.randn(*of_data, *shape, dtype=torch.float64) for shape in ((n, 3, 11), (3, 11))
-    )
-    inputs = [x.requires_grad_() for x in (*maps, context, query)]
-    ours = attend_and_add_columns(*inputs)
-    z = attend(*maps[:2], context.movedim(-1, -3), query.mT)[1]
-    assert_same_with_gradients(ours, add_heads(z, *maps[2:]).mT, inputs)
-
-
-@pytest.mark.parametrize(("H", "n"), [(2, 2), (2, 3), (5, 2)])
-def test_the_written_out_gradients_against_finite_differences(H, n):
-    B = 7
-    shapes = [(H, 3, 4), (H, 3, 4), (H, 5, 3), (H, 2, 5), (n, 3, B), (3, B)]
-    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(attend_and_add_columns, inputs)
-    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
-        torch.autograd.gradgradcheck(attend_and_add_columns, inputs)
 
 
 @pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])
@@ -368,8 +229,12 @@ def test_a_last_token_much_larger_than_the_others_costs_no_digits():
     context, query = torch.randn(2000, 3, 5), torch.randn(2000, 5) / 1e5
     context[:, -1] *= 1e5
     inputs = (*maps, context, query)
-    exact = attend_and_add(*(x.double() for x in inputs))
-    error = (attend_and_add(*inputs) - exact).norm(dim=1) / exact.norm(dim=1)
+
+    def added(W_Q, W_K, W_V, W_O, context, query):
+        return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
+
+    exact = added(*(x.double() for x in inputs))
+    error = (added(*inputs) - exact).norm(dim=1) / exact.norm(dim=1)
     assert float(error.max()) < 1e-4  # of each example; relative to the last token it is 0.01
 
 

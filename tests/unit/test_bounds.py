@@ -18,6 +18,8 @@ from attnmem.independence import numerical_rank
 from attnmem.studies import mahdavi
 from attnmem.training import xavier
 
+from plain import mha_outputs
+
 CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
 
 
@@ -336,7 +338,7 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     inputs = [torch.randn(1, B, d, dtype=torch.float64) for B in (n, 100)]
 
     def outputs(*weights):
-        return training.mha_outputs(dict(zip(P, weights, strict=True)), run, *inputs)[0, :, 0]
+        return mha_outputs(dict(zip(P, weights, strict=True)), run, *inputs)[0, :, 0]
 
     jacobians = torch.autograd.functional.jacobian(outputs, tuple(P.values()))
     J = torch.cat([J.flatten(1) for J in jacobians], dim=1)

@@ -9,8 +9,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from attnmem import training
-from attnmem.training import engine, trainer
+from attnmem.training import engine
 from attnmem.training.protocols import PROTOCOLS
 
 from plain import association_run, bigram_run, memorization_run
@@ -52,12 +51,12 @@ def graphs(monkeypatch):
     made = []
     start = engine.Steps.__init__
 
-    def captures(steps, stack, model, length):
-        start(steps, stack, model, length)
+    def captures(steps, *arguments):
+        start(steps, *arguments)
         steps.captures = True
 
         def recorded(function):
-            made.append(Replayed(stack, function))
+            made.append(Replayed(steps.stack, function))
             return made[-1], made[-1].outputs
 
         monkeypatch.setattr(engine, "recorded", recorded)
@@ -71,7 +70,7 @@ def found(runs):
     protocol = PROTOCOLS[runs[0].task](runs, CPU, stays=True)
     while not protocol.done:
         protocol.advance()
-    return protocol.found
+    return protocol.reached
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -84,33 +83,6 @@ def test_captured_steps_reach_what_single_ones_reach(name, request):
     assert all(outcome.accuracy is not None for outcome in single.values())
 
 
-def test_a_selfcheck_compares_what_is_right_where_it_is_asked_for(graphs, monkeypatch):
-    run = TRAININGS["watched after the first chunk"]
-    assert training.selfcheck("cpu", [[run]], steps=160) == []
-    graphs.clear()
-    trainer.first_steps([run], "cpu", 160, captured=False)
-    assert not graphs
-    losses, shares = trainer.first_steps([run], "cpu", 160, captured=True)
-    assert graphs
-    asked = list(range(59, 159))
-    assert losses.shape == shares.shape == (160, 1)
-    assert not shares[asked].isnan().any()
-    _, shares = trainer.first_steps([TRAININGS["own contexts"]], "cpu", 9, captured=True)
-    assert shares.dtype == torch.float64
-    assert shares.isnan().all()
-
-    first = trainer.first_steps
-
-    def wrong_share(*arguments, captured):
-        steps = first(*arguments, captured=captured)
-        steps.shares[asked[0]] += 0.25 * captured
-        return steps
-
-    monkeypatch.setattr(trainer, "first_steps", wrong_share)
-    [said] = training.selfcheck("cpu", [[run]], steps=160)
-    assert said.endswith("captured and single steps differ in what is right")
-
-
 def test_what_is_released_is_freed_at_once():
     """Nothing waits for a search for circles, so that a GPU has the memory for the next stack."""
     gc.disable()
@@ -118,7 +90,7 @@ def test_what_is_released_is_freed_at_once():
         protocol = PROTOCOLS["classes"]([TRAININGS["own contexts"]], CPU)
         protocol.advance()
         left = weakref.ref(protocol)
-        protocol.release()
+        protocol.steps.release()
         del protocol
         assert left() is None
     finally:

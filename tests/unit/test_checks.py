@@ -27,7 +27,7 @@ from attnmem import (
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.checks import Range, Seed, checked, checked_by, refuse
 from attnmem.constructions import dana, sequences
-from attnmem.training import single
+from attnmem.training import one_layer
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 EXAMPLES = E, e, y = DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4, :1]
@@ -67,7 +67,7 @@ SEEDED = [
     (scaling.bootstrap, (np.mean, [[0.0], [1.0]]), {"draws": 9}),
     (sequences.dependent_subset, (PAIRS, 1), WIDE),
     (sequences.offered_rank, (PAIRS, 1), WIDE),
-    (single.xavier, (2, 5, 3, 1), {}),
+    (one_layer.xavier, (2, 5, 3, 1), {}),
 ]
 
 

@@ -8,6 +8,8 @@ from attnmem.attention import MHAWeights, mha
 from attnmem.independence import numerical_rank
 from attnmem.results import Run
 
+from plain import mha_outputs
+
 PLAIN = {"experiment": "none", "profile": "quick", "seed": 0, "steps": 1, "batch": 1, "T": 1}
 PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
 
@@ -106,7 +108,7 @@ def test_dimension_of_layers_is_the_rank_of_many_outputs(run):
     queries = torch.randn(1, B, run.d).double()
 
     def outputs(P):
-        found = training.mha_outputs(P, run, contexts, queries)[0]
+        found = mha_outputs(P, run, contexts, queries)[0]
         return (found - found.mean(dim=-1, keepdim=True) if run.N else found).flatten()
 
     assert numerical_rank(jacobian(run, outputs), rtol=1e-12) == training.dimension(run)

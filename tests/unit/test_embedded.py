@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from attnmem import experiments, training
 from attnmem.attention import EmbeddedWeights, embedded_losses
+from attnmem.training.models import mha_losses
+
+from plain import mha_outputs
 
 SIZES = [  # R, H, c, d, d_h, d_o, d_out, n, B
     (1, 1, 1, 1, 1, 1, 1, 1, 1),
@@ -130,10 +133,10 @@ def test_it_is_what_the_trained_model_loses(context, N):
     contexts = numbers(2, *(() if context == "shared" else (B,)), run.n, run.d)
     queries = numbers(2, B, run.d)
     labels = torch.randint(N, (2, B)) if N else numbers(2, B)
-    outputs = training.mha_outputs(P, run, contexts, queries).mT
+    outputs = mha_outputs(P, run, contexts, queries).mT
     plain = loss_of(outputs, labels)
     with torch.no_grad():
-        losses, ours, gradient = training.mha_losses(P, run, contexts, queries, labels)
+        losses, ours, gradient = mha_losses(P, run, contexts, queries, labels)
         found = gradient(torch.ones(2, B).double())
     torch.testing.assert_close(ours, outputs, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(losses, plain, rtol=1e-11, atol=1e-11)

@@ -253,6 +253,12 @@ def bag_logits(P, run, tokens):
     return P["unembedding"] @ x.sum(dim=2).mT
 
 
+def bag_losses(P, run, tokens, answers):
+    logits = bag_logits(P, run, tokens)
+    losses = torch.nn.functional.cross_entropy(logits, answers, reduction="none").mean(dim=1)
+    return losses, logits, lambda g: torch.autograd.grad(losses, [*P.values()], g)
+
+
 def bag_logits_of_pairs(P, run, first):
     pairs = torch.cartesian_prod(first, torch.arange(run.N))
     return bag_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
@@ -261,7 +267,7 @@ def bag_logits_of_pairs(P, run, first):
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
     """As CONTRIBUTING says: nothing else has to know of them to run, read and list them."""
     family = training.Family(
-        bag, bag_logits, ("bigrams",), lambda run: run.d, pairs=bag_logits_of_pairs
+        bag, bag_losses, ("bigrams",), lambda run: run.d, logits_of_pairs=bag_logits_of_pairs
     )
     cells = dana._bigrams(grid(d=[2, 3], H=[1]), model="bag", **dana.QUICK)
     entry = dana._experiment("bag", "sums of embeddings", paper=cells, quick=cells, curves="d")

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from attnmem import experiments, results, training
-from attnmem.training import protocols
+from attnmem.training import models, protocols
 from attnmem.training.engine import Steps
-from attnmem.training.loop import Found, Protocol
-from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization
+from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization, Protocol, Reached
 
 from plain import TRAINERS, association_run, bigram_run, memorization_run
 
@@ -80,7 +79,7 @@ def test_a_training_is_the_plain_one(name, stays, monkeypatch):
     assert rates == pytest.approx(plain.rates, rel=1e-6, abs=1e-12)
     assert losses[:5] == pytest.approx(plain.losses[:5], rel=1e-5)
     assert losses == pytest.approx(plain.losses, rel=2e-2, abs=1e-5)
-    found = protocol.found[run.key]
+    found = protocol.reached[run.key]
     for field, value in plain.reported.items():
         ours = getattr(found, field)
         if field in ("saturated", "served"):
@@ -97,13 +96,13 @@ def test_a_training_is_the_plain_one(name, stays, monkeypatch):
 def test_the_best_weights_count_not_the_last(monkeypatch):
     """One look a step: the plain loop above finds the best in the middle of a wild training."""
     run = LOOPS["reals"]
-    [found] = finish(PROTOCOLS["reals"]([run], CPU)).found.values()
+    [found] = finish(PROTOCOLS["reals"]([run], CPU)).reached.values()
     assert 1 < found.best_step < run.steps
     run = memorization_run(steps=6, evaluate_every=1)
     protocol = Memorization([run], CPU)
     pairs = iter([(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.0), (0.1, 4.0), (0.4, 1.1)])
-    monkeypatch.setattr(protocol, "evaluate", lambda: [Found(*next(pairs))])
-    [best] = finish(protocol).found.values()
+    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(*next(pairs))])
+    [best] = finish(protocol).reached.values()
     assert (best.accuracy, best.loss, best.best_step) == (0.5, 1.0, 2)
 
 
@@ -114,7 +113,7 @@ def test_the_best_weights_count_not_the_last(monkeypatch):
 def test_a_run_stops_early_only_where_all_is_right(accuracy, early_stop, steps, monkeypatch):
     run = memorization_run(steps=21, evaluate_every=7, early_stop=early_stop)
     protocol = Memorization([run], CPU)
-    monkeypatch.setattr(protocol, "evaluate", lambda: [Found(accuracy, 1.0)])
+    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(accuracy, 1.0)])
     monkeypatch.setattr(protocol, "free_heads", lambda: torch.zeros(1, run.H + 1))
     assert finish(protocol).count == steps
 
@@ -155,9 +154,9 @@ def test_a_run_in_a_stack_follows_the_run_alone(name, monkeypatch):
         stacked, single = (torch.tensor(p.paths[run.key])[:, 0] for p in (together, alone))
         torch.testing.assert_close(stacked, single, rtol=2e-3, atol=2e-5)
         torch.testing.assert_close(stacked[:10], single[:10], rtol=1e-5, atol=1e-6)
-        ours, its = together.found[run.key], alone.found[run.key]
+        ours, its = together.reached[run.key], alone.reached[run.key]
         assert ours.loss == pytest.approx(its.loss, rel=2e-3, abs=2e-5)
-    losses = {round(found.loss, 6) for found in together.found.values()}
+    losses = {round(found.loss, 6) for found in together.reached.values()}
     assert len(losses) == 3  # three seeds, three runs
 
 
@@ -178,7 +177,7 @@ def test_runs_of_other_lengths_sizes_and_rates_share_a_stack(monkeypatch):
             monkeypatch.undo()
             path, single = (torch.tensor(p.paths[run.key]) for p in (together, alone))
             torch.testing.assert_close(path[: run.steps], single, rtol=2e-3, atol=2e-5)
-            ours, its = together.found[run.key], alone.found[run.key]
+            ours, its = together.reached[run.key], alone.reached[run.key]
             assert ours.accuracy == its.accuracy
             assert abs(ours.best_step - its.best_step) <= 7  # the last looks are all but equal
             assert ours.loss == pytest.approx(its.loss, rel=2e-3)
@@ -193,8 +192,8 @@ def test_runs_that_are_done_leave_the_stack_and_change_nothing_for_the_others(mo
     assert together.sizes[0] == 4 > together.sizes[-1]
     assert sorted(together.sizes, reverse=True) == together.sizes
     for run in runs:
-        [alone] = finish(Memorization([run], CPU)).found.values()
-        ours = together.found[run.key]
+        [alone] = finish(Memorization([run], CPU)).reached.values()
+        ours = together.reached[run.key]
         assert ours.accuracy == alone.accuracy == 1.0
         assert ours.best_step == alone.best_step == len(together.paths[run.key])
         assert ours.loss == pytest.approx(alone.loss, rel=1e-2)
@@ -266,10 +265,10 @@ def poisoned(monkeypatch, key, model):
 )
 def test_a_run_that_diverges_is_a_result_and_its_neighbours_live(run, seen, stays, monkeypatch):
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
-    healthy = finish(PROTOCOLS[run.task](runs, CPU)).found
+    healthy = finish(PROTOCOLS[run.task](runs, CPU)).reached
     poisoned(monkeypatch, runs[1].key, run.model)
-    found = finish(PROTOCOLS[run.task](runs, CPU, stays=stays)).found
-    assert found[runs[1].key] == Found(None, None, diverged=seen)
+    found = finish(PROTOCOLS[run.task](runs, CPU, stays=stays)).reached
+    assert found[runs[1].key] == Reached(None, None, diverged=seen)
     for run in (runs[0], runs[2]):
         ours, its = found[run.key], healthy[run.key]
         assert (ours.accuracy, ours.best_step) == (its.accuracy, its.best_step)
@@ -284,16 +283,16 @@ def test_a_run_that_diverges_late_says_when(monkeypatch):
         protocol.advance()
     with torch.no_grad():
         protocol.stack.parameters["embedding"].fill_(math.inf)
-    [found] = finish(protocol).found.values()
-    assert found == Found(None, None, diverged=12)
+    [found] = finish(protocol).reached.values()
+    assert found == Reached(None, None, diverged=12)
     run = memorization_run()
     protocol = Memorization([run], CPU)
     while protocol.count < 14:
         protocol.advance()
     with torch.no_grad():
         protocol.stack.parameters["W_E"].fill_(math.inf)
-    [found] = finish(protocol).found.values()
-    assert (found, protocol.count) == (Found(None, None, diverged=21), 21)
+    [found] = finish(protocol).reached.values()
+    assert (found, protocol.count) == (Reached(None, None, diverged=21), 21)
 
 
 def test_a_diverged_run_costs_one_row_not_the_sweep(store, monkeypatch):
@@ -331,7 +330,7 @@ def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
     N = runs[0].N
     every = torch.cartesian_prod(torch.arange(N), torch.arange(N)).expand(3, -1, -1)
     outputs = training.aot_logits(protocol.stack.parameters, runs[0], every)
-    tables = training.FAMILIES["aot"].pairs(protocol.stack.parameters, runs[0], torch.arange(N))
+    tables = models.aot_logits_of_pairs(protocol.stack.parameters, runs[0], torch.arange(N))
     torch.testing.assert_close(tables, outputs, rtol=1e-4, atol=1e-5)
     right = outputs.argmax(dim=1)
     protocol.data.tables = right.unflatten(1, (N, N)).clone()
@@ -344,11 +343,11 @@ def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
         assert share.tolist() == pytest.approx([42, 41, 49])
 
 
-def test_the_opening_of_a_curve_is_its_beginning():
+def test_the_first_epochs_of_a_curve_are_its_beginning():
     run = bigram_run(T=64, steps=20)
     [outcome] = training.train([run])
     for epochs in (1, 3, 10):
-        assert training.opening(run, epochs) == outcome.curve[:epochs]
+        assert training.first_epochs(run, epochs) == outcome.curve[:epochs]
 
 
 @pytest.mark.parametrize("context", ["shared", "random"])
@@ -373,29 +372,26 @@ def test_free_heads_are_counted_as_defined(context):
 
 def test_saturation_is_followed_where_no_run_stops_early():
     run = memorization_run(steps=60, evaluate_every=10)
-    [found] = finish(Memorization([run], CPU)).found.values()
+    [found] = finish(Memorization([run], CPU)).reached.values()
     assert len(found.saturated) == len(found.served) == 6
     assert sum(found.serving) == pytest.approx(1, abs=3e-4)
     stopped = dataclasses.replace(run, early_stop=True)
-    assert finish(Memorization([stopped], CPU)).found[stopped.key].saturated is None
+    assert finish(Memorization([stopped], CPU)).reached[stopped.key].saturated is None
 
 
 def test_moments_are_evaluations_equally_spaced():
     run = memorization_run(steps=300_000, evaluate_every=500)
-    moments = sorted(protocols.moments(run))
+    moments = sorted(protocols.saturation_steps(run))
     assert len(moments) == 32
     assert moments[-1] == 300_000
     assert all(moment % 500 == 0 for moment in moments)
     gaps = [b - a for a, b in itertools.pairwise(moments)]
     assert max(gaps) - min(gaps) <= 500
-    assert protocols.moments(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
+    assert protocols.saturation_steps(memorization_run(steps=25, evaluate_every=10)) == {10, 20, 25}
 
 
 def test_the_published_rates():
     """The ends of the published schedules; step by step they are compared with PyTorch's above."""
-    run = bigram_run(T=128, batch=32, steps=64 * 4)
-    assert training.linear_by_epoch(run, 0) == pytest.approx(1e-2)
-    assert training.linear_by_epoch(run, 64) == pytest.approx(5e-4)
     run = memorization_run(steps=1000, lr=1e-3)
     rates = [training.warmup_cosine(run, step) for step in range(1001)]
     assert rates[0] == pytest.approx(1e-5)
@@ -601,7 +597,7 @@ def test_stacks_are_admitted_by_memory(memory, sizes, monkeypatch):
 
     monkeypatch.setattr(trainer, "footprint", lambda run: 1)
     runs = [bigram_run(seed=seed) for seed in range(7)]
-    groups = trainer.admitted(runs, memory)
+    groups = trainer.split_by_memory(runs, memory)
     assert [len(group) for group in groups] == sizes
     assert [run for group in groups for run in group] == runs
 

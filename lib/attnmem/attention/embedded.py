@@ -91,20 +91,14 @@ def embedded_losses(
 def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
     """Of each head and token the vector and the number that give the logit of a query, in bits.
 
-    Args:
-        P: The weights.
-        scale: The factor of the logits.
-        tokens: Embedded, ``(R, m, d)``.
-        bias: What is added to every embedded query, ``(R, d)``.
-
-    Returns:
-        The vectors ``(R, H m, c)``, the numbers ``(R, H m, 1)``, and from the gradients at these to
-        those at ``W_E``, ``bias``, ``W_Q``, ``W_K`` and the tokens.
+    They are of shapes ``(R, H m, c)`` and ``(R, H m, 1)`` for embedded ``tokens`` ``(R, m, d)`` and
+    the ``bias`` ``(R, d)`` of every embedded query; with them comes the function from their
+    gradients to those at ``W_E``, ``bias``, ``W_Q``, ``W_K`` and the tokens.
     """
     scale *= LOG2_E
     tokens = (tokens * scale)[:, None]
     keys = tokens @ P.W_K
-    asked = keys @ P.W_Q.mT
+    asked = keys @ P.W_Q.mT  # the logit of an embedded query is its product with this
     flat, bias = asked.flatten(1, 2), bias[:, None]
 
     def of_forms(g_vectors, g_numbers):

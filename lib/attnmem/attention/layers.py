@@ -10,16 +10,16 @@ Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..checks import check_floats, check_size, check_tensor, check_tokens, checked_by, refuse
+from ..checks import check_size, check_tokens, checked, refuse
 from .products import (
+    add_heads,
     attend,
-    attend_and_add,
     attention_weights,
     combine_heads,
     head_values,
@@ -66,85 +66,34 @@ def _widest(*tensors: Tensor) -> list[Tensor]:
 # --- Mahdavi et al.: multi-head attention over a context and a query ----------------------------
 
 
-@functools.cache
-def _axes(kind: type) -> dict[str, list[str]]:
-    return {name: hint.dim_str.split() for name, hint in get_type_hints(kind).items()}
-
-
-def _check_weights(weights, kind) -> None:
-    """Floats, the number of axes and the sizes that two weights share, each error by name."""
-    if not isinstance(weights, kind):
-        refuse("weights", type(weights).__name__, kind.__name__)
-    runs = weights.W_Q.ndim - 3 if isinstance(weights.W_Q, Tensor) else 0
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, tensor in weights._asdict().items():
-        axes = _axes(kind)[name]
-        check_tensor(f"weights.{name}", tensor, f"({', '.join(axes)})", runs + len(axes) - 1)
-        check_floats(f"weights.{name}", tensor)
-        for axis, size in zip(axes[1:], tensor.shape[runs:], strict=True):
-            known, where = sizes.setdefault(axis, (size, name))
-            if size != known:
-                got = f"{axis} = {size} (shape {tuple(tensor.shape)})"
-                refuse(f"weights.{name}", got, f"{axis} = {known}, as in {where}")
-
-
 def _check_some(name, value, length) -> None:
     """At least one token to attend to."""
     if not length:
         refuse(name, f"shape {tuple(value.shape)}", "at least one token")
 
 
-def _check_mha_weights(weights) -> None:
-    _check_weights(weights, MHAWeights)
-    heads, d_v = weights.W_V.shape[-3], weights.W_V.shape[-1]
-    check_size("weights.W_O", weights.W_O, -2, heads * d_v, f"H d_v for H = {heads}, d_v = {d_v}")
+def _fit_together(context, query) -> None:
+    own = context.ndim == query.ndim + 1
+    if not own and context.ndim != query.ndim:
+        shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
+        refuse("context", f"shape {tuple(context.shape)}", f"shape {shape}")
+    _check_some("context", context, context.shape[-2])
+    if own:
+        check_size("context", context, -3, query.shape[-2], "the number of queries")
 
 
-def check_features(weights, context, query, names=("context", "query")) -> None:
-    """Accept weights, contexts and queries whose shapes fit, as all functions of this layer do.
-
-    Args:
-        weights: A :class:`MHAWeights`.
-        context: Tokens as rows.
-        query: One vector per example.
-        names: What the caller calls its contexts and queries.
-
-    Raises:
-        ValueError: One of them is not as :func:`mha` describes it; the message names it.
-    """
-    _check_mha_weights(weights)
-    contexts, queries = names
-    check_tensor(queries, query, "(*runs, B, d)", range(2, 99))
-    shape = f"(*runs, B, n, d) or (*runs, n, d), with the run axes of the {queries}"
-    check_tensor(contexts, context, shape, (query.ndim, query.ndim + 1))
-    for name, tensor in ((queries, query), (contexts, context)):
-        check_floats(name, tensor)
-        check_size(name, tensor, -1, weights.W_Q.shape[-2], "d of weights.W_Q")
-    _check_some(contexts, context, context.shape[-2])
-    if context.ndim == query.ndim + 1:
-        check_size(contexts, context, -3, query.shape[-2], "the number of queries")
+def check_skip(weights: MHAWeights, query: Tensor) -> None:
+    """Accept weights whose attention output can be added to the query."""
+    check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
 
 
-def _check_mha(weights, context, query, skip) -> None:
-    check_features(weights, context, query)
+def _fit_with_skip(weights, context, query, skip) -> None:
+    _fit_together(context, query)
     if skip:
         check_skip(weights, query)
 
 
-def check_skip(weights, query) -> None:
-    """Accept weights whose attention output can be added to the query.
-
-    Args:
-        weights: A :class:`MHAWeights`.
-        query: One vector per example.
-
-    Raises:
-        ValueError: The output width ``d_o`` of ``W_O`` is not the width ``d`` of the query.
-    """
-    check_size("weights.W_O", weights.W_O, -1, query.shape[-1], "d, which a skip adds to d_o")
-
-
-@checked_by(check_features)
+@checked(also=_fit_together)
 def mha_attention(
     weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
 ) -> Float[Tensor, "*runs B H n"]:
@@ -167,7 +116,7 @@ def mha_attention(
     return attention_weights(W_Q, W_K, context, query)
 
 
-@checked_by(check_features)
+@checked(also=_fit_together)
 def mha_features(
     weights: MHAWeights, context: Float[Tensor, "*examples n d"], query: Float[Tensor, "*data B d"]
 ) -> Float[Tensor, "*runs B Hd"]:
@@ -192,7 +141,7 @@ def mha_features(
     return attend(W_Q, W_K, context, query)[1].flatten(-2)
 
 
-@checked_by(_check_mha)
+@checked(also=_fit_with_skip)
 def mha(
     weights: MHAWeights,
     context: Float[Tensor, "*examples n d"],
@@ -240,24 +189,12 @@ def mha(
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
 
 
-def check_aot(weights, tokens) -> None:
-    """Accept weights and tokens that fit, as all functions of this transformer do.
-
-    Args:
-        weights: An :class:`AoTWeights`.
-        tokens: One sequence a row.
-
-    Raises:
-        ValueError: One of them is not as :func:`aot` describes it; the message names it.
-    """
-    _check_weights(weights, AoTWeights)
-    check_tensor("tokens", tokens, "(*runs, B, S)", range(2, 99))
-    check_size("tokens", tokens, -1, weights.positions.shape[-2], "S of weights.positions")
+def _tokens_fit(weights, tokens) -> None:
     _check_some("tokens", tokens, tokens.shape[-1])
     check_tokens("tokens", tokens, weights.embedding.shape[-2])
 
 
-@checked_by(check_aot)
+@checked(also=_tokens_fit)
 def aot_features(
     weights: AoTWeights, tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*runs B Hd"]:
@@ -280,7 +217,7 @@ def aot_features(
     return attend(W_Q.mT, W_K.mT, x, x[..., -1, :])[1].flatten(-2)
 
 
-@checked_by(check_aot)
+@checked(also=_tokens_fit)
 def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, "*runs B N"]:
     r"""A one-layer attention-only transformer: logits of the token that follows the sequence.
 
@@ -306,4 +243,5 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
     x = look_up(embedding, tokens) + positions[..., None, :, :]
     last = x[..., -1, :]
-    return (last + attend_and_add(W_Q.mT, W_K.mT, W_V, W_O, x, last)) @ W_U.mT
+    _, z = attend(W_Q.mT, W_K.mT, x, last)
+    return (last + add_heads(z, W_V, W_O)) @ W_U.mT

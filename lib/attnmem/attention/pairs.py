@@ -1,60 +1,138 @@
 r"""Attention to pairs of tokens of a vocabulary, and the loss of what follows them.
 
-A pair :math:`(a, b)` is asked for at its second place. With :math:`\delta = x_a - x_b`,
+Softmax over two tokens is a sigmoid. The second token asks; with :math:`\delta = x_a - x_b`,
 
 .. math:: \textstyle y = r_b + \sum_h M_h x_b + \sum_h \sigma_h M_h \delta , \qquad
           \sigma_h = \operatorname{sigmoid}(x_b^\top A_h \delta) ,
 
-where :math:`r_b` is the residual stream, :math:`A_h = W_Q^h (W_K^h)^\top` and
-:math:`M_h = W_O^h W_V^h`. The first two terms belong to single tokens of the vocabulary, so they
-are computed once for each of them and looked up. Both gradients are written out: for models as
-small as the published ones, most of a step's time would go to many small operations.
+where :math:`r_b` is the residual stream, :math:`A_h = (W_Q^h)^\top W_K^h` and
+:math:`M_h = W_O^h W_V^h`. Examples are columns: long rows make all sums fast. Gradients are written
+out, since most of a small model's step would go to many small operations: a function ``..._vjp``
+returns its value and a function from the gradient at the value to those at its arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from .losses import cross_entropy_vjp
-from .once import once
-from .short import of_outer_products, of_sigmoid_, outer_products
 from .tables import add_columns, take_columns
 
+Vjp = Callable[[Tensor], tuple[Tensor, ...]]
 
-class Maps(NamedTuple):
-    """The four maps of a layer's heads, in stacks of runs.
 
-    Attributes:
-        W_Q: Query maps, which act from the left, ``(R, H, d_h, d)``.
-        W_K: Key maps, which act from the left, ``(R, H, d_h, d)``.
-        W_V: Value maps, which act from the left, ``(R, H, d_h, d)``.
-        W_O: Output maps, which act from the left, ``(R, H, d_o, d_h)``.
+class _WrittenOut(torch.autograd.Function):
+    """A function with a vjp, for autograd: ``_WrittenOut.apply(function_vjp, *arguments)``."""
+
+    @staticmethod
+    def forward(ctx, function, *arguments):
+        value, ctx.vjp = function(*arguments)
+        ctx.save_for_backward(*arguments)  # which also tells whether one was changed since
+        return value
+
+    @staticmethod
+    def backward(ctx, g):
+        if torch.is_grad_enabled():  # create_graph=True; torch would take the derivative for zero
+            raise RuntimeError("this gradient is written out and cannot be differentiated again")
+        _ = ctx.saved_tensors
+        return None, *ctx.vjp(g)
+
+
+# --- the sum over heads ---------------------------------------------------------------------------
+
+
+def heads_vjp(
+    A: Float[Tensor, "R H d d"],
+    M: Float[Tensor, "R H d_o d"],
+    q: Float[Tensor, "R d B"],
+    delta: Float[Tensor, "R d B"],
+) -> tuple[Float[Tensor, "R d_o B"], Vjp]:
+    """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
+
+    Both ways have the same products; the one that is taken has less to write and read between.
     """
+    (H, d), d_o = A.shape[1:3], M.shape[2]
+    return (_many_heads if d + d_o < 2 * H else _few_heads)(A, M, q, delta)
 
-    W_Q: Float[Tensor, "R H d_h d"]
-    W_K: Float[Tensor, "R H d_h d"]
-    W_V: Float[Tensor, "R H d_h d"]
-    W_O: Float[Tensor, "R H d_o d_h"]
+
+def _many_heads(A, M, q, delta):
+    """By ``H x d^2`` matrices: ``A vec(q delta^T)`` are the logits; nothing has size ``H d B``."""
+    R, d_o, d, B = len(M), *M.shape[2:], q.shape[-1]
+    outer = _outer(q, delta)
+    alpha = torch.bmm(A.flatten(2), outer).sigmoid_()
+    mixed = torch.bmm(M.flatten(2).mT, alpha).view(R, d_o, d, B)  # sum_h sigma_h M_h
+
+    def vjp(g):
+        g_mixed = _outer(g, delta)
+        g_logits = _sigmoid_vjp_(torch.bmm(M.flatten(2), g_mixed), alpha)
+        g_outer = torch.bmm(A.flatten(2).mT, g_logits).view(R, d, d, B)
+        g_A = torch.bmm(g_logits, outer.mT).view_as(A)
+        g_M = torch.bmm(alpha, g_mixed.mT).view_as(M)
+        g_q = (g_outer * delta[:, None]).sum(dim=2)
+        g_delta = (mixed * g.unsqueeze(2)).sum(dim=1)  # of M_h delta, then of the logits
+        g_delta += g_outer.mul_(q.unsqueeze(2)).sum(dim=1)
+        return g_A, g_M, g_q, g_delta
+
+    return (mixed * delta[:, None]).sum(dim=2), vjp
+
+
+def _few_heads(A, M, q, delta):
+    """By keys ``A_h^T q`` and mixtures ``sigma_h delta`` of every head, of size ``H d B``."""
+    R, H, d, B = *A.shape[:3], q.shape[-1]
+    asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)  # of all heads at once
+    keys = torch.bmm(asks, q).view(R, H, d, B)
+    alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
+    mixtures = (alpha * delta[:, None]).flatten(1, 2)
+
+    def vjp(g):
+        g_mixtures = torch.bmm(moves.mT, g).view_as(keys)
+        g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
+        g_logits = _sigmoid_vjp_(g_alpha, alpha)
+        g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
+        g_keys = (g_logits * delta[:, None]).flatten(1, 2)
+        g_A = torch.bmm(q, g_keys.mT).view(R, d, H, d).transpose(1, 2)
+        g_M = torch.bmm(g, mixtures.mT).view(R, -1, H, d).transpose(1, 2)
+        return g_A, g_M, torch.bmm(asks.mT, g_keys), g_delta
+
+    return torch.bmm(moves, mixtures), vjp
+
+
+def _outer(x: Float[Tensor, "R a B"], y: Float[Tensor, "R b B"]) -> Float[Tensor, "R ab B"]:
+    """``vec(x y^T)`` for every column."""
+    return (x.unsqueeze(2) * y.unsqueeze(1)).flatten(1, 2)
+
+
+def _sigmoid_vjp_(g: Tensor, alpha: Tensor) -> Tensor:
+    """``g alpha (1 - alpha)`` in one pass, written over ``g``."""
+    return torch.ops.aten.sigmoid_backward.grad_input(g, alpha, grad_input=g)
+
+
+# --- attention ------------------------------------------------------------------------------------
 
 
 def after_pairs(
-    maps: Maps,
+    W_Q: Float[Tensor, "R H d_h d"],
+    W_K: Float[Tensor, "R H d_h d"],
+    W_V: Float[Tensor, "R H d_h d"],
+    W_O: Float[Tensor, "R H d_o d_h"],
     inputs: Float[Tensor, "R 2 N d"],
     stream: Float[Tensor, "R N d_o"],
     tokens: Int[Tensor, "R B 2"],
 ) -> Float[Tensor, "R d_o B"]:
     """The residual stream at the second place, after attention to both places; for autograd.
 
-    It has a first derivative. Where an example attends to a first token ``10^k`` times as small as
+    All maps act from the left. Where an example attends to a first token ``10^k`` times as small as
     the second, ``k`` digits are lost.
 
     Args:
-        maps: The maps of the heads; a scale of the logits is in one of them.
+        W_Q: Query maps of the heads, with the scale of the logits.
+        W_K: Key maps.
+        W_V: Value maps.
+        W_O: Output maps.
         inputs: The attention's input at the two places, for every token of the vocabulary.
         stream: The residual stream at the second place, for every token.
         tokens: Pairs of integers in ``[0, N)``.
@@ -62,148 +140,53 @@ def after_pairs(
     Returns:
         One column for each pair.
     """
-    return _AfterPairs.apply(*maps, inputs, stream, tokens)
+    return _WrittenOut.apply(after_pairs_vjp, W_Q, W_K, W_V, W_O, inputs, stream, tokens)
 
 
-def next_token_losses(
-    unembedding: Float[Tensor, "R N d"],
-    stream: Float[Tensor, "R d B"],
-    answers: Int[Tensor, "R B"],
-) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"]]:
-    """The mean cross-entropy of the logits ``unembedding @ stream``, and these; for autograd.
-
-    Args:
-        unembedding: One row for every token of the vocabulary.
-        stream: One column for each example.
-        answers: The right tokens.
-
-    Returns:
-        The loss of each run, and the logits, which no gradient goes through.
-    """
-    return _NextTokenLosses.apply(unembedding, stream, answers)
-
-
-# --- attention ------------------------------------------------------------------------------------
-
-
-def after_pairs_vjp(
-    maps: Maps, inputs: Tensor, stream: Tensor, tokens: Tensor
-) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """:func:`after_pairs`, and the gradients at its arguments from that at what it returns.
-
-    Args:
-        maps: As there.
-        inputs: As there.
-        stream: As there.
-        tokens: As there.
-
-    Returns:
-        The columns, and a function from a gradient of their shape to those at the four maps, the
-        inputs at the first and at the second place, and the stream, one column for each token.
-    """
-    W_Q, W_K, W_V, W_O = maps
+def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, Vjp]:
+    """:func:`after_pairs`: what belongs to single tokens is computed once for the vocabulary."""
     A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
     alone = M.sum(dim=1)
     (first, second), (a, b) = inputs.mT.unbind(dim=1), tokens.unbind(dim=-1)
     looked_up = torch.cat([second, torch.baddbmm(stream.mT, alone, second)], dim=1)
     q, y = take_columns(looked_up, b).split([A.shape[-1], M.shape[-2]], dim=1)
     delta = take_columns(first, a).sub_(q)
-    road = _shorter_road(A, M)
-    update, kept = road.forward(A, M, q, delta)
+    update, of_heads = heads_vjp(A, M, q, delta)
 
     def vjp(g):
         g = g.contiguous()
-        g_A, g_M, g_q, g_delta = road.backward(A, M, q, delta, kept, g)
+        g_A, g_M, g_q, g_delta = of_heads(g)
         g_first = add_columns(g_delta, a, N)
         g_looked_up = add_columns(torch.cat([g_q.sub_(g_delta), g], dim=1), b, N)
         g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=1)
-        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]
+        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]  # of alone
         g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
         g_second = torch.baddbmm(g_second, alone.mT, g_stream)
-        return *g_maps, g_first, g_second, g_stream
+        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
 
     return update.add_(y), vjp
 
 
-class _AfterPairs(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *given):
-        found, ctx.vjp = after_pairs_vjp(Maps(*given[:4]), *given[4:])
-        ctx.save_for_backward(*given)  # which also tells whether one was changed since
-        return found
-
-    @staticmethod
-    @once
-    def backward(ctx, g):
-        _ = ctx.saved_tensors
-        *g_maps, g_first, g_second, g_stream = ctx.vjp(g)
-        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
+def attend_to_two(W_Q, W_K, W_V, W_O, first, second) -> Float[Tensor, "R d_o B"]:
+    """What the second token of every pair gets from both, in layers after the first."""
+    update = _WrittenOut.apply(heads_vjp, W_Q.mT @ W_K, W_O @ W_V, second, first - second)
+    return attend_to_one(W_V, W_O, second) + update
 
 
-class _Road(NamedTuple):
-    """One way to form the sum over heads, and its gradient.
-
-    Attributes:
-        forward: From ``A`` (R, H, d, d), ``M`` (R, H, d_o, d), ``q`` and ``delta`` (R, d, B) to the
-            sum (R, d_o, B), and what the gradient needs besides.
-        backward: From the same, what is kept, and the gradient at the sum to those at the four.
-    """
-
-    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
-
-
-def _shorter_road(A: Tensor, M: Tensor) -> _Road:
-    """Both roads have the same products; this one has less to write and read between them."""
-    (H, d), d_o = A.shape[1:3], M.shape[2]
-    return OUTER if d + d_o < 2 * H else WIDE
-
-
-# Nothing is larger than H d B: keys A^T q and mixtures sigma delta of every head.
-
-
-def _wide_forward(A, M, q, delta):
-    R, H, d, B = *A.shape[:3], q.shape[-1]
-    asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)  # of all heads at once
-    keys = torch.bmm(asks, q).view(R, H, d, B)
-    alpha = (keys * delta[:, None]).sum(dim=2, keepdim=True).sigmoid_()
-    mixtures = (alpha * delta[:, None]).flatten(1, 2)
-    return torch.bmm(moves, mixtures), (asks, moves, keys, alpha, mixtures)
-
-
-def _wide_backward(A, M, q, delta, kept, g):
-    asks, moves, keys, alpha, mixtures = kept
-    (H, d), d_o = A.shape[1:3], M.shape[2]
-    g_mixtures = torch.bmm(moves.mT, g).view_as(keys)
-    g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
-    g_logits = of_sigmoid_(g_alpha, alpha)
-    g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
-    g_keys = (g_logits * delta[:, None]).flatten(1, 2)
-    g_A = torch.bmm(q, g_keys.mT).view(-1, d, H, d).transpose(1, 2)
-    g_M = torch.bmm(g, mixtures.mT).view(-1, d_o, H, d).transpose(1, 2)
-    return g_A, g_M, torch.bmm(asks.mT, g_keys), g_delta
-
-
-OUTER, WIDE = _Road(outer_products, of_outer_products), _Road(_wide_forward, _wide_backward)
+def attend_to_one(W_V, W_O, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
+    """What a token gets that attends to itself only: ``sum_h M_h x``."""
+    return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
 
 
 # --- the loss -------------------------------------------------------------------------------------
 
 
 def next_token_losses_vjp(
-    unembedding: Tensor, stream: Tensor, answers: Tensor
-) -> tuple[Tensor, Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
-    """:func:`next_token_losses`, and the gradients at its arguments from that at the losses.
-
-    Args:
-        unembedding: As there.
-        stream: As there.
-        answers: As there.
-
-    Returns:
-        The losses, the logits, and a function from a gradient ``(R,)`` to those at the unembedding
-        and the stream. It may be called once, since it overwrites what it needs.
-    """
+    unembedding: Float[Tensor, "R N d"],
+    stream: Float[Tensor, "R d B"],
+    answers: Int[Tensor, "R B"],
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Vjp]:
+    """The mean cross-entropy of the logits ``unembedding @ stream``, these, and the vjp, once."""
     logits = torch.bmm(unembedding, stream)
     each, of_each = cross_entropy_vjp(logits, answers)
 
@@ -212,22 +195,3 @@ def next_token_losses_vjp(
         return torch.bmm(stream, g_logits.mT).mT, torch.bmm(unembedding.mT, g_logits)
 
     return each.mean(dim=1), logits, vjp
-
-
-class _NextTokenLosses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *inputs):
-        losses, logits, ctx.vjp = next_token_losses_vjp(*inputs)
-        ctx.save_for_backward(*inputs)
-        ctx.mark_non_differentiable(logits)
-        ctx.set_materialize_grads(False)
-        return losses, logits
-
-    @staticmethod
-    @once
-    def backward(ctx, g, _):
-        _ = ctx.saved_tensors
-        vjp, ctx.vjp = ctx.vjp, None
-        if vjp is None:
-            raise RuntimeError("the gradient can be formed once: its arrays were used in place")
-        return *vjp(g), None

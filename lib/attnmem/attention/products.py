@@ -15,15 +15,7 @@ OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
 
 
 def token_axes(context: Tensor, query: Tensor) -> str:
-    """Whether every example has a context of its own or all share one.
-
-    Args:
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        query: One vector per example, ``(*data, B, d)``.
-
-    Returns:
-        The context's axes in an einsum, :data:`OWN` or :data:`SHARED`.
-    """
+    """Whether examples have contexts of their own ``(*data, B, n, d)`` or one for all."""
     return OWN if context.ndim == query.ndim + 1 else SHARED
 
 
@@ -59,17 +51,7 @@ def attention_weights(
     context: Float[Tensor, "*examples d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax of :func:`attention_logits` over the tokens.
-
-    Args:
-        W_Q: Query maps of the heads.
-        W_K: Key maps of the heads.
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        query: One vector ``e`` per example.
-
-    Returns:
-        The attention weights; they sum to one over the tokens.
-    """
+    """The softmax of :func:`attention_logits` over the tokens; arguments as of :func:`attend`."""
     return over_tokens(attention_logits(W_Q, W_K, context, query))
 
 
@@ -82,16 +64,7 @@ def attention_logits(
     """The logits ``e W_Q W_K^T E^T``, multiplied in the cheapest order.
 
     All orders give the same numbers but for rounding; the cost is counted per head. None of them
-    forms the keys of every example, and only the query's position is computed.
-
-    Args:
-        W_Q: Query maps of the heads.
-        W_K: Key maps of the heads.
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        query: One vector ``e`` per example.
-
-    Returns:
-        The logits. Those of shared contexts are stored with the examples last.
+    forms the keys of every example. Logits of shared contexts are stored with the examples last.
     """
     tokens = token_axes(context, query)
     (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
@@ -100,7 +73,7 @@ def attention_logits(
         "head product first": d * d * d_h + B * (d * d + n * d),
     }
     if tokens == SHARED:
-        orders["shared keys first"] = chain_cost(n, d, d_h, d) + B * n * d
+        orders["shared keys first"] = min(_chain_costs(n, d, d_h, d)) + B * n * d
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
             E = context[..., None, :, :]
@@ -137,17 +110,7 @@ def head_values(
     W_V: Float[Tensor, "*runs H d d_v"],
     tokens: str,
 ) -> Float[Tensor, "*allruns B H d_v"]:
-    """``W_V^T z_h``; the tokens' values are formed first where that is cheaper.
-
-    Args:
-        alpha: Attention weights.
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        W_V: Value maps of the heads.
-        tokens: Which of the two, as :func:`token_axes` says it.
-
-    Returns:
-        The value of every head.
-    """
+    """``W_V^T z_h``; the tokens' values are formed first where that is cheaper."""
     (B, _, n), (d, d_v) = alpha.shape[-3:], W_V.shape[-2:]
     shared = tokens == SHARED
     first = (n if shared else B * n) * d * d_v + B * n * d_v
@@ -170,34 +133,9 @@ def _chain_costs(B: int, a: int, b: int, c: int) -> tuple[int, int]:
 
 
 def product_first(B: int, a: int, b: int, c: int) -> bool:
-    """Whether vectors are sent through two matrices cheaper when those are multiplied first.
-
-    Args:
-        B: The number of vectors.
-        a: The length of a vector.
-        b: The number of columns of the first matrix, ``(a, b)``.
-        c: The number of columns of the second matrix, ``(b, c)``.
-
-    Returns:
-        True if the product of the matrices comes first, False if the vectors go through each.
-    """
+    """Whether ``B`` vectors pass matrices ``(a, b)`` and ``(b, c)`` cheaper by their product."""
     product, each = _chain_costs(B, a, b, c)
     return product < each
-
-
-def chain_cost(B: int, a: int, b: int, c: int) -> int:
-    """Multiplications that send vectors through two matrices, in the cheaper order.
-
-    Args:
-        B: The number of vectors.
-        a: The length of a vector.
-        b: The number of columns of the first matrix, ``(a, b)``.
-        c: The number of columns of the second matrix, ``(b, c)``.
-
-    Returns:
-        Their number.
-    """
-    return min(_chain_costs(B, a, b, c))
 
 
 def add_heads(
@@ -205,16 +143,7 @@ def add_heads(
     W_V: Float[Tensor, "*runs H d_h d"],
     W_O: Float[Tensor, "*runs H d_o d_h"],
 ) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper.
-
-    Args:
-        z: Attended tokens of every head.
-        W_V: Value maps of the heads, acting from the left.
-        W_O: Output maps of the heads, acting from the left.
-
-    Returns:
-        The sum over the heads, one vector for each example.
-    """
+    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
     B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
     if product_first(B, d, d_h, d_o):
         product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
@@ -223,45 +152,12 @@ def add_heads(
     return torch.einsum("...bhk,...hok->...bo", values, W_O)
 
 
-def attend_and_add(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    W_V: Float[Tensor, "*runs H d_v d"],
-    W_O: Float[Tensor, "*runs H d_o d_v"],
-    context: Float[Tensor, "*examples d"],
-    query: Float[Tensor, "*data B d"],
-) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h``.
-
-    Args:
-        W_Q: Query maps of the heads, which act from the right.
-        W_K: Key maps of the heads, which act from the right.
-        W_V: Value maps of the heads, which act from the left.
-        W_O: Output maps of the heads, which act from the left.
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        query: One vector per example.
-
-    Returns:
-        The sum over heads, one row per example.
-    """
-    return add_heads(attend(W_Q, W_K, context, query)[1], W_V, W_O)
-
-
 def combine_heads(
     values: Float[Tensor, "*allruns B Hd_v"],
     W_O: Float[Tensor, "*runs Hd_v d_o"],
     W_D: Float[Tensor, "*runs d_o d_out"],
 ) -> Float[Tensor, "*allruns B d_out"]:
-    """``values W_O W_D``, multiplied in the cheaper order.
-
-    Args:
-        values: The values of all heads side by side.
-        W_O: The output map.
-        W_D: The read-out.
-
-    Returns:
-        The outputs, one vector for each example.
-    """
+    """``values W_O W_D``, multiplied in the cheaper order."""
     if product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1]):
         return values @ (W_O @ W_D)
     return values @ W_O @ W_D

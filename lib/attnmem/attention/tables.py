@@ -1,4 +1,4 @@
-"""Embeddings looked up in tables, with gradients that repeat bit for bit."""
+"""Embeddings looked up in tables, with gradients that repeat bit for bit, on a GPU too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ def look_up(
 ) -> Float[Tensor, "*allruns B S d"]:
     """The embedding of every token, each run from its own table.
 
-    The gradient repeats bit for bit, on a GPU too, and nothing waits for the host, so that a step
-    may be captured.
+    Nothing waits for the host, so that a step may be captured.
 
     Args:
         embedding: One row for every token of the vocabulary.
@@ -34,33 +33,17 @@ def look_up(
 
 
 def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
-    """The rows of each run's table that its integers choose.
-
-    Args:
-        table: One table for each run.
-        chosen: Integers in ``[0, N)``.
-
-    Returns:
-        The chosen rows, in the order of the integers.
-    """
-    # Not F.embedding: its backward pass may wait for the host.
-    rows = table.flatten(0, 1).index_select(0, _places(chosen, table.shape[1]))
+    """The rows of each run's table that its integers choose."""
+    # The tables are put one below the other. F.embedding's gradient might wait for the host.
+    first = table.shape[1] * torch.arange(len(chosen), device=chosen.device)
+    rows = table.flatten(0, 1).index_select(0, (chosen + first[:, None]).flatten())
     return rows.view(*chosen.shape, table.shape[-1])
 
 
 def add_rows(
     rows: Float[Tensor, "R m d"], chosen: Int[Tensor, "R m"], N: int
 ) -> Float[Tensor, "R N d"]:
-    """The gradient of :func:`take_rows`, as one product: on a GPU torch's own adds in any order.
-
-    Args:
-        rows: One row for each integer.
-        chosen: Integers in ``[0, N)``.
-        N: How many rows a table has.
-
-    Returns:
-        One table for each run, in sums that repeat bit for bit.
-    """
+    """The gradient of :func:`take_rows`, as one product: on a GPU torch's own adds in any order."""
     vocabulary = torch.arange(N, device=rows.device)
     return (chosen[:, None] == vocabulary[:, None]).to(rows.dtype) @ rows
 
@@ -68,42 +51,19 @@ def add_rows(
 def take_columns(
     table: Num[Tensor, "*runs d N"], chosen: Int[Tensor, "*runs m"]
 ) -> Num[Tensor, "*runs d m"]:
-    """:func:`take_rows` of a table whose entries are columns.
-
-    Args:
-        table: One table for each run.
-        chosen: Integers in ``[0, N)``.
-
-    Returns:
-        The chosen columns, in the order of the integers.
-    """
+    """:func:`take_rows` of tables whose entries are columns; for gradients that are written out."""
     return table.gather(-1, chosen[..., None, :].expand(*table.shape[:-1], -1))
 
 
 def add_columns(
     columns: Float[Tensor, "R d m"], chosen: Int[Tensor, "R m"], N: int
 ) -> Float[Tensor, "R d N"]:
-    """The gradient of :func:`take_columns`, in sums that repeat bit for bit.
-
-    Args:
-        columns: One column for each integer.
-        chosen: Integers in ``[0, N)``.
-        N: How many columns a table has.
-
-    Returns:
-        One table for each run.
-    """
+    """The gradient of :func:`take_columns`."""
     if columns.is_cuda:  # scatter_add adds in any order there
         return add_rows(columns.mT, chosen, N).mT
     R, d, _ = columns.shape
     sums = columns.new_zeros(R, d, N)
     return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns)
-
-
-def _places(chosen: Int[Tensor, "R m"], N: int) -> Int[Tensor, " R*m"]:
-    """Where the chosen rows stand when the runs' tables are one below the other."""
-    first = N * torch.arange(len(chosen), device=chosen.device)
-    return (chosen + first[:, None]).flatten()
 
 
 class _Rows(torch.autograd.Function):

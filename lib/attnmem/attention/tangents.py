@@ -32,24 +32,12 @@ class ScalarHeads(NamedTuple):
     mu: Float[Tensor, "H d"]
 
     def layer(self) -> MHAWeights:
-        """The same layer with values of width one.
-
-        Returns:
-            The weights, with ``W_O`` and ``W_D`` of ones.
-        """
+        """The same layer as :class:`MHAWeights`, with values of width one."""
         ones = self.mu.new_ones(len(self.mu), 1)
         return MHAWeights(self.W_Q, self.W_K, self.mu[..., None], ones, ones[:1])
 
     def moved(self, step: ScalarHeads, size: float = 1.0) -> ScalarHeads:
-        """The weights after a step.
-
-        Args:
-            step: The direction, in the same shapes.
-            size: Its factor.
-
-        Returns:
-            New weights.
-        """
+        """The weights after a step of some size in a direction."""
         return ScalarHeads(*(w + size * s for w, s in zip(self, step, strict=True)))
 
 

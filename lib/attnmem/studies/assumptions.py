@@ -23,7 +23,7 @@ from ..checks import refuse
 from ..features import Seen
 from ..independence import numerical_rank, sampled_independence
 from ..store import Check, Finding, Row
-from ..training.places import device_name
+from ..training.devices import device_name
 from .cases import CASES, SEED, Case
 from .study import Study, Unit
 

@@ -17,8 +17,8 @@ import torch
 from .. import bounds, training
 from ..checks import Range, checked, refuse
 from ..store import Run
+from ..training.devices import device_settings
 from ..training.models import architecture
-from ..training.places import place
 from .registry import EXPERIMENTS
 from .searches import SEARCHES
 from .tables import rows
@@ -155,11 +155,11 @@ def recount(run: Run) -> Recount:
     """
     if run.task != "bigrams":
         refuse("run", f"the task {run.task!r}", "bigrams")
-    with place(CPU, tf32=False):
+    with device_settings(CPU, tf32=False):
         protocol = training.PROTOCOLS["bigrams"]([run], CPU)
         while not protocol.done:
             protocol.advance()
-        found = protocol.found[run.key]
+        found = protocol.reached[run.key]
         drawn = protocol.data.columns[0].unique(dim=1)
         tokens, answers = drawn[:2].mT, drawn[2]
         with torch.no_grad():

@@ -27,7 +27,7 @@ from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
-from ..training.places import device_name
+from ..training.devices import device_name
 from .study import PROFILES, Study, Unit
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values

@@ -28,7 +28,7 @@ from typing_extensions import override
 from .. import store, training
 from ..checks import check_integer, refuse
 from ..store import Row, Rows
-from ..training.places import STREAMS
+from ..training.devices import STREAMS
 from .registry import STUDIES, study
 from .study import ALL, Place, Selection, Unit
 from .trainings import CHECKPOINTS

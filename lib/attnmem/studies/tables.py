@@ -352,6 +352,6 @@ def repeat(
     if epochs is not None:
         if row.curve is None:
             refuse("epochs", epochs, "None, since the row was stored without a curve")
-        return training.opening(run, epochs), row.curve[:epochs]
+        return training.first_epochs(run, epochs), row.curve[:epochs]
     [outcome] = training.train([run], device="cpu")
     return outcome.accuracy, row.accuracy

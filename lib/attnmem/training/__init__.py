@@ -3,30 +3,28 @@
 Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
 as the same run alone, up to the rounding of batched products.
 
-``initial`` draws weights, ``transformers`` and ``models`` hold the models, ``gradients`` says how
-gradients follow from their losses, ``data`` holds their data,
-``engine`` the steps of a stack, ``protocols`` the published ways to train, ``trainer`` the whole of
-a training.
+``models`` holds the models, ``data`` their data and random numbers, ``engine`` steps of a stack,
+``protocols`` the published ways to train, ``trainer`` the whole of a training.
 """
 
 from .checkpoints import forget
-from .counts import dimension, layer_parameter_count
-from .data import examples
-from .initial import generator
+from .data import examples, generator
 from .models import (
     FAMILIES,
+    VARIANTS,
     Family,
+    Variant,
+    aot_logits,
+    aot_parameters,
+    dimension,
+    layer_parameter_count,
     mha_heads,
-    mha_losses,
-    mha_outputs,
     mha_parameters,
     parameter_count,
-    sinusoids,
 )
-from .protocols import PROTOCOLS, SATURATED, linear_by_epoch, warmup_cosine
-from .single import descend, xavier
-from .trainer import configuration, opening, operations, selfcheck, stacks, train
-from .transformers import VARIANTS, Variant, aot_logits, aot_parameters
+from .one_layer import descend, xavier
+from .protocols import PROTOCOLS, SATURATED, warmup_cosine
+from .trainer import configuration, first_epochs, operations, stacks, train
 
 __all__ = [
     "FAMILIES",
@@ -41,19 +39,14 @@ __all__ = [
     "descend",
     "dimension",
     "examples",
+    "first_epochs",
     "forget",
     "generator",
     "layer_parameter_count",
-    "linear_by_epoch",
     "mha_heads",
-    "mha_losses",
-    "mha_outputs",
     "mha_parameters",
-    "opening",
     "operations",
     "parameter_count",
-    "selfcheck",
-    "sinusoids",
     "stacks",
     "train",
     "warmup_cosine",

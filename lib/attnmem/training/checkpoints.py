@@ -85,14 +85,9 @@ class Checkpoint:
         return self.path is not None and time.monotonic() - self.stored >= EVERY
 
 
-def forget(folder: Path, asked: Sequence[Configuration]) -> None:
-    """Delete the states of all stacks that begin with one of these runs, whose rows are stored.
-
-    Args:
-        folder: The folder of the states.
-        asked: The runs, or other configurations, of which there are no states.
-    """
-    keys = {each.key for each in asked}
+def forget(folder: Path, runs: Sequence[Configuration]) -> None:
+    """Delete the states of all stacks that begin with one of these runs, whose rows are stored."""
+    keys = {run.key for run in runs}
     for path in folder.glob("*.state"):
         if path.name.partition("-")[0] in keys:
             path.unlink(missing_ok=True)
@@ -100,7 +95,7 @@ def forget(folder: Path, asked: Sequence[Configuration]) -> None:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of the library's code, asked once a process, since that is when it was read."""
+    """A hash of the library's code, taken once, since a process reads the code once."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())

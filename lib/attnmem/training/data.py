@@ -1,7 +1,8 @@
-"""The data of a stack on its device, and the order in which each run takes its examples."""
+"""Random numbers of a run, the data of a stack on its device, and the order of the examples."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -12,7 +13,28 @@ from torch import Tensor
 from .. import tasks
 from ..attention.tables import take_columns
 from ..results import Run
-from .initial import generator, seeded
+
+
+def generator(run: Run, stream: str) -> torch.Generator:
+    """A generator of its own for every run and purpose, the same on every machine.
+
+    Args:
+        run: The run, whose key seeds the generator.
+        stream: What the numbers are for, such as ``weights``.
+
+    Returns:
+        A new generator on the CPU, at the start of its numbers.
+    """
+    return seeded(f"{run.key} {stream}")
+
+
+def seeded(text: str) -> torch.Generator:
+    """A generator on the CPU whose numbers a text decides."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+
+
+# --- what is drawn --------------------------------------------------------------------------------
 
 
 def examples(run: Run) -> tasks.ContextQueries:
@@ -37,16 +59,11 @@ def pairs(run: Run) -> tasks.Bigrams:
     return tasks.Bigrams(drawn.tokens, table[drawn.tokens[:, 0], drawn.tokens[:, 1]], table)
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device; a GPU goes on with the steps before, without waiting.
+# --- on the device --------------------------------------------------------------------------------
 
-    Args:
-        x: A tensor on the CPU.
-        device: Where it is wanted.
 
-    Returns:
-        The tensor there; on a CPU the tensor itself.
-    """
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy from the CPU to the device without blocking."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
@@ -54,7 +71,7 @@ class Order:
     """Successive batches for each run of a stack: every epoch in a new random order.
 
     An epoch's last batch is filled up by the next epoch, or, as in the published code of Mahdavi et
-    al., by places that are missing, which are -1 (``Run.last_batch``).
+    al., by indices that are missing, which are -1 (``Run.last_batch``).
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
@@ -65,26 +82,22 @@ class Order:
 
     def take(self, count: int) -> Int[Tensor, "count R B"]:
         """The next ``count`` batches of every run, on the device."""
-        each = [self._next(run, count * self.batch) for run in range(len(self.sizes))]
-        indices = torch.stack(each).view(len(each), count, self.batch).movedim(1, 0).contiguous()
-        return sent(indices, self.device)
+        wanted = count * self.batch
+        for run, size in enumerate(self.sizes):
+            while len(self.left[run]) < wanted:
+                epoch = torch.randperm(size, generator=self.generators[run])
+                if self.short:
+                    epoch = F.pad(epoch, (0, -size % self.batch), value=-1)
+                self.left[run] = torch.cat([self.left[run], epoch])
+        taken = torch.stack([indices[:wanted] for indices in self.left])
+        self.left = [indices[wanted:].clone() for indices in self.left]
+        batches = taken.view(len(taken), count, self.batch).movedim(1, 0).contiguous()
+        return to_device(batches, self.device)
 
-    def _next(self, run: int, count: int) -> Int[Tensor, " count"]:
-        parts, have = [self.left[run]], len(self.left[run])
-        while have < count:
-            epoch = torch.randperm(self.sizes[run], generator=self.generators[run])
-            if self.short:
-                epoch = F.pad(epoch, (0, -len(epoch) % self.batch), value=-1)
-            parts.append(epoch)
-            have += len(epoch)
-        indices = torch.cat(parts)
-        self.left[run] = indices[count:].clone()
-        return indices[:count]
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Drop all runs but those at ``places``."""
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all runs but those at ``indices``."""
         self.sizes, self.generators, self.left = (
-            [part[place] for place in places] for part in (self.sizes, self.generators, self.left)
+            [part[index] for index in indices] for part in (self.sizes, self.generators, self.left)
         )
 
     def state(self) -> dict[str, list[Tensor]]:
@@ -96,20 +109,6 @@ class Order:
         for g, now in zip(self.generators, state["generators"], strict=True):
             g.set_state(now)
         self.left = state["left"]
-
-
-class Whole:
-    """No order, where every step takes the whole set."""
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Nothing."""
-
-    def state(self) -> dict[str, list[Tensor]]:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: dict[str, list[Tensor]]) -> None:
-        """Nothing."""
 
 
 class Pairs:
@@ -125,9 +124,9 @@ class Pairs:
         """First, second and next tokens of some batches of every run."""
         return take_columns(self.columns.expand(len(index), -1, -1, -1), index)
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Drop all runs but those at ``places``."""
-        self.columns, self.tables = self.columns[[*places]], self.tables[[*places]]
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all runs but those at ``indices``."""
+        self.columns, self.tables = self.columns[[*indices]], self.tables[[*indices]]
 
 
 class Examples:
@@ -149,9 +148,9 @@ class Examples:
         self.labels = torch.empty(total, **numbers)
         if one.N:
             self.labels = self.labels.long()
-        for place, (start, run) in enumerate(zip(self.first.tolist(), runs, strict=True)):
+        for index, (start, run) in enumerate(zip(self.first.tolist(), runs, strict=True)):
             drawn, rows = examples(run), slice(start, start + run.T)
-            self.contexts[place if self.shared else rows] = drawn.contexts.to(device)
+            self.contexts[index if self.shared else rows] = drawn.contexts.to(device)
             self.queries[rows] = drawn.queries.to(device)
             self.labels[rows] = drawn.labels.to(device)
 
@@ -174,8 +173,8 @@ class Examples:
             there = index < self.sizes[:, None]
             yield self.at(torch.minimum(index, self.sizes[:, None] - 1)), there
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Forget all runs but those at ``places``."""
-        self.sizes, self.first = self.sizes[[*places]], self.first[[*places]]
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget all runs but those at ``indices``; the examples of all stay in the array."""
+        self.sizes, self.first = self.sizes[[*indices]], self.first[[*indices]]
         if self.shared:
-            self.contexts = self.contexts[[*places]]
+            self.contexts = self.contexts[[*indices]]

@@ -17,8 +17,8 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from ..results import Run
-from .initial import Parameters, generator
-from .models import FAMILIES
+from .data import generator
+from .models import FAMILIES, Parameters
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which both papers use
 
@@ -41,12 +41,7 @@ class FusedAdam:
 
     @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradients.
-
-        Args:
-            gradients: One for each of the weights, in their order.
-            rates: The learning rate of every run; all are the same.
-        """
+        """Take one step down the gradients, one for each of the weights; all rates are the same."""
         each = [*self.parameters.values()]
         gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
         averages = [*self.mean.values()], [*self.square.values()]
@@ -74,15 +69,7 @@ class FusedAdam:
         return named | {"count": self.count}
 
     def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
-        """An optimizer of fewer runs, with their part of the state.
-
-        Args:
-            parameters: The weights of the runs that are kept.
-            index: The places of these runs in this optimizer, shape ``(kept,)``.
-
-        Returns:
-            A new optimizer. It shares no memory with this one.
-        """
+        """A new optimizer of the runs at ``index``, whose weights are ``parameters``."""
         kept = FusedAdam(parameters, beta_2=self.beta_2)
         _set({k: v[index] if v.ndim else v for k, v in self.state().items()}, kept.state())
         return kept
@@ -92,7 +79,7 @@ class RunwiseAdam:
     """Adam with a learning rate for every run, as a few operations on flat arrays.
 
     All weights lie in one array, one tensor after the other, and so do the two averages. A step
-    asks nothing of the host: the number of steps so far and the rates are read on the device.
+    needs nothing from the host: the number of steps and the rates are read on the device.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -108,12 +95,7 @@ class RunwiseAdam:
 
     @torch.inference_mode()
     def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradients, each run with its own rate.
-
-        Args:
-            gradients: One for each of the weights, in their order.
-            rates: The learning rate of every run, on the device of the weights.
-        """
+        """Take one step down the gradients, each run with its own rate."""
         g = torch.cat([gradient.flatten() for gradient in gradients])
         self.count += 1
         self.mean.lerp_(g, 1 - BETA_1)
@@ -154,19 +136,10 @@ class Stack:
         }
         self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
 
-    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
-        """Take one Adam step.
-
-        Args:
-            gradients: One for each of the weights, in their order.
-            rates: The learning rate of every run.
-        """
-        self.optimizer.step(gradients, rates)
-
-    def keep(self, places: Sequence[int]) -> None:
-        """Drop all runs but those at ``places``, with their optimizer state."""
-        index = torch.tensor(places, device=self.device)
-        self.runs = [self.runs[place] for place in places]
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all runs but those at ``indices``, with their optimizer state."""
+        index = torch.tensor(indices, device=self.device)
+        self.runs = [self.runs[i] for i in indices]
         self.parameters = {
             name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()
         }
@@ -195,29 +168,22 @@ def _set(values: Parameters, tensors: Parameters) -> None:
 CHUNK = 64  # steps that are captured at once, at most
 
 
-def chunk_length(interval: int) -> int:
-    """The largest number of steps up to :data:`CHUNK` that divides ``interval``.
-
-    >>> chunk_length(500), chunk_length(64), chunk_length(65), chunk_length(67)
-    (50, 64, 13, 1)
-    """
-    return max(k for k in range(1, CHUNK + 1) if interval % k == 0)
-
-
 class Steps:
     """Makes many steps of a stack: operation by operation, or as one captured graph.
 
     Args:
         stack: What is trained.
         model: Computes losses and gradients of a batch (see :data:`Model`).
-        length: How many steps a graph holds; another number of steps is made one by one.
+        interval: Steps between two looks. A graph holds the largest number of them up to
+            :data:`CHUNK` that divides it; another number of steps is made one by one.
     """
 
-    def __init__(self, stack: Stack, model: Model, length: int) -> None:
-        self.stack, self.model, self.length = stack, model, length
+    def __init__(self, stack: Stack, model: Model, interval: int) -> None:
+        self.stack, self.model = stack, model
+        self.length = max(k for k in range(1, CHUNK + 1) if interval % k == 0)
         self.captures = stack.device.type == "cuda"
         self.watches = False  # whether the graph says what is right
-        self._forget()
+        self.graph, self.inputs, self.outputs = None, (), ()
 
     def __call__(
         self,
@@ -225,16 +191,9 @@ class Steps:
         rates: Float[Tensor, "k R"],
         watched: Sequence[bool],
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
-        """Train on the batches in turn, at these rates.
+        """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
 
-        Args:
-            batches: For each of ``k`` steps, a batch of every run, as the model takes it.
-            rates: The learning rate of every run in each step.
-            watched: For each step, whether the share that is right is wanted.
-
-        Returns:
-            Losses before each step, and the share of each batch that was right before it. Where
-            ``watched`` is False it may be NaN. They hold until the next call.
+        Where ``watched`` is False a share may be NaN. Both hold until the next call.
         """
         if self.captures and len(batches) == self.length:
             return self._replay(batches, rates, any(watched))
@@ -244,7 +203,7 @@ class Steps:
         losses, shares = [], []
         for batch, rate, wanted in zip(batches.unbind(), rates.unbind(), watched, strict=True):
             loss, share, gradients = self.model(batch, wanted)
-            self.stack.step(gradients, rate)
+            self.stack.optimizer.step(gradients, rate)
             losses.append(loss.detach())
             shares.append(share)
         unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
@@ -287,10 +246,8 @@ def recorded(
 ) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
     """Record what a function launches on this thread's stream; nothing is computed.
 
-    The caller holds :data:`CAPTURING`, and has called the function before.
-
-    Returns:
-        A graph, and what the function returns, whose values each replay of the graph renews.
+    The caller holds :data:`CAPTURING`, and has called the function before. Each replay of the graph
+    renews the values that the function returned.
     """
     torch.cuda.current_stream().synchronize()
     free, total = torch.cuda.mem_get_info()
@@ -309,18 +266,12 @@ def recorded(
 
 
 def _once(x: Num[Tensor, "k *rest"]) -> Num[Tensor, "_ *rest"]:
-    """What is to be copied: of one batch that every step takes, which is expanded, one."""
+    """Full-batch training expands one batch to all steps: only that one is to be copied."""
     return x if x.stride(0) else x[:1]
 
 
 def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
-    """Run a step a few times, as a capture requires, and take back all that it changed.
-
-    Args:
-        stack: The runs, whose weights and optimizer are set back.
-        step: Makes one step of the stack, or several.
-        times: How often it is called.
-    """
+    """Run a step a few times, as a capture requires, and set weights and optimizer back."""
     before = {
         part: {name: x.clone() for name, x in tensors.items()}
         for part, tensors in stack.state().items()

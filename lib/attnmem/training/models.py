@@ -1,34 +1,296 @@
-"""The models that are trained: that of Mahdavi et al., and a registry of families.
+"""The models that are trained: the transformers of Dana et al. and the layer of Mahdavi et al.
 
-Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. Forward passes
-call the attention layers of :mod:`attnmem.attention`.
+Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. A decision
+that a paper leaves open is marked ``# open:``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .. import bounds
-from ..attention import (
-    OWN,
-    EmbeddedWeights,
-    attention_weights,
-    combine_heads,
-    embedded_losses,
-    head_values,
+from ..attention import EmbeddedWeights, embedded_losses, look_up
+from ..attention.pairs import (
+    after_pairs,
+    after_pairs_vjp,
+    attend_to_one,
+    attend_to_two,
+    next_token_losses_vjp,
 )
-from ..attention.products import token_axes
+from ..attention.products import OWN, attention_weights, head_values, token_axes
 from ..results import Run
-from .gradients import Gradient
-from .initial import Parameters, bias, generator, linear, xavier
-from .transformers import VARIANTS, aot_logits, aot_logits_of_pairs, aot_losses, aot_parameters
+from .data import generator
+
+Parameters = dict[str, Tensor]
+
+# From the gradient at the losses to that at each of the weights, in their order. Called once.
+Gradient = Callable[[Tensor], Sequence[Tensor]]
+
+
+# --- initial weights: float32, whatever torch's default is ----------------------------------------
+
+
+def _uniform(g: torch.Generator, bound: float, *shape: int) -> Tensor:
+    return (2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1) * bound
+
+
+def _linear(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
+    """PyTorch's initial weight of ``Linear(inputs, outputs)``."""
+    return _uniform(g, inputs**-0.5, outputs, inputs)
+
+
+def _bias(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, " outputs"]:
+    """PyTorch's initial bias of ``Linear(inputs, outputs)``."""
+    return _uniform(g, inputs**-0.5, outputs)
+
+
+def _embedding(g: torch.Generator, rows: int, dim: int) -> Float[Tensor, "rows dim"]:
+    """PyTorch's initial weight of ``Embedding(rows, dim)``."""
+    return torch.randn(rows, dim, generator=g, dtype=torch.float32)
+
+
+def _xavier(g: torch.Generator, *shape: int) -> Tensor:
+    """Xavier's uniform matrices, in the last two axes."""
+    return _uniform(g, math.sqrt(6 / sum(shape[-2:])), *shape)
+
+
+# --- Dana et al. ----------------------------------------------------------------------------------
+
+
+class Variant(NamedTuple):
+    """How an attention-only transformer is read: the paper's equations or the published code.
+
+    Attributes:
+        shared_maps: All heads share one map to dimension ``d_h`` and one back (the code, used where
+            ``d_h`` differs from ``d``), or each head projects from dimension ``d`` (the equations).
+        position_in_skip: Positions are added to the residual stream, or to the attention's input
+            only.
+        scaled: Logits are divided by the root of ``d_h``, or not.
+        published_init: Initial weights as in the published code, or PyTorch's defaults for an
+            ``Embedding`` and a ``Linear``.
+        tied: All layers use one table of positions and one pair of maps, and the feed-forward
+            layer's second map has no bias (the code); or each layer has its own, and the bias.
+    """
+
+    shared_maps: bool = True
+    position_in_skip: bool = False
+    scaled: bool = True
+    published_init: bool = True
+    tied: bool = True
+
+
+VARIANTS = {
+    "code": Variant(),
+    "own-maps": Variant(shared_maps=False),
+    "skip-positions": Variant(position_in_skip=True),
+    "unscaled": Variant(scaled=False),
+    "default-init": Variant(published_init=False),
+    "own-layers": Variant(tied=False),
+    "paper": Variant(shared_maps=False, position_in_skip=True, scaled=False),
+    "paper-default-init": Variant(False, True, False, False),
+}
+
+
+def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
+    """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
+
+    Args:
+        run: A run of the model ``aot`` or ``mlp``.
+        g: Where the numbers come from.
+
+    Returns:
+        The weights by name and layer, such as ``W_Q.0``, without the axis of runs; what layers
+        share is of layer 0.
+    """
+    variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
+    shared = variant.shared_maps and d_h != d
+    inner = d_h if shared else d
+    published = variant.published_init
+    table = _linear if published else _embedding
+    P = {"embedding": table(g, run.N, d), "unembedding": _linear(g, run.N, d)}
+    for layer in range(run.layers):
+        if _owner(run, layer) == layer:
+            # The code has three rows of positions for two places.
+            P[f"positions.{layer}"] = table(g, 3, d if variant.position_in_skip else inner)
+            if shared:  # open: without bias, as the heads are
+                P[f"down.{layer}"] = _linear(g, d_h, d)
+                P[f"up.{layer}"] = _linear(g, d, d_h)
+        # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
+        bound = math.sqrt(6 / (3 * d_h + inner)) if published else inner**-0.5
+        for name in ("W_Q", "W_K", "W_V"):
+            P[f"{name}.{layer}"] = _uniform(g, bound, run.H, d_h, inner)
+        P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
+        if run.width:
+            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _linear(g, run.width, d), _bias(g, run.width, d)
+            P[f"W_2.{layer}"] = _linear(g, d, run.width)
+            if not variant.tied:
+                P[f"b_2.{layer}"] = _bias(g, d, run.width)
+    return P
+
+
+def aot_losses(
+    P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"], answers: Int[Tensor, "R B"]
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
+    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient."""
+    only_heads = not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
+    stream_vjp = _one_layer_vjp if only_heads and run.layers == 1 else _layers_vjp
+    stream, of_stream = stream_vjp(P, run, tokens)
+    with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
+        losses, logits, of_losses = next_token_losses_vjp(P["unembedding"], stream, answers)
+
+    def gradient(g):
+        with torch.inference_mode():
+            g_unembedding, g_stream = of_losses(g)
+        found = {"unembedding": g_unembedding, **of_stream(g_stream)}
+        return [found[name] for name in P]
+
+    return losses, logits, gradient
+
+
+def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
+    """The residual stream after all layers, and from its gradient those at the weights by name."""
+    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
+
+    def vjp(g):
+        found = torch.autograd.grad(stream, [P[name] for name in names], g)
+        return dict(zip(names, found, strict=True))
+
+    return stream.detach(), vjp
+
+
+@torch.inference_mode()
+def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
+    """:func:`_layers_vjp` of heads alone, as in Experiment 1, without what autograd costs."""
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    stream, of_attention = after_pairs_vjp(*_heads(P, run, 0), inputs, x[:, -1], tokens)
+
+    @torch.inference_mode()
+    def vjp(g):
+        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_attention(g)
+        return {  # the embedding is the input at both places and the stream at the second
+            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
+            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
+            "W_Q.0": W_Q * _scale(run),
+            "W_K.0": W_K,
+            "W_V.0": W_V,
+            "W_O.0": W_O,
+        }
+
+    return stream, vjp
+
+
+def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
+    """Logits after pairs of tokens, examples last as everywhere on the way.
+
+    Args:
+        P: Stacked weights, as :func:`aot_parameters` names them.
+        run: Any run of the stack, for the sizes and the variant.
+        tokens: Integers in ``[0, N)``, one pair for each example.
+
+    Returns:
+        The logits of the next token.
+    """
+    return P["unembedding"] @ _stream(P, run, tokens)
+
+
+def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
+    """The residual stream of the second place after all layers.
+
+    The first place attends to itself only, so it is computed once for every token.
+    """
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    y = _feed_forward(P, run, 0, after_pairs(*_maps(P, run, 0), inputs, x[:, -1], tokens))
+    first, seen = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
+    for layer in range(1, run.layers):
+        update = attend_to_one(*_maps(P, run, layer - 1)[2:], seen)
+        first = _feed_forward(P, run, layer - 1, first + update)
+        first, seen = (z[:, 0].mT for z in _enter(P, run, layer, first.mT[:, None], slice(1)))
+        x, asking = (z[:, 0].mT for z in _enter(P, run, layer, y.mT[:, None], slice(1, 2)))
+        chosen = look_up(seen.mT, tokens[..., :1])[:, :, 0].mT
+        update = attend_to_two(*_maps(P, run, layer), chosen, asking)
+        y = _feed_forward(P, run, layer, x + update)
+    return y
+
+
+def _enter(
+    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
+) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
+    """The residual stream and the attention's input at some places, each for ``M`` rows."""
+    variant, owner = VARIANTS[run.variant], _owner(run, layer)
+    positions = P[f"positions.{owner}"][:, places, None]
+    if variant.position_in_skip:
+        x = x + positions
+    inputs = x @ P[f"down.{owner}"].mT[:, None] if f"down.{owner}" in P else x
+    return x, inputs if variant.position_in_skip else inputs + positions
+
+
+def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four maps of a layer's heads, the query's with the logits' scale in it."""
+    W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
+    return W_Q * _scale(run), W_K, W_V, W_O
+
+
+def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`_heads`, the outputs' with the map back to the residual stream in it."""
+    W_Q, W_K, W_V, W_O = _heads(P, run, layer)
+    up = P.get(f"up.{_owner(run, layer)}")
+    return W_Q, W_K, W_V, W_O if up is None else up[:, None] @ W_O
+
+
+def _feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]) -> Tensor:
+    """The stream after the feed-forward layer, if there is one."""
+    if not run.width:
+        return y
+    y = y + P[f"W_2.{layer}"] @ F.gelu(P[f"W_1.{layer}"] @ y + P[f"b_1.{layer}"][..., None])
+    return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
+
+
+def _owner(run: Run, layer: int) -> int:
+    """The layer whose positions and maps a layer uses: the first, or the layer itself."""
+    return 0 if VARIANTS[run.variant].tied else layer
+
+
+def _scale(run: Run) -> float:
+    return run.d_h**-0.5 if VARIANTS[run.variant].scaled else 1.0
+
+
+def aot_logits_of_pairs(
+    P: Parameters, run: Run, first: Int[Tensor, " F"]
+) -> Float[Tensor, "R N F*N"]:
+    """Logits after every pair ``(a, b)`` with ``a`` in ``first``, with ``b`` fastest.
+
+    With one layer, keys, queries and values belong to single tokens, so they are computed once for
+    every token: a pair costs ``O(H d)`` instead of ``O(H d^2)``.
+    """
+    N = P["embedding"].shape[1]
+    if run.layers > 1:
+        pairs = torch.cartesian_prod(first, torch.arange(N, device=first.device))
+        return aot_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    x, (before, asking) = x[:, -1].mT, inputs.mT.unbind(dim=1)  # (R, inner or d, N)
+    before = before[..., first]
+    W_Q, W_K, W_V, W_O = _heads(P, run, 0)
+    q, k = W_Q @ asking[:, None], W_K @ asking[:, None]  # (R, H, d_h, N)
+    # Of the first token relative to the second: its weight is the sigmoid of (R, H, F, N).
+    alpha = ((W_K @ before[:, None]).mT @ q - (q * k).sum(dim=-2)[..., None, :]).sigmoid()
+    move = W_O @ W_V
+    values, own = move @ before[:, None], move @ asking[:, None]  # (R, H, inner, F or N)
+    update = torch.einsum("rhfn,rhif->rifn", alpha, values) + own.sum(dim=1)[:, :, None]
+    update = (update - torch.einsum("rhfn,rhin->rifn", alpha, own)).flatten(-2)
+    if "up.0" in P:
+        update = P["up.0"] @ update
+    x = x[:, :, None].expand(-1, -1, len(first), -1).flatten(-2)
+    return P["unembedding"] @ _feed_forward(P, run, 0, x + update)
+
 
 # --- Mahdavi et al. -------------------------------------------------------------------------------
 
@@ -45,15 +307,15 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
     """
     d, d_h, H = run.d, run.d_h, run.H
     outputs = run.N or 1
-    W_E, b_E = linear(g, d, d), bias(g, d, d)
-    W_D, b_D = linear(g, outputs, d), bias(g, outputs, d)
+    W_E, b_E = _linear(g, d, d), _bias(g, d, d)
+    W_D, b_D = _linear(g, outputs, d), _bias(g, outputs, d)
     return {
         "W_E": W_E,
         "b_E": b_E,
-        "W_Q": xavier(g, H, d, d_h),
-        "W_K": xavier(g, H, d, d_h),
-        "W_V": xavier(g, H, d, 1),
-        "W_O": xavier(g, H, d),
+        "W_Q": _xavier(g, H, d, d_h),
+        "W_K": _xavier(g, H, d, d_h),
+        "W_V": _xavier(g, H, d, 1),
+        "W_O": _xavier(g, H, d),
         "W_D": W_D,
         "b_D": b_D,
     }
@@ -62,16 +324,7 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
 def sinusoids(
     places: int, dim: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "places dim"]:
-    """The fixed positions: sines in the even coordinates, cosines in the odd ones.
-
-    Args:
-        places: How many places.
-        dim: How many coordinates.
-        dtype: float32 or float64.
-
-    Returns:
-        One row for each place, on the CPU.
-    """
+    """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype) / dim)
     angles = torch.arange(places)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
@@ -83,28 +336,12 @@ def _positions(places: int, dim: int, device: torch.device, dtype: torch.dtype) 
     return sinusoids(places, dim, dtype).to(device)
 
 
-def mha_outputs(
-    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
-) -> Float[Tensor, "R B d_out"]:
-    """Embed, add positions (the query's is 0), attend, decode; logits over the root of 64.
-
-    Args:
-        P: Stacked weights, as :func:`mha_parameters` names them.
-        run: Any run of the stack, for the sizes.
-        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
-        queries: One vector for each example.
-
-    Returns:
-        One output for each class, or a single one for real labels.
-    """
-    _, values = mha_heads(P, run, contexts, queries)
-    return combine_heads(values, P["W_O"], P["W_D"].mT) + P["b_D"][:, None]
-
-
 def mha_heads(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H"]]:
-    """Attention weights and values of every head in :func:`mha_outputs`.
+    """Attention weights and values of every head of the model that Mahdavi et al. train.
+
+    Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
 
     Args:
         P: Stacked weights, as :func:`mha_parameters` names them.
@@ -119,10 +356,10 @@ def mha_heads(
     tokens = token_axes(contexts, queries)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
     e = (queries @ W_E + (b_E + positions[0])) / 8
-    places = positions[1:] + b_E
+    shift = positions[1:] + b_E
     if tokens == OWN:
-        W_E, places = W_E[:, None], places[:, None]
-    E = contexts @ W_E + places
+        W_E, shift = W_E[:, None], shift[:, None]
+    E = contexts @ W_E + shift
     alpha = attention_weights(P["W_Q"], P["W_K"], E, e)
     return alpha, head_values(alpha, E, P["W_V"], tokens)[..., 0]
 
@@ -134,18 +371,7 @@ def mha_losses(
     queries: Float[Tensor, "R B d"],
     labels: Tensor,
 ) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
-    """What :func:`mha_outputs` loses on every example, with the gradient written out.
-
-    Args:
-        P: Stacked weights, as :func:`mha_parameters` names them.
-        run: Any run of the stack, for the sizes.
-        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
-        queries: One vector for each example.
-        labels: A class or a real number for each example, ``(R, B)``.
-
-    Returns:
-        As of :func:`attnmem.attention.embedded_losses`.
-    """
+    """The loss of every example by the decoded values of :func:`mha_heads`."""
     positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
     return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
 
@@ -158,35 +384,30 @@ class Family(NamedTuple):
 
     Attributes:
         initial: From a run and a generator to initial weights, without the axis of runs.
-        outputs: From stacked weights, a run of the stack and a batch to outputs. Models of token
-            sequences take ``(R, B, S)`` tokens and give ``(R, N, B)`` logits. Models of contexts
-            and queries take those and give ``(R, B, outputs)``.
+        losses: From stacked weights, a run of the stack and a batch to losses, outputs with the
+            examples last, and the gradient. Of pairs and next tokens the mean loss of each run
+            ``(R,)``; of contexts, queries and labels the loss of each example ``(R, B)``.
         tasks: What it can be trained on, names in ``PROTOCOLS``.
         guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
         variants: How the paper can be read, names in :data:`VARIANTS`.
-        losses: From the same and next tokens or labels ``(R, B)`` to the losses, the outputs and
-            the gradient. Of models of token sequences, the mean loss of each run ``(R,)``; None to
-            compute it from the outputs. Of models of contexts and queries, the loss of each example
-            ``(R, B)``, and outputs with the examples last.
-        pairs: Of models of token sequences, logits of all pairs from weights, run and first tokens.
+        logits_of_pairs: Of models of pairs, from weights, a run and some first tokens to the logits
+            after these and every second one.
     """
 
     initial: Callable[[Run, torch.Generator], Parameters]
-    outputs: Callable[..., Tensor]
+    losses: Callable[..., tuple[Tensor, Tensor, Gradient]]
     tasks: tuple[str, ...]
     guaranteed: Callable[[Run], int]
     variants: tuple[str, ...] = ("code",)
-    losses: Callable[..., tuple[Tensor, Tensor, Gradient]] | None = None
-    pairs: Callable[..., Tensor] | None = None
+    logits_of_pairs: Callable[..., Tensor] | None = None
 
 
 _TRANSFORMER = Family(
     aot_parameters,
-    aot_logits,
+    aot_losses,
     ("bigrams", "associations"),
     lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
     tuple(VARIANTS),
-    aot_losses,
     aot_logits_of_pairs,
 )
 FAMILIES = {
@@ -194,17 +415,34 @@ FAMILIES = {
     "mlp": _TRANSFORMER,
     "mha": Family(
         mha_parameters,
-        mha_outputs,
+        mha_losses,
         ("classes", "reals"),
         lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
-        losses=mha_losses,
     ),
 }
 
 
+# --- how many numbers are trained -----------------------------------------------------------------
+
+TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
+
+
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
-    return _parameter_count(architecture(run))
+    shapes = _shapes(architecture(run))
+    positions = [shape for name, shape in shapes.items() if name.startswith("positions.")]
+    unused = sum((places - run.n) * inner for places, inner in positions)
+    return sum(map(math.prod, shapes.values())) - unused
+
+
+def layer_parameter_count(run: Run) -> int:
+    """How many trained numbers belong to a model's layers: heads, their maps, feed-forward layers.
+
+    Left out are the tables, which publications on large models often leave out: embeddings of
+    tokens and positions, the unembedding or decoder, and the embedding of queries and contexts.
+    """
+    shapes = _shapes(architecture(run))
+    return sum(math.prod(shapes[name]) for name in shapes if name.split(".")[0] not in TABLES)
 
 
 def architecture(run: Run) -> Run:
@@ -214,7 +452,33 @@ def architecture(run: Run) -> Run:
 
 
 @functools.cache
-def _parameter_count(run: Run) -> int:
+def _shapes(run: Run) -> dict[str, torch.Size]:
     P = FAMILIES[run.model].initial(run, generator(run, "weights"))
-    unused = sum(x[run.n :].numel() for name, x in P.items() if name.startswith("positions."))
-    return sum(x.numel() for x in P.values()) - unused
+    return {name: W.shape for name, W in P.items()}
+
+
+def dimension(run: Run) -> int | None:
+    """Dimension of the family of functions that a run's model can be, if it is known.
+
+    Args:
+        run: Any run.
+
+    Returns:
+        What :func:`attnmem.bounds.aot_dimension` or :func:`attnmem.bounds.mha_dimension` counts.
+        None for several layers, and for maps that all heads share to a space wider than ``d``.
+    """
+    if run.model == "mha":
+        shared = run.context == "shared"
+        return bounds.mha_dimension(run.H, run.d_h, run.d, run.n, shared=shared, classes=run.N)
+    variant = VARIANTS[run.variant]
+    if run.layers > 1 or (variant.shared_maps and run.d_h > run.d):
+        return None
+    return bounds.aot_dimension(
+        run.H,
+        run.d_h,
+        run.d,
+        run.N,
+        width=run.width or 0,
+        shared_maps=variant.shared_maps,
+        position_in_skip=variant.position_in_skip,
+    )

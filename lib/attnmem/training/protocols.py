@@ -1,8 +1,15 @@
-"""The published ways to train a stack of runs: rates, batches, what is watched, when to stop."""
+"""The published ways to train a stack of runs: rates, batches, what is watched, when to stop.
+
+A protocol trains a chunk of steps at a time (:meth:`Protocol.advance`). Between two chunks a
+training can be stored, and it can go on later as if nothing had happened.
+"""
 
 from __future__ import annotations
 
+import abc
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,31 +18,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..results import Fitting, Run
-from .data import Examples, Order, Pairs, Whole
-from .gradients import by_autograd
-from .loop import Found, Protocol, diverged_at, rounded
+from .data import Examples, Order, Pairs, to_device
+from .engine import CHUNK, Stack, Steps
 from .models import FAMILIES, mha_heads
 
 LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
 SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
-MOMENTS = 32  # equally spaced, at which the saturation of heads is looked at
 
 
 # --- learning rates -------------------------------------------------------------------------------
-
-
-def linear_by_epoch(run: Run, epoch: int) -> float:
-    """PyTorch's ``LinearLR``: the factor goes from ``lr_start`` to ``lr_end``, once an epoch.
-
-    Args:
-        run: The training. An epoch of it has ``T / batch`` steps.
-        epoch: The epoch, counted from 0.
-
-    Returns:
-        The learning rate of the epoch's steps.
-    """
-    epochs = run.steps // (run.T // run.batch)
-    return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
@@ -55,16 +46,187 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
     return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
 
 
+# --- what all protocols share ---------------------------------------------------------------------
+
+
+class Reached(NamedTuple):
+    """What a run reached, in the fields of :class:`attnmem.results.Outcome`."""
+
+    accuracy: float | None
+    loss: float | None
+    curve: tuple[float, ...] | None = None
+    best_step: int | None = None
+    saturated: tuple[float, ...] | None = None
+    served: tuple[float, ...] | None = None
+    serving: tuple[float, ...] | None = None
+    diverged: int | None = None
+
+
+def diverged_at(step: int) -> Reached:
+    """Of a run whose loss was seen not to be finite after ``step`` steps."""
+    return Reached(None, None, diverged=step)
+
+
+def rounded(shares: Iterable[float]) -> tuple[float, ...]:
+    """Shares to four places, as rows hold them."""
+    return tuple(round(share, 4) for share in shares)
+
+
+class Protocol(abc.ABC):
+    """One stack of runs, trained as published.
+
+    Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps.
+
+    Args:
+        runs: Runs that are equal but for what may vary within a stack (:attr:`varies`).
+        device: Where they are trained.
+        stays: See :class:`attnmem.training.engine.Stack`.
+    """
+
+    varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
+    checkpointed: tuple[str, ...] = ()  # attributes of looks: lists of tensors, or plain values
+    interval: int  # steps between two looks
+
+    def __init__(
+        self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
+    ) -> None:
+        self.stack = Stack(runs, device, stays=stays)
+        self.run = runs[0]  # for what all have in common
+        self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
+        self.count = 0  # steps so far
+        self.reached: dict[str, Reached] = {}  # the best so far, by the runs' keys
+        self.finished: set[str] = set()
+        self.data = self.draw(runs, device)
+        self.order = Order(runs, device)
+        self.steps = Steps(self.stack, self.losses, self.interval)
+
+    # What a subclass says.
+
+    @abc.abstractmethod
+    def draw(self, runs: Sequence[Run], device: torch.device) -> Pairs | Examples:
+        """The data of the runs, on the device."""
+
+    @abc.abstractmethod
+    def batches(self, count: int) -> Int[Tensor, "count R ..."]:
+        """The next batches of every run: indices of the data, or the examples themselves."""
+
+    @abc.abstractmethod
+    def losses(
+        self, batch: Int[Tensor, "R ..."], watched: bool
+    ) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
+        """Losses ``(R,)`` on a batch, the share that is right if ``watched``, and the gradients."""
+
+    @abc.abstractmethod
+    def rate(self, run: Run, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+
+    def watches(self, step: int) -> bool:
+        """Whether the share that is right is wanted of a step, counted from 0."""
+        return False
+
+    @abc.abstractmethod
+    def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
+        """Keep what the runs have reached; called after every chunk of ``k`` steps.
+
+        Losses and shares are those before each step. Shares that were not watched are NaN.
+        """
+
+    # What follows from it.
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.count >= self.ends[-1] or len(self.finished) == len(self.stack.runs)
+
+    def advance(self) -> None:
+        """Make a chunk of steps: up to the next look or the end of a run, or a part of the way."""
+        to_look = self.interval - self.count % self.interval
+        to_end = next(end for end in self.ends if end > self.count) - self.count
+        longest = self.steps.length if self.steps.length > 1 else CHUNK
+        length = min(longest, to_look, to_end)
+        steps = range(self.count, self.count + length)
+        rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
+        rates = to_device(torch.tensor(rates, dtype=torch.float64), self.stack.device)
+        watched = [self.watches(step) for step in steps]
+        losses, shares = self.steps(self.batches(length), rates, watched)
+        self.count += length
+        self.look(losses, shares)
+        if self.finished and not self.stack.stays and not self.done:
+            runs = enumerate(self.stack.runs)
+            self._keep([index for index, run in runs if run.key not in self.finished])
+            self.finished = set()
+
+    def _keep(self, indices: Sequence[int]) -> None:
+        for part in (self.stack, self.order, self.data):
+            part.keep(indices)
+
+    def is_due(self, run: Run) -> bool:
+        """Whether a run is to be looked at after ``self.count`` steps."""
+        due = self.count % self.interval == 0 or self.count == run.steps
+        return due and run.key not in self.finished
+
+    def note(self, run: Run, now: Reached, better: bool) -> None:
+        """Keep what a run has reached after ``self.count`` steps if it is ``better``.
+
+        A run is finished when its steps are made, when it stops early, or when it has diverged.
+        """
+        if now.loss is None or not math.isfinite(now.loss):
+            self.reached[run.key] = diverged_at(self.count)
+        elif better or run.key not in self.reached:
+            self.reached[run.key] = now._replace(best_step=self.count)
+        best = self.reached[run.key]
+        stopped = run.early_stop and best.accuracy == 1
+        if stopped or best.diverged or self.count >= run.steps:
+            self.finished.add(run.key)
+
+    def state(self) -> dict[str, Any]:
+        """All that a training depends on, as tensors, numbers, lists and dictionaries."""
+        return {
+            "runs": [run.key for run in self.stack.runs],
+            "count": self.count,
+            "reached": {key: list(reached) for key, reached in self.reached.items()},
+            "finished": sorted(self.finished),
+            "order": self.order.state(),
+            "stack": self.stack.state(),
+            "looks": {name: getattr(self, name) for name in self.checkpointed},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave for the same runs."""
+        indices = {run.key: index for index, run in enumerate(self.stack.runs)}
+        left = [indices[key] for key in state["runs"]]
+        if len(left) < len(indices):
+            self._keep(left)
+        self.count, self.finished = state["count"], set(state["finished"])
+        self.reached = {
+            key: Reached(*(tuple(x) if isinstance(x, list) else x for x in reached))
+            for key, reached in state["reached"].items()
+        }
+        self.order.restore(state["order"])
+        self.stack.restore(state["stack"])
+        for name, value in state["looks"].items():
+            tensors = isinstance(value, list)
+            setattr(self, name, [x.to(self.stack.device) for x in value] if tensors else value)
+
+
 # --- Dana et al.: pairs of tokens -----------------------------------------------------------------
 
 
 class _OnPairs(Protocol):
-    """Trainings on pairs of tokens, each with the token that follows."""
+    """Trainings on pairs of tokens, each with the token that follows.
+
+    The rate is PyTorch's ``LinearLR``: its factor goes from ``lr_start`` to ``lr_end``, once an
+    epoch of ``T / batch`` steps.
+    """
+
+    @override
+    def rate(self, run, step):
+        epoch, epochs = step // (run.T // run.batch), run.steps // (run.T // run.batch)
+        return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
 
     @override
     def draw(self, runs, device):
-        self.data = Pairs(runs, device)
-        return Order(runs, device)
+        return Pairs(runs, device)
 
     @override
     def batches(self, count):
@@ -73,32 +235,23 @@ class _OnPairs(Protocol):
     @override
     def losses(self, batch, watched):
         tokens, answers = batch[:, :2].mT, batch[:, 2]
-        family, P = FAMILIES[self.run.model], self.stack.parameters
-        if family.losses:
-            losses, outputs, gradient = family.losses(P, self.run, tokens, answers)
-        else:
-            outputs = family.outputs(P, self.run, tokens)
-            losses = F.cross_entropy(outputs, answers, reduction="none").mean(dim=1)
-            gradient = by_autograd(P, losses)
-        share = _share(_right_(outputs.clone(), answers)) if watched else None
+        losses_of = FAMILIES[self.run.model].losses
+        losses, outputs, gradient = losses_of(self.stack.parameters, self.run, tokens, answers)
+        share = None
+        if watched:
+            right = _right_(outputs.clone(), answers).double().sum(dim=1)
+            # All right must be 1, but a mean on a GPU multiplies by 1 / B, and 49 * (1 / 49) < 1.
+            share = right / torch.full_like(right, answers.shape[1])
         return losses, share, gradient(torch.ones_like(losses))
 
 
 @torch.inference_mode()
 def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
-    """Whether the right logit exceeds all others: faster than an argmax. It overwrites that one."""
+    """True where the right token has the strictly largest logit. Overwrites ``outputs``."""
+    # Faster than an argmax, and false where logits are no numbers.
     chosen = outputs.gather(1, answers[:, None])
     others = outputs.scatter_(1, answers[:, None], -math.inf)
     return (chosen > others.amax(dim=1, keepdim=True))[:, 0]
-
-
-def _share(right: Bool[Tensor, "R B"]) -> Float[Tensor, " R"]:
-    """The share that is right: 1 if all are, which on a GPU the mean misses for some ``B``.
-
-    There it multiplies by ``1 / B``, and 49 times 1 / 49 is below 1.
-    """
-    count = right.double().sum(dim=1)
-    return count / torch.full_like(count, right.shape[1])
 
 
 class Bigrams(_OnPairs):
@@ -107,7 +260,7 @@ class Bigrams(_OnPairs):
     The curve is the accuracy on all pairs that there are, after every epoch.
     """
 
-    noted = ("seen", "curve", "last_losses")
+    checkpointed = ("seen", "curve", "last_losses")
 
     def __init__(self, runs, device, *, stays=None):
         self.watched = range(runs[0].steps)[LAST_BATCHES]
@@ -116,10 +269,6 @@ class Bigrams(_OnPairs):
         self.curve: list[Tensor] = []  # (R,) after every epoch
         self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
         super().__init__(runs, device, stays=stays)
-
-    @override
-    def rate(self, run, step):
-        return linear_by_epoch(run, step // self.interval)
 
     @override
     def watches(self, step):
@@ -133,31 +282,29 @@ class Bigrams(_OnPairs):
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all())
             self.last_losses.append(losses[-1].clone())
-        if self.count == self.ends[-1]:
-            self._conclude()
-
-    def _conclude(self) -> None:
+        if self.count < self.ends[-1]:
+            return
         accuracies, losses = torch.stack(self.seen).cpu().mean(dim=0).tolist()
         curves = torch.stack(self.curve, dim=1).tolist()
         ends = torch.stack(self.last_losses, dim=1).tolist()
-        for run, *found, curve, end in zip(
+        for run, *averages, curve, end in zip(
             self.stack.runs, accuracies, losses, curves, ends, strict=True
         ):
             broken = [i for i, loss in enumerate(end, start=1) if not math.isfinite(loss)]
-            if broken or not math.isfinite(found[1]):
+            if broken or not math.isfinite(averages[1]):
                 epoch = broken[0] if broken else len(end)
-                self.found[run.key] = diverged_at(epoch * self.interval)
+                self.reached[run.key] = diverged_at(epoch * self.interval)
             else:
-                self.found[run.key] = Found(*found, rounded(curve))
+                self.reached[run.key] = Reached(*averages, rounded(curve))
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
         """The share of all pairs whose next token is predicted, for every run."""
-        family, N = FAMILIES[self.run.model], self.run.N
+        logits_of_pairs, N = FAMILIES[self.run.model].logits_of_pairs, self.run.N
         every = torch.arange(N, device=self.stack.device)
         right = torch.zeros((), device=self.stack.device, dtype=torch.float64)
         for first in every.split(max(1, chunk // N)):
-            outputs = family.pairs(self.stack.parameters, self.run, first)
+            outputs = logits_of_pairs(self.stack.parameters, self.run, first)
             answers = self.data.tables[:, first].flatten(1)
             right = right + _right_(outputs, answers).double().sum(dim=1)
         return right / N**2
@@ -175,17 +322,8 @@ class Associations(_OnPairs):
         super().__init__(runs, device, stays=stays)
 
     @override
-    def draw(self, runs, device):
-        self.data = Pairs(runs, device)
-        return Whole()
-
-    @override
-    def batches(self, count):
+    def batches(self, count):  # full-batch training: nothing to shuffle
         return self.data.columns.expand(count, -1, -1, -1)
-
-    @override
-    def rate(self, run, step):
-        return linear_by_epoch(run, step)
 
     @override
     def watches(self, step):
@@ -195,12 +333,12 @@ class Associations(_OnPairs):
     def look(self, losses, shares):
         if self.count % self.interval and self.count < self.ends[-1]:
             return
-        now = zip(self.stack.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
-        for run, *reached in now:
-            if self.at_interval(run):
-                found, best = Found(*reached), self.found.get(run.key)
-                better = best and (found.accuracy, -found.loss) > (best.accuracy, -best.loss)
-                self.note(run, found, bool(better))
+        ends = zip(self.stack.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
+        for run, *reached in ends:
+            if self.is_due(run):
+                now, best = Reached(*reached), self.reached.get(run.key)
+                better = best and (now.accuracy, -now.loss) > (best.accuracy, -best.loss)
+                self.note(run, now, bool(better))
 
 
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
@@ -215,19 +353,18 @@ class Memorization(Protocol):
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
-    noted = ("free",)
+    checkpointed = ("free",)
 
     def __init__(self, runs, device, *, stays=None):
         self.interval = runs[0].evaluate_every
-        follows = runs[0].N and not runs[0].early_stop
-        self.moments = {run.key: moments(run) if follows else set() for run in runs}
+        followed = runs if runs[0].N and not runs[0].early_stop else []
+        self.saturation_steps = {run.key: saturation_steps(run) for run in followed}
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
         super().__init__(runs, device, stays=stays)
 
     @override
     def draw(self, runs, device):
-        self.data = Examples(runs, device)
-        return Order(runs, device)
+        return Examples(runs, device)
 
     @override
     def batches(self, count):
@@ -255,38 +392,39 @@ class Memorization(Protocol):
 
     @override
     def look(self, losses, shares):
-        looked = [run for run in self.stack.runs if self.at_interval(run)]
+        looked = [run for run in self.stack.runs if self.is_due(run)]
         if not looked:
             return
-        reached = dict(zip((run.key for run in self.stack.runs), self.evaluate(), strict=True))
-        free = self.free_heads() if any(self._is_moment(run) for run in looked) else None
-        for place, run in enumerate(self.stack.runs):
+        reached = self.evaluate()
+        counted = {
+            run.key for run in looked if self.count in self.saturation_steps.get(run.key, ())
+        }
+        free = self.free_heads() if counted else None
+        for index, (run, now) in enumerate(zip(self.stack.runs, reached, strict=True)):
             if run not in looked:
                 continue
-            if self._is_moment(run):
-                self.free[run.key].append(free[place].tolist())
-            now, best = reached[run.key], self.found.get(run.key)
+            if run.key in counted:
+                self.free[run.key].append(free[index].tolist())
+            best = self.reached.get(run.key)
             self.note(run, now, bool(best and now.loss < best.loss))
             if run.key in self.finished and self.free[run.key]:
                 self._with_saturation(run)
 
-    def _is_moment(self, run: Run) -> bool:
-        return self.count in self.moments[run.key]
-
     @torch.inference_mode()
-    def evaluate(self, chunk: int = 4096) -> list[Found]:
+    def evaluate(self, chunk: int = 4096) -> list[Reached]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
         for batch, there in self.data.chunks(chunk):
             losses, outputs, _ = self._losses_of(*batch)
             total = total + losses.double().where(there, 0).sum(dim=1)
             if self.run.N:
-                right = right + ((outputs.argmax(dim=1) == batch[2]) & there).double().sum(dim=1)
+                known = (outputs.argmax(dim=1) == batch[2]) & losses.isfinite()
+                right = right + (known & there).double().sum(dim=1)
         losses = (total / self.data.sizes).tolist()
         if not self.run.N:
-            return [Found(None, loss) for loss in losses]
+            return [Reached(None, loss) for loss in losses]
         accuracies = (right / self.data.sizes).tolist()
-        return [Found(*found) for found in zip(accuracies, losses, strict=True)]
+        return [*map(Reached, accuracies, losses)]
 
     @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
@@ -303,22 +441,14 @@ class Memorization(Protocol):
         free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (moments, H + 1)
         saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
         paths = saturated.tolist(), (1 - free[:, 0]).tolist(), free[-1].tolist()
-        if self.found[run.key].diverged is None:
+        if self.reached[run.key].diverged is None:
             names = ("saturated", "served", "serving")
-            found = dict(zip(names, map(rounded, paths), strict=True))
-            self.found[run.key] = self.found[run.key]._replace(**found)
+            shares = dict(zip(names, map(rounded, paths), strict=True))
+            self.reached[run.key] = self.reached[run.key]._replace(**shares)
 
 
-def moments(run: Run, count: int = MOMENTS) -> set[int]:
-    """The steps after which the saturation of a run's heads is noted.
-
-    Args:
-        run: A training that is looked at every ``evaluate_every`` steps.
-        count: The number of equal parts of the training.
-
-    Returns:
-        The numbers of steps, of the first look at or after the end of each part.
-    """
+def saturation_steps(run: Run, count: int = 32) -> set[int]:
+    """The steps of the first looks at or after the end of each of ``count`` equal parts."""
     evaluations = -(-run.steps // run.evaluate_every)
     every = [-(-evaluations * part // count) for part in range(1, count + 1)]
     return {min(run.steps, k * run.evaluate_every) for k in every}

@@ -6,24 +6,20 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import results
 from ..checks import check_integer, refuse
 from ..results import Outcome, Run
 from .checkpoints import Checkpoint
-from .loop import Protocol, rounded
+from .devices import device_name, device_settings
 from .models import FAMILIES, parameter_count
-from .places import device_name, place
-from .protocols import PROTOCOLS, Bigrams
+from .protocols import PROTOCOLS, Bigrams, rounded
 
 CPU = torch.device("cpu")
-ROUNDING = 1e-4  # a cross-entropy is rounded like the logits, however small it is
 
 
 def configuration(run: Run) -> Run:
@@ -82,7 +78,7 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
     if not on_gpu:
         return list(groups.values())
     memory = 0.8 * _available(device) / workers
-    return [part for group in groups.values() for part in admitted(group, memory)]
+    return [part for group in groups.values() for part in split_by_memory(group, memory)]
 
 
 def _available(device: str) -> int:
@@ -92,17 +88,8 @@ def _available(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
-def admitted(runs: Sequence[Run], memory: float) -> list[list[Run]]:
-    """Divide runs into groups that fit into a memory.
-
-    Args:
-        runs: Runs of one shape.
-        memory: Bytes for one group.
-
-    Returns:
-        The runs in their order, in groups that need at most ``memory`` by :func:`footprint`. A
-        group of one run may need more.
-    """
+def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
+    """Runs of one shape in groups that need at most ``memory`` bytes, or have a single run."""
     groups: list[list[Run]] = [[]]
     taken = 0
     for run in runs:
@@ -143,7 +130,7 @@ def operations(run: Run) -> int:
     return counter.get_total_flops()
 
 
-def opening(run: Run, epochs: int) -> tuple[float, ...]:
+def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
     """The beginning of a run's curve, without the rest of its training; on the CPU.
 
     Args:
@@ -153,7 +140,7 @@ def opening(run: Run, epochs: int) -> tuple[float, ...]:
     Returns:
         The accuracy on all pairs after each epoch, rounded to four places.
     """
-    with place(CPU, tf32=False):
+    with device_settings(CPU, tf32=False):
         protocol = Bigrams([run], CPU)
         while len(protocol.curve) < epochs and not protocol.done:
             protocol.advance()
@@ -190,7 +177,7 @@ def train(
     """
     _check(runs)
     where = torch.device(device)
-    with place(where, tf32=runs[0].products == "tf32"):
+    with device_settings(where, tf32=runs[0].products == "tf32"):
         checkpoint = Checkpoint(checkpoints, runs, device_name(where))
         try:
             return _outcomes(runs, where, checkpoint)
@@ -206,18 +193,10 @@ def train(
 
 
 def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
-    seconds, found = _trained(runs, device, checkpoint)
-    kind = device_name(device)
-    origin = {"device": kind, "torch": torch.__version__, "commit": results.commit()}
-    origin |= {"wall_s": round(seconds / len(runs), 3), "tf32": runs[0].products == "tf32"}
-    return [Outcome(**origin, **found[run.key]._asdict()) for run in runs]
-
-
-def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> tuple:
-    """Seconds spent, in this process and before, and what was found, by key."""
+    """Train, or go on with a training; seconds count in this process and in those before."""
     start = time.perf_counter()
-    one = {configuration(run) for run in runs}
-    protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(one) == 1 else True)
+    cells = {configuration(run) for run in runs}
+    protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(cells) == 1 else True)
     if state := checkpoint.load():
         protocol.restore(state["protocol"])
         start -= state["seconds"]
@@ -228,74 +207,8 @@ def _trained(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) 
                 seconds = time.perf_counter() - start
                 checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
     finally:
-        protocol.release()
-    return time.perf_counter() - start, protocol.found
-
-
-class First(NamedTuple):
-    """What the first steps of a stack give, on the CPU.
-
-    Attributes:
-        losses: Before each step.
-        shares: Of each batch that was right before it; NaN where nobody asks.
-    """
-
-    losses: Float[Tensor, "steps R"]
-    shares: Float[Tensor, "steps R"]
-
-
-def selfcheck(device: str, runs: Sequence[Sequence[Run]], steps: int = 128) -> list[str]:
-    """Train short stacks in several ways and say how far the ways are apart; an empty list is good.
-
-    Captured steps against steps made one by one on the same device, to the last bit; and against a
-    CPU, within the rounding of float32 grown over ``steps`` steps.
-
-    Args:
-        device: A GPU; a CPU is compared with itself.
-        runs: Stacks to try, one after the other.
-        steps: How many steps, at most.
-
-    Returns:
-        A sentence for every comparison that failed.
-    """
-    failed = []
-    for stack in runs:
-        captured = first_steps(stack, device, steps, captured=True)
-        single = first_steps(stack, device, steps, captured=False)
-        on_cpu = first_steps(stack, "cpu", steps, captured=False)
-        what = f"{stack[0].experiment} ({stack[0].model}, {stack[0].task})"
-        if not torch.equal(captured.losses, single.losses):
-            worst = (captured.losses - single.losses).abs().max()
-            failed.append(f"{what}: captured and single steps differ by up to {worst:.1e}")
-        asked = ~single.shares.isnan()
-        if not torch.equal(captured.shares[asked], single.shares[asked]):
-            failed.append(f"{what}: captured and single steps differ in what is right")
-        apart = (captured.losses - on_cpu.losses).abs() / (on_cpu.losses.abs() + ROUNDING)
-        if not apart.max() < 1e-2:
-            failed.append(f"{what}: {apart.max():.1e} from the losses on a CPU")
-    return failed
-
-
-def first_steps(runs: Sequence[Run], device: str, steps: int, captured: bool) -> First:
-    """Make the first steps of a stack.
-
-    Args:
-        runs: Runs of one shape.
-        device: Where they are trained.
-        steps: How many steps; fewer if the training ends before.
-        captured: Whether a GPU may replay captured steps, or makes them one by one.
-
-    Returns:
-        What the steps give.
-    """
-    seen: list[tuple[Tensor, ...]] = []
-    with place(torch.device(device), tf32=False):
-        protocol: Protocol = PROTOCOLS[runs[0].task](runs, torch.device(device), stays=True)
-        protocol.look = lambda *found: seen.append(tuple(x.to(CPU, copy=True) for x in found))
-        protocol.steps.captures &= captured
-        try:
-            while sum(len(losses) for losses, *_ in seen) < steps and not protocol.done:
-                protocol.advance()
-        finally:
-            protocol.release()
-    return First(*(torch.cat(part)[:steps] for part in zip(*seen, strict=True)))
+        protocol.steps.release()
+    wall_s = round((time.perf_counter() - start) / len(runs), 3)
+    origin = {"device": device_name(device), "torch": torch.__version__, "wall_s": wall_s}
+    origin |= {"commit": results.commit(), "tf32": runs[0].products == "tf32"}
+    return [Outcome(**origin, **protocol.reached[run.key]._asdict()) for run in runs]

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ..attention import MHAWeights, check_features, mha
-from ..checks import check_integer, check_number, check_seed, checked_by, refuse
+from ..attention import MHAWeights, mha
+from ..checks import Range, Seed, checked, refuse
 
 
-def _check_xavier(heads, dim, head_dim, outputs, seed) -> None:
-    sizes = {"heads": heads, "dim": dim, "head_dim": head_dim, "outputs": outputs}
-    for name, value in sizes.items():
-        check_integer(name, value)
-    check_seed(seed)
-
-
-@checked_by(_check_xavier)
-def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> MHAWeights:
+@checked
+def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> MHAWeights:
     """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
 
     Args:
@@ -51,23 +45,20 @@ def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: int) -> M
     )
 
 
-def _check_descend(weights, contexts, queries, labels, steps, lr) -> None:
-    check_features(weights, contexts, queries, names=("contexts", "queries"))
-    check_integer("steps", steps)
-    check_number("lr", lr, least=0.0, most=1.0)
+def _one_label_each(queries, labels) -> None:
     if labels.shape != queries.shape[:1]:
         refuse("labels", f"shape {tuple(labels.shape)}", f"one for each of {len(queries)} queries")
 
 
-@checked_by(_check_descend)
+@checked(also=_one_label_each)
 def descend(
     weights: MHAWeights,
-    contexts: Tensor,
+    contexts: Float[Tensor, "n d"] | Float[Tensor, "T n d"],
     queries: Float[Tensor, "T d"],
     labels: Tensor,
     *,
     steps: int,
-    lr: float,
+    lr: Annotated[float, Range(0, 1)],
 ) -> tuple[MHAWeights, Float[Tensor, " steps"]]:
     """Gradient descent on the layer of the theorem: Adam on the whole set at once.
 

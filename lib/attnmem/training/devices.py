@@ -1,7 +1,4 @@
-"""Where a training runs: on one thread, and a stream of its own on a GPU; all set back after it.
-
-Settings of torch that hold for the whole process are changed only while something trains.
-"""
+"""Threads, denormals, TF32 and CUDA streams of a training; all are restored after it."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from ..checks import refuse
 
 
 @contextlib.contextmanager
-def place(device: torch.device, tf32: bool) -> Iterator[None]:
-    """Prepare this thread for training on ``device``, and set everything back afterwards.
+def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Set threads, denormals, TF32 and the CUDA stream for a training, then restore them.
 
     Args:
         device: A CPU or a GPU.
@@ -31,15 +28,22 @@ def place(device: torch.device, tf32: bool) -> Iterator[None]:
     Raises:
         ValueError: There is no such GPU, or another thread trains with the other ``tf32``.
     """
-    if device.type != "cuda":
-        with _one_thread(), _flushing_denormals():
-            keep_memory()
-            yield
-        return
-    if not torch.cuda.is_available():
+    on_gpu = device.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
         refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")
-    with _one_thread(), _PRECISION.using(tf32), _own_stream(device):
-        yield
+    # Small products gain nothing from more threads, and with one their rows stay the same.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if on_gpu:
+            with _PRECISION.using(tf32), _own_stream(device):
+                yield
+        else:
+            _keep_memory()
+            with _flushing_denormals():
+                yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def device_name(device: torch.device) -> str:
@@ -104,20 +108,6 @@ _PRECISION = _Precision()
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread inside operations: small products gain nothing from more, and rows stay the same.
-
-    Denormal numbers, too, are only flushed on the thread that asks for it.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
 def _flushing_denormals() -> Iterator[None]:
     """Round numbers below the normal range to zero on this thread.
 
@@ -138,7 +128,7 @@ _MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
 
 
 @functools.cache
-def keep_memory() -> None:
+def _keep_memory() -> None:
     """Let the C library keep freed memory: a step frees and asks for the same blocks again.
 
     Without this, each large array is mapped afresh and its pages zeroed, a quarter of the time of
