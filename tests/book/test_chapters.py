@@ -36,48 +36,31 @@ def tags(cell):
     return cell.metadata.get("tags", [])
 
 
-def test_every_notebook_has_a_text_and_every_text_a_notebook():
+def test_every_chapter_has_a_text_and_a_notebook_and_every_page_is_in_the_contents():
     found = {str(p.relative_to(NOTEBOOKS).with_suffix("")) for p in NOTEBOOKS.rglob("*.ipynb")}
     assert found == set(CHAPTERS)
-
-
-def test_every_page_is_in_the_table_of_contents():
     written = {str(p.relative_to(ROOT).with_suffix("")) for p in BOOK.glob("*.md")}
     assert {*pages()} == written | {f"book/notebooks/{chapter}" for chapter in CHAPTERS}
+    assert all(re.fullmatch(r"[a-z]+/[a-z]+(-[a-z]+)*", chapter) for chapter in CHAPTERS)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_names_are_words_in_kebab_case(chapter):
-    assert re.fullmatch(r"[a-z]+/[a-z]+(-[a-z]+)*", chapter)
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_notebook_has_the_cells_of_its_text(chapter):
+def test_notebook_has_the_cells_of_its_text_behind_one_that_installs_the_library(chapter):
     executed = notebook(chapter)
-    executed.cells = [cell for cell in executed.cells if COLAB not in tags(cell)]
+    first = code_cells(chapter)[0]
+    assert (first.source, tags(first)) == (colab_cell().source, tags(colab_cell()))
+    executed.cells.remove(first)  # tools/run.py adds it; the text must not have one of its own
+    assert not any(COLAB in tags(cell) for cell in executed.cells)
     compare_notebooks(executed, jupytext.read(text_path(chapter)), fmt="md:myst")
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_first_cell_installs_the_library_on_colab(chapter):
-    first, *others = code_cells(chapter)
-    assert (first.source, tags(first)) == (colab_cell().source, tags(colab_cell()))
-    assert not any(COLAB in tags(cell) for cell in others)
-    in_text = [cell for cell in jupytext.read(text_path(chapter)).cells if COLAB in tags(cell)]
-    assert not in_text, "tools/run.py adds this cell; the text must not have one of its own"
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_notebook_ran_from_top_to_bottom_without_error(chapter):
+def test_notebook_ran_from_top_to_bottom_without_error_and_stores_nothing_of_the_run(chapter):
     cells = code_cells(chapter)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [o for o in outputs if o.output_type == "error"]
     assert not [o.text for o in outputs if o.get("name") == "stderr"]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_nothing_of_the_run_itself_is_stored(chapter):
     executed = notebook(chapter)
     assert "papermill" not in executed.metadata
     for cell in executed.cells:
@@ -86,12 +69,14 @@ def test_nothing_of_the_run_itself_is_stored(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_cells_are_short_and_narrow(chapter):
+def test_cells_are_short_and_narrow_and_pictures_are_small_bitmaps(chapter):
     for cell in code_cells(chapter):
         lines = cell.source.splitlines()
         assert len(lines) <= LINES, f"{len(lines)} lines:\n{cell.source}"
         wide = [line for line in lines if len(line) > WIDTH]
         assert not wide, f"wider than {WIDTH} characters: {wide}"
+    assert notebook_path(chapter).stat().st_size < BYTES
+    assert "image/svg+xml" not in notebook_path(chapter).read_text()
 
 
 def shows(cell, kind, mark=""):
@@ -122,20 +107,9 @@ def test_every_written_table_has_a_caption_and_a_name(page):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_notebook_is_small_and_its_pictures_are_bitmaps(chapter):
-    assert notebook_path(chapter).stat().st_size < BYTES
-    assert "image/svg+xml" not in notebook_path(chapter).read_text()
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_chapter_can_be_referred_to_and_opens_with_a_title(chapter):
-    body = text_path(chapter).read_text().split("---\n", 2)[2].lstrip()
-    assert re.match(r"\(ch-[a-z0-9-]+\)=\n# \S", body)
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_theorems_are_labelled_and_say_where_they_come_from(chapter):
+def test_chapters_and_theorems_have_labels_and_titles_and_theorems_a_source(chapter):
     text = text_path(chapter).read_text()
+    assert re.match(r"\(ch-[a-z0-9-]+\)=\n# \S", text.split("---\n", 2)[2].lstrip())
     for kind, title, label in re.findall(
         r":::\{prf:(theorem|proposition|lemma|corollary|definition|assumption)\}(.*)\n(.*)", text
     ):

@@ -65,7 +65,7 @@ REFERENCES = {
 
 def plainly(text):
     """References within proofs, read word by word: what belongs to which label."""
-    pairs, owners, last, fence = set(), [], [], None
+    found, owners, last, fence = set(), [], [], None
     for line in text.replace("\n<", "<").split("\n"):
         if fence is None and (opened := re.match(r"(:::+|```+)\{prf:proof\}", line)):
             fence, owners = opened[1], last
@@ -79,25 +79,21 @@ def plainly(text):
                 owners = head.split("`")[1::2]
             for role in line.split("{prf:ref}`")[1:]:
                 label = role.split("`")[0].rstrip(">").split("<")[-1]
-                pairs |= {(owner, label) for owner in owners if label not in owners}
-    return pairs
+                found |= {(owner, label) for owner in owners if label not in owners}
+    return found
 
 
 def pairs(found):
     return {(owner, label) for owner, labels in found.proofs.items() for label in labels}
 
 
-def test_references_of_a_made_up_chapter_are_found_as_by_hand_and_by_a_second_parser():
+def test_references_are_found_as_by_hand_and_by_a_second_parser():
     found = statements.read({"a/chapter": MADE_UP})
     assert pairs(found) == REFERENCES == plainly(MADE_UP)
     assert [*found.statements] == ["ass-both", "lem-small", "thm-one"]
     assert found.statements["lem-small"].title == "Remark of this book: small"
-
-
-def test_references_of_the_book_are_found_by_the_second_parser_too():
-    expected = set().union(*(plainly(text_path(chapter).read_text()) for chapter in chapters()))
-    assert pairs(FOUND) == expected
-    assert expected
+    in_book = set().union(*(plainly(text_path(chapter).read_text()) for chapter in chapters()))
+    assert pairs(FOUND) == in_book
 
 
 def judged(instead=None, *checks):
@@ -160,17 +156,11 @@ def test_what_cannot_be_read_is_refused(text, fault):
         statements.read({"a/chapter": text})
 
 
-def test_every_statement_that_a_proof_or_a_verdict_names_is_in_the_book():
+def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof():
     named = pairs(FOUND) | BY | INSTEAD
     assert {pair for pair in named if pair[1] not in FOUND.statements} == set()
-
-
-def test_every_statement_that_a_verdict_calls_proved_has_a_proof():
     assert {(key, label) for key, label in BY if label not in FOUND.proofs} == set()
-
-
-def test_no_proof_rests_on_itself():
-    graphlib.TopologicalSorter(FOUND.proofs).prepare()  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(FOUND.proofs).prepare()  # no proof rests on itself
 
 
 def test_the_fragment_is_up_to_date_and_every_node_is_a_link():
