@@ -300,7 +300,7 @@ def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str
 
 
 def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
-    """All rows of a file by key, in its order.
+    """All rows of a file by key, in its order; none if there is no file.
 
     Args:
         path: ``<root>/<experiment>/<profile>.csv``. Line ends and byte-order mark may be those of
@@ -309,7 +309,7 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             read again under the lock, since another process may be writing a row.
 
     Returns:
-        Configuration and result by the configuration's key; empty if there is no file.
+        Configuration and result by the configuration's key.
 
     Raises:
         DamagedResultsError: On the first line that :func:`append` did not write so.
@@ -482,16 +482,9 @@ def _lock(path: Path) -> contextlib.AbstractContextManager:
 
 
 def check_writable(config: Configuration, root: Path | None = None) -> None:
-    """Accept a configuration whose row could be stored, before it is measured.
+    """Accept a configuration whose row could be stored, before it is measured, or raise OSError.
 
     Warns once a process if the row will not name a commit.
-
-    Args:
-        config: The configuration.
-        root: As for :func:`append`.
-
-    Raises:
-        OSError: The folder of its file is none, or cannot be written to.
     """
     path = _path(config, root)
     with _lock(path), open(path, "ab") if path.exists() else contextlib.nullcontext():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -35,7 +35,12 @@ TIERS = ("published", "shipped", "trained")  # those that repeat the published t
 
 
 class AssumptionTests(Study):
-    """The tests of the assumptions on one kind of model, at each tier of its cases."""
+    """The tests of the assumptions on one kind of model, at each tier of its cases.
+
+    In its table ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the
+    vectors of Assumption 3), ``positions``, ``labels``, or ``curve`` for further sizes; ``share``
+    the share of the samples that were independent; ``ranks`` from the least to the largest.
+    """
 
     kind = "tests of linear independence"
     config = Check
@@ -59,13 +64,9 @@ class AssumptionTests(Study):
     def _listed(self, profile: str) -> list[Check]:
         return checks(self.name, profile)
 
-    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
-        """With the name of each test and what it found.
-
-        ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the vectors
-        of Assumption 3), ``positions``, ``labels``, or ``curve`` for further sizes. ``share`` is
-        the share of the samples that were independent. ``ranks`` go from the least to the largest.
-        """
+    @override
+    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        table = super().table(rows)
         tests = [_test(row) for row in table.itertuples()]
         ranks = table.least_rank.astype(str) + " to " + table.most_rank.astype(str)
         return table.assign(test=tests, share=1 - table.dependent / table.samples, ranks=ranks)
@@ -145,7 +146,7 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
     """Of one map, the share of the sets of queries that is independent, by size.
 
     Args:
-        rows: Tests (:func:`attnmem.experiments.table`).
+        rows: Tests, as :func:`attnmem.experiments.table` gives them.
         map_: The name of the feature map, such as ``random L1``.
 
     Returns:
@@ -156,13 +157,9 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
 
 
 def kruskal_estimate(rows: pd.DataFrame) -> int:
-    """The largest size tested of which 99% of the sets of queries are independent, or 0.
+    """The largest size of which 99% of the sets of queries are independent, or 0.
 
-    Args:
-        rows: Tests of one map in one precision.
-
-    Returns:
-        The number of queries in a set.
+    ``rows`` are tests of one map in one precision.
     """
     passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
     return max(passed["size"], default=0)
@@ -172,7 +169,7 @@ def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """A column of some tests, with the two precisions side by side.
 
     Args:
-        rows: Tests (:func:`attnmem.experiments.table`).
+        rows: Tests, as :func:`attnmem.experiments.table` gives them.
         column: The column, such as ``share`` or ``ranks``.
 
     Returns:
@@ -198,14 +195,9 @@ def by_tier(name: str, column: str) -> pd.DataFrame:
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
-    """Our numbers with the paper's numbers in a column of their own.
+    """Our numbers (:func:`by_tier`) with the paper's in the column ``paper``.
 
-    Args:
-        ours: What :func:`by_tier` returns.
-        paper: The paper's numbers in float32, with the same index.
-
-    Returns:
-        The table with the column ``paper``. What is missing is an empty string.
+    Those are in float32, with the same index. What is missing is an empty string.
     """
     both = ours.copy()
     both["paper", "float32"] = paper
@@ -260,15 +252,7 @@ def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
 
 
 def perform(seen: Seen, check: Check) -> Finding:
-    """Test one assumption on features that are computed already.
-
-    Args:
-        seen: The features of the map that the test is about.
-        check: The test.
-
-    Returns:
-        How many samples were dependent, and the ranks that were computed.
-    """
+    """Test one assumption on the features of its map, which are computed already."""
     start = time.perf_counter()
     if check.vectors in ("contexts", "labels"):
         ranks = seen.ranks if check.vectors == "contexts" else labels_met(seen.heads, check)
@@ -293,7 +277,7 @@ def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " sample
     """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
 
     A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
-    Adam at a rate of 0.03 for ``STEPS`` steps of the whole set.
+    full-batch Adam at a rate of 0.03 for ``STEPS`` steps.
 
     Args:
         read: What the read-out sees of each example, at least ``size`` rows.

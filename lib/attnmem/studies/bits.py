@@ -75,24 +75,8 @@ def saved_bits(
 
 
 def labels_of(run: Run) -> float:
-    """How many labels a run is trained on: of bigrams, the different pairs expected in its draws.
-
-    Args:
-        run: Any run.
-
-    Returns:
-        The number.
-    """
+    """The labels that a run is trained on; of bigrams, the pairs expected in its draws."""
     return bounds.different_draws(run.N**2, run.T) if run.task == "bigrams" else float(run.T)
-
-
-def _counts(run: Run) -> dict[str, int | None]:
-    """The three counts of parameters."""
-    return {
-        "parameters": training.parameter_count(run),
-        "layer_parameters": training.layer_parameter_count(run),
-        "dimension": training.dimension(run),
-    }
 
 
 def stored(profile: str) -> pd.DataFrame:
@@ -105,7 +89,7 @@ def stored(profile: str) -> pd.DataFrame:
         A line for each training that did not diverge, with the fields of its configuration,
         ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
         ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
-        where it is not known).
+        if it is not known).
 
     Raises:
         ValueError: The profile is unknown.
@@ -118,7 +102,11 @@ def stored(profile: str) -> pd.DataFrame:
                 continue
             shape = architecture(run)
             if shape not in counted:
-                counted[shape] = _counts(run)
+                counted[shape] = {
+                    "parameters": training.parameter_count(run),
+                    "layer_parameters": training.layer_parameter_count(run),
+                    "dimension": training.dimension(run),
+                }
             labels = labels_of(run)
             found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": labels}
             bits = saved_bits(outcome.accuracy, outcome.loss, run.N, labels)
@@ -127,12 +115,7 @@ def stored(profile: str) -> pd.DataFrame:
 
 
 class Recount(NamedTuple):
-    """Bits of a training on bigrams: as its row is read, and counted pair by pair.
-
-    Attributes:
-        read: From accuracy and loss on the last batches, as :func:`stored` does.
-        counted: From the trained weights, over all different pairs that were drawn.
-    """
+    """Bits of a training on bigrams: as its row is read, and counted over all its pairs."""
 
     read: float
     counted: float
@@ -142,16 +125,7 @@ def recount(run: Run) -> Recount:
     """Train on bigrams once more, and count the bits on every pair that was drawn.
 
     Batches take a pair as often as it was drawn, so a row's accuracy and loss lean towards pairs
-    that were drawn often.
-
-    Args:
-        run: A run on bigrams.
-
-    Returns:
-        Both counts.
-
-    Raises:
-        ValueError: The run is on something else.
+    that were drawn often. A run on something else is refused.
     """
     if run.task != "bigrams":
         refuse("run", f"the task {run.task!r}", "bigrams")
@@ -173,13 +147,9 @@ def recount(run: Run) -> Recount:
 
 
 def largest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every shape of model the trainings that got the largest set right that any of them did.
+    """Of every shape the trainings of the largest set that any of them got right.
 
-    Args:
-        table: Lines of :func:`stored`.
-
-    Returns:
-        Those of its lines.
+    ``table`` and what comes back are lines of :func:`stored`.
     """
     right = table[table.accuracy == 1]
     most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
@@ -196,9 +166,6 @@ def span(table: pd.DataFrame) -> dict[str, float]:
         ``low`` and ``high``, the least and the largest number of bits for each of all parameters;
         and, of the cell that has the largest, bits for each parameter without tables and for each
         dimension, NaN if that is not known; and ``cells``, how many there are.
-
-    Raises:
-        ValueError: If there is no line.
     """
     if table.empty:
         refuse("table", "no lines", "at least one")

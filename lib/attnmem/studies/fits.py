@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -150,15 +150,9 @@ class Examples(NamedTuple):
 
 
 def examples(fit: Fitting) -> Examples:
-    """Data and start of a fit: the same for all optimizers, in the coordinates of this one.
+    """Data and start of a fit, in float64: the same for all optimizers, in its own coordinates.
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
-
-    Args:
-        fit: The fit.
-
-    Returns:
-        Both, in float64.
     """
     shape = Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h)
     digest = hashlib.sha256(f"{tuple(shape)} {fit.T} {fit.seed}".encode()).digest()
@@ -181,7 +175,12 @@ def examples(fit: Fitting) -> Examples:
 
 
 class FitStudy(Study):
-    """The fits of :func:`fittings`, on the CPU, in float64."""
+    """The fits of :func:`fittings`, on the CPU, in float64.
+
+    Its table has ``ceiling``, ``floor`` and ``theorem`` of the :class:`Shape`, ``shape`` in words,
+    ``fraction``, the part of the ceiling that ``T`` is, ``met``, whether all labels are, and
+    ``way``, the optimizer in words.
+    """
 
     kind = "fits of one layer"
     config = Fitting
@@ -200,28 +199,23 @@ class FitStudy(Study):
     def _listed(self, profile: str) -> list[Fitting]:
         return [*fittings(profile)]
 
-    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
-        """With the bounds of their shapes.
-
-        ``ceiling``, ``floor`` and ``theorem`` are those of the :class:`Shape`, ``shape`` is it in
-        words, ``fraction`` the part of the ceiling that ``T`` is, ``met`` whether all labels are,
-        ``way`` the optimizer in words.
-        """
+    @override
+    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        table = super().table(rows)
         shapes = [Shape(*sizes) for sizes in table[[*Shape._fields]].itertuples(False, None)]
-        bounds_of = {name: [getattr(shape, name) for shape in shapes] for name in BOUNDS}
-        table = table.assign(shape=[shape.words for shape in shapes], **bounds_of)
-        known = [
-            (Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h), fit.T, fraction)
+        fraction_of = {
+            (Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h), fit.T): fraction
             for profile in {*table.profile}
             for fit, fraction in fittings(profile).items()
-        ]
-        fraction_of = {(shape, T): fraction for shape, T, fraction in known}
-        fractions = [
-            fraction_of.get((shape, T), T / shape.ceiling)
-            for shape, T in zip(shapes, table["T"], strict=True)
-        ]
-        ways = [_way(*line) for line in table[["optimizer", "coordinates", "lr"]].itertuples(False)]
-        return table.assign(fraction=fractions, met=table.stop == "met", way=ways)
+        }
+        sizes = [*zip(shapes, table["T"], strict=True)]
+        return table.assign(
+            shape=[shape.words for shape in shapes],
+            **{name: [getattr(shape, name) for shape in shapes] for name in BOUNDS},
+            fraction=[fraction_of.get((shape, T), T / shape.ceiling) for shape, T in sizes],
+            met=table.stop == "met",
+            way=[_way(*way) for way in table[["optimizer", "coordinates", "lr"]].itertuples(False)],
+        )
 
 
 FITS = {
@@ -261,16 +255,12 @@ def _way(optimizer: str, coordinates: str, rate: float | None) -> str:
 
 
 def reached(table: pd.DataFrame) -> pd.DataFrame:
-    """How far each optimizer gets at each shape.
+    """How far each optimizer gets at each shape, in the order of the rows of this study's table.
 
-    Args:
-        table: Rows of this study, as :meth:`FitStudy.table` gives them.
-
-    Returns:
-        A line for each shape and way, in the order of their rows. ``seeds`` is the fewest of a
-        fraction, ``all`` the largest fraction up to which every seed met its labels at every
-        fraction tried, ``some`` the largest that any seed met, and ``tried`` the largest tried. A
-        fraction that nothing met is 0. ``floor`` and ``theorem`` are in units of the ceiling.
+    ``seeds`` is the fewest of a fraction, ``all`` the largest fraction up to which every seed met
+    its labels at every fraction tried, ``some`` the largest that any seed met, and ``tried`` the
+    largest tried. A fraction that nothing met is 0. ``floor`` and ``theorem`` are in units of the
+    ceiling.
     """
     lines = []
     for (shape, way), rows in table.groupby(["shape", "way"], sort=False):

@@ -26,18 +26,7 @@ STUDIES: dict[str, Study] = EXPERIMENTS | SEARCHES | TESTS | FITS
 
 
 def study(name: str, studies: Mapping[str, Study] = STUDIES) -> Any:
-    """The study of that name.
-
-    Args:
-        name: One of ``studies``.
-        studies: Those among which it must be.
-
-    Returns:
-        The study.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The study of that name among ``studies``, or it is refused."""
     if name not in studies:
         refuse("name", repr(name), f"one of {', '.join(studies)}")
     return studies[name]

@@ -35,13 +35,7 @@ from .trainings import CHECKPOINTS
 
 
 class Job(NamedTuple):
-    """A part of a study in one of its profiles.
-
-    Attributes:
-        name: A key of ``STUDIES``.
-        profile: One of the study's profiles.
-        selection: Which part of it.
-    """
+    """A part of a study in one of its profiles."""
 
     name: str
     profile: str
@@ -49,15 +43,7 @@ class Job(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands after a unit.
-
-    Attributes:
-        done: Units done.
-        units: All of them; None if they depend on the rows to come.
-        rows: Rows written.
-        seconds: Time spent.
-        said: The unit in words.
-    """
+    """Where a run stands after a unit: units done, of how many if that is known, rows, seconds."""
 
     done: int
     units: int | None
@@ -77,9 +63,6 @@ def choose_device(device: str, *, here: bool = True) -> str:
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         here: Whether this machine must have it; or only those that measure elsewhere.
-
-    Returns:
-        The name that torch knows it by.
 
     Raises:
         ValueError: Torch knows no such device, or this machine has none.
@@ -193,15 +176,7 @@ def run_jobs(
 def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
     """Several workers: processes on a CPU, and on a GPU threads, which share it by streams.
 
-    Args:
-        workers: How many; one is this process itself, which needs no pool.
-        device: Such as ``cpu`` or ``cuda``.
-
-    Returns:
-        A context that gives the executor and shuts it down at its end; None for one worker.
-
-    Raises:
-        ValueError: Fewer than one, or more than a GPU has streams.
+    One worker is this process itself, so the context gives None for it; otherwise an executor.
     """
     check_integer("workers", workers)
     if workers == 1:
@@ -219,16 +194,10 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
 def queue(
     jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: Place
 ) -> Iterator[tuple[str, Unit] | None]:
-    """Units to measure, one after the other, each with the name of its study.
+    """Units to measure, each with the name of its study; None whenever there is none now.
 
-    Args:
-        jobs: What to measure, the first first.
-        rows: For each study and profile its rows by key. They may grow between two units, and
-            decide what comes next.
-        place: Where units are measured.
-
-    Yields:
-        Units, without what has been given out in another one; None whenever there is none now.
+    ``rows`` holds the rows of each study and profile by key. They may grow between two units, and
+    decide what comes next. What has been given out in one unit is left out of the others.
     """
     started: set[str] = set()
     while True:
@@ -244,13 +213,7 @@ def queue(
 
 
 class FinishedUnit(NamedTuple):
-    """The rows of one unit.
-
-    Attributes:
-        name: The study's name.
-        rows: The rows.
-        added: How many of them are new to the store.
-    """
+    """The rows of one unit, and how many of them are new to the store."""
 
     name: str
     rows: list[Row]
@@ -263,20 +226,11 @@ def measured(
     executor: Executor | None = None,
     at_once: int | float = 1,
 ) -> Iterator[FinishedUnit]:
-    """Give out units, append their rows as they come, and yield them.
+    """Give out units, at most ``at_once`` of them, append their rows as they come, and yield them.
 
     After an error in a unit, or if its rows cannot be stored, nothing more is given out. The
     error is raised when the rows of the units in flight have been yielded. If the caller stops, or
     is interrupted, the rows of the units in flight are stored before this ends.
-
-    Args:
-        units: As :func:`queue` gives them.
-        device: Where they are measured.
-        executor: By whom; by default they are measured here, one after the other.
-        at_once: How many of them are with the executor at most.
-
-    Yields:
-        The rows of each unit.
     """
     executor = executor or InlineExecutor()
     in_flight: dict[Future, str] = {}
@@ -308,16 +262,7 @@ def measured(
 
 
 def perform(name: str, unit: Unit, device: str) -> list[Row]:
-    """Measure one unit of a study, in any process.
-
-    Args:
-        name: A key of ``STUDIES``.
-        unit: Configurations that are measured at once.
-        device: Where.
-
-    Returns:
-        One row for each configuration.
-    """
+    """Measure one unit of a study, in any process: one row for each configuration."""
     store.commit()  # before a long measurement, during which the checkout may change
     return STUDIES[name].perform(unit, device)
 

@@ -24,12 +24,7 @@ from .trainings import Cells, Trainings, name_of
 
 
 class Bracket(NamedTuple):
-    """Where a bisection ends.
-
-    Attributes:
-        memorized: The largest number that was memorized; 0 if none was.
-        failed: The smallest number that was not, or None if all were.
-    """
+    """The largest size that was memorized, or 0, and the smallest that was not, if any."""
 
     memorized: int
     failed: int | None
@@ -80,14 +75,7 @@ class Search(Trainings):
     def bracket(self, profile: str, cell: dict[str, Any], rows: Rows) -> tuple[Bracket, list[Run]]:
         """The bisection of one shape of model, from its rows.
 
-        Args:
-            profile: ``paper`` or ``quick``.
-            cell: One of ``cells``.
-            rows: Stored rows by key.
-
-        Returns:
-            Where the bisection is, and the restarts of the size that it needs next; it is complete
-            if there are none.
+        Returns where it is, and the restarts that it needs next; none if it is complete.
         """
         # The weights that have a set right have all of its subsets.
         best = 0
@@ -103,7 +91,9 @@ class Search(Trainings):
 
         [run, *_] = probe(self.name, profile, cell, 1)
         most = run.N**2 if run.task == "associations" else training.parameter_count(run)
-        return Bracket(best, bisect(memorizes, guaranteed(run), most).failed), needed
+        return Bracket(
+            best, bisect(memorizes, training.FAMILIES[run.model].guaranteed(run), most).failed
+        ), needed
 
     @override
     def say(self, rows: Sequence[Row]) -> str:
@@ -170,16 +160,15 @@ SEARCHES = {search.name: search for search in _SEARCHES}
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
     """Double from ``start`` until a size fails, then halve the gap to 2% of what is memorized.
 
-    Assumes that larger sizes fail, too; if not, returns the smaller answer.
+    Assumes that larger sizes fail, too; if not, returns the smaller answer. No size is tried twice.
 
     Args:
-        memorizes: Whether a size, from 1 to ``most``, is memorized; None if that is not known yet,
-            which ends the bisection there. No size is tried twice.
+        memorizes: Whether a size is memorized; None if that is not known yet, which ends it there.
         start: The first size.
         most: The largest size.
 
     Returns:
-        The largest size that was memorized, and the smallest that was not.
+        The bracket around the answer.
 
     Example:
         >>> bisect(lambda T: T <= 700, start=50, most=2500)
@@ -197,16 +186,9 @@ def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Br
 
 
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
-    """The trainings that decide whether ``size`` examples are memorized by one shape of model.
+    """The restarts that decide whether ``size`` examples are memorized by one shape of model.
 
-    Args:
-        name: A key of ``SEARCHES``.
-        profile: ``paper`` or ``quick``.
-        cell: The fields of the shape, one of the search's ``cells``.
-        size: The number of examples, at least 1.
-
-    Returns:
-        The restarts, one for each seed.
+    ``name`` is a key of ``SEARCHES``, ``cell`` one of the search's ``cells``.
     """
     sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
     return [
@@ -217,11 +199,6 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
 
 def _all_right(outcome: Outcome) -> bool:
     return outcome.accuracy == 1
-
-
-def guaranteed(run: Run) -> int:
-    """How many examples the paper's theorem guarantees for a layer of this shape."""
-    return training.FAMILIES[run.model].guaranteed(run)
 
 
 def found(name: str, profile: str) -> pd.DataFrame:
@@ -249,6 +226,9 @@ def found(name: str, profile: str) -> pd.DataFrame:
         if not needed:
             [run, *_] = probe(name, profile, cell, 1)
             sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-            theory = {"bound": guaranteed(run), "parameters": training.parameter_count(run)}
+            theory = {
+                "bound": training.FAMILIES[run.model].guaranteed(run),
+                "parameters": training.parameter_count(run),
+            }
             lines.append(sizes | ends._asdict() | theory)
     return pd.DataFrame(lines)

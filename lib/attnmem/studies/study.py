@@ -39,9 +39,6 @@ class Selection(NamedTuple):
     tf32: bool = False
 
 
-ALL = Selection()
-
-
 class Place(NamedTuple):
     """Where units are measured, which decides how large they are and which come first.
 
@@ -56,9 +53,6 @@ class Place(NamedTuple):
     limited: bool = False
 
 
-HERE = Place()
-
-
 class Done(NamedTuple):
     """How many rows (of a search: complete cells) are stored, of how many."""
 
@@ -66,13 +60,15 @@ class Done(NamedTuple):
     of: int
 
 
+ALL, HERE = Selection(), Place()
+
+
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A figure, a table or a question. Each kind of study says what is missing and how to do it.
+    """A figure, a table or a question; each kind says what its units are and how to measure one.
 
-    ``kind`` says in words what its units are, ``config`` is the class of its configurations,
-    ``profiles`` are its versions. ``units_known``: whether all units are known before the first is
-    measured.
+    ``kind`` says that in words, ``config`` is the class of its configurations, ``profiles`` are its
+    versions. ``units_known``: whether all units are known before the first is measured.
 
     Attributes:
         name: Its name in the command line and in the store.
@@ -98,18 +94,7 @@ class Study:
         return papers()[self.paper].source(self.what)
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Any]:
-        """All configurations of a selection.
-
-        Args:
-            profile: One of ``profiles``.
-            selection: A part of the study.
-
-        Returns:
-            The configurations; none of a search, whose runs depend on its rows.
-
-        Raises:
-            ValueError: The study has no such profile or part; the message names the argument.
-        """
+        """All configurations; none of a search. Refuses what the study does not have, by name."""
         if profile not in self.profiles:
             refuse("profile", repr(profile), f"one of {', '.join(self.profiles)}")
         for field, value in selection._asdict().items():
@@ -118,46 +103,18 @@ class Study:
         return self._listed(profile)
 
     def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Any]:
-        """The configurations that could be measured now and have no row.
-
-        Args:
-            profile: One of ``profiles``.
-            selection: A part of the study.
-            rows: Stored rows by key.
-
-        Returns:
-            The configurations.
-        """
+        """The configurations that could be measured now and have no row."""
         return [one for one in self.configs(profile, selection) if one.key not in rows]
 
     def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
-        """How much of a selection is stored.
-
-        Args:
-            profile: One of ``profiles``.
-            selection: A part of the study.
-            rows: Stored rows by key.
-
-        Returns:
-            The numbers of rows; of a search, of complete cells.
-        """
+        """How much of a selection is stored."""
         configs = self.configs(profile, selection)
         return Done(sum(one.key in rows for one in configs), len(configs))
 
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
     ) -> Iterator[Unit]:
-        """What is missing, in units. Rows may grow between two units.
-
-        Args:
-            profile: One of ``profiles``.
-            selection: A part of the study.
-            rows: Stored rows by key.
-            place: Where units will be measured.
-
-        Yields:
-            Configurations that are measured at once.
-        """
+        """What is missing, in units. Rows may grow between two of them."""
         yield from self._group(self.missing(profile, selection, rows), rows, place)
 
     def curve_of(self, config: Any) -> Any:
@@ -165,15 +122,7 @@ class Study:
         return getattr(config, self.curves) if self.curves else None
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
-        """Measure a unit.
-
-        Args:
-            unit: Configurations that are measured at once.
-            device: Where.
-
-        Returns:
-            One row for each configuration.
-        """
+        """Measure a unit: one row for each configuration."""
         raise NotImplementedError
 
     def say(self, rows: Sequence[Row]) -> str:
@@ -182,7 +131,7 @@ class Study:
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         """Rows with a column for each field of the store, and those that this kind adds."""
-        return self._extended(as_table(rows, self.config))
+        return as_table(rows, self.config)
 
     def _listed(self, profile: str) -> list[Any]:
         return []
@@ -190,20 +139,12 @@ class Study:
     def _group(self, configs: list[Any], rows: Rows, place: Place) -> list[Unit]:
         return [[one] for one in configs]
 
-    def _extended(self, table: pd.DataFrame) -> pd.DataFrame:
-        return table
-
 
 def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:
     """Rows as a table with a column for each field, in the order of the file.
 
-    Args:
-        rows: Configurations, each with its result.
-        config: Their class, which decides the columns even if there are no rows.
-
-    Returns:
-        One line for each row. Of a training that diverged, ``accuracy`` and ``loss`` are missing,
-        and ``diverged`` is its step; of the others ``diverged`` is missing.
+    Of a training that diverged, ``accuracy`` and ``loss`` are missing, and ``diverged`` is its
+    step; of the others ``diverged`` is missing. ``config`` says the columns if there are no rows.
     """
     values = [vars(config) | vars(result) for config, result in rows]
     return pd.DataFrame(values, columns=[*SCHEMAS[config].types])

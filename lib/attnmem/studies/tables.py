@@ -31,8 +31,7 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
         A configuration and its result, for each key.
 
     Raises:
-        ValueError: There is no such study or profile; or, with ``recompute``, new rows would go
-            among the shipped ones.
+        ValueError: There is no such study or profile, or no folder for new rows alone.
         DamagedResultsError: A file that cannot be trusted.
     """
     if profile not in study(name).profiles:
@@ -49,8 +48,8 @@ def table(name: str, profile: str) -> pd.DataFrame:
 
     Returns:
         A line for each row, with a column for each field of the store and those that the kind of
-        study adds. Tests of assumptions have ``test``, ``share`` and ``ranks``
-        (:mod:`attnmem.studies.assumptions`); fits have their bounds (:mod:`attnmem.studies.fits`).
+        study adds (:class:`attnmem.studies.assumptions.AssumptionTests`,
+        :class:`attnmem.studies.fits.FitStudy`).
 
     Raises:
         ValueError: There is no such study or profile; the message names it.
@@ -68,18 +67,9 @@ def missing(
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """What the store does not have of a study.
+    """The configurations of a study that have no row; a training that diverged has one.
 
-    Args:
-        name: A study.
-        profile: One of its profiles.
-        seeds: The first so many of them.
-        recompute: As for :func:`rows`.
-        variant: As for :func:`attnmem.studies.registry.runs`.
-        where: Likewise.
-
-    Returns:
-        The configurations without a row; a training that diverged has a row.
+    Arguments are as for :func:`rows` and :func:`attnmem.studies.registry.runs`.
     """
     have = rows(name, profile, recompute=recompute)
     return study(name).missing(profile, Selection(seeds, variant, where), have)
@@ -185,16 +175,13 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
     """One measurement, with a row for every value of one field and a column for every seed.
 
     Args:
-        table: Rows that differ in the field and in the seed only.
+        table: Rows that differ in the field and in the seed only, or it is refused.
         axis: The field.
         measured: The column of the measurement.
 
     Returns:
         The table, indexed by the values of the field in rising order. What no row measured is
         missing: a seed that was not trained, or one that diverged.
-
-    Raises:
-        ValueError: Two rows have the same seed and the same value of the field.
     """
     return table.pivot(index=axis, columns="seed", values=measured)
 
@@ -204,13 +191,10 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
 
     Args:
         table: Rows.
-        *fields: Columns of whole numbers.
+        *fields: Columns of whole numbers without a missing value, or they are refused.
 
     Returns:
         The fields in their order, with one value where the two agree.
-
-    Raises:
-        ValueError: A field is no column, or has missing values.
 
     Example:
         >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
@@ -226,13 +210,9 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
 
 
 def fewest_seeds(table: pd.DataFrame) -> int:
-    """How many seeds each configuration of a table was trained with at least.
+    """The number of seeds of the configuration that has the fewest in a table of trainings.
 
-    Args:
-        table: Trainings. A seed that diverged counts: it was trained, and its row says so.
-
-    Returns:
-        The number of seeds of the configuration that has the fewest.
+    A seed that diverged counts: it was trained, and its row says so.
     """
     other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
     return int(table.groupby(other, dropna=False).seed.nunique().min())
@@ -242,16 +222,13 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
     """Rows of an experiment with one more column, the number of parameters that each run trained.
 
     Args:
-        table: Rows of the experiment, as :func:`stored` returns them.
+        table: Rows of the experiment, as :func:`stored` returns them; others are refused.
         name: The experiment.
         profile: The profile that they are of.
 
     Returns:
         The table with the column ``parameters``, counted from the tensors that the loss depends on
         (:func:`attnmem.training.parameter_count`).
-
-    Raises:
-        ValueError: A row has sizes that the grid does not have.
     """
     fields = list(SIZES)
     counts = {
@@ -271,15 +248,12 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
 
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
-    """Numbers that a paper published, for comparison.
+    """Numbers that a paper published, one line for each, with the sizes that it belongs to.
 
-    Args:
-        paper: ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers.
-
-    Returns:
-        One line for each number, with the sizes that it belongs to. Of the experiments of Dana et
-        al. with three layers, ``depth1`` is complete; of ``depth2`` and ``depth5`` there are four
-        points, with three digits, chosen because rows of an earlier model were far from them.
+    ``paper`` is ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers. Of
+    the experiments of Dana et al. with three layers, ``depth1`` is complete; of ``depth2`` and
+    ``depth5`` there are four points, with three digits, chosen because rows of an earlier model
+    were far from them.
     """
     return pd.read_csv(store.PACKAGE / "published" / f"{paper}.csv")
 
