@@ -107,14 +107,14 @@ def claims() -> dict[str, Claim]:
         >>> claims()["mahdavi-theorem-1"].kind
         'theorem'
     """
-    found = {}
+    result = {}
     for paper, tables in _tables().items():
         for name, table in tables.items():
             if isinstance(table, dict):
                 key, rows = f"{paper}-{name}", tuple(table.get("rows", ()))
                 universal = table.get("universal", table["kind"] == "theorem")
-                found[key] = Claim(key, paper, **table | {"rows": rows, "universal": universal})
-    return found
+                result[key] = Claim(key, paper, **table | {"rows": rows, "universal": universal})
+    return result
 
 
 # --- grades ---------------------------------------------------------------------------------------

@@ -55,6 +55,33 @@ def test_training_recalls_what_outer_products_confuse():
     assert recalled(trained(facts), facts) == 1
 
 
+def plain_training(facts, steps):
+    """Cross-entropy by Adam, with the gradient by hand; the best matrix of all steps."""
+    (p, d), (keys, values) = facts.keys.shape, facts
+    W = 2 * math.log(p) * sum(torch.outer(u, x) for x, u in zip(keys, values, strict=True))
+    mean, square, best, most = torch.zeros(d, d), torch.zeros(d, d), None, -1
+    for step in range(steps + 1):
+        matches = torch.stack([values @ W @ x for x in keys])
+        if (right := recalled(W, facts)) > most:
+            best, most = W, right
+        if right == 1 or step == steps:
+            return best, step
+        errors = (matches.softmax(1) - torch.eye(p)) / p
+        gradient = values.T @ errors.T @ keys
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        first, second = mean / (1 - 0.9 ** (step + 1)), square / (1 - 0.999 ** (step + 1))
+        W = W - 0.3 * (1 - step / steps) * first / (second.sqrt() + 1e-8)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("load", "steps", "last"), [(2.0, 1, 1), (2.0, 9, 9), (0.7, 200, 21)])
+def test_training_is_that_of_a_plain_loop(load, steps, last):
+    facts = draw(count_at(load, 8), 8, seed=0)
+    best, step = plain_training(facts, steps)
+    assert step == last
+    torch.testing.assert_close(trained(facts, steps=steps), best, rtol=1e-6, atol=1e-6)
+
+
 def test_training_keeps_the_best_matrix_and_cannot_do_the_impossible():
     """Two equal keys with different values: one of them is lost, whatever the matrix."""
     keys, values = draw(count=4, dim=8, seed=0)

@@ -49,6 +49,9 @@ ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), 
         ("figure", [FIVE, LOST], "in part", "measured, 3 of 6 seeds"),
         ("figure", [LOST, LOST], "contradicted", "measured, 3 of 6 seeds"),
         ("figure", [PROVED, FIVE], "confirmed", "measured, 5 of 5 seeds"),
+        ("theorem", [PROVED, BALLS], "contradicted", "certified"),
+        ("definition", [PROVED, UNSEEN], "illustrated in part", "checked"),
+        ("assumption", [UNSEEN, LOST], "not met", "measured, 3 of 6 seeds"),
         ("table", [reporting.measured(True, 1)], "confirmed", "measured, 1 seed"),
         ("table", [reporting.measured(True, 2)], "confirmed", "measured, 2 seeds"),
         ("definition", [SEEN], "illustrated", "checked"),
@@ -99,7 +102,7 @@ def test_a_verdict_is_shown_and_stored(displayed):
         (("mahdavi-theorem-9", {"x": SEEN}), "^verdict: got 'mahdavi-theorem-9'"),
         (("mahdavi-theorem-1", {}), "no checks"),
         (("mahdavi-theorem-1", {"x": True}), r"got True for 'x'; expected what it rests on"),
-        (("mahdavi-figure-3", {"x": ONE}), "no sizes"),
+        (("mahdavi-figure-3", {"x": SEEN, "y": ONE}), "no sizes"),
         (("mahdavi-theorem-1", {"x": BALLS}), "no instead"),
     ],
 )
@@ -107,6 +110,13 @@ def test_a_verdict_without_its_evidence_is_refused(displayed, arguments, message
     with pytest.raises(ValueError, match=message):
         reporting.verdict(*arguments)
     assert not displayed
+
+
+def test_a_contradicted_figure_needs_no_other_statement_and_a_theorem_names_one(displayed):
+    reporting.verdict("mahdavi-figure-3", {"x": UNSEEN})
+    reporting.verdict("mahdavi-theorem-1", {"x": BALLS}, instead="thm-x")
+    instead = [metadata["attnmem"]["instead"] for _, metadata in displayed]
+    assert instead == [None, "thm-x"]
 
 
 def test_glue_takes_rounded_values_only(displayed):

@@ -139,8 +139,8 @@ class Encoder(NamedTuple):
         return self._replace(model=model, depth=depth)
 
     @property
-    def positions(self) -> Float[Tensor, "places d"]:
-        """What the embedding adds to a token at each place."""
+    def positions(self) -> Float[Tensor, "n d"]:
+        """What the embedding adds to a token at each position."""
         if self.model.config.model_type == "gpt2":
             return self.model.wpe.weight.detach()
         table = self.model.embeddings.position_embeddings
