@@ -4,7 +4,8 @@ Prose, figures and tests call these functions, so that no formula is written twi
 those of the notation page: ``H`` heads, ``n`` tokens in a context, ``d`` embedding dimension,
 ``d_h`` head dimension, ``d_v`` value dimension, ``d_out`` outputs, ``m`` hidden units (``width``),
 ``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at least 1, or of the
-range that is said there. Each function raises ``ValueError`` for other values.
+range that is said there. Each function raises ``ValueError`` for other values. Formulas without a
+source are this book's.
 """
 
 from __future__ import annotations
@@ -67,12 +68,8 @@ def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
     """Number of associations that an attention-only transformer memorizes: :math:`H d_h + d`.
 
     This holds for sets of sequences that attention can tell apart, such as random ones. It does not
-    hold for every set (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams``).
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``: the paper's layer has no wider heads.
-        dim: Embedding dimension ``d``.
+    hold for every set (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams``). The
+    paper's layer has ``d_h <= d``.
 
     Example:
         >>> aot_capacity(heads=20, head_dim=10, dim=10)
@@ -102,25 +99,15 @@ def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> N
 def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> float:
     """Upper bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
 
-    The bigrams are drawn uniformly from all ``N^2`` without repetition. Unless the event of this
-    probability occurs, the features ``F`` of almost every transformer have full rank on them, so
-    that every choice of next tokens can be memorized. The bound is a union bound over sets of
-    tokens, a sum of hypergeometric tails, cut off at one.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``.
-        vocab: Vocabulary size ``N``, with ``N^2 >= H d_h + d``.
-
-    Returns:
-        A number from 0 to 1. At 1 the bound says nothing.
+    The ``H d_h + d <= N^2`` bigrams, with ``d_h <= d``, are drawn uniformly from all ``N^2``
+    without repetition. Unless the event of this probability occurs, the features ``F`` of almost
+    every transformer have full rank on them, so that every choice of next tokens can be memorized.
+    The bound is a union bound over sets of tokens, a sum of hypergeometric tails, cut off at one,
+    where it says nothing (theorem ``thm-random-bigrams``).
 
     Example:
         >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
         True
-
-    Source: this book, theorem ``thm-random-bigrams``.
     """
     H, d_h, d, N = heads, head_dim, dim, vocab
     T = H * d_h + d
@@ -153,16 +140,11 @@ def scalar_capacity(
 ) -> int:
     """Number of scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
-    The context is shared, and the queries are in general position. The capacity depends neither on
-    the number of tokens nor on the width of the heads, within their ranges.
+    The context is shared and has ``3 <= n <= d`` independent tokens, the heads have width ``d_h >=
+    2``, and the queries are in general position. The capacity depends neither on ``n`` nor on
+    ``d_h``.
 
-    Args:
-        heads: Number of heads ``H``.
-        context: Tokens in the context, ``3 <= n <= d``, to be independent.
-        head_dim: Head dimension ``d_h``, at least 2.
-        dim: Embedding dimension ``d``, at least 3.
-
-    Source: this book, :func:`attnmem.constructions.memorize_scalars`.
+    Source: :func:`attnmem.constructions.memorize_scalars`.
     """
     return heads * (dim - 1)
 
@@ -212,7 +194,7 @@ def affine_span_rank(
         >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
         True
 
-    Source: this book; it contains Mahdavi et al. 2024, Propositions 2 and 5.
+    It contains Mahdavi et al. 2024, Propositions 2 and 5.
     """
     return heads * span + (not through_origin)
 
@@ -221,15 +203,9 @@ def affine_span_rank(
 def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
     """Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
 
-    Almost all weights and data reach it, with heads of any width. A read-out then meets any real
-    labels of as many examples.
-
-    Args:
-        heads: Number of heads ``H``.
-        context: Tokens in a context, ``n >= 2``. The rank does not depend on it.
-        dim: Embedding dimension ``d``.
-
-    Source: this book, the chapter on generic layers; :func:`attnmem.constructions.random_mha`.
+    Almost all weights and data reach it, with heads of any width, if contexts have ``n >= 2``
+    tokens. A read-out then meets any real labels of as many examples. See
+    :func:`attnmem.constructions.random_mha`.
     """
     return heads * dim
 
@@ -255,8 +231,6 @@ def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
     Example:
         >>> own_context_ceiling(heads=4, head_dim=64, dim=64)
         16640
-
-    Source: this book, the chapter on the capacity of one layer.
     """
     r = min(head_dim, dim)
     return heads * (r * (2 * dim - r) + dim)
@@ -286,8 +260,6 @@ def shared_context_ceiling(
     Example:
         >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
         8061
-
-    Source: this book.
     """
     differences = context - 1
     r = min(head_dim, differences)
@@ -313,8 +285,6 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
     Example:
         >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
         True
-
-    Source: this book, the chapter on the capacity of one layer.
     """
     p = min(size - 1, keys)
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
@@ -342,8 +312,6 @@ def best_groups(
     Example:
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
         [11, 11, 10]
-
-    Source: this book, the chapter on the capacity of one layer.
     """
 
     def sizes(groups: int) -> list[int]:
@@ -365,8 +333,6 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     Example:
         >>> own_context_floor(heads=4, head_dim=64, dim=64)
         12160
-
-    Source: this book, the chapter on the capacity of one layer.
     """
     sizes = dim, dim, min(head_dim, dim)
     return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes))
@@ -377,18 +343,8 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     """Examples on one shared context whose real labels are all met, for almost all data.
 
     The count is the sum of :func:`group_rank` over the best groups, and one for a constant if the
-    context has at most ``d`` tokens. On longer contexts it is :func:`own_context_floor`.
-
-    Args:
-        heads: Number of heads ``H``.
-        context: Tokens in the context, ``n >= 2``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
-
-    Returns:
-        The number of examples, at most :func:`shared_context_ceiling` if ``n <= d``.
-
-    Source: this book, the chapter on the capacity of one layer.
+    context has at most ``d`` tokens, of at least two. On longer contexts it is
+    :func:`own_context_floor`.
     """
     if context > dim:
         return own_context_floor(heads, head_dim, dim)
@@ -429,8 +385,6 @@ def sequences_ceiling(
         >>> sizes = {"heads": 4, "head_dim": 10, "dim": 10, "vocab": 50, "length": 2}
         >>> sequences_ceiling(**sizes), sequences_ceiling(**sizes, trained=True)
         (450, 860)
-
-    Source: this book, the chapter on token sequences.
     """
 
     def count(a: int, b: int) -> int:
@@ -455,17 +409,10 @@ def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
 def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
     """Number of real labels that groups of cancelling heads meet, whatever the labels are.
 
-    The formula is ``d`` plus :func:`group_rank` for each group of ``k`` heads. It holds for almost
-    all fixed embeddings if the last token of each sequence, and one token before it, are in no
-    other sequence. A pair adds what one head adds to :func:`sequences_ceiling`.
-
-    Args:
-        groups: Number of groups.
-        size: Heads of each group ``k``, at most ``d + 1``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``.
-
-    Source: this book, the chapter on token sequences.
+    The formula is ``d`` plus :func:`group_rank` for each group of ``k <= d + 1`` heads of width
+    ``d_h <= d``. It holds for almost all fixed embeddings if the last token of each sequence, and
+    one token before it, are in no other sequence. A pair adds what one head adds to
+    :func:`sequences_ceiling`.
     """
     return dim + groups * group_rank(size, dim, dim, head_dim)
 
@@ -573,7 +520,7 @@ def aot_dimension(
         >>> aot_dimension(heads=4, head_dim=2, dim=10, vocab=50)
         1188
 
-    Source: this book. The tests compare it with the rank of the Jacobian at small sizes.
+    The tests compare it with the rank of the Jacobian at small sizes.
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
@@ -634,7 +581,7 @@ def mha_dimension(
     Returns:
         The dimension. It is the rank of the Jacobian of all outputs at almost all weights and data.
 
-    Source: this book. The tests compare it with the rank of the Jacobian at small sizes.
+    The tests compare it with the rank of the Jacobian at small sizes.
     """
     H, n, d = heads, context, dim
     C = 1 if classes is None else classes - 1
