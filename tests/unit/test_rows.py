@@ -29,30 +29,19 @@ from attnmem.store import SCHEMAS, Check, DamagedResultsError, Finding, Outcome,
 from attnmem.studies.study import as_table
 
 RUN = Run(
-    experiment="trial",
-    profile="quick",
-    model="aot",
-    variant="code",
-    N=50,
-    n=2,
-    T=128,
-    d=5,
-    d_h=5,
-    H=3,
-    width=None,
-    layers=1,
-    seed=0,
-    steps=100,
-    task="bigrams",
-    context=None,
-    batch=32,
-    schedule="linear",
-    lr=0.1,
-    lr_start=0.1,
-    lr_end=0.005,
+    **{"experiment": "trial", "profile": "quick", "model": "aot", "variant": "code", "N": 50},
+    **{"n": 2, "T": 128, "d": 5, "d_h": 5, "H": 3, "width": None, "layers": 1, "seed": 0},
+    **{"steps": 100, "task": "bigrams", "context": None, "batch": 32, "schedule": "linear"},
+    **{"lr": 0.1, "lr_start": 0.1, "lr_end": 0.005},
 )
-HEADER = ",".join(SCHEMAS[Run].columns) + "\n"
 OUTCOME = Outcome(0.1234567890123, 1.5e-07, 0.25, "cpu, two cores", "2.13.0", "abc123+")
+CHECK = Check(
+    **{"experiment": "trial", "profile": "quick", "source": "photographs", "map": "random L0"},
+    **{"architecture": "vit-base", "dtype": "float64", "vectors": "queries", "T": 2000, "n": 197},
+    **{"d": 768, "size": 197, "samples": 5000, "seed": 0},
+)
+FINDING = Finding(3, 100, 196, 197, 1.5, "cpu", "2.13.0", "abc123")
+HEADER = ",".join(SCHEMAS[Run].columns) + "\n"
 
 
 def made(count, start=0):
@@ -62,49 +51,65 @@ def made(count, start=0):
     ]
 
 
+def stored(path):
+    return list(storage.read(path).values())
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "trial" / "quick.csv"
 
 
-def test_rows_come_back_as_they_went(tmp_path, path):
-    odd = dataclasses.replace(RUN, experiment="trial", width=7, early_stop=False, context="shared")
-    written = [
-        *made(3),
-        (odd, dataclasses.replace(OUTCOME, accuracy=None, tf32=True, curve=(0.5, 0.0625))),
-    ]
-    assert storage.append(written, tmp_path) == 4
-    assert list(storage.read(path).values()) == written
-    assert storage.append(written, tmp_path) == 0
-    assert len(storage.read(path)) == 4
+# --- what is written is read ----------------------------------------------------------------------
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1)
+shares = st.lists(st.integers(0, 10_000).map(lambda k: k / 10_000), min_size=1).map(tuple)
 
 
-CHECK = Check(
-    experiment="trial",
-    profile="quick",
-    source="photographs",
-    architecture="vit-base",
-    map="random L0",
-    dtype="float64",
-    vectors="queries",
-    T=2000,
-    n=197,
-    d=768,
-    size=197,
-    samples=5000,
-    seed=0,
+@settings(max_examples=50)
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("device", "torch", "commit"), words)
+        | dict.fromkeys(("curve", "saturated", "served", "serving"), shares | st.none())
+        | {"accuracy": numbers | st.none(), "loss": numbers, "wall_s": numbers}
+        | {"tf32": st.booleans(), "best_step": st.integers() | st.none()}
+    ),
+    st.booleans() | st.none(),
 )
-FINDING = Finding(3, 100, 196, 197, 1.5, "cpu", "2.13.0", "abc123")
+def test_any_outcome_is_read_as_it_was_written(tmp_path_factory, fields, early_stop):
+    run = dataclasses.replace(RUN, early_stop=early_stop, context="shared")
+    outcome = Outcome(**fields | {"wall_s": np.float64(fields["wall_s"])})
+    root = tmp_path_factory.mktemp("store")
+    storage.append([(run, outcome)], root)
+    assert stored(root / "trial" / "quick.csv") == [(run, outcome)]
 
 
-def test_tests_of_assumptions_are_rows_as_trainings_are(tmp_path, path):
+def test_a_row_is_added_once_and_the_first_of_two_counts(tmp_path, path):
+    again = (RUN, dataclasses.replace(OUTCOME, loss=2.0))
+    assert storage.append([*made(1), again, *made(3)], tmp_path) == 3
+    assert storage.append([again, *made(2)], tmp_path) == 0
+    assert stored(path) == made(3)
+
+
+def test_rows_go_to_the_file_of_their_experiment_and_profile(tmp_path):
+    other = dataclasses.replace(RUN, experiment="other", profile="paper")
+    storage.append([(RUN, OUTCOME), (other, OUTCOME)], tmp_path)
+    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.csv")}
+    assert found == {"trial/quick.csv", "other/paper.csv"}
+
+
+def test_tests_of_assumptions_are_rows_and_kinds_are_not_mixed(tmp_path, path):
     bare = dataclasses.replace(FINDING, ranked=0, least_rank=None, most_rank=None)
     written = [(CHECK, FINDING), (dataclasses.replace(CHECK, size=5), bare)]
+    for mixed in ([(RUN, FINDING)], [(RUN, OUTCOME), (CHECK, FINDING)]):
+        with pytest.raises(ValueError, match=r"^rows: got .*; expected Run with Outcome"):
+            storage.append(mixed, tmp_path)
+        assert not path.exists()
     assert storage.append(written, tmp_path) == 2
-    assert list(storage.read(path).values()) == written
     with pytest.raises(DamagedResultsError, match="line 1: not the header of such rows"):
         storage.append(made(1), tmp_path)
-    assert list(storage.read(path).values()) == written
+    assert stored(path) == written
     table = as_table(written, Check)
     assert table["size"].tolist() == [197, 5]
     assert list(as_table([], Check).columns) == list(table.columns)
@@ -125,307 +130,45 @@ def test_numbers_of_numpy_make_the_same_row(kind, path, tmp_path):
 
 
 def test_the_key_is_the_configuration_and_nothing_else():
-    assert RUN.key == dataclasses.replace(RUN).key
     changes = [{"seed": 1}, {"lr": 0.2}, {"width": 0}, {"variant": "paper"}, {"context": "shared"}]
     assert len({RUN.key, *(dataclasses.replace(RUN, **c).key for c in changes)}) == 6
     assert RUN.key == "d5d4e4b56e23ae2d"  # a changed rule would orphan every stored row
 
 
-def test_rows_of_several_experiments_go_to_their_files(tmp_path):
-    other = dataclasses.replace(RUN, experiment="other", profile="paper")
-    storage.append([(RUN, OUTCOME), (other, OUTCOME)], tmp_path)
-    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.csv")}
-    assert found == {"trial/quick.csv", "other/paper.csv"}
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_results_that_are_not_finite_are_not_stored(tmp_path, path, bad):
-    with pytest.raises(ValueError, match=r"^loss: got "):
-        storage.append([(RUN, dataclasses.replace(OUTCOME, loss=bad))], tmp_path)
-    assert storage.read(path) == {}
-
-
-def flip_byte(data, rng):
-    place = rng.randrange(len(data))
-    return data[:place] + bytes([data[place] ^ (1 << rng.randrange(8))]) + data[place + 1 :]
-
-
-def cut_end(data, rng):
-    inside = [i for i in range(1, len(data)) if data[i - 1 : i] != b"\n"]
-    return data[: rng.choice(inside)]
-
-
-def cut_line_short(data, rng):
-    lines = data.split(b"\n")
-    place = rng.randrange(len(lines) - 1)
-    lines[place] = lines[place][: rng.randrange(len(lines[place]))]
-    return b"\n".join(lines)
-
-
-def foreign_header(data, rng):
-    header, rest = data.split(b"\n", 1)
-    names = header.split(b",")
-    rng.shuffle(names)
-    return b",".join(names) + b"\n" + rest if names != header.split(b",") else b"a,b\n" + rest
-
-
-def write_nan(data, rng):
-    return _edit_cell(data, rng, lambda cell: b"nan")
-
-
-def swap_columns(data, rng):
-    lines = [line.split(b",") for line in data.split(b"\n")[:-1]]
-    a, b = rng.choice([(7, 8), (9, 12), (23, 24), (13, 16)])
-    for line in lines[1:]:
-        line[a], line[b] = line[b], line[a]
-    swapped = b"".join(b",".join(line) + b"\n" for line in lines)
-    return swapped if swapped != data else b"\n" + data
-
-
-def change_a_digit(data, rng):
-    return _edit_cell(data, rng, lambda cell: cell + b"1")
-
-
-def double_a_line(data, rng):
-    lines = data.split(b"\n")[:-1]
-    lines.append(lines[rng.randrange(1, len(lines))])
-    return b"\n".join(lines) + b"\n"
-
-
-def _edit_cell(data, rng, edit):
-    lines = data.split(b"\n")
-    line = rng.randrange(1, len(lines) - 1)
-    cells = lines[line].split(b",")
-    place = rng.randrange(len(cells))
-    cells[place] = edit(cells[place])
-    lines[line] = b",".join(cells)
-    return b"\n".join(lines)
-
-
-DAMAGES = [
-    flip_byte,
-    cut_end,
-    cut_line_short,
-    foreign_header,
-    write_nan,
-    swap_columns,
-    change_a_digit,
-    double_a_line,
-]
-
-
-def as_another_system_writes(data):
-    return b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n")
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("written", [bytes, as_another_system_writes])
-def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
-    storage.append(made(6), tmp_path)
-    sound = path.read_bytes()
-    for seed in range(40):
-        broken = damage(sound, random.Random(seed))
-        assert broken != sound
-        broken = written(broken)
-        path.write_bytes(broken)
-        with pytest.raises(DamagedResultsError, match=rf"{path}, line \d+: "):
-            storage.read(path)
-        with pytest.raises(DamagedResultsError):
-            storage.append(made(1, start=99), tmp_path)
-        assert path.read_bytes() == broken  # and nothing is written to it
-
-
-OTHER_SYSTEMS = {
-    "line ends": lambda data: data.replace(b"\n", b"\r\n"),
-    "some line ends": lambda data: data.replace(b"\n", b"\r\n", 2),
-    "mark": lambda data: b"\xef\xbb\xbf" + data,
-    "both": as_another_system_writes,
-}
-
-
-@pytest.mark.parametrize("what", OTHER_SYSTEMS)
-def test_what_another_system_makes_of_a_file_is_read_and_written_on(tmp_path, path, what):
-    storage.append(made(4), tmp_path)
-    path.write_bytes(OTHER_SYSTEMS[what](path.read_bytes()))
-    assert list(storage.read(path).values()) == made(4)
-    assert storage.append(made(6), tmp_path) == 2
-    assert list(storage.read(path).values()) == made(6)
-
-
-def test_files_are_written_in_the_same_bytes_on_every_system(tmp_path, path, monkeypatch):
-    def translating(file, mode="r", **options):  # as where text ends its lines in another way
-        if "b" not in mode:
-            options.setdefault("newline", "\r\n")
-        return open(file, mode, **options)
-
-    monkeypatch.setattr(storage, "open", translating, raising=False)
-
-    def descriptor(file, *options):
-        assert not str(file).endswith(".csv")  # the flag for bytes exists on those systems only
-        return os_open(file, *options)
-
-    os_open = os.open
-    monkeypatch.setattr(storage.os, "open", descriptor)
-    storage.append(made(3), tmp_path)
-    assert b"\r" not in path.read_bytes()
-
-
-def test_a_file_of_another_experiment_is_refused(tmp_path, path):
-    storage.append(made(2), tmp_path)
-    moved = tmp_path / "other" / "quick.csv"
-    moved.parent.mkdir()
-    path.rename(moved)
-    with pytest.raises(DamagedResultsError, match="line 2: it belongs to trial/quick"):
-        storage.read(moved)
-
-
-def write_slowly(root, start):
-    for row in made(40, start):
-        storage.append([row], root)
-
-
-def test_processes_that_write_at_once_lose_nothing(tmp_path, path):
-    fork = multiprocessing.get_context("fork")
-    writers = [fork.Process(target=write_slowly, args=(tmp_path, s)) for s in (0, 20, 40)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [w.exitcode for w in writers] == [0, 0, 0]
-    seeds = sorted(run.seed for run, _ in storage.read(path).values())
-    assert seeds == list(range(80))  # overlapping rows stand once
-
-
-def test_a_writer_killed_at_any_moment_leaves_whole_rows(tmp_path, path):
-    fork, rng = multiprocessing.get_context("fork"), random.Random(0)
-    for _ in range(20):
-        have = storage.read(path)
-        writer = fork.Process(target=write_slowly, args=(tmp_path, 0))
-        writer.start()
-        time.sleep(rng.uniform(0.0, 0.06))
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join()
-        after = storage.read(path)
-        assert list(after)[: len(have)] == list(have)
-    write_slowly(tmp_path, 0)
-    assert [run.seed for run, _ in storage.read(path).values()] == list(range(40))
-
-
-def test_where_rows_go(tmp_path, monkeypatch):
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
-    assert storage.writable_root() == tmp_path
-    monkeypatch.delenv("ATTNMEM_MEASUREMENTS")
-    assert storage.writable_root() == storage.SHIPPED
-
-
-def test_a_folder_for_rows_may_stand_in_a_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~/rows")
-    assert storage.writable_root() == tmp_path / "rows"
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", " ~/rows\n")
-    assert storage.writable_root() == tmp_path / "rows"
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~nobody-of-this-name/rows")
-    with pytest.raises(ValueError, match="ATTNMEM_MEASUREMENTS: got '~nobody-of-this-name/rows'"):
-        storage.writable_root()
-
-
-def test_shipped_and_new_rows_are_read_together(tmp_path, monkeypatch):
-    shipped, new = tmp_path / "shipped", tmp_path / "new"
-    monkeypatch.setattr(storage, "SHIPPED", shipped)
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(new))
-    storage.append(made(2), shipped)
-    storage.append(made(1, start=7))
-    assert [run.seed for run, _ in storage.known("trial", "quick").values()] == [0, 1, 7]
-    assert (new / "trial" / "quick.csv").exists()
-
-
-# --- headers --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lacking", [("tf32",), ("seed", "loss"), ("key",), ("checksum",)])
-def test_a_file_that_lacks_columns_is_refused_with_their_names(tmp_path, path, lacking):
-    """As one of an earlier version of the library."""
-    storage.append(made(2), tmp_path)
-    _, *lines = path.read_text().splitlines(keepends=True)
-    left = [name for name in SCHEMAS[Run].columns if name not in lacking]
-    path.write_text("".join([",".join(left) + "\n", *lines]))
-    said = rf"{path}, line 1: it lacks the columns {', '.join(lacking)}$"
-    for use in (storage.read, lambda _: storage.append(made(3), tmp_path)):
-        with pytest.raises(DamagedResultsError, match=said):
-            use(path)
-
-
-def test_columns_that_are_unknown_twice_there_or_out_of_order_are_refused(tmp_path, path):
-    storage.append(made(1), tmp_path)
-    header, line = path.read_text().splitlines()
-    names = header.split(",")
-    wrong = [
-        [*names[:-2], "surprise", *names[-2:]],
-        [*names[:-2], "diverged", *names[-2:]],
-        [*names[:-4], "diverged", "serving", *names[-2:]],
-        [*names[:-2], "checksum", "key"],
-        [],
-    ]
-    assert names[-4:-2] == ["serving", "diverged"]
-    for columns in wrong:
-        path.write_text(",".join(columns) + "\n" + line + "\n")
-        with pytest.raises(DamagedResultsError, match=rf"{path}, line 1: "):
-            storage.append(made(2), tmp_path)
-
-
-def test_what_is_shipped_is_written_byte_for_byte_as_today(tmp_path):
-    """One file of each kind of row."""
-    files = ["mahdavi-fig3/quick", "dana-exp6/paper", "assumptions-vision/quick"]
-    for file in [*files, "answer-training/paper"]:
-        path = storage.SHIPPED / f"{file}.csv"
-        storage.append(storage.read(path).values(), tmp_path)
-        assert (tmp_path / f"{file}.csv").read_bytes() == path.read_bytes()
-
-
-# --- what no row may be ---------------------------------------------------------------------------
-
-DIVERGED = dataclasses.replace(OUTCOME, accuracy=None, loss=None, diverged=17)
+@pytest.mark.parametrize(
+    "file",
+    ["mahdavi-fig3/quick", "dana-exp6/paper", "assumptions-vision/quick", "answer-training/paper"],
+)
+def test_what_is_shipped_is_written_byte_for_byte_as_today(tmp_path, file):
+    path = storage.SHIPPED / f"{file}.csv"
+    storage.append(stored(path), tmp_path)
+    assert (tmp_path / f"{file}.csv").read_bytes() == path.read_bytes()
 
 
 def test_a_training_that_diverged_is_a_row(tmp_path, path):
-    runs = [dataclasses.replace(RUN, seed=seed) for seed in range(3)]
+    lost = dataclasses.replace(OUTCOME, accuracy=None, loss=None, diverged=17)
     unmeasured = dataclasses.replace(OUTCOME, accuracy=None)
-    written = list(zip(runs, (OUTCOME, DIVERGED, unmeasured), strict=True))
+    runs = [run for run, _ in made(3)]
+    written = list(zip(runs, (OUTCOME, lost, unmeasured), strict=True))
     storage.append(written, tmp_path)
-    assert list(storage.read(path).values()) == written
+    assert stored(path) == written
     table = as_table(written)
     assert list(table.columns[-2:]) == ["serving", "diverged"]
-    assert table.diverged.isna().tolist() == [True, False, True]
-    assert table.diverged[1] == 17
+    assert table.diverged.fillna(-1).tolist() == [-1, 17, -1]
     assert table.loss.isna().tolist() == [False, True, False]
-
-
-CONTRADICTIONS = [
-    ({"loss": None}, "loss: got None with diverged = None"),
-    ({"diverged": 17, "accuracy": None}, "loss: got 1.5e-07 with diverged = 17"),
-    ({"diverged": 0, "accuracy": None}, "loss: got 1.5e-07 with diverged = 0"),
-    ({"diverged": 17, "loss": None}, "accuracy: got 0.1234567890123 with diverged = 17"),
-]
-
-
-@pytest.mark.parametrize(("changes", "said"), CONTRADICTIONS)
-def test_a_training_has_a_loss_or_diverged(tmp_path, path, changes, said):
-    with pytest.raises(ValueError, match=said):
-        dataclasses.replace(OUTCOME, **changes)
-    storage.append([(RUN, OUTCOME)], tmp_path)
-    forge(path, 2, **{name: "" if value is None else str(value) for name, value in changes.items()})
-    with pytest.raises(DamagedResultsError, match=f"line 2: {said}"):
-        storage.read(path)
 
 
 @pytest.mark.parametrize(
     ("run", "outcome", "name"),
     [
+        ({}, {"loss": math.nan}, "loss"),
+        ({}, {"loss": math.inf}, "loss"),
         ({}, {"curve": (0.5, math.nan)}, "curve"),
         ({}, {"wall_s": -math.inf}, "wall_s"),
         ({"lr": math.nan}, {}, "lr"),
         ({"task": ""}, {}, "task"),  # would be read as missing
         ({}, {"device": "two\nlines"}, "device"),  # would be read as two rows
+        ({}, {"device": "two\rlines"}, "device"),
         ({"n": True}, {}, "n"),  # its key would be that of another number
     ],
 )
@@ -438,42 +181,89 @@ def test_nothing_is_written_that_could_not_be_read(tmp_path, path, run, outcome,
     assert path.read_bytes() == before
 
 
-numbers = st.floats(allow_nan=False, allow_infinity=False)
-words = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1)
-shares = st.lists(st.integers(0, 10_000).map(lambda k: k / 10_000), min_size=1).map(tuple)
+# --- damage ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
-@given(
-    st.fixed_dictionaries(
-        dict.fromkeys(("device", "torch", "commit"), words)
-        | dict.fromkeys(("curve", "saturated", "served", "serving"), shares | st.none())
-        | {"accuracy": numbers | st.none(), "loss": numbers, "wall_s": numbers}
-        | {"tf32": st.booleans(), "best_step": st.integers() | st.none()}
-    )
-)
-def test_any_outcome_comes_back_from_its_line(tmp_path_factory, fields):
-    outcome = Outcome(**fields | {"wall_s": np.float64(fields["wall_s"])})
-    root = tmp_path_factory.mktemp("store")
-    storage.append([(RUN, outcome)], root)
-    assert [*storage.read(root / "trial" / "quick.csv").values()] == [(RUN, outcome)]
+def flip_byte(data, rng):
+    at = rng.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :]
 
 
-def test_kinds_are_not_mixed(tmp_path, path):
-    for rows in ([(RUN, FINDING)], [(RUN, OUTCOME), (CHECK, FINDING)]):
-        with pytest.raises(ValueError, match=r"^rows: got .*; expected Run with Outcome"):
-            storage.append(rows, tmp_path)
-        assert not path.exists()
+def cut_end(data, rng):
+    inside = [i for i in range(1, len(data)) if data[i - 1 : i] != b"\n"]
+    return data[: rng.choice(inside)]
 
 
-def test_the_first_of_two_equal_configurations_counts(tmp_path, path):
-    again = (RUN, dataclasses.replace(OUTCOME, loss=2.0))
-    assert storage.append([(RUN, OUTCOME), again], tmp_path) == 1
-    assert storage.append([again], tmp_path) == 0
-    assert list(storage.read(path).values()) == [(RUN, OUTCOME)]
+def cut_line_short(data, rng):
+    lines = data.split(b"\n")
+    at = rng.randrange(len(lines) - 1)
+    lines[at] = lines[at][: rng.randrange(len(lines[at]))]
+    return b"\n".join(lines)
 
 
-# --- lines, locks, tables -------------------------------------------------------------------------
+def foreign_header(data, rng):
+    header, rest = data.split(b"\n", 1)
+    names = header.split(b",")
+    rng.shuffle(names)
+    return b",".join(names) + b"\n" + rest if names != header.split(b",") else b"a,b\n" + rest
+
+
+def swap_columns(data, rng):
+    lines = [line.split(b",") for line in data.split(b"\n")[:-1]]
+    a, b = rng.choice([(7, 8), (9, 12), (23, 24), (13, 16)])
+    for line in lines[1:]:
+        line[a], line[b] = line[b], line[a]
+    swapped = b"".join(b",".join(line) + b"\n" for line in lines)
+    return swapped if swapped != data else b"\n" + data
+
+
+def change_a_cell(data, rng):
+    lines = data.split(b"\n")
+    line = rng.randrange(1, len(lines) - 1)
+    cells = lines[line].split(b",")
+    at = rng.randrange(len(cells))
+    cells[at] = rng.choice([b"nan", cells[at] + b"1"])
+    lines[line] = b",".join(cells)
+    return b"\n".join(lines)
+
+
+def double_a_line(data, rng):
+    lines = data.split(b"\n")[:-1]
+    return b"\n".join([*lines, lines[rng.randrange(1, len(lines))]]) + b"\n"
+
+
+DAMAGES = (flip_byte, cut_end, cut_line_short, foreign_header, swap_columns, change_a_cell)
+OTHER_SYSTEMS = {
+    "line ends": lambda data: data.replace(b"\n", b"\r\n"),
+    "some line ends": lambda data: data.replace(b"\n", b"\r\n", 2),
+    "mark": lambda data: b"\xef\xbb\xbf" + data,
+    "both": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, double_a_line])
+@pytest.mark.parametrize("written", [bytes, OTHER_SYSTEMS["both"]])
+def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
+    storage.append(made(6), tmp_path)
+    sound = path.read_bytes()
+    for seed in range(40):
+        broken = written(damage(sound, random.Random(seed)))
+        assert broken != written(sound)
+        path.write_bytes(broken)
+        with pytest.raises(DamagedResultsError, match=rf"{path}, line \d+: "):
+            storage.read(path)
+        with pytest.raises(DamagedResultsError):
+            storage.append(made(1, start=99), tmp_path)
+        assert path.read_bytes() == broken  # and nothing is written to it
+
+
+@pytest.mark.parametrize("what", OTHER_SYSTEMS)
+def test_what_another_system_makes_of_a_file_is_read_and_written_on(tmp_path, path, what):
+    storage.append(made(4), tmp_path)
+    path.write_bytes(OTHER_SYSTEMS[what](path.read_bytes()))
+    assert stored(path) == made(4)
+    assert storage.append(made(6), tmp_path) == 2
+    assert stored(path) == made(6)
 
 
 def third(edit):
@@ -487,7 +277,6 @@ def third(edit):
         (third(lambda line: line[:-10] + "\n"), 3, "its checksum does not fit"),
         (third(lambda line: line.replace("cpu", "gpu")), 3, "its checksum does not fit"),
         (third(lambda line: line.replace("trial", '"trial"')), 3, "its checksum does not fit"),
-        (third(lambda line: line.replace("trial", '"trial')), 3, "its checksum does not fit"),
         (third(lambda line: "tri\udcffal" + line), 3, "not UTF-8 text"),
         (third(lambda line: "\udcff" + line), 3, "not UTF-8 text"),
         (lambda lines: [*lines[:4], lines[4][:-1]], 5, "cut off before its end"),
@@ -495,9 +284,21 @@ def third(edit):
         (lambda lines: [*lines, lines[3]], 6, "stands in the file twice"),
         (lambda lines: [lines[0], "\n", *lines[1:]], 2, "its checksum does not fit"),
         (
-            lambda lines: [lines[0].replace("seed", '"seed"'), *lines[1:]],
+            lambda lines: [lines[0].replace("seed", "seeds"), *lines[1:]],
             1,
             "the header is not that",
+        ),
+        (lambda lines: [lines[0].replace("key,", "odd,key,")], 1, "the header is not that"),
+        (
+            lambda lines: [lines[0].replace("served,serving", "serving")],
+            1,
+            "lacks the columns served$",
+        ),
+        (lambda lines: [lines[0].replace("key,checksum", "key")], 1, "lacks the columns checksum$"),
+        (
+            lambda lines: [lines[0].replace("seed,", "").replace("tf32,", "")],
+            1,
+            "columns seed, tf32$",
         ),
         (lambda lines: [], 1, "the file is empty"),
     ],
@@ -506,8 +307,18 @@ def test_damage_is_named_by_its_line(tmp_path, path, damage, line, said):
     storage.append(made(4), tmp_path)
     broken = "".join(damage(path.read_text().splitlines(keepends=True)))
     path.write_bytes(broken.encode(errors="surrogateescape"))
-    with pytest.raises(DamagedResultsError, match=rf"{path}, line {line}: .*{said}"):
-        storage.read(path)
+    for use in (storage.read, lambda _: storage.append(made(9), tmp_path)):
+        with pytest.raises(DamagedResultsError, match=rf"{path}, line {line}: .*{said}"):
+            use(path)
+
+
+def test_a_file_of_another_experiment_is_refused(tmp_path, path):
+    storage.append(made(2), tmp_path)
+    moved = tmp_path / "other" / "quick.csv"
+    moved.parent.mkdir()
+    path.rename(moved)
+    with pytest.raises(DamagedResultsError, match="line 2: it belongs to trial/quick"):
+        storage.read(moved)
 
 
 def forge(path, number, **changes):
@@ -537,6 +348,8 @@ def forge(path, number, **changes):
         ({"diverged": "1.5"}, "diverged = '1.5' cannot be read"),
         ({"curve": "0.5 nan"}, "curve = '0.5 nan' cannot be read"),
         ({"loss": ""}, "loss: got None with diverged = None"),
+        ({"diverged": "0", "accuracy": ""}, "loss: got 1.1 with diverged = 0"),
+        ({"diverged": "17", "loss": ""}, "accuracy: got 0.1234567890123 with diverged = 17"),
     ],
 )
 def test_a_forged_value_is_refused(tmp_path, path, changes, said):
@@ -546,50 +359,52 @@ def test_a_forged_value_is_refused(tmp_path, path, changes, said):
         storage.read(path)
 
 
-def test_truth_is_read_as_it_was_written(tmp_path, path):
-    pair = [
-        (dataclasses.replace(RUN, early_stop=stop), dataclasses.replace(OUTCOME, tf32=not stop))
-        for stop in (True, False)
-    ]
-    storage.append(pair, tmp_path)
-    found = [(run.early_stop, outcome.tf32) for run, outcome in storage.read(path).values()]
-    assert found == [(True, False), (False, True)]
+# --- whole rows or none ---------------------------------------------------------------------------
 
 
-def test_a_writer_waits_for_the_lock(tmp_path, path):
-    storage.append(made(1), tmp_path)
-    writer = threading.Thread(target=storage.append, args=(made(2), tmp_path))
-    with FileLock(path.with_suffix(".lock")):
+def write_slowly(root, start):
+    for row in made(40, start):
+        storage.append([row], root)
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path, path):
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=write_slowly, args=(tmp_path, s)) for s in (0, 20, 40)]
+    for writer in writers:
         writer.start()
-        writer.join(0.2)
-        assert len(storage.read(path)) == 1
-    writer.join()
-    assert len(storage.read(path)) == 2
+    for writer in writers:
+        writer.join()
+    assert [w.exitcode for w in writers] == [0, 0, 0]
+    assert sorted(run.seed for run, _ in stored(path)) == list(range(80))  # each once
 
 
-def test_rows_reach_the_disk_before_append_returns(tmp_path, path, monkeypatch):
-    sizes, descriptors, sync = [], [], os.fsync
+def test_a_writer_killed_at_any_moment_leaves_whole_rows(tmp_path, path):
+    fork, rng = multiprocessing.get_context("fork"), random.Random(0)
+    for _ in range(20):
+        have = stored(path)
+        writer = fork.Process(target=write_slowly, args=(tmp_path, 0))
+        writer.start()
+        time.sleep(rng.uniform(0.0, 0.06))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        assert stored(path)[: len(have)] == have
+    write_slowly(tmp_path, 0)
+    assert stored(path) == made(40)
+
+
+def test_every_row_is_one_write_and_reaches_the_disk(tmp_path, path, monkeypatch):
+    written, sizes, write, sync = [], [], os.write, os.fsync
 
     def fsync(descriptor):
         sizes.append(os.fstat(descriptor).st_size)
-        descriptors.append(descriptor)
         sync(descriptor)
 
     monkeypatch.setattr(storage.os, "fsync", fsync)
-    storage.append(made(2), tmp_path)
-    assert sizes == [len(HEADER), path.stat().st_size]
-    for descriptor in descriptors:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
-def test_every_row_is_one_write(tmp_path, path, monkeypatch):
-    storage.append(made(1), tmp_path)
-    written = []
-    write = os.write
     monkeypatch.setattr(storage.os, "write", lambda d, line: written.append(line) or write(d, line))
     storage.append(made(4), tmp_path)
-    assert written == path.read_bytes().splitlines(keepends=True)[2:]
+    assert written == path.read_bytes().splitlines(keepends=True)
+    assert b"\r" not in path.read_bytes()
+    assert sizes == [len(HEADER), path.stat().st_size]
 
 
 @pytest.mark.parametrize("part", [0, 1, 100])
@@ -608,22 +423,28 @@ def test_of_a_row_that_the_disk_has_no_room_for_nothing_is_left(tmp_path, path, 
         patch.setattr(storage.os, "write", fills)
         with pytest.raises(OSError, match=r"full|space"):
             storage.append(made(4), tmp_path)
-    assert [run.seed for run, _ in storage.read(path).values()] == [0, 1]
+    assert [run.seed for run, _ in stored(path)] == [0, 1]
     assert storage.append(made(4), tmp_path) == 2
 
 
-def test_a_reader_waits_for_a_row_that_is_half_written(tmp_path, path):
+def test_a_writer_waits_for_the_lock_and_a_reader_for_a_row_that_is_half_written(tmp_path, path):
     storage.append(made(2), tmp_path)
     whole, found = path.read_bytes(), []
+    writer = threading.Thread(target=storage.append, args=(made(3), tmp_path))
     reader = threading.Thread(target=lambda: found.append(storage.read(path)))
     with FileLock(path.with_suffix(".lock")):
+        writer.start()
+        writer.join(0.2)
+        assert len(storage.read(path)) == 2
         path.write_bytes(whole[:-7])
         reader.start()
         reader.join(0.2)
         assert not found
         path.write_bytes(whole)
     reader.join()
-    assert len(found[0]) == 2
+    writer.join()
+    assert len(found[0]) >= 2
+    assert stored(path) == made(3)
 
 
 def test_a_damaged_file_is_refused_where_nothing_can_be_locked(tmp_path, path, monkeypatch):
@@ -640,8 +461,8 @@ def test_a_damaged_file_is_refused_where_nothing_can_be_locked(tmp_path, path, m
 
 def test_a_store_is_tried_before_anything_is_measured(tmp_path, path, store):
     storage.check_writable(RUN)
-    assert [*store.rglob("*.csv")] == []
     storage.check_writable(RUN, tmp_path)
+    assert [*store.rglob("*.csv")] == []
     assert not path.exists()
     storage.append(made(1), tmp_path)
     before = path.read_bytes()
@@ -656,11 +477,31 @@ def test_a_store_is_tried_before_anything_is_measured(tmp_path, path, store):
         storage.check_writable(RUN, tmp_path)
 
 
+# --- where rows go --------------------------------------------------------------------------------
+
+
+def test_rows_go_to_the_folder_that_is_named_or_into_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named, folder in [
+        (str(tmp_path), tmp_path),
+        ("~/rows", tmp_path / "rows"),
+        (" ~/rows\n", tmp_path / "rows"),
+        (" ", storage.SHIPPED),
+    ]:
+        monkeypatch.setenv("ATTNMEM_MEASUREMENTS", named)
+        assert storage.writable_root() == folder
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~nobody-of-this-name/rows")
+    with pytest.raises(ValueError, match="ATTNMEM_MEASUREMENTS: got '~nobody-of-this-name/rows'"):
+        storage.writable_root()
+
+
 def test_rows_measured_here_come_after_those_shipped_and_replace_them(store, tmp_path):
     storage.append(made(2), tmp_path / "shipped")
-    newer = [(asked, dataclasses.replace(found, tf32=True)) for asked, found in made(3)[1:]]
+    newer = [(run, dataclasses.replace(outcome, tf32=True)) for run, outcome in made(3)[1:]]
     storage.append(newer)
+    assert (store / "trial" / "quick.csv").exists()
     assert list(storage.known("trial", "quick").values()) == [made(1)[0], *newer]
+    assert list(storage.known("trial", "quick", recompute=True).values()) == newer
 
 
 # --- the commit -----------------------------------------------------------------------------------
