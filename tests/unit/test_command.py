@@ -17,12 +17,30 @@ from attnmem.studies import run as running
 
 pytestmark = pytest.mark.usefixtures("store")
 
+QUICK = ["--profile", "quick", "--device", "cpu"]
 
-def test_list_and_status_name_every_study(capsys):
-    assert cli.main(["list"]) == 0
-    listed = capsys.readouterr().out
-    assert cli.main(["status", "--profile", "paper"]) == 0
-    status = capsys.readouterr().out
+
+@pytest.fixture
+def command(capsys):
+    """Run a command; its exit status, and what it says."""
+
+    def run(*words):
+        status = cli.main([*words])
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    return run
+
+
+def outcome(seconds):
+    return Outcome(0.5, 0.1, seconds, "cpu", "2", "abc")
+
+
+def test_list_and_status_name_every_study(command):
+    code, listed = command("list")
+    assert code == 0
+    code, status = command("status", "--profile", "paper")
+    assert code == 0
     for name, study in STUDIES.items():
         assert f"{name} " in listed
         assert (f" {name} " in status) == ("paper" in study.profiles)
@@ -30,60 +48,163 @@ def test_list_and_status_name_every_study(capsys):
     assert "10 paper, 2 quick" in listed, "of a search, the shapes"
 
 
+def test_status_prices_what_is_missing_by_the_mean_time_of_the_rows(command):
+    """By the curve's own rows; a curve that has none, by all rows of the study."""
+    storage.append(
+        (run, outcome(36.0 * run.H))
+        for run in experiments.runs("mahdavi-fig2a", "quick")
+        if run.T != 1000 and run.H < run.T / 100
+    )
+    lines = command("status", "--profile", "quick")[1].splitlines()
+    [at] = [i for i, line in enumerate(lines) if " mahdavi-fig2a " in line]
+    said = "quick mahdavi-fig2a code 10 of 24 in part 16.0 min"
+    assert " ".join(lines[at].split()) == said
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        "T = 250: 4 missing 3.6 min",
+        "T = 500: 2 missing 2.8 min",
+        "T = 1000: 8 missing 9.6 min",
+    ]
+
+
 @pytest.mark.usefixtures("instant")
-def test_run_shows_progress_and_what_is_left(capsys):
-    assert cli.main(["run", "dana-exp6", "--device", "cpu", "--seeds", "2"]) == 0
-    out = capsys.readouterr().out
+def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_before_others(command):
+    """By the time that rows took; curves without rows come last, the smallest first."""
+    took = {500: 1.0, 1000: 0.5}
+    runs = experiments.runs("mahdavi-fig2a", "quick", where={"H": 1})
+    known = [run for run in runs if run.T in took]
+    storage.append((run, outcome(took[run.T])) for run in known)
+    assert command("run", "mahdavi-fig2a", *QUICK, "--limit-minutes", "60")[0] == 0
+    made = [run for run, _ in experiments.rows("mahdavi-fig2a", "quick").values()][len(known) :]
+    assert [run.T for run in made] == [*3 * [1000], *3 * [500], *4 * [250]] * 2
+    assert [run.seed for run in made] == 10 * [0] + 10 * [1]
+
+
+def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, command):
+    now, train = [0.0], training.train
+
+    def timed(runs, **options):
+        now[0] += 60
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", timed)
+    monkeypatch.setattr(running, "monotonic", lambda: now[0])
+    names = ["dana-exp6", "dana-exp2", "dana-exp3"]
+    assert command("run", *names, *QUICK, "--limit-minutes", "4")[1].splitlines()[-4:] == [
+        "4 rows added",
+        "dana-exp6: 2 missing",
+        "dana-exp2: 6 missing",
+        "dana-exp3: 6 missing",
+    ]
+
+
+@pytest.mark.usefixtures("instant")
+def test_run_shows_progress_and_what_is_left(command):
+    code, out = command("run", "dana-exp6", "--device", "cpu", "--seeds", "2")
+    assert code == 0
     assert "[6/6] dana-exp6 d=2 d_h=2 H=21 n=2 T=16384: 12 rows" in out
     assert "0:00:00 left" in out
     assert "12 rows added\ndana-exp6: 0 missing" in out
 
 
 @pytest.mark.usefixtures("instant")
-def test_a_paper_in_all_its_readings_is_one_command(capsys):
-    command = ["run", "dana", "--variant", "all", "--profile", "quick", "--device", "cpu"]
-    assert cli.main(command) == 0
-    out = capsys.readouterr().out
+def test_a_paper_in_all_its_readings_is_one_command(command):
+    code, out = command("run", "dana", "--variant", "all", *QUICK)
+    assert code == 0
     for name, experiment in experiments.EXPERIMENTS.items():
-        if name.startswith("dana"):
-            for variant in experiment.variants:
-                assert not experiments.missing(name, "quick", variant=variant)
+        for variant in experiment.variants if name.startswith("dana") else ():
+            assert not experiments.missing(name, "quick", variant=variant)
     assert "dana-exp2, own-maps: 0 missing" in out
-    assert (
-        cli.main(["run", "dana-exp2", "--where", "d_h=2", "--seeds", "1", "--device", "cpu"]) == 0
-    )
-    assert "1 rows added\ndana-exp2: 0 missing" in capsys.readouterr().out
-    assert cli.main(["run", "dana-exp1", "--variant", "paper"]) == 1
-    assert "variant: got 'paper'; expected one of code for dana-exp1" in capsys.readouterr().err
+    assert list(cli.GROUPS) == ["all", *reporting.papers()]
+    assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
 
 
 @pytest.mark.usefixtures("instant")
-def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(capsys):
-    command = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu", "--where"]
-    assert cli.main([*command, "lr=0.3", "d=13"]) == 0
-    assert "1 rows added\ndana-exp5-mlp-rates: 0 missing" in capsys.readouterr().out
+def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(command, capsys):
+    words = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu", "--where"]
+    code, out = command(*words, "lr=0.3", "d=13")
+    assert code == 0
+    assert "1 rows added\ndana-exp5-mlp-rates: 0 missing" in out
     for unclear in ("lr", "=3", "lr=fast", "lr=nan", "d="):
         with pytest.raises(SystemExit):
-            cli.main([*command, unclear])
+            cli.main([*words, unclear])
         assert f"'{unclear}' is not like d=10 or lr=0.3" in capsys.readouterr().err
 
 
-def test_bad_names_and_damaged_files_end_with_a_message(capsys, store):
-    assert cli.main(["run", "dana-exp7"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(
-        "name: got 'dana-exp7'; expected one of all, mahdavi, dana, mahdavi-fig2a"
-    )
+@pytest.mark.usefixtures("instant")
+def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, command):
+    train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]
+
+    def beside_another(runs, **options):
+        storage.append([(theirs, train([theirs], **options)[0])])
+        return train(runs, **options)
+
+    monkeypatch.setattr(training, "train", beside_another)
+    said = command("run", "dana-exp6", *QUICK, "--seeds", "1")[1]
+    assert "3 rows added\ndana-exp6: 0 missing" in said
+    assert len(experiments.rows("dana-exp6", "quick")) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--device cuda", "device: got 'cuda'; expected a GPU that this machine has; torch"),
+        ("--device tpu9", "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
+        ("--device cuda:x", "device: got 'cuda:x'; expected auto, cpu, cuda, cuda:1 or the like"),
+        ("--limit-minutes -1", "limit_minutes: got -1.0; expected a number above 0"),
+        ("--limit-minutes 0", "limit_minutes: got 0.0; expected a number above 0"),
+        ("--limit-minutes nan", "limit_minutes: got nan; expected a number above 0"),
+        (
+            "--where heads=3",
+            "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
+        ),
+        ("--where H=7", "where: got H = 7; expected H among 1, 5, 9 for dana-exp6"),
+        ("--where H=5 --where H=1", "where: got 2 values of H; expected one value"),
+        ("--device meta", "device: got 'meta'; expected auto, cpu, cuda, cuda:1 or the like"),
+        ("--tf32 --device cpu", "tf32: got True; expected False on a CPU"),
+        ("--workers 0", "workers: got 0; expected an integer of at least 1"),
+        (
+            "--variant all-maps",
+            "variant: got 'all-maps'; expected one of code, paper for dana-exp6",
+        ),
+    ],
+)
+def test_impossible_arguments_end_with_one_sentence(command, monkeypatch, words, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    status, error = command("run", "dana-exp6", "--profile", "quick", *words.split())
+    assert status == 1
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_bad_names_and_damaged_files_end_with_a_message(command, store):
+    status, said = command("run", "dana-exp7")
+    assert status == 1
+    first = "name: got 'dana-exp7'; expected one of all, mahdavi, dana, mahdavi-fig2a"
+    assert said.startswith(first)
     assert "dana-shapes, assumptions-bert" in said
     assert said.count("\n") == 1
+    status, said = command("run", "dana-capacity", "--profile", "quick", "--seeds", "0")
+    assert (status, said[:32]) == (1, "seeds: got 0; expected nothing, ")
     path = store / "dana-exp6" / "quick.csv"
     path.parent.mkdir(parents=True)
     path.write_text("not a results file\n")
-    assert cli.main(["run", "dana-exp6", "--profile", "quick"]) == 1
-    assert f"{path}, line 1: " in capsys.readouterr().err
+    status, said = command("run", "dana-exp6", "--profile", "quick")
+    assert (status, f"{path}, line 1: " in said) == (1, True)
 
 
-def test_the_command_runs_from_a_source_tree_alone(store):
+def test_a_store_that_is_no_folder_is_said_in_one_sentence(command, store):
+    store.touch()
+    status, error = command("run", "dana-exp6", *QUICK)
+    assert (status, str(store) in error, error.count("\n")) == (1, True, 1)
+
+
+def test_words_are_not_guessed_from_their_beginnings(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "dana-exp6", "--seed", "3"])
+    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
+
+
+def test_the_command_runs_from_a_source_tree_alone_when_nobody_reads(store):
     """With the source on the path and only what the library depends on imported.
 
     The parts of scipy, half a second, are imported where one is asked for: no training asks.
@@ -93,85 +214,14 @@ def test_the_command_runs_from_a_source_tree_alone(store):
         "import sys; sys.modules.update(dict.fromkeys({!r})); sys.argv[0] = 'attnmem';"
         "from attnmem.__main__ import main; sys.exit(main(sys.argv[1:]))"
     ).format([*blocked, "matplotlib", "scipy.optimize", "scipy.stats"])
-    command = [sys.executable, "-c", code, "run", "dana-exp6", "--profile", "quick", "--seeds", "1"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-c", code, "run", "dana-exp6", "dana-exp6", *QUICK, "--seeds", "1"]
     environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(store)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(words, stdout=writing, stderr=-1, env=environment, check=False)
+    os.close(writing)
     assert done.returncode == 0, done.stderr
-    assert "3 rows added\ndana-exp6: 0 missing" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            ["--device", "cuda"],
-            "device: got 'cuda'; expected a GPU that this machine has; torch",
-        ),
-        (["--device", "tpu9"], "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
-        (["--limit-minutes", "-1"], "limit_minutes: got -1.0; expected a number above 0"),
-        (["--limit-minutes", "0"], "limit_minutes: got 0.0; expected a number above 0"),
-        (["--limit-minutes", "nan"], "limit_minutes: got nan; expected a number above 0"),
-        (
-            ["--where", "heads=3"],
-            "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
-        ),
-        (["--where", "H=7"], "where: got H = 7; expected H among 1, 5, 9 for dana-exp6"),
-        (["--where", "H=5", "--where", "H=1"], "where: got 2 values of H; expected one value"),
-        (["--device", "meta"], "device: got 'meta'; expected auto, cpu, cuda, cuda:1 or the like"),
-        (["--tf32", "--device", "cpu"], "tf32: got True; expected False on a CPU"),
-        (["--workers", "0"], "workers: got 0; expected an integer of at least 1"),
-    ],
-)
-def test_impossible_arguments_end_with_one_sentence(capsys, monkeypatch, arguments, said):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert cli.main(["run", "dana-exp6", "--profile", "quick", *arguments]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(said)
-    assert error.count("\n") == 1
-
-
-def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, capsys):
-    now = [0.0]
-    train = training.train
-
-    def timed(runs, **options):
-        now[0] += 60
-        return train(runs, **options)
-
-    monkeypatch.setattr(training, "train", timed)
-    monkeypatch.setattr(running, "monotonic", lambda: now[0])
-    names = ["dana-exp6", "dana-exp2", "dana-exp3"]
-    options = ["--profile", "quick", "--device", "cpu", "--limit-minutes", "4"]
-    assert cli.main(["run", *names, *options]) == 0
-    assert capsys.readouterr().out.splitlines()[-4:] == [
-        "4 rows added",
-        "dana-exp6: 2 missing",
-        "dana-exp2: 6 missing",
-        "dana-exp3: 6 missing",
-    ]
-
-
-def test_a_field_that_only_some_cells_have_is_chosen_by_its_values():
-    """Layers of attention have no width, MLPs have one."""
-    chosen = experiments.runs("dana-depth-own-layers", "quick", 1, where={"width": None})
-    assert {run.width for run in chosen} == {None}
-    with pytest.raises(ValueError, match="where: got width = 1; expected width among None, "):
-        experiments.runs("dana-depth-own-layers", "quick", 1, where={"width": 1})
-
-
-@pytest.mark.usefixtures("instant")
-def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, capsys):
-    train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]
-
-    def beside_another(runs, **options):
-        storage.append([(theirs, train([theirs], **options)[0])])
-        return train(runs, **options)
-
-    monkeypatch.setattr(training, "train", beside_another)
-    command = ["run", "dana-exp6", "--profile", "quick", "--device", "cpu", "--seeds", "1"]
-    assert cli.main(command) == 0
-    assert "3 rows added\ndana-exp6: 0 missing" in capsys.readouterr().out
-    assert len(experiments.rows("dana-exp6", "quick")) == 4
+    assert len(experiments.rows("dana-exp6", "quick")) == 3
 
 
 @pytest.mark.parametrize("command", ["list", "status"])
@@ -191,73 +241,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(command):
     process.join()
     os.close(writing)
     assert process.exitcode == 0
-
-
-def test_a_measurement_goes_on_when_nobody_reads(store):
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "attnmem", "run", "dana-exp6", "dana-exp6"]
-    command += ["--profile", "quick", "--device", "cpu", "--seeds", "1"]
-    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(store)}
-    done = subprocess.run(command, stdout=writing, env=environment, check=False)
-    os.close(writing)
-    assert done.returncode == 0
-    assert len(experiments.rows("dana-exp6", "quick")) == 3
-
-
-def test_a_store_that_is_no_folder_is_said_in_one_sentence(capsys, store):
-    store.touch()
-    assert cli.main(["run", "dana-exp6", "--profile", "quick", "--device", "cpu"]) == 1
-    error = capsys.readouterr().err
-    assert str(store) in error
-    assert error.count("\n") == 1
-
-
-def test_words_are_not_guessed_from_their_beginnings(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", "dana-exp6", "--seed", "3"])
-    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
-
-
-def test_no_seeds_of_a_search_are_refused(capsys):
-    assert cli.main(["run", "dana-capacity", "--profile", "quick", "--seeds", "0"]) == 1
-    assert capsys.readouterr().err.startswith("seeds: got 0; expected nothing")
-
-
-def test_groups_are_the_trainings_of_each_paper():
-    assert list(cli.GROUPS) == ["all", *reporting.papers()]
-    assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
-    assert all(name.startswith("dana-") for name in cli.GROUPS["dana"])
-
-
-def test_status_prices_what_is_missing_by_the_mean_time_of_the_rows(capsys):
-    """By the curve's own rows; a curve that has none, by all rows of the study."""
-    storage.append(
-        (run, Outcome(0.5, 0.1, 36.0 * run.H, "cpu", "2", "abc"))
-        for run in experiments.runs("mahdavi-fig2a", "quick")
-        if run.T != 1000 and run.H < run.T / 100
-    )
-    assert cli.main(["status", "--profile", "quick"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    [at] = [i for i, line in enumerate(lines) if " mahdavi-fig2a " in line]
-    said = "quick mahdavi-fig2a code 10 of 24 in part 16.0 min"
-    assert " ".join(lines[at].split()) == said
-    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
-        "T = 250: 4 missing 3.6 min",
-        "T = 500: 2 missing 2.8 min",
-        "T = 1000: 8 missing 9.6 min",
-    ]
-
-
-@pytest.mark.usefixtures("instant")
-def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_before_others(capsys):
-    """By the time that rows took; curves without rows come last, the smallest first."""
-    took = {500: 1.0, 1000: 2.0}
-    runs = experiments.runs("mahdavi-fig2a", "quick", where={"H": 1})
-    stored = [run for run in runs if run.T in took]
-    storage.append((run, Outcome(0.5, 0.1, took[run.T], "cpu", "2", "abc")) for run in stored)
-    command = ["run", "mahdavi-fig2a", "--profile", "quick", "--device", "cpu"]
-    assert cli.main([*command, "--limit-minutes", "60"]) == 0
-    made = [run for run, _ in experiments.rows("mahdavi-fig2a", "quick").values()][len(stored) :]
-    assert [run.T for run in made] == [*3 * [500], *3 * [1000], *4 * [250]] * 2
-    assert [run.seed for run in made] == 10 * [0] + 10 * [1]
