@@ -232,58 +232,8 @@ def _has_axes(value: Tensor, axes: list[str], sizes: dict) -> bool:
     return runs >= 0 and sizes.get(many[0], (runs, ""))[0] == runs
 
 
-def checked_by(check: Callable[..., None]) -> Callable[[Function], Function]:
-    """Call ``check`` with all arguments, defaults filled in, before the decorated function.
-
-    Both see Python's own numbers and bools in place of numpy's, in lists, tuples and
-    dictionaries too.
-
-    Args:
-        check: A function with the parameters of the decorated one (or ``**arguments``). It raises
-            ``ValueError`` on bad input; what it returns is ignored.
-
-    Returns:
-        A decorator.
-
-    Example:
-        >>> @checked_by(lambda heads: check_integer("heads", heads))
-        ... def double(heads: int) -> int:
-        ...     return 2 * heads
-        >>> double(3)
-        6
-    """
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-
-        @functools.wraps(function)
-        def checked(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            for name, value in bound.arguments.items():
-                bound.arguments[name] = plain(value)
-            check(**bound.arguments)
-            return function(*bound.args, **bound.kwargs)
-
-        return checked
-
-    return decorate
-
-
 def plain(value: Any) -> Any:
-    """The same value with Python's own numbers and bools in place of numpy's.
-
-    Args:
-        value: Any value. Lists, tuples and dictionaries are converted part by part.
-
-    Returns:
-        The value; all that is no such number stays as it is.
-
-    Example:
-        >>> import numpy as np
-        >>> plain([np.uint8(200), np.True_, "a"])
-        [200, True, 'a']
-    """
+    """Python's own numbers and bools in place of numpy's, in lists, tuples and dictionaries too."""
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
@@ -298,14 +248,6 @@ def plain(value: Any) -> Any:
 def refuse(name: str, got: object, expected: str) -> None:
     """Raise the ``ValueError`` that every check of this library raises.
 
-    Args:
-        name: The argument.
-        got: Its value, or what is wrong with it.
-        expected: What would have been accepted.
-
-    Raises:
-        ValueError: Always.
-
     Example:
         >>> refuse("heads", 0, "an integer of at least 1")
         Traceback (most recent call last):
@@ -317,17 +259,7 @@ def refuse(name: str, got: object, expected: str) -> None:
 def check_integer(
     name: str, value: object, *, least: int = 1, most: int | float = math.inf
 ) -> None:
-    """Accept an ``int`` with ``least <= value <= most``, neither a ``bool`` nor a float.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-        least: The smallest value that is accepted.
-        most: The largest one.
-
-    Raises:
-        ValueError: If the value is not an integer or lies outside the range.
-    """
+    """Accept an integer from ``least`` to ``most``, neither a bool nor a float."""
     if isinstance(value, (bool, Tensor)):
         refuse(name, repr(value), "an integer")
     try:
@@ -339,109 +271,27 @@ def check_integer(
         refuse(name, value, f"an integer of at least {least}{above}")
 
 
-def check_integers(**arguments) -> None:
-    """Accept integers of at least 1, and None for what was left out.
-
-    Args:
-        **arguments: The arguments by name.
-
-    Raises:
-        ValueError: If a value is not an integer of at least 1.
-    """
-    for name, value in arguments.items():
-        if value is not None:
-            check_integer(name, value)
-
-
-def check_seed(seed: object) -> None:
-    """Accept what seeds a generator, with room for those of further draws.
-
-    Args:
-        seed: The argument ``seed``.
-
-    Raises:
-        ValueError: If it is not an integer from 0 to 2^63 - 1.
-    """
-    check_integer("seed", seed, least=0, most=2**63 - 1)
-
-
 def check_number(name: str, value: object, *, least: int | float, most: int | float) -> None:
-    """Accept a real number with ``least <= value <= most``, hence not NaN.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-        least: The smallest value that is accepted.
-        most: The largest one.
-
-    Raises:
-        ValueError: If the value is not a number or lies outside the range.
-    """
+    """Accept a real number from ``least`` to ``most``, hence not NaN."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, repr(value), "a number")
     if not least <= value <= most:
         refuse(name, value, f"a number from {least} to {most}")
 
 
-def check_tensor(name: str, value: object, shape: str, ndim: int | Sequence[int]) -> None:
-    """Accept a torch tensor with the right number of axes.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-        shape: The expected shape in letters, for the error.
-        ndim: The number of axes, or all the numbers that are accepted.
-
-    Raises:
-        ValueError: If the value is no tensor or has another number of axes.
-    """
+def check_tensor(name: str, value: object, shape: str, ndim: int) -> None:
+    """Accept a torch tensor with ``ndim`` axes; the error says the expected shape in letters."""
     if not isinstance(value, Tensor):
         refuse(name, type(value).__name__, f"a torch.Tensor of shape {shape}")
-    if value.ndim not in ((ndim,) if isinstance(ndim, int) else ndim):
+    if value.ndim != ndim:
         refuse(name, f"shape {tuple(value.shape)}", f"shape {shape}")
 
 
-def check_floats(name: str, value: Tensor) -> None:
-    """Accept float32 and float64 only: half precision is too coarse for ranks and logits.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-
-    Raises:
-        ValueError: If the tensor has another dtype.
-    """
-    if value.dtype not in FLOATS:
-        refuse(name, f"dtype {value.dtype}", "torch.float32 or torch.float64")
-
-
 def check_finite(name: str, value: Tensor) -> None:
-    """Accept a tensor without NaN and infinity.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-
-    Raises:
-        ValueError: If an entry is not finite. The error counts such entries.
-    """
+    """Accept a tensor without NaN and infinity; the error counts such entries."""
     bad = int((~torch.isfinite(value)).sum())
     if bad:
         refuse(name, f"{bad} entries that are NaN or infinite", "finite entries")
-
-
-def check_reals(name: str, value: Tensor) -> None:
-    """Accept finite float32 and float64 only.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-
-    Raises:
-        ValueError: If the tensor has another dtype or an entry that is not finite.
-    """
-    check_floats(name, value)
-    check_finite(name, value)
 
 
 def check_tokens(name: str, value: Tensor, vocab: int) -> None:
@@ -449,16 +299,8 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
 
     On a GPU only the dtype is checked. Reading the values would stall the device, and torch's own
     indexing asserts the range there. Values that ``torch.vmap`` hides are not checked either.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value, of any shape.
-        vocab: The number of tokens ``N``.
-
-    Raises:
-        ValueError: If the dtype is neither int32 nor int64, or a token is out of range.
     """
-    if value.dtype not in (torch.int32, torch.int64):
+    if value.dtype not in INTEGERS:
         refuse(name, f"dtype {value.dtype}", "torch.int64 or torch.int32")
     if value.device.type == "cpu" and value.numel():
         low, high = value.aminmax()
@@ -471,17 +313,6 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
 
 
 def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> None:
-    """Accept a tensor whose ``axis`` has the given ``size``.
-
-    Args:
-        name: The argument, for the error.
-        value: Its value.
-        axis: The axis; negative ones count from the end.
-        size: The expected number of entries along it.
-        meaning: What determines the size, for the error.
-
-    Raises:
-        ValueError: If the axis has another size.
-    """
+    """Accept a tensor with ``size`` entries along an axis; ``meaning`` says what determines it."""
     if value.shape[axis] != size:
         refuse(name, f"shape {tuple(value.shape)}", f"{size} along axis {axis}, {meaning}")

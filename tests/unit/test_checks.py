@@ -25,7 +25,7 @@ from attnmem import (
     tiny_transformers,
 )
 from attnmem.attention.tangents import ScalarHeads
-from attnmem.checks import Range, Seed, checked, checked_by, refuse
+from attnmem.checks import Range, Seed, checked, refuse
 from attnmem.constructions import dana, sequences
 from attnmem.training import one_layer
 
@@ -103,15 +103,15 @@ def test_bools_of_numpy_are_no_integers():
 
 
 def test_every_checked_function_with_a_seed_stands_among_them():
-    marked = {checked_by(lambda: None)(lambda: None).__code__, checked(lambda: None).__code__}
+    marked = checked(lambda: None).__code__
     found = set()
     for place in pkgutil.walk_packages(attnmem.__path__, "attnmem."):
         if place.name.startswith(("attnmem.__main__", "attnmem.features")):  # these draw slowly
             continue
         for name, function in vars(importlib.import_module(place.name)).items():
             # A check may stand within another wrapper, such as that of on_cpu.
-            inner = inspect.unwrap(function, stop=lambda f: getattr(f, "__code__", 0) in marked)
-            if getattr(inner, "__code__", 0) in marked and function.__module__ == place.name:
+            inner = inspect.unwrap(function, stop=lambda f: getattr(f, "__code__", 0) is marked)
+            if getattr(inner, "__code__", 0) is marked and function.__module__ == place.name:
                 found |= {name} if "seed" in inspect.signature(inner).parameters else set()
     assert found == {function.__name__ for function, *_ in SEEDED}
 
@@ -163,17 +163,17 @@ def test_results_do_not_depend_on_the_default_device(function, arguments, option
     ],
 )
 def test_check_and_function_are_given_numbers_of_python(given, seen):
-    checked = []
-    found = checked_by(lambda value: checked.append(value))(lambda value: [value])(given)
-    assert repr(found) == repr(checked) == repr([seen])  # which names numpy's types
+    relations = []
+    result = checked(lambda value: [value], also=lambda value: relations.append(value))(given)
+    assert repr(result) == repr(relations) == repr([seen])  # which names numpy's types
 
 
 @pytest.mark.parametrize(
     "given", [torch.tensor(3), np.array([3]), np.array([True]), "3", None, (PAIRS,)]
 )
 def test_all_else_is_given_as_it_is(given):
-    found = checked_by(lambda value: None)(lambda value: value)(given)
-    assert found is given or found[0] is PAIRS
+    result = checked(lambda value: value)(given)
+    assert result is given or result[0] is PAIRS
 
 
 # --- annotations ----------------------------------------------------------------------------------
