@@ -2,7 +2,7 @@
 
 A computation in float64 shows that an output equals its label up to rounding errors, of which
 nothing is known. Here every operation, the softmax included, carries a bound of its error, so that
-the result is a theorem about the stored weights. It needs the extra ``certify``.
+the result is a theorem about the stored weights. It needs python-flint.
 
 The layers are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 """

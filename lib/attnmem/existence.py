@@ -3,8 +3,8 @@ r"""Proofs that exact weights exist near stored ones, in ball arithmetic.
 The outputs of a layer depend on its weights through softmaxes, so no linear system gives weights
 that meet labels exactly. The theorem of Newton and Kantorovich in Krawczyk's form proves that they
 exist: stored weights move along as many directions as there are examples, and the outputs, as
-functions of these lengths, are close to the identity in a small box around zero. It needs the extra
-``certify``.
+functions of these lengths, are close to the identity in a small box around zero. It needs
+python-flint.
 """
 
 from __future__ import annotations
