@@ -162,15 +162,6 @@ def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     assert max(ranks) == 3
 
 
-def test_a_sequence_without_a_token_of_its_own_is_named():
-    with pytest.raises(ValueError, match=r"^sequences: got 0 and 1 equal \(repeats in all: 1\)"):
-        subset_rank(torch.tensor([[0, 1], [0, 1]]), 1, 2, 2)
-    with pytest.raises(ValueError, match=r"row 0, \[0, 0, 0\], without a token of its own"):
-        subset_rank(every_parity(2)[0], 1, 2, 2)
-    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 17; expected T_0 <= 16"):
-        subset_rank(torch.cartesian_prod(torch.arange(17), torch.arange(1)), 1, 2, 2)
-
-
 @settings(max_examples=60)
 @given(sets(), st.integers(1, 2), st.integers(2, 4))
 def test_a_dependent_subset_is_a_circuit(rows, H, d):

@@ -235,33 +235,3 @@ def test_not_every_direction_that_is_blind_on_the_served_sees_the_others():
     labels = torch.tensor([0.0, 1.0, 0.25], **F64)
     weights = memorize_scalars(torch.eye(3, **F64), queries, labels, heads=3)  # one served by each
     assert (mha(weights, torch.eye(3, **F64), queries)[:, 0] - labels).abs().max() < 1e-12
-
-
-def test_equal_labels_and_few_examples_are_no_special_case():
-    context, queries = torch.rand(4, 6, **F64), torch.rand(3, 6, **F64)
-    for labels in (torch.zeros(3, **F64), torch.full((3,), -2.5, **F64)):
-        weights = memorize_scalars(context, queries, labels, heads=7)
-        outputs = mha(weights, context, queries)[:, 0]
-        torch.testing.assert_close(outputs, labels, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda E, e, y: (E[:2], e, y), "context: got 2 tokens"),
-        (lambda E, e, y: (E[[0, 1, 1]], e, y), "context: got 3 tokens"),
-        (lambda E, e, y: (E, e[[0] * 8 + [1] * 3], y), "examples: got 0 and 1 equal, with"),
-        (
-            lambda E, e, y: (E, e[:1] * torch.arange(1.0, 12.0)[:, None], y),
-            "queries: got dependent",
-        ),
-        (lambda E, e, y: (E, e, y[:-1]), "labels: got T = 10"),
-        (lambda E, e, y: (E, torch.cat([e, -e]), torch.cat([y, y])), "labels: got T = 22 examples"),
-        (lambda E, e, y: (E, e.log(), y), "queries: got .* NaN"),
-        (lambda E, e, y: (E, torch.cat([e[:10], e[:1] + e[1:2]]), y), "queries: got example 10 in"),
-    ],
-)
-def test_bad_input_is_refused_by_name(change, name):
-    arguments = change(*(torch.randn(*s, **F64) for s in ((3, 6), (11, 6), (11,))))
-    with pytest.raises(ValueError, match=f"^{name}"):
-        memorize_scalars(*arguments, heads=3)

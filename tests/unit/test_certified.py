@@ -131,16 +131,6 @@ def test_a_product_is_exact_where_no_float_holds_it():
         assert (found.rank, found.shape) == (exact_rank(thin @ wide), (7, 6))
 
 
-@pytest.mark.parametrize(
-    "times", [torch.eye(3), torch.ones(2), torch.full((2, 2), float("nan")), torch.eye(2).half()]
-)
-def test_factors_that_do_not_fit_are_refused(times):
-    with pytest.raises(ValueError, match=r"^times: got"):
-        certified_rank(torch.eye(2), times=times)
-    with pytest.raises(ValueError, match=r"^times: got"):
-        certified_rank(lambda bits: arb_mat([[1]]), times=torch.eye(2))
-
-
 def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
     asked = []
 
@@ -153,19 +143,13 @@ def test_precision_is_raised_until_it_suffices_and_failure_is_admitted():
     assert certified_rank(nearly_singular, target=2).rank == 2
     assert asked[1:] == [128, 256]
     failed = certified_rank(nearly_singular, target=2, most_bits=128)
-    assert (failed.rank, failed.full) == (0, False)
+    assert (failed.rank, failed.full, certified_rank(torch.ones(3, 1)).full) == (0, False, True)
     assert failed.proof == "not certified with up to 128 bits"
     for radius, rank in [(0.9, 2), (1.1, 0)]:  # the determinant is the corner's entry
         wide = arb_mat([[arb(1, radius), 0], [1, 1]])
         assert certified_rank(lambda bits, wide=wide: wide, target=2).rank == rank
     singular = certified_rank(lambda bits: arb_mat([[1, 2], [2, 4]]), target=2)
     assert (singular.rank, singular.proof) == (0, "not certified with up to 1024 bits")
-
-
-def test_full_rank_is_that_of_the_smaller_side():
-    for shape, k, full in [((3, 3), 3, True), ((5, 3), 3, True), ((3, 5), 3, True), ((3, 5), 2, 0)]:
-        matrix = torch.eye(5)[:, :k] @ torch.eye(5)[:k]
-        assert certified_rank(matrix[: shape[0], : shape[1]]).full == full
 
 
 def test_matrices_that_are_zero_or_not_finite_are_not_certified():
@@ -185,25 +169,6 @@ def test_a_rank_is_aimed_at_where_no_float_holds_the_entries():
     assert certified_rank(lambda bits: arb_mat([[0, small], [0, small], [0, 0]])).rank == 1
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda v: certified_rank(v[0]), "matrix"),
-        (lambda v: certified_rank(v.half()), "matrix"),
-        (lambda v: certified_rank(v * float("nan")), "matrix"),
-        (lambda v: certified_rank(v, target=2), "target"),
-        (lambda v: certified_rank(lambda bits: balls.exact(v), target=5), "target"),
-        (lambda v: certified_rank(v, seed=-1), "seed"),
-        (lambda v: certified_rank(v, most_bits=8), "most_bits"),
-        (lambda v: certified_memorization(*small_task(1)[0], v), "labels"),
-        (lambda v: enclosed_features(stacked(), torch.ones(3, 5), torch.ones(4, 5)), "weights.W_Q"),
-    ],
-)
-def test_bad_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        call(torch.ones(4, 3))
-
-
 def test_without_its_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "flint", None)
     with pytest.raises(ImportError, match=r"pip install python-flint$"):
@@ -211,11 +176,6 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch):
 
 
 # --- layers ---------------------------------------------------------------------------------------
-
-
-def stacked():
-    """Two layers along a run axis."""
-    return MHAWeights(*(torch.stack([W, W]) for W in small_task(False)[0][0]))
 
 
 def small_task(own, skip=False, T=9):
@@ -250,12 +210,6 @@ def test_a_softmax_that_is_known_exactly():
         assert widened[0].contains(1 / (1 + (-arb(x)).exp()))
 
 
-def test_precisions_are_numbers_of_bits():
-    for bits in (1, 2.5, True):
-        with pytest.raises(ValueError, match=r"^bits: got "):
-            balls.precision(bits)
-
-
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_construction_is_certified_and_a_wrong_label_is_not(own, skip):
@@ -283,25 +237,17 @@ def test_dependent_features_are_not_certified():
         assert numerical_rank(mha_features(weights_, E, queries)) < 9
 
 
-def test_error_bounds_are_rounded_upwards():
-    generator = random.Random(0)
-    for _ in range(200):
-        exact = arb(generator.random()) * arb(3).sqrt()
-        assert arb(balls.above(exact.upper())) > exact.upper()
-    assert balls.above(arb.pos_inf()) == math.inf
-    assert balls.above(arb.nan()) == math.inf
-    assert balls.largest(arb_mat(0, 3)) == 0.0
-
-
-def test_lower_bounds_are_rounded_downwards():
+def test_bounds_are_rounded_outwards():
     generator = random.Random(0)
     for _ in range(200):
         exact = arb(generator.random() - 0.5) * arb(3).sqrt()
         lower = exact.lower()
         assert lower - 1e-15 < arb(balls.below(lower)) < lower
+        assert exact.upper() < arb(balls.above(exact.upper())) < exact.upper() + 1e-15
     assert balls.below(arb(1)) == math.nextafter(1, 0)
     assert balls.above(arb(1)) == math.nextafter(1, 2)
     assert balls.below(arb.neg_inf()) == balls.below(arb.nan()) == -math.inf
+    assert balls.above(arb.pos_inf()) == balls.above(arb.nan()) == math.inf
     for power in (0, 400, -400):  # beyond the floats, too
         ball = arb(3, 0.25) * arb(10) ** power
         for x in (ball, -ball, ball - ball):
@@ -313,6 +259,7 @@ def test_the_largest_entry_is_that_of_the_outer_ends():
     wide = arb_mat([[arb(1, 0.5), arb(-2, 0.25)], [arb(0, 2.125), arb(2)]])
     assert 2.25 < balls.largest(wide) < 2.2500001  # radii have 30 bits
     assert balls.largest(arb_mat([[-3, 2]])) == math.nextafter(3, 4)
+    assert balls.largest(arb_mat(0, 3)) == 0.0
 
 
 def test_precisions_double_and_include_the_last():
@@ -446,32 +393,6 @@ def test_one_token_in_all_is_always_right():
     assert certified_associations(one, 0 * sequences, zeros) == (13, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda w, s, y: certified_associations(w, s[:0], y[:0]), "sequences"),
-        (lambda w, s, y: enclosed_offers(w, s[:0]), "sequences"),
-        (lambda w, s, y: enclosed_offers(w._replace(W_Q=w.W_Q / 0), s), "weights.W_Q"),
-        (
-            lambda w, s, y: enclosed_offers(AoTWeights(*w[:2], *(W[:0] for W in w[2:6]), w[6]), s),
-            "weights.W_Q",
-        ),
-        (lambda w, s, y: certified_associations(w, s, y, bits=1), "bits"),
-        (lambda w, s, y: certified_associations(w, s, y[:-1]), "next_tokens"),
-        (lambda w, s, y: certified_associations(w, s, y[:, None]), "next_tokens"),
-        (lambda w, s, y: certified_associations(w, s, y + 11), "next_tokens"),
-        (lambda w, s, y: certified_associations(w, s[0], y), "sequences"),
-        (lambda w, s, y: enclosed_offers(w, s[None]), "sequences"),
-        (lambda w, s, y: enclosed_offers(w, s + 11), "sequences"),
-        (lambda w, s, y: enclosed_offers(AoTWeights(*(W[None] for W in w)), s), "weights.W_Q"),
-    ],
-)
-def test_bad_arguments_of_transformers_are_named(call, name):
-    weights, sequences = transformer()
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        call(weights, sequences, torch.zeros(13, dtype=torch.int64))
-
-
 # --- memorization, at its edges -------------------------------------------------------------------
 
 
@@ -517,21 +438,6 @@ def test_precision_is_raised_until_a_correction_is_proven():
         assert proof.error == math.nextafter(0.5, 1)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_the_shift_of_nearly_dependent_features_is_no_less_than_the_exact_one(seed):
-    """Two queries that differ by 2^-100: at 128 bits a correction has 28 digits of two at most."""
-    g = torch.Generator().manual_seed(seed)
-    one = torch.eye(2, **F64)
-    layer = MHAWeights(one[None], one[None], one[None], one, one[:, :1])
-    e, y = torch.tensor([[0, 0], [0, 2.0**-100]], **F64), torch.randn(2, 1, generator=g, **F64)
-    proof = certified_memorization(layer, one, e, y, most_bits=128)
-    with balls.precision(1024):
-        exact = enclosed_features(layer, one, e)(1024).solve(balls.exact(y))
-        exact -= balls.exact(one[:, :1])
-        least = max(abs(entry).lower() for entry in exact.entries())
-        assert least < arb(proof.shift) < least * (1 + arb(2) ** -20)
-
-
 def test_examples_that_only_rounding_tells_apart_are_not_certified():
     """All tokens begin with 1, so the second query raises all logits alike: one attention."""
     E = torch.tensor([[1, 0.3], [1, 0.7], [1, -0.2]], **F64)
@@ -547,28 +453,6 @@ def test_examples_that_only_rounding_tells_apart_are_not_certified():
         assert not certified_solution(layer, E, e, y, most_bits=most_bits).proven
 
 
-def narrowed(weights):
-    """The same layer with an output that is no longer as wide as its queries."""
-    return weights._replace(W_O=weights.W_O[:, :-1], W_D=weights.W_D[:-1])
-
-
-def test_features_are_enclosed_of_what_fits_only():
-    weights, E, e = small_task(own=True)[0]
-    with pytest.raises(ValueError, match=r"^contexts: got d = 4 .*; expected d = 5"):
-        enclosed_features(weights, E[..., :-1], e)
-    with pytest.raises(ValueError, match=r"^contexts: got shape \(2, 9, 3, 5\)"):
-        enclosed_features(weights, torch.stack([E, E]), torch.stack([e, e]))
-
-
-def test_the_radius_is_that_of_the_widest_ball_rounded_up():
-    """Labels of very different sizes, so balls of very different radii; a radius has 30 bits."""
-    layer, labels = small_task(own=False)
-    proof = certified_memorization(*layer, labels * torch.tensor([1, 2.0**60]))
-    assert proof.radius > 2.0**40 * certified_memorization(*layer, labels).radius
-    mantissa, _ = math.frexp(math.nextafter(proof.radius, 0))
-    assert (mantissa * 2**30).is_integer()
-
-
 def test_weights_whose_logits_no_float_holds_are_no_error():
     (weights, E, e), labels = small_task(own=True)
     huge = weights._replace(W_Q=weights.W_Q * 1e300, W_K=weights.W_K * 1e300)
@@ -579,31 +463,3 @@ def test_weights_whose_logits_no_float_holds_are_no_error():
 def test_precision_ends_at_1024_bits():
     (weights, E, e), labels = small_task(own=False)
     assert certified_memorization(weights, E, e * 0, labels).bits == 1024
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda w, E, e, y: ((w, E, e, y[:, 0]), {}), "labels"),
-        (lambda w, E, e, y: ((w, E, e, y[:-1]), {}), "labels"),
-        (lambda w, E, e, y: ((w, E, e, y[:, :1]), {}), "labels"),
-        (lambda w, E, e, y: ((w, E, e, y * math.nan), {}), "labels"),
-        (lambda w, E, e, y: ((w, E, e, y.half()), {}), "labels"),
-        (lambda w, E, e, y: ((w, E * math.inf, e, y), {}), "contexts"),
-        (lambda w, E, e, y: ((w, E[:0], e[:0], y[:0]), {}), "contexts"),
-        (lambda w, E, e, y: ((w, E[0], e[:0], y[:0]), {}), "queries"),
-        (lambda w, E, e, y: ((w, E[:, :0], e, y), {}), "contexts"),
-        (lambda w, E, e, y: ((w._replace(W_D=w.W_D[:, :0]), E, e, y[:, :0]), {}), "weights.W_D"),
-        (lambda w, E, e, y: ((w._replace(W_V=w.W_V * math.nan), E, e, y), {}), "weights.W_V"),
-        (lambda w, E, e, y: ((w, E, e * math.nan, y), {}), "queries"),
-        (lambda w, E, e, y: ((w, E, e, y), {"most_bits": 127}), "most_bits"),
-        (lambda w, E, e, y: ((w, E[..., :-1], e, y), {}), "contexts"),
-        (lambda w, E, e, y: ((w, E, None, y), {}), "queries"),
-        (lambda w, E, e, y: ((narrowed(w), E, e, y), {"skip": True}), "weights.W_O"),
-    ],
-)
-def test_bad_arguments_of_a_proof_are_named(change, name):
-    (weights, E, e), y = small_task(own=True)
-    arguments, options = change(weights, E, e, y)
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        certified_memorization(*arguments, **options)

@@ -147,9 +147,9 @@ def brute_force(vectors):
     return len(units)
 
 
-def test_kruskal_rank_is_that_of_brute_force_on_500_sets():
+def test_kruskal_rank_is_that_of_brute_force_on_200_sets():
     generator = torch.Generator().manual_seed(0)
-    for _ in range(500):
+    for _ in range(200):
         vectors = planted(generator)
         expected = brute_force(vectors)
         assert kruskal_rank(vectors) == expected
@@ -274,26 +274,3 @@ def test_the_sampled_rank_comes_with_the_tests_on_both_sides():
     assert result.failed.dependent == 100
     nothing = sampled_kruskal_rank(torch.zeros(5, 3), samples=10, seed=0)
     assert (nothing.rank, nothing.passed) == (0, None)
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda v: numerical_rank(v[0]), "matrix"),
-        (lambda v: numerical_rank(v.half()), "matrix"),
-        (lambda v: numerical_rank(v * float("nan")), "matrix"),
-        (lambda v: numerical_rank(v, rtol=-1.0), "rtol"),
-        (lambda v: numerical_rank(v, dtype=torch.float16), "dtype"),
-        (lambda v: kruskal_rank(v[None]), "vectors"),
-        (lambda v: kruskal_rank(v, max_subsets=0), "max_subsets"),
-        (lambda v: kruskal_rank(v, method="guess"), "method"),
-        (lambda v: kruskal_rank(v, max_seconds=-1), "max_seconds"),
-        (lambda v: sampled_independence(v, 5, seed=0), "size"),
-        (lambda v: sampled_independence(v, 2, samples=0, seed=0), "samples"),
-        (lambda v: sampled_kruskal_rank(v, threshold=1.5, seed=0), "threshold"),
-        (lambda v: sampled_kruskal_rank(v.log(), seed=0), "vectors"),
-    ],
-)
-def test_bad_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        call(-torch.ones(4, 3))
