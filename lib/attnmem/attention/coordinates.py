@@ -13,12 +13,7 @@ from .tangents import ScalarHeads
 
 
 class Coordinates(NamedTuple):
-    """A linear change of tokens and queries.
-
-    Attributes:
-        tokens: Multiplied to tokens from the right.
-        queries: Likewise to queries.
-    """
+    """A linear change of tokens and queries: matrices that are multiplied from the right."""
 
     tokens: Float[Tensor, "d d"]
     queries: Float[Tensor, "d d"]
@@ -29,43 +24,21 @@ class Coordinates(NamedTuple):
     ) -> Coordinates:
         """Coordinates in which second moments are one, but for directions hardly used.
 
-        Moments of own contexts are taken about their mean, since only differences of tokens change
-        the attention.
-
-        Args:
-            contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-            queries: One query a row.
-
-        Returns:
-            The change of both.
+        Contexts are own ``(T, n, d)`` or shared ``(n, d)``. Moments of own contexts are taken about
+        their mean, since only differences of tokens change the attention.
         """
         own = contexts.ndim == 3
         return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))
 
     def outward(self, heads: ScalarHeads) -> ScalarHeads:
-        """Weights on the data that compute what ``heads`` compute on the changed data.
-
-        Args:
-            heads: Weights for changed tokens and queries.
-
-        Returns:
-            Weights for the tokens and queries as they were.
-        """
+        """Weights on the data that compute what ``heads`` compute on the changed data."""
         return ScalarHeads(
             self.queries @ heads.W_Q, self.tokens @ heads.W_K, heads.mu @ self.tokens.mT
         )
 
 
 def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Tensor, "d d"]:
-    """A map after which rows have second moments of one, but for directions hardly used.
-
-    Args:
-        rows: Vectors.
-        centred: Whether moments are taken about the mean.
-
-    Returns:
-        A symmetric matrix, to be multiplied from the right.
-    """
+    """A symmetric matrix after which rows have second moments of one, as :class:`Coordinates`."""
     size = unit(rows)
     rows = rows / size
     rows = rows - rows.mean(0) if centred else rows

@@ -24,26 +24,15 @@ from .losses import LOG2_E, cross_entropy_vjp, squared_error_vjp
 
 
 class EmbeddedWeights(NamedTuple):
-    """The weights of the model, in stacks of runs.
+    """The weights of the model, in stacks of runs; queries and keys act from the right."""
 
-    Attributes:
-        W_E: The embedding of tokens and queries, which acts from the left.
-        b_E: Its bias.
-        W_Q: Query maps, which act from the right.
-        W_K: Key maps, which act from the right.
-        W_V: One vector a head.
-        W_O: One row a head, its part of the vector that is decoded.
-        W_D: The decoder, which acts from the left.
-        b_D: Its bias.
-    """
-
-    W_E: Float[Tensor, "R d c"]
+    W_E: Float[Tensor, "R d c"]  # embeds tokens and queries
     b_E: Float[Tensor, "R d"]
     W_Q: Float[Tensor, "R H d d_h"]
     W_K: Float[Tensor, "R H d d_h"]
     W_V: Float[Tensor, "R H d 1"]
-    W_O: Float[Tensor, "R H d_o"]
-    W_D: Float[Tensor, "R d_out d_o"]
+    W_O: Float[Tensor, "R H d_o"]  # of each head one row, its part of the vector that is decoded
+    W_D: Float[Tensor, "R d_out d_o"]  # decodes
     b_D: Float[Tensor, "R d_out"]
 
 
@@ -55,19 +44,12 @@ def embedded_losses(
     queries: Float[Tensor, "R B c"],
     labels: Tensor,
 ) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Callable[[Tensor], EmbeddedWeights]]:
-    """The loss of every example: cross-entropy for classes, squared error for real labels.
+    """The loss of every example, the outputs, and a function from its gradient to the weights'.
 
-    Args:
-        P: The weights.
-        positions: The query's position, then those of the ``n`` tokens.
-        scale: The factor of the logits.
-        contexts: Tokens as rows, own ``(R, B, n, c)`` or shared ``(R, n, c)``.
-        queries: One vector for each example.
-        labels: One for each example, ``(R, B)``: classes in ``[0, d_out)``, or real numbers.
-
-    Returns:
-        The losses, the outputs, and a function from the gradient at the losses ``(R, B)`` to that
-        at the weights. It may be called once, since it overwrites what it needs.
+    ``positions`` are the query's and those of the ``n`` tokens, ``scale`` the logits' factor.
+    Contexts are own ``(R, B, n, c)`` or shared ``(R, n, c)``. Labels ``(R, B)`` are classes, for a
+    cross-entropy, or real numbers, for a squared error. The function overwrites what it needs, so
+    it may be called once.
     """
     attend = _own if contexts.ndim == 4 else _shared
     heads, of_heads = attend(P, positions, scale, contexts, queries)
@@ -152,7 +134,8 @@ def _own(P, positions, scale, contexts, queries):
     rows = torch.cat([P.W_E.mT, positions[1:].expand(R, -1, -1)], dim=1)
     vectors, numbers, of_forms = _forms(P, scale, rows, P.b_E + positions[0])
     maps = torch.cat([vectors, numbers], dim=-1)
-    keys = (_with_one(queries) @ maps.mT).view(R * B, -1, c + n)
+    ones = queries.new_ones(1).expand(R, B, 1)
+    keys = (torch.cat([queries, ones], dim=-1) @ maps.mT).view(R * B, -1, c + n)
     shares = torch.baddbmm(keys[..., c:], keys[..., :c], flat.mT).view(R, B, -1, n)
     shares = shares.sub_(shares.amax(dim=-1, keepdim=True)).exp2_()
     of_rows = w @ rows.mT
@@ -178,7 +161,3 @@ def _own(P, positions, scale, contexts, queries):
         return W_E, b_E, W_Q, W_K, W_V[..., None]
 
     return heads.mT, of_heads
-
-
-def _with_one(x: Tensor) -> Tensor:
-    return torch.cat([x, x.new_ones(1).expand(*x.shape[:-1], 1)], dim=-1)

@@ -21,8 +21,8 @@ from .products import (
     add_heads,
     attend,
     attention_weights,
-    combine_heads,
     head_values,
+    product_first,
     token_axes,
 )
 from .tables import look_up
@@ -66,18 +66,13 @@ def _widest(*tensors: Tensor) -> list[Tensor]:
 # --- Mahdavi et al.: multi-head attention over a context and a query ----------------------------
 
 
-def _check_some(name, value, length) -> None:
-    """At least one token to attend to."""
-    if not length:
-        refuse(name, f"shape {tuple(value.shape)}", "at least one token")
-
-
 def _fit_together(context, query) -> None:
     own = context.ndim == query.ndim + 1
     if not own and context.ndim != query.ndim:
         shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
         refuse("context", f"shape {tuple(context.shape)}", f"shape {shape}")
-    _check_some("context", context, context.shape[-2])
+    if not context.shape[-2]:
+        refuse("context", f"shape {tuple(context.shape)}", "at least one token")
     if own:
         check_size("context", context, -3, query.shape[-2], "the number of queries")
 
@@ -182,7 +177,8 @@ def mha(
     W_Q, W_K, W_V, W_O, W_D = matrices
     alpha = attention_weights(W_Q, W_K, context, query)
     values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
-    outputs = combine_heads(values, W_O, W_D)
+    first = product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1])
+    outputs = values @ (W_O @ W_D) if first else values @ W_O @ W_D
     return outputs + query @ W_D if skip else outputs
 
 
@@ -190,7 +186,8 @@ def mha(
 
 
 def _tokens_fit(weights, tokens) -> None:
-    _check_some("tokens", tokens, tokens.shape[-1])
+    if not tokens.shape[-1]:
+        refuse("tokens", f"shape {tuple(tokens.shape)}", "at least one token")
     check_tokens("tokens", tokens, weights.embedding.shape[-2])
 
 

@@ -125,20 +125,9 @@ def after_pairs(
 ) -> Float[Tensor, "R d_o B"]:
     """The residual stream at the second place, after attention to both places; for autograd.
 
-    All maps act from the left. Where an example attends to a first token ``10^k`` times as small as
-    the second, ``k`` digits are lost.
-
-    Args:
-        W_Q: Query maps of the heads, with the scale of the logits.
-        W_K: Key maps.
-        W_V: Value maps.
-        W_O: Output maps.
-        inputs: The attention's input at the two places, for every token of the vocabulary.
-        stream: The residual stream at the second place, for every token.
-        tokens: Pairs of integers in ``[0, N)``.
-
-    Returns:
-        One column for each pair.
+    Maps act from the left; the logits' scale is in one of them. ``inputs`` are the attention's at
+    both places, ``stream`` the residual stream at the second, for every token. Where an example
+    attends to a first token ``10^k`` times as small as the second, ``k`` digits are lost.
     """
     return _WrittenOut.apply(after_pairs_vjp, W_Q, W_K, W_V, W_O, inputs, stream, tokens)
 

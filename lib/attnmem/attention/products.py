@@ -51,20 +51,10 @@ def attention_weights(
     context: Float[Tensor, "*examples d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax of :func:`attention_logits` over the tokens; arguments as of :func:`attend`."""
-    return over_tokens(attention_logits(W_Q, W_K, context, query))
-
-
-def attention_logits(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    context: Float[Tensor, "*examples d"],
-    query: Float[Tensor, "*data B d"],
-) -> Float[Tensor, "*allruns B n H"]:
-    """The logits ``e W_Q W_K^T E^T``, multiplied in the cheapest order.
+    """The softmax over the tokens of ``E W_K W_Q^T e``, multiplied in the cheapest order.
 
     All orders give the same numbers but for rounding; the cost is counted per head. None of them
-    forms the keys of every example. Logits of shared contexts are stored with the examples last.
+    forms the keys of every example.
     """
     tokens = token_axes(context, query)
     (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
@@ -74,31 +64,22 @@ def attention_logits(
     }
     if tokens == SHARED:
         orders["shared keys first"] = min(_chain_costs(n, d, d_h, d)) + B * n * d
+    # Examples or heads stay last in the softmax: on a CPU it is several times slower along a last
+    # axis of fewer than 16 entries.
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
             E = context[..., None, :, :]
             first = product_first(n, d, d_h, d)
             asked = E @ (W_K @ W_Q.mT) if first else (E @ W_K) @ W_Q.mT
-            logits = asked.flatten(-3, -2) @ query.mT  # examples last: long rows
-            return logits.unflatten(-2, (H, n)).transpose(-3, -1)
+            logits = asked.flatten(-3, -2) @ query.mT  # (*allruns, H n, B)
+            return logits.unflatten(-2, (H, n)).softmax(dim=-2).movedim(-1, -3)
         case "head product first":
             product = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K)
             key = torch.einsum("...bd,...dhe->...bhe", query, product)
         case _:
             key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
             key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
-    return torch.einsum(f"{tokens},...bhd->...bnh", context, key)
-
-
-def over_tokens(logits: Float[Tensor, "*allruns B n H"]) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax over the tokens, in the layout that the logits are stored in.
-
-    Heads or examples stay last while it runs: on a CPU it is several times slower along a last axis
-    of fewer than 16 places.
-    """
-    if logits.stride(-3) == 1:
-        return logits.transpose(-3, -1).softmax(dim=-2).movedim(-1, -3)
-    return logits.softmax(dim=-2).mT
+    return torch.einsum(f"{tokens},...bhd->...bnh", context, key).softmax(dim=-2).mT
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -150,14 +131,3 @@ def add_heads(
         return torch.einsum("...bhd,...hdo->...bo", z, product)
     values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
     return torch.einsum("...bhk,...hok->...bo", values, W_O)
-
-
-def combine_heads(
-    values: Float[Tensor, "*allruns B Hd_v"],
-    W_O: Float[Tensor, "*runs Hd_v d_o"],
-    W_D: Float[Tensor, "*runs d_o d_out"],
-) -> Float[Tensor, "*allruns B d_out"]:
-    """``values W_O W_D``, multiplied in the cheaper order."""
-    if product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1]):
-        return values @ (W_O @ W_D)
-    return values @ W_O @ W_D

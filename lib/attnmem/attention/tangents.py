@@ -44,16 +44,7 @@ class ScalarHeads(NamedTuple):
 def scalar_outputs(
     heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
 ) -> Float[Tensor, " T"]:
-    """Outputs of the layer.
-
-    Args:
-        heads: The weights.
-        context: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        query: One query a row.
-
-    Returns:
-        One number for each example.
-    """
+    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one."""
     z = attend(heads.W_Q, heads.W_K, context, query)[1]
     return torch.einsum("thd,hd->t", z, heads.mu)
 
@@ -78,11 +69,7 @@ class Tangents(NamedTuple):
     query: Float[Tensor, "T d"]
 
     def gram(self) -> Float[Tensor, "T T"]:
-        """Products of all pairs of rows of the derivative (the neural tangent kernel).
-
-        Returns:
-            A positive semidefinite matrix, whose rank is that of the derivative.
-        """
+        """Products of all pairs of rows of the derivative: the neural tangent kernel."""
         T = len(self.query)
         K = self.query.new_empty(T, T)
         z, k = (x.transpose(0, 1).flatten(1) for x in (self.attended, self.keyed))
@@ -97,14 +84,7 @@ class Tangents(NamedTuple):
         return K
 
     def transposed(self, rows: Float[Tensor, " T"]) -> ScalarHeads:
-        """The derivative's transpose, applied to one number for each example.
-
-        Args:
-            rows: The numbers.
-
-        Returns:
-            A direction in the weights.
-        """
+        """The derivative's transpose, applied to one number for each example."""
         return ScalarHeads(
             torch.einsum("t,te,htk->hek", rows, self.query, self.keyed),
             torch.einsum("t,htd,htk->hdk", rows, self.pulls, self.asked),
@@ -114,11 +94,7 @@ class Tangents(NamedTuple):
     def parts(
         self,
     ) -> tuple[Float[Tensor, "T W_q"], Float[Tensor, "T W_k"], Float[Tensor, "T W_v"]]:
-        """The derivative as matrices, one for each kind of weights in :class:`ScalarHeads`.
-
-        Returns:
-            In each matrix, one row for each example and one column for each weight.
-        """
+        """The derivative as one matrix for each of the weights, one row for each example."""
         return (
             torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
             torch.einsum("htd,htk->thdk", self.pulls, self.asked).flatten(1),

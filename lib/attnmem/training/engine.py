@@ -60,13 +60,9 @@ class FusedAdam:
 
     def state(self) -> Parameters:
         """What a step reads besides the weights, by name."""
-        averages = {"mean": self.mean, "square": self.square}
-        named = {
-            f"{field} {name}": value
-            for field, values in averages.items()
-            for name, value in values.items()
-        }
-        return named | {"count": self.count}
+        means = {f"mean {name}": x for name, x in self.mean.items()}
+        squares = {f"square {name}": x for name, x in self.square.items()}
+        return {**means, **squares, "count": self.count}
 
     def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
         """A new optimizer of the runs at ``index``, whose weights are ``parameters``."""

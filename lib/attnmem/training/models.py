@@ -48,11 +48,6 @@ def _linear(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, "out
     return _uniform(g, inputs**-0.5, outputs, inputs)
 
 
-def _bias(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, " outputs"]:
-    """PyTorch's initial bias of ``Linear(inputs, outputs)``."""
-    return _uniform(g, inputs**-0.5, outputs)
-
-
 def _embedding(g: torch.Generator, rows: int, dim: int) -> Float[Tensor, "rows dim"]:
     """PyTorch's initial weight of ``Embedding(rows, dim)``."""
     return torch.randn(rows, dim, generator=g, dtype=torch.float32)
@@ -130,10 +125,13 @@ def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
             P[f"{name}.{layer}"] = _uniform(g, bound, run.H, d_h, inner)
         P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
         if run.width:
-            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = _linear(g, run.width, d), _bias(g, run.width, d)
+            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = (
+                _linear(g, run.width, d),
+                _uniform(g, d**-0.5, run.width),
+            )
             P[f"W_2.{layer}"] = _linear(g, d, run.width)
             if not variant.tied:
-                P[f"b_2.{layer}"] = _bias(g, d, run.width)
+                P[f"b_2.{layer}"] = _uniform(g, run.width**-0.5, d)
     return P
 
 
@@ -305,10 +303,9 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
     Returns:
         The weights by name, without the axis of runs.
     """
-    d, d_h, H = run.d, run.d_h, run.H
-    outputs = run.N or 1
-    W_E, b_E = _linear(g, d, d), _bias(g, d, d)
-    W_D, b_D = _linear(g, outputs, d), _bias(g, outputs, d)
+    d, d_h, H, outputs = run.d, run.d_h, run.H, run.N or 1
+    W_E, b_E = _linear(g, d, d), _uniform(g, d**-0.5, d)
+    W_D, b_D = _linear(g, outputs, d), _uniform(g, d**-0.5, outputs)
     return {
         "W_E": W_E,
         "b_E": b_E,

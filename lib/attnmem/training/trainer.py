@@ -131,15 +131,7 @@ def operations(run: Run) -> int:
 
 
 def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
-    """The beginning of a run's curve, without the rest of its training; on the CPU.
-
-    Args:
-        run: A training on bigrams.
-        epochs: How many points of the curve.
-
-    Returns:
-        The accuracy on all pairs after each epoch, rounded to four places.
-    """
+    """The first points of the curve of a training on bigrams, on the CPU, without the rest."""
     with device_settings(CPU, tf32=False):
         protocol = Bigrams([run], CPU)
         while len(protocol.curve) < epochs and not protocol.done:
