@@ -208,9 +208,10 @@ def by_autograd(run: Run, device: str) -> None:
     for step in range(run.steps):
         batch = slice(step % 4 * run.batch, (step % 4 + 1) * run.batch)
         seen = contexts if run.context == "shared" else contexts[batch]
-        outputs = training.mha_outputs(P, run, seen[None], queries[None, batch])
+        _, values = training.mha_heads(P, run, seen[None], queries[None, batch])
+        outputs = values[0] @ (P["W_O"][0] @ P["W_D"][0].T) + P["b_D"][0]
         adam.zero_grad()
-        F.cross_entropy(outputs[0], labels[batch]).backward()
+        F.cross_entropy(outputs, labels[batch]).backward()
         adam.step()
 
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import gc
-import inspect
 import weakref
-from typing import ClassVar
 
 import pytest
 import torch
@@ -95,63 +93,3 @@ def test_what_is_released_is_freed_at_once():
         assert left() is None
     finally:
         gc.enable()
-
-
-recorded = inspect.unwrap(engine.recorded)  # its result is no graph here, and not checked
-
-
-class Said:
-    """Writes down what is asked of it."""
-
-    asked: ClassVar[list[str]] = []
-
-    def __getattr__(self, name):
-        def say(**options):
-            self.asked.append(" ".join([type(self).__name__, name, *options.values()]))
-
-        return say
-
-
-class Graph(Said):
-    """Stands for a graph."""
-
-
-class Stream(Said):
-    """Stands for a stream."""
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """What is asked of a GPU, of whose 80 bytes 40 are free."""
-    monkeypatch.setattr(Said, "asked", [])
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40, 80))
-    monkeypatch.setattr(torch.cuda, "empty_cache", Said().empty_cache)
-    return Said.asked
-
-
-def test_a_capture_waits_for_its_stream_and_lets_other_threads_work(gpu):
-    _, outputs = recorded(lambda: gpu.append("function") or (torch.ones(2),))
-    assert outputs[0].tolist() == [1, 1]
-    assert gpu == [
-        "Stream synchronize",
-        "Graph capture_begin thread_local",
-        "function",
-        "Graph capture_end",
-    ]
-
-
-def test_a_capture_frees_what_torch_keeps_if_less_than_half_of_the_memory_is_left(gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (39, 80))
-    recorded(lambda: ())
-    assert gpu[:2] == ["Stream synchronize", "Said empty_cache"]
-
-
-def test_a_broken_capture_is_ended_and_shows_its_error(gpu):
-    def broken():
-        raise KeyError("broken")
-
-    with pytest.raises(KeyError, match="broken"):
-        recorded(broken)
-    assert gpu[-1] == "Graph capture_end"

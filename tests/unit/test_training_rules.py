@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnmem import training
-from attnmem.attention import AoTWeights, aot, mha
+from attnmem.attention import mha
 from attnmem.training import checkpoints, data, devices, engine, models, protocols
 from attnmem.training.checkpoints import Checkpoint
 from attnmem.training.engine import Stack, rehearse
@@ -333,19 +333,6 @@ def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
 # --- variants -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["paper", "paper-default-init"])
-def test_the_papers_variant_is_the_transformer_of_its_equations(name):
-    """Equations (1) and (2) of Dana et al. as the library has them, on all pairs of tokens."""
-    run = bigram_run(variant=name, d_h=3)
-    P = training.FAMILIES["aot"].initial(run, training.generator(run, "weights"))
-    pairs = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
-    heads = (P[f"{letter}.0"] for letter in ("W_Q", "W_K", "W_V", "W_O"))
-    weights = AoTWeights(P["embedding"], P["positions.0"][:2], *heads, P["unembedding"])
-    stacked = {weight: x[None] for weight, x in P.items()}
-    logits = training.aot_logits(stacked, run, pairs[None])[0].T
-    torch.testing.assert_close(logits, aot(weights, pairs), rtol=1e-4, atol=1e-5)
-
-
 def test_each_other_variant_departs_from_the_code_in_one_way():
     code = training.VARIANTS["code"]
     ways = {
@@ -402,7 +389,7 @@ def test_seeds_may_share_their_table_of_next_tokens(run):
 # --- stacks ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_every_step_takes_is_held_once():
+def test_a_batch_that_every_step_takes_is_copied_once():
     """By the copy that a captured graph reads; different batches are all held."""
     batch = torch.arange(6).view(1, 2, 3)
     repeated, different = batch.expand(4, -1, -1), torch.arange(24).view(4, 2, 3)
@@ -439,16 +426,6 @@ def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(r
         assert torch.equal(ours, there[places, : ours.shape[1]])
         for all_rows, mine in zip(x[1:], y[1:], strict=True):  # queries and labels
             assert torch.equal(mine[ours], all_rows[places][:, : ours.shape[1]][ours])
-
-
-def test_runs_with_other_rates_are_trained_at_once_each_with_its_own():
-    """The second one ends before the first one is looked at."""
-    runs = [memorization_run(lr=3e-2, steps=20), memorization_run(lr=1e-4, steps=5)]
-    together = training.train(runs)
-    alone = [outcome for run in runs for outcome in training.train([run])]
-    for ours, its in zip(together, alone, strict=True):
-        assert ours.loss == pytest.approx(its.loss, rel=1e-4)
-    assert [outcome.best_step for outcome in together] == [20, 5]
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -757,11 +734,3 @@ def test_descent_refuses_what_does_not_fit(change, message):
     training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments)
     with pytest.raises(ValueError, match=f"^{message}"):
         training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments | change)
-
-
-@pytest.mark.parametrize("name", ["heads", "dim", "head_dim", "outputs", "seed"])
-def test_random_layers_refuse_sizes_below_one(name):
-    sizes = dict.fromkeys(["heads", "dim", "head_dim", "outputs"], 1) | {"seed": 0}
-    training.xavier(**sizes)
-    with pytest.raises(ValueError, match=rf"^{name}: got {sizes[name] - 1};"):
-        training.xavier(**sizes | {name: sizes[name] - 1})
