@@ -427,6 +427,8 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
     assert seen["random L0"].ranks.tolist() == [17] * 5
     assert found.heads.numel() == 0, "no layer reads"
     assert len(features.collect(maps, batches, query=0, ranks=False)["random L1"].ranks) == 0
+    last = features.collect(maps, batches, query=16, ranks=False)["random L1"].queries
+    torch.testing.assert_close(last, tokens["random L1"][:, 16])
     read = features.collect(maps, batches, query=0, ranks=False, heads=2, seed=4)["random L1"].heads
     x = tokens["random L1"]
     torch.testing.assert_close(read, features.head_features(x, x[:, 0], 2, seed=4))
