@@ -33,7 +33,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from attnmem import experiments, training
-from attnmem.results import Run
+from attnmem.store import Run
 
 MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
     ("shared", 20, 32),

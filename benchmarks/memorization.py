@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from attnmem import experiments, training
-from attnmem.results import Run
+from attnmem.store import Run
 
 CELLS = [  # H, n, T
     (2, 4, 1000),

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from attnmem.reporting import CLAIMED, GRADES, WORDS, Claim, Graded, claims, marked, name_of, papers
-from attnmem.results import SHIPPED
+from attnmem.store import SHIPPED
 
 from . import graph, statements
 from .chapters import BOOK, render, renew

@@ -15,7 +15,6 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
 ``tasks``                 the data sets of the experiments
 ``store``                 the store of rows: one file for each experiment and profile
-``results``               old names of the store
 ``scaling``               laws fitted to curves, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart

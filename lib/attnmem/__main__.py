@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
+from datetime import timedelta
 from statistics import mean
 from typing import Any
 
@@ -63,16 +64,11 @@ def _field(text: str) -> tuple[str, int | float]:
     return name, int(value) if value.isdecimal() else number
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
 def _report(progress: Progress) -> None:
     count = f"{progress.done}/{progress.units}" if progress.units else f"{progress.done}"
     rate = 60 * progress.rows / progress.seconds
     left = progress.seconds_left
-    ends = f", {_clock(left)} left" if left is not None else ""
+    ends = f", {timedelta(seconds=round(left))} left" if left is not None else ""
     _say(f"[{count}] {progress.said}: {progress.rows} rows, {rate:.1f} a minute{ends}")
 
 

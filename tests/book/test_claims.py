@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from attnmem import reporting, results
+from attnmem import reporting, store
 
 from tools import claims, verdicts
 from tools.chapters import chapters, notebook_path, text_path
@@ -117,7 +117,7 @@ def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeyp
 def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
     for name in claim.rows:
         experiment, profile = name.split("/")
-        files = [path.stem for path in (results.SHIPPED / experiment).glob("*.csv")]
+        files = [path.stem for path in (store.SHIPPED / experiment).glob("*.csv")]
         wanted = files if profile == "*" else [profile]
         assert wanted, f"no rows of {experiment}"
         assert set(wanted) <= set(files)

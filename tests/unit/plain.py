@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnmem import training
-from attnmem.results import Run
+from attnmem.store import Run
 from attnmem.training.data import pairs
 
 

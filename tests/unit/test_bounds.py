@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds, results, training
+from attnmem import bounds, store, training
 from attnmem.attention import MHAWeights, mha, mha_features
 from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
 from attnmem.independence import numerical_rank
@@ -331,7 +331,7 @@ def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d
     """Mahdavi et al.'s, with embedding and positions; weights larger, for well-separated ranks."""
     sizes = {"H": H, "n": n, "d": d, "d_h": d_h, "T": 1}
     [cell] = mahdavi.memorization([sizes], context="shared", real=True)
-    run = results.Run(experiment="none", profile="quick", seed=0, **cell)
+    run = store.Run(experiment="none", profile="quick", seed=0, **cell)
     P = training.mha_parameters(run, training.generator(run, "weights"))
     P = {name: 4 * W.double()[None] for name, W in P.items()}
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import torch
 from attnmem import bounds, training
 from attnmem.attention import MHAWeights, mha
 from attnmem.independence import numerical_rank
-from attnmem.results import Run
+from attnmem.store import Run
 
 from plain import mha_outputs
 

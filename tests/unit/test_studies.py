@@ -109,7 +109,7 @@ class Held(Executor):
 @pytest.fixture
 def held(monkeypatch, instant):
     pool = Held()
-    monkeypatch.setattr(running, "wait", lambda in_flight, return_when: pool.let_go())
+    monkeypatch.setattr(running.futures, "wait", lambda in_flight, return_when: pool.let_go())
     return pool
 
 
@@ -177,7 +177,7 @@ def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeyp
         threading.Timer(0.2, go.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(running, "wait", interrupted)
+    monkeypatch.setattr(running.futures, "wait", interrupted)
     with ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
         experiments.run("dana-exp6", "paper", "cpu", pool, workers=3)
     assert heads("dana-exp6") == [1, 5]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attnmem import experiments, results, training
+from attnmem import experiments, training
 from attnmem.training import models, protocols, trainer
 from attnmem.training.engine import Steps
 from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization, Protocol, Reached
@@ -273,7 +273,7 @@ def test_a_diverged_run_costs_one_row_not_the_sweep(store, monkeypatch):
     poisoned(monkeypatch, second.key, "aot")
     assert experiments.run("dana-exp6", "quick", where={"H": 1}, device="cpu") == 2
     assert experiments.missing("dana-exp6", "quick", 2, where={"H": 1}) == []
-    rows = results.known("dana-exp6", "quick")
+    rows = experiments.rows("dana-exp6", "quick")
     assert rows[first.key][1].diverged is None
     assert rows[second.key][1].accuracy is None
     assert rows[second.key][1].diverged == 16

@@ -23,9 +23,8 @@ from ..checks import refuse
 from ..features import Seen
 from ..independence import numerical_rank, sampled_independence
 from ..store import Check, Finding, Row
-from ..training.devices import device_name
 from .cases import CASES, SEED, Case
-from .study import Study, Unit
+from .study import Study, Unit, origin
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
@@ -95,13 +94,6 @@ def checks(name: str, tier: str) -> list[Check]:
     (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
     the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
     Of every map that heads read: random labels.
-
-    Args:
-        name: A key of ``CASES``.
-        tier: One of its tiers.
-
-    Returns:
-        The tests, those of one precision and one map after the other.
     """
     case = _case(name, tier)
     many, few = case.samples
@@ -116,20 +108,11 @@ def checks(name: str, tier: str) -> list[Check]:
                 tests += [("positions", case.n, 1)] * case.positions
             if map_ in case.curves:
                 tests += [("queries", size, few) for size in case.sizes]
-            features_of = {"source": case.source, "architecture": case.architecture, "map": map_}
-            features_of |= {"dtype": dtype, "T": case.T, "n": case.n, "d": case.d}
-            listed += [
-                Check(
-                    experiment=name,
-                    profile=tier,
-                    vectors=vectors,
-                    size=size,
-                    samples=samples,
-                    seed=SEED,
-                    **features_of,
-                )
-                for vectors, size, samples in tests
-            ]
+            of_map = {"source": case.source, "architecture": case.architecture, "map": map_}
+            of_map |= {"dtype": dtype, "T": case.T, "n": case.n, "d": case.d}
+            for vectors, size, samples in tests:
+                test = {"vectors": vectors, "size": size, "samples": samples, "seed": SEED}
+                listed.append(Check(experiment=name, profile=tier, **of_map, **test))
     return listed
 
 
@@ -143,14 +126,9 @@ def _test(row: Any) -> str:
 
 
 def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Of one map, the share of the sets of queries that is independent, by size.
+    """Of one map in some tests, the share of the sets of queries that is independent, by size.
 
-    Args:
-        rows: Tests, as :func:`attnmem.experiments.table` gives them.
-        map_: The name of the feature map, such as ``random L1``.
-
-    Returns:
-        For each precision, the sizes in rising order and the shares at them.
+    For each precision there are the sizes in rising order and the shares at them.
     """
     of_map = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
     return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
@@ -166,28 +144,18 @@ def kruskal_estimate(rows: pd.DataFrame) -> int:
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A column of some tests, with the two precisions side by side.
+    """A column of some tests, such as ``share`` or ``ranks``, with the two precisions side by side.
 
-    Args:
-        rows: Tests, as :func:`attnmem.experiments.table` gives them.
-        column: The column, such as ``share`` or ``ranks``.
-
-    Returns:
-        A line for each test and map but curves and labels, a column for each precision.
+    It has a line for each test and map but curves and labels, and a column for each precision.
     """
     tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """A column of the tests at each of the :data:`TIERS` that has rows, side by side.
+    """The same of the tests at each of the :data:`TIERS` that has rows, side by side.
 
-    Args:
-        name: A key of ``CASES``.
-        column: The column, such as ``share`` or ``ranks``.
-
-    Returns:
-        A line for each test and map, a column for each tier and precision.
+    It has a column for each tier and precision.
     """
     rows = {tier: TESTS[name].table(store.known(name, tier).values()) for tier in TIERS}
     columns = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
@@ -211,7 +179,7 @@ def coverage(name: str) -> pd.DataFrame:
 
 
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
-    """The features that the tests of a tier look at.
+    """The features of each map that the tests of a tier look at.
 
     Args:
         name: A key of ``CASES``.
@@ -219,12 +187,8 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
         dtype: ``float32`` or ``float64``.
         device: Where they are computed.
 
-    Returns:
-        The features of each map.
-
     Raises:
-        ValueError: There is no such case or precision, or the data have another number of examples
-            than the case says.
+        ValueError: There is no such case or precision, or the data have another number of examples.
         ConnectionError: The tier needs a hub that cannot be reached.
     """
     case = _case(name, tier)
@@ -266,10 +230,7 @@ def perform(seen: Seen, check: Check) -> Finding:
         ranked=len(ranks),
         least_rank=int(ranks.min()),
         most_rank=int(ranks.max()),
-        wall_s=round(time.perf_counter() - start, 3),
-        device=device_name(next(iter(seen)).device),
-        torch=torch.__version__,
-        commit=store.commit(),
+        **origin(time.perf_counter() - start, next(iter(seen)).device),
     )
 
 

@@ -20,15 +20,14 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from .. import bounds, fitting, store
+from .. import bounds, fitting
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
 from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
-from ..training.devices import device_name
-from .study import PROFILES, Study, Unit
+from .study import PROFILES, Study, Unit, origin
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
@@ -87,16 +86,9 @@ RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
 
 
 def fittings(profile: str) -> dict[Fitting, float]:
-    """All fits, about the cheapest first, each with its fraction of the ceiling.
+    """All fits, about the cheapest first, each with the fraction of the ceiling that ``T`` is.
 
-    Args:
-        profile: ``paper`` or ``quick``.
-
-    Returns:
-        The fits, with every setting explicit; ``T`` is the whole part of a fraction of the ceiling.
-
-    Raises:
-        ValueError: The profile is unknown.
+    ``profile`` is ``paper`` or ``quick``; another one is refused. Every setting is explicit.
     """
     if profile not in PROFILES:
         refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
@@ -238,11 +230,8 @@ def _fitted(fit: Fitting) -> Fitted:
         made=end.steps,
         stop=end.stop,
         damping=end.damping,
-        wall_s=round(seconds, 3),
-        device=device_name(given.queries.device),
-        torch=torch.__version__,
-        commit=store.commit(),
         **fitting.limits(end.heads, *given[1:])._asdict(),
+        **origin(seconds, given.queries.device),
     )
 
 

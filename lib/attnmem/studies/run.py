@@ -10,15 +10,8 @@ import contextlib
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    as_completed,
-    wait,
-)
+from concurrent import futures
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -243,7 +236,7 @@ def measured(
                 in_flight[executor.submit(perform, name, unit, device)] = name
             if not in_flight:
                 break
-            finished, _ = wait(in_flight, return_when=FIRST_COMPLETED)
+            finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
             for future in finished:
                 name = in_flight.pop(future)
                 try:
@@ -254,7 +247,7 @@ def measured(
                 yield FinishedUnit(name, rows, added)
     finally:
         begun = [future for future in in_flight if not future.cancel()]
-        for future in as_completed(begun):
+        for future in futures.as_completed(begun):
             if not future.exception():
                 _stored(future)
     if error:

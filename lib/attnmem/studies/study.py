@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 
+from .. import store
 from ..checks import refuse
 from ..reporting import papers
 from ..store import SCHEMAS, Configuration, Row, Rows, Run
+from ..training.devices import device_name
 
 PROFILES = ("paper", "quick")
 Unit = list[Any]  # configurations that are measured at once, one row each
@@ -138,6 +141,12 @@ class Study:
 
     def _group(self, configs: list[Any], rows: Rows, place: Place) -> list[Unit]:
         return [[one] for one in configs]
+
+
+def origin(seconds: float, device: torch.device) -> dict[str, Any]:
+    """The fields of a result that say how long it took, and where it comes from."""
+    where = {"device": device_name(device), "torch": torch.__version__, "commit": store.commit()}
+    return {"wall_s": round(seconds, 3)} | where
 
 
 def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:

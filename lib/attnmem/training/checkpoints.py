@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..results import PACKAGE, Configuration, Run
+from ..store import PACKAGE, Configuration, Run
 
 EVERY = 60.0  # seconds between two stored states
 

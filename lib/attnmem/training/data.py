@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import tasks
 from ..attention.tables import take_columns
-from ..results import Run
+from ..store import Run
 
 
 def generator(run: Run, stream: str) -> torch.Generator:

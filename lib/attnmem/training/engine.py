@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from ..results import Run
+from ..store import Run
 from .data import generator
 from .models import FAMILIES, Parameters
 

@@ -27,7 +27,7 @@ from ..attention.pairs import (
     next_token_losses_vjp,
 )
 from ..attention.products import OWN, attention_weights, head_values, token_axes
-from ..results import Run
+from ..store import Run
 from .data import generator
 
 Parameters = dict[str, Tensor]

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
-from ..results import Fitting, Run
+from ..store import Fitting, Run
 from .data import Examples, Order, Pairs, to_device
 from .engine import CHUNK, Stack, Steps
 from .models import FAMILIES, mha_heads
@@ -50,7 +50,7 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
 
 
 class Reached(NamedTuple):
-    """What a run reached, in the fields of :class:`attnmem.results.Outcome`."""
+    """What a run reached, in the fields of :class:`attnmem.store.Outcome`."""
 
     accuracy: float | None
     loss: float | None

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import results
+from .. import store
 from ..checks import check_integer, refuse
-from ..results import Outcome, Run
+from ..store import Outcome, Run
 from .checkpoints import Checkpoint
 from .devices import device_name, device_settings
 from .models import FAMILIES, parameter_count
@@ -202,5 +202,5 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
         protocol.steps.release()
     wall_s = round((time.perf_counter() - start) / len(runs), 3)
     origin = {"device": device_name(device), "torch": torch.__version__, "wall_s": wall_s}
-    origin |= {"commit": results.commit(), "tf32": runs[0].products == "tf32"}
+    origin |= {"commit": store.commit(), "tf32": runs[0].products == "tf32"}
     return [Outcome(**origin, **protocol.reached[run.key]._asdict()) for run in runs]
