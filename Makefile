@@ -61,9 +61,10 @@ html: $(READY) ## build the HTML from the notebooks as they are, warnings are er
 
 test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
 
-unit: $(READY) ## library, theory and book-structure tests
+unit: $(READY) ## library, theory and book-structure tests (SHAPES=1: with every stated shape checked)
 	$(SHOW) 'Library, theory, structure of the book'
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(if $(SHAPES),--shapes)
 
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'

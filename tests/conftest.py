@@ -1,8 +1,23 @@
-"""Every shape that the library's signatures state is checked while the tests run."""
+"""The same random numbers in every test; with ``--shapes`` every stated shape is checked."""
 
 import os
 
 import pytest
+
+SHAPED = [
+    "attention",
+    "balls",
+    "certificates",
+    "constructions",
+    "existence",
+    "fitting",
+    "independence",
+    "tasks",
+]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shapes", action="store_true", help="check types and shapes in every call")
 
 
 def pytest_configure(config):
@@ -13,11 +28,11 @@ def pytest_configure(config):
         return
     import torch
     from hypothesis import settings
-
-    import shapes
+    from jaxtyping import install_import_hook
 
     torch.set_num_threads(1)  # as `make test` does; a fork of one with more can wait for ever
-    shapes.check("attnmem")
+    if config.getoption("--shapes"):
+        install_import_hook([f"attnmem.{room}" for room in SHAPED], "beartype.beartype")
     # The same examples every time; others with --hypothesis-profile=explore, as once a week in CI.
     settings.register_profile("same", deadline=None, derandomize=True, database=None)
     settings.register_profile("explore", deadline=None)
