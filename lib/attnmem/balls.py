@@ -41,6 +41,16 @@ def precision(bits: Annotated[int, Range(2)]) -> AbstractContextManager:
     return flint().ctx.workprec(bits)
 
 
+def enclosing(compute: Callable[[], BallMatrix]) -> Enclosure:
+    """A function from bits to what ``compute`` returns at that precision."""
+
+    def enclosure(bits: int) -> BallMatrix:
+        with precision(bits):
+            return compute()
+
+    return enclosure
+
+
 def precisions(most_bits: int) -> Iterator[int]:
     """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on.
 

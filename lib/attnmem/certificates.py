@@ -21,10 +21,12 @@ from torch import Tensor
 from .attention import AoTWeights, MHAWeights, check_skip, mha_features
 from .balls import (
     FIRST_BITS,
+    Ball,
     BallMatrix,
     Enclosure,
     above,
     below,
+    enclosing,
     exact,
     flint,
     largest,
@@ -89,13 +91,8 @@ def enclosed_features(
     Returns:
         A function from bits to a ``flint.arb_mat`` of shape ``(T, H d)``.
     """
-    enclose = _shared_features if contexts.ndim == 2 else _own_features
-
-    def enclosure(bits: int) -> BallMatrix:
-        with precision(bits):
-            return enclose(weights, contexts, queries)
-
-    return enclosure
+    compute = _shared_features if contexts.ndim == 2 else _own_features
+    return enclosing(lambda: compute(weights, contexts, queries))
 
 
 def _shared_features(weights: MHAWeights, context: Tensor, queries: Tensor) -> BallMatrix:
@@ -104,7 +101,7 @@ def _shared_features(weights: MHAWeights, context: Tensor, queries: Tensor) -> B
     for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True):
         logits = e * (exact(W_Q) * (E * exact(W_K)).transpose())
         heads.append((_softmax_rows(logits) * E).tolist())
-    return flint().arb_mat([[*itertools.chain(*rows)] for rows in zip(*heads, strict=True)])
+    return _side_by_side(heads)
 
 
 def _own_features(weights: MHAWeights, contexts: Tensor, queries: Tensor) -> BallMatrix:
@@ -121,6 +118,10 @@ def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMat
         logits = flint().arb_mat(list(keys)) * E.transpose()
         rows.append((_softmax_rows(logits) * E).entries())
     return flint().arb_mat(rows)
+
+
+def _side_by_side(blocks: list[list[list[Ball]]]) -> BallMatrix:
+    return flint().arb_mat([[*itertools.chain(*rows)] for rows in zip(*blocks, strict=True)])
 
 
 def _softmax_rows(logits: BallMatrix) -> BallMatrix:
@@ -255,31 +256,21 @@ def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
     Source: Dana et al. 2025, proof of Theorem 1.
     """
 
-    def enclosure(bits: int) -> BallMatrix:
-        with precision(bits):
-            contexts, last = _embedded(weights, sequences)
-            A = _attended(_products(weights), contexts, last).tolist()
-            d = last.ncols()
-            offers = [last.tolist()]
-            for head, W_V in enumerate(weights.W_V):
-                attended = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
-                offers.append((attended * exact(W_V).transpose()).tolist())
-            return flint().arb_mat([[*itertools.chain(*row)] for row in zip(*offers, strict=True)])
-
-    return enclosure
+    return enclosing(lambda: _offers(weights, sequences))
 
 
-def _embedded(weights: AoTWeights, sequences: Tensor) -> tuple[list[BallMatrix], BallMatrix]:
-    """``x(t, s)`` of every sequence, and ``x(t, S)`` of all."""
+def _offers(weights: AoTWeights, sequences: Tensor) -> BallMatrix:
     positions = exact(weights.positions)
-    contexts = [exact(weights.embedding[row]) + positions for row in sequences]
-    last_position = weights.positions[-1:].expand(len(sequences), -1)
-    return contexts, exact(weights.embedding[sequences[:, -1]]) + exact(last_position)
-
-
-def _products(weights: AoTWeights) -> list[BallMatrix]:
+    contexts = [exact(weights.embedding[row]) + positions for row in sequences]  # x(t, s)
+    last = flint().arb_mat([x.tolist()[-1] for x in contexts])  # x(t, S)
     maps = zip(weights.W_Q, weights.W_K, strict=True)
-    return [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
+    products = [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
+    A, d = _attended(products, contexts, last).tolist(), last.ncols()
+    offers = [last.tolist()]
+    for head, W_V in enumerate(weights.W_V):
+        attended = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
+        offers.append((attended * exact(W_V).transpose()).tolist())
+    return _side_by_side(offers)
 
 
 @checked(also=_are_sequences)

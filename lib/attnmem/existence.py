@@ -22,6 +22,7 @@ from .balls import (
     Ball,
     BallMatrix,
     Enclosure,
+    enclosing,
     exact,
     flint,
     largest,
@@ -88,12 +89,7 @@ def enclosed_derivative(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-
-    def enclosure(bits: int) -> BallMatrix:
-        with precision(bits):
-            return _derivative(_stored(weights), contexts, queries)[1]
-
-    return enclosure
+    return enclosing(lambda: _derivative(_stored(weights), contexts, queries)[1])
 
 
 class _Head(NamedTuple):
@@ -214,7 +210,12 @@ def _right_inverse(J: BallMatrix, weights: MHAWeights) -> BallMatrix:
     """Exact numbers ``B`` with ``J B`` near the identity, if the rows of ``J`` are independent."""
     # Steps are measured relative to the size of each kind of weights. Floats see rows scaled to a
     # largest entry of one, so that none of them is too large or too small.
-    sizes = [s for W in weights[:3] for s in [_size(W)] * W[0].numel()] * len(weights.W_Q)
+    sizes = []
+    for W in weights[:3]:
+        top = W.abs().max().item()  # so that no square overflows
+        size = top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
+        sizes += [size] * W[0].numel()
+    sizes *= len(weights.W_Q)
     rows = [[(x * s).mid() for x, s in zip(row, sizes, strict=True)] for row in J.tolist()]
     tops = [max(map(abs, row)) for row in rows]
     scaled = [[float(x / top) for x in row] for row, top in zip(rows, tops, strict=True)]
@@ -222,12 +223,6 @@ def _right_inverse(J: BallMatrix, weights: MHAWeights) -> BallMatrix:
     steps = zip(exact(torch.linalg.pinv(scaled, rtol=1e-14)).tolist(), sizes, strict=True)
     B = [[x * s / top for x, top in zip(row, tops, strict=True)] for row, s in steps]
     return flint().arb_mat(B).mid()
-
-
-def _size(W: Tensor) -> float:
-    """The root mean square, without overflow; one for zeros."""
-    top = W.abs().max().item()
-    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
 
 
 def _moved(heads: list[_Head], steps: list[Ball]) -> list[_Head]:
