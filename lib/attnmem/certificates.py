@@ -244,7 +244,7 @@ def _are_sequences(weights, sequences, next_tokens=None) -> None:
 
 @checked(also=_are_sequences)
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
-    """The matrix ``F`` in ball arithmetic (see :func:`attnmem.constructions.dana.offered`).
+    """The matrix ``F`` in ball arithmetic (see ``attnmem.constructions.dana.offered``).
 
     Args:
         weights: The weights of one transformer, finite.

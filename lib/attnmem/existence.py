@@ -196,6 +196,7 @@ def certified_solution(
             outputs = flint().arb_mat(len(outputs), 1, outputs)
             error = largest(outputs - exact(labels.reshape(-1, 1)))
             B = _right_inverse(J, weights)
+            # The box |u| <= 2 |G(0)|, and q >= |I - G'| there in the largest-entry norm.
             u = flint().arb_mat(len(labels), 1, [flint().arb(0, 2 * error)] * len(labels))
             steps = B * u
             _, near = _derivative(_moved(heads, steps.entries()), contexts, queries)

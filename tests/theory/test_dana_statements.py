@@ -241,26 +241,6 @@ def test_remark_1_counts_parameters_but_full_rank_leaves_c_infinite(N, S, d, d_h
     assert torch.linalg.svd(F.T.double()).Vh[0, 0] == 0  # the block whose inverse C has
 
 
-@pytest.mark.parametrize(("heads", "best"), [(1, 3), (2, 4)])
-def test_theorem_1_trained_on_xor_needs_as_many_heads_as_bits(heads, best):
-    sequences = torch.tensor([[a, b, 0] for a in (0, 1) for b in (0, 1)])
-    drawn = [dana.draw(2, 3, 4, 4, heads, 3.0, seed) for seed in range(8)]
-    generator = torch.Generator().manual_seed(0)
-    W_O = torch.randn(8, heads, 4, 4, generator=generator, **F64)
-    W_U = torch.stack([dana.spread_tokens(2, 4, seed) for seed in range(8)])
-    start = [*map(torch.stack, zip(*drawn, strict=True)), W_O, W_U]
-    weights = AoTWeights(*(w.requires_grad_() for w in start))
-    optimizer = torch.optim.Adam(weights, lr=0.03)
-    tokens = torch.tensor([0, 1, 1, 0]).expand(8, 4)
-    for _ in range(300):  # all eight starts at once
-        optimizer.zero_grad()
-        logits = aot(weights, sequences)
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-        optimizer.step()
-    right = int((logits.argmax(-1) == tokens).sum(-1).max())
-    assert right == best
-
-
 @pytest.mark.hostile("dana-parameters")
 @pytest.mark.parametrize(("N", "S", "d", "d_h", "H"), [(7, 3, 5, 4, 2), (11, 4, 2, 1, 6)])
 def test_parameters_are_what_the_matrices_hold(N, S, d, d_h, H):
@@ -283,25 +263,6 @@ def test_finding_t_epsilon_is_rounded_up():
             sums = itertools.accumulate(weight / sum(weights) for weight in weights)
             count = next(k for k, reached in enumerate(sums, 1) if reached >= 1 - epsilon)
             assert count == rounded if tail == 0 else count <= rounded
-
-
-@quick
-@given(st.integers(2, 12), st.floats(0.01, 0.49), st.booleans(), seeds)
-def test_theorem_2_for_rows_of_other_lengths(N, C, same_g, seed):
-    """Any W with products within C of the identity, lengths included; sequences may share g."""
-    W, pi, g, H = nearly_orthogonal_table(N, C, same_g, seed)
-    products = (W @ W.T)[g]
-    gaps = products.gather(1, g[:, None]) - products
-    assert (gaps.scatter(1, g[:, None], 1) >= 1 - 2 * C - 1e-12).all()
-    rest = gaps.scatter(1, g[:, None], math.inf)
-    low, high = torch.zeros(len(g), **F64), torch.full((len(g),), 1e6, **F64)
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = torch.exp(-middle[:, None] * rest).sum(1) > torch.expm1(H)
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    wrong = 1 - pi.gather(1, g[:, None])[:, 0]
-    bound = wrong * (1 + 2 * C) / (1 - 2 * C) * torch.log((N - 1) / torch.expm1(H))
-    assert (divergence(pi, low[:, None] * products) <= bound * (1 + 1e-6) + 1e-9).all()
 
 
 @pytest.mark.hostile("dana-theorem-2-simple")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import bounds
-from attnmem.attention import MHAWeights, mha, mha_features
+from attnmem.attention import mha, mha_features
 from attnmem.certificates import enclosed_features
-from attnmem.constructions import mahdavi, memorize_mha, random_mha
+from attnmem.constructions import memorize_mha, random_mha
 from attnmem.independence import certified_rank, numerical_rank
 
 import hostile
@@ -41,38 +41,6 @@ def gaussian(generator, *shape):
 # --- what one head can do -------------------------------------------------------------------------
 
 
-@quick
-@given(st.integers(1, 3), st.integers(2, 4), st.booleans(), seeds)
-def test_appendix_b2_the_computed_scale_keeps_the_rank_of_the_limit(heads, n, own, seed):
-    generator = torch.Generator().manual_seed(seed)
-    T, d = heads * (n - 1) + 1, n + 2
-    E, e = gaussian(generator, *((T,) if own else ()), n, d), gaussian(generator, T, d)
-    served = mahdavi.serve(T, heads)
-    duals, free = mahdavi.dual_basis(e, served)
-    u = mahdavi.separating_direction(E, generator)
-    v = mahdavi.orthogonal_direction(free, e, served, generator)
-    log_alpha = 2 * gaussian(generator, heads, n - 1, n)
-    keys = mahdavi.interpolating_keys(E, served, log_alpha)
-
-    def features(tail):
-        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=tail).max()
-        root = c.sqrt()
-        W_K = torch.cat([keys, (root * u).expand(heads, -1)[..., None]], -1)
-        W_Q = torch.cat([duals, root * v[..., None]], -1)
-        rest = torch.zeros(heads, d, 1, **F64), torch.zeros(heads, 1, **F64)
-        return mha_features(MHAWeights(W_Q, W_K, *rest, torch.zeros(1, 1, **F64)), E, e)
-
-    limit = features(mahdavi.EPS)
-    smallest = float(torch.linalg.svdvals(limit)[-1])
-    tokens = E.reshape(-1, d)
-    blocks = T * (heads - 1) + 1
-    tail = min(0.5, smallest / float(torch.cdist(tokens, tokens).max() * blocks**0.5))
-    if tail > 1e-10:  # else float64 cannot tell the limit's rank
-        moved = torch.linalg.matrix_norm(features(tail) - limit, ord=2)
-        assert moved < smallest
-        assert numerical_rank(features(tail)) >= numerical_rank(limit)
-
-
 # --- ranks of blocks and of perturbed matrices ----------------------------------------------------
 
 
@@ -92,20 +60,6 @@ def test_proposition_1_at_the_size_of_the_papers_experiments():
     E, e, y = torch.rand(32, 64, **F64), torch.rand(497, 64, **F64), torch.rand(497, **F64)
     weights = memorize_mha(E, e, y, heads=16, head_dim=32, seed=0)
     assert certified_rank(enclosed_features(weights, E, e)).rank == 497
-
-
-@quick
-@given(st.integers(1, 5), st.integers(2, 5), st.integers(1, 3), st.booleans(), seeds)
-def test_step_1_every_head_adds_r_minus_1(heads, n, extra, own, seed):
-    generator = torch.Generator().manual_seed(seed)
-    T, d = heads * (n - 1) + 1, n + extra
-    E, e = gaussian(generator, *((T,) if own else ()), n, d), gaussian(generator, T, d)
-    labels = gaussian(generator, T)
-    weights = memorize_mha(E, e, labels, heads=heads, head_dim=n, seed=seed % 1000)
-    Z = mha_features(weights, E, e)
-    for h in range(1, heads + 1):
-        rows = h * (n - 1) + 1
-        assert numerical_rank(Z[:rows, : h * d]) == rows
 
 
 @quick
@@ -148,40 +102,6 @@ def test_readings_of_theorem_1_with_their_constants(H, n, d, number):
 
 
 # --- upper bounds ---------------------------------------------------------------------------------
-
-
-def stochastic(generator, T, H, n):
-    """Integer rows that sum to 10 in every head: ten times attention weights, exactly."""
-    cuts = torch.randint(0, 11, (T, H, n - 1), generator=generator).sort().values
-    ends = torch.zeros(T, H, 1, dtype=torch.int64)
-    return torch.cat([ends, cuts, ends + 10], -1).diff()
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), seeds)
-def test_proposition_2_no_attention_on_a_shared_context_has_more_rank(H, n, d, seed):
-    generator = torch.Generator().manual_seed(seed)
-    E = integers(generator, n, d, size=50)
-    T = H * n + 3
-    Z = (stochastic(generator, T, H, n) @ E).flatten(1)  # any attention, not only a softmax
-    assert exact(Z) <= bounds.shared_context_rank(H, n)
-    layer = random_mha(H, d, 2, seed=seed % 1000, spread=3)
-    features = mha_features(layer, E.double() / 50, gaussian(generator, T, d))
-    assert numerical_rank(features) <= bounds.shared_context_rank(H, n)
-
-
-@settings(max_examples=60)
-@given(st.integers(1, 4), st.integers(1, 7), st.integers(2, 5), st.integers(-2, 2), seeds)
-def test_proposition_5_tokens_of_constant_sum_lose_a_dimension_per_head(H, n, d, total, seed):
-    generator = torch.Generator().manual_seed(seed)
-    T = H * d + 3
-    E = integers(generator, T, n, d, size=50)
-    E[..., -1] = total - E[..., :-1].sum(-1)
-    Z = torch.einsum("thn,tnd->thd", stochastic(generator, T, H, n), E).flatten(1)
-    bound = bounds.affine_span_rank(H, d - 1, through_origin=total == 0)
-    assert exact(Z) <= bound <= bounds.affine_rank(H, d)
-    if n > 1:
-        assert exact(Z) == bound or H * n < d  # attained once there are tokens enough
 
 
 def test_proposition_5_holds_for_layer_normalized_tokens():

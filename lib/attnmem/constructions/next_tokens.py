@@ -179,7 +179,7 @@ def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
         change = 0 * Q[:, 0]
         for _ in range(CORRECTIONS):
             weights = _changed(base, change, step)
-            residual = labels - scalars(x, weights)
+            residual = labels - scalars(x, weights)  # corrected by the pseudoinverse Q R^-T
             solved = torch.linalg.solve_triangular(R.T, residual[:, None], upper=False)
             change = change + (Q @ solved)[:, 0]
         yield weights

@@ -112,7 +112,7 @@ def _suspects(
         for start in range(0, residual.shape[1], length):  # not all pairs of many rows at once
             part = slice(start, start + length)
             areas = squares[:, part, None] * squares[:, None, :]
-            areas -= (residual[:, part] @ residual.mT).square_()
+            areas -= (residual[:, part] @ residual.mT).square_()  # |a|^2 |b|^2 - (a . b)^2
             small = (areas < tiny).logical_and_(later[:, part])
             block, first, second = small.triu_(diagonal=start + 1).nonzero(as_tuple=True)
             pairs = torch.stack([start + first, second], dim=1) + len(rows) - residual.shape[1]
@@ -143,6 +143,7 @@ def _prefixes(
     for i, b in zip(new.split(length), block.split(length), strict=True):
         added, rest = residual[b, i], residual[b, int(i[0]) + 1 :]
         norm = added.square().sum(dim=1)
+        # Gram and Schmidt: what is left of the later rows, orthogonal to the added one.
         along = (rest @ added[:, :, None]) / norm.clamp(min=1e-300)[:, None, None]
         rest = rest.addcmul_(along, added[:, None, :], value=-1)
         longer = torch.cat([prefix[b], i[:, None] + start], dim=1)
@@ -175,12 +176,12 @@ def _smallest_circuit(
     one, none = scipy.sparse.eye(count), scipy.sparse.csr_array((count, count))
     flat, row = scipy.sparse.csr_array((rank, count)), scipy.sparse.csr_array(np.ones((1, count)))
     bounded = (
-        ([scipy.sparse.csr_array(V.T), flat, flat], 0, 0),
-        ([one, -one, none], -np.inf, 0),
-        ([one, one, none], 0, np.inf),
-        ([one, none, -2 * one], -1, np.inf),
-        ([0 * row, 0 * row, row], 1, 1),
-        ([0 * row, row, 0 * row], 2, rank + 1),
+        ([scipy.sparse.csr_array(V.T), flat, flat], 0, 0),  # sum_i x_i v_i = 0; columns x, z, p
+        ([one, -one, none], -np.inf, 0),  # x <= z
+        ([one, one, none], 0, np.inf),  # -z <= x
+        ([one, none, -2 * one], -1, np.inf),  # x >= 2 p - 1
+        ([0 * row, 0 * row, row], 1, 1),  # sum p = 1
+        ([0 * row, row, 0 * row], 2, rank + 1),  # sizes of a circuit
     )
     constraints = [
         scipy.optimize.LinearConstraint(scipy.sparse.hstack(parts), low, high)
