@@ -46,42 +46,33 @@ COUNTS = {
 }
 
 
-def test_every_published_experiment_has_every_run():
+def test_every_published_experiment_has_every_run_once():
     assert {name: len(of(name)) for name in COUNTS} == COUNTS
-    assert set(COUNTS) <= set(experiments.PUBLISHED)
-    mahdavi = [n for n in COUNTS if n.startswith("mahdavi")]
-    assert sum(len(experiments.runs(n, "paper", seeds=1)) for n in mahdavi) == 342
-
-
-def test_no_two_runs_are_the_same():
-    runs = [
-        run
+    assert set(COUNTS) == set(experiments.PUBLISHED)
+    keys = [
+        run.key
         for name, experiment in experiments.EXPERIMENTS.items()
         for profile in experiments.PROFILES
         for variant in experiment.variants
         for run in experiments.runs(name, profile, variant=variant)
     ]
-    assert len({run.key for run in runs}) == len(runs)
-    assert len({run.key for run in runs}) > sum(COUNTS.values())
+    assert len(set(keys)) == len(keys) > sum(COUNTS.values())
 
 
 def test_variants_differ_by_their_name_only():
-    assert [run.variant for run in experiments.runs("dana-exp6", "paper", 1, variant="paper")] == (
-        6 * ["paper"]
-    )
     for name in ("dana-exp2", "dana-exp3", "dana-exp6", "dana-dim2"):
         for variant in experiments.EXPERIMENTS[name].variants:
-            theirs = [
-                dataclasses.replace(run, variant="code")
-                for run in experiments.runs(name, "paper", variant=variant)
-            ]
-            assert theirs == of(name)
+            theirs = experiments.runs(name, "paper", variant=variant)
+            assert {run.variant for run in theirs} == {variant}
+            assert [dataclasses.replace(run, variant="code") for run in theirs] == of(name)
 
 
-def test_a_part_of_a_grid():
+def test_a_part_of_a_grid_is_chosen_by_values_that_its_cells_have():
     part = experiments.runs("dana-exp1", "paper", 2, where={"d": 10, "H": 6})
     assert [(run.d, run.H, run.seed) for run in part] == [(10, 6, 0), (10, 6, 1)]
     assert set(part) < set(of("dana-exp1"))
+    chosen = experiments.runs("dana-depth-own-layers", "quick", 1, where={"width": None})
+    assert {run.width for run in chosen} == {None}  # MLPs have one
 
 
 RATES, LONGER = {0.01, 0.03, 0.3, 1.0}, {65536}  # the published ones are 0.1 and 16384
@@ -108,15 +99,10 @@ def test_the_other_trainings_of_experiment_5_change_one_thing(
     assert {dataclasses.replace(run, **back) for run in runs} <= set(of_them)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("dana-exp5-aot-rates", "dana-exp5-mlp-rates"),
-        ("dana-dim5-aot-rates", "dana-dim5-mlp-rates"),
-    ],
-)
-def test_models_at_other_rates_have_about_as_many_parameters(pair):
-    sizes = [{run.d: training.parameter_count(run) for run in of(name)} for name in pair]
+@pytest.mark.parametrize("scale", ["exp5", "dim5"])
+def test_models_at_other_rates_have_about_as_many_parameters(scale):
+    names = (f"dana-{scale}-aot-rates", f"dana-{scale}-mlp-rates")
+    sizes = [{run.d: training.parameter_count(run) for run in of(name)} for name in names]
     for d, attention in sizes[0].items():
         assert abs(sizes[1][d] / attention - 1) < 0.06  # of the published pairs, too
 
@@ -165,13 +151,14 @@ def test_seeds_share_their_examples_where_they_are_numbered():
         assert not torch.equal(ours, not_same)
 
 
-@pytest.mark.parametrize("name", [n for n in COUNTS if n.startswith("dana")])
-def test_the_learning_rates_are_those_of_the_sheet(name):
-    last = 2.5e-3 if "depth" in name else 1e-4 if name in ("dana-exp5-mlp", "dana-dim5") else 5e-4
-    for run in of(name):
-        assert run.lr * run.lr_start == pytest.approx(2.5e-3 if "depth" in name else 1e-2)
-        assert run.lr * run.lr_end == pytest.approx(last)
-        assert run.steps == 64 * (run.T // run.batch)
+def test_the_learning_rates_are_those_of_the_sheet():
+    for name in (n for n in COUNTS if n.startswith("dana")):
+        deep, mlp = "depth" in name, name in ("dana-exp5-mlp", "dana-dim5")
+        for run in of(name):
+            assert run.lr * run.lr_start == pytest.approx(2.5e-3 if deep else 1e-2)
+            last = 2.5e-3 if deep else 1e-4 if mlp else 5e-4
+            assert run.lr * run.lr_end == pytest.approx(last)
+            assert run.steps == 64 * (run.T // run.batch)
 
 
 def test_sizes_of_the_bigram_grids():
@@ -190,13 +177,10 @@ def test_sizes_of_the_bigram_grids():
     assert values("dana-dim2", "d_h") == [1, *range(5, 51, 5)]
 
 
-def test_parameters_of_experiment_5_are_equal_by_the_papers_count():
+def test_parameters_that_are_compared_are_equal_by_the_papers_count():
     for aot, mlp in zip(of("dana-exp5-aot"), of("dana-exp5-mlp"), strict=True):
         assert (aot.d, aot.seed) == (mlp.d, mlp.seed)
         assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
-
-
-def test_the_budget_is_one_number_of_parameters():
     runs = experiments.runs("dana-budget", "paper", variant="paper")
     assert {run.d_h for run in runs} == {1, 2, 5, 10}
     assert len({training.parameter_count(run) for run in runs}) == 1
@@ -218,25 +202,21 @@ def test_sizes_of_the_memorization_grids():
 
 
 @pytest.mark.parametrize(
-    ("call", "name"),
+    ("name", "profile", "options", "refused"),
     [
-        (lambda: experiments.runs("dana-exp9", "paper"), "name"),
-        (lambda: experiments.runs("dana-exp1", "full"), "profile"),
-        (lambda: experiments.runs("dana-exp1", "paper", seeds=0), "seeds"),
-        (lambda: experiments.runs("dana-exp1", "paper", variant="paper"), "variant"),
-        (lambda: experiments.runs("dana-exp1", "paper", where={"depth": 3}), "where"),
-        (lambda: experiments.runs("dana-exp1", "paper", where={"d": 99}), "where"),
+        ("dana-exp9", "paper", {}, "name"),
+        ("dana-exp1", "full", {}, "profile"),
+        ("dana-exp1", "paper", {"seeds": 0}, "seeds"),
+        ("dana-exp1", "paper", {"variant": "paper"}, "variant"),
+        ("dana-exp1", "paper", {"where": {"depth": 3}}, "where"),
+        ("dana-exp1", "paper", {"where": {"d": 99}}, "where"),
+        ("dana-depth-own-layers", "quick", {"where": {"width": 1}}, "where"),
+        ("dana-depth-own-layers", "quick", {"where": {"model": "mlp", "d": 4}}, "where"),
     ],
 )
-def test_bad_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        call()
-
-
-def test_stacks_hold_runs_that_differ_by_seed_only():
-    for stack in training.stacks(of("dana-exp1")):
-        assert [run.seed for run in stack] == list(range(5))
-        assert len({dataclasses.replace(run, seed=0) for run in stack}) == 1
+def test_bad_arguments_are_named(name, profile, options, refused):
+    with pytest.raises(ValueError, match=rf"^{refused}: got "):
+        experiments.runs(name, profile, **options)
 
 
 # --- what a new experiment and a new model take ---------------------------------------------------

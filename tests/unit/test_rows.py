@@ -582,72 +582,64 @@ def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monk
     assert commit(checkout) == own
 
 
-def no_git(monkeypatch, package):
-    monkeypatch.setenv("PATH", "")
+def no_git(package, setenv):
+    setenv("PATH", "")
     return package
 
 
-def no_repository(monkeypatch, package):
+def no_repository(package, setenv):
     shutil.rmtree(package.parent.parent / ".git")
     return package
 
 
-def another_owner(monkeypatch, package):
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container
-    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+def another_owner(package, setenv):
+    setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container
+    setenv("GIT_CONFIG_NOSYSTEM", "1")
+    setenv("GIT_CONFIG_GLOBAL", os.devnull)
     return package
 
 
-def no_commit_yet(monkeypatch, package):
-    git(no_repository(monkeypatch, package).parent.parent, "init", "-q")
+def no_commit_yet(package, setenv):
+    git(no_repository(package, setenv).parent.parent, "init", "-q")
     return package
 
 
-def installed(monkeypatch, package):
+def installed(package, setenv):
     """In a virtual environment inside the checkout, say."""
-    site = package.parent.parent / ".venv" / "lib"
-    shutil.copytree(package, site / "attnmem")
-    return site / "attnmem"
+    site = package.parent.parent / ".venv" / "lib" / "attnmem"
+    shutil.copytree(package, site)
+    return site
 
 
-def below_another_repository(monkeypatch, package):
+def below_another_repository(package, setenv):
     copy = copied(package / "copy")
     git(package, "add", ".")
     git(package, "commit", "-q", "-m", "b")
     return copy
 
 
-def beside_files_of_another_repository(monkeypatch, package):
-    thesis = package / "thesis"
-    thesis.mkdir()
-    (thesis / "thesis.tex").touch()
-    committed(thesis)
-    return copied(thesis)
+def beside_files_of_another_repository(package, setenv):
+    (package / "thesis").mkdir()
+    (package / "thesis" / "thesis.tex").touch()
+    committed(package / "thesis")
+    return copied(package / "thesis")
 
 
-def part_of_another_project(monkeypatch, package):
+def part_of_another_project(package, setenv):
     copy = copied(package / "project", '[project]\nname = "another"\n')
     committed(package / "project")
     return copy
 
 
+OTHERS = (no_git, no_repository, another_owner, no_commit_yet, installed, below_another_repository)
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        no_git,
-        no_repository,
-        another_owner,
-        no_commit_yet,
-        installed,
-        below_another_repository,
-        beside_files_of_another_repository,
-        part_of_another_project,
-    ],
+    "case", [*OTHERS, beside_files_of_another_repository, part_of_another_project]
 )
 def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
     assert commit(checkout) == head(checkout)
-    assert commit(case(monkeypatch, checkout)) == storage.UNKNOWN
+    assert commit(case(checkout, monkeypatch.setenv)) == storage.UNKNOWN
 
 
 def test_that_rows_will_name_no_commit_is_said_once_before_they_are_measured(store, monkeypatch):
