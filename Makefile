@@ -93,7 +93,7 @@ endef
 export MUTANTS
 RAY := PYTHONPATH=lib $(abspath $(BIN))
 
-mutants: TESTS ?= $(shell grep -rlw $(basename $(notdir $(MODULE))) tests/unit tests/theory)
+mutants: TESTS ?= $(shell grep -rlw --include='test_*.py' $(basename $(notdir $(MODULE))) tests/unit tests/theory)
 mutants: $(VENV)/.mutants ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; by hand)
 	@rm -rf _build/mutants && git clone -q . _build/mutants && cd _build/mutants && \
 	  echo "$$MUTANTS" > ray.toml && $(RAY)/cosmic-ray init ray.toml ray.sqlite && \

@@ -59,15 +59,12 @@ def test_every_hostile_mark_names_a_claim():
 
 def test_marks_are_found_in_the_source():
     source = """
-@pytest.mark.parametrize("n", [1])
 @pytest.mark.hostile("a", "b")
 def test_one(n): ...
 
 class TestMore:
     @pytest.mark.hostile("c")
-    def test_two(self): ...
-
-def test_three(): "pytest.mark.hostile('d')"
+    def test_two(self): "pytest.mark.hostile('d')"
 """
     assert marks(source, "f") == [("a", "f::test_one"), ("b", "f::test_one"), ("c", "f::test_two")]
 
