@@ -13,31 +13,19 @@ from .checks import Range, check_integer, checked, refuse
 
 
 class Bigrams(NamedTuple):
-    """Pairs of tokens with the token that follows each, by a fixed random look-up table.
+    """Pairs of tokens with the token that follows each, by a fixed random look-up table."""
 
-    Attributes:
-        tokens: The pairs, integers from 0 to ``N - 1``.
-        next_tokens: ``table[a, b]`` for each pair ``(a, b)``.
-        table: The look-up table.
-    """
-
-    tokens: Int[Tensor, "count 2"]
-    next_tokens: Int[Tensor, " count"]
+    tokens: Int[Tensor, "count 2"]  # from 0 to N - 1
+    next_tokens: Int[Tensor, " count"]  # table[a, b] for each pair (a, b)
     table: Int[Tensor, "N N"]
 
 
 class ContextQueries(NamedTuple):
-    """Contexts, queries and labels of the synthetic experiments.
+    """Contexts, queries and labels of the synthetic experiments."""
 
-    Attributes:
-        contexts: One context for each example, ``(T, n, d)``, or one for all, ``(n, d)``.
-        queries: One query for each example.
-        labels: One label for each example: a class, or a real number.
-    """
-
-    contexts: Float[Tensor, "*T n d"]
+    contexts: Float[Tensor, "*T n d"]  # one for each example, (T, n, d), or one for all, (n, d)
     queries: Float[Tensor, "T d"]
-    labels: Tensor
+    labels: Tensor  # of each example a class, or a real number
 
 
 @checked

@@ -85,26 +85,23 @@ class Protocol(abc.ABC):
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
     checkpointed: tuple[str, ...] = ()  # attributes of looks: lists of tensors, or plain values
-    interval: int  # steps between two looks
+    data_of: type[Pairs] | type[Examples]  # from runs and a device to the data there
 
     def __init__(
         self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
     ) -> None:
         self.stack = Stack(runs, device, stays=stays)
         self.run = runs[0]  # for what all have in common
+        self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
         self.reached: dict[str, Reached] = {}  # the best so far, by the runs' keys
         self.finished: set[str] = set()
-        self.data = self.draw(runs, device)
+        self.data = self.data_of(runs, device)
         self.order = Order(runs, device)
         self.steps = Steps(self.stack, self.losses, self.interval)
 
     # What a subclass says.
-
-    @abc.abstractmethod
-    def draw(self, runs: Sequence[Run], device: torch.device) -> Pairs | Examples:
-        """The data of the runs, on the device."""
 
     @abc.abstractmethod
     def batches(self, count: int) -> Int[Tensor, "count R ..."]:
@@ -219,14 +216,12 @@ class _OnPairs(Protocol):
     epoch of ``T / batch`` steps.
     """
 
+    data_of = Pairs
+
     @override
     def rate(self, run, step):
         epoch, epochs = step // (run.T // run.batch), run.steps // (run.T // run.batch)
         return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
-
-    @override
-    def draw(self, runs, device):
-        return Pairs(runs, device)
 
     @override
     def batches(self, count):
@@ -264,7 +259,6 @@ class Bigrams(_OnPairs):
 
     def __init__(self, runs, device, *, stays=None):
         self.watched = range(runs[0].steps)[LAST_BATCHES]
-        self.interval = runs[0].T // runs[0].batch  # an epoch
         self.seen: list[Tensor] = []  # (2, R): accuracy and loss of a watched batch
         self.curve: list[Tensor] = []  # (R,) after every epoch
         self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
@@ -317,10 +311,6 @@ class Associations(_OnPairs):
     ``evaluate_every`` steps, before the last of them, and is done when all its answers are right.
     """
 
-    def __init__(self, runs, device, *, stays=None):
-        self.interval = runs[0].evaluate_every
-        super().__init__(runs, device, stays=stays)
-
     @override
     def batches(self, count):  # full-batch training: nothing to shuffle
         return self.data.columns.expand(count, -1, -1, -1)
@@ -353,18 +343,14 @@ class Memorization(Protocol):
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
+    data_of = Examples
     checkpointed = ("free",)
 
     def __init__(self, runs, device, *, stays=None):
-        self.interval = runs[0].evaluate_every
         followed = runs if runs[0].N and not runs[0].early_stop else []
         self.saturation_steps = {run.key: saturation_steps(run) for run in followed}
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
         super().__init__(runs, device, stays=stays)
-
-    @override
-    def draw(self, runs, device):
-        return Examples(runs, device)
 
     @override
     def batches(self, count):
