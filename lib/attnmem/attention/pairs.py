@@ -1,4 +1,4 @@
-r"""Attention to pairs of tokens of a vocabulary, and the loss of what follows them.
+r"""Attention to pairs of tokens of a vocabulary.
 
 Softmax over two tokens is a sigmoid. The second token asks; with :math:`\delta = x_a - x_b`,
 
@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .losses import cross_entropy_vjp
 from .tables import add_columns, take_columns
 
 Vjp = Callable[[Tensor], tuple[Tensor, ...]]
@@ -165,22 +164,3 @@ def attend_to_two(W_Q, W_K, W_V, W_O, first, second) -> Float[Tensor, "R d_o B"]
 def attend_to_one(W_V, W_O, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
     """What a token gets that attends to itself only: ``sum_h M_h x``."""
     return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
-
-
-# --- the loss -------------------------------------------------------------------------------------
-
-
-def next_token_losses_vjp(
-    unembedding: Float[Tensor, "R N d"],
-    stream: Float[Tensor, "R d B"],
-    answers: Int[Tensor, "R B"],
-) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Vjp]:
-    """The mean cross-entropy of the logits ``unembedding @ stream``, these, and the vjp, once."""
-    logits = torch.bmm(unembedding, stream)
-    each, of_each = cross_entropy_vjp(logits, answers)
-
-    def vjp(g):
-        g_logits = of_each((g / each.shape[1]).view(-1, 1, 1))
-        return torch.bmm(stream, g_logits.mT).mT, torch.bmm(unembedding.mT, g_logits)
-
-    return each.mean(dim=1), logits, vjp

@@ -215,7 +215,8 @@ class Steps:
 
     def _capture(self, batches, rates, watched: bool) -> None:
         """Record ``length`` steps, watched or not, after a rehearsal that leaves no trace."""
-        self._forget()
+        with CAPTURING:
+            self.graph, self.outputs = None, ()  # before another one takes memory
         self.inputs = _once(batches).clone().expand_as(batches), rates.clone()
         self.watches = watched
         every = [watched] * self.length
@@ -224,13 +225,10 @@ class Steps:
             rehearse(self.stack, lambda: self._one_by_one(*first, every[: len(first[0])]))
             self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
 
-    def _forget(self) -> None:
-        with CAPTURING:  # a graph must not be dropped while another thread captures
-            self.graph, self.inputs, self.outputs = None, (), ()
-
     def release(self) -> None:
         """Give the graph and its memory back."""
-        self._forget()
+        with CAPTURING:  # a graph must not be dropped while another thread captures
+            self.graph, self.inputs, self.outputs = None, (), ()
         del self.model  # which holds the training that holds these steps: no memory would be freed
 
 

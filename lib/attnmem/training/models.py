@@ -19,13 +19,8 @@ from torch import Tensor
 
 from .. import bounds
 from ..attention import EmbeddedWeights, embedded_losses, look_up
-from ..attention.pairs import (
-    after_pairs,
-    after_pairs_vjp,
-    attend_to_one,
-    attend_to_two,
-    next_token_losses_vjp,
-)
+from ..attention.losses import cross_entropy_vjp
+from ..attention.pairs import after_pairs, after_pairs_vjp, attend_to_one, attend_to_two
 from ..attention.products import OWN, attention_weights, head_values, token_axes
 from ..store import Run
 from .data import generator
@@ -143,15 +138,18 @@ def aot_losses(
     stream_vjp = _one_layer_vjp if only_heads and run.layers == 1 else _layers_vjp
     stream, of_stream = stream_vjp(P, run, tokens)
     with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
-        losses, logits, of_losses = next_token_losses_vjp(P["unembedding"], stream, answers)
+        logits = torch.bmm(P["unembedding"], stream)
+        losses, of_losses = cross_entropy_vjp(logits, answers)
 
     def gradient(g):
         with torch.inference_mode():
-            g_unembedding, g_stream = of_losses(g)
+            g_logits = of_losses((g / answers.shape[1]).view(-1, 1, 1))
+            g_unembedding = torch.bmm(stream, g_logits.mT).mT
+            g_stream = torch.bmm(P["unembedding"].mT, g_logits)
         found = {"unembedding": g_unembedding, **of_stream(g_stream)}
         return [found[name] for name in P]
 
-    return losses, logits, gradient
+    return losses.mean(dim=1), logits, gradient
 
 
 def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
@@ -187,16 +185,7 @@ def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
 
 
 def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
-    """Logits after pairs of tokens, examples last as everywhere on the way.
-
-    Args:
-        P: Stacked weights, as :func:`aot_parameters` names them.
-        run: Any run of the stack, for the sizes and the variant.
-        tokens: Integers in ``[0, N)``, one pair for each example.
-
-    Returns:
-        The logits of the next token.
-    """
+    """Logits after pairs of tokens, by stacked weights; examples last as everywhere on the way."""
     return P["unembedding"] @ _stream(P, run, tokens)
 
 
