@@ -1,7 +1,6 @@
 """The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
 
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -159,12 +158,3 @@ def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
     monkeypatch.setattr(verdicts, "chapters", lambda: doubled)
     with pytest.raises(ValueError, match="a second time"):
         verdicts.recorded()
-
-
-def test_every_theorem_with_a_verdict_has_a_test_of_its_own():
-    theory = Path(__file__).parents[1] / "theory"
-    for key in RECORDED:
-        if reporting.claims()[key].kind == "theorem":
-            paper, name = key.split("-", 1)
-            tests = "\n".join(path.read_text() for path in theory.glob(f"test_{paper}_*.py"))
-            assert f"\ndef test_{name.replace('-', '_')}_" in tests, key
