@@ -211,7 +211,7 @@ def test_sizes_of_the_memorization_grids():
         ("dana-exp1", "paper", {"where": {"depth": 3}}, "where"),
         ("dana-exp1", "paper", {"where": {"d": 99}}, "where"),
         ("dana-depth-own-layers", "quick", {"where": {"width": 1}}, "where"),
-        ("dana-depth-own-layers", "quick", {"where": {"model": "mlp", "d": 4}}, "where"),
+        ("dana-depth-own-layers", "quick", {"where": {"model": "mlp", "d": 4, "H": 1}}, "where"),
     ],
 )
 def test_bad_arguments_are_named(name, profile, options, refused):

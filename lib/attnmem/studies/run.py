@@ -124,8 +124,8 @@ def run_jobs(
         device: Where.
         executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
             ``Client.get_executor()``); by default units are measured here, one after the other.
-        workers: Units in flight at once. By default an executor is given all units at once, so a
-            limit of time needs this number.
+        workers: Units in flight at once, which share a GPU's memory. By default an executor is
+            given all units at once, so a limit of time needs this number.
         limit_minutes: Begin no unit after that time; the rows of those in flight are kept. The
             cheapest curves of a grid come first, and first seeds before others.
         recompute: Measure again what came with the library (:func:`attnmem.studies.tables.rows`).

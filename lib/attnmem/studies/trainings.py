@@ -68,12 +68,12 @@ class Experiment(Trainings):
             check_integer("seeds", seeds)
         if variant not in (None, *self.variants):
             refuse("variant", repr(variant), f"one of {', '.join(self.variants)} for {self.name}")
-        cells = self.cells[profile]
+        cells = every = self.cells[profile]
         for field, value in (where or {}).items():
-            if field not in cells[0]:
-                numbers = [f for f, x in cells[0].items() if isinstance(x, (int, float))]
+            if field not in every[0]:
+                numbers = [f for f, x in every[0].items() if isinstance(x, (int, float))]
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
-            known = dict.fromkeys(cell[field] for cell in self.cells[profile])
+            known = dict.fromkeys(cell[field] for cell in every)
             if value not in known:
                 values = f"{field} among {', '.join(map(str, known))} for {self.name}"
                 refuse("where", f"{field} = {value}", values)
@@ -101,16 +101,15 @@ class Experiment(Trainings):
         for run, outcome in rows.values():
             seconds.setdefault(self.curve_of(run), []).append(outcome.wall_s)
 
-        def cost(run: Run) -> tuple[float, int]:
-            known = seconds.get(self.curve_of(run))
-            return (mean(known) if known else math.inf), size[self.curve_of(run)]
+        def cost(curve: Any) -> tuple[float, int]:
+            """The mean time of a curve's rows; then the size of its largest training."""
+            runs = [run for run in configs if self.curve_of(run) == curve]
+            size = max(r.steps * r.batch * r.d * max(r.H * r.d_h, r.width or 0) for r in runs)
+            return (mean(seconds[curve]) if curve in seconds else math.inf), size
 
-        size: dict[Any, int] = {}  # of the largest training on each curve
-        for run in configs:
-            of_run = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
-            size[self.curve_of(run)] = max(of_run, size.get(self.curve_of(run), 0))
+        costs = {curve: cost(curve) for curve in {self.curve_of(run) for run in configs}}
         first, further = [], []
-        for run in sorted(configs, key=cost):
+        for run in sorted(configs, key=lambda run: costs[self.curve_of(run)]):
             (further if run.seed and not device.startswith("cuda") else first).append(run)
         # On a GPU a step of all seeds takes hardly longer than a step of one.
         return [
