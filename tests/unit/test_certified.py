@@ -453,6 +453,15 @@ def test_examples_that_only_rounding_tells_apart_are_not_certified():
         assert not certified_solution(layer, E, e, y, most_bits=most_bits).proven
 
 
+def test_the_radius_is_that_of_the_widest_ball_rounded_up():
+    """Labels of very different sizes, so balls of very different radii; a radius has 30 bits."""
+    layer, labels = small_task(own=False)
+    proof = certified_memorization(*layer, labels * torch.tensor([1, 2.0**60]))
+    assert proof.radius > 2.0**40 * certified_memorization(*layer, labels).radius
+    mantissa, _ = math.frexp(math.nextafter(proof.radius, 0))
+    assert (mantissa * 2**30).is_integer()
+
+
 def test_weights_whose_logits_no_float_holds_are_no_error():
     (weights, E, e), labels = small_task(own=True)
     huge = weights._replace(W_Q=weights.W_Q * 1e300, W_K=weights.W_K * 1e300)
