@@ -1,11 +1,14 @@
 """Every capacity formula of the two papers and of this book, one function each.
 
 Prose, figures and tests call these functions, so that no formula is written twice. The letters are
-those of the notation page: ``H`` heads, ``n`` tokens in a context, ``d`` embedding dimension,
-``d_h`` head dimension, ``d_v`` value dimension, ``d_out`` outputs, ``m`` hidden units (``width``),
-``T`` examples, ``N`` vocabulary, ``T_0`` sequences. All sizes are integers of at least 1, or of the
-range that is said there. Each function raises ``ValueError`` for other values. Formulas without a
-source are this book's.
+those of the notation page. ``heads`` is the number of heads ``H``, ``context`` the tokens in a
+context ``n``, ``dim`` the embedding dimension ``d``, ``head_dim`` the head dimension ``d_h``,
+``value_dim`` that of the values ``d_v``, ``outputs`` the number of outputs ``d_out``, ``width`` the
+hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary or number of classes, ``length`` the
+tokens ``S`` of a sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``.
+
+All sizes are integers of at least 1, or of the range that is said there. Each function raises
+``ValueError`` for other values. Formulas without a source are this book's.
 """
 
 from __future__ import annotations
@@ -30,12 +33,6 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 
     Here ``r = min(n, d_h)``, or ``r = min(n, d_h, Q)`` if the Kruskal rank ``Q`` of the queries is
     given. Theorem 1 assumes ``Q >= n``, under which ``Q`` changes nothing.
-
-    Args:
-        heads: Number of heads ``H``.
-        context: Tokens in a context, ``n``.
-        head_dim: Head dimension ``d_h``.
-        query_rank: Kruskal rank ``Q`` of the queries; None if it is at least ``n``.
 
     Example:
         >>> mha_capacity(heads=32, context=32, head_dim=32)
@@ -180,15 +177,11 @@ def affine_span_rank(
 ) -> int:
     r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
 
-    No weights exceed it, and almost all weights reach it if there are enough examples, of at least
-    two tokens each. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition
-    2). Tokens with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum
-    is zero (Proposition 5).
-
-    Args:
-        heads: Number of heads ``H``.
-        span: Dimension ``a`` of the subspace ``A``, at least 0.
-        through_origin: Whether ``A`` contains the zero vector.
+    The subspace ``A`` has dimension ``a``, the ``span``, and contains zero or not. No weights
+    exceed the rank, and almost all reach it if there are enough examples, of at least two tokens
+    each. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition 2). Tokens
+    with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum is zero
+    (Proposition 5).
 
     Example:
         >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
@@ -244,18 +237,12 @@ def shared_context_ceiling(
 
     The formula is :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``. Each head
     contributes its logits, a matrix of shape ``(n - 1, d)`` and rank at most ``r``, and its values,
-    both less those of the last token. A constant adds one.
+    both less those of the last token. A constant adds one. Beyond so many examples almost all real
+    labels are out of reach.
 
     Args:
-        heads: Number of heads ``H``.
-        context: Tokens in the context, ``n <= d``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
         embedded: Count for the model that Mahdavi et al. train, whose query embedding has a bias.
             It adds :math:`\\min(d, H r)`, for the point where all logits vanish.
-
-    Returns:
-        The number of examples beyond which almost all real labels are out of reach.
 
     Example:
         >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
@@ -279,7 +266,6 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
         size: Number of heads in the group.
         keys: Dimensions ``m`` that tell tokens apart: ``d``, or ``n - 1`` on a shared context of
             ``n <= d`` tokens.
-        dim: Embedding dimension ``d``.
         rank: Rank of the logit matrix ``r``, at most ``m``.
 
     Example:
@@ -295,19 +281,10 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
 def best_groups(
     heads: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]
 ) -> list[int]:
-    """Sizes of the groups whose ranks have the largest sum.
+    """Sizes of the groups of ``H`` heads whose sum of :func:`group_rank` is largest.
 
     From the second head of a group on, the gain of one more head falls. So groups of nearly equal
     size are best, and their number is tried.
-
-    Args:
-        heads: Number of heads ``H``.
-        keys: As for :func:`group_rank`.
-        dim: Embedding dimension ``d``.
-        rank: As for :func:`group_rank`.
-
-    Returns:
-        The sizes; their sum is ``heads``.
 
     Example:
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
@@ -367,19 +344,13 @@ def sequences_ceiling(
     The formula is ``b + H (a + r (a + b - r))``: the skip connection contributes ``b = min(d, L)``
     for ``L`` last tokens. Each head contributes ``a = min(d, N + S - 2)`` values, and logits of
     rank ``r = min(d_h, a, b)``. With trained embeddings and positions the count is that of
-    unlimited ``d``, or ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less.
+    unlimited ``d``, or ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less. Beyond so
+    many sequences almost all real labels are out of reach.
 
     Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``.
         vocab: Number of tokens ``N`` that the sequences use.
-        length: Sequence length ``S``, at least 2.
         last_tokens: Number of last tokens ``L`` that the sequences use; by default ``N``.
         trained: Whether embeddings and positions are trained, not fixed.
-
-    Returns:
-        The number of sequences beyond which almost all real labels are out of reach.
 
     Example:
         >>> sizes = {"heads": 4, "head_dim": 10, "dim": 10, "vocab": 50, "length": 2}
@@ -438,15 +409,7 @@ def aot_parameters(
 ) -> int:
     """Number of parameters of an attention-only transformer: :math:`d (S + 2 N + 4 d_h H)`.
 
-    With queries and keys of width one it is :math:`d (S + 2 N + 2 (d_h + 1) H)`.
-
-    Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``.
-        vocab: Vocabulary size ``N``.
-        length: Sequence length ``S``.
-        rank_one: Whether queries and keys have width one.
+    With queries and keys of width one (``rank_one``) it is :math:`d (S + 2 N + 2 (d_h + 1) H)`.
 
     Source: Dana et al. 2025, Theorem 1 and Remark 2.
     """
@@ -484,8 +447,9 @@ def aot_dimension(
     r"""Dimension of the family of functions of one-layer transformers on pairs of tokens.
 
     It is the number of parameters less all directions that leave every predicted distribution as it
-    is. With maps of their own, the heads show two matrices each, :math:`W_Q^\top W_K` and
-    :math:`W_O W_V`, of rank ``r = min(d_h, d)``:
+    is, and the rank of the Jacobian of all predictions at almost all weights. With maps of their
+    own, the heads show two matrices each, :math:`W_Q^\top W_K` and :math:`W_O W_V`, of rank ``r =
+    min(d_h, d)``:
 
     .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r)
 
@@ -504,23 +468,16 @@ def aot_dimension(
     .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
 
     Args:
-        heads: Number of heads ``H``.
         head_dim: Head dimension ``d_h``, at most ``d`` if maps are shared.
-        dim: Embedding dimension ``d``.
         vocab: Vocabulary size ``N``, greater than ``d``.
         width: Width ``m`` of a feed-forward layer without bias behind, 0 for none.
         shared_maps: Whether all heads share one map to ``d_h`` and one back.
         position_in_skip: Whether positions are in the residual stream, or in the attention's input
             only.
 
-    Returns:
-        The dimension. It is the rank of the Jacobian of all predictions at almost all weights.
-
     Example:
         >>> aot_dimension(heads=4, head_dim=2, dim=10, vocab=50)
         1188
-
-    The tests compare it with the rank of the Jacobian at small sizes.
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
@@ -553,7 +510,8 @@ def mha_dimension(
     r"""Dimension of the family of functions of a multi-head layer with values of width one.
 
     It is the number of parameters less all directions that leave every output, or every predicted
-    distribution over classes, as it is. Let :math:`C` be 1 for a real output and one less than the
+    distribution over classes, as it is, and the rank of the Jacobian of all outputs at almost all
+    weights and data. Let :math:`C` be 1 for a real output and one less than the
     number of classes otherwise, and :math:`k = \min(H, d, C)`. A head's values and its place in the
     outputs share a scale:
 
@@ -569,19 +527,10 @@ def mha_dimension(
     are no logits: what is left is the bias and, on own contexts, a linear map of rank ``k``.
 
     Args:
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
-        dim: Embedding dimension ``d``.
-        context: Tokens in a context, ``n``; at most ``d`` if it is shared.
-        shared: Whether one context serves all examples.
+        shared: Whether one context serves all examples; it then has at most ``d`` tokens.
         classes: Number of classes, at least 2; None for one real output.
         embedded: Whether queries and tokens are embedded and have positions, with a bias behind, as
             in the model that Mahdavi et al. train, or not, as in the layer of their theory.
-
-    Returns:
-        The dimension. It is the rank of the Jacobian of all outputs at almost all weights and data.
-
-    The tests compare it with the rank of the Jacobian at small sizes.
     """
     H, n, d = heads, context, dim
     C = 1 if classes is None else classes - 1
@@ -612,15 +561,7 @@ def associations_to_accuracy(
     r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
 
     The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`, for a uniform prior over the
-    sequences and equally likely next tokens.
-
-    Args:
-        count: Associations that the model knows, ``X``, from 0 to ``T_0``.
-        vocab: Vocabulary size ``N``.
-        total: Number of sequences ``T_0``.
-
-    Returns:
-        The accuracy, from ``1/N`` to 1.
+    sequences and equally likely next tokens, and a ``count`` ``X`` from 0 to ``T_0``.
 
     Example:
         >>> associations_to_accuracy(count=210, vocab=50, total=2500)
@@ -639,18 +580,9 @@ def _is_not_half_precision(**arguments: Any) -> None:
 
 @checked(also=_is_not_half_precision)
 def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
-    """Number of associations that an accuracy amounts to.
+    """Number of associations that an accuracy, a number or an array, amounts to.
 
-    The inverse of :func:`associations_to_accuracy`.
-
-    Args:
-        accuracy: Accuracy, a number or an array.
-        vocab: Vocabulary size ``N``, at least 2.
-        total: Number of sequences ``T_0``.
-
-    Returns:
-        The number of associations, of the shape of ``accuracy``. It is negative where the accuracy
-        is below that of guessing.
+    The inverse of :func:`associations_to_accuracy`. It is negative below the accuracy of guessing.
 
     Source: Dana et al. 2025, Corollary 2.
     """
@@ -666,22 +598,14 @@ def _is_a_share(accuracy: Any) -> None:
 
 @checked(also=_is_a_share)
 def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
-    r"""Bits that a model's answers save in a code for ``T`` labels.
+    r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
 
     The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` for a share ``p`` of right
     answers, with :math:`h(p) = -p \log_2 p - (1 - p) \log_2 (1 - p)`. The code says which answers
     are wrong, and the right label for each of these. The number of wrong answers, at most
     :math:`\log_2 (T + 1)` bits, is not charged. Fano's inequality says that no better can be had of
-    the accuracy alone.
-
-    Args:
-        accuracy: Share of right answers ``p``, a number or an array.
-        vocab: Number of classes ``N``, at least 2.
-        total: Number of labels ``T``.
-
-    Returns:
-        Bits, of the shape of ``accuracy``. They are :math:`T \log_2 N` if every answer is right,
-        and zero if no more are right than by guessing.
+    the accuracy alone. The bits are :math:`T \log_2 N` if every answer is right, and zero if no
+    more are right than by guessing.
 
     Example:
         >>> round(accuracy_to_bits(1.0, vocab=50, total=522))
@@ -714,17 +638,10 @@ def _is_a_mean_square(error: Any) -> None:
 def error_to_bits(error, total: int):
     r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
 
-    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for a mean square error ``D``. It
+    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``. It
     is what a code saves for labels that are normal around the outputs (Shannon's lower bound of the
     rate). It is zero from ``D = 0.0585`` on, and infinite at ``D = 0``. A model that always answers
     1/2 has ``D = 1/12``.
-
-    Args:
-        error: Mean square error ``D``, a number or an array, at least 0.
-        total: Number of labels ``T``.
-
-    Returns:
-        Bits, of the shape of ``error``.
 
     Example:
         >>> round(error_to_bits(1e-4, total=10_000))
@@ -741,18 +658,10 @@ def error_to_bits(error, total: int):
 def loss_to_bits(loss, vocab: AtLeast2, total: int):
     r"""Bits that a model knows of ``T`` labels: :math:`T (\ln N - \ell) / \ln 2`.
 
+    The loss :math:`\ell` is the mean cross-entropy on the labels in nats, a number or an array.
     Labels uniform over ``N`` classes take :math:`T \log_2 N` bits. This is how many of them the
-    model's predictions save. On average over the labels it is at most the mutual information
-    between labels and weights (Gibbs' inequality).
-
-    Args:
-        loss: Mean cross-entropy :math:`\ell` on the labels in nats, a number or an array.
-        vocab: Number of classes ``N``, at least 2.
-        total: Number of labels ``T``.
-
-    Returns:
-        Bits, of the shape of ``loss``. They are zero for uniform guesses and negative for worse
-        ones.
+    model's predictions save: none for uniform guesses, and fewer for worse ones. On average over
+    the labels it is at most the mutual information between labels and weights (Gibbs' inequality).
 
     Example:
         >>> round(loss_to_bits(0.0, vocab=100, total=10_000))

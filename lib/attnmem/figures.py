@@ -33,6 +33,10 @@ THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
 STYLES = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))  # of theory, where there is more than one
 MARKERS = "os^vDP"
 
+Labels = tuple[str, str]  # of the horizontal and of the vertical axis
+Lines = Mapping[str, ArrayLike]  # vertical values, by name
+Points = Mapping[str, tuple[ArrayLike, ArrayLike]]  # horizontal and vertical values, by name
+
 
 def use_style() -> None:
     """Set the book's look for all figures that are drawn after this call."""
@@ -53,17 +57,13 @@ def use_style() -> None:
     )
 
 
-def _labelled(ax: Axes | None, labels: tuple[str, str]) -> Axes:
+def _labelled(ax: Axes | None, labels: Labels) -> Axes:
     ax = ax or plt.gca()
     ax.set(xlabel=labels[0], ylabel=labels[1])
     return ax
 
 
-def curves(
-    series: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    labels: tuple[str, str],
-    ax: Axes | None = None,
-) -> Axes:
+def curves(series: Points, labels: Labels, ax: Axes | None = None) -> Axes:
     """Named lines with dots, of horizontal and vertical values each."""
     ax = _labelled(ax, labels)
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle(MARKERS), strict=False):
@@ -73,10 +73,7 @@ def curves(
 
 
 def curves_with_bands(
-    curves: Mapping[str, pd.DataFrame],
-    published: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    labels: tuple[str, str],
-    ax: Axes | None = None,
+    curves: Mapping[str, pd.DataFrame], published: Points, labels: Labels, ax: Axes | None = None
 ) -> Axes:
     """Means over seeds within the range of the seeds, and published means as crosses.
 
@@ -98,11 +95,7 @@ def curves_with_bands(
 
 
 def formulas(
-    x: ArrayLike,
-    lines: Mapping[str, ArrayLike],
-    points: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    labels: tuple[str, str],
-    ax: Axes | None = None,
+    x: ArrayLike, lines: Lines, points: Points, labels: Labels, ax: Axes | None = None
 ) -> Axes:
     """At most four formulas as lines over ``x``, and what was built or measured as dots."""
     ax = _labelled(ax, labels)
@@ -115,11 +108,7 @@ def formulas(
 
 
 def decay(
-    x: ArrayLike,
-    measured: Mapping[str, ArrayLike],
-    predicted: Mapping[str, ArrayLike],
-    labels: tuple[str, str],
-    ax: Axes | None = None,
+    x: ArrayLike, measured: Lines, predicted: Lines, labels: Labels, ax: Axes | None = None
 ) -> Axes:
     """Measured values as dots, on predicted lines where there are any, on a logarithmic axis."""
     ax = _labelled(ax, labels)
@@ -135,8 +124,8 @@ def between(
     x: ArrayLike,
     floor: tuple[str, ArrayLike],
     ceiling: tuple[str, ArrayLike],
-    lower: Mapping[str, ArrayLike],
-    labels: tuple[str, str],
+    lower: Lines,
+    labels: Labels,
     ax: Axes | None = None,
 ) -> Axes:
     """A band between what is reached and what cannot be passed, and weaker results below it.
@@ -190,15 +179,11 @@ def spans(
 ) -> Axes:
     """One line for each source on one logarithmic axis: a bar from its least to its largest value.
 
-    Args:
-        lines: One row for each source, from top to bottom, indexed by its name: ``group``, which is
-            written above its first row, and ``low`` and ``high``, the ends of the bar, with a dot
-            at ``high``. Other columns hold one more value each, NaN where there is none.
-        label: Name of the axis.
-        marks: From names in the legend to the column and the marker that they stand for, such as
-            ``"high o"``.
-        limits: Ends of the axis. A bar that begins below is cut, and an arrow says so.
-        ax: Axes to draw into.
+    ``lines`` has a row for each source, from top to bottom, indexed by its name: ``group``, which
+    is written above its first row, and ``low`` and ``high``, the ends of the bar, with a dot at
+    ``high``. Other columns hold one more value each, NaN where there is none. ``marks`` give for
+    each name in the legend a column and a marker, such as ``"high o"``. A bar that begins below the
+    ``limits`` of the axis is cut, and an arrow says so.
     """
     ax = _labelled(ax, (label, ""))
     starts = (lines.group != lines.group.shift()).to_numpy()

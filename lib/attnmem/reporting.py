@@ -25,9 +25,6 @@ WORDS = {
 }
 
 
-# --- papers and their claims ----------------------------------------------------------------------
-
-
 class Paper(NamedTuple):
     """A paper that the book judges: ``key`` names it everywhere, ``title`` heads its claims."""
 
@@ -47,41 +44,23 @@ class Paper(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One claim of a paper, or a finding of ours; a table of ``claims.toml``.
+    """One claim of a paper, or a finding of ours; a table of ``claims.toml``."""
 
-    Attributes:
-        key: Its name everywhere in the book, such as ``mahdavi-theorem-1``.
-        paper: The key of its paper.
-        kind: Definition, assumption, theorem, figure, table or finding (ours).
-        label: Its name in the paper.
-        says: The claim, as close to the paper's own words as ours can be.
-        rows: The files of measurements that bear on it, as ``<experiment>/<profile>``, or
-            ``<experiment>/*`` for every profile that is stored.
-        universal: Whether it is a statement about all data, which one counterexample contradicts.
-            Theorems are.
-        thresholds: The limits in its checks that are ours, when they were fixed, and what was known
-            then.
-        against: The claim of a paper that this finding of ours contradicts, if any.
-        needs: What it takes to judge the claim, while no chapter does.
-        left_out: Why the book does not judge the claim, if it does not mean to.
-    """
-
-    key: str
-    paper: str
-    kind: str
-    label: str
-    says: str
-    rows: tuple[str, ...] = ()
-    universal: bool = False
-    thresholds: str = ""
-    against: str = ""
-    needs: str = ""
-    left_out: str = ""
+    key: str  # its name everywhere in the book, such as mahdavi-theorem-1
+    paper: str  # the key of its paper
+    kind: str  # definition, assumption, theorem, figure, table or finding (ours)
+    label: str  # its name in the paper
+    says: str  # the claim, as close to the paper's own words as ours can be
+    rows: tuple[str, ...] = ()  # files that bear on it: <experiment>/<profile or *>
+    universal: bool = False  # about all data, so that one counterexample contradicts; theorems are
+    thresholds: str = ""  # limits in its checks that are ours, when fixed, and what was known then
+    against: str = ""  # the claim of a paper that this finding of ours contradicts, if any
+    needs: str = ""  # what it takes to judge the claim, while no chapter does
+    left_out: str = ""  # why the book does not judge the claim, if it does not mean to
 
 
 @functools.cache
 def _tables() -> dict[str, dict]:
-    """``claims.toml``: for each paper what is known of it, and a table for each of its claims."""
     return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
 
 
@@ -117,25 +96,14 @@ def claims() -> dict[str, Claim]:
     return result
 
 
-# --- grades ---------------------------------------------------------------------------------------
-
-
 class Graded(NamedTuple):
-    """Whether a check supports the claim, and what it rests on.
-
-    Attributes:
-        holds: Whether it supports the claim.
-        grade: One of ``GRADES``.
-        by: Label of the proof, for a proved check.
-        seeds: Number of seeds, for a measured check.
-        of: Number of seeds that the paper used, where ours are fewer.
-    """
+    """Whether a check supports the claim, and what it rests on."""
 
     holds: bool
-    grade: str
-    by: str | None = None
-    seeds: int | None = None
-    of: int | None = None
+    grade: str  # one of GRADES
+    by: str | None = None  # the label of the proof, for a proved check
+    seeds: int | None = None  # for a measured check
+    of: int | None = None  # the seeds that the paper used, where ours are fewer
 
 
 def proved(holds: bool, *, by: str) -> Graded:
@@ -208,9 +176,6 @@ def name_of(checks: Iterable[Graded]) -> str:
     return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
 
 
-# --- what is shown and stored ---------------------------------------------------------------------
-
-
 def _is_rounded(key: str, value: object) -> None:
     if not isinstance(value, (str, int)):
         refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
@@ -245,11 +210,7 @@ def _is_judged_in_full(key, checks, sizes, instead) -> None:
 
 @arguments.checked(also=_is_judged_in_full)
 def verdict(
-    key: str,
-    checks: Mapping[str, Graded],
-    *,
-    sizes: str | None = None,
-    instead: str | None = None,
+    key: str, checks: Mapping[str, Graded], *, sizes: str | None = None, instead: str | None = None
 ) -> None:
     """Judge a claim by named checks; show the verdict, and store it for the claims page.
 
@@ -259,12 +220,8 @@ def verdict(
         key: A key of :func:`claims`.
         checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
             :func:`certified`, :func:`checked` or :func:`measured` returned.
-        sizes: Sizes and data of what was measured, shown beside the verdict.
+        sizes: Sizes and data of what was measured, which measured checks need.
         instead: Label of the statement that is true instead of a contradicted theorem.
-
-    Raises:
-        ValueError: The claim is unknown, there are no checks or one without a grade, measured
-            checks come without ``sizes``, or a contradicted theorem without ``instead``.
     """
     claim = claims()[key]
     entry = {

@@ -1,9 +1,10 @@
 """Scaling laws: fits, confidence intervals over seeds, and which law the data prefer.
 
-The data have one row for each point of a sweep and one column for each seed. Laws are fitted to the
-means. Intervals come from resampling the seeds of every point (bootstrap), so they describe the
-variation between seeds and not the choice of points. Each function raises ``ValueError`` if shapes
-do not fit or a value is not finite, and names the argument.
+The data ``y`` have one row for each point of a sweep and one column for each seed; where the means
+are enough, they may have one axis. ``x`` has a value for each point. Laws are fitted to the means.
+Intervals come from resampling the seeds of every point (bootstrap), so they describe the variation
+between seeds and not the choice of points. Each function raises ``ValueError`` if shapes do not fit
+or a value is not finite, and names the argument.
 """
 
 from __future__ import annotations
@@ -135,13 +136,8 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
     """Fit a law to points, or to the means over seeds.
 
     AICc is Akaike's criterion for Gaussian errors, corrected for few points. It is infinite where
-    there are too few points to tell.
-
-    Args:
-        law: A name in ``LAWS``.
-        x: Shape ``(points,)``, with at least as many different values as the law has coefficients;
-            positive for a law that is not linear in its coefficients.
-        y: Values, shape ``(points,)`` or ``(points, seeds)``.
+    there are too few points to tell. A law of ``LAWS`` takes at least as many different ``x`` as it
+    has coefficients, and positive ones if it is not linear in these.
 
     Example:
         >>> fit("quadratic", [0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 7.0, 13.0]).r2
@@ -153,20 +149,17 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
     spread = float(((y - y.mean()) ** 2).sum())
     r2 = 1 - residual / spread if spread else math.nan
     named = dict(zip(LAWS[law].names, map(float, coefficients), strict=True))
-    return Fit(law, named, r2, _aicc(residual, len(x), len(coefficients)), len(x))
+    points, k = len(x), len(coefficients) + 1  # and the variance
+    if points <= k + 1:
+        return Fit(law, named, r2, math.inf, points)
+    likelihood = points * math.log(max(residual, 1e-300) / points)
+    aicc = likelihood + 2 * k + 2 * k * (k + 1) / (points - k - 1)
+    return Fit(law, named, r2, aicc, points)
 
 
 def _means(y: ArrayLike) -> Array:
     y = np.asarray(y, dtype=float)
     return y if y.ndim == 1 else y.mean(axis=1)
-
-
-def _aicc(residual: float, points: int, coefficients: int) -> float:
-    k = coefficients + 1  # and the variance
-    if points <= k + 1:
-        return math.inf
-    likelihood = points * math.log(max(residual, 1e-300) / points)
-    return likelihood + 2 * k + 2 * k * (k + 1) / (points - k - 1)
 
 
 def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
@@ -210,32 +203,23 @@ def mean_difference(
     """How far the means of one sweep lie above those of another, at the ``x`` of the first.
 
     Between its points the other sweep is taken to be a straight line, and beyond them its last
-    value.
-
-    Args:
-        x: Of the first sweep, rising.
-        y: Its values, shape ``(points, seeds)`` with at least two seeds.
-        other_x: Of the other sweep, rising.
-        other_y: Its values, shape ``(other points, seeds)`` with at least two seeds.
-
-    Returns:
-        The differences of the means, and their standard errors, both of shape ``(points,)``.
+    value. Both have rising ``x`` and at least two seeds. Returned are the differences of the means,
+    and their standard errors.
 
     Example:
         >>> above, error = mean_difference([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
         >>> above.tolist(), error.tolist()
         ([2.0, 1.0], [1.0, 0.0])
     """
-    mean, error = _with_error(y)
-    other_mean, other_error = _with_error(other_y)
+
+    def with_error(y: ArrayLike) -> tuple[Array, Array]:
+        y = np.asarray(y, dtype=float)
+        return y.mean(axis=1), y.std(axis=1, ddof=1) / math.sqrt(y.shape[1])
+
+    (mean, error), (other_mean, other_error) = with_error(y), with_error(other_y)
     shares = [np.interp(x, other_x, one) for one in np.eye(len(other_mean))]  # of each other point
     between = np.sqrt(other_error**2 @ np.square(shares))
     return mean - other_mean @ np.asarray(shares), np.hypot(error, between)
-
-
-def _with_error(y: ArrayLike) -> tuple[Array, Array]:
-    y = np.asarray(y, dtype=float)
-    return y.mean(axis=1), y.std(axis=1, ddof=1) / math.sqrt(y.shape[1])
 
 
 class Interval(NamedTuple):
@@ -262,19 +246,12 @@ def bootstrap(
     """Percentile intervals of each number that a statistic computes from all points and seeds.
 
     Every draw replaces the seeds of each point by as many drawn from them with replacement, each
-    point on its own. With few seeds such intervals are somewhat too short. In 400 trials of a line
-    through seven points, 95% intervals covered the slope in 90% of the trials with 5 seeds, and in
-    92% with 20.
+    point on its own; the share ``level`` of the draws is inside the interval. With few seeds such
+    intervals are somewhat too short. In 400 trials of a line through seven points, 95% intervals
+    covered the slope in 90% of the trials with 5 seeds, and in 92% with 20.
 
     Args:
         statistic: From an array of shape ``(points, seeds)`` to a number or a vector.
-        y: Values, shape ``(points, seeds)``.
-        draws: Number of draws.
-        level: Share of the draws inside the interval, from 0 to 1.
-        seed: Seed of the draws.
-
-    Returns:
-        One interval for each number.
 
     Example:
         >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)
@@ -296,15 +273,8 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: Share = 0.95) -> NDArray[np
 
     Both papers fit the part of an accuracy curve that has not saturated. Neither text says where
     that part ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. An accuracy
-    above 0.95 has no room to grow along a line.
-
-    Args:
-        x: Shape ``(points,)``, in any order.
-        y: Values, shape ``(points,)`` or ``(points, seeds)``.
-        ceiling: Mean from which on a curve counts as saturated, from 0 to 1.
-
-    Returns:
-        True for each point of the unsaturated part, in the order of ``x`` as it is given.
+    above 0.95 has no room to grow along a line. The ``x`` may come in any order, in which the
+    answers are given.
 
     Example:
         >>> unsaturated([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()

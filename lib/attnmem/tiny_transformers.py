@@ -2,6 +2,10 @@
 
 The question is whether gradient descent finds weights at all for a handful of sequences, not how
 fast. The published protocols and sizes are in :mod:`attnmem.training`.
+
+A task is ``B`` sequences of tokens from 0 to ``vocab - 1``, on the CPU, and the token that follows
+each; ``vocab`` is ``N``, ``dim`` the embedding dimension ``d``, ``head_dim`` that of a head
+``d_h``, ``heads`` their number ``H``. Sizes that do not fit raise ``ValueError``.
 """
 
 from __future__ import annotations
@@ -48,25 +52,8 @@ def train_tiny(
     """Count how many next tokens of each task one training gets right at its best step.
 
     The model is :func:`attnmem.attention.aot` in float64. Every weight is trained, from a Gaussian
-    start. Adam with betas (0.9, 0.99) minimizes the cross-entropy, and its rate falls linearly to
-    zero. The answers are counted every 50 steps and at the end.
-
-    Args:
-        sequences: One task for each of ``R`` runs, integers from 0 to ``vocab - 1``, on the CPU.
-        next_tokens: What follows each sequence.
-        vocab: Vocabulary size ``N``.
-        dim: Embedding dimension ``d``.
-        head_dim: Head dimension ``d_h``.
-        heads: Number of heads ``H``.
-        seed: Seed of the start.
-        steps: Number of steps.
-        rate: Learning rate at the first step, at least 0.
-
-    Returns:
-        For each run the largest number of right answers.
-
-    Raises:
-        ValueError: Sizes do not fit, or a token is out of range.
+    start. Adam with betas (0.9, 0.99) minimizes the cross-entropy, and its ``rate`` falls linearly
+    to zero. The answers are counted every 50 steps and at the end.
 
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
@@ -123,21 +110,11 @@ def _gaussian(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> Ao
     """Weights of R transformers."""
     draw, on_cpu = torch.Generator().manual_seed(seed), {"dtype": torch.float64, "device": "cpu"}
     map_scale = (SPREAD / d_h**0.5) ** 0.5 / d**0.5
-    sizes = {
-        "embedding": ((N, d), 1.0),
-        "positions": ((S, d), 1.0),
-        "W_Q": ((H, d_h, d), map_scale),
-        "W_K": ((H, d_h, d), map_scale),
-        "W_V": ((H, d_h, d), d**-0.5),
-        "W_O": ((H, d, d_h), d_h**-0.5),
-        "W_U": ((N, d), 1.0),
-    }
-    return AoTWeights(
-        **{
-            name: scale * torch.randn(R, *shape, generator=draw, **on_cpu)
-            for name, (shape, scale) in sizes.items()
-        }
-    )
+    of_maps = ((H, d_h, d), map_scale)  # W_Q and W_K
+    of_heads = of_maps, of_maps, ((H, d_h, d), d**-0.5), ((H, d, d_h), d_h**-0.5)
+    sizes = ((N, d), 1.0), ((S, d), 1.0), *of_heads, ((N, d), 1.0)
+    drawn = (c * torch.randn(R, *shape, generator=draw, **on_cpu) for shape, c in sizes)
+    return AoTWeights(*drawn)
 
 
 def _most_right(

@@ -104,12 +104,13 @@ def entries(body):
 
 
 def parameters(function):
+    """The parameters in their order, each with whether it has an annotation."""
     given = function.args
-    names = [argument.arg for argument in given.posonlyargs + given.args]
-    names += [f"*{given.vararg.arg}"] if given.vararg else []
-    names += [argument.arg for argument in given.kwonlyargs]
-    names += [f"**{given.kwarg.arg}"] if given.kwarg else []
-    return [name for name in names if name not in ("self", "cls")]
+    found = [(argument.arg, argument) for argument in given.posonlyargs + given.args]
+    found += [(f"*{given.vararg.arg}", given.vararg)] if given.vararg else []
+    found += [(argument.arg, argument) for argument in given.kwonlyargs]
+    found += [(f"**{given.kwarg.arg}", given.kwarg)] if given.kwarg else []
+    return {name: bool(one.annotation) for name, one in found if name not in ("self", "cls")}
 
 
 def faults(node, text):
@@ -127,15 +128,17 @@ def faults(node, text):
         if "Attributes" in found and entries(found["Attributes"]) != fields:
             yield f"Attributes: {entries(found['Attributes'])}, not {fields}"
         return
-    names = parameters(node)
-    if "Args" in found and entries(found["Args"]) != names:
-        yield f"Args: {entries(found['Args'])}, not {names}"
-    if "Args" not in found and len(names) > 1 and found.keys() & {"Returns", "Yields", "Raises"}:
-        yield "no Args"
+    given, annotated = entries(found.get("Args", "")), parameters(node)
+    if given != [name for name in annotated if name in given]:
+        yield f"Args: {given}, not parameters in the order of {[*annotated]}"
+    if len(annotated) > 1 and found.keys() & {"Args", "Returns", "Yields", "Raises"}:
+        unsaid = [name for name in annotated if not annotated[name] and name not in given]
+        if unsaid:
+            yield f"neither an annotation nor an entry in Args: {unsaid}"
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_docstrings_are_in_googles_style_and_name_every_parameter(name):
+def test_docstrings_are_in_googles_style_and_name_parameters_that_exist(name):
     assert ast.get_docstring(TREES[name])
     for qualified, node in documented(name):
         text = ast.get_docstring(node)
