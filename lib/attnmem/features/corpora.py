@@ -1,11 +1,13 @@
 """Real images and real text for the assumption checks, from packages that lie on the machine.
 
 Where a hub can be reached, :func:`published_images` and :func:`published_texts` give the paper's
-own data instead. Images are ``uint8 (B, 3, size, size)`` and come in batches, so that thousands of
-them are never in memory at once; text comes as token numbers ``(B, n)``. The last batch may be
-smaller. A ``source`` is a folder that ``datasets`` has saved, or a name on a hub, where a
-configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. Bad arguments and
-data raise ``ValueError``; if neither a folder nor a hub gives them, ``ConnectionError``.
+own data instead. Images are ``uint8 (B, 3, size, size)``, text comes as token numbers ``(B,
+length)``. There are ``count`` of them, ``batch`` at a time, so that thousands are never in memory
+at once; the last batch may be smaller. What is drawn depends on ``seed`` and its own number alone,
+so batches do not matter. A ``source`` is a folder that ``datasets`` has saved, or a name on a hub,
+where a configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. Bad
+arguments and data raise ``ValueError``; if neither a folder nor a hub gives them,
+``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pathlib
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -77,30 +79,22 @@ def photograph_crops(
 ) -> Iterator[Images]:
     """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
 
-    Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height. Crop
-    ``i`` depends on ``seed`` and ``i`` alone, so batches do not matter.
-
-    Args:
-        count: How many crops.
-        size: Height and width of a crop, in pixels.
-        batch: How many crops at a time.
-        seed: Decides where crops lie, their sides and which are mirrored.
+    Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height.
 
     Example:
         >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
         [2, 2, 1]
     """
+
+    def crop(i: int) -> UInt8[Tensor, "3 size size"]:
+        image, random = photographs()[i % len(photographs())], np.random.default_rng([seed, i])
+        side = random.integers(SMALLEST_CROP, min(image.shape[1:]), endpoint=True)
+        top, left = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
+        part = image[:, top : top + side, left : left + side]
+        return resized(part.flip(-1) if random.random() < 0.5 else part, size)
+
     for numbers in _batched(range(count), batch):
-        yield torch.stack([_crop(photographs(), size, seed, i) for i in numbers])
-
-
-def _crop(images: tuple[Tensor, ...], size: int, seed: int, i: int) -> UInt8[Tensor, "3 s s"]:
-    image = images[i % len(images)]
-    random = np.random.default_rng([seed, i])
-    side = random.integers(SMALLEST_CROP, min(image.shape[1:]), endpoint=True)
-    top, left = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
-    part = image[:, top : top + side, left : left + side]
-    return resized(part.flip(-1) if random.random() < 0.5 else part, size)
+        yield torch.stack([crop(i) for i in numbers])
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
@@ -194,10 +188,7 @@ def reaching(source: str) -> Iterator[None]:
 
 @functools.cache
 def library_text() -> bytes:
-    """The sources of the Python standard library's top modules, by name, as one long text.
-
-    It differs a little between versions of Python.
-    """
+    """The sources of the standard library's top modules; it differs a bit between versions."""
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
     return b"\n".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
@@ -235,20 +226,9 @@ def library_passages(
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """Passages of the :func:`library_text` at random positions, a token a byte.
 
-    A passage depends on ``seed`` and its number alone.
-
-    Args:
-        count: How many passages.
-        length: Tokens of a passage, at least 8, with the marks of a pair.
-        batch: How many passages at a time.
-        seed: Decides the positions.
-        pairs: Whether they are as BERT reads them: ``CLS``, a passage, ``SEP``, the one after it,
-            ``SEP``.
-        within: The part of the text that they are taken from, as shares of its length.
-
-    Yields:
-        Batches of token numbers ``(B, length)``. Of pairs, what BERT's tokenizer gives:
-        ``input_ids`` and ``token_type_ids``.
+    They lie between two shares of its length, ``within``. With ``pairs`` they are as BERT reads them:
+    ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. The ``length`` counts these marks, and a
+    batch is what BERT's tokenizer gives: ``input_ids`` and ``token_type_ids``.
 
     Example:
         >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
@@ -291,9 +271,17 @@ def published_texts(
     marks = words.cls_token_id, words.sep_token_id
     if pairs and None in marks:
         refuse("tokenizer", f"{tokenizer}, without [CLS] or [SEP]", "one with both, for pairs")
-    texts = _tokenized(source, split, words, length - 3 if pairs else length)
-    seen = 0
-    for block in _batched(itertools.islice(texts, count), batch):
+    read, seen = length - 3 if pairs else length, 0
+
+    def long_enough() -> Iterator[list[int]]:
+        for i, text in enumerate(_column(source, split, "text")):
+            if not isinstance(text, str):
+                refuse("source", f"{type(text).__name__} as the text of row {i}", "a string")
+            ids = words(text, add_special_tokens=False)["input_ids"]
+            if len(ids) >= read:
+                yield ids[:read]
+
+    for block in _batched(itertools.islice(long_enough(), count), batch):
         seen += len(block)
         passages = torch.tensor(block, device="cpu")
         yield _as_pairs(passages, *marks) if pairs else passages
@@ -301,13 +289,3 @@ def published_texts(
         refuse("length", length, f"at most the tokens of a text of {source}")
     if seen < count:
         warnings.warn(f"{source}: {seen} texts of {length} tokens, not {count}", stacklevel=2)
-
-
-def _tokenized(source: str, split: str, words: Callable, length: int) -> Iterator[list[int]]:
-    """The first tokens of each text that has so many."""
-    for i, text in enumerate(_column(source, split, "text")):
-        if not isinstance(text, str):
-            refuse("source", f"{type(text).__name__} as the text of row {i}", "a string")
-        ids = words(text, add_special_tokens=False)["input_ids"]
-        if len(ids) >= length:
-            yield ids[:length]

@@ -1,9 +1,10 @@
 """Features of real models: the tokens that an attention layer meets behind a model's first blocks.
 
 An encoder is one of Hugging Face's models, cut after its first blocks, with random or trained
-weights. It computes in float32 or in float64 from end to end, and the weights are the same float32
-numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their assumptions on such features.
-Bad arguments raise ``ValueError``, which names them.
+weights. It computes in float32 or in float64 from end to end, on any device, and the weights are
+the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their assumptions on
+such features. ``depth`` is the number of blocks, 0 for the embeddings alone. A ``seed`` decides all
+weights that are drawn. Bad arguments raise ``ValueError``, which names them.
 """
 
 from __future__ import annotations
@@ -18,29 +19,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from ..checks import (
-    FLOATS,
-    Range,
-    Seed,
-    check_integer,
-    check_tensor,
-    check_tokens,
-    checked,
-    refuse,
-)
+from ..checks import FLOATS, Range, Seed, check_integer, check_tensor, check_tokens, checked, refuse
 from ..constructions.random_layers import on_cpu
 from ..independence import numerical_rank
 from .corpora import Inputs, need, normalized, reaching
 
 Depth = Annotated[int, Range(0)]
-OptionalSeed = Annotated[int | None, Range(0, 2**63 - 1)]
+VIT_BASE = {"hidden_size": 768, "patch_size": 16, "image_size": 224}
+BERT_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+GPT2_LARGE = {"n_embd": 1280, "n_head": 20}
 PUBLISHED = {
-    "vit-base": ("vit", {"hidden_size": 768, "patch_size": 16, "image_size": 224}),
-    "bert-large": (
-        "bert",
-        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
-    ),
-    "gpt2-large": ("gpt2", {"n_embd": 1280, "n_head": 20}),
+    "vit-base": ("vit", VIT_BASE),
+    "bert-large": ("bert", BERT_LARGE),
+    "gpt2-large": ("gpt2", GPT2_LARGE),
 }
 LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
 IMAGES = "vit", "deit", "dinov2"
@@ -48,11 +39,6 @@ TEXTS = "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", 
 # The model types that are read, and the position of the query token.
 FAMILIES = dict.fromkeys((*IMAGES, *TEXTS), 0) | {"gpt2": -1}
 MAY_MISS = ("pooler", *LAST_NORMS)  # weights that a saved model may lack, since nothing reads them
-
-
-def _has_so_many_blocks(self: Encoder, depth: int) -> None:
-    if depth > self.depth:
-        refuse("depth", depth, f"an integer of at least 0 and at most {self.depth}")
 
 
 class Encoder(NamedTuple):
@@ -64,18 +50,12 @@ class Encoder(NamedTuple):
     are taken as they are; its padding is left out, so all texts of a batch need as many tokens.
 
     Families that draw at random or round to float32 on the way, as Llama does, are not read.
-
-    Attributes:
-        model: One of Hugging Face's models, without the norm after its last block.
-        depth: The blocks that it has.
-        query: The position of the query token: 0 for [CLS], -1 for the last.
-        dtype: The precision of weights and features.
     """
 
-    model: nn.Module
+    model: nn.Module  # one of Hugging Face's models, without the norm after its last block
     depth: int
-    query: int
-    dtype: torch.dtype
+    query: int  # the position of the query token: 0 for [CLS], -1 for the last
+    dtype: torch.dtype  # of weights and features
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[Float[Tensor, "B n d"]]:
@@ -96,7 +76,6 @@ class Encoder(NamedTuple):
         return [*outputs.hidden_states] if self.depth else [outputs.last_hidden_state]
 
     def _pixels(self, pixel_values: Any) -> dict[str, Tensor]:
-        """Numbers of an image processor as they are, levels as numbers from -1 to 1."""
         check_tensor("pixel_values", pixel_values, "(B, 3, size, size)", 4)
         x, kind = pixel_values.to(self.model.device), self.model.config.model_type
         if x.dtype == torch.uint8 and kind == "vit":
@@ -126,17 +105,14 @@ class Encoder(NamedTuple):
         check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
 
-    @checked(also=_has_so_many_blocks)
-    def cut(self, depth: Depth) -> Encoder:
-        """A copy with the first ``depth`` blocks, at most those that it has.
-
-        Its weights are these, while :func:`random_encoder` draws others for another depth.
-        """
+    def cut(self, depth: int) -> Encoder:
+        """A copy with the first ``depth`` blocks, at most those that it has, and these weights."""
+        check_integer("depth", depth, least=0, most=self.depth)
         _check_family("model", self.model.config)
         model = copy.deepcopy(self.model)
         blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
         del blocks[depth:]
-        return self._replace(model=model, depth=depth)
+        return self._replace(model=model, depth=int(depth))
 
     @property
     def positions(self) -> Float[Tensor, "n d"]:
@@ -190,13 +166,9 @@ def random_encoder(
 ) -> Encoder:
     """An encoder with the initial weights of its library, in evaluation mode.
 
-    Args:
-        architecture: A key of ``PUBLISHED``, or a pair of a model type, one of the
-            :data:`FAMILIES`, and the sizes that differ from its defaults.
-        depth: Blocks that are drawn; 0 for the embeddings alone.
-        dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
-        device: Where it computes.
-        seed: Decides the weights of this depth, the same on every device and in both precisions.
+    An ``architecture`` is a key of ``PUBLISHED``, or a pair of a model type, one of the
+    :data:`FAMILIES`, and the sizes that differ from its defaults. The weights are the same on every
+    device and in both precisions; another depth draws others.
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
@@ -215,17 +187,8 @@ def trained_encoder(
 ) -> Encoder:
     """An encoder with trained weights, in evaluation mode.
 
-    Args:
-        source: A folder that ``transformers`` has saved, or a name on a hub such as
-            ``bert-large-uncased``.
-        depth: Blocks to keep; 0 for the embeddings alone.
-        dtype: The precision of the encoder, float32 or float64; the weights are float32 numbers.
-        device: Where it computes.
-
-    Raises:
-        ValueError: The model is of none of the :data:`FAMILIES`, has fewer blocks than ``depth``,
-            or lacks weights, or an argument is out of range.
-        ConnectionError: There is neither such a folder nor a hub that gives the model.
+    A ``source`` is a folder that ``transformers`` has saved, or a name on a hub such as
+    ``bert-large-uncased``. If there is neither, ``ConnectionError`` is raised.
     """
     library = need("transformers")
     with reaching(source):
@@ -267,12 +230,7 @@ def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> E
     return Encoder(model.eval().to(device, dtype), depth, query, dtype)
 
 
-def _is_a_vit(encoder: Encoder) -> None:
-    if encoder.model.config.model_type != "vit":
-        refuse("encoder", f"a {encoder.model.config.model_type}", "a vit")
-
-
-@checked(also=_is_a_vit)
+@checked
 @on_cpu
 def exact_embeddings(
     encoder: Encoder, images: UInt8[Tensor, "B 3 size size"]
@@ -286,6 +244,8 @@ def exact_embeddings(
     ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added;
     ``B`` holds the patch projection, its bias, the [CLS] token and the positions.
     """
+    if (kind := encoder.model.config.model_type) != "vit":
+        refuse("encoder", f"a {kind}", "a vit")
     own = encoder.model.embeddings
     projection = own.patch_embeddings.projection
     W, side = projection.weight.detach().flatten(1), projection.kernel_size
@@ -310,12 +270,7 @@ def random_attention(
 ) -> Float[Tensor, "B m d"]:
     r"""One attention head with Xavier's weights on layer-normalized tokens, plus its input.
 
-    Logits are divided by :math:`\sqrt d`.
-
-    Args:
-        tokens: The tokens that are attended to.
-        queries: Those of them whose output is wanted.
-        seed: Decides the weights.
+    Logits are divided by :math:`\sqrt d`. The ``queries`` are the tokens whose output is wanted.
 
     Source: Mahdavi et al. 2024, Table 1, "Random attention".
     """
@@ -329,12 +284,7 @@ def random_attention(
         return queries + z @ (W_V @ W_O)
 
 
-def _divide_the_width(tokens: Tensor, heads: int) -> None:
-    if tokens.shape[-1] % heads:
-        refuse("heads", heads, f"a divisor of d = {tokens.shape[-1]}")
-
-
-@checked(also=_divide_the_width)
+@checked
 def head_features(
     tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: Seed
 ) -> Float[Tensor, "B d"]:
@@ -344,6 +294,8 @@ def head_features(
     attention layer sees.
     """
     d = tokens.shape[-1]
+    if d % heads:
+        refuse("heads", heads, f"a divisor of d = {d}")
     g = torch.Generator().manual_seed(seed)
     x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))[:, None]
     outputs = []
@@ -362,26 +314,21 @@ def _xavier(g: torch.Generator, *shape: int) -> Tensor:
 Maps = Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]
 
 
-def _give_what_is_wanted(random: Encoder | None, trained: Encoder | None, seed: int | None) -> None:
-    if random is None and (trained is None or seed is not None):
-        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
-
-
-@checked(also=_give_what_is_wanted)
+@checked
 def feature_maps(
-    random: Encoder | None = None, trained: Encoder | None = None, *, seed: OptionalSeed = None
+    random: Encoder | None = None,
+    trained: Encoder | None = None,
+    *,
+    seed: Annotated[int | None, Range(0, 2**63 - 1)] = None,
 ) -> Maps:
     """A function from a batch, as the encoders take it, to its tokens under every map, by name.
 
     ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
-    of them, and so on; ``trained L0``, ... likewise. ``random attention`` is one random layer on
-    the random embeddings.
-
-    Args:
-        random: An encoder with random weights, if any; needed for a ``seed``.
-        trained: An encoder with trained weights, if any.
-        seed: Decides the weights of ``random attention``; without it that map is left out.
+    of them, and so on; ``trained L0``, ... likewise. With a ``seed``, ``random attention`` is one
+    random layer on the random embeddings.
     """
+    if random is None and (trained is None or seed is not None):
+        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
 
     def maps(inputs: Inputs) -> dict[str, Tensor]:
         tokens = {}
@@ -417,13 +364,8 @@ def collect(
 ) -> dict[str, Seen]:
     """Stream batches through feature maps; keep a few vectors and a rank of every example, by map.
 
-    Args:
-        maps: What :func:`feature_maps` returns.
-        batches: What the maps take.
-        query: The position of the query token, as in :class:`Encoder`.
-        ranks: Whether the ranks of contexts are computed.
-        heads: The heads of the attention layer that reads the features; 0 for none.
-        seed: Decides the weights of that layer.
+    ``query`` is the position of the query token, as in :class:`Encoder`; ``heads`` are those of the
+    attention layer that reads the features, 0 for none.
     """
     kept: dict[str, Seen] = {}
     for inputs in batches:

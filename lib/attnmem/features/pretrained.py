@@ -37,17 +37,12 @@ HELD_OUT = 360  # of the 1797 digits, the last in a random order
 def language_sizes(kind: str, *, length: int, d: int, layers: int) -> dict[str, Any]:
     """Hugging Face's configuration of a ``bert`` or a ``gpt2`` of four heads that reads bytes."""
     if kind == "bert":
-        return {
-            "vocab_size": BYTES,
-            "max_position_embeddings": length,
-            "hidden_size": d,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "intermediate_size": 4 * d,
-            "pad_token_id": None,
-        }
-    sizes = {"vocab_size": BYTES, "n_positions": length, "n_embd": d, "n_layer": layers}
-    return sizes | {"n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+        sizes = {"max_position_embeddings": length, "hidden_size": d, "num_hidden_layers": layers}
+        sizes |= {"num_attention_heads": 4, "intermediate_size": 4 * d, "pad_token_id": None}
+    else:
+        sizes = {"n_positions": length, "n_embd": d, "n_layer": layers, "n_head": 4}
+        sizes |= {"bos_token_id": 0, "eos_token_id": 0}
+    return sizes | {"vocab_size": BYTES}
 
 
 LENGTH = 64
