@@ -226,9 +226,9 @@ def library_passages(
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """Passages of the :func:`library_text` at random positions, a token a byte.
 
-    They lie between two shares of its length, ``within``. With ``pairs`` they are as BERT reads them:
-    ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. The ``length`` counts these marks, and a
-    batch is what BERT's tokenizer gives: ``input_ids`` and ``token_type_ids``.
+    They lie between two shares of its length, ``within``. With ``pairs`` they are as BERT reads
+    them: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. The ``length`` counts these marks,
+    and a batch is what BERT's tokenizer gives: ``input_ids`` and ``token_type_ids``.
 
     Example:
         >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
