@@ -15,8 +15,7 @@ from typing import Any
 from .checks import refuse
 from .reporting import papers
 from .store import Rows
-from .studies import STUDIES
-from .studies.registry import EXPERIMENTS, study
+from .studies import EXPERIMENTS, STUDIES
 from .studies.run import Job, Progress, choose_device, pool, run_jobs
 from .studies.study import ALL, Selection, Study
 from .studies.tables import rows as stored_rows
@@ -139,7 +138,7 @@ def _run(arguments: argparse.Namespace) -> int:
     names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
     for job in jobs:  # all are checked before a pool is made
-        study(job.name).configs(job.profile, job.selection)
+        STUDIES[job.name].configs(job.profile, job.selection)
     device = choose_device(arguments.device)
     with pool(arguments.workers, device) as executor:
         added = run_jobs(

@@ -2,13 +2,13 @@
 
 ``runs(name, profile)`` is the plain list of an experiment's trainings, every hyper-parameter
 explicit; ``run(name, profile)`` measures what the store does not have yet of any study; ``table``
-and ``stored`` read its rows. The rooms behind are :mod:`attnmem.studies.registry`,
+and ``stored`` read its rows. The rooms behind are :mod:`attnmem.studies`,
 :mod:`attnmem.studies.run` and :mod:`attnmem.studies.tables`.
 """
 
-from .studies.registry import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
+from .studies import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
 from .studies.run import Progress, choose_device, run
-from .studies.study import PROFILES
+from .studies.study import PROFILES, SIZES, Experiment
 from .studies.tables import (
     beside_published,
     by_seed,
@@ -23,7 +23,6 @@ from .studies.tables import (
     table,
     with_parameters,
 )
-from .studies.trainings import SIZES, Experiment
 
 __all__ = [
     "DANA",

@@ -22,6 +22,7 @@ import subprocess
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -48,7 +49,7 @@ class DamagedResultsError(ValueError):
 
 
 class Configuration:
-    """What is to be measured: all that a row's key depends on. Two fields name its file."""
+    """What is to be measured. Its first two fields name its file, and all of them make its key."""
 
     experiment: str
     profile: str
@@ -61,12 +62,8 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """Hash of the full configuration: what identifies the row, and seeds a run.
-
-        Fields that are ``None`` are left out, so a new field that is ``None`` changes no old key.
-        """
-        applicable = {k: v for k, v in vars(self).items() if v is not None}
-        text = json.dumps(applicable, sort_keys=True)
+        """Hash of all fields that are not ``None``. It identifies the row, and seeds a run."""
+        text = json.dumps({k: v for k, v in vars(self).items() if v is not None}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -74,14 +71,18 @@ class Configuration:
 class Run(Configuration):
     """One training, with every hyper-parameter explicit; ``None`` is *not applicable*.
 
-    ``model`` is ``aot``, ``mlp`` or ``mha``; ``variant`` says which reading of the paper it trains.
-    ``N``: vocabulary, or classes of a classification, ``None`` for real labels; ``n``: context
-    length; ``T``: examples (for bigrams, the pairs of one epoch); ``d``, ``d_h``, ``H``, ``width``,
-    ``layers``: as on the notation page. ``context``: ``shared`` or ``random``. The rate goes from
-    ``lr * lr_start`` to ``lr * lr_end``; ``schedule`` names the protocol's curve and is part of the
-    key. ``products``: ``tf32`` where a GPU may compute them so. ``table``: the number of the table
-    of next tokens, or of the set of examples, that all seeds share, if they do. ``last_batch``:
-    ``short`` if an epoch's last batch holds what is left; otherwise the next epoch fills it up.
+    ====================  ==========================================================================
+    ``model``             ``aot``, ``mlp`` or ``mha``; ``variant`` is the reading of the paper
+    ``N``                 vocabulary, or classes; ``None`` for real labels
+    ``T``                 examples; for bigrams, the pairs of one epoch
+    ``context``           ``shared`` or ``random``
+    ``lr``                the rate goes from ``lr * lr_start`` to ``lr * lr_end``
+    ``products``          ``tf32`` where a GPU may compute them so
+    ``table``             number of the data that all seeds share, if they do
+    ``last_batch``        ``short`` if an epoch's last batch holds what is left
+    ====================  ==========================================================================
+
+    The other sizes are as on the notation page.
     """
 
     experiment: str
@@ -114,16 +115,13 @@ class Run(Configuration):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured.
+    """What a run measured: an accuracy and a loss, or the step ``diverged`` and neither.
 
-    ``tf32``: whether reduced-precision products were allowed. If the training records them:
-    ``curve``, accuracy on all associations after every epoch; ``best_step``, the step after which
-    the weights that count were reached; and of attention heads, at 32 equally spaced steps,
-    ``saturated``, the share of pairs of an example and a head that is saturated on it, and
-    ``served``, the share of examples that some head is not saturated on; ``serving``, at the end,
-    the share of examples with 0, 1, ..., H such heads. Shares are rounded to four places.
-    ``diverged``: the step after which the loss was first seen not finite; there is then neither an
-    accuracy nor a loss. Otherwise there is a loss.
+    ``curve``: accuracy on all associations after every epoch; ``best_step``: after which the
+    weights that count were reached. Of attention heads, at 32 equally spaced steps: ``saturated``,
+    the share of pairs of an example and a head that is saturated on it, and ``served``, the share
+    of examples that some head is not saturated on; ``serving``: at the end, the share of examples
+    with 0, 1, ..., H such heads. Shares are rounded to four places.
     """
 
     accuracy: float | None
@@ -152,12 +150,10 @@ class Outcome:
 class Check(Configuration):
     """A test of linear independence on the features of ``T`` examples, each of ``n`` tokens.
 
-    ``experiment``: such as ``assumptions-vision``; ``profile``: the tier that the data are of.
-    ``source``: the data; ``architecture``, ``map``, ``dtype``: where the features come from
-    (:mod:`attnmem.features`). ``vectors``: ``queries`` or ``relaxed``, of which ``samples`` random
-    subsets of ``size`` are tested; ``contexts``, of which each is tested for rank ``size``;
-    ``positions``, one table of them; or ``labels``: as many draws of random labels for ``size``
-    examples, which a read-out of the next attention layer is trained to meet.
+    ``profile`` is the tier of the data. ``vectors``: ``queries`` or ``relaxed``, of which
+    ``samples`` random subsets of ``size`` are tested; ``contexts``, of which each is tested for
+    rank ``size``; ``positions``, one table of them; or ``labels``: as many draws of random labels
+    for ``size`` examples, which a read-out of the next attention layer is trained to meet.
     """
 
     experiment: str
@@ -179,8 +175,7 @@ class Check(Configuration):
 class Finding:
     """What a test found: ``dependent`` of the samples have a rank below their size.
 
-    Ranks were computed for ``ranked`` of the samples and lie from ``least_rank`` to ``most_rank``.
-    Of labels, the number that was met takes the place of the rank.
+    Ranks were computed for ``ranked`` samples. Of labels, the number that was met is the rank.
     """
 
     dependent: int
@@ -197,10 +192,9 @@ class Finding:
 class Fitting(Configuration):
     """One layer with one output, fitted to uniform labels of ``T`` examples, in float64.
 
-    ``optimizer``: ``lm``, ``lbfgs`` or ``adam``; ``coordinates``: ``raw``, or ``balanced``
-    (:class:`attnmem.attention.coordinates.Coordinates`). ``context``: ``own`` or ``shared``.
-    ``steps``: the most that are made. Of Adam, ``batch`` (None for all examples), and the rate as
-    for :class:`Run`, with a linear rise and a cosine.
+    ``optimizer``: ``lm``, ``lbfgs`` or ``adam``; ``coordinates``: ``raw`` or ``balanced``;
+    ``context``: ``own`` or ``shared``; ``steps``: the most that are made. Of Adam, ``batch``
+    (None for all examples), and the rate as for :class:`Run`.
     """
 
     experiment: str
@@ -225,9 +219,8 @@ class Fitting(Configuration):
 class Fitted:
     """Where a fit ended after ``made`` steps, and why: ``met``, ``stuck`` or ``steps``.
 
-    ``error`` is the largest error, ``rms`` their root mean square, both in units of the largest
-    label. ``damping`` is the last one of Levenberg-Marquardt. The others are described at
-    :class:`attnmem.fitting.Limits`.
+    ``error`` is the largest error, ``rms`` their root mean square, in units of the largest label;
+    ``damping`` is the last of Levenberg-Marquardt; the others: :class:`attnmem.fitting.Limits`.
     """
 
     error: float
@@ -246,12 +239,7 @@ class Fitted:
 
 
 class RowSchema:
-    """The columns of one kind of row: for each its type, and whether it may be missing.
-
-    Args:
-        config: The class of the configurations.
-        result: The class of what is measured.
-    """
+    """The columns of one kind of row: for each its type, and whether it may be missing."""
 
     def __init__(self, config: type[Configuration], result: type) -> None:
         self.config, self.result = config, result
@@ -274,15 +262,7 @@ BOOLEANS = {"True": True, "False": False}
 
 
 def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
-    """Rows of an experiment: those shipped with the library and those measured here since.
-
-    Args:
-        experiment: The name of the experiment, which is that of its folder.
-        profile: ``paper``, ``quick`` or a tier of features; the name of the file.
-        recompute: Whether only rows in the folder for new rows count.
-
-    Returns:
-        Configuration and result by the configuration's key; empty if there are none.
+    """Rows by key, those shipped and those measured here since; with ``recompute`` these only.
 
     Raises:
         ValueError: With ``recompute``, if new rows would go among the shipped ones.
@@ -302,14 +282,8 @@ def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str
 def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     """All rows of a file by key, in its order; none if there is no file.
 
-    Args:
-        path: ``<root>/<experiment>/<profile>.csv``. Line ends and byte-order mark may be those of
-            another system.
-        locked: Whether this process holds the file's lock. Otherwise a file that seems damaged is
-            read again under the lock, since another process may be writing a row.
-
-    Returns:
-        Configuration and result by the configuration's key.
+    Line ends and byte-order mark may be those of another system. Unless this process holds the lock
+    (``locked``), a file that seems damaged is read again under it: a row may be half written.
 
     Raises:
         DamagedResultsError: On the first line that :func:`append` did not write so.
@@ -336,7 +310,7 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             rows[config.key] = config, result
     except ValueError as error:
         if not locked:
-            with contextlib.suppress(OSError), _lock(path):
+            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
                 return read(path, locked=True)
         if isinstance(error, UnicodeDecodeError):
             number, error = data[: error.start].count(b"\n") + 1, ValueError("not UTF-8 text")
@@ -388,9 +362,8 @@ def _parse(line: str, schema: RowSchema) -> Row:
 def append(rows: Iterable[Row], root: Path | None = None) -> int:
     """Append rows to their files and flush them to disk; rows that are there already stay.
 
-    Every row is one write of one line to a file opened for appending, and a new file is renamed
-    into its place. So a killed process leaves whole lines only. One process writes at a time: it
-    holds a lock on the file ``<profile>.lock``.
+    Every row is one write of one line, and a new file is renamed into its place, so a killed
+    process leaves whole lines only. A writer holds a lock on the file ``<profile>.lock``.
 
     Args:
         rows: Configurations, each with its result.
@@ -405,38 +378,36 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
         OSError: A row cannot be written, as on a full disk; nothing of it is left in its file.
     """
     by_file: dict[Path, list[Row]] = {}
-    for row in rows:
-        by_file.setdefault(_path(row[0], root), []).append(row)
-    return sum(_append(path, group) for path, group in by_file.items())
-
-
-def _path(config: Configuration, root: Path | None) -> Path:
-    return (root or writable_root()) / config.experiment / f"{config.profile}.csv"
-
-
-def _append(path: Path, group: list[Row]) -> int:
-    schema = SCHEMAS[type(group[0][0])]
-    for row in group:
-        if (type(row[0]), type(row[1])) != (schema.config, schema.result):
-            expected = f"{schema.config.__name__} with {schema.result.__name__}"
-            refuse("rows", f"{row}", f"{expected}, as the others of {path}")
-    with _lock(path):
-        have = read(path, locked=True)
-        new: dict[str, Row] = {}
-        for config, result in group:
-            if config.key not in have:
-                new.setdefault(config.key, (config, result))
-        lines = [_line(*row, schema) for row in new.values()]
-        if path.exists():
-            header = path.read_bytes().decode("utf-8-sig").split("\n")[0].removesuffix("\r")
-            if header != ",".join(schema.columns):
-                raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
-        else:
-            scratch = path.with_suffix(".new")
-            _write(scratch, [",".join(schema.columns) + "\n"], "wb")
-            os.replace(scratch, path)
-        _write(path, lines, "ab")
-    return len(lines)
+    for config, result in rows:
+        folder = (root or writable_root()) / config.experiment
+        by_file.setdefault(folder / f"{config.profile}.csv", []).append((config, result))
+    added = 0
+    for path, group in by_file.items():
+        schema = SCHEMAS[type(group[0][0])]
+        header = ",".join(schema.columns)
+        for row in group:
+            if (type(row[0]), type(row[1])) != (schema.config, schema.result):
+                expected = f"{schema.config.__name__} with {schema.result.__name__}"
+                refuse("rows", f"{row}", f"{expected}, as the others of {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            have = read(path, locked=True)
+            new: dict[str, Row] = {}
+            for row in group:
+                if row[0].key not in have:
+                    new.setdefault(row[0].key, row)
+            lines = [_line(*row, schema) for row in new.values()]
+            added += len(lines)
+            if path.exists():
+                if path.read_text("utf-8-sig").partition("\n")[0] != header:
+                    raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
+                _write(path, lines)
+            else:
+                scratch = path.with_suffix(".new")
+                scratch.unlink(missing_ok=True)
+                _write(scratch, [header + "\n", *lines])
+                os.replace(scratch, path)
+    return added
 
 
 def _line(config: Configuration, result: Any, schema: RowSchema) -> str:
@@ -462,9 +433,9 @@ def _line(config: Configuration, result: Any, schema: RowSchema) -> str:
     return f"{line.getvalue()[:-1]},{checksum:08x}\n"
 
 
-def _write(path: Path, lines: list[str], mode: str) -> None:
+def _write(path: Path, lines: list[str]) -> None:
     """Write each line whole; a full disk would take a part of it."""
-    with open(path, mode, buffering=0) as file:
+    with open(path, "ab", buffering=0) as file:
         for line in lines:
             end, text = os.fstat(file.fileno()).st_size, line.encode()
             try:
@@ -476,21 +447,18 @@ def _write(path: Path, lines: list[str], mode: str) -> None:
         os.fsync(file.fileno())
 
 
-def _lock(path: Path) -> contextlib.AbstractContextManager:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_suffix(".lock")).acquire(poll_interval=0.01)
-
-
 def check_writable(config: Configuration, root: Path | None = None) -> None:
     """Accept a configuration whose row could be stored, before it is measured, or raise OSError.
 
-    Warns once a process if the row will not name a commit.
+    Warns if the row will not name a commit.
     """
-    path = _path(config, root)
-    with _lock(path), open(path, "ab") if path.exists() else contextlib.nullcontext():
+    path = (root or writable_root()) / config.experiment / f"{config.profile}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")), open(path, "ab") if path.exists() else nullcontext():
         pass
     if commit() == UNKNOWN:
-        _warn_of_rows_without_commit()
+        said = "git tells none of this copy, and ATTNMEM_COMMIT is not set"
+        warnings.warn(f"rows will name no commit: {said}", stacklevel=2)
 
 
 # --- where rows go, and which code made them ------------------------------------------------------
@@ -517,18 +485,11 @@ def writable_root() -> Path:
 
 
 @functools.cache
-def _warn_of_rows_without_commit() -> None:
-    said = "rows will name no commit: git tells none of this copy, and ATTNMEM_COMMIT is not set"
-    warnings.warn(said, stacklevel=3)
-
-
-@functools.cache
 def commit(package: Path = PACKAGE) -> str:
     """The commit that the code comes from, ``+`` if it has been changed since.
 
-    ``ATTNMEM_COMMIT`` names it; otherwise git does, if the checkout is the top of a repository
-    which has the library in this place; otherwise it is ``unknown``. Asked once a process, since
-    that is when the code was read.
+    ``ATTNMEM_COMMIT`` names it; otherwise git, if this is a checkout; otherwise it is ``unknown``.
+    It is asked once a process, since that is when the code was read.
     """
     if named := os.environ.get("ATTNMEM_COMMIT", "").strip():
         return named

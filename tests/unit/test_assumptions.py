@@ -11,7 +11,7 @@ from PIL import Image
 from attnmem import __main__, experiments, features
 from attnmem.features import Seen, corpora, pretrained
 from attnmem.independence import numerical_rank
-from attnmem.studies import STUDIES, assumptions, cases
+from attnmem.studies import STUDIES, assumptions
 from attnmem.studies.study import ALL
 
 NAME = "assumptions-vision"
@@ -56,7 +56,7 @@ def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch)
     deeper = assumptions.CASES[NAME]["deeper"]._replace(
         T=80,
         batches=lambda: corpora.digits()[0][:80].split(50),
-        trained=cases._random(("vit", pretrained.DIGITS_VIT)),
+        trained=assumptions._random(("vit", pretrained.DIGITS_VIT)),
         samples=(20, 20),
         sizes=(8,),
         depth=2,
@@ -91,7 +91,7 @@ def test_labels_are_met_where_the_features_allow_it(rank):
 
 def tiny(kind):
     if kind == "vit":  # 17 tokens of an image of the published size
-        return kind, cases.TINY_SIZES | {"image_size": 224, "patch_size": 56}
+        return kind, assumptions.TINY_SIZES | {"image_size": 224, "patch_size": 56}
     return kind, pretrained.language_sizes(kind, length=20, d=24, layers=2)
 
 
@@ -115,13 +115,13 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
     name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
     if kind == "vit":
-        tiers = cases._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
+        tiers = assumptions._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
     else:
         train = pretrained.library_bert
-        tiers = cases._language(
+        tiers = assumptions._language(
             kind, source, hub, f"{kind}-tiny", (20, 24), (5, 23), train, least=0.0
         )
-    random = cases._random(tiny(kind))
+    random = assumptions._random(tiny(kind))
     case = tiers["published"]._replace(T=40, samples=(50, 20), random=random)
     monkeypatch.setitem(assumptions.CASES[name], "published", case)
     assert experiments.run(name, "published") == len(assumptions.checks(name, "published"))
@@ -190,7 +190,7 @@ def test_no_rows_come_from_a_model_that_did_not_learn():
     def fails(folder, seed):
         return 0.5
 
-    encoder = cases._trained_here(fails, least=0.97)
+    encoder = assumptions._trained_here(fails, least=0.97)
     with pytest.raises(ValueError, match=r"^fails: got 0.5000 on data held out; expected at least"):
         encoder(dtype=torch.float32, device="cpu")
 

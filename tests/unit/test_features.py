@@ -17,7 +17,7 @@ from torch import nn
 from attnmem import features
 from attnmem.features import corpora, pretrained
 from attnmem.independence import certified_rank, numerical_rank
-from attnmem.studies.cases import TINY_VIT as VIT
+from attnmem.studies.assumptions import TINY_VIT as VIT
 
 TINY = {"vit": VIT} | {
     kind: (kind, pretrained.language_sizes(kind, length=64, d=24, layers=1))

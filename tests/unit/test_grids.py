@@ -8,8 +8,8 @@ import torch
 
 from attnmem import __main__ as cli
 from attnmem import experiments, training
-from attnmem.studies import STUDIES, dana, registry
-from attnmem.studies.trainings import grid
+from attnmem.studies import EXPERIMENTS, PUBLISHED, STUDIES, dana
+from attnmem.studies.study import grid
 
 
 def of(name, profile="paper"):
@@ -252,7 +252,7 @@ def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatc
     cells = dana._bigrams(grid(d=[2, 3], H=[1]), model="bag", **dana.QUICK)
     entry = dana._experiment("bag", "sums of embeddings", paper=cells, quick=cells, curves="d")
     monkeypatch.setitem(training.FAMILIES, "bag", family)
-    for table in (registry.EXPERIMENTS, registry.PUBLISHED, STUDIES):
+    for table in (EXPERIMENTS, PUBLISHED, STUDIES):
         monkeypatch.setitem(table, entry.name, entry)
     assert experiments.run("dana-bag", "quick", "cpu") == 4
     table, profile = experiments.stored("dana-bag", "quick", curves="d")

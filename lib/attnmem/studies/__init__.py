@@ -1,10 +1,55 @@
-"""What is measured: the studies, how they are run, and how their rows are read.
+"""What is measured: every study by name, and the plain list of an experiment's runs.
 
-:mod:`attnmem.studies.study` says what a study is, and each kind has a file. Grids stand in
-``dana`` and ``mahdavi``; ``registry`` holds every study by name, ``run`` measures what is missing,
-and ``tables`` reads the rows.
+:mod:`attnmem.studies.study` says what a study is, and each kind has a file. Grids stand in ``dana``
+and ``mahdavi``, ``run`` measures what is missing, and ``tables`` reads the rows. Profile ``paper``
+is the published protocol, every run of it; ``quick`` is the same code on a grid that two processor
+cores finish within a minute: a smoke test, never a result.
 """
 
-from .registry import STUDIES, study
+from __future__ import annotations
 
-__all__ = ["STUDIES", "study"]
+from collections.abc import Mapping
+from typing import Any
+
+from ..store import Run
+from . import dana, mahdavi
+from .assumptions import TESTS
+from .fits import FITS
+from .searches import SEARCHES
+from .study import Experiment, Named, Selection, Study
+
+MAHDAVI, DANA = (Named({one.name: one for one in paper.PUBLISHED}) for paper in (mahdavi, dana))
+PUBLISHED: dict[str, Experiment] = Named(MAHDAVI | DANA)
+OURS: dict[str, Experiment] = Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
+EXPERIMENTS: dict[str, Experiment] = Named(PUBLISHED | OURS)
+STUDIES: dict[str, Study] = Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+
+
+def runs(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
+
+    Args:
+        name: A key of ``EXPERIMENTS``.
+        profile: ``paper`` or ``quick``.
+        seeds: The first so many of them; by default as many as the paper has.
+        variant: How the paper is read; by default as it was published.
+        where: Only the cells with these values, such as ``{"d": 10}``.
+
+    Returns:
+        The runs, cell by cell.
+
+    Raises:
+        ValueError: The experiment does not have what an argument asks for; the message names it.
+
+    Example:
+        >>> len(runs("dana-exp1", "paper"))
+        385
+    """
+    return EXPERIMENTS[name].configs(profile, Selection(seeds, variant, where))

@@ -1,36 +1,229 @@
 """Mahdavi et al.'s assumptions on the features of real models: which tests, and what they found.
 
-:func:`checks` lists the tests of a study at a tier (:mod:`attnmem.studies.cases`), each of which
-becomes a row.
+:func:`checks` lists the tests of a study at a tier, each of which becomes a row. The tiers:
+``published``, the paper's models and data, which need a hub; ``shipped``, random models of the same
+size on what lies on every machine; ``trained``, small models that are trained here first;
+``deeper``, every layer of the small models; ``quick``, a tiny model, a smoke test.
 """
 
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from typing_extensions import override
 
 from .. import features, store
 from ..checks import refuse
-from ..features import Seen
+from ..features import Encoder, Seen, corpora, pretrained, random_encoder, trained_encoder
 from ..independence import numerical_rank, sampled_independence
 from ..store import Check, Finding, Row
-from .cases import CASES, SEED, Case
-from .study import Study, Unit, origin
+from .study import ALL, Named, Selection, Study, Unit, origin
 
+SEED = 0
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
 HEADS = 4  # of the attention layer that reads the features for them
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
+
+
+DEPTH = 4  # of the small models
+
+
+class Case(NamedTuple):
+    """One architecture and its data: ``T`` examples of ``n`` tokens of dimension ``d``.
+
+    ``random`` and ``trained`` take ``dtype`` and ``device``. ``samples``: subsets that a test of
+    size up to ``n`` draws, and that general position draws, where each costs a hundred times more:
+    300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
+    the queries of the maps in ``curves``; a random attention layer is looked at only if it is
+    among them. ``positions``: whether the position table is tested. ``depth``: blocks looked at.
+    ``labels``: numbers of examples whose random labels a read-out is trained to meet.
+    """
+
+    source: str
+    architecture: str
+    T: int
+    n: int
+    d: int
+    batches: Callable[[], Iterable[corpora.Inputs]]
+    random: Callable[..., Encoder]
+    trained: Callable[..., Encoder] | None = None
+    samples: tuple[int, int] = (5000, 300)
+    sizes: tuple[int, ...] = ()
+    curves: tuple[str, ...] = ("random attention",)
+    positions: bool = False
+    depth: int = 1
+    labels: tuple[int, ...] = ()
+
+    @property
+    def maps(self) -> list[str]:
+        """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
+        layers = range(self.depth + 1)
+        attention = [name for name in self.curves if name == "random attention"]
+        trained = [f"trained L{at}" for at in layers] * bool(self.trained)
+        return [f"random L{at}" for at in layers] + attention + trained
+
+
+def _random(architecture: str | tuple[str, dict]) -> Callable[..., Encoder]:
+    return functools.partial(random_encoder, architecture, seed=SEED)
+
+
+def _trained_here(train: Callable[..., float], least: float) -> Callable[..., Encoder]:
+    return lambda **options: trained_encoder(_made(train, least), **options)
+
+
+@functools.cache
+def _made(train: Callable[..., float], least: float) -> str:
+    """The folder of a model that is trained here, once a process; refused below ``least``."""
+    folder = tempfile.mkdtemp(prefix="attnmem-")
+    reached = train(folder, seed=SEED)
+    if reached < least:
+        refuse(train.__name__, f"{reached:.4f} on data held out", f"at least {least}")
+    return folder
+
+
+TINY_SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
+TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
+WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
+
+
+def _deeper(trained: Case) -> Case:
+    """Every layer of a small model, and what the next attention layer can memorize from it."""
+    n, d = trained.n, trained.d
+    layers = range(DEPTH + 1)
+    return trained._replace(
+        samples=(5000, 300),
+        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != n),
+        curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in layers),
+        positions=False,
+        depth=DEPTH,
+        labels=(d, 3 * d // 2, 2 * d, 5 * d // 2),
+    )
+
+
+FULL, QUICK = (5000, 5000), (200, 100)  # samples, if the features are small
+
+
+def _vision(
+    source: str, hub: str, architecture: str, shape: tuple[int, int], sizes: tuple[int, ...]
+) -> dict[str, Case]:
+    """The tiers of a ViT of ``shape`` tokens and dimensions, whose trained weights a hub has."""
+    published = Case(
+        *(source, architecture, 1973, *shape),
+        lambda: corpora.published_images(source, 2000),
+        _random(architecture),
+        functools.partial(trained_encoder, hub),
+        samples=FULL,
+        sizes=sizes,
+    )
+    shipped = Case(
+        *("photographs", architecture, 2000, *shape),
+        lambda: corpora.photograph_crops(2000, seed=SEED),
+        _random(architecture),
+        sizes=sizes,
+    )
+    trained = Case(
+        *("digits", "vit-digits", 1797, 17, 64),
+        lambda: corpora.digits()[0].split(256),
+        _random(("vit", pretrained.DIGITS_VIT)),
+        _trained_here(pretrained.digits_vit, least=0.97),
+        samples=FULL,
+        sizes=tuple(range(20, 64, 4)),
+    )
+    quick = Case(
+        *("photographs", "vit-tiny", 60, 17, 24),
+        lambda: corpora.photograph_crops(60, size=32, seed=SEED),
+        _random(TINY_VIT),
+        samples=QUICK,
+        sizes=(10, 20),
+    )
+    return _tiers(published, shipped, trained, quick)
+
+
+def _language(
+    kind: str,
+    source: str,
+    hub: str,
+    architecture: str,
+    shape: tuple[int, int],
+    sizes: tuple[int, ...],
+    train: Callable[..., float],
+    least: float,
+) -> dict[str, Case]:
+    """The tiers of a BERT or a GPT-2; ``train`` makes the small one, refused below ``least``."""
+    n, pairs = shape[0], kind == "bert"
+    read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
+    tiny = kind, pretrained.language_sizes(kind, length=20, d=24, layers=1)
+    first = {"curves": ("random L1",), "positions": True}
+    both = {"curves": ("random L1", "trained L1"), "positions": True, "samples": FULL}
+    published = Case(
+        *(source, architecture, 2000, *shape),
+        lambda: corpora.published_texts(source, hub, 2000, length=n, batch=4, pairs=pairs),
+        _random(architecture),
+        functools.partial(trained_encoder, hub),
+        sizes=sizes,
+        **both,
+    )
+    shipped = Case(
+        *("library", architecture, 2000, *shape),
+        lambda: read(2000, length=n, batch=4),
+        _random(architecture),
+        sizes=sizes,
+        **first,
+    )
+    trained = Case(
+        *("library", f"{kind}-library", 2000, 64, 96),
+        lambda: read(2000, length=64, batch=100),
+        _random((kind, pretrained.LIBRARY[kind])),
+        _trained_here(train, least),
+        sizes=(*range(8, 64, 8), 72, 80, 88, 95),
+        **both,
+    )
+    quick = Case(
+        *("library", f"{kind}-tiny", 60, 20, 24),
+        lambda: read(60, length=20),
+        _random(tiny),
+        samples=QUICK,
+        sizes=(10, 15, 23),
+        **first,
+    )
+    return _tiers(published, shipped, trained, quick)
+
+
+def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[str, Case]:
+    tiers = {"published": published, "shipped": shipped, "trained": trained}
+    return tiers | {"deeper": _deeper(trained), "quick": quick}
+
+
+CASES: dict[str, dict[str, Case]] = Named(
+    {
+        "assumptions-bert": _language(
+            *("bert", WIKIPEDIA, "bert-large-uncased", "bert-large", (512, 1024)),
+            sizes=(*range(25, 401, 25), 800, 1023),
+            train=pretrained.library_bert,
+            least=0.4,
+        ),
+        "assumptions-gpt2": _language(
+            *("gpt2", WIKIPEDIA, "gpt2-large", "gpt2-large", (1024, 1280)),
+            sizes=(25, 50, 100, 200, 400, 600, 800, 1152),
+            train=pretrained.library_gpt2,
+            least=0.5,
+        ),
+        "assumptions-vision": _vision(
+            *("imagenet-1k", "google/vit-base-patch16-224-in21k", "vit-base", (197, 768)),
+            sizes=(*range(25, 401, 25), 500, 600, 700),
+        ),
+    }
+)
 
 
 class AssumptionTests(Study):
@@ -46,24 +239,23 @@ class AssumptionTests(Study):
     default_profile = "shipped"
     profiles = (*TIERS, "deeper", "quick")
 
-    @override
     def perform(self, unit: Unit, device: str) -> list[Row]:
+        store.commit()
         rows = []
         for check in unit:
             seen = collect(self.name, check.profile, check.dtype, device)
             rows.append((check, perform(seen[check.map], check)))
         return rows
 
-    @override
     def say(self, rows: Sequence[Row]) -> str:
         check, finding = rows[-1]
         what = f"{check.map}, {check.dtype}: {check.vectors}, size {check.size}"
         return f"{check.experiment}, {what}, {finding.dependent} of {check.samples} dependent"
 
-    def _listed(self, profile: str) -> list[Check]:
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Check]:
+        super().configs(profile, selection)
         return checks(self.name, profile)
 
-    @override
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         table = super().table(rows)
         tests = [_test(row) for row in table.itertuples()]
@@ -80,8 +272,6 @@ TESTS = {name: AssumptionTests(name, "mahdavi", what) for name, what in TABLES.i
 
 
 def _case(name: str, tier: str) -> Case:
-    if name not in CASES:
-        refuse("name", repr(name), f"one of {', '.join(CASES)}")
     if tier not in CASES[name]:
         refuse("tier", repr(tier), f"one of {', '.join(CASES[name])} for {name}")
     return CASES[name][tier]
@@ -181,12 +371,6 @@ def coverage(name: str) -> pd.DataFrame:
 def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
     """The features of each map that the tests of a tier look at.
 
-    Args:
-        name: A key of ``CASES``.
-        tier: One of its tiers.
-        dtype: ``float32`` or ``float64``.
-        device: Where they are computed.
-
     Raises:
         ValueError: There is no such case or precision, or the data have another number of examples.
         ConnectionError: The tier needs a hub that cannot be reached.
@@ -202,7 +386,8 @@ def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
     trained = case.trained(**options) if case.trained else None
-    maps = features.feature_maps(random, trained, seed=SEED if case.attention else None)
+    seed = SEED if "random attention" in case.maps else None
+    maps = features.feature_maps(random, trained, seed=seed)
     heads = HEADS if case.labels else 0
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
         seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
@@ -239,13 +424,6 @@ def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " sample
 
     A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
     full-batch Adam at a rate of 0.03 for ``STEPS`` steps.
-
-    Args:
-        read: What the read-out sees of each example, at least ``size`` rows.
-        check: The test, which has the size, the number of draws and their seed.
-
-    Returns:
-        Numbers from 0 to ``size``, one for each draw.
     """
     x = read[: check.size]
     x = (x - x.mean(dim=0)) / x.std()

@@ -19,10 +19,10 @@ from ..checks import Range, checked, refuse
 from ..store import Run
 from ..training.devices import device_settings
 from ..training.models import architecture
-from .registry import EXPERIMENTS
+from . import EXPERIMENTS
 from .searches import SEARCHES
+from .study import diverged
 from .tables import rows
-from .trainings import diverged
 
 PRECISION = 1e-8  # real labels that are met more closely count as met to this
 COUNTS = ("parameters", "layer_parameters", "dimension")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .. import training
-from .trainings import Cells, Experiment, grid
+from .study import Cells, Experiment, grid
 
 
 def _bigrams(

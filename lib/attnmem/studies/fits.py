@@ -18,16 +18,15 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import override
 
-from .. import bounds, fitting
+from .. import bounds, fitting, store
 from ..attention.coordinates import Coordinates
 from ..attention.tangents import ScalarHeads
 from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
-from .study import PROFILES, Study, Unit, origin
+from .study import ALL, PROFILES, Selection, Study, Unit, origin
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
@@ -177,21 +176,20 @@ class FitStudy(Study):
     kind = "fits of one layer"
     config = Fitting
 
-    @override
     def perform(self, unit: Unit, device: str) -> list[Row]:
+        store.commit()
         return [(fit, _fitted(fit)) for fit in unit]
 
-    @override
     def say(self, rows: Sequence[Row]) -> str:
         fit, result = rows[-1]
         shape = f"{fit.context} H={fit.H} n={fit.n} d={fit.d} d_h={fit.d_h} T={fit.T}"
         ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
         return f"{fit.optimizer}, {fit.coordinates}, {shape}, seed {fit.seed}: {ends}"
 
-    def _listed(self, profile: str) -> list[Fitting]:
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
+        super().configs(profile, selection)
         return [*fittings(profile)]
 
-    @override
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         table = super().table(rows)
         shapes = [Shape(*sizes) for sizes in table[[*Shape._fields]].itertuples(False, None)]

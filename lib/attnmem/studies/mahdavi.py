@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .trainings import Cells, Experiment, grid
+from .study import Cells, Experiment, grid
 
 HEADS = CONTEXTS = (1, 5, 10, 20, 30, 40, 50, 60)
 

@@ -16,15 +16,13 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
-from typing_extensions import override
 
 from .. import store, training
 from ..checks import check_integer, refuse
 from ..store import Row, Rows
 from ..training.devices import STREAMS
-from .registry import STUDIES, study
-from .study import ALL, Place, Selection, Unit
-from .trainings import CHECKPOINTS
+from . import STUDIES
+from .study import ALL, CHECKPOINTS, Place, Selection, Unit
 
 
 class Job(NamedTuple):
@@ -103,7 +101,7 @@ def run(
         ValueError: The study does not have what an argument asks for; the message names it.
     """
     selection = Selection(seeds, variant, where, tf32)
-    job = Job(name, profile or study(name).default_profile, selection)
+    job = Job(name, profile or STUDIES[name].default_profile, selection)
     return run_jobs([job], device, executor, **options)
 
 
@@ -118,6 +116,9 @@ def run_jobs(
     report: Callable[[Progress], None] | None = None,
 ) -> int:
     """Measure what is missing of several studies, one queue for all.
+
+    After an error in a unit, or if its rows cannot be stored, no other unit begins. The error is
+    raised when the rows of the units in flight are stored; so is an interrupt.
 
     Args:
         jobs: What to measure, the first first.
@@ -136,7 +137,7 @@ def run_jobs(
     """
     pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
     for job in jobs:  # all are checked before anything is measured
-        study(job.name).configs(job.profile, job.selection)
+        STUDIES[job.name].configs(job.profile, job.selection)
     device = choose_device(device, here=isinstance(executor, pools))
     if limit_minutes is not None and not 0 < limit_minutes < math.inf:
         refuse("limit_minutes", limit_minutes, "a number above 0")
@@ -154,15 +155,43 @@ def run_jobs(
     units = None
     if all(STUDIES[job.name].units_known for job in jobs):
         units = len([*iter(queue(jobs, rows, place).__next__, None)])
-    in_time = (unit if monotonic() < ends else None for unit in queue(jobs, rows, place))
-    added = 0
-    for done, unit in enumerate(measured(in_time, device, executor, at_once), start=1):
-        added += unit.added
-        for config, result in unit.rows:
-            rows[config.experiment, config.profile][config.key] = config, result
-        if report:
-            said = STUDIES[unit.name].say(unit.rows)
-            report(Progress(done, units, added, monotonic() - start, said))
+    waiting = queue(jobs, rows, place)
+    executor = executor or InlineExecutor()
+    in_flight: dict[Future, str] = {}
+    error: BaseException | None = None
+    done = added = 0
+    try:
+        while True:
+            while error is None and len(in_flight) < at_once and monotonic() < ends:
+                if (given := next(waiting)) is None:
+                    break
+                name, unit = given
+                store.check_writable(unit[0])
+                in_flight[executor.submit(STUDIES[name].perform, unit, device)] = name
+            if not in_flight:
+                break
+            finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
+            for future in finished:
+                name = in_flight.pop(future)
+                try:
+                    measured, new = _stored(future)
+                except BaseException as wrong:
+                    error = error or wrong
+                    continue
+                done += 1
+                added += new
+                for config, result in measured:
+                    rows[config.experiment, config.profile][config.key] = config, result
+                if report:
+                    said = STUDIES[name].say(measured)
+                    report(Progress(done, units, added, monotonic() - start, said))
+    finally:
+        begun = [future for future in in_flight if not future.cancel()]
+        for future in futures.as_completed(begun):
+            if not future.exception():
+                _stored(future)
+    if error:
+        raise error
     return added
 
 
@@ -181,16 +210,13 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     return ThreadPoolExecutor(workers)
 
 
-# --- the queue ------------------------------------------------------------------------------------
-
-
 def queue(
     jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: Place
 ) -> Iterator[tuple[str, Unit] | None]:
     """Units to measure, each with the name of its study; None whenever there is none now.
 
-    ``rows`` holds the rows of each study and profile by key. They may grow between two units, and
-    decide what comes next. What has been given out in one unit is left out of the others.
+    Rows may grow between two units, and decide what comes next. What has been given out in one unit
+    is left out of the others.
     """
     started: set[str] = set()
     while True:
@@ -205,61 +231,6 @@ def queue(
             yield None
 
 
-class FinishedUnit(NamedTuple):
-    """The rows of one unit, and how many of them are new to the store."""
-
-    name: str
-    rows: list[Row]
-    added: int
-
-
-def measured(
-    units: Iterator[tuple[str, Unit] | None],
-    device: str,
-    executor: Executor | None = None,
-    at_once: int | float = 1,
-) -> Iterator[FinishedUnit]:
-    """Give out units, at most ``at_once`` of them, append their rows as they come, and yield them.
-
-    After an error in a unit, or if its rows cannot be stored, nothing more is given out. The
-    error is raised when the rows of the units in flight have been yielded. If the caller stops, or
-    is interrupted, the rows of the units in flight are stored before this ends.
-    """
-    executor = executor or InlineExecutor()
-    in_flight: dict[Future, str] = {}
-    error: BaseException | None = None
-    try:
-        while True:
-            while error is None and len(in_flight) < at_once and (given := next(units)):
-                name, unit = given
-                store.check_writable(unit[0])
-                in_flight[executor.submit(perform, name, unit, device)] = name
-            if not in_flight:
-                break
-            finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
-            for future in finished:
-                name = in_flight.pop(future)
-                try:
-                    rows, added = _stored(future)
-                except BaseException as wrong:
-                    error = error or wrong
-                    continue
-                yield FinishedUnit(name, rows, added)
-    finally:
-        begun = [future for future in in_flight if not future.cancel()]
-        for future in futures.as_completed(begun):
-            if not future.exception():
-                _stored(future)
-    if error:
-        raise error
-
-
-def perform(name: str, unit: Unit, device: str) -> list[Row]:
-    """Measure one unit of a study, in any process: one row for each configuration."""
-    store.commit()  # before a long measurement, during which the checkout may change
-    return STUDIES[name].perform(unit, device)
-
-
 def _stored(future: Future) -> tuple[list[Row], int]:
     """The rows of a unit that has ended, when they are stored, and how many of them are new."""
     rows = future.result()
@@ -271,7 +242,6 @@ def _stored(future: Future) -> tuple[list[Row], int]:
 class InlineExecutor(Executor):
     """Does what it is given at once, in this process."""
 
-    @override
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
         future: Future = Future()
         try:

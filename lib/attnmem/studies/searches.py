@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from typing_extensions import override
 
 from .. import store, training
-from ..checks import refuse
 from ..store import Outcome, Row, Rows, Run
 from . import mahdavi
-from .study import HERE, Done, Place, Selection, Unit
-from .trainings import Cells, Trainings, name_of
+from .study import HERE, Cells, Done, Named, Place, Selection, Trainings, Unit, name_of
 
 
 class Bracket(NamedTuple):
@@ -48,18 +45,15 @@ class Search(Trainings):
     kind = "a search"
     units_known = False
 
-    @override
     def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Run]:
         self.configs(profile, selection)
         return [run for cell in self.cells[profile] for run in self.bracket(profile, cell, rows)[1]]
 
-    @override
     def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
         self.configs(profile, selection)
         cells = self.cells[profile]
         return Done(sum(not self.bracket(profile, cell, rows)[1] for cell in cells), len(cells))
 
-    @override
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
     ) -> Iterator[Unit]:
@@ -95,7 +89,6 @@ class Search(Trainings):
             best, bisect(memorizes, training.FAMILIES[run.model].guaranteed(run), most).failed
         ), needed
 
-    @override
     def say(self, rows: Sequence[Row]) -> str:
         run, _ = rows[0]
         verb = "memorized" if any(_all_right(outcome) for _, outcome in rows) else "not memorized"
@@ -154,7 +147,7 @@ _SEARCHES = (
         restarts={"paper": 4, "quick": 2},
     ),
 )
-SEARCHES = {search.name: search for search in _SEARCHES}
+SEARCHES: dict[str, Search] = Named({search.name: search for search in _SEARCHES})
 
 
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
@@ -216,8 +209,6 @@ def found(name: str, profile: str) -> pd.DataFrame:
     Raises:
         ValueError: An argument is unknown; the message names it.
     """
-    if name not in SEARCHES:
-        refuse("name", repr(name), f"one of {', '.join(SEARCHES)}")
     search, lines = SEARCHES[name], []
     search.configs(profile)
     rows = store.known(name, profile)

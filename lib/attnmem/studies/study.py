@@ -2,28 +2,34 @@
 
 A *study* is a figure, a table or a question of ours. A *unit* is what is measured at once and takes
 minutes to hours; each of its configurations becomes a *row* of the store. There are four kinds:
-trainings of a grid (:mod:`attnmem.studies.trainings`), searches for the largest set that is
-memorized (:mod:`attnmem.studies.searches`), tests of assumptions on features
+trainings of a grid (:class:`Experiment`), searches for the largest set that is memorized
+(:mod:`attnmem.studies.searches`), tests of assumptions on features
 (:mod:`attnmem.studies.assumptions`), and fits of one layer (:mod:`attnmem.studies.fits`).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any, NamedTuple, NoReturn
 
 import pandas as pd
 import torch
 
-from .. import store
-from ..checks import refuse
+from .. import store, training
+from ..checks import check_integer, refuse
 from ..reporting import papers
-from ..store import SCHEMAS, Configuration, Row, Rows, Run
+from ..store import SCHEMAS, Configuration, Outcome, Row, Rows, Run
 from ..training.devices import device_name
 
 PROFILES = ("paper", "quick")
+CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
+SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
 Unit = list[Any]  # configurations that are measured at once, one row each
+Cells = list[dict[str, Any]]
 
 
 class Selection(NamedTuple):
@@ -45,10 +51,8 @@ class Selection(NamedTuple):
 class Place(NamedTuple):
     """Where units are measured, which decides how large they are and which come first.
 
-    Attributes:
-        device: Such as ``cpu`` or ``cuda``.
-        workers: How many units share the device's memory.
-        limited: Whether the time is limited: the cheapest curves and first seeds come first.
+    ``workers`` share the device's memory. If the time is ``limited``, the cheapest curves and first
+    seeds come first.
     """
 
     device: str = "cpu"
@@ -61,6 +65,13 @@ class Done(NamedTuple):
 
     have: int
     of: int
+
+
+class Named(dict):
+    """Studies by name; a name that is not among them is refused."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        refuse("name", repr(name), f"one of {', '.join(self)}")
 
 
 ALL, HERE = Selection(), Place()
@@ -103,7 +114,7 @@ class Study:
         for field, value in selection._asdict().items():
             if value is not None and value is not False:
                 refuse(field, repr(value), f"nothing, since {self.name} is {self.kind}")
-        return self._listed(profile)
+        return []
 
     def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Any]:
         """The configurations that could be measured now and have no row."""
@@ -116,16 +127,16 @@ class Study:
 
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
-    ) -> Iterator[Unit]:
+    ) -> Iterable[Unit]:
         """What is missing, in units. Rows may grow between two of them."""
-        yield from self._group(self.missing(profile, selection, rows), rows, place)
+        return [[one] for one in self.missing(profile, selection, rows)]
 
     def curve_of(self, config: Any) -> Any:
         """The value of the field ``curves``, or None if the study has one curve."""
         return getattr(config, self.curves) if self.curves else None
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
-        """Measure a unit: one row for each configuration."""
+        """Measure a unit, in any process: one row for each configuration."""
         raise NotImplementedError
 
     def say(self, rows: Sequence[Row]) -> str:
@@ -135,12 +146,6 @@ class Study:
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         """Rows with a column for each field of the store, and those that this kind adds."""
         return as_table(rows, self.config)
-
-    def _listed(self, profile: str) -> list[Any]:
-        return []
-
-    def _group(self, configs: list[Any], rows: Rows, place: Place) -> list[Unit]:
-        return [[one] for one in configs]
 
 
 def origin(seconds: float, device: torch.device) -> dict[str, Any]:
@@ -157,3 +162,126 @@ def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataF
     """
     values = [vars(config) | vars(result) for config, result in rows]
     return pd.DataFrame(values, columns=[*SCHEMAS[config].types])
+
+
+# --- trainings ------------------------------------------------------------------------------------
+
+
+def grid(**axes: Iterable[Any]) -> Cells:
+    """Every combination of the values of some fields.
+
+    Example:
+        >>> grid(d=[3, 5], H=[1])
+        [{'d': 3, 'H': 1}, {'d': 5, 'H': 1}]
+    """
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+
+
+class Trainings(Study):
+    """A study whose units are trainings, which are checkpointed until their rows are stored."""
+
+    def perform(self, unit: Unit, device: str) -> list[Row]:
+        store.commit()  # asked now, since the checkout may change before the end
+        checkpoints = store.writable_root() / CHECKPOINTS
+        outcomes = training.train(unit, device=device, checkpoints=checkpoints)
+        return list(zip(unit, outcomes, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment(Trainings):
+    """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
+
+    Attributes:
+        cells: For each profile, all fields of a :class:`~attnmem.store.Run` of each cell.
+        seeds: For each profile, how many seeds each cell is trained with.
+        variants: The readings of the paper that it is run in, first the one that was published.
+        curves: The field that tells the curves of the figure apart; none if there is one curve.
+    """
+
+    cells: dict[str, Cells]
+    seeds: dict[str, int]
+    variants: tuple[str, ...] = ("code",)
+    curves: str | None = None
+
+    kind = "trainings"
+
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
+        seeds, variant, where, tf32 = selection
+        if profile not in self.profiles:
+            refuse("profile", repr(profile), f"one of {', '.join(self.profiles)}")
+        if seeds is not None:
+            check_integer("seeds", seeds)
+        if variant not in (None, *self.variants):
+            refuse("variant", repr(variant), f"one of {', '.join(self.variants)} for {self.name}")
+        cells = every = self.cells[profile]
+        for field, value in (where or {}).items():
+            if field not in every[0]:
+                numbers = [f for f, x in every[0].items() if isinstance(x, (int, float))]
+                refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
+            known = dict.fromkeys(cell[field] for cell in every)
+            if value not in known:
+                values = f"{field} among {', '.join(map(str, known))} for {self.name}"
+                refuse("where", f"{field} = {value}", values)
+            cells = [cell for cell in cells if cell[field] == value]
+        if not cells:
+            refuse("where", where, f"values that stand together in the grid of {self.name}")
+        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
+        return [
+            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
+            for cell in cells
+            for seed in range(seeds or self.seeds[profile])
+        ]
+
+    def units(
+        self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
+    ) -> Iterator[Unit]:
+        runs = [run for run in self.configs(profile, selection) if run.key not in rows]
+        device, workers, limited = place
+        parts = [runs]
+        if limited:
+            costs = self._costs(runs, rows)
+            runs.sort(key=lambda run: costs[self.curve_of(run)])
+            # On a GPU a step of all seeds takes hardly longer than a step of one.
+            if not device.startswith("cuda"):
+                parts = [[r for r in runs if not r.seed], [r for r in runs if r.seed]]
+        for part in parts:
+            yield from training.stacks(part, device, workers=workers)
+
+    def _costs(self, runs: list[Run], rows: Rows) -> dict[Any, tuple[float, int]]:
+        """Of each curve the mean time of its rows; then the size of its largest training."""
+        seconds: dict[Any, list[float]] = {}
+        for run, outcome in rows.values():
+            seconds.setdefault(self.curve_of(run), []).append(outcome.wall_s)
+        sizes: dict[Any, int] = {}
+        for run in runs:
+            size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
+            curve = self.curve_of(run)
+            sizes[curve] = max(size, sizes.get(curve, 0))
+        return {c: (mean(seconds.get(c, [math.inf])), size) for c, size in sizes.items()}
+
+    def say(self, rows: Sequence[Row]) -> str:
+        lost = sum(diverged(outcome) for _, outcome in rows)
+        name = name_of([run for run, _ in rows])
+        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
+
+
+def name_of(runs: Sequence[Run]) -> str:
+    """Trainings of one experiment in a few words: its name, their variant, their sizes.
+
+    Example:
+        >>> from attnmem.studies import runs
+        >>> name_of(runs("dana-exp2", "quick", variant="paper"))
+        'dana-exp2, paper d=4 d_h=1 to 4 H=5 n=2 T=2048'
+    """
+    run = runs[0]
+    words = [run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"]
+    for field in SIZES:
+        if sizes := {size for each in runs if (size := getattr(each, field)) is not None}:
+            ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
+            words.append(f"{field}={ends}")
+    return " ".join(words)
+
+
+def diverged(outcome: Outcome) -> bool:
+    """Whether a training was lost to numbers that are not finite."""
+    return outcome.diverged is not None

@@ -14,9 +14,8 @@ from .. import store, training
 from ..checks import refuse
 from ..reporting import papers
 from ..store import Row, Run
-from .registry import DANA, EXPERIMENTS, runs, study
-from .study import PROFILES, Selection, as_table
-from .trainings import SIZES
+from . import DANA, EXPERIMENTS, STUDIES, runs
+from .study import PROFILES, SIZES, Selection, as_table
 
 
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
@@ -34,8 +33,8 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
         ValueError: There is no such study or profile, or no folder for new rows alone.
         DamagedResultsError: A file that cannot be trusted.
     """
-    if profile not in study(name).profiles:
-        refuse("profile", repr(profile), f"one of {', '.join(study(name).profiles)}")
+    if profile not in STUDIES[name].profiles:
+        refuse("profile", repr(profile), f"one of {', '.join(STUDIES[name].profiles)}")
     return store.known(name, profile, recompute=recompute)
 
 
@@ -55,7 +54,7 @@ def table(name: str, profile: str) -> pd.DataFrame:
         ValueError: There is no such study or profile; the message names it.
         DamagedResultsError: A file that cannot be trusted.
     """
-    return study(name).table(rows(name, profile).values())
+    return STUDIES[name].table(rows(name, profile).values())
 
 
 def missing(
@@ -69,17 +68,17 @@ def missing(
 ) -> list[Any]:
     """The configurations of a study that have no row; a training that diverged has one.
 
-    Arguments are as for :func:`rows` and :func:`attnmem.studies.registry.runs`.
+    Arguments are as for :func:`rows` and :func:`attnmem.studies.runs`.
     """
     have = rows(name, profile, recompute=recompute)
-    return study(name).missing(profile, Selection(seeds, variant, where), have)
+    return STUDIES[name].missing(profile, Selection(seeds, variant, where), have)
 
 
 def coverage(names: Iterable[str]) -> pd.DataFrame:
     """How many of the published runs of experiments the store has, and how many of the quick."""
     counts = {}
     for name in names:
-        counts[name] = {"source": study(name).source}
+        counts[name] = {"source": STUDIES[name].source}
         for profile, title in (("paper", "published"), ("quick", "quick")):
             wanted = len(runs(name, profile))
             counts[name][f"{title} runs"] = wanted
@@ -108,19 +107,19 @@ def stored(
         name: An experiment.
         profile: ``paper`` or ``quick``.
         seeds: The first so many of them.
-        variant: As for :func:`attnmem.studies.registry.runs`.
+        variant: As for :func:`attnmem.studies.runs`.
         curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
             without a hole is then enough, and only such curves are returned, with the seeds that
             have every cell of the curve.
 
     Returns:
-        The table, with rows of the runs that :func:`attnmem.studies.registry.runs` lists only, and
+        The table, with rows of the runs that :func:`attnmem.studies.runs` lists only, and
         the profile that it is of.
 
     Raises:
         ValueError: The store has rows of neither profile.
     """
-    experiment = study(name, EXPERIMENTS)
+    experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
         refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
     found: dict[str, tuple[list[Row], bool]] = {}  # and whether they have no hole
@@ -280,7 +279,7 @@ def beside_published(name: str) -> pd.DataFrame:
         77
     """
     axes = ["N", "d", "d_h", "H", "width"]
-    paper = papers()[study(name, DANA).paper]
+    paper = papers()[DANA[name].paper]
     grid = {run.key: run for run in runs(name, "paper")}
     [model] = {run.model for run in grid.values()}
     points = published(f"{paper.key}-{paper.year}")
@@ -308,7 +307,7 @@ def repeat(
     Args:
         name: An experiment.
         profile: ``paper`` or ``quick``.
-        variant: As for :func:`attnmem.studies.registry.runs`.
+        variant: As for :func:`attnmem.studies.runs`.
         where: Likewise.
         epochs: Train only so many, and compare curves.
 
