@@ -51,10 +51,6 @@ def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
     of weights per output that matter when all contexts are one constant. Some set with more
     examples satisfies the assumptions of Theorem 1 and cannot be memorized.
 
-    Example:
-        >>> relu_capacity(width=10, dim=64)
-        661
-
     Source: Mahdavi et al. 2024, Proposition 3.
     """
     return (width * (dim + outputs + 1) + outputs) // outputs
@@ -220,10 +216,6 @@ def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
     contributes its logits, a matrix of shape ``(d, d)`` and rank at most ``r``, and its values.
     Beyond so many examples almost all real labels are out of reach. Contexts have at least two
     tokens. The count also holds for a shared context of more than ``d`` tokens.
-
-    Example:
-        >>> own_context_ceiling(heads=4, head_dim=64, dim=64)
-        16640
     """
     r = min(head_dim, dim)
     return heads * (r * (2 * dim - r) + dim)
@@ -243,10 +235,6 @@ def shared_context_ceiling(
     Args:
         embedded: Count for the model that Mahdavi et al. train, whose query embedding has a bias.
             It adds :math:`\\min(d, H r)`, for the point where all logits vanish.
-
-    Example:
-        >>> shared_context_ceiling(heads=4, context=32, head_dim=32, dim=64)
-        8061
     """
     differences = context - 1
     r = min(head_dim, differences)
@@ -306,10 +294,6 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     The count is the sum of :func:`group_rank` over the best groups, for contexts of at least two
     tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
     :func:`own_context_ceiling`.
-
-    Example:
-        >>> own_context_floor(heads=4, head_dim=64, dim=64)
-        12160
     """
     sizes = dim, dim, min(head_dim, dim)
     return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes))
@@ -351,11 +335,6 @@ def sequences_ceiling(
         vocab: Number of tokens ``N`` that the sequences use.
         last_tokens: Number of last tokens ``L`` that the sequences use; by default ``N``.
         trained: Whether embeddings and positions are trained, not fixed.
-
-    Example:
-        >>> sizes = {"heads": 4, "head_dim": 10, "dim": 10, "vocab": 50, "length": 2}
-        >>> sequences_ceiling(**sizes), sequences_ceiling(**sizes, trained=True)
-        (450, 860)
     """
 
     def count(a: int, b: int) -> int:
@@ -474,10 +453,6 @@ def aot_dimension(
         shared_maps: Whether all heads share one map to ``d_h`` and one back.
         position_in_skip: Whether positions are in the residual stream, or in the attention's input
             only.
-
-    Example:
-        >>> aot_dimension(heads=4, head_dim=2, dim=10, vocab=50)
-        1188
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
@@ -538,12 +513,9 @@ def mha_dimension(
     bias = C if embedded else k if shared else 0
     if n == 1:
         return C if shared else k * (d + C - k) + bias
-    if shared:
-        r = min(head_dim, n - 1)
-        head = r * (n - 1 + d - r) + n - 1
-    else:
-        r = min(head_dim, d)
-        head = r * (2 * d - r) + d
+    keys = n - 1 if shared else d
+    r = min(head_dim, keys)
+    head = r * (keys + d - r) + keys
     total = H * (head - 1) + k * (H + C - k) + bias
     if embedded:
         total += min(d, H * r)
@@ -607,10 +579,6 @@ def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
     the accuracy alone. The bits are :math:`T \log_2 N` if every answer is right, and zero if no
     more are right than by guessing.
 
-    Example:
-        >>> round(accuracy_to_bits(1.0, vocab=50, total=522))
-        2946
-
     Source: Cover and Thomas, Elements of Information Theory, chapter 2.
     """
     p = np.maximum(accuracy, 1 / vocab)
@@ -642,10 +610,6 @@ def error_to_bits(error, total: int):
     is what a code saves for labels that are normal around the outputs (Shannon's lower bound of the
     rate). It is zero from ``D = 0.0585`` on, and infinite at ``D = 0``. A model that always answers
     1/2 has ``D = 1/12``.
-
-    Example:
-        >>> round(error_to_bits(1e-4, total=10_000))
-        45968
 
     Source: Cover and Thomas, Elements of Information Theory, chapter 10.
     """

@@ -33,11 +33,6 @@ class Paper(NamedTuple):
     year: int
     title: str
 
-    @property
-    def citation(self) -> str:
-        """Its key in the bibliography, such as ``dana2025``."""
-        return f"{self.key}{self.year}"
-
     def source(self, what: str) -> str:
         """Where something stands in it, such as ``Dana et al. 2025, Exp. 1``."""
         return f"{self.authors} {self.year}, {what}"

@@ -48,9 +48,7 @@ LAWS = {
     "pure square": _polynomial(2),
     "pure cube": _polynomial(3),
     "power": Law(
-        ("factor", "exponent"),
-        lambda x, a, p: a * x**p,
-        scan=lambda x: np.linspace(-10, 10, 201),
+        ("factor", "exponent"), lambda x, a, p: a * x**p, scan=lambda x: np.linspace(-10, 10, 201)
     ),
     "saturating": Law(  # with a half at a million times the largest x it is a line
         ("limit", "half"),
@@ -89,20 +87,12 @@ def _linear(columns: Array, y: Array) -> Array:
 
 
 class Fit(NamedTuple):
-    """A law fitted by least squares.
+    """A law fitted by least squares."""
 
-    Attributes:
-        law: Its name in ``LAWS``.
-        coefficients: The fitted coefficients by name.
-        r2: Share of the variance around the mean that the law explains; NaN if there is none.
-        aicc: Akaike's criterion, which compares laws on the same points; less is better.
-        points: Number of points.
-    """
-
-    law: str
+    law: str  # its name in LAWS
     coefficients: dict[str, float]
-    r2: float
-    aicc: float
+    r2: float  # the share of the variance around the mean that it explains; NaN if there is none
+    aicc: float  # Akaike's criterion, which compares laws on the same points; less is better
     points: int
 
     def __call__(self, x: ArrayLike) -> Array:
@@ -174,12 +164,7 @@ def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
 
 
 def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
-    """The quadratic term of a fitted quadratic at the largest ``x``, negative if it bends down.
-
-    Example:
-        >>> round(quadratic_term([1.0, 3.0, 7.0, 13.0], [0.0, 1.0, 2.0, 3.0]), 6)
-        9.0
-    """
+    """The quadratic term of a fitted quadratic at the largest ``x``, negative if it bends down."""
     return fit("quadratic", x, y).coefficients["x^2"] * float(np.max(x)) ** 2
 
 
@@ -300,12 +285,7 @@ def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -
 
 
 def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Fit | None:
-    """The line through the :func:`unsaturated` points, None if there are fewer than three.
-
-    Example:
-        >>> unsaturated_line([1, 2, 3, 4], [0.1, 0.2, 0.3, 1.0]).points
-        3
-    """
+    """The line through the :func:`unsaturated` points, None if there are fewer than three."""
     keep = unsaturated(x, y, ceiling)
     if keep.sum() < 3:
         return None

@@ -117,13 +117,8 @@ def _gaussian(R: int, S: int, N: int, d: int, d_h: int, H: int, seed: int) -> Ao
     return AoTWeights(*drawn)
 
 
-def _most_right(
-    runs: _Runs, tasks: Int[Tensor, " R"], steps: int, rate: float
-) -> Int[Tensor, " R"]:
-    """The largest number of right answers of each run, until a run of its task has all right.
-
-    Runs with the same number in ``tasks`` train for the same task.
-    """
+def _most_right(runs: _Runs, tasks: Tensor, steps: int, rate: float) -> Int[Tensor, " R"]:
+    """The most right answers of each run, until one with its number in ``tasks`` has all right."""
     training, best = torch.arange(len(tasks), device=tasks.device), torch.zeros_like(tasks)
     for step in range(steps):
         if step % EVERY == 0:
