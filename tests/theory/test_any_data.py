@@ -8,8 +8,7 @@ import torch
 
 from attnmem import fitting
 from attnmem.attention import aot, mha
-from attnmem.attention.coordinates import balancing_map
-from attnmem.attention.tangents import ScalarHeads
+from attnmem.attention.tangents import ScalarHeads, balancing_map
 from attnmem.constructions import (
     dana,
     impossible,

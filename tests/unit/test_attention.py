@@ -15,7 +15,7 @@ from attnmem.attention import (
     mha,
     mha_attention,
     mha_features,
-    tables,
+    products,
 )
 from attnmem.attention.products import add_heads
 
@@ -98,7 +98,7 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
 
 
-@pytest.mark.parametrize("rows", [tables.take_rows, tables._Rows.apply])
+@pytest.mark.parametrize("rows", [products.take_rows, products._Rows.apply])
 def test_a_look_up_and_its_gradient_go_token_by_token(rows):
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
@@ -193,13 +193,15 @@ def test_transforms_of_torch_go_through_aot(length):
 def test_transforms_of_torch_go_through_the_look_up_of_a_gpu():
     table, chosen = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(5, (2, 7))
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        ours, torchs = (transform(f)(table, chosen) for f in (tables._Rows.apply, tables.take_rows))
+        ours, torchs = (
+            transform(f)(table, chosen) for f in (products._Rows.apply, products.take_rows)
+        )
         assert torch.equal(ours, torchs)
     many = torch.stack([table, -table])
-    ours = torch.vmap(tables._Rows.apply, (0, None))(many, chosen)
-    assert torch.equal(ours[1], tables.take_rows(-table, chosen))
+    ours = torch.vmap(products._Rows.apply, (0, None))(many, chosen)
+    assert torch.equal(ours[1], products.take_rows(-table, chosen))
     table.requires_grad_()
-    assert torch.autograd.gradgradcheck(tables._Rows.apply, (table, chosen))
+    assert torch.autograd.gradgradcheck(products._Rows.apply, (table, chosen))
 
 
 def test_mha_equals_torchs_multihead_attention():

@@ -8,8 +8,13 @@ import torch
 
 from attnmem import bounds, fitting
 from attnmem.attention import mha, mha_attention
-from attnmem.attention.coordinates import Coordinates, balancing_map
-from attnmem.attention.tangents import ScalarHeads, scalar_outputs, tangents
+from attnmem.attention.tangents import (
+    Coordinates,
+    ScalarHeads,
+    balancing_map,
+    scalar_outputs,
+    tangents,
+)
 
 H, N, D, D_H, T = 2, 3, 5, 4, 11
 

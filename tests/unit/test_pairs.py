@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from attnmem import experiments, training
 from attnmem.attention import pairs
-from attnmem.attention.losses import cross_entropy_vjp
+from attnmem.attention.embedded import cross_entropy_vjp
 from attnmem.attention.pairs import after_pairs, attend_to_one, attend_to_two
 from attnmem.training.models import aot_logits_of_pairs, aot_losses
 

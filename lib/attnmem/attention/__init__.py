@@ -1,10 +1,9 @@
 """The two papers' attention layers, and the orders of multiplication in which they are computed.
 
 ``layers`` holds the layers, their weights and what they refuse;
-``products`` the products, softmaxes and sums that layers and training share;
+``products`` the products, softmaxes, sums and look-ups that layers and training share;
 ``pairs`` and ``embedded`` the losses that are trained, with their gradients written out;
-``losses`` and ``tables`` what these share; ``tangents`` the derivative of a layer with one output;
-``coordinates`` linear changes of its data.
+``tangents`` the derivative of a layer with one output, and linear changes of its data.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """
@@ -20,8 +19,7 @@ from .layers import (
     mha_attention,
     mha_features,
 )
-from .products import attend, attention_weights
-from .tables import look_up
+from .products import attend, attention_weights, look_up
 
 __all__ = [
     "AoTWeights",

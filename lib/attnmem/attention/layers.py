@@ -22,10 +22,10 @@ from .products import (
     attend,
     attention_weights,
     head_values,
+    look_up,
     product_first,
     token_axes,
 )
-from .tables import look_up
 
 
 class MHAWeights(NamedTuple):

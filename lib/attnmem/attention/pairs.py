@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
-from .tables import add_columns, take_columns
+from .products import add_rows
 
 Vjp = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -41,6 +41,27 @@ class _WrittenOut(torch.autograd.Function):
         return None, *ctx.vjp(g)
 
 
+# --- tables whose entries are columns -------------------------------------------------------------
+
+
+def take_columns(
+    table: Num[Tensor, "*runs d N"], chosen: Int[Tensor, "*runs m"]
+) -> Num[Tensor, "*runs d m"]:
+    """The columns of each run's table that its integers choose."""
+    return table.gather(-1, chosen[..., None, :].expand(*table.shape[:-1], -1))
+
+
+def add_columns(
+    columns: Float[Tensor, "R d m"], chosen: Int[Tensor, "R m"], N: int
+) -> Float[Tensor, "R d N"]:
+    """The gradient of :func:`take_columns`."""
+    if columns.is_cuda:  # scatter_add adds in any order there
+        return add_rows(columns.mT, chosen, N).mT
+    R, d, _ = columns.shape
+    sums = columns.new_zeros(R, d, N)
+    return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns)
+
+
 # --- the sum over heads ---------------------------------------------------------------------------
 
 
@@ -52,35 +73,35 @@ def heads_vjp(
 ) -> tuple[Float[Tensor, "R d_o B"], Vjp]:
     """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
 
-    Both ways have the same products; the one that is taken has less to write and read between.
+    Many heads take ``H x d^2`` matrices: the logits are ``A vec(q delta^T)``, and nothing has size
+    ``H d B``. Few take :func:`_few_heads`: the same products, but less to write and read between.
     """
-    (H, d), d_o = A.shape[1:3], M.shape[2]
-    return (_many_heads if d + d_o < 2 * H else _few_heads)(A, M, q, delta)
-
-
-def _many_heads(A, M, q, delta):
-    """By ``H x d^2`` matrices: ``A vec(q delta^T)`` are the logits; nothing has size ``H d B``."""
-    R, d_o, d, B = len(M), *M.shape[2:], q.shape[-1]
+    (R, H, d_o, d), B = M.shape, q.shape[-1]
+    if d + d_o >= 2 * H:
+        return _few_heads(A, M, q, delta)
     outer = _outer(q, delta)
     alpha = torch.bmm(A.flatten(2), outer).sigmoid_()
     mixed = torch.bmm(M.flatten(2).mT, alpha).view(R, d_o, d, B)  # sum_h sigma_h M_h
 
-    def vjp(g):
+    def vjp(g):  # the sum is mixed delta, so the gradient at mixed is g delta^T
         g_mixed = _outer(g, delta)
         g_logits = _sigmoid_vjp_(torch.bmm(M.flatten(2), g_mixed), alpha)
         g_outer = torch.bmm(A.flatten(2).mT, g_logits).view(R, d, d, B)
         g_A = torch.bmm(g_logits, outer.mT).view_as(A)
         g_M = torch.bmm(alpha, g_mixed.mT).view_as(M)
         g_q = (g_outer * delta[:, None]).sum(dim=2)
-        g_delta = (mixed * g.unsqueeze(2)).sum(dim=1)  # of M_h delta, then of the logits
-        g_delta += g_outer.mul_(q.unsqueeze(2)).sum(dim=1)
+        g_delta = (mixed * g.unsqueeze(2)).sum(dim=1)  # through M_h delta
+        g_delta += g_outer.mul_(q.unsqueeze(2)).sum(dim=1)  # through the logits
         return g_A, g_M, g_q, g_delta
 
     return (mixed * delta[:, None]).sum(dim=2), vjp
 
 
 def _few_heads(A, M, q, delta):
-    """By keys ``A_h^T q`` and mixtures ``sigma_h delta`` of every head, of size ``H d B``."""
+    """By keys ``A_h^T q`` and mixtures ``sigma_h delta`` of every head, of size ``H d B``.
+
+    The logits are ``keys . delta``, the sum is ``M_h mixture_h``.
+    """
     R, H, d, B = *A.shape[:3], q.shape[-1]
     asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)  # of all heads at once
     keys = torch.bmm(asks, q).view(R, H, d, B)
@@ -91,7 +112,7 @@ def _few_heads(A, M, q, delta):
         g_mixtures = torch.bmm(moves.mT, g).view_as(keys)
         g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
         g_logits = _sigmoid_vjp_(g_alpha, alpha)
-        g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)
+        g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)  # both ways
         g_keys = (g_logits * delta[:, None]).flatten(1, 2)
         g_A = torch.bmm(q, g_keys.mT).view(R, d, H, d).transpose(1, 2)
         g_M = torch.bmm(g, mixtures.mT).view(R, -1, H, d).transpose(1, 2)
@@ -133,7 +154,7 @@ def after_pairs(
 
 def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, Vjp]:
     """:func:`after_pairs`: what belongs to single tokens is computed once for the vocabulary."""
-    A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]
+    A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]  # numbers: (R, H, d, d), (R, H, d_o, d)
     alone = M.sum(dim=1)
     (first, second), (a, b) = inputs.mT.unbind(dim=1), tokens.unbind(dim=-1)
     looked_up = torch.cat([second, torch.baddbmm(stream.mT, alone, second)], dim=1)
@@ -144,10 +165,10 @@ def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor,
     def vjp(g):
         g = g.contiguous()
         g_A, g_M, g_q, g_delta = of_heads(g)
-        g_first = add_columns(g_delta, a, N)
+        g_first = add_columns(g_delta, a, N)  # delta is the first less the second
         g_looked_up = add_columns(torch.cat([g_q.sub_(g_delta), g], dim=1), b, N)
         g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=1)
-        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]  # of alone
+        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]  # through alone, the sum of all M
         g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
         g_second = torch.baddbmm(g_second, alone.mT, g_stream)
         return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None

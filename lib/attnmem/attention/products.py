@@ -1,4 +1,4 @@
-"""The products of an attention layer in their cheapest orders, which layers and training share.
+"""Products of an attention layer in their cheapest orders, and look-ups in tables of embeddings.
 
 All functions take leading run axes, as :mod:`attnmem.attention.layers` describes them; ``allruns``
 stands for the run axes of weights and data, broadcast against each other. Costs are counted in
@@ -7,8 +7,10 @@ multiplications of numbers.
 
 from __future__ import annotations
 
+import math
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
@@ -53,8 +55,7 @@ def attention_weights(
 ) -> Float[Tensor, "*allruns B H n"]:
     """The softmax over the tokens of ``E W_K W_Q^T e``, multiplied in the cheapest order.
 
-    All orders give the same numbers but for rounding; the cost is counted per head. None of them
-    forms the keys of every example.
+    All orders give the same numbers but for rounding; the cost is counted per head.
     """
     tokens = token_axes(context, query)
     (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
@@ -63,7 +64,7 @@ def attention_weights(
         "head product first": d * d * d_h + B * (d * d + n * d),
     }
     if tokens == SHARED:
-        orders["shared keys first"] = min(_chain_costs(n, d, d_h, d)) + B * n * d
+        orders["shared keys first"] = min(d * d_h * d + n * d * d, 2 * n * d * d_h) + B * n * d
     # Examples or heads stay last in the softmax: on a CPU it is several times slower along a last
     # axis of fewer than 16 entries.
     match min(orders, key=orders.__getitem__):
@@ -108,15 +109,9 @@ def head_values(
 # --- sums over heads ------------------------------------------------------------------------------
 
 
-def _chain_costs(B: int, a: int, b: int, c: int) -> tuple[int, int]:
-    """Multiplications with the product of the two matrices first, and with one after the other."""
-    return a * b * c + B * a * c, B * b * (a + c)
-
-
 def product_first(B: int, a: int, b: int, c: int) -> bool:
     """Whether ``B`` vectors pass matrices ``(a, b)`` and ``(b, c)`` cheaper by their product."""
-    product, each = _chain_costs(B, a, b, c)
-    return product < each
+    return a * b * c + B * a * c < B * b * (a + c)
 
 
 def add_heads(
@@ -131,3 +126,73 @@ def add_heads(
         return torch.einsum("...bhd,...hdo->...bo", z, product)
     values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
     return torch.einsum("...bhk,...hok->...bo", values, W_O)
+
+
+# --- tables of embeddings -------------------------------------------------------------------------
+
+
+def look_up(
+    embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
+) -> Float[Tensor, "*allruns B S d"]:
+    """The embedding of every token, each run from its own table.
+
+    Gradients repeat bit for bit, on a GPU too. Nothing waits for the host, so that a step may be
+    captured.
+
+    Args:
+        embedding: One row for every token of the vocabulary.
+        tokens: Integers in ``[0, N)``, one sequence a row.
+
+    Returns:
+        The rows that the tokens choose.
+    """
+    runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
+    N, d = embedding.shape[-2:]
+    table = embedding.expand(*runs, N, d).reshape(math.prod(runs), N, d)
+    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2)
+    chosen = chosen.reshape(len(table), chosen.shape[-1])
+    rows = _Rows.apply if table.is_cuda else take_rows
+    return rows(table, chosen).view(*runs, *tokens.shape[-2:], d)
+
+
+def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
+    """The rows of each run's table that its integers choose."""
+    # The tables are put one below the other. F.embedding's gradient might wait for the host.
+    first = table.shape[1] * torch.arange(len(chosen), device=chosen.device)
+    rows = table.flatten(0, 1).index_select(0, (chosen + first[:, None]).flatten())
+    return rows.view(*chosen.shape, table.shape[-1])
+
+
+def add_rows(
+    rows: Float[Tensor, "R m d"], chosen: Int[Tensor, "R m"], N: int
+) -> Float[Tensor, "R N d"]:
+    """The gradient of :func:`take_rows`, as one product: on a GPU torch's own adds in any order."""
+    vocabulary = torch.arange(N, device=rows.device)
+    return (chosen[:, None] == vocabulary[:, None]).to(rows.dtype) @ rows
+
+
+class _Rows(torch.autograd.Function):
+    """:func:`take_rows` with :func:`add_rows`, for a GPU; transforms of ``torch.func`` know it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(table, chosen):
+        return take_rows(table, chosen)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        table, chosen = inputs
+        ctx.save_for_backward(chosen)
+        ctx.save_for_forward(chosen)
+        ctx.N = table.shape[-2]
+
+    @staticmethod
+    def backward(ctx, g):
+        [chosen] = ctx.saved_tensors
+        return add_rows(g, chosen, ctx.N), None
+
+    @staticmethod
+    def jvp(ctx, table, _):
+        [chosen] = ctx.saved_tensors
+        return take_rows(table, chosen)

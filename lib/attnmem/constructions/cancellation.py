@@ -21,8 +21,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..attention import MHAWeights, mha
-from ..attention.coordinates import Coordinates, balancing_map
-from ..attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
+from ..attention.tangents import (
+    Coordinates,
+    ScalarHeads,
+    Tangents,
+    balancing_map,
+    scalar_outputs,
+    solved,
+    tangents,
+)
 from ..bounds import best_groups, group_rank
 from ..checks import Seed, checked, refuse
 from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit

@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import bounds, fitting, store
-from ..attention.coordinates import Coordinates
-from ..attention.tangents import ScalarHeads
+from ..attention.tangents import Coordinates, ScalarHeads
 from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from .. import tasks
-from ..attention.tables import take_columns
+from ..attention.pairs import take_columns
 from ..store import Run
 
 

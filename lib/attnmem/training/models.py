@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import bounds
 from ..attention import EmbeddedWeights, embedded_losses, look_up
-from ..attention.losses import cross_entropy_vjp
+from ..attention.embedded import cross_entropy_vjp
 from ..attention.pairs import after_pairs, after_pairs_vjp, attend_to_one, attend_to_two
 from ..attention.products import OWN, attention_weights, head_values, token_axes
 from ..store import Run
