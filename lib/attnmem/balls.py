@@ -1,8 +1,7 @@
 """Real numbers as balls: a midpoint, and a radius that provably covers every rounding error.
 
-This is a thin layer over python-flint's ``arb``. Floating-point tensors enter
-exactly, since every float is a rational number. From there on each operation widens the ball as
-needed.
+This is a thin layer over python-flint's ``arb``. Floating-point tensors enter exactly, since every
+float is a rational number. From there on each operation widens the ball as needed.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ def enclosing(compute: Callable[[], BallMatrix]) -> Enclosure:
 
 
 def precisions(most_bits: int) -> Iterator[int]:
-    """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on.
-
-    Example:
-        >>> list(precisions(600))
-        [128, 256, 512]
-    """
+    """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on."""
     bits = FIRST_BITS
     while bits <= most_bits:
         yield bits
@@ -77,10 +71,7 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
 
 
 def largest(matrix: BallMatrix) -> float:
-    """An upper bound of the absolute values of all entries, rounded up to a float.
-
-    It is zero for an empty matrix, and infinite if an entry is not finite.
-    """
+    """The absolute values of all entries are at most this; infinity if one is not finite."""
     return max((above(abs(entry)) for entry in matrix.entries()), default=0.0)
 
 

@@ -2,7 +2,8 @@
 
 A computation in float64 shows that an output equals its label up to rounding errors, of which
 nothing is known. Here every operation, the softmax included, carries a bound of its error, so that
-the result is a theorem about the stored weights. It needs python-flint.
+the result is a theorem about the stored weights. Weights, of one layer, and data are finite and
+taken as exact. It needs python-flint.
 
 The layers are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 """
@@ -18,36 +19,21 @@ import scipy
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from . import balls
 from .attention import AoTWeights, MHAWeights, check_skip, mha_features
-from .balls import (
-    FIRST_BITS,
-    Ball,
-    BallMatrix,
-    Enclosure,
-    above,
-    below,
-    enclosing,
-    exact,
-    flint,
-    largest,
-    precision,
-    precisions,
-    softmax,
-)
+from .balls import Ball, BallMatrix, Enclosure, exact, flint, precision, precisions
 from .checks import Range, check_tokens, checked, refuse
 from .examples import Contexts, Sequences, check_data
 
-MostBits = Annotated[int, Range(FIRST_BITS)]
+MostBits = Annotated[int, Range(balls.FIRST_BITS)]
 
 
 class CertifiedMemorization(NamedTuple):
     """What is proven about stored weights and their labels.
 
     Attributes:
-        error: No output of the stored weights, computed without rounding, is further from its
-            label.
-        rank: The features have at least this rank. It is the number of examples if the proof
-            succeeded, and 0 if not.
+        error: No output of the stored weights, without rounding, is further from its label.
+        rank: The features have at least this rank: the number of examples, or 0 without a proof.
         shift: Some read-out gives every label exactly, and no entry of it is further than this from
             the stored one. Infinite without a proof.
         radius: Largest radius of the balls around the outputs of that read-out, each of which
@@ -63,12 +49,7 @@ class CertifiedMemorization(NamedTuple):
 
 
 def check_enclosed(weights, **data) -> None:
-    """Accept one layer without run axes, and data, all of them finite and not empty.
-
-    Args:
-        weights: A :class:`MHAWeights` or :class:`AoTWeights`.
-        **data: Contexts, queries, labels or sequences.
-    """
+    """Accept one layer without run axes, and data, all of them finite and not empty."""
     if weights.W_Q.ndim > 3:
         refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
     check_data(**{f"weights.{name}": W for name, W in weights._asdict().items()}, **data)
@@ -78,36 +59,22 @@ def check_enclosed(weights, **data) -> None:
 def enclosed_features(
     weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
-    """The features ``Z`` in ball arithmetic.
+    """The features ``Z`` in ball arithmetic, as a function from bits to a ``(T, H d)`` ``arb_mat``.
 
-    Weights and data are taken as exact. The balls contain the entries of
-    :func:`attnmem.attention.mha_features` as they would be without rounding.
-
-    Args:
-        weights: The weights of one layer, finite.
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-
-    Returns:
-        A function from bits to a ``flint.arb_mat`` of shape ``(T, H d)``.
+    The balls contain the entries of :func:`attnmem.attention.mha_features` without rounding.
     """
-    compute = _shared_features if contexts.ndim == 2 else _own_features
-    return enclosing(lambda: compute(weights, contexts, queries))
 
+    def features() -> BallMatrix:
+        e = exact(queries)
+        maps = [(exact(Q), exact(K)) for Q, K in zip(weights.W_Q, weights.W_K, strict=True)]
+        if contexts.ndim == 3:
+            products = [W_Q * W_K.transpose() for W_Q, W_K in maps]
+            return _attended(products, [exact(context) for context in contexts], e)
+        E = exact(contexts)
+        logits = [e * (W_Q * (E * W_K).transpose()) for W_Q, W_K in maps]
+        return _side_by_side([(_softmax_rows(rows) * E).tolist() for rows in logits])
 
-def _shared_features(weights: MHAWeights, context: Tensor, queries: Tensor) -> BallMatrix:
-    e, E = exact(queries), exact(context)
-    heads = []
-    for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True):
-        logits = e * (exact(W_Q) * (E * exact(W_K)).transpose())
-        heads.append((_softmax_rows(logits) * E).tolist())
-    return _side_by_side(heads)
-
-
-def _own_features(weights: MHAWeights, contexts: Tensor, queries: Tensor) -> BallMatrix:
-    maps = zip(weights.W_Q, weights.W_K, strict=True)
-    products = [exact(W_Q) * exact(W_K).transpose() for W_Q, W_K in maps]
-    return _attended(products, [exact(context) for context in contexts], exact(queries))
+    return balls.enclosing(features)
 
 
 def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix) -> BallMatrix:
@@ -125,7 +92,7 @@ def _side_by_side(blocks: list[list[list[Ball]]]) -> BallMatrix:
 
 
 def _softmax_rows(logits: BallMatrix) -> BallMatrix:
-    return flint().arb_mat([softmax(row) for row in logits.tolist()])
+    return flint().arb_mat([balls.softmax(row) for row in logits.tolist()])
 
 
 def _has_labels(weights, contexts, queries, labels, skip) -> None:
@@ -152,14 +119,6 @@ def certified_memorization(
     ``S`` is invertible, hence the rank, and encloses a correction after which every output is
     exactly its label. The precision doubles, up to ``most_bits``, until the solution is found.
 
-    Args:
-        weights: The weights of one layer, finite.
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One label a row.
-        skip: Whether the layer has a skip connection.
-        most_bits: The largest precision, at least 128 bits.
-
     Example:
         >>> import torch
         >>> from attnmem.constructions import memorize_mha
@@ -170,36 +129,30 @@ def certified_memorization(
 
     Source: Mahdavi et al. 2024, Theorem 1.
     """
-    enclosure = enclosed_features(weights, contexts, queries)
-    columns = _pivots(mha_features(weights, contexts.double(), queries.double()))
+    enclosure, H = enclosed_features(weights, contexts, queries), len(weights.W_V)
+    # The columns of a well-conditioned square part; too few if Z has too few.
+    rounded = mha_features(weights, contexts.double(), queries.double()).detach().cpu()
+    order = scipy.linalg.qr(rounded.nan_to_num().numpy(), mode="r", pivoting=True)[1]
+    columns = np.sort(order[: len(rounded)]).tolist()
     for bits in precisions(most_bits):
         with precision(bits):
             Z = enclosure(bits)
-            M = _stored_read_out(weights)
+            heads = zip(weights.W_V, weights.W_O.unflatten(0, (H, -1)), strict=True)
+            products = (exact(W_V) * exact(W_O) * exact(weights.W_D) for W_V, W_O in heads)
+            M = flint().arb_mat([row for product in products for row in product.tolist()])
             y = exact(labels) - exact(queries) * exact(weights.W_D) if skip else exact(labels)
             residual = y - Z * M
-            error = largest(residual)
+            error = balls.largest(residual)
             correction = _solved(Z, columns, residual)
             if correction is None:
                 continue
             outputs = Z * (M + correction)
-            radius = max(above(entry.rad()) for entry in outputs.entries())
+            radius = max(balls.above(entry.rad()) for entry in outputs.entries())
             if outputs.contains(y) and math.isfinite(radius):
-                return CertifiedMemorization(error, len(labels), largest(correction), radius, bits)
+                return CertifiedMemorization(
+                    error, len(labels), balls.largest(correction), radius, bits
+                )
     return CertifiedMemorization(error, 0, math.inf, math.inf, bits)
-
-
-def _pivots(Z: Tensor) -> list[int]:
-    """The columns of a well-conditioned square part; too few if ``Z`` has too few."""
-    order = scipy.linalg.qr(Z.detach().cpu().nan_to_num().numpy(), mode="r", pivoting=True)[1]
-    return np.sort(order[: len(Z)]).tolist()
-
-
-def _stored_read_out(weights: MHAWeights) -> BallMatrix:
-    W_D = exact(weights.W_D)
-    W_O = weights.W_O.unflatten(0, (len(weights.W_V), -1))
-    heads = (exact(V) * exact(O) * W_D for V, O in zip(weights.W_V, W_O, strict=True))
-    return flint().arb_mat([row for head in heads for row in head.tolist()])
 
 
 def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatrix | None:
@@ -225,8 +178,7 @@ class CertifiedAssociations(NamedTuple):
     """What is proven about the next tokens that stored weights predict.
 
     Attributes:
-        memorized: For so many sequences the right token has the largest logit, computed without
-            rounding.
+        memorized: For so many sequences the right token has the largest logit, without rounding.
         margin: On each of these its logit is larger by at least this much. Zero if there are none,
             infinite if there is no other token.
     """
@@ -246,17 +198,9 @@ def _are_sequences(weights, sequences, next_tokens=None) -> None:
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
     """The matrix ``F`` in ball arithmetic (see ``attnmem.constructions.dana.offered``).
 
-    Args:
-        weights: The weights of one transformer, finite.
-        sequences: Integers from 0 to ``N - 1``.
-
-    Returns:
-        A function from bits to a ``flint.arb_mat`` of shape ``(T_0, d + H d_h)``.
-
     Source: Dana et al. 2025, proof of Theorem 1.
     """
-
-    return enclosing(lambda: _offers(weights, sequences))
+    return balls.enclosing(lambda: _offers(weights, sequences))
 
 
 def _offers(weights: AoTWeights, sequences: Tensor) -> BallMatrix:
@@ -279,17 +223,11 @@ def certified_associations(
     sequences: Sequences,
     next_tokens: Int[Tensor, " T"],
     *,
-    bits: Annotated[int, Range(2)] = FIRST_BITS,
+    bits: Annotated[int, Range(2)] = balls.FIRST_BITS,
 ) -> CertifiedAssociations:
     """Prove that the right token has the largest logit: its ball lies above all others.
 
-    Weights are taken as exact. A sequence whose balls overlap does not count as memorized.
-
-    Args:
-        weights: The weights of one transformer, finite.
-        sequences: Integers from 0 to ``N - 1``.
-        next_tokens: The right token of each sequence.
-        bits: The precision, at least 2.
+    A sequence whose balls, of so many ``bits``, overlap does not count as memorized.
 
     Example:
         >>> from attnmem.constructions.impossible import every_parity, parity_by_heads
@@ -306,7 +244,7 @@ def certified_associations(
         heads = [row for W_O in weights.W_O for row in exact(W_O).transpose().tolist()]
         logits = F * flint().arb_mat(skip + heads) * exact(weights.W_U).transpose()
         for row, right in zip(logits.tolist(), next_tokens.tolist(), strict=True):
-            others = (ball for token, ball in enumerate(row) if token != right)
-            margins.append(min((below(row[right] - other) for other in others), default=math.inf))
+            leads = (balls.below(row[right] - x) for token, x in enumerate(row) if token != right)
+            margins.append(min(leads, default=math.inf))
     positive = [margin for margin in margins if margin > 0]
     return CertifiedAssociations(len(positive), min(positive, default=0.0))

@@ -20,9 +20,8 @@ Sequences = Int[Tensor, "T S"]
 def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
     """The largest power of four up to the largest entry: exact to divide by, and so is its root.
 
-    Args:
-        x: Finite numbers, at least one. The unit of zeros is one.
-        axes: Axes over which the largest entry is sought, by default all. They are kept, of size 1.
+    The largest entry is sought over ``axes``, which are kept, by default over all of them. The unit
+    of zeros is one.
 
     Example:
         >>> float(unit(torch.tensor([0.3, -17.0])))
@@ -55,13 +54,9 @@ def check_token_numbers(sequences: Sequences) -> None:
 def check_distinct(
     name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
 ) -> None:
-    """Accept rows of which no two are equal.
+    """Accept rows of which no two are equal; of repeats, two with different answers are named.
 
-    Args:
-        name: The argument, for the error.
-        rows: What stands for each row.
-        answers: What is to be learned of each row; of repeats, two with different ones are named.
-        what: The answers, for the error.
+    ``name`` and ``what`` are the argument and what the answers are, for the error.
 
     Example:
         >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
@@ -78,13 +73,7 @@ def check_distinct(
 
 
 def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:
-    """Accept examples of which no two have one query and the same tokens, in whatever order.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One label a row.
-    """
+    """Accept examples of which no two have one query and the same tokens, in whatever order."""
     rows = [query.tobytes() for query in _comparable(queries)]
     if contexts.ndim == 3:
         counts = collections.Counter(rows)
@@ -98,12 +87,7 @@ def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -
 def check_distinct_sequences(
     sequences: Sequences, next_tokens: Int[Tensor, " T"] | None = None
 ) -> None:
-    """Accept sequences of which no two are equal.
-
-    Args:
-        sequences: Token numbers.
-        next_tokens: The token after each, if there is one.
-    """
+    """Accept sequences of which no two are equal; the next tokens say which repeats conflict."""
     rows = [*map(tuple, sequences.tolist())]
     answers = rows if next_tokens is None else next_tokens.tolist()
     check_distinct("sequences", rows, answers, "next tokens")

@@ -1,10 +1,10 @@
-r"""Proofs that exact weights exist near stored ones, in ball arithmetic.
+"""Proofs that exact weights exist near stored ones, in ball arithmetic.
 
 The outputs of a layer depend on its weights through softmaxes, so no linear system gives weights
 that meet labels exactly. The theorem of Newton and Kantorovich in Krawczyk's form proves that they
 exist: stored weights move along as many directions as there are examples, and the outputs, as
-functions of these lengths, are close to the identity in a small box around zero. It needs
-python-flint.
+functions of these lengths, are close to the identity in a small box around zero. The layer has one
+output and values of width one. It needs python-flint.
 """
 
 from __future__ import annotations
@@ -17,19 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from . import balls
 from .attention import MHAWeights
-from .balls import (
-    Ball,
-    BallMatrix,
-    Enclosure,
-    enclosing,
-    exact,
-    flint,
-    largest,
-    precision,
-    precisions,
-    softmax,
-)
+from .balls import Ball, BallMatrix, Enclosure, exact, flint, precision, precisions
 from .certificates import MostBits, check_enclosed
 from .checks import checked, refuse
 from .examples import Contexts, Labels
@@ -39,12 +29,10 @@ class CertifiedSolution(NamedTuple):
     """What is proven about exact weights near stored ones.
 
     Attributes:
-        error: No output of the stored weights, computed without rounding, is further from its
-            label.
+        error: No output of the stored weights, without rounding, is further from its label.
         distance: Some weights meet every label exactly, and no entry of them is further than this
             from the stored one. Infinite without a proof.
-        contraction: Newton's correction shrinks distances at least by this factor in the box. The
-            proof needs less than one half.
+        contraction: Newton's correction shrinks distances by this factor; below 1/2 in a proof.
         bits: The precision at which the proof was found, or the search given up.
     """
 
@@ -62,12 +50,15 @@ class CertifiedSolution(NamedTuple):
 # --- the derivative -------------------------------------------------------------------------------
 
 
-def _is_scalar(weights, contexts, queries, **labels) -> None:
-    check_enclosed(weights, contexts=contexts, queries=queries, **labels)
+def _is_scalar(weights, contexts, queries, labels=None) -> None:
+    given = {} if labels is None else {"labels": labels}
+    check_enclosed(weights, contexts=contexts, queries=queries, **given)
     for name, what in (("W_V", "values of width one"), ("W_D", "one output")):
         shape = tuple(getattr(weights, name).shape)
         if shape[-1] != 1:
             refuse(f"weights.{name}", f"shape {shape}", what)
+    if labels is not None and labels.numel() != len(labels):
+        refuse("labels", f"shape {tuple(labels.shape)}", "one output")
 
 
 @checked(also=_is_scalar)
@@ -76,20 +67,12 @@ def enclosed_derivative(
 ) -> Enclosure:
     """The derivative of the outputs in ``W_Q``, ``W_K`` and ``W_V``, in ball arithmetic.
 
-    Weights and data are taken as exact. A certified rank of this matrix is a theorem about these
-    data, and about almost all data of its size.
-
-    Args:
-        weights: The weights of one layer with one output and values of width one.
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-
-    Returns:
-        A function from bits to a ``flint.arb_mat`` of shape ``(T, H (2 d d_h + d))``.
+    Weights and data are taken as exact. A certified rank of this matrix, of shape ``(T, H (2 d d_h
+    + d))``, is a theorem about these data, and about almost all data of its size.
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    return enclosing(lambda: _derivative(_stored(weights), contexts, queries)[1])
+    return balls.enclosing(lambda: _derivative(_stored(weights), contexts, queries)[1])
 
 
 class _Head(NamedTuple):
@@ -136,7 +119,7 @@ def _derivative(
 def _attended(E: BallMatrix, key: list[Ball], mu: BallMatrix) -> tuple[BallMatrix, BallMatrix]:
     """The attended token ``z`` and the covariance of the tokens times the values, as rows."""
     logits = (E * flint().arb_mat(len(key), 1, key)).entries()
-    alpha = softmax(logits)
+    alpha = balls.softmax(logits)
     values = (E * mu).entries()
     mean = sum((a * s for a, s in zip(alpha, values, strict=True)), flint().arb(0))
     pulls = [a * (s - mean) for a, s in zip(alpha, values, strict=True)]
@@ -147,13 +130,7 @@ def _attended(E: BallMatrix, key: list[Ball], mu: BallMatrix) -> tuple[BallMatri
 # --- exact weights --------------------------------------------------------------------------------
 
 
-def _has_labels(weights, contexts, queries, labels) -> None:
-    _is_scalar(weights, contexts, queries, labels=labels)
-    if labels.numel() != len(labels):
-        refuse("labels", f"shape {tuple(labels.shape)}", "one output")
-
-
-@checked(also=_has_labels)
+@checked(also=_is_scalar)
 def certified_solution(
     weights: MHAWeights,
     contexts: Contexts,
@@ -169,15 +146,8 @@ def certified_solution(
     each kind of weights. Let ``G(u)`` be the outputs less the labels, and ``q`` a bound of
     ``I - G'`` in the largest-entry norm on the box of radius ``2 |G(0)|`` (enclosed in balls). If
     ``q < 1/2``, the map ``u - G(u)`` sends the box into itself and shrinks distances, so ``G`` has
-    a zero there.
-
-    Args:
-        weights: The weights of one layer with one output and values of width one. They meet the
-            labels nearly, and their derivative has full row rank.
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One real label for each query.
-        most_bits: The largest precision, at least 128 bits.
+    a zero there. The stored weights have to meet the labels nearly, with a derivative of full row
+    rank. The precision doubles, up to ``most_bits``, until the proof is found.
 
     Example:
         >>> from attnmem.constructions import memorize_by_difference
@@ -194,16 +164,16 @@ def certified_solution(
             heads = _stored(weights)
             outputs, J = _derivative(heads, contexts, queries)
             outputs = flint().arb_mat(len(outputs), 1, outputs)
-            error = largest(outputs - exact(labels.reshape(-1, 1)))
+            error = balls.largest(outputs - exact(labels.reshape(-1, 1)))
             B = _right_inverse(J, weights)
             # The box |u| <= 2 |G(0)|, and q >= |I - G'| there in the largest-entry norm.
             u = flint().arb_mat(len(labels), 1, [flint().arb(0, 2 * error)] * len(labels))
             steps = B * u
             _, near = _derivative(_moved(heads, steps.entries()), contexts, queries)
             sums = [[sum(map(abs, row))] for row in (near * B - 1).tolist()]
-            contraction = largest(flint().arb_mat(sums))
+            contraction = balls.largest(flint().arb_mat(sums))
             if contraction < 0.5:
-                return CertifiedSolution(error, largest(steps), contraction, bits)
+                return CertifiedSolution(error, balls.largest(steps), contraction, bits)
     return CertifiedSolution(error, math.inf, contraction, bits)
 
 

@@ -1,9 +1,11 @@
 """One layer with one output, trained on all examples at once, in float64, by three optimizers.
 
-All of them start from the weights that they are given and stop when every label is met. (Adam looks
-after some of its steps only, so it may leave a start that meets them.) Whether they can is a
-question of the optimizer and of the number of examples, so the data, the start and the derivative
-(:mod:`attnmem.attention.tangents`) are the same for all.
+All of them start from the ``heads`` that they are given and stop when every label is met: when
+the largest error is at most ``tolerance``, in units of the largest label. They make at most so
+many ``steps``. (Adam looks after some of its steps only, so it may leave a start that meets them.)
+Whether they can is a question of the optimizer and of the number of examples, so the data, the
+start and the derivative (:mod:`attnmem.attention.tangents`) are the same for all. Contexts are own
+``(T, n, d)`` or shared ``(n, d)``, with one query and one real label for each example.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ def _can_be_fitted(heads, contexts, queries, labels) -> None:
         got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
         refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
     with torch.no_grad():
-        outputs = scalar_outputs(_in_double(heads), contexts.double(), queries.double())
+        outputs = scalar_outputs(_copied(heads), contexts.double(), queries.double())
     if not outputs.isfinite().all():
         got = "weights with which some output is not finite on these contexts and queries"
         refuse("heads", got, "finite outputs")
 
 
-def _in_double(heads: ScalarHeads) -> ScalarHeads:
-    return ScalarHeads(*(weights.double() for weights in heads))
+def _copied(heads: ScalarHeads, grad: bool = False) -> ScalarHeads:  # in float64
+    return ScalarHeads(*(w.double().detach().clone().requires_grad_(grad) for w in heads))
 
 
 class _Problem:
@@ -126,18 +128,8 @@ def levenberg_marquardt(
     A step is :math:`-J^\top (J J^\top + \lambda s)^{-1} r` with the residual ``r``, where ``s`` is
     the mean diagonal entry of :math:`J J^\top`. The damping :math:`\lambda` falls by a factor of 5
     after a step that lowers the squared error. It rises by a factor of 4 otherwise, and the step is
-    tried again. A step costs ``T^2 d`` multiplications a head, and ``T^3 / 6`` for each damping.
-
-    Args:
-        heads: The start.
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One real for each example.
-        steps: The most steps that are made.
-        tolerance: The largest error at which labels count as met, in units of the largest label.
-
-    Returns:
-        The last weights. ``stop`` is ``stuck`` if no damping up to 1e8 gives a better step.
+    tried again; no damping above 1e8 is tried (``stuck``). A step costs ``T^2 d`` multiplications a
+    head, and ``T^3 / 6`` for each damping.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -149,11 +141,8 @@ def levenberg_marquardt(
 
     Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
-    problem, heads, damping = (
-        _Problem(contexts, queries, labels, tolerance),
-        _in_double(heads),
-        DAMPING,
-    )
+    problem = _Problem(contexts, queries, labels, tolerance)
+    heads, damping = _copied(heads), DAMPING
     at, residual = problem.linearized(heads)
     for step in range(steps):
         if problem.met(residual):
@@ -187,10 +176,6 @@ def _better(
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
 
 
-def _copied(heads: ScalarHeads, grad: bool = False) -> ScalarHeads:
-    return ScalarHeads(*(w.double().detach().clone().requires_grad_(grad) for w in heads))
-
-
 @torch.no_grad()
 def _descend(weights: ScalarHeads, contexts, queries, labels) -> Tensor:
     """Put the gradient of the mean squared error beside the weights, and return that error."""
@@ -213,18 +198,8 @@ def lbfgs(
 ) -> Fit:
     """Meet labels by L-BFGS on the mean squared error, with a strong Wolfe line search.
 
-    Every 20 steps the largest error is looked at.
-
-    Args:
-        heads: The start.
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One real for each example.
-        steps: The most steps that are made; each may look at several points.
-        tolerance: As for :func:`levenberg_marquardt`.
-
-    Returns:
-        The last weights. ``stop`` is ``stuck`` if 20 steps do not lower the squared error.
+    Every 20 steps the largest error is looked at. The fit is ``stuck`` if 20 steps do not lower the
+    squared error. Each step may look at several points.
 
     Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
     """
@@ -268,15 +243,9 @@ def adam(
     steps are returned; ``stop`` is never ``stuck``.
 
     Args:
-        heads: The start.
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One real for each example.
-        steps: The most steps that are made.
         rate: The learning rate of each step, from 0.
         batch: Examples of one step, from epochs in random order; None for all examples.
         seed: Seed of the order.
-        tolerance: As for :func:`levenberg_marquardt`.
 
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
@@ -342,12 +311,6 @@ def limits(
 
     Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
     to rounding.
-
-    Args:
-        heads: The weights.
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        labels: One real for each example.
     """
     problem = _Problem(contexts, queries, labels)
     at, residual = problem.linearized(heads)

@@ -33,8 +33,8 @@ from ..attention.tangents import (
 from ..bounds import best_groups, group_rank
 from ..checks import Seed, checked, refuse
 from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
+from .mahdavi import build_in_units
 from .random_layers import gaussian, on_cpu
-from .units import build_in_units
 
 SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
 SIZES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the first step, per weight
@@ -76,19 +76,8 @@ def memorize_by_difference(
     large as ``P(h)``: :func:`attnmem.bounds.own_context_ceiling` for own contexts, and
     :func:`attnmem.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
     :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
-    d_out)`` heads for itself.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n >= 2``.
-        queries: One query a row.
-        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
-        heads: Number of heads ``H``, at least ``2 d_out``. An odd head is idle.
-        head_dim: Head dimension ``d_h``.
-        seed: Seed of the weights theta, at least 0.
-
-    Returns:
-        The weights, in float64, with values of width one. Every output is within 1e-8 of the
-        largest label.
+    d_out)`` heads for itself, at least two; heads that are left over are idle. Values have width
+    one. Contexts have at least two tokens. Every output is within 1e-8 of the largest label.
 
     Raises:
         ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
@@ -122,18 +111,8 @@ def memorize_by_cancellation(
 
     The number of examples may be as large as :func:`attnmem.bounds.own_context_floor` for own
     contexts, and :func:`attnmem.bounds.shared_context_floor` for a shared one. With several
-    outputs, each has ``floor(H / d_out)`` heads for itself.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n >= 2``.
-        queries: One query a row.
-        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
-        heads: Number of heads ``H``, at least ``d_out``.
-        head_dim: Head dimension ``d_h``.
-        seed: Seed of the base point, at least 0.
-
-    Returns:
-        As :func:`memorize_by_difference`, which refuses the same.
+    outputs, each has ``floor(H / d_out)`` heads for itself, at least one. The rest is as for
+    :func:`memorize_by_difference`.
 
     Source: this book, the chapter on the capacity of one layer.
     """
@@ -152,9 +131,8 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHA
     if len(queries) > reached:
         room = f"as {each} heads for each output form no group that cancels"
         if groups:
-            room = (
-                f"the rank of the derivative where {each} heads cancel in groups of {max(groups)}"
-            )
+            room = f"the rank of the derivative where {each} heads cancel in groups of "
+            room += str(max(groups))
         refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
     extra, idle = head_dim - rank, heads - sum(groups) * d_out
 
@@ -225,13 +203,9 @@ def draw_base(
 ) -> ScalarHeads:
     """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
 
-    Args:
-        groups: Number of heads in each group. A group of one head has values of zero.
-        dim: Embedding dimension ``d``.
-        rank: Rank of the logit matrices, at most ``dim``. Their maps have orthonormal columns, but
-            for ``dim = 1``, where a key map is a Gaussian number.
-        spread: Standard deviation of the logits, for tokens and queries of second moments one.
-        generator: Source of the random numbers, on the CPU.
+    Query and key maps have ``rank`` orthonormal columns, at most ``d``; for ``d = 1`` a key map is
+    a Gaussian number. Logits have the standard deviation ``spread``, for tokens and queries of
+    second moments one.
     """
     drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
     W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)

@@ -55,13 +55,7 @@ def circle(vocab: int) -> Float[Tensor, "N 2"]:
 @on_cpu
 @checked
 def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
-    """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``.
-
-    Args:
-        vocab: Vocabulary size ``N``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: Seed of the directions.
-    """
+    """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``."""
     if dim == 2:
         return circle(vocab)
     generator = torch.Generator().manual_seed(seed)
@@ -71,10 +65,6 @@ def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
 
 def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
     """The logit of the right token less the largest other one: positive where it is memorized.
-
-    Args:
-        logits: Logits of all tokens for each sequence.
-        next_tokens: The right tokens.
 
     Example:
         >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1])).tolist()
@@ -96,17 +86,7 @@ def draw(
     spread: Annotated[int | float, Range(0)],
     seed: Seed,
 ) -> tuple[Tensor, ...]:
-    """Draw ``e', pos', W'_Q, W'_K, W'_V``, all Gaussian and in float64.
-
-    Args:
-        vocab: Vocabulary size ``N``.
-        length: Sequence length ``S``.
-        dim: Embedding dimension ``d``.
-        head_dim: Head dimension ``d_h``.
-        heads: Number of heads ``H``.
-        spread: Approximate standard deviation of the logits.
-        seed: Seed of the numbers.
-    """
+    """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
     generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
     maps = (scale, scale, dim**-0.5)
@@ -118,13 +98,9 @@ def draw(
 
 
 def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
-    """The matrix ``F``: what a transformer offers to its output matrices and its skip connection.
+    """The matrix ``F`` of a transformer, with rows ``[x(t, S); W_V^1 A^1(t); ...]``.
 
-    Row ``t`` is ``[x(t, S); W_V^1 A^1(t); ...]``.
-
-    Args:
-        weights: The weights of one transformer. ``W_O`` and ``W_U`` are not used.
-        sequences: Integers from 0 to ``N - 1``.
+    ``W_O`` and ``W_U`` are not used.
 
     Source: Dana et al. 2025, proof of Theorem 1.
     """
@@ -133,9 +109,7 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
     return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
 
 
-def _are_associations(
-    sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None
-) -> None:
+def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None) -> None:
     for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tokens, vocab)
     if sequences.shape[1] < 2:
@@ -158,7 +132,7 @@ def _are_associations(
 
 
 @on_cpu
-@checked(also=_are_associations)
+@checked(also=_is_a_task)
 @torch.no_grad()
 def memorize_aot(
     sequences: Sequences,
@@ -181,30 +155,23 @@ def memorize_aot(
     not. For such sets some next tokens are beyond any weights.
 
     Args:
-        sequences: Distinct sequences of at least two tokens, integers from 0 to ``vocab - 1``.
-        next_tokens: The token to predict after each.
-        vocab: Vocabulary size ``N``.
-        dim: Embedding dimension ``d``, at least 2.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        heads: Number of heads ``H``.
-        seed: Seed of the drawn transformers, at least 0.
+        sequences: Distinct sequences of at least two tokens.
+        head_dim: At most ``d``.
+        seed: Seed of the drawn transformers.
         unembedding: ``W_U``, with distinct rows of length one; by default :func:`spread_tokens`.
 
     Returns:
-        float64 weights, the best of a few draws by their smallest margin. The logits are ``W_U
-        E(t)``, where ``E(t)`` is the row of the next token. In exact arithmetic the smallest margin
-        is one less the largest product of two rows of ``W_U``.
+        The best of a few draws by their smallest margin. The logits are ``W_U E(t)``, where
+        ``E(t)`` is the row of the next token. In exact arithmetic the smallest margin is one less
+        the largest product of two rows of ``W_U``.
 
     Raises:
-        ValueError: If the input does not fit, or no draw does. Then the error says why: the next
-            tokens of some sequences are impossible for ``H`` heads at any ``d`` and ``d_h``, or no
-            attention makes some sequences independent, or float64 loses some association.
+        ValueError: If the input does not fit, or no draw does; the error says why.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
-        >>> weights = memorize_aot(
-        ...     pairs, pairs.sum(1) % 4, vocab=4, dim=2, head_dim=2, heads=7, seed=0
-        ... )
+        >>> sizes = {"vocab": 4, "dim": 2, "head_dim": 2, "heads": 7, "seed": 0}
+        >>> weights = memorize_aot(pairs, pairs.sum(1) % 4, **sizes)
         >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
         True
 
@@ -223,7 +190,9 @@ def memorize_aot(
             _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
         # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
         jitter = exact_margin / 4 if attempt else 0.0
-        targets = _jittered(W_U[next_tokens], jitter, generator)
+        targets = W_U[next_tokens]
+        move = gaussian(generator, *targets.shape)
+        targets = targets + jitter * move / move.norm(dim=1).max()  # each logit moves by at most it
         spreads = SHARP if attempt < FIRST else SPREADS
         spread = spreads[attempt % len(spreads)]
         sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
@@ -234,12 +203,9 @@ def memorize_aot(
         if largest >= ENOUGH * (exact_margin - 2 * jitter) or (attempt > FIRST and largest > 0):
             break
     if best is None or largest <= 0:
-        refuse(
-            "sequences",
-            f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
-            f"{MOST} draws loses some to rounding",
-            "a better conditioned task: fewer sequences or more heads",
-        )
+        got = f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
+        got += f"{MOST} draws loses some to rounding"
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
     return best
 
 
@@ -265,28 +231,14 @@ def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
         )
 
 
-def _jittered(
-    targets: Float[Tensor, "T d"], size: float, generator: torch.Generator
-) -> Float[Tensor, "T d"]:
-    """The targets, each moved by at most ``size``, so that each logit changes by at most that."""
-    move = gaussian(generator, *targets.shape)
-    return targets + size * move / move.norm(dim=1).max()
-
-
 def fitted(
     drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
 ) -> AoTWeights:
-    """Fit a drawn transformer such that its last layer input is ``targets``.
+    """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
 
     Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
     zero. The features are worse conditioned than those of the other paper, so the solution is
     refined more often. The weights are infinite or NaN if ``M`` is singular.
-
-    Args:
-        drawn: The tensors of :func:`draw`.
-        W_U: The unembedding, shape ``(N, d)``.
-        sequences: Integers from 0 to ``N - 1``.
-        targets: The wanted input of the last layer, ``E(t)``.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape

@@ -25,6 +25,8 @@ from .random_layers import on_cpu
 MOST_ENTRIES = 2**26  # of the linear program that looks for impossible next tokens
 LARGEST = 2**53  # weight of a proof that is returned
 
+Pairs = list[tuple[int, int]]
+
 
 class Impossible(NamedTuple):
     """Why no weights with ``H`` heads predict some next tokens: exact integers, checked exactly.
@@ -32,17 +34,11 @@ class Impossible(NamedTuple):
     For each token the weights are orthogonal to every function of at most ``H`` places, and so to
     the token's logits times the positive denominators. If the right logits were largest, a sum that
     is zero would be positive.
-
-    Attributes:
-        rows: The sequences, all with the same last token.
-        tokens: Some tokens.
-        weights: For each sequence a number for each token, positive for its next token and not
-            positive for the others.
     """
 
-    rows: Int[Tensor, " k"]
-    tokens: Int[Tensor, " m"]
-    weights: Int[Tensor, "k m"]
+    rows: Int[Tensor, " k"]  # the sequences, all with the same last token
+    tokens: Int[Tensor, " m"]  # some tokens
+    weights: Int[Tensor, "k m"]  # positive for a sequence's next token and for no other
 
 
 def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
@@ -51,10 +47,6 @@ def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
     Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the positions before
     the last at which ``t`` and ``u`` agree: exact integers, dtype object. A vector in the kernel of
     the matrix is orthogonal to every function of at most ``H`` of these positions.
-
-    Args:
-        sequences: Token numbers.
-        heads: Number of heads ``H``.
 
     Example:
         >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
@@ -75,16 +67,8 @@ def impossible_subset(
 
     They are impossible at any ``d``, ``d_h``, embeddings and maps. A linear program looks for them
     among the sequences with one last token, and exact integers prove the result. There must be at
-    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``.
-
-    Args:
-        sequences: Token numbers.
-        next_tokens: The next token of each sequence.
-        heads: Number of heads ``H``.
-
-    Returns:
-        The sequences with the proof. None means that this argument finds nothing, not that weights
-        exist.
+    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``. None means that
+    this argument finds nothing, not that weights exist.
 
     Example:
         >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
@@ -136,12 +120,7 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
 
 
 def exact_relation(matrix: np.ndarray) -> list[int] | None:
-    """The one linear relation between the columns, as coprime integers; None if not just one.
-
-    Example:
-        >>> exact_relation(np.array([[2, 4], [1, 2]]))
-        [-2, 1]
-    """
+    """The one linear relation between the columns, as coprime integers; None if not just one."""
     vectors, count = flint().fmpz_mat(matrix.tolist()).nullspace()
     if count != 1:
         return None
@@ -149,9 +128,6 @@ def exact_relation(matrix: np.ndarray) -> list[int] | None:
     last = next(value for value in reversed(values) if value)
     divisor = math.gcd(*values) * (1 if last > 0 else -1)
     return [value // divisor for value in values]
-
-
-Pairs = list[tuple[int, int]]
 
 
 def _conditions(features: np.ndarray, right: list[int], pairs: Pairs, count: int) -> np.ndarray:
@@ -164,15 +140,13 @@ def _conditions(features: np.ndarray, right: list[int], pairs: Pairs, count: int
 
 
 def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) -> Pairs:
-    """The support of a vertex of all non-negative solutions with sum one; empty if there are none.
-
-    A vertex has a smallest support, so its solution is unique up to its scale.
-    """
+    """The support of a vertex of non-negative solutions with sum one; empty if there is none."""
     matrix = _conditions(features, right, pairs, count).astype(float)
     scale = np.abs(matrix).max(axis=1, keepdims=True)
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), np.ones(len(pairs))])
     right_side = np.append(np.zeros(len(matrix)), 1.0)
     program = {"A_eq": rows, "b_eq": right_side, "method": "highs-ds"}
+    # A vertex has a smallest support, so its solution is unique up to its scale.
     solution = scipy.optimize.linprog(np.zeros(len(pairs)), **program)
     if not solution.success:
         return []
@@ -195,16 +169,14 @@ def every_parity(bits: int) -> tuple[Sequences, Int[Tensor, " T"]]:
 @on_cpu
 @checked
 def parity_by_heads(bits: int) -> AoTWeights:
-    """Build a transformer with as many heads as bits that tells their parity.
+    """A transformer with as many heads as bits that tells the parity in :func:`every_parity`.
 
-    It is for the sequences of :func:`every_parity` and vocabulary 2. Its heads have width one in
-    dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0 by 1, so it offers ``1 / (S
-    + (a_h - 1) m)``, where ``m`` counts the ones. Together with a constant these functions span
-    every polynomial in ``m`` of degree ``H`` over one denominator. From 11 bits on, rounding in
-    float64 loses a parity, and ``bits`` is refused.
+    Its heads have width one in dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0
+    by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. Together with a
+    constant these functions span every polynomial in ``m`` of degree ``H`` over one denominator.
+    From 11 bits on, rounding in float64 loses a parity, and ``bits`` is refused.
 
     Example:
-        >>> from attnmem.attention import aot
         >>> rows, parity = every_parity(5)
         >>> bool((aot(parity_by_heads(5), rows).argmax(-1) == parity).all())
         True

@@ -10,12 +10,23 @@ One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
 
 Every head here serves the same number of examples, the least that suffices, and no head serves the
 first example. All steps are batched over the heads.
+
+This attention does not depend on the labels, so it serves no more examples than the features have
+rank, ``H (n - 1) + 1`` on a shared context. Where it does depend on them (:func:`memorize_scalars`)
+each head serves ``d - 1`` examples with scalar labels, by the product of rank two
+
+.. math:: W_K W_Q^\top = g \, w^\top + c \, u v^\top, \qquad w = \sum_{s \text{ served}} l_s f_s .
+
+Its first part raises the logit of one *carrier* token by ``l_s``, chosen such that the attention on
+it is the label. Its second part separates two *idle* tokens of equal value, one of which takes all
+attention on every example that the head does not serve. There the head adds only a constant.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -24,10 +35,9 @@ from torch import Tensor
 from ..attention import MHAWeights, attend, mha
 from ..bounds import mha_capacity
 from ..checks import Seed, checked, refuse
-from ..examples import Contexts, Labels, check_data, check_distinct_examples
+from ..examples import Contexts, Labels, check_data, check_distinct_examples, unit
 from ..independence import numerical_rank
 from .random_layers import gaussian, on_cpu
-from .units import build_in_units
 
 EPS = torch.finfo(torch.float64).eps
 PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
@@ -35,6 +45,10 @@ SPREAD = 0.5  # standard deviation of those others: generic, so that no coincide
 CANDIDATES = 64  # random directions among which the best one is kept
 DRAWS = 5  # constructions tried before the data are called degenerate
 TOLERANCE = 1e-9  # of the largest label: a tenth of the error that the book claims
+SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
+SCALAR_TOLERANCE = 1e-8  # of the largest label, where attention depends on the labels
+CARRIER, IDLE = 0, (1, 2)  # indices of tokens
+LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
 
 # --- Step 1: what each head attends to ------------------------------------------------------------
@@ -45,13 +59,8 @@ TOLERANCE = 1e-9  # of the largest label: a tenth of the error that the book cla
 def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
     """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
 
-    The examples are consecutive, so that head 0 serves 1 to ``k``. Where ``H k`` exceeds ``T - 1``
-    the last slots start again from example 1. So no head is idle, and the examples of one head are
-    distinct.
-
-    Args:
-        examples: Number of examples ``T``.
-        heads: Number of heads ``H``.
+    The examples are consecutive. Where ``H k`` exceeds ``T - 1`` the last slots start again from
+    example 1. So no head is idle, and the examples of one head are distinct.
 
     Example:
         >>> serve(examples=6, heads=2)
@@ -69,13 +78,8 @@ def dual_basis(
 ) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
     """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
 
-    Args:
-        queries: One query a row. Those of a head are independent (Assumption 1).
-        served: The examples of each head.
-
-    Returns:
-        The vectors ``f_s`` as columns, and an orthonormal basis of the orthogonal complement of the
-        head's queries.
+    The vectors are columns. The basis of what is orthogonal to the head's queries is orthonormal.
+    The queries that a head serves must be independent (Assumption 1).
     """
     slots = served.shape[1]
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
@@ -84,6 +88,7 @@ def dual_basis(
         if weak.any():
             few = served[int(weak.nonzero()[0]), :6].tolist()
             _refuse_queries(f"dependent ones among examples {few}...", slots)
+    # The pseudoinverse V S^-1 U^T of the head's queries; the rest of V is orthogonal to them.
     duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
     return duals, Vh[:, slots:].mT
 
@@ -96,10 +101,6 @@ def separating_direction(contexts: Contexts, generator: torch.Generator) -> Floa
     """A unit vector ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
 
     A Gaussian direction has distinct entries almost surely. The best of a few is kept.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        generator: Source of the random directions, on the CPU.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
@@ -127,14 +128,9 @@ def orthogonal_direction(
 ) -> Float[Tensor, "H d"]:
     """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
 
-    Of a few random directions it keeps the one furthest from zero on the other queries.
-
-    Args:
-        free: Basis of the complement of each head's queries, from :func:`dual_basis`.
-        queries: One query a row. None lies in the span of the queries of a head that does not serve
-            it, or ``ValueError`` names it.
-        served: The examples of each head.
-        generator: Source of the random directions, on the CPU.
+    ``free`` is the basis of :func:`dual_basis`. Of a few random directions it keeps the one
+    furthest from zero on the other queries. None of those may lie in the span of the served ones,
+    or ``ValueError`` names it.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
@@ -156,15 +152,7 @@ def orthogonal_direction(
 def interpolating_keys(
     contexts: Contexts, served: Int[Tensor, "H k"], log_alpha: Float[Tensor, "H k n"]
 ) -> Float[Tensor, "H d k"]:
-    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``: any logits on the served examples.
-
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, each of rank ``n``.
-        served: The examples of each head.
-        log_alpha: Target logits of each served example.
-
-    Returns:
-        The vectors as columns, for each head.
+    """Vectors ``x_s``, as columns, with ``E^(s) x_s = log_alpha_s``: any logits on served examples.
 
     Source: Mahdavi et al. 2024, Claim 1.
     """
@@ -194,16 +182,6 @@ def saturating_scale(
     At the default ``tail``, the rounding unit of float64, the head equals its limit to the last
     bit, with no limit taken.
 
-    Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``.
-        queries: One query a row.
-        served: The examples of each head.
-        duals: The vectors ``f_s`` of :func:`dual_basis`.
-        keys: The vectors ``x_s`` of :func:`interpolating_keys`.
-        u: The direction of :func:`separating_direction`.
-        v: The directions of :func:`orthogonal_direction`.
-        tail: Attention that may be left to the other tokens, between 0 and 1.
-
     Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
     heights = (contexts @ u).expand(len(queries), -1)[:, None]  # m, (T, 1, n)
@@ -228,31 +206,21 @@ def _attention_maps(
     duals, free = dual_basis(queries, served)
     u = separating_direction(contexts, generator)
     v = orthogonal_direction(free, queries, served, generator)
-    keys = interpolating_keys(contexts, served, _target_logits(contexts, served, u, generator))
-    root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
-    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T
-    W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
-    W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
-    return W_Q, W_K
-
-
-def _target_logits(
-    contexts: Contexts,
-    served: Int[Tensor, "H k"],
-    u: Float[Tensor, " d"],
-    generator: torch.Generator,
-) -> Float[Tensor, "H k n"]:
-    """Slot ``j`` prefers the token ranked ``j + 1`` by ``u``, never the top one.
-
-    Saturated heads look at the top token. Preferring others keeps the rows far from dependent.
-    """
-    heads, slots = served.shape
+    # Saturated heads look at the top token of u. Slot j prefers the one ranked j + 1, never the top
+    # one: that keeps the rows far from dependent.
+    slots = served.shape[1]
     noise = SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
     order = (contexts @ u).argsort(dim=-1, descending=True)
     order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
     rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
     preferred = order.gather(-1, rank)
-    return noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
+    log_alpha = noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
+    keys = interpolating_keys(contexts, served, log_alpha)
+    root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
+    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T
+    W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
+    W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
+    return W_Q, W_K
 
 
 # --- Step 2: the read-out -------------------------------------------------------------------------
@@ -264,11 +232,6 @@ def read_out(
     """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
 
     It is computed by a QR decomposition of ``Z^T`` and refined against the residual.
-
-    Args:
-        Z: Features, one row for each example.
-        labels: Labels, one row for each example.
-        refinements: How often the solution is refined.
 
     Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
     """
@@ -286,16 +249,45 @@ def factor(
 
     ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``. Each ``W_O,h`` is the left inverse of
     ``W_D``, with zero rows.
-
-    Args:
-        M: The read-out of each head.
-        value_dim: Width of the values ``d_v``, at least ``d_out``.
-        W_D: The decoder, of full column rank.
     """
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
     undo = torch.cat([torch.linalg.pinv(W_D), W_D.new_zeros(value_dim - outputs, len(W_D))])
     return W_V, undo.repeat(heads, 1)
+
+
+# --- data of any scale ----------------------------------------------------------------------------
+
+
+def build_in_units(
+    build: Callable[..., MHAWeights],
+    contexts: Tensor,
+    queries: Tensor,
+    labels: Tensor,
+    skip: bool = False,
+) -> MHAWeights:
+    """Build a layer on data that are divided by their units, then adapt it to the data.
+
+    Units are powers of four, which change no digit. So the layer's outputs are those of the built
+    one, but for numbers that leave the range of float64: those are refused.
+    """
+    data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
+    a, b, c = (unit(x) for x in data)
+    E, e, y = (x / size for x, size in zip(data, (a, b, c), strict=True))
+    built = build(E, e, y)
+    inner = b if skip else c  # the unit of what W_D reads
+    weights = built._replace(
+        W_Q=built.W_Q / b,
+        W_K=built.W_K / a,
+        W_V=built.W_V * (inner / a),
+        W_D=built.W_D * (c / inner),
+    )
+    moved = mha(weights, *data[:2], skip=skip) / c - mha(built, E, e, skip=skip)
+    if not moved.abs().max() <= SCALED_TOLERANCE:
+        sizes = ", ".join(f"{float(x.abs().max()):.0e}" for x in data)
+        got = f"largest entries {sizes}, with which the layer's numbers leave the range of float64"
+        refuse("contexts, queries, labels", got, "scales nearer to one")
+    return weights
 
 
 # --- the theorem ----------------------------------------------------------------------------------
@@ -344,19 +336,11 @@ def memorize_mha(
     of the largest label. This holds for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
 
     Args:
-        contexts: Contexts, own ``(T, n, d)`` or shared ``(n, d)``, with ``n < d``, each of rank
-            ``n`` (Assumption 2).
-        queries: One query a row, of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1)
-            / H) + 1`` suffices, which covers Remark 1.
-        labels: Reals, ``(T, d_out)``, or ``(T,)`` for ``d_out = 1``.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``.
-        seed: Seed of the random directions, at least 0.
+        contexts: Each of rank ``n`` (Assumption 2), with ``n < d``.
+        queries: Of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1) / H) + 1``
+            suffices, which covers Remark 1.
         value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
         skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
-
-    Returns:
-        The weights, computed in float64 whatever the precision of the input.
 
     Raises:
         ValueError: If a hypothesis fails, or so nearly that float64 cannot tell.
@@ -376,7 +360,10 @@ def memorize_mha(
 
 def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip) -> MHAWeights:
     """The layer for data in their units."""
-    W_D = _decoder(queries, labels, skip)
+    # Appendix C leaves W_D free. It has the scale of the labels, so that no digits cancel.
+    d_out = labels.shape[1]
+    W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
+    W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(DRAWS):
         maps = _attention_maps(contexts, queries, heads, generator)
@@ -395,12 +382,81 @@ def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip)
     return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
 
 
-def _decoder(queries: Tensor, labels: Tensor, skip: bool) -> Float[Tensor, "d_o d_out"]:
-    """``W_D``: the identity, or with a skip a few coordinates, at the scale of the labels.
+# --- attention that depends on the labels ---------------------------------------------------------
 
-    Appendix C leaves it free. At another scale labels and query would cancel digits.
+
+def _satisfies_scalars(context, queries, labels, heads) -> None:
+    check_data(context=context, queries=queries, labels=labels)
+    (n, d), T = context.shape, len(queries)
+    if heads * (d - 1) < T:
+        refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
+    if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
+        refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
+    check_distinct_examples(context, queries, labels)
+
+
+@on_cpu
+@checked(also=_satisfies_scalars)
+@torch.no_grad()
+def memorize_scalars(
+    context: Float[Tensor, "n d"],
+    queries: Float[Tensor, "T d"],
+    labels: Float[Tensor, " T"],
+    *,
+    heads: int,
+) -> MHAWeights:
+    """Build a layer that reproduces ``T <= H (d - 1)`` scalar labels on one shared context.
+
+    The heads have width ``d_h = 2`` and values of width ``d_v = 1``. The only error is that of
+    rounding: where a head is idle, its attention off the idle tokens is below the rounding unit.
+
+    Args:
+        context: At least three independent tokens.
+        queries: In general position: any ``d`` of them are independent. It suffices that no other
+            query lies in the span of the ``d - 1`` that a head serves.
+
+    Raises:
+        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of the largest.
+
+    Example:
+        >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
+        >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
+        torch.Size([3, 5, 2])
+
+    Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
-    outputs = labels.shape[1]
-    eye = torch.eye(queries.shape[1] if skip else outputs, outputs).to(queries)
-    scale = labels.abs().max() / queries.abs().max() if skip else 1.0
-    return eye * scale
+    return build_in_units(functools.partial(_build_scalars, heads=heads), context, queries, labels)
+
+
+def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
+    """The layer for data in their units."""
+    labels = labels[:, 0]
+    served = torch.arange(len(queries), device=queries.device)
+    groups = [group for group in served.tensor_split(heads) if len(group)]
+    lowest, width = labels.min(), labels.max() - labels.min()
+    # The attention that the carrier is to have.
+    share = LOW + (HIGH - LOW) * (labels - lowest) / width.clamp(min=EPS)
+    logit = torch.log((len(context) - 1) * share / (1 - share))
+    lift = torch.linalg.pinv(context)  # context @ lift = identity
+    pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
+    W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    for head, group in enumerate(groups):
+        alone = group[None]  # one head at a time: their groups may differ in size by one
+        duals, free = dual_basis(queries, alone)
+        v = orthogonal_direction(free, queries, alone, generator)
+        keys = lift[:, CARRIER, None] * logit[group]
+        c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
+        W_K[head] = torch.stack([lift[:, CARRIER], c.sqrt() * pull], dim=1)
+    # The carrier's value spans the width of the labels. All heads share one constant.
+    gain = width / (HIGH - LOW)
+    constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
+    W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()
+    W_V[len(groups) :] = constant[:, None]
+    weights = MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
+    error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
+    if not error <= SCALAR_TOLERANCE * float(labels.abs().max()):
+        got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
+        refuse("queries", got, "better conditioned data")
+    return weights

@@ -1,7 +1,4 @@
-"""Linear algebra modulo the prime 2^31 - 1, by FLINT: ranks of integer matrices.
-
-A rank modulo a prime never exceeds the rank. It needs python-flint.
-"""
+"""Linear algebra modulo the prime 2^31 - 1, by FLINT; such a rank never exceeds the rank."""
 
 from __future__ import annotations
 
@@ -23,21 +20,12 @@ def _to_numpy(matrix) -> np.ndarray:
 
 
 def rank(matrix: np.ndarray) -> int:
-    """The rank modulo the prime.
-
-    Example:
-        >>> rank(np.array([[1, 2], [2, 4]]))
-        1
-    """
+    """The rank modulo the prime, of a matrix of integers."""
     return _to_flint(matrix).rank()
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The product of two integer matrices modulo the prime.
-
-    Args:
-        left: Integers, shape ``(m, k)``.
-        right: Integers, shape ``(k, n)``.
 
     Example:
         >>> product(np.array([[PRIME - 1, 1]]), np.array([[2], [3]])).tolist()

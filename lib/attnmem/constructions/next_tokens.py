@@ -51,22 +51,12 @@ class Scalars(NamedTuple):
 
 
 def scalars(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, " T"]:
-    """The outputs ``y(t)``.
-
-    Args:
-        x: Embedded sequences.
-        weights: The weights.
-    """
+    """The outputs ``y(t)`` on embedded sequences."""
     return x[:, -1] @ weights.u + scalar_outputs(weights.heads(), x, x[:, -1])
 
 
 def jacobian(x: Float[Tensor, "T S d"], weights: Scalars) -> Float[Tensor, "T p"]:
-    """The derivatives of the outputs by all weights, in their order: one row for each sequence.
-
-    Args:
-        x: Embedded sequences.
-        weights: The weights.
-    """
+    """The derivatives of the outputs by all weights, in their order: one row for each sequence."""
     heads = weights.heads()
     *maps, values = tangents(heads, x, x[:, -1]).parts()
     maps = (part.unflatten(1, heads.W_Q.shape).mT.flatten(1) for part in maps)
@@ -102,21 +92,11 @@ def memorize_next_tokens(
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token, by cancelling heads.
 
-    It serves as many sequences as :func:`~attnmem.constructions.sequences.cancelling_rank` says,
-    for any next tokens. For random sequences that is about ``d_h (2 d - d_h) + d`` for each pair of
-    heads, where :func:`attnmem.constructions.memorize_aot` serves ``2 d_h``.
-
-    Args:
-        sequences: Distinct sequences, integers from 0 to ``vocab - 1``.
-        next_tokens: The token to predict after each.
-        vocab: Vocabulary size ``N``, at least 2.
-        dim: Embedding dimension ``d``, at least 2.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        groups: The number of heads of each group; their sum is ``H``.
-        seed: Seed of the drawn weights, at least 0.
-
-    Returns:
-        float64 weights. Only one row of each ``W_V`` is not zero.
+    It serves as many distinct sequences as
+    :func:`~attnmem.constructions.sequences.cancelling_rank` says, for any next tokens. For random
+    sequences that is about ``d_h (2 d - d_h) + d`` for each pair of heads, where
+    :func:`attnmem.constructions.memorize_aot` serves ``2 d_h``. ``groups`` are the numbers of heads
+    of each group, ``head_dim`` is at most ``d``, and only one row of each ``W_V`` is not zero.
 
     Raises:
         ValueError: If the Jacobian has too small a rank on these sequences, or float64 loses some
@@ -146,12 +126,9 @@ def memorize_next_tokens(
             if largest > ENOUGH * exact_margin:
                 return best
     if best is None or largest <= 0:
-        refuse(
-            "sequences",
-            f"{len(sequences)} sequences with a Jacobian of full rank, of which each of {DRAWS} "
-            "draws loses some next token to rounding",
-            "a better conditioned task: fewer sequences or more heads",
-        )
+        got = f"{len(sequences)} sequences with a Jacobian of full rank, of which each of {DRAWS} "
+        got += "draws loses some next token to rounding"
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
     return best
 
 
@@ -178,19 +155,15 @@ def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:
     for step in STEPS:
         change = 0 * Q[:, 0]
         for _ in range(CORRECTIONS):
-            weights = _changed(base, change, step)
+            flat = change.split([part.numel() for part in base])
+            u, values, W_Q, W_K = (w.view_as(part) for w, part in zip(flat, base, strict=True))
+            # All but u move by step times the change, then the values are divided by step.
+            maps = base.W_Q + step * W_Q, base.W_K + step * W_K
+            weights = Scalars(base.u + u, base.values / step + values, *maps)
             residual = labels - scalars(x, weights)  # corrected by the pseudoinverse Q R^-T
             solved = torch.linalg.solve_triangular(R.T, residual[:, None], upper=False)
             change = change + (Q @ solved)[:, 0]
         yield weights
-
-
-def _changed(base: Scalars, change: Tensor, step: float) -> Scalars:
-    """All but ``u`` moved by ``step`` times the change, then the values divided by ``step``."""
-    flat = change.split([part.numel() for part in base])
-    u, values, W_Q, W_K = (c.view_as(part) for c, part in zip(flat, base, strict=True))
-    moved = base.W_Q + step * W_Q, base.W_K + step * W_K
-    return Scalars(base.u + u, base.values / step + values, *moved)
 
 
 def _transformer(embedding: Tensor, positions: Tensor, scalars: Scalars, c: Tensor) -> AoTWeights:

@@ -25,30 +25,13 @@ def on_cpu(function: Function) -> Function:
 
 
 def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
-    """Independent standard normal numbers, in float64, on the CPU.
-
-    Args:
-        generator: Source of the random numbers, on the CPU.
-        *shape: The shape.
-    """
+    """Independent standard normal numbers, in float64, on the CPU."""
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
-    """Standard deviation of the entries of ``W_Q`` and ``W_K`` for logits of deviation ``spread``.
-
-    The formula is ``sqrt(spread / (d sqrt(d_h)))``, for queries and tokens whose entries are
-    independent and have variance one.
-
-    Args:
-        spread: Standard deviation of the logits.
-        dim: Embedding dimension ``d``.
-        head_dim: Head dimension ``d_h``.
-
-    Example:
-        >>> map_scale(6.0, dim=3, head_dim=4)
-        1.0
-    """
+    """Deviation of the entries of ``W_Q`` and ``W_K`` for logits of deviation ``spread``."""
+    # Entries of queries and tokens are independent and have variance one.
     return (spread / (dim * head_dim**0.5)) ** 0.5
 
 
@@ -63,22 +46,13 @@ def random_mha(
     value_dim: int = 1,
     spread: Annotated[int | float, Range(0, 1e6)] = 1.0,
 ) -> MHAWeights:
-    """Draw a layer with independent Gaussian weights, in float64, with one output.
+    """Draw a generic layer: independent Gaussian weights, with one output and ``W_D = 1``.
 
-    ``W_Q`` and ``W_K`` are scaled such that the logits have standard deviation ``spread`` if tokens
-    and queries are standard normal. The layer is generic: it lies in any given set of volume zero
-    with probability zero.
+    The layer lies in any given set of volume zero with probability zero.
 
     Args:
-        heads: Number of heads ``H``.
-        dim: Embedding dimension ``d``.
-        head_dim: Head dimension ``d_h``.
-        seed: Seed of the weights, at least 0.
-        value_dim: Width of the values, ``d_v``.
-        spread: Standard deviation of the logits, from 0 to 1e6.
-
-    Returns:
-        The weights, with ``W_D = 1``.
+        spread: Standard deviation of the logits, from 0 to 1e6, for standard normal tokens and
+            queries. It scales ``W_Q`` and ``W_K``.
 
     Example:
         >>> random_mha(2, 5, 3, seed=0).W_Q.shape

@@ -106,15 +106,7 @@ def offered_rank(
     bound. The result falls short of the largest rank with a probability below ``T_0 (4 H + 2) /
     (2^31 - 2)`` over ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of
     every largest minor. So a full rank is proven, and a lower one is right up to that tiny
-    probability.
-
-    Args:
-        sequences: Token numbers.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: Seed of the point, at least 0.
-        skip: Whether ``F`` includes its first ``d`` columns, those of the skip connection.
+    probability. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
 
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])
@@ -136,13 +128,6 @@ def dependent_subset(
 
     It is computed as :func:`offered_rank` is, and right up to the same probability. It is the
     smallest of the circuits that one elimination finds; empty if all rows can be independent.
-
-    Args:
-        sequences: Token numbers.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: Seed of the point, at least 0.
 
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1]])
@@ -185,17 +170,8 @@ def jacobian_rank(
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
-    modulo a prime at a random point, as :func:`offered_rank` is: a full rank is proven, and a lower
-    one is right up to a tiny probability.
-
-    Args:
-        sequences: Token numbers.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: Seed of the point, at least 0.
-        trained: Whether embeddings and positions are among the weights by which the outputs are
-            differentiated; if not, they are fixed.
+    modulo a prime at a random point, as :func:`offered_rank` is. Outputs are differentiated by
+    embeddings and positions, too, if those are ``trained``.
 
     Example:
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
@@ -219,17 +195,10 @@ def cancelling_rank(
 ) -> int:
     """The largest rank of the Jacobian at weights where the heads of each group cancel.
 
-    The heads of a group have one ``W_QK``, and their values have sum zero; ``k`` heads have ``k -
-    1`` free values. If the rank is the number of sequences, heads as many as in all groups meet
-    every real label. It is computed as :func:`jacobian_rank` is.
-
-    Args:
-        sequences: Token numbers.
-        groups: The number of heads of each group. A pair is worth one head in
-            :func:`jacobian_rank`; a head alone has the value zero.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
-        seed: Seed of the point, at least 0.
+    The heads of a group, as many as ``groups`` says, have one ``W_QK``, and their values have sum
+    zero; ``k`` heads have ``k - 1`` free values. So a pair is worth one head in
+    :func:`jacobian_rank`, and a head alone has the value zero. If the rank is the number of
+    sequences, heads as many as in all groups meet every real label.
 
     Example:
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
@@ -305,20 +274,14 @@ def _are_few(sequences) -> None:
 @on_cpu
 @checked(also=_are_few)
 def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -> int:
-    r"""A lower bound of the offered rank, by trying all subsets of the sequences.
+    r"""A lower bound of the offered rank, by trying all subsets of at most 16 distinct sequences.
 
     The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
     ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
     that the vectors ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of
     the own token's positions. A sequence's own token is not its last one, and is in no other
-    sequence with the same last token. For bigrams the bound is exact, and all first tokens count as
-    own (theorem ``thm-subsets`` of the book).
-
-    Args:
-        sequences: Distinct sequences, at most 16, each with a token of its own.
-        heads: Number of heads ``H``.
-        head_dim: Head dimension ``d_h``, at most ``d``.
-        dim: Embedding dimension ``d``, at least 2.
+    sequence with the same last token; a sequence without one is refused. For bigrams the bound is
+    exact, and all first tokens count as own (theorem ``thm-subsets`` of the book).
 
     Example:
         >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -354,8 +317,7 @@ def _own_positions(sequences: Sequences) -> list[int]:
         shared = {last}.union(*others)
         own = [position for position, token in enumerate(before) if token not in shared]
         if not own:
-            refuse(
-                "sequences", f"row {t}, {rows[t]}, without a token of its own", "a token in each"
-            )
+            got = f"row {t}, {rows[t]}, without a token of its own"
+            refuse("sequences", got, "a token in each")
         positions.append(own[0])
     return positions

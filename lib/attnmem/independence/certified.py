@@ -26,8 +26,7 @@ class CertifiedRank(NamedTuple):
     Attributes:
         rank: The matrix has at least this rank; 0 if the largest precision did not suffice.
         shape: Shape of the matrix.
-        proof: The prime, or the precision of the determinant. It starts with "not certified" if
-            there is no proof.
+        proof: The prime, or the precision of the determinant; or "not certified ...".
     """
 
     rank: int
@@ -73,16 +72,12 @@ def certified_rank(
     Otherwise the precision doubles, up to ``most_bits``.
 
     Args:
-        matrix: A tensor of shape ``(m, n)``, or a function from bits to an ``arb_mat``.
-        times: A second tensor, of shape ``(n, k)``. The rank is then that of the exact product,
-            which need not fit into a tensor. Only with a tensor.
+        times: A second tensor. The rank is then that of the exact product, which need not fit into
+            a tensor. Only with a tensor.
         target: The rank to prove, by default the numerical rank of the midpoints. Only with a
             function.
-        seed: Seed of the prime, or of the combinations; at least 0.
-        most_bits: The largest precision, at least 128 bits.
-
-    Returns:
-        The bound, with what proves it.
+        seed: Seed of the prime, or of the combinations.
+        most_bits: At least 128.
 
     Example:
         >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
@@ -146,11 +141,9 @@ def _aim(balls: BallMatrix) -> int:
     """The numerical rank of the midpoints, rows and columns scaled to a largest entry of one."""
     rows = balls.mid().tolist()
     for _ in range(2):  # the rows, then the columns: scaling changes no rank
-        tops = [max(map(abs, row), default=0) for row in rows]
-        pairs = zip(rows, tops, strict=True)
-        rows = [
-            *zip(*([x / top if top > 0 else x for x in row] for row, top in pairs), strict=True)
-        ]
+        pairs = [(row, max(map(abs, row), default=0)) for row in rows]
+        scaled = [[x / top if top > 0 else x for x in row] for row, top in pairs]
+        rows = [*zip(*scaled, strict=True)]
     midpoints = torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
     return numerical_rank(midpoints) if midpoints.numel() and midpoints.isfinite().all() else 0
 

@@ -38,20 +38,13 @@ def kruskal_rank(
     ``"exhaustive"`` tries sizes upwards until a dependent subset appears. A depth-first search
     eliminates one vector at a time. It checks the last two vectors of all subsets with a common
     beginning in one product. The few subsets of tiny volume get their singular values computed. It
-    looks at 10^6 to 10^7 subsets a second.
+    looks at 10^6 to 10^7 subsets a second, and refuses sizes of more than ``max_subsets``.
 
     ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of its
-    solver (HiGHS, about 1e-6). Singular values confirm its dependency. This method pays where there
-    are few more vectors than dimensions. Among 40 vectors of dimension 36 it finds a dependent set
-    of 15 in seconds, where a search would look at 10^10 subsets. With 30 generic vectors of
-    dimension 10 it takes more than half a minute, and the search takes seconds.
-
-    Args:
-        vectors: One vector a row.
-        rtol: As for :func:`numerical_rank`.
-        method: ``"exhaustive"`` or ``"milp"``.
-        max_subsets: The most subsets that one size may have in the exhaustive search.
-        max_seconds: The longest time that the integer program may take.
+    solver (HiGHS, about 1e-6), within ``max_seconds``. Singular values confirm its dependency. This
+    pays where there are few more vectors than dimensions. Among 40 vectors of dimension 36 it finds
+    a dependent set of 15 in seconds, where a search would look at 10^10 subsets. With 30 generic
+    vectors of dimension 10 it takes more than half a minute, and the search takes seconds.
 
     Raises:
         ValueError: If the work allowed does not suffice; the error says what is known by then. Also
@@ -102,9 +95,8 @@ def _suspects(
     """
     threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
     none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
-    for prefix, residual, square in _prefixes(
-        none, rows[None], rows.new_ones(1), size - 2, len(rows)
-    ):
+    prefixes = _prefixes(none, rows[None], rows.new_ones(1), size - 2, len(rows))
+    for prefix, residual, square in prefixes:
         squares = residual.square().sum(dim=-1)
         tiny = (threshold**2 / square.clamp(min=1e-300))[:, None, None]
         later = _later(prefix, residual, len(rows))[:, :, None]

@@ -24,12 +24,7 @@ Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
 def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
-    """Accept finite reals of single or double precision, or integers.
-
-    Args:
-        dtype: The arithmetic to compute in, or None.
-        **matrices: The matrices, by the names for the error.
-    """
+    """Accept finite reals of single or double precision, or integers, and such an arithmetic."""
     for name, matrix in matrices.items():
         if matrix.dtype.is_complex or matrix.dtype in (torch.float16, torch.bfloat16, torch.bool):
             refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
@@ -38,18 +33,14 @@ def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
 
 
-def _is_numerical(matrix, dtype) -> None:
-    check_entries(dtype, matrix=matrix)
-
-
-@checked(also=_is_numerical)
+@checked(also=lambda matrix, dtype: check_entries(dtype, matrix=matrix))
 def numerical_rank(
     matrix: Shaped[Tensor, "*batch m n"],
     *,
     rtol: Tolerance = None,
     dtype: torch.dtype | None = None,
 ) -> int | Int[Tensor, "*batch"]:
-    """Number of singular values above ``rtol`` times the largest one.
+    """Number of singular values above ``rtol`` times the largest one, of each matrix of a batch.
 
     A tolerance makes a statement about a perturbed matrix. Full rank is certain up to rounding. A
     lower rank only says that the matrix is close to one of that rank. There,
@@ -60,15 +51,9 @@ def numerical_rank(
     QR decomposition. Only the others get their singular values computed.
 
     Args:
-        matrix: One matrix or a batch of them, floats or integers.
-        rtol: Relative tolerance from 0 to 1. The default is ``max(m, n)`` times the rounding unit
-            of ``dtype``, the rule of numpy and torch. It grows with the number of rows, to 0.05 for
-            400,000 rows in float32.
-        dtype: The arithmetic to compute in, float32 or float64. The default is that of the matrix
-            (float64 for integers).
-
-    Returns:
-        An ``int`` for one matrix, an integer tensor for a batch.
+        rtol: The default is ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy
+            and torch. It grows with the number of rows, to 0.05 for 400,000 rows in float32.
+        dtype: The default is that of the matrix (float64 for integers).
 
     Example:
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
@@ -78,7 +63,12 @@ def numerical_rank(
     if 0 in matrix.shape[-2:]:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
-        rank = _ranks(values.reshape(-1, *matrix.shape[-2:]), rtol).view(matrix.shape[:-2])
+        matrices = values.reshape(-1, *matrix.shape[-2:])
+        wide = (matrices if matrix.shape[-2] <= matrix.shape[-1] else matrices.mT).double()
+        unsettled = ~_clearly_full(wide @ wide.mT, wide.shape[2], rtol)
+        rank = torch.full(unsettled.shape, wide.shape[1], device=matrix.device)
+        rank[unsettled] = _ranks_by_values(matrices[unsettled], rtol)
+        rank = rank.view(matrix.shape[:-2])
     return int(rank) if matrix.ndim == 2 else rank
 
 
@@ -91,15 +81,6 @@ def _scaled(
     if rtol is None:
         rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
     return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
-
-
-def _ranks(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
-    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
-    gram = wide.double() @ wide.double().mT
-    unsettled = ~_clearly_full(gram, wide.shape[2], rtol)
-    rank = torch.full(unsettled.shape, wide.shape[1], device=matrices.device)
-    rank[unsettled] = _ranks_by_values(matrices[unsettled], rtol)
-    return rank
 
 
 def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
@@ -132,10 +113,7 @@ def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Boo
 
 
 def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
-    """Which have a least eigenvalue above ``rtol^2`` times the largest, by the factor ``MARGIN``.
-
-    And by more than rounding errors.
-    """
+    """Which have a least eigenvalue clearly above ``rtol^2`` times the largest, and rounding."""
     largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
     return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
 
@@ -143,10 +121,10 @@ def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Ten
 def _clearly_short(
     gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
 ) -> Bool[Tensor, " B"]:
-    """Which have a least eigenvalue below ``rtol^2`` times the largest, by the factor ``MARGIN``.
+    """Which have a least eigenvalue clearly below ``rtol^2`` times the largest, and rounding.
 
-    And by more than rounding errors. No least eigenvalue exceeds ``ceiling``. The largest one is at
-    least the Rayleigh quotient of any vector, here of one after two power iterations.
+    No least eigenvalue exceeds ``ceiling``. The largest one is at least the Rayleigh quotient of
+    any vector, here of one after two power iterations.
     """
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
@@ -163,11 +141,9 @@ def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[T
 
 
 def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
-    """A bound of the errors in the eigenvalues.
-
-    The entries are products of length ``d``, which may underflow. They are then decomposed by a
-    backward stable method. No norm exceeds the trace.
-    """
+    """A bound of the errors in the eigenvalues."""
+    # The entries are products of length ``d``, which may underflow. They are then decomposed by a
+    # backward stable method. No norm exceeds the trace.
     kind = torch.finfo(gram.dtype)
     trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
     return 4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny
@@ -187,8 +163,7 @@ class SampledIndependence(NamedTuple):
         samples: Number of subsets.
         dependent: How many of them were rank-deficient.
         confidence: Confidence of the bound that follows.
-        dependent_at_most: Bound of the fraction of dependent subsets among all subsets (Clopper and
-            Pearson's one-sided bound).
+        dependent_at_most: Clopper and Pearson's bound of the fraction of dependent subsets.
     """
 
     size: int
@@ -241,19 +216,8 @@ def sampled_independence(
     A subset is independent if its numerical rank is ``size``. Most ranks are settled by a Cholesky
     decomposition of the subset's Gram matrix, cut from that of all vectors if there are few. Ranks
     below what squares can resolve are settled by a QR decomposition. Those close to the tolerance
-    get their singular values computed.
-
-    Args:
-        vectors: One vector a row.
-        size: Number of vectors in a subset, from 1 to ``T``.
-        samples: Number of subsets.
-        seed: Seed of the subsets, at least 0.
-        rtol: As for :func:`numerical_rank`.
-        dtype: As for :func:`numerical_rank`.
-        confidence: Confidence of the bound, from 0 to 1.
-
-    Returns:
-        The counts, with a bound of the fraction of dependent subsets.
+    get their singular values computed. ``confidence`` is that of the bound of the fraction of
+    dependent subsets.
 
     Example:
         >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
@@ -342,15 +306,6 @@ def sampled_kruskal_rank(
     bisection, since larger subsets are dependent more often. The result is an upper estimate of the
     Kruskal rank, unless a dependent size passes by luck. :class:`SampledIndependence` says what the
     samples guarantee.
-
-    Args:
-        vectors: One vector a row.
-        samples: Number of subsets of each size that is tried.
-        threshold: Fraction of independent samples that a size needs to pass, from 0 to 1.
-        seed: Seed of the subsets, at least 0.
-        rtol: As for :func:`numerical_rank`.
-        dtype: As for :func:`numerical_rank`.
-        confidence: Confidence of the bounds, from 0 to 1.
 
     Example:
         >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
