@@ -129,9 +129,8 @@ def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) ->
 
 
 def _hours(seconds: float) -> str:
-    if math.isnan(seconds):
-        return ""
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+    long = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+    return "" if math.isnan(seconds) else long
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -2,9 +2,8 @@
 
 A row is a configuration and its result: a training (:class:`Run`, :class:`Outcome`), a test of an
 assumption (:class:`Check`, :class:`Finding`) or a fit (:class:`Fitting`, :class:`Fitted`). Its line
-ends with a key, the hash of its configuration, and with a checksum of the line. A file has all
-columns of its kind. A row is appended whole or not at all. A file that is damaged, truncated or
-foreign is refused with its name and line, and nothing is written to it.
+ends with a key, the hash of its configuration, and a checksum. A row is appended whole or not at
+all. A file that is damaged or foreign is refused with its line, and nothing is written to it.
 """
 
 from __future__ import annotations
@@ -71,18 +70,12 @@ class Configuration:
 class Run(Configuration):
     """One training, with every hyper-parameter explicit; ``None`` is *not applicable*.
 
-    ====================  ==========================================================================
-    ``model``             ``aot``, ``mlp`` or ``mha``; ``variant`` is the reading of the paper
-    ``N``                 vocabulary, or classes; ``None`` for real labels
-    ``T``                 examples; for bigrams, the pairs of one epoch
-    ``context``           ``shared`` or ``random``
-    ``lr``                the rate goes from ``lr * lr_start`` to ``lr * lr_end``
-    ``products``          ``tf32`` where a GPU may compute them so
-    ``table``             number of the data that all seeds share, if they do
-    ``last_batch``        ``short`` if an epoch's last batch holds what is left
-    ====================  ==========================================================================
-
-    The other sizes are as on the notation page.
+    ``model``: ``aot``, ``mlp`` or ``mha``; ``variant``: the reading of the paper; ``N``: the
+    vocabulary, or classes (``None`` for real labels); ``T``: examples, or the pairs of an epoch of
+    bigrams; ``context``: ``shared`` or ``random``; ``lr``: the rate goes from ``lr * lr_start`` to
+    ``lr * lr_end``; ``products``: ``tf32`` where a GPU may compute them so; ``table``: the number
+    of the data that all seeds share, if they do; ``last_batch``: ``short`` if an epoch's last batch
+    holds what is left. The other sizes are as on the notation page.
     """
 
     experiment: str
@@ -300,7 +293,13 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
         if not lines:
             raise ValueError("the file is empty")
         names = tuple(lines[0].split(","))
-        schema = BY_HEADER.get(names) or _refuse_header(names)
+        schema = BY_HEADER.get(names)
+        if schema is None:
+            for columns in BY_HEADER:
+                if {*names} < {*columns} and [*names] == [c for c in columns if c in names]:
+                    lacking = ", ".join(c for c in columns if c not in names)
+                    raise ValueError(f"it lacks the columns {lacking}")
+            raise ValueError("the header is not that of a results file")
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007  (the error names it)
             config, result = _parse(line, schema)
             if (config.experiment, config.profile) != (path.parent.name, path.stem):
@@ -316,14 +315,6 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             number, error = data[: error.start].count(b"\n") + 1, ValueError("not UTF-8 text")
         raise DamagedResultsError(f"{path}, line {number}: {error}") from error
     return rows
-
-
-def _refuse_header(names: tuple[str, ...]) -> None:
-    for columns in BY_HEADER:
-        lacking = [name for name in columns if name not in names]
-        if lacking and names == tuple(name for name in columns if name in names) != ():
-            raise ValueError(f"it lacks the columns {', '.join(lacking)}")
-    raise ValueError("the header is not that of a results file")
 
 
 def _parse(line: str, schema: RowSchema) -> Row:
@@ -448,10 +439,7 @@ def _write(path: Path, lines: list[str]) -> None:
 
 
 def check_writable(config: Configuration, root: Path | None = None) -> None:
-    """Accept a configuration whose row could be stored, before it is measured, or raise OSError.
-
-    Warns if the row will not name a commit.
-    """
+    """Raise OSError before a row is measured that could not be stored; warn if it has no commit."""
     path = (root or writable_root()) / config.experiment / f"{config.profile}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")), open(path, "ab") if path.exists() else nullcontext():

@@ -53,10 +53,17 @@ def test_language_features_are_those_of_the_encoders(kind):
 
 def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch):
     monkeypatch.setattr(assumptions, "STEPS", 300)
-    deeper = assumptions.CASES[NAME]["deeper"]._replace(
+
+    def untrained(folder, seed):
+        model = features.random_encoder(("vit", pretrained.DIGITS_VIT), depth=2, seed=seed).model
+        model.save_pretrained(folder)
+        return 1.0
+
+    deeper = dataclasses.replace(
+        assumptions.CASES[NAME]["deeper"],
         T=80,
         batches=lambda: corpora.digits()[0][:80].split(50),
-        trained=assumptions._random(("vit", pretrained.DIGITS_VIT)),
+        trained=(untrained, 0.0),
         samples=(20, 20),
         sizes=(8,),
         depth=2,
@@ -121,8 +128,7 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
         tiers = assumptions._language(
             kind, source, hub, f"{kind}-tiny", (20, 24), (5, 23), train, least=0.0
         )
-    random = assumptions._random(tiny(kind))
-    case = tiers["published"]._replace(T=40, samples=(50, 20), random=random)
+    case = dataclasses.replace(tiers["published"], T=40, samples=(50, 20), model=tiny(kind))
     monkeypatch.setitem(assumptions.CASES[name], "published", case)
     assert experiments.run(name, "published") == len(assumptions.checks(name, "published"))
     rows = experiments.table(name, "published")
@@ -167,7 +173,7 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
 
 
 def test_data_of_another_number_are_refused(monkeypatch):
-    case = assumptions.CASES[NAME]["quick"]._replace(T=61)
+    case = dataclasses.replace(assumptions.CASES[NAME]["quick"], T=61)
     monkeypatch.setitem(assumptions.CASES[NAME], "quick", case)
     with pytest.raises(ValueError, match=r"^source: got 60 examples of photographs; expected 61"):
         experiments.run(NAME, "quick")
@@ -186,13 +192,14 @@ def test_features_of_no_case_are_refused_by_name(asked, argument):
         assumptions.collect(*asked)
 
 
-def test_no_rows_come_from_a_model_that_did_not_learn():
+def test_no_rows_come_from_a_model_that_did_not_learn(monkeypatch):
     def fails(folder, seed):
         return 0.5
 
-    encoder = assumptions._trained_here(fails, least=0.97)
+    case = dataclasses.replace(assumptions.CASES[NAME]["quick"], trained=(fails, 0.97))
+    monkeypatch.setitem(assumptions.CASES[NAME], "quick", case)
     with pytest.raises(ValueError, match=r"^fails: got 0.5000 on data held out; expected at least"):
-        encoder(dtype=torch.float32, device="cpu")
+        experiments.run(NAME, "quick")
 
 
 @pytest.mark.parametrize("dependent", [False, True])

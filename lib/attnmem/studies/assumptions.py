@@ -12,7 +12,8 @@ import functools
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -38,15 +39,16 @@ TIERS = ("published", "shipped", "trained")  # those that repeat the published t
 DEPTH = 4  # of the small models
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True, eq=False)  # each is itself, as a key of a cache
+class Case:
     """One architecture and its data: ``T`` examples of ``n`` tokens of dimension ``d``.
 
-    ``random`` and ``trained`` take ``dtype`` and ``device``. ``samples``: subsets that a test of
-    size up to ``n`` draws, and that general position draws, where each costs a hundred times more:
-    300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
-    the queries of the maps in ``curves``; a random attention layer is looked at only if it is
-    among them. ``positions``: whether the position table is tested. ``depth``: blocks looked at.
-    ``labels``: numbers of examples whose random labels a read-out is trained to meet.
+    ``model``: what is made at random; ``trained``: weights on a hub, or what trains a model here
+    and how good it must be. ``samples``: subsets that a test of size up to ``n`` draws, and that
+    general position draws, where each costs a hundred times more: 300 without a failure leave less
+    than 1% with 95% confidence. ``sizes``: of further tests, on the queries of the maps in
+    ``curves``; a random attention layer is looked at only if it is among them. ``depth``: blocks
+    looked at. ``labels``: numbers of examples whose random labels a read-out is trained to meet.
     """
 
     source: str
@@ -55,14 +57,18 @@ class Case(NamedTuple):
     n: int
     d: int
     batches: Callable[[], Iterable[corpora.Inputs]]
-    random: Callable[..., Encoder]
-    trained: Callable[..., Encoder] | None = None
+    model: str | tuple[str, dict]
+    trained: str | tuple[Callable[..., float], float] | None = None
     samples: tuple[int, int] = (5000, 300)
     sizes: tuple[int, ...] = ()
     curves: tuple[str, ...] = ("random attention",)
     positions: bool = False
     depth: int = 1
     labels: tuple[int, ...] = ()
+
+    def random(self, **options: Any) -> Encoder:
+        """The model that is made at random."""
+        return random_encoder(self.model, seed=SEED, **options)
 
     @property
     def maps(self) -> list[str]:
@@ -71,14 +77,6 @@ class Case(NamedTuple):
         attention = [name for name in self.curves if name == "random attention"]
         trained = [f"trained L{at}" for at in layers] * bool(self.trained)
         return [f"random L{at}" for at in layers] + attention + trained
-
-
-def _random(architecture: str | tuple[str, dict]) -> Callable[..., Encoder]:
-    return functools.partial(random_encoder, architecture, seed=SEED)
-
-
-def _trained_here(train: Callable[..., float], least: float) -> Callable[..., Encoder]:
-    return lambda **options: trained_encoder(_made(train, least), **options)
 
 
 @functools.cache
@@ -96,20 +94,6 @@ TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
 WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
 
 
-def _deeper(trained: Case) -> Case:
-    """Every layer of a small model, and what the next attention layer can memorize from it."""
-    n, d = trained.n, trained.d
-    layers = range(DEPTH + 1)
-    return trained._replace(
-        samples=(5000, 300),
-        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != n),
-        curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in layers),
-        positions=False,
-        depth=DEPTH,
-        labels=(d, 3 * d // 2, 2 * d, 5 * d // 2),
-    )
-
-
 FULL, QUICK = (5000, 5000), (200, 100)  # samples, if the features are small
 
 
@@ -117,34 +101,26 @@ def _vision(
     source: str, hub: str, architecture: str, shape: tuple[int, int], sizes: tuple[int, ...]
 ) -> dict[str, Case]:
     """The tiers of a ViT of ``shape`` tokens and dimensions, whose trained weights a hub has."""
+    crops = functools.partial(corpora.photograph_crops, seed=SEED)
     published = Case(
-        *(source, architecture, 1973, *shape),
-        lambda: corpora.published_images(source, 2000),
-        _random(architecture),
-        functools.partial(trained_encoder, hub),
-        samples=FULL,
-        sizes=sizes,
+        *(source, architecture, 1973, *shape, lambda: corpora.published_images(source, 2000)),
+        *(architecture, hub, FULL, sizes),
     )
     shipped = Case(
-        *("photographs", architecture, 2000, *shape),
-        lambda: corpora.photograph_crops(2000, seed=SEED),
-        _random(architecture),
+        *("photographs", architecture, 2000, *shape, lambda: crops(2000)),
+        model=architecture,
         sizes=sizes,
     )
     trained = Case(
-        *("digits", "vit-digits", 1797, 17, 64),
-        lambda: corpora.digits()[0].split(256),
-        _random(("vit", pretrained.DIGITS_VIT)),
-        _trained_here(pretrained.digits_vit, least=0.97),
+        *("digits", "vit-digits", 1797, 17, 64, lambda: corpora.digits()[0].split(256)),
+        model=("vit", pretrained.DIGITS_VIT),
+        trained=(pretrained.digits_vit, 0.97),
         samples=FULL,
         sizes=tuple(range(20, 64, 4)),
     )
     quick = Case(
-        *("photographs", "vit-tiny", 60, 17, 24),
-        lambda: corpora.photograph_crops(60, size=32, seed=SEED),
-        _random(TINY_VIT),
-        samples=QUICK,
-        sizes=(10, 20),
+        *("photographs", "vit-tiny", 60, 17, 24, lambda: crops(60, size=32)),
+        *(TINY_VIT, None, QUICK, (10, 20)),
     )
     return _tiers(published, shipped, trained, quick)
 
@@ -162,46 +138,49 @@ def _language(
     """The tiers of a BERT or a GPT-2; ``train`` makes the small one, refused below ``least``."""
     n, pairs = shape[0], kind == "bert"
     read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
-    tiny = kind, pretrained.language_sizes(kind, length=20, d=24, layers=1)
+    texts = functools.partial(corpora.published_texts, source, hub, 2000, length=n, batch=4)
     first = {"curves": ("random L1",), "positions": True}
-    both = {"curves": ("random L1", "trained L1"), "positions": True, "samples": FULL}
+    both = {"curves": ("random L1", "trained L1"), "positions": True}
     published = Case(
-        *(source, architecture, 2000, *shape),
-        lambda: corpora.published_texts(source, hub, 2000, length=n, batch=4, pairs=pairs),
-        _random(architecture),
-        functools.partial(trained_encoder, hub),
-        sizes=sizes,
+        *(source, architecture, 2000, *shape, lambda: texts(pairs=pairs)),
+        *(architecture, hub, FULL, sizes),
         **both,
     )
     shipped = Case(
-        *("library", architecture, 2000, *shape),
-        lambda: read(2000, length=n, batch=4),
-        _random(architecture),
+        *("library", architecture, 2000, *shape, lambda: read(2000, length=n, batch=4)),
+        model=architecture,
         sizes=sizes,
         **first,
     )
     trained = Case(
-        *("library", f"{kind}-library", 2000, 64, 96),
-        lambda: read(2000, length=64, batch=100),
-        _random((kind, pretrained.LIBRARY[kind])),
-        _trained_here(train, least),
+        *("library", f"{kind}-library", 2000, 64, 96, lambda: read(2000, length=64, batch=100)),
+        *((kind, pretrained.LIBRARY[kind]), (train, least), FULL),
         sizes=(*range(8, 64, 8), 72, 80, 88, 95),
         **both,
     )
+    tiny = kind, pretrained.language_sizes(kind, length=20, d=24, layers=1)
     quick = Case(
-        *("library", f"{kind}-tiny", 60, 20, 24),
-        lambda: read(60, length=20),
-        _random(tiny),
-        samples=QUICK,
-        sizes=(10, 15, 23),
+        *("library", f"{kind}-tiny", 60, 20, 24, lambda: read(60, length=20)),
+        *(tiny, None, QUICK, (10, 15, 23)),
         **first,
     )
     return _tiers(published, shipped, trained, quick)
 
 
 def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[str, Case]:
+    """With every layer of the small model, and what the next attention layer can memorize."""
+    n, d = trained.n, trained.d
+    deeper = replace(
+        trained,
+        samples=(5000, 300),
+        sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != n),
+        curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in range(DEPTH + 1)),
+        positions=False,
+        depth=DEPTH,
+        labels=(d, 3 * d // 2, 2 * d, 5 * d // 2),
+    )
     tiers = {"published": published, "shipped": shipped, "trained": trained}
-    return tiers | {"deeper": _deeper(trained), "quick": quick}
+    return tiers | {"deeper": deeper, "quick": quick}
 
 
 CASES: dict[str, dict[str, Case]] = Named(
@@ -280,10 +259,9 @@ def _case(name: str, tier: str) -> Case:
 def checks(name: str, tier: str) -> list[Check]:
     """All tests of a study at a tier, in both precisions.
 
-    Of every map: Assumption 1 (queries, size ``n``), Assumption 2 (contexts) and general position
-    (queries, size ``d``). Of the embeddings: Assumption 3 (relaxed) and its general position. Of
-    the maps in ``curves``: the queries at every further size. Of the position tables: their rank.
-    Of every map that heads read: random labels.
+    Of every map: Assumption 1 (queries, size ``n``), Assumption 2 (contexts), general position
+    (queries, size ``d``), and labels. Of the embeddings: Assumption 3 (relaxed) and its general
+    position, and the rank of the position table. Of the maps in ``curves``: further sizes.
     """
     case = _case(name, tier)
     many, few = case.samples
@@ -316,10 +294,7 @@ def _test(row: Any) -> str:
 
 
 def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Of one map in some tests, the share of the sets of queries that is independent, by size.
-
-    For each precision there are the sizes in rising order and the shares at them.
-    """
+    """Of one map, for each precision, the sizes of sets of queries and their independent share."""
     of_map = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
     return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
 
@@ -334,28 +309,22 @@ def kruskal_estimate(rows: pd.DataFrame) -> int:
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """A column of some tests, such as ``share`` or ``ranks``, with the two precisions side by side.
-
-    It has a line for each test and map but curves and labels, and a column for each precision.
-    """
+    """A column such as ``share`` or ``ranks``, a line for each test and map, by precision."""
     tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """The same of the tests at each of the :data:`TIERS` that has rows, side by side.
-
-    It has a column for each tier and precision.
-    """
+    """The same for each of the :data:`TIERS` that has rows, side by side."""
     rows = {tier: TESTS[name].table(store.known(name, tier).values()) for tier in TIERS}
     columns = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
     return pd.concat(columns, axis=1).sort_index()
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
-    """Our numbers (:func:`by_tier`) with the paper's in the column ``paper``.
+    """Our numbers (:func:`by_tier`) with the paper's in the column ``paper``, of float32.
 
-    Those are in float32, with the same index. What is missing is an empty string.
+    Both have the same index. What is missing is an empty string.
     """
     both = ours.copy()
     both["paper", "float32"] = paper
@@ -375,17 +344,17 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
         ValueError: There is no such case or precision, or the data have another number of examples.
         ConnectionError: The tier needs a hub that cannot be reached.
     """
-    case = _case(name, tier)
     if dtype not in DTYPES:
         refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
-    return _collected(case, dtype, device)
+    return _collected(_case(name, tier), dtype, device)
 
 
 @functools.lru_cache(maxsize=1)  # kept for the next test of the same features
 def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
-    trained = case.trained(**options) if case.trained else None
+    weights = _made(*case.trained) if isinstance(case.trained, tuple) else case.trained
+    trained = trained_encoder(weights, **options) if weights else None
     seed = SEED if "random attention" in case.maps else None
     maps = features.feature_maps(random, trained, seed=seed)
     heads = HEADS if case.labels else 0

@@ -21,7 +21,6 @@ from ..training.devices import device_settings
 from ..training.models import architecture
 from . import EXPERIMENTS
 from .searches import SEARCHES
-from .study import diverged
 from .tables import rows
 
 PRECISION = 1e-8  # real labels that are met more closely count as met to this
@@ -53,12 +52,6 @@ def saved_bits(
         classes: Number of classes ``N``, None for real labels.
         labels: Number of labels.
 
-    Returns:
-        The bits, at least 0.
-
-    Raises:
-        ValueError: If labels are classes and there is no accuracy, or a number is out of range.
-
     Example:
         >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))
         113
@@ -82,23 +75,15 @@ def labels_of(run: Run) -> float:
 def stored(profile: str) -> pd.DataFrame:
     """Every stored training with the bits that it holds and three counts of its parameters.
 
-    Args:
-        profile: ``paper`` or ``quick``.
-
-    Returns:
-        A line for each training that did not diverge, with the fields of its configuration,
-        ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
-        ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
-        if it is not known).
-
-    Raises:
-        ValueError: The profile is unknown.
-        DamagedResultsError: A file of rows cannot be trusted.
+    There is a line for each training that did not diverge, with the fields of its configuration,
+    ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
+    ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
+    if it is not known). Raises as :func:`attnmem.experiments.rows`.
     """
     lines, counted = [], {}
     for name in (*EXPERIMENTS, *SEARCHES):
         for run, outcome in rows(name, profile).values():
-            if diverged(outcome):
+            if outcome.diverged is not None:
                 continue
             shape = architecture(run)
             if shape not in counted:
@@ -124,8 +109,7 @@ class Recount(NamedTuple):
 def recount(run: Run) -> Recount:
     """Train on bigrams once more, and count the bits on every pair that was drawn.
 
-    Batches take a pair as often as it was drawn, so a row's accuracy and loss lean towards pairs
-    that were drawn often. A run on something else is refused.
+    A row's accuracy and loss lean towards pairs that were drawn often.
     """
     if run.task != "bigrams":
         refuse("run", f"the task {run.task!r}", "bigrams")
@@ -147,25 +131,18 @@ def recount(run: Run) -> Recount:
 
 
 def largest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every shape the trainings of the largest set that any of them got right.
-
-    ``table`` and what comes back are lines of :func:`stored`.
-    """
+    """Of every shape the trainings of the largest set that any got right, from :func:`stored`."""
     right = table[table.accuracy == 1]
     most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
     return right[right["T"] == most]
 
 
 def span(table: pd.DataFrame) -> dict[str, float]:
-    """Bits per parameter over the cells of a table, each the mean of its seeds.
+    """Bits per parameter over the cells of :func:`stored`, each the mean of its seeds.
 
-    Args:
-        table: Lines of :func:`stored`, at least one.
-
-    Returns:
-        ``low`` and ``high``, the least and the largest number of bits for each of all parameters;
-        and, of the cell that has the largest, bits for each parameter without tables and for each
-        dimension, NaN if that is not known; and ``cells``, how many there are.
+    ``low`` and ``high`` are the least and the largest number of bits for each of all parameters;
+    of the cell that has the largest there are bits for each parameter without tables and for each
+    dimension, NaN if that is not known. ``cells`` is how many there are.
     """
     if table.empty:
         refuse("table", "no lines", "at least one")

@@ -126,8 +126,8 @@ def fittings(profile: str) -> dict[Fitting, float]:
 def _fitting(
     profile: str, shape: Shape, fraction: float, seed: int, way: Mapping[str, Any]
 ) -> Fitting:
-    sizes = shape._asdict() | {"T": int(fraction * shape.ceiling)}
-    return Fitting(experiment=NAME, profile=profile, seed=seed, **sizes, **way)
+    T = int(fraction * shape.ceiling)
+    return Fitting(NAME, profile, seed=seed, T=T, **shape._asdict(), **way)
 
 
 class Examples(NamedTuple):
@@ -140,7 +140,7 @@ class Examples(NamedTuple):
 
 
 def examples(fit: Fitting) -> Examples:
-    """Data and start of a fit, in float64: the same for all optimizers, in its own coordinates.
+    """Data and start of a fit: the same for all optimizers, in the coordinates that it has.
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
     """
@@ -244,9 +244,8 @@ def reached(table: pd.DataFrame) -> pd.DataFrame:
     """How far each optimizer gets at each shape, in the order of the rows of this study's table.
 
     ``seeds`` is the fewest of a fraction, ``all`` the largest fraction up to which every seed met
-    its labels at every fraction tried, ``some`` the largest that any seed met, and ``tried`` the
-    largest tried. A fraction that nothing met is 0. ``floor`` and ``theorem`` are in units of the
-    ceiling.
+    its labels at every fraction tried, ``some`` the largest that any seed met (0 if none), and
+    ``tried`` the largest tried. ``floor`` and ``theorem`` are in units of the ceiling.
     """
     lines = []
     for (shape, way), rows in table.groupby(["shape", "way"], sort=False):

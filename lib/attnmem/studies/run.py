@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands after a unit: units done, of how many if that is known, rows, seconds."""
+    """After a unit: units done, of how many if that is known, rows added, seconds, and words."""
 
     done: int
     units: int | None
@@ -51,12 +51,7 @@ class Progress(NamedTuple):
 def choose_device(device: str, *, here: bool = True) -> str:
     """The device to use: ``auto`` is the GPU if there is one.
 
-    Args:
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        here: Whether this machine must have it; or only those that measure elsewhere.
-
-    Raises:
-        ValueError: Torch knows no such device, or this machine has none.
+    Refuses what torch does not know, and what this machine lacks, unless others measure (``here``).
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -86,13 +81,17 @@ def run(
         name: A key of ``STUDIES``.
         profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        executor: By whom, as for :func:`run_jobs`.
+        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
+            ``Client.get_executor()``); by default units are measured here, one after the other.
         seeds: The first so many seeds of each training.
         tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
         variant: How the paper is read.
         where: Only the trainings with these values, such as ``{"d": 10}``.
-        **options: ``workers``, ``limit_minutes``, ``recompute`` and ``report`` of
-            :func:`run_jobs`.
+        **options: ``workers``, units in flight at once, which share a GPU's memory (by default an
+            executor is given all units at once, so a limit of time needs this number);
+            ``limit_minutes``, after which no unit begins (the cheapest curves of a grid come first,
+            and first seeds before others); ``recompute``, to measure again what came with the
+            library; ``report``, called with a :class:`Progress` after each unit.
 
     Returns:
         How many rows were added.
@@ -115,25 +114,10 @@ def run_jobs(
     recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Measure what is missing of several studies, one queue for all.
+    """Measure what is missing of several studies, one queue for all; arguments as for :func:`run`.
 
     After an error in a unit, or if its rows cannot be stored, no other unit begins. The error is
     raised when the rows of the units in flight are stored; so is an interrupt.
-
-    Args:
-        jobs: What to measure, the first first.
-        device: Where.
-        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
-            ``Client.get_executor()``); by default units are measured here, one after the other.
-        workers: Units in flight at once, which share a GPU's memory. By default an executor is
-            given all units at once, so a limit of time needs this number.
-        limit_minutes: Begin no unit after that time; the rows of those in flight are kept. The
-            cheapest curves of a grid come first, and first seeds before others.
-        recompute: Measure again what came with the library (:func:`attnmem.studies.tables.rows`).
-        report: Called after each unit.
-
-    Returns:
-        How many rows were added.
     """
     pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
     for job in jobs:  # all are checked before anything is measured

@@ -1,9 +1,8 @@
 """How many examples training memorizes without an error, by bisection over their number.
 
-The accuracy of an overloaded model says how much of a table it gets right; its *capacity* is the
-size of the largest table that it gets right entirely, and that is what a capacity theorem bounds.
-Every training of a search is a row, and the path of its bisection follows from the rows alone, so
-that an interrupted search goes on where it was. :func:`found` reads the answers off the rows.
+A model's *capacity* is the size of the largest table that it gets right entirely, which is what a
+capacity theorem bounds. Every training of a search is a row, and the path of its bisection follows
+from the rows alone, so that an interrupted search goes on where it was.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from .. import store, training
-from ..store import Outcome, Row, Rows, Run
+from ..store import Row, Rows, Run
 from . import mahdavi
 from .study import HERE, Cells, Done, Named, Place, Selection, Trainings, Unit, name_of
 
@@ -57,7 +56,7 @@ class Search(Trainings):
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
     ) -> Iterator[Unit]:
-        # What each bisection needs next, until that is with a worker already.
+        """What each bisection needs next, until that is with a worker already."""
         self.configs(profile, selection)
         at_once = None if place.device.startswith("cuda") else 1
         for cell in self.cells[profile]:
@@ -67,14 +66,11 @@ class Search(Trainings):
                 last = unit
 
     def bracket(self, profile: str, cell: dict[str, Any], rows: Rows) -> tuple[Bracket, list[Run]]:
-        """The bisection of one shape of model, from its rows.
-
-        Returns where it is, and the restarts that it needs next; none if it is complete.
-        """
+        """Where the bisection of one shape of model is, and the restarts that it needs next."""
         # The weights that have a set right have all of its subsets.
         best = 0
         for run, outcome in rows.values():
-            if _all_right(outcome) and run in probe(self.name, profile, cell, run.T):
+            if outcome.accuracy == 1 and run in probe(self.name, profile, cell, run.T):
                 best = max(best, run.T)
         needed: list[Run] = []
 
@@ -85,13 +81,12 @@ class Search(Trainings):
 
         [run, *_] = probe(self.name, profile, cell, 1)
         most = run.N**2 if run.task == "associations" else training.parameter_count(run)
-        return Bracket(
-            best, bisect(memorizes, training.FAMILIES[run.model].guaranteed(run), most).failed
-        ), needed
+        start = training.FAMILIES[run.model].guaranteed(run)
+        return Bracket(best, bisect(memorizes, start, most).failed), needed
 
     def say(self, rows: Sequence[Row]) -> str:
         run, _ = rows[0]
-        verb = "memorized" if any(_all_right(outcome) for _, outcome in rows) else "not memorized"
+        verb = "memorized" if any(o.accuracy == 1 for _, o in rows) else "not memorized"
         return f"{name_of([run])}, restart {run.seed}, {verb}"
 
 
@@ -153,15 +148,9 @@ SEARCHES: dict[str, Search] = Named({search.name: search for search in _SEARCHES
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
     """Double from ``start`` until a size fails, then halve the gap to 2% of what is memorized.
 
-    Assumes that larger sizes fail, too; if not, returns the smaller answer. No size is tried twice.
-
-    Args:
-        memorizes: Whether a size is memorized; None if that is not known yet, which ends it there.
-        start: The first size.
-        most: The largest size.
-
-    Returns:
-        The bracket around the answer.
+    Assumes that larger sizes than one that fails (up to ``most``) fail, too; if not, returns the
+    smaller answer. No size is tried twice. ``memorizes`` gives None for a size that is not known
+    yet, which ends it there.
 
     Example:
         >>> bisect(lambda T: T <= 700, start=50, most=2500)
@@ -179,19 +168,12 @@ def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Br
 
 
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
-    """The restarts that decide whether ``size`` examples are memorized by one shape of model.
-
-    ``name`` is a key of ``SEARCHES``, ``cell`` one of the search's ``cells``.
-    """
+    """The restarts that decide whether ``size`` examples are memorized by a search's cell."""
     sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
     return [
         Run(experiment=name, profile=profile, seed=seed, **sizes)
         for seed in range(SEARCHES[name].restarts[profile])
     ]
-
-
-def _all_right(outcome: Outcome) -> bool:
-    return outcome.accuracy == 1
 
 
 def found(name: str, profile: str) -> pd.DataFrame:
@@ -202,9 +184,8 @@ def found(name: str, profile: str) -> pd.DataFrame:
         profile: ``paper`` or ``quick``.
 
     Returns:
-        A table with the cell's sizes, ``memorized`` and ``failed`` (see :class:`Bracket`; missing
-        if everything was memorized), ``bound`` (by the paper's theorem) and ``parameters`` of the
-        model.
+        A table with the cell's sizes, ``memorized`` and ``failed`` (missing if everything was
+        memorized), ``bound`` (by the paper's theorem) and ``parameters`` of the model.
 
     Raises:
         ValueError: An argument is unknown; the message names it.

@@ -22,7 +22,7 @@ import torch
 from .. import store, training
 from ..checks import check_integer, refuse
 from ..reporting import papers
-from ..store import SCHEMAS, Configuration, Outcome, Row, Rows, Run
+from ..store import SCHEMAS, Configuration, Row, Rows, Run
 from ..training.devices import device_name
 
 PROFILES = ("paper", "quick")
@@ -35,11 +35,9 @@ Cells = list[dict[str, Any]]
 class Selection(NamedTuple):
     """A part of a study; by default all that was published.
 
-    Attributes:
-        seeds: The first so many seeds of each training.
-        variant: How the paper is read (``attnmem.training.VARIANTS``).
-        where: Values that the fields of a training have, such as ``{"d": 10}``.
-        tf32: Whether a GPU may compute products in TF32; these are trainings of their own.
+    The first so many ``seeds`` of each training; the ``variant``, how the paper is read
+    (``attnmem.training.VARIANTS``); ``where``, the values of some fields, such as ``{"d": 10}``;
+    and ``tf32``, whether a GPU may compute products so, in trainings of their own.
     """
 
     seeds: int | None = None
@@ -81,13 +79,10 @@ ALL, HERE = Selection(), Place()
 class Study:
     """A figure, a table or a question; each kind says what its units are and how to measure one.
 
-    ``kind`` says that in words, ``config`` is the class of its configurations, ``profiles`` are its
-    versions. ``units_known``: whether all units are known before the first is measured.
-
-    Attributes:
-        name: Its name in the command line and in the store.
-        paper: The paper that it belongs to, a key of :func:`attnmem.reporting.papers`.
-        what: Its name in the paper, such as ``Exp. 1``.
+    ``name`` in the command line and in the store; ``paper``, a key of
+    :func:`attnmem.reporting.papers`; ``what``, its name in the paper. ``kind`` says that in words,
+    ``config`` is the class of its configurations, ``profiles`` are its versions. ``units_known``:
+    whether all units are known before the first is measured.
     """
 
     name: str
@@ -260,7 +255,7 @@ class Experiment(Trainings):
         return {c: (mean(seconds.get(c, [math.inf])), size) for c, size in sizes.items()}
 
     def say(self, rows: Sequence[Row]) -> str:
-        lost = sum(diverged(outcome) for _, outcome in rows)
+        lost = sum(outcome.diverged is not None for _, outcome in rows)
         name = name_of([run for run, _ in rows])
         return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
@@ -280,8 +275,3 @@ def name_of(runs: Sequence[Run]) -> str:
             ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
             words.append(f"{field}={ends}")
     return " ".join(words)
-
-
-def diverged(outcome: Outcome) -> bool:
-    """Whether a training was lost to numbers that are not finite."""
-    return outcome.diverged is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -26,9 +26,6 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
         profile: One of its profiles.
         recompute: Whether only rows in the folder for new rows count.
 
-    Returns:
-        A configuration and its result, for each key.
-
     Raises:
         ValueError: There is no such study or profile, or no folder for new rows alone.
         DamagedResultsError: A file that cannot be trusted.
@@ -39,20 +36,11 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
 
 
 def table(name: str, profile: str) -> pd.DataFrame:
-    """The stored rows of a study as a table.
+    """The stored rows of a study as a table, a line for each row.
 
-    Args:
-        name: A study.
-        profile: One of its profiles.
-
-    Returns:
-        A line for each row, with a column for each field of the store and those that the kind of
-        study adds (:class:`attnmem.studies.assumptions.AssumptionTests`,
-        :class:`attnmem.studies.fits.FitStudy`).
-
-    Raises:
-        ValueError: There is no such study or profile; the message names it.
-        DamagedResultsError: A file that cannot be trusted.
+    It has a column for each field of the store, and those that the kind of study adds
+    (:class:`attnmem.studies.assumptions.AssumptionTests`, :class:`attnmem.studies.fits.FitStudy`).
+    Raises as :func:`rows`.
     """
     return STUDIES[name].table(rows(name, profile).values())
 
@@ -66,10 +54,7 @@ def missing(
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """The configurations of a study that have no row; a training that diverged has one.
-
-    Arguments are as for :func:`rows` and :func:`attnmem.studies.runs`.
-    """
+    """The configurations without a row; arguments are as for :func:`rows` and :func:`runs`."""
     have = rows(name, profile, recompute=recompute)
     return STUDIES[name].missing(profile, Selection(seeds, variant, where), have)
 
@@ -100,8 +85,8 @@ def stored(
     """Rows of ``profile``; falls back to the other one and prints a notice.
 
     A grid of which some cells have no row at all is passed over while the other profile's is whole,
-    since a figure with holes misleads. It prints how many rows there are, and how many of them are
-    trainings that diverged; these stay in the table, without an accuracy.
+    since a figure with holes misleads. It prints how many rows there are, and how many of them
+    diverged; these stay in the table, without an accuracy.
 
     Args:
         name: An experiment.
@@ -113,8 +98,7 @@ def stored(
             have every cell of the curve.
 
     Returns:
-        The table, with rows of the runs that :func:`attnmem.studies.runs` lists only, and
-        the profile that it is of.
+        The table, and the profile that it is of.
 
     Raises:
         ValueError: The store has rows of neither profile.
@@ -130,11 +114,24 @@ def stored(
         have = [row for key, row in store.known(name, each).items() if key in grid]
         cells = {dataclasses.replace(run, seed=0) for run, _ in have}
         holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
-        on_curves = _on_whole_curves(grid.values(), have, holes, curves) if curves else []
+        on_curves = []
+        if curves:
+            curve, keys = operator.attrgetter(curves), {run.key for run, _ in have}
+            torn = {curve(run) for run in holes}
+            # Seeds under way would move some of a curve's means, so they are left out if others
+            # have the whole curve.
+            begun = {(curve(run), run.seed) for key, run in grid.items() if key not in keys}
+            whole = {curve(run) for run in grid.values() if (curve(run), run.seed) not in begun}
+            on_curves = [
+                (run, outcome)
+                for run, outcome in have
+                if curve(run) not in torn
+                and ((curve(run), run.seed) not in begun or curve(run) not in whole)
+            ]
         found[each] = (on_curves or have, bool(on_curves) or not holes)
         if found[profile][1]:
             break
-    chosen = next((p for p, (_, whole) in found.items() if whole), None)
+    chosen = next((p for p, (_, no_hole) in found.items() if no_hole), None)
     chosen = chosen or next((p for p, (have, _) in found.items() if have), None)
     what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
     if chosen is None:
@@ -151,36 +148,11 @@ def stored(
     return as_table(given), chosen
 
 
-def _on_whole_curves(
-    wanted: Collection[Run], have: list[Row], holes: list[Run], curves: str
-) -> list[Row]:
-    """The rows on curves without a hole, of the seeds that have the whole curve if there are any.
-
-    The other seeds are under way: they would move some of a curve's means and leave the others.
-    """
-    curve, keys = operator.attrgetter(curves), {run.key for run, _ in have}
-    torn = {curve(run) for run in holes}
-    begun = {(curve(run), run.seed) for run in wanted if run.key not in keys}
-    with_seed = {curve(run) for run in wanted if (curve(run), run.seed) not in begun}
-    return [
-        (run, outcome)
-        for run, outcome in have
-        if curve(run) not in torn
-        and ((curve(run), run.seed) not in begun or curve(run) not in with_seed)
-    ]
-
-
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
     """One measurement, with a row for every value of one field and a column for every seed.
 
-    Args:
-        table: Rows that differ in the field and in the seed only, or it is refused.
-        axis: The field.
-        measured: The column of the measurement.
-
-    Returns:
-        The table, indexed by the values of the field in rising order. What no row measured is
-        missing: a seed that was not trained, or one that diverged.
+    Rows that differ in more than the field ``axis`` and the seed are refused. What no row measured
+    is missing: a seed that was not trained, or one that diverged.
     """
     return table.pivot(index=axis, columns="seed", values=measured)
 
@@ -188,12 +160,7 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
 def spans(table: pd.DataFrame, *fields: str) -> str:
     """The least and the largest value of each field, for the ``sizes`` of a verdict.
 
-    Args:
-        table: Rows.
-        *fields: Columns of whole numbers without a missing value, or they are refused.
-
-    Returns:
-        The fields in their order, with one value where the two agree.
+    The fields are columns of whole numbers; one with a missing value is refused.
 
     Example:
         >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
@@ -209,25 +176,16 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
 
 
 def fewest_seeds(table: pd.DataFrame) -> int:
-    """The number of seeds of the configuration that has the fewest in a table of trainings.
-
-    A seed that diverged counts: it was trained, and its row says so.
-    """
+    """The number of seeds, diverged ones included, of the configuration that has the fewest."""
     other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
     return int(table.groupby(other, dropna=False).seed.nunique().min())
 
 
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
-    """Rows of an experiment with one more column, the number of parameters that each run trained.
+    """Rows of an experiment, as :func:`stored` returns them, with a column ``parameters``.
 
-    Args:
-        table: Rows of the experiment, as :func:`stored` returns them; others are refused.
-        name: The experiment.
-        profile: The profile that they are of.
-
-    Returns:
-        The table with the column ``parameters``, counted from the tensors that the loss depends on
-        (:func:`attnmem.training.parameter_count`).
+    It is counted from the tensors that the loss depends on
+    (:func:`attnmem.training.parameter_count`). Rows of another experiment are refused.
     """
     fields = list(SIZES)
     counts = {
@@ -258,13 +216,9 @@ def published(paper: str) -> pd.DataFrame:
 
 
 def beside_published(name: str) -> pd.DataFrame:
-    """The published means of an experiment beside ours, a line for each point.
+    """The published means of an experiment of Dana et al. beside ours, a line for each point.
 
-    Trainings that diverged are left out of the means. Points without a stored training are left
-    out, and so are those that are not at hand (:func:`published`).
-
-    Args:
-        name: An experiment of Dana et al., whose numbers are published.
+    Trainings that diverged are left out of the means, and so are points without a stored training.
 
     Returns:
         A table with the sizes, ``published``, ``ours`` (the mean over the seeds of the published
