@@ -61,12 +61,7 @@ def _tables() -> dict[str, dict]:
 
 @functools.cache
 def papers() -> dict[str, Paper]:
-    """The papers that the book judges, by key, in the order of ``claims.toml``.
-
-    Example:
-        >>> papers()["dana"].source("Exp. 1")
-        'Dana et al. 2025, Exp. 1'
-    """
+    """The papers that the book judges, by key, in the order of ``claims.toml``."""
     return {
         key: Paper(key, table["authors"], table["year"], table["title"])
         for key, table in _tables().items()
@@ -75,12 +70,7 @@ def papers() -> dict[str, Paper]:
 
 @functools.cache
 def claims() -> dict[str, Claim]:
-    """All claims that the book judges, by key, in the order of ``claims.toml``.
-
-    Example:
-        >>> claims()["mahdavi-theorem-1"].kind
-        'theorem'
-    """
+    """All claims that the book judges, by key, in the order of ``claims.toml``."""
     result = {}
     for paper, tables in _tables().items():
         for name, table in tables.items():

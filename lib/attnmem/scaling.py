@@ -169,16 +169,15 @@ def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
 
 
 def _are_two_sweeps(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> None:
-    for name, values in (("x", x), ("other_x", other_x)):
-        values = np.asarray(values, dtype=float)
-        if not np.isfinite(values).all() or (np.diff(values) <= 0).any():
-            refuse(name, "values that do not rise or are not finite", "rising, finite values")
-    for name, points, values in (("y", x, y), ("other_y", other_x, other_y)):
-        shape = np.shape(values)
-        if len(shape) != 2 or shape[0] != len(points) or shape[1] < 2:
-            refuse(name, f"shape {shape}", f"({len(points)}, seeds) with at least 2 seeds")
-        if not np.isfinite(np.asarray(values, dtype=float)).all():
-            refuse(name, "NaN or infinite values", "finite values")
+    for of, points, values in (("", x, y), ("other_", other_x, other_y)):
+        points, values = np.asarray(points, dtype=float), np.asarray(values, dtype=float)
+        if not np.isfinite(points).all() or (np.diff(points) <= 0).any():
+            refuse(f"{of}x", "values that do not rise or are not finite", "rising, finite values")
+        if values.ndim != 2 or len(values) != len(points) or values.shape[1] < 2:
+            expected = f"({len(points)}, seeds) with at least 2 seeds"
+            refuse(f"{of}y", f"shape {values.shape}", expected)
+        if not np.isfinite(values).all():
+            refuse(f"{of}y", "NaN or infinite values", "finite values")
 
 
 @checked(also=_are_two_sweeps)

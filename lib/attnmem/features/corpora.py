@@ -80,10 +80,6 @@ def photograph_crops(
     """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
 
     Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height.
-
-    Example:
-        >>> [len(images) for images in photograph_crops(5, size=32, batch=2, seed=0)]
-        [2, 2, 1]
     """
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
