@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds, store, training
-from attnmem.attention import MHAWeights, mha, mha_features
+from attnmem import bounds
+from attnmem.attention import MHAWeights, mha
 from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
 from attnmem.independence import numerical_rank
-from attnmem.studies import mahdavi
 from attnmem.training import xavier
-
-from plain import mha_outputs
 
 CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
 
@@ -205,16 +202,6 @@ def test_all_bigrams_may_be_drawn_and_no_more():
         bounds.random_bigrams_risk(2, 2, 6, vocab=3)
 
 
-def test_random_layers_reach_the_rank_of_own_contexts_and_no_more():
-    g = torch.Generator().manual_seed(0)
-    for heads, context, dim in [(2, 2, 3), (3, 4, 2)]:
-        most = bounds.own_context_rank(heads, context, dim)
-        E = torch.randn(most + 3, context, dim, generator=g, dtype=torch.float64)
-        e = torch.randn(most + 3, dim, generator=g, dtype=torch.float64)
-        Z = mha_features(random_mha(heads=heads, dim=dim, head_dim=1, seed=0), E, e)
-        assert numerical_rank(Z) == most == heads * dim
-
-
 def test_scalars_are_memorized_up_to_their_bound():
     g = torch.Generator().manual_seed(0)
     most = bounds.scalar_capacity(heads=3, context=3, head_dim=2, dim=5)
@@ -307,26 +294,6 @@ def test_as_many_numbers_decide_the_outputs_as_the_rank_of_their_jacobian(H, n, 
     jacobians = torch.func.jacrev(lambda W: mha(MHAWeights(*W), E, e)[:, 0])(layer)
     J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
     assert numerical_rank(J, rtol=1e-10) == bounds.shared_context_ceiling(H, n, d_h, d)
-
-
-@pytest.mark.parametrize(("H", "n", "d_h", "d"), [(2, 3, 2, 4), (3, 3, 1, 4), (1, 3, 4, 4)])
-def test_the_trained_model_has_as_many_and_an_origin_of_the_queries(H, n, d_h, d):
-    """Mahdavi et al.'s, with embedding and positions; weights larger, for well-separated ranks."""
-    sizes = {"H": H, "n": n, "d": d, "d_h": d_h, "T": 1}
-    [cell] = mahdavi.memorization([sizes], context="shared", real=True)
-    run = store.Run(experiment="none", profile="quick", seed=0, **cell)
-    P = training.mha_parameters(run, training.generator(run, "weights"))
-    P = {name: 4 * W.double()[None] for name, W in P.items()}
-    torch.manual_seed(0)
-    inputs = [torch.randn(1, B, d, dtype=torch.float64) for B in (n, 100)]
-
-    def outputs(*weights):
-        return mha_outputs(dict(zip(P, weights, strict=True)), run, *inputs)[0, :, 0]
-
-    jacobians = torch.autograd.functional.jacobian(outputs, tuple(P.values()))
-    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
-    ceiling = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
-    assert numerical_rank(J, rtol=1e-12) == ceiling
 
 
 @pytest.mark.parametrize(("T", "N"), [(1, 2), (4, 4), (5, 2), (6, 7), (30, 50)])
