@@ -64,12 +64,7 @@ def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
 
 
 def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """The logit of the right token less the largest other one: positive where it is memorized.
-
-    Example:
-        >>> margins(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([1])).tolist()
-        [1.0]
-    """
+    """The logit of the right token less the largest other one: positive where it is memorized."""
     right = logits.gather(1, next_tokens[:, None])[:, 0]
     others = logits.scatter(1, next_tokens[:, None], -math.inf)
     return right - others.amax(dim=1)

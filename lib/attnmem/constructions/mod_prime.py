@@ -25,12 +25,7 @@ def rank(matrix: np.ndarray) -> int:
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The product of two integer matrices modulo the prime.
-
-    Example:
-        >>> product(np.array([[PRIME - 1, 1]]), np.array([[2], [3]])).tolist()
-        [[1]]
-    """
+    """The product of two integer matrices modulo the prime."""
     return _to_numpy(_to_flint(left) * _to_flint(right))
 
 
