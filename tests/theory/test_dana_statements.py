@@ -353,9 +353,6 @@ def test_theorem_3_rare_sequences_pay_for_the_error_of_their_logits(N, epsilon, 
     assert divergence(pi, f + move).max() <= epsilon + math.sqrt(2) * error + 1e-9
 
 
-# --- what is not admissible -----------------------------------------------------------------------
-
-
 def test_an_own_unembedding_is_used():
     pairs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
     tokens = pairs.sum(1) % 5

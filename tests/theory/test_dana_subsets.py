@@ -341,8 +341,9 @@ def test_the_cube_has_full_rank_from_the_number_of_heads_of_the_book_on(k, d_h):
 
 
 @pytest.mark.hostile("dana-corollary-1", "dana-lemma-2")
-def test_dependent_bigrams_are_refused_with_the_subset():
-    sizes = {"vocab": 50, "dim": 10, "head_dim": 10, "heads": 1, "seed": 0}
+@pytest.mark.parametrize(("d", "d_h"), [(10, 10), (13, 7)])
+def test_dependent_bigrams_are_refused_with_the_subset(d, d_h):
+    sizes = {"vocab": 50, "dim": d, "head_dim": d_h, "heads": 1, "seed": 0}
     message = r"^sequences: got T_0 = 20 .* rank 17 at most: no weights make the 7 sequences \[0, "
     with pytest.raises(ValueError, match=message):
         memorize_aot(TWENTY, torch.arange(20), **sizes)

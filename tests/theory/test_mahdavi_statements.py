@@ -38,13 +38,7 @@ def gaussian(generator, *shape):
     return torch.randn(*shape, generator=generator, **F64)
 
 
-# --- what one head can do -------------------------------------------------------------------------
-
-
-# --- ranks of blocks and of perturbed matrices ----------------------------------------------------
-
-
-# --- the proposition behind the theorem, and its two steps ----------------------------------------
+# --- the proposition behind the theorem, the skip connection, and readings ------------------------
 
 
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(1, 4, 7, 4), (3, 4, 7, 3), (5, 3, 5, 8)])

@@ -107,6 +107,22 @@ def test_remark_1_is_where_the_construction_ends():
         memorize_mha(contexts, queries, labels, heads=3, head_dim=6, seed=0)
 
 
+def test_nearly_dependent_tokens_are_told_apart_to_1e_8_or_refused():
+    errors = []
+    for power in range(-12, 0):
+        contexts, queries, labels = examples(13, 4, 6, shared=True)
+        contexts[3] = contexts[:3].sum(0) + 10.0**power * contexts[3]
+        try:
+            weights = memorize_mha(contexts, queries, labels, heads=4, head_dim=4, seed=0)
+        except ValueError as refusal:
+            refused = str(refusal)
+        else:
+            errors.append(error(weights, contexts, queries, labels))
+    assert 0 < len(errors) < 12
+    assert max(errors) <= 1e-8
+    assert refused.startswith("contexts, queries: got nearly dependent contexts or queries (error")
+
+
 def test_the_refused_example_does_not_depend_on_rounding():
     """Coordinates in another order give the same problem, with other sums."""
     queries = torch.randn(9, 3, **F64) @ torch.randn(3, 12, **F64)
@@ -190,6 +206,3 @@ def test_step_2_the_read_out_is_the_least_norm_solution():
     Z, y = torch.randn(7, 15, **F64), torch.randn(7, 2, **F64)
     expected = torch.linalg.pinv(Z) @ y
     torch.testing.assert_close(mahdavi.read_out(Z, y), expected, rtol=1e-10, atol=1e-10)
-
-
-# --- what is not admissible -----------------------------------------------------------------------
