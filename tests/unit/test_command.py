@@ -192,12 +192,6 @@ def test_bad_names_and_damaged_files_end_with_a_message(command, store):
     assert (status, f"{path}, line 1: " in said) == (1, True)
 
 
-def test_a_store_that_is_no_folder_is_said_in_one_sentence(command, store):
-    store.touch()
-    status, error = command("run", "dana-exp6", *QUICK)
-    assert (status, str(store) in error, error.count("\n")) == (1, True, 1)
-
-
 def test_words_are_not_guessed_from_their_beginnings(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "dana-exp6", "--seed", "3"])

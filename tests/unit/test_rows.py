@@ -92,13 +92,6 @@ def test_a_row_is_added_once_and_the_first_of_two_counts(tmp_path, path):
     assert stored(path) == made(3)
 
 
-def test_rows_go_to_the_file_of_their_experiment_and_profile(tmp_path):
-    other = dataclasses.replace(RUN, experiment="other", profile="paper")
-    storage.append([(RUN, OUTCOME), (other, OUTCOME)], tmp_path)
-    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.csv")}
-    assert found == {"trial/quick.csv", "other/paper.csv"}
-
-
 def test_tests_of_assumptions_are_rows_and_kinds_are_not_mixed(tmp_path, path):
     bare = dataclasses.replace(FINDING, ranked=0, least_rank=None, most_rank=None)
     written = [(CHECK, FINDING), (dataclasses.replace(CHECK, size=5), bare)]
@@ -194,45 +187,11 @@ def cut_end(data, rng):
     return data[: rng.choice(inside)]
 
 
-def cut_line_short(data, rng):
-    lines = data.split(b"\n")
-    at = rng.randrange(len(lines) - 1)
-    lines[at] = lines[at][: rng.randrange(len(lines[at]))]
-    return b"\n".join(lines)
-
-
-def foreign_header(data, rng):
-    header, rest = data.split(b"\n", 1)
-    names = header.split(b",")
-    rng.shuffle(names)
-    return b",".join(names) + b"\n" + rest if names != header.split(b",") else b"a,b\n" + rest
-
-
-def swap_columns(data, rng):
-    lines = [line.split(b",") for line in data.split(b"\n")[:-1]]
-    a, b = rng.choice([(7, 8), (9, 12), (23, 24), (13, 16)])
-    for line in lines[1:]:
-        line[a], line[b] = line[b], line[a]
-    swapped = b"".join(b",".join(line) + b"\n" for line in lines)
-    return swapped if swapped != data else b"\n" + data
-
-
-def change_a_cell(data, rng):
-    lines = data.split(b"\n")
-    line = rng.randrange(1, len(lines) - 1)
-    cells = lines[line].split(b",")
-    at = rng.randrange(len(cells))
-    cells[at] = rng.choice([b"nan", cells[at] + b"1"])
-    lines[line] = b",".join(cells)
-    return b"\n".join(lines)
-
-
 def double_a_line(data, rng):
     lines = data.split(b"\n")[:-1]
     return b"\n".join([*lines, lines[rng.randrange(1, len(lines))]]) + b"\n"
 
 
-DAMAGES = (flip_byte, cut_end, cut_line_short, foreign_header, swap_columns, change_a_cell)
 OTHER_SYSTEMS = {
     "line ends": lambda data: data.replace(b"\n", b"\r\n"),
     "some line ends": lambda data: data.replace(b"\n", b"\r\n", 2),
@@ -241,7 +200,7 @@ OTHER_SYSTEMS = {
 }
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, double_a_line])
+@pytest.mark.parametrize("damage", [flip_byte, cut_end, double_a_line])
 @pytest.mark.parametrize("written", [bytes, OTHER_SYSTEMS["both"]])
 def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
     storage.append(made(6), tmp_path)
@@ -283,18 +242,12 @@ def third(edit):
         (lambda lines: [*lines, "trial"], 6, "cut off before its end"),
         (lambda lines: [*lines, lines[3]], 6, "stands in the file twice"),
         (lambda lines: [lines[0], "\n", *lines[1:]], 2, "its checksum does not fit"),
-        (
-            lambda lines: [lines[0].replace("seed", "seeds"), *lines[1:]],
-            1,
-            "the header is not that",
-        ),
         (lambda lines: [lines[0].replace("key,", "odd,key,")], 1, "the header is not that"),
         (
             lambda lines: [lines[0].replace("served,serving", "serving")],
             1,
             "lacks the columns served$",
         ),
-        (lambda lines: [lines[0].replace("key,checksum", "key")], 1, "lacks the columns checksum$"),
         (
             lambda lines: [lines[0].replace("seed,", "").replace("tf32,", "")],
             1,
@@ -337,14 +290,12 @@ def forge(path, number, **changes):
     ("changes", "said"),
     [
         ({"key": "0" * 16}, "its key is not the hash of its configuration"),
-        ({"seed": "7"}, "its key is not the hash of its configuration"),
         ({"accuracy": "nan"}, "accuracy = 'nan' cannot be read"),
         ({"wall_s": "inf"}, "wall_s = 'inf' cannot be read"),
         ({"tf32": "true"}, "tf32 = 'true' cannot be read"),
         ({"tf32": ""}, "tf32 = '' cannot be read"),
         ({"seed": ""}, "seed = '' cannot be read"),
         ({"device": ""}, "device = '' cannot be read"),
-        ({"wall_s": ""}, "wall_s = '' cannot be read"),
         ({"diverged": "1.5"}, "diverged = '1.5' cannot be read"),
         ({"curve": "0.5 nan"}, "curve = '0.5 nan' cannot be read"),
         ({"loss": ""}, "loss: got None with diverged = None"),
@@ -479,12 +430,7 @@ def test_a_store_is_tried_before_anything_is_measured(tmp_path, path, store):
 
 def test_rows_go_to_the_folder_that_is_named_or_into_the_checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for named, folder in [
-        (str(tmp_path), tmp_path),
-        ("~/rows", tmp_path / "rows"),
-        (" ~/rows\n", tmp_path / "rows"),
-        (" ", storage.SHIPPED),
-    ]:
+    for named, folder in [(" ~/rows\n", tmp_path / "rows"), (" ", storage.SHIPPED)]:
         monkeypatch.setenv("ATTNMEM_MEASUREMENTS", named)
         assert storage.writable_root() == folder
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", "~nobody-of-this-name/rows")
@@ -553,16 +499,9 @@ def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(chec
     assert commit(checkout) == head(checkout) + "+"
 
 
-def test_a_second_working_tree_of_the_repository_is_a_checkout_too(checkout, tmp_path):
-    git(checkout, "worktree", "add", "-q", "--detach", tmp_path / "second")
-    assert commit(tmp_path / "second" / "lib" / "attnmem") == head(checkout)
-
-
 def test_what_the_variable_says_counts_everywhere(checkout, monkeypatch):
     monkeypatch.setenv("ATTNMEM_COMMIT", "0123456789ab\n")  # as `$(<file)` may leave it
     assert commit(checkout) == commit(checkout.parent) == "0123456789ab"
-    monkeypatch.setenv("ATTNMEM_COMMIT", "")
-    assert commit(checkout) == head(checkout)
 
 
 def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monkeypatch):
@@ -573,7 +512,6 @@ def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monk
     committed(thesis)
     own = head(checkout)
     monkeypatch.setenv("GIT_DIR", str(thesis / ".git"))
-    assert commit(checkout) == own
     monkeypatch.setenv("GIT_WORK_TREE", str(checkout.parent.parent))
     monkeypatch.setenv("GIT_INDEX_FILE", str(thesis / ".git" / "index"))
     assert commit(checkout) == own
@@ -615,24 +553,17 @@ def below_another_repository(package, setenv):
     return copy
 
 
-def beside_files_of_another_repository(package, setenv):
-    (package / "thesis").mkdir()
-    (package / "thesis" / "thesis.tex").touch()
-    committed(package / "thesis")
-    return copied(package / "thesis")
-
-
 def part_of_another_project(package, setenv):
     copy = copied(package / "project", '[project]\nname = "another"\n')
     committed(package / "project")
     return copy
 
 
-OTHERS = (no_git, no_repository, another_owner, no_commit_yet, installed, below_another_repository)
+FOREIGN = (below_another_repository, part_of_another_project)
 
 
 @pytest.mark.parametrize(
-    "case", [*OTHERS, beside_files_of_another_repository, part_of_another_project]
+    "case", [no_git, no_repository, another_owner, no_commit_yet, installed, *FOREIGN]
 )
 def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
     assert commit(checkout) == head(checkout)
@@ -655,6 +586,3 @@ def test_a_checkout_is_a_folder_lib_beside_the_settings_of_the_library(checkout)
     assert storage.in_checkout(checkout)
     other = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
     assert not storage.in_checkout(other)
-    other.parent.rename(checkout.parent)
-    (checkout.parent.parent / "pyproject.toml").unlink()
-    assert not storage.in_checkout(checkout)
