@@ -29,11 +29,10 @@ BLOCKS = ("Layer", "Block")  # how classes of blocks end
 pytestmark = pytest.mark.usefixtures("no_hub")
 
 
-def inputs_of(kind, count=3):
+def inputs_of(kind):
     if kind == "vit":
-        return next(corpora.photograph_crops(count, size=32, batch=count, seed=0))
-    pairs = kind == "bert"
-    return next(corpora.library_passages(count, length=20, batch=count, seed=0, pairs=pairs))
+        return next(corpora.photograph_crops(3, size=32, batch=3, seed=0))
+    return next(corpora.library_passages(3, length=20, batch=3, seed=0, pairs=kind == "bert"))
 
 
 def test_levels_of_images_are_numbers_from_minus_one_to_one():
@@ -67,25 +66,6 @@ def test_precisions_share_their_weights_and_seeds_their_draws(kind):
         assert (one.dtype, two.dtype) == (torch.float32, torch.float64)
         torch.testing.assert_close(one.double(), two, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(two, three)
-
-
-@pytest.mark.parametrize("kind", TINY)
-def test_a_cut_model_has_the_blocks_of_the_whole(kind, tmp_path):
-    architecture = TINY[kind]
-    config = transformers.AutoConfig.for_model(architecture[0], **architecture[1])
-    config.num_hidden_layers = 3
-    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
-    whole = features.trained_encoder(str(tmp_path), depth=3)(inputs_of(kind))
-    for depth in range(3):
-        cut = features.trained_encoder(str(tmp_path), depth=depth)
-        assert cut.depth == depth
-        assert len(cut(inputs_of(kind))) == depth + 1
-        for x, expected in zip(cut(inputs_of(kind)), whole, strict=False):
-            torch.testing.assert_close(x, expected)
-    with pytest.raises(ValueError, match=r"^depth: got 4; expected at most 3"):
-        features.trained_encoder(str(tmp_path), depth=4)
-    with pytest.raises(ValueError, match=r"^depth: got 3; expected"):
-        cut.cut(3)
 
 
 SIZES = {  # tiny models of all families
@@ -130,12 +110,17 @@ def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
             lambda _, args, x: seen.append(x if torch.is_tensor(x) else x[0])
         )
     whole(inputs.double() if kind in IMAGES else inputs)
-    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    trained = partial(features.trained_encoder, str(tmp_path), dtype=torch.float64)
+    encoder = trained(depth=2)
     for depth in range(3):
-        found = encoder.cut(depth)(inputs)
-        assert len(found) == depth + 1
-        for x, expected in zip(found, seen, strict=False):
-            torch.testing.assert_close(x, expected.detach())
+        for part in encoder.cut(depth), trained(depth=depth):
+            found = part(inputs)
+            assert len(found) == part.depth + 1 == depth + 1
+            for x, expected in zip(found, seen, strict=False):
+                torch.testing.assert_close(x, expected.detach())
+    for refused, said in ((trained, "at most 2"), (encoder.cut, "an integer of at least 0 and")):
+        with pytest.raises(ValueError, match=rf"^depth: got 3; expected {said}"):
+            refused(depth=3)
 
 
 @pytest.mark.parametrize("kind", features.FAMILIES)
@@ -317,8 +302,7 @@ def test_input_that_a_model_does_not_read_is_named(tmp_path, berts_tokenizer):
 @pytest.mark.parametrize("kind", ["vit", "bert"])
 def test_surroundings_change_no_feature(kind, tmp_path):
     """A default device or dtype, automatic half precision, and weights that were stored in half."""
-    architecture = TINY[kind]
-    inputs = inputs_of(kind)
+    architecture, inputs = TINY[kind], inputs_of(kind)
 
     def found():
         encoder = features.random_encoder(architecture, seed=1)
