@@ -14,15 +14,8 @@ def memorization(
 ) -> Cells:
     """Cells of the paper's protocol: dimension 64, 100 classes or real labels.
 
-    Args:
-        cells: The fields that differ from cell to cell; ``T`` is left open if it is not among them.
-        context: ``shared`` by all examples, or ``random`` for each.
-        real: Whether labels are real numbers.
-        least_steps: The number of steps, if 500 epochs are fewer.
-        **changes: Fields that differ from the paper's.
-
-    Returns:
-        All fields of each cell.
+    ``cells`` are the fields that differ from cell to cell; ``T`` is left open if it is not among
+    them. There are 500 epochs, or ``least_steps`` if these are more.
     """
     common = {"model": "mha", "variant": "code", "N": None if real else 100, "d": 64, "d_h": 64}
     common |= {"width": None, "layers": 1, "task": "reals" if real else "classes"}
@@ -95,10 +88,6 @@ PUBLISHED = [
 # --- Not in the paper: longer, with a short last batch, and on one set of examples ----------------
 
 
-def _ours(name: str, what: str, paper: Cells, quick: Cells, seeds: int) -> Experiment:
-    return _experiment(name, f"{what} (not in the paper)", paper, quick, seeds)
-
-
 def _with(cells: Cells, **field: Any) -> Cells:
     return [cell | field for cell in cells]
 
@@ -112,30 +101,26 @@ SAME = {"table": 0}  # all seeds have the same examples
 
 OURS = [
     # Does Figure 2a start flat for want of training? Its smallest size, longer.
-    _ours(
-        "fig2a-longer",
-        "Figure 2a, twice as long",
+    _experiment(
+        *("fig2a-longer", "Figure 2a, twice as long (not in the paper)"),
         memorization(grid(H=[1, 5, 10, 20], n=[32], T=[10_000]), **SHARED, least_steps=100_000),
         memorization(grid(H=[1, 2, 4], n=[8], T=[250]), **SHARED | SMALLER | {"least_steps": 4000}),
         seeds=1,
     ),
-    _ours(
-        "fig2a-short",
-        "Figure 2a, short last batch",
+    _experiment(
+        *("fig2a-short", "Figure 2a, short last batch (not in the paper)"),
         _with(SMALL_2A, **SHORT),
         _with(QUICK_2A, **SHORT),
         seeds=3,
     ),
-    _ours(
-        "fig2a-shared",
-        "Figure 2a, the seeds' data shared",
+    _experiment(
+        *("fig2a-shared", "Figure 2a, the seeds' data shared (not in the paper)"),
         _with(SMALL_2A, **SAME),
         _with(QUICK_2A, **SAME),
         seeds=3,
     ),
-    _ours(
-        "fig3-short",
-        "Figure 3, short last batch",
+    _experiment(
+        *("fig3-short", "Figure 3, short last batch (not in the paper)"),
         _with(SMALL_3, **SHORT),
         _with(TINY_3, **SHORT),
         seeds=6,

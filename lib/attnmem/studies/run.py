@@ -197,10 +197,9 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
 def queue(
     jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: Place
 ) -> Iterator[tuple[str, Unit] | None]:
-    """Units to measure, each with the name of its study; None whenever there is none now.
+    """Units to measure, each with its study's name; None whenever there is none now.
 
-    Rows may grow between two units, and decide what comes next. What has been given out in one unit
-    is left out of the others.
+    Rows may grow between two units. What has been given out in one is left out of the others.
     """
     started: set[str] = set()
     while True:

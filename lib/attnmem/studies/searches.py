@@ -16,7 +16,7 @@ import pandas as pd
 from .. import store, training
 from ..store import Row, Rows, Run
 from . import mahdavi
-from .study import HERE, Cells, Done, Named, Place, Selection, Trainings, Unit, name_of
+from .study import HERE, Cells, Done, Named, Place, Selection, Study, Unit, name_of
 
 
 class Bracket(NamedTuple):
@@ -27,15 +27,12 @@ class Bracket(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Search(Trainings):
+class Search(Study):
     """The shapes of model to search at, for each profile, and how often each size is tried.
 
-    A size counts as memorized if a restart has every answer right, at this size or a larger one. On
-    a GPU restarts are trained at once; on a processor one after the other, until one gets there.
-
-    Attributes:
-        cells: For each profile, the fields of the trainings of each shape but their size.
-        restarts: For each profile, how many seeds try a size.
+    A size counts as memorized if one of its ``restarts`` has every answer right, at this size or a
+    larger one. On a GPU restarts are trained at once; on a processor one after the other, until one
+    gets there. ``cells`` are the fields of the trainings of each shape but their size.
     """
 
     cells: dict[str, Cells]

@@ -77,19 +77,19 @@ ALL, HERE = Selection(), Place()
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A figure, a table or a question; each kind says what its units are and how to measure one.
+    """A figure, a table or a question; a kind of its own says what is not as for trainings.
 
     ``name`` in the command line and in the store; ``paper``, a key of
-    :func:`attnmem.reporting.papers`; ``what``, its name in the paper. ``kind`` says that in words,
-    ``config`` is the class of its configurations, ``profiles`` are its versions. ``units_known``:
-    whether all units are known before the first is measured.
+    :func:`attnmem.reporting.papers`; ``what``, its name in the paper. ``kind`` says in words what
+    is measured, ``config`` is the class of its configurations, ``profiles`` are its versions.
+    ``units_known``: whether all units are known before the first is measured.
     """
 
     name: str
     paper: str
     what: str
 
-    kind = "measurements"
+    kind = "trainings"
     config = Run
     profiles = PROFILES
     default_profile = "paper"
@@ -132,11 +132,16 @@ class Study:
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit, in any process: one row for each configuration."""
-        raise NotImplementedError
+        store.commit()  # asked now, since the checkout may change before the end
+        checkpoints = store.writable_root() / CHECKPOINTS
+        outcomes = training.train(unit, device=device, checkpoints=checkpoints)
+        return list(zip(unit, outcomes, strict=True))
 
     def say(self, rows: Sequence[Row]) -> str:
         """A few words on the rows of one unit, for whoever waits."""
-        raise NotImplementedError
+        lost = sum(outcome.diverged is not None for _, outcome in rows)
+        name = name_of([run for run, _ in rows])
+        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         """Rows with a column for each field of the store, and those that this kind adds."""
@@ -152,8 +157,8 @@ def origin(seconds: float, device: torch.device) -> dict[str, Any]:
 def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:
     """Rows as a table with a column for each field, in the order of the file.
 
-    Of a training that diverged, ``accuracy`` and ``loss`` are missing, and ``diverged`` is its
-    step; of the others ``diverged`` is missing. ``config`` says the columns if there are no rows.
+    Of a training that diverged, ``accuracy`` and ``loss`` are missing; of the others ``diverged``,
+    its step.
     """
     values = [vars(config) | vars(result) for config, result in rows]
     return pd.DataFrame(values, columns=[*SCHEMAS[config].types])
@@ -172,18 +177,8 @@ def grid(**axes: Iterable[Any]) -> Cells:
     return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
 
 
-class Trainings(Study):
-    """A study whose units are trainings, which are checkpointed until their rows are stored."""
-
-    def perform(self, unit: Unit, device: str) -> list[Row]:
-        store.commit()  # asked now, since the checkout may change before the end
-        checkpoints = store.writable_root() / CHECKPOINTS
-        outcomes = training.train(unit, device=device, checkpoints=checkpoints)
-        return list(zip(unit, outcomes, strict=True))
-
-
 @dataclass(frozen=True, eq=False)
-class Experiment(Trainings):
+class Experiment(Study):
     """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
 
     Attributes:
@@ -197,8 +192,6 @@ class Experiment(Trainings):
     seeds: dict[str, int]
     variants: tuple[str, ...] = ("code",)
     curves: str | None = None
-
-    kind = "trainings"
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
         seeds, variant, where, tf32 = selection
@@ -253,11 +246,6 @@ class Experiment(Trainings):
             curve = self.curve_of(run)
             sizes[curve] = max(size, sizes.get(curve, 0))
         return {c: (mean(seconds.get(c, [math.inf])), size) for c, size in sizes.items()}
-
-    def say(self, rows: Sequence[Row]) -> str:
-        lost = sum(outcome.diverged is not None for _, outcome in rows)
-        name = name_of([run for run, _ in rows])
-        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
 
 def name_of(runs: Sequence[Run]) -> str:

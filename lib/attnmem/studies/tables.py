@@ -54,7 +54,7 @@ def missing(
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """The configurations without a row; arguments are as for :func:`rows` and :func:`runs`."""
+    """The configurations without a row; arguments as for :func:`rows`, :func:`attnmem.studies.runs`."""
     have = rows(name, profile, recompute=recompute)
     return STUDIES[name].missing(profile, Selection(seeds, variant, where), have)
 
