@@ -54,7 +54,7 @@ def missing(
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """The configurations without a row; arguments as for :func:`rows`, :func:`attnmem.studies.runs`."""
+    """The configurations without a row, of a part as for :func:`attnmem.studies.runs`."""
     have = rows(name, profile, recompute=recompute)
     return STUDIES[name].missing(profile, Selection(seeds, variant, where), have)
 
