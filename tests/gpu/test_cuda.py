@@ -46,12 +46,12 @@ def first_steps(runs, device, steps, *, captured):
     with device_settings(device, tf32=False):
         protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
         protocol.look = lambda *chunk: seen.append([x.to(CPU, copy=True) for x in chunk])
-        protocol.steps.captures &= captured
+        protocol.stack.captures &= captured
         try:
             while sum(len(losses) for losses, _ in seen) < steps and not protocol.done:
                 protocol.advance()
         finally:
-            protocol.steps.release()
+            protocol.stack.release()
     return [torch.cat(part)[:steps] for part in zip(*seen, strict=True)]
 
 
@@ -122,7 +122,7 @@ def test_no_step_waits_for_the_host(name):
             protocol.advance()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-            protocol.steps.release()
+            protocol.stack.release()
 
 
 def test_an_error_gives_the_memory_back():
@@ -138,14 +138,14 @@ def test_an_error_gives_the_memory_back():
         protocol.look = broken
         with pytest.raises(RuntimeError, match="broken off"):
             protocol.advance()
-        protocol.steps.release()
+        protocol.stack.release()
         del protocol
     gc.collect()
     assert torch.cuda.memory_allocated() <= before
 
 
 def test_a_killed_training_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
     stack = seeds(RUNS["classes"])
     whole = results_of(training.train(stack, device="cuda"))
     evaluate = PROTOCOLS["classes"].evaluate

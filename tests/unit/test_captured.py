@@ -37,7 +37,7 @@ class Replayed:
 
     def __init__(self, stack, function):
         self.function, found = function, []
-        engine.rehearse(stack, lambda: found.append(function()), times=1)
+        stack.rehearse(lambda: found.append(function()), times=1)
         [self.outputs] = found
 
     def replay(self):
@@ -49,19 +49,19 @@ class Replayed:
 def graphs(monkeypatch):
     """All that are recorded; from now on a CPU's steps are captured, too."""
     made = []
-    start = engine.Steps.__init__
+    start = engine.Stack.__init__
 
-    def captures(steps, *arguments):
-        start(steps, *arguments)
-        steps.captures = True
+    def captures(stack, *arguments, **options):
+        start(stack, *arguments, **options)
+        stack.captures = True
 
         def recorded(function):
-            made.append(Replayed(steps.stack, function))
+            made.append(Replayed(stack, function))
             return made[-1], made[-1].outputs
 
         monkeypatch.setattr(engine, "recorded", recorded)
 
-    monkeypatch.setattr(engine.Steps, "__init__", captures)
+    monkeypatch.setattr(engine.Stack, "__init__", captures)
     return made
 
 
@@ -90,7 +90,7 @@ def test_what_is_released_is_freed_at_once():
         protocol = PROTOCOLS["classes"]([TRAININGS["own contexts"]], CPU)
         protocol.advance()
         left = weakref.ref(protocol)
-        protocol.steps.release()
+        protocol.stack.release()
         del protocol
         assert left() is None
     finally:

@@ -9,7 +9,7 @@ import torch
 
 from attnmem import experiments, training
 from attnmem.training import models, protocols, trainer
-from attnmem.training.engine import Steps
+from attnmem.training.engine import Stack
 from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization, Protocol, Reached
 
 from plain import TRAINERS, association_run, bigram_run, memorization_run
@@ -23,15 +23,15 @@ def recorded(runs, monkeypatch, **options):
     protocol.paths = {run.key: [] for run in runs}
     protocol.sizes = []
 
-    def made(steps, batches, rates, watched, original=Steps.__call__):
-        losses, shares = original(steps, batches, rates, watched)
-        for place, run in enumerate(steps.stack.runs):
+    def made(stack, batches, rates, watched, original=Stack.train):
+        losses, shares = original(stack, batches, rates, watched)
+        for place, run in enumerate(stack.runs):
             each = losses[:, place].tolist(), rates[:, place].tolist()
             protocol.paths[run.key] += zip(*each, strict=True)
-        protocol.sizes += [len(steps.stack.runs)] * len(batches)
+        protocol.sizes += [len(stack.runs)] * len(batches)
         return losses, shares
 
-    monkeypatch.setattr(Steps, "__call__", made)
+    monkeypatch.setattr(Stack, "train", made)
     return protocol
 
 
@@ -315,11 +315,11 @@ def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
     tables = models.aot_logits_of_pairs(protocol.stack.parameters, runs[0], torch.arange(N))
     torch.testing.assert_close(tables, outputs, rtol=1e-4, atol=1e-5)
     right = outputs.argmax(dim=1)
-    protocol.data.tables = right.unflatten(1, (N, N)).clone()
+    protocol.tables = right.unflatten(1, (N, N)).clone()
     assert protocol.right_of_all().tolist() == [1.0, 1.0, 1.0]
     assert protocol.right_of_all(chunk=2 * N).tolist() == [1.0, 1.0, 1.0]
     for wrong in ((0, 0), (1, -1), (1, 1, 2)):  # a row of seven; another, and one more
-        protocol.data.tables[wrong] = (protocol.data.tables[wrong] + 1) % N
+        protocol.tables[wrong] = (protocol.tables[wrong] + 1) % N
     for chunk in (8192, 2 * N, N, 1):
         share = protocol.right_of_all(chunk=chunk) * N**2
         assert share.tolist() == pytest.approx([42, 41, 49])
@@ -396,7 +396,7 @@ def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, mo
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
     runs[1] = dataclasses.replace(runs[1], **change)
     whole = training.train(runs)
-    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
     for chunks in (0, 1, 2):
         left = itertools.count(chunks, -1)
 
@@ -421,7 +421,7 @@ def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, mo
 
 def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
     """The second process makes the steps that are left, and its seconds are added."""
-    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
     run = memorization_run(steps=100, evaluate_every=10)
     counts = []
 
@@ -444,7 +444,7 @@ def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_other_code_is_not_used_and_a_damaged_one_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnmem.training.checkpoints.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
     run = memorization_run()
     [whole] = training.train([run])
 

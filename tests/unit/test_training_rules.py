@@ -14,9 +14,8 @@ import torch
 
 from attnmem import training
 from attnmem.attention import mha
-from attnmem.training import checkpoints, data, devices, engine, models, protocols
-from attnmem.training.checkpoints import Checkpoint
-from attnmem.training.engine import Stack, rehearse
+from attnmem.training import data, devices, engine, models, protocols, trainer
+from attnmem.training.engine import Stack
 from attnmem.training.protocols import (
     PROTOCOLS,
     Associations,
@@ -24,6 +23,7 @@ from attnmem.training.protocols import (
     Memorization,
     Reached,
 )
+from attnmem.training.trainer import Checkpoint
 
 from plain import association_run, bigram_run, memorization_run
 
@@ -253,7 +253,7 @@ def test_weights_data_and_order_are_drawn_independently(run, monkeypatch):
         asked.append((run.key, purpose))
         return training.generator(run, purpose)
 
-    for module in (data, engine):
+    for module in (data, engine, protocols):
         monkeypatch.setattr(module, "generator", generator)
     PROTOCOLS[run.task]([run, dataclasses.replace(run, seed=1)], CPU)
     assert len(asked) == len(set(asked)) == 6
@@ -325,9 +325,10 @@ def test_there_are_three_rows_of_positions_as_in_the_published_code():
 
 
 def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
-    for text in ("", "mahdavi-fig3 weights", "ü"):
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        assert data.seeded(text).initial_seed() == int(digest[:16], base=16) // 2
+    for text in ("", "mahdavi-fig3", "ü"):
+        digest = hashlib.sha256(f"{text} weights".encode()).hexdigest()
+        seed = training.generator(text, "weights").initial_seed()
+        assert seed == int(digest[:16], base=16) // 2
 
 
 # --- variants -------------------------------------------------------------------------------------
@@ -409,15 +410,14 @@ def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(r
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
     if run.task == "classes":
         runs[1] = dataclasses.replace(runs[1], T=37)
-    whole, part = (PROTOCOLS[run.task](runs, CPU, stays=True) for _ in range(2))
+    whole, part = (PROTOCOLS[run.task](runs, CPU, stays=False) for _ in range(2))
     for protocol in (whole, part):
         protocol.batches(2)
-    part.order.keep(places)
-    part.data.keep(places)
+    part.keep(places)
     batches, ours = whole.batches(5), part.batches(5)
     assert torch.equal(ours, batches[:, places])
     if run.task != "classes":
-        assert torch.equal(part.data.tables, whole.data.tables[places])
+        assert torch.equal(part.tables, whole.tables[places])
     else:
         for batch, mine in zip(batches, ours, strict=True):
             for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
@@ -444,7 +444,7 @@ def test_a_rehearsal_leaves_no_trace(stays):
     for _ in range(2):
         before = copied(protocol.stack)
         made.clear()
-        rehearse(protocol.stack, step)
+        protocol.stack.rehearse(step)
         assert len({loss.item() for loss in made}) == 3  # they were steps
         after = copied(protocol.stack)
         assert before.keys() == after.keys()
@@ -535,7 +535,7 @@ def small(monkeypatch):
 
 def test_a_stack_that_does_not_fit_is_trained_in_halves(small, tmp_path, monkeypatch):
     """As each half would be alone; nothing is left of the stack when its halves begin."""
-    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    monkeypatch.setattr(trainer, "EVERY", 0.0)
     runs = [memorization_run(seed=seed) for seed in range(5)]
     found = training.train(runs, device="cpu:0", checkpoints=tmp_path)
     alone = [outcome for run in runs for outcome in training.train([run], device="cpu:0")]
@@ -590,7 +590,7 @@ def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch
 
 
 def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    monkeypatch.setattr(trainer, "EVERY", 0.0)
     nowhere = Checkpoint(None, [memorization_run()], "cpu")
     assert not nowhere.due
     nowhere.store({"count": 7})
@@ -648,18 +648,18 @@ def test_a_state_that_holds_more_than_data_is_refused(tmp_path):
 
 
 def test_a_state_is_of_all_sources_of_the_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "PACKAGE", tmp_path)
+    monkeypatch.setattr(trainer, "PACKAGE", tmp_path)
     (tmp_path / "room").mkdir()
     found = []
     for text in ("x = 1", "x = 2", "x = 1"):
         (tmp_path / "room" / "module.py").write_text(text)
-        found.append(checkpoints._sources.__wrapped__())
+        found.append(trainer._sources.__wrapped__())
     assert found[0] == found[2] != found[1]
 
 
 def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
     clock = [1000.0]
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[-1])
     checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
     stored = []
     for second in (1000.0, 1059.9, 1060.0, 1061.0, 1119.9, 1120.0):

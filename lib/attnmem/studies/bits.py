@@ -118,7 +118,7 @@ def recount(run: Run) -> Recount:
         while not protocol.done:
             protocol.advance()
         found = protocol.reached[run.key]
-        drawn = protocol.data.columns[0].unique(dim=1)
+        drawn = protocol.columns[0].unique(dim=1)
         tokens, answers = drawn[:2].mT, drawn[2]
         with torch.no_grad():
             logits = training.aot_logits(protocol.stack.parameters, run, tokens[None])[0].double()

@@ -4,10 +4,9 @@ Every run keeps its own seed for weights, data and order, so a run in a stack fo
 as the same run alone, up to the rounding of batched products.
 
 ``models`` holds the models, ``data`` their data and random numbers, ``engine`` steps of a stack,
-``protocols`` the published ways to train, ``trainer`` the whole of a training.
+``protocols`` the published ways to train, ``trainer`` the whole of a training and its checkpoints.
 """
 
-from .checkpoints import forget
 from .data import examples, generator
 from .models import (
     FAMILIES,
@@ -24,7 +23,7 @@ from .models import (
 )
 from .one_layer import descend, xavier
 from .protocols import PROTOCOLS, SATURATED, warmup_cosine
-from .trainer import configuration, first_epochs, operations, stacks, train
+from .trainer import first_epochs, forget, operations, stacks, train
 
 __all__ = [
     "FAMILIES",
@@ -35,7 +34,6 @@ __all__ = [
     "Variant",
     "aot_logits",
     "aot_parameters",
-    "configuration",
     "descend",
     "dimension",
     "examples",

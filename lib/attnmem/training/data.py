@@ -1,4 +1,4 @@
-"""Random numbers of a run, the data of a stack on its device, and the order of the examples."""
+"""Random numbers of a run, and the data of a stack on its device."""
 
 from __future__ import annotations
 
@@ -6,31 +6,25 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
 from .. import tasks
-from ..attention.pairs import take_columns
 from ..store import Run
 
 
-def generator(run: Run, stream: str) -> torch.Generator:
+def generator(run: Run | str, stream: str) -> torch.Generator:
     """A generator of its own for every run and purpose, the same on every machine.
 
     Args:
-        run: The run, whose key seeds the generator.
+        run: The run, whose key seeds the generator, or a text in place of the key.
         stream: What the numbers are for, such as ``weights``.
 
     Returns:
         A new generator on the CPU, at the start of its numbers.
     """
-    return seeded(f"{run.key} {stream}")
-
-
-def seeded(text: str) -> torch.Generator:
-    """A generator on the CPU whose numbers a text decides."""
-    digest = hashlib.sha256(text.encode()).digest()
+    key = run if isinstance(run, str) else run.key
+    digest = hashlib.sha256(f"{key} {stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
@@ -39,14 +33,11 @@ def seeded(text: str) -> torch.Generator:
 
 def examples(run: Run) -> tasks.ContextQueries:
     """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
-    shared = run.context == "shared"
-    if run.table is None:
-        g = generator(run, "data")
-    else:
-        g = seeded(f"{run.n} {run.d} {run.N} {run.context} {run.table} examples")
-    return tasks.context_queries(
-        g, run.T, run.n, run.d, shared=shared, classes=run.N, dtype=torch.float32
-    )
+    g = generator(run, "data")
+    if run.table is not None:  # a number that decides the examples for all seeds
+        g = generator(f"{run.n} {run.d} {run.N} {run.context} {run.table}", "examples")
+    kind = {"shared": run.context == "shared", "classes": run.N, "dtype": torch.float32}
+    return tasks.context_queries(g, run.T, run.n, run.d, **kind)
 
 
 def pairs(run: Run) -> tasks.Bigrams:
@@ -55,7 +46,8 @@ def pairs(run: Run) -> tasks.Bigrams:
     drawn = draw(generator(run, "data"), run.N, run.T)
     if run.table is None:
         return drawn
-    table = torch.randint(run.N, (run.N, run.N), generator=seeded(f"{run.N} {run.table} table"))
+    shared = generator(f"{run.N} {run.table}", "table")
+    table = torch.randint(run.N, (run.N, run.N), generator=shared)
     return tasks.Bigrams(drawn.tokens, table[drawn.tokens[:, 0], drawn.tokens[:, 1]], table)
 
 
@@ -67,74 +59,11 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
-class Order:
-    """Successive batches for each run of a stack: every epoch in a new random order.
-
-    An epoch's last batch is filled up by the next epoch, or, as in the published code of Mahdavi et
-    al., by indices that are missing, which are -1 (``Run.last_batch``).
-    """
-
-    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        self.sizes, self.batch, self.device = [run.T for run in runs], runs[0].batch, device
-        self.short = runs[0].last_batch == "short"
-        self.generators = [generator(run, "order") for run in runs]
-        self.left = [torch.empty(0, dtype=torch.long) for _ in runs]
-
-    def take(self, count: int) -> Int[Tensor, "count R B"]:
-        """The next ``count`` batches of every run, on the device."""
-        wanted = count * self.batch
-        for run, size in enumerate(self.sizes):
-            while len(self.left[run]) < wanted:
-                epoch = torch.randperm(size, generator=self.generators[run])
-                if self.short:
-                    epoch = F.pad(epoch, (0, -size % self.batch), value=-1)
-                self.left[run] = torch.cat([self.left[run], epoch])
-        taken = torch.stack([indices[:wanted] for indices in self.left])
-        self.left = [indices[wanted:].clone() for indices in self.left]
-        batches = taken.view(len(taken), count, self.batch).movedim(1, 0).contiguous()
-        return to_device(batches, self.device)
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Drop all runs but those at ``indices``."""
-        self.sizes, self.generators, self.left = (
-            [part[index] for index in indices] for part in (self.sizes, self.generators, self.left)
-        )
-
-    def state(self) -> dict[str, list[Tensor]]:
-        """Where every run is in its order."""
-        return {"generators": [g.get_state() for g in self.generators], "left": self.left}
-
-    def restore(self, state: dict[str, list[Tensor]]) -> None:
-        """Go on from what :meth:`state` gave for the same runs."""
-        for g, now in zip(self.generators, state["generators"], strict=True):
-            g.set_state(now)
-        self.left = state["left"]
-
-
-class Pairs:
-    """Pairs of tokens, their next tokens, and the tables that these come from."""
-
-    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        drawn = [pairs(run) for run in runs]
-        tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
-        self.columns = torch.cat([tokens.mT, labels[:, None]], dim=1).to(device)  # (R, 3, T)
-        self.tables = tables.to(device)
-
-    def at(self, index: Int[Tensor, "k R B"]) -> Int[Tensor, "k R 3 B"]:
-        """First, second and next tokens of some batches of every run."""
-        return take_columns(self.columns.expand(len(index), -1, -1, -1), index)
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Drop all runs but those at ``indices``."""
-        self.columns, self.tables = self.columns[[*indices]], self.tables[[*indices]]
-
-
 class Examples:
     """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
 
-    The examples of all runs lie in one array, one run after the other. It is filled run by run, so
-    the host never holds more than one run's. Of contexts that all examples share there is one a
-    run.
+    The examples of all runs lie in one array, which is filled run by run, so that the host never
+    holds more than one run's. Of contexts that all examples share there is one a run.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
@@ -157,12 +86,13 @@ class Examples:
     def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
         rows = (index + self.first[:, None]).flatten()
-
-        def chosen(x: Tensor) -> Tensor:
-            return x.index_select(0, rows).unflatten(0, index.shape)
-
-        contexts = self.contexts if self.shared else chosen(self.contexts)
-        return contexts, chosen(self.queries), chosen(self.labels)
+        held = (
+            (self.queries, self.labels)
+            if self.shared
+            else (self.contexts, self.queries, self.labels)
+        )
+        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in held]
+        return (self.contexts, *chosen) if self.shared else tuple(chosen)
 
     def chunks(self, size: int) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
         """All examples in order, and which of them are there: runs with fewer are filled up."""

@@ -40,8 +40,15 @@ def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
                 yield
         else:
             _keep_memory()
-            with _flushing_denormals():
+            # Processors compute with numbers below the normal range in microcode, many times
+            # slower. The softmax weights of saturated heads and their gradients hold many. Added to
+            # weights near one, a number below 1e-38 changes no digit of float32.
+            flushed = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
+            torch.set_flush_denormal(True)
+            try:
                 yield
+            finally:
+                torch.set_flush_denormal(flushed)
     finally:
         torch.set_num_threads(threads)
 
@@ -107,33 +114,16 @@ _PRECISION = _Precision()
 # --- CPU ------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _flushing_denormals() -> Iterator[None]:
-    """Round numbers below the normal range to zero on this thread.
-
-    Processors compute with such numbers in microcode, many times slower. The softmax weights of
-    saturated heads and their gradients hold many. Added to weights near one, a number below 1e-38
-    changes no digit of float32.
-    """
-    before = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
-
-
 # glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
 _MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
 
 
 @functools.cache
 def _keep_memory() -> None:
-    """Let the C library keep freed memory: a step frees and asks for the same blocks again.
+    """Let the C library keep freed memory, for this process: a step asks for the same blocks again.
 
     Without this, each large array is mapped afresh and its pages zeroed, a quarter of the time of
-    a step on a CPU. Where the C library knows no such option, nothing changes. It holds for the
-    process, once it is done.
+    a step on a CPU. Where the C library knows no such option, nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         for option, size in _MALLOC_OPTIONS.items():

@@ -46,17 +46,10 @@ class FusedAdam:
         gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
         averages = [*self.mean.values()], [*self.square.values()]
         self.count += 1
+        rule = {"lr": float(rates[0]), "beta1": BETA_1, "beta2": self.beta_2, "eps": EPSILON}
+        rule |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
         # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
-        torch._fused_adam_(
-            *(each, gradients, *averages, [], [self.count] * len(each)),
-            lr=float(rates[0]),
-            beta1=BETA_1,
-            beta2=self.beta_2,
-            weight_decay=0.0,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
+        torch._fused_adam_(each, gradients, *averages, [], [self.count] * len(each), **rule)
 
     def state(self) -> Parameters:
         """What a step reads besides the weights, by name."""
@@ -107,30 +100,45 @@ class RunwiseAdam:
 
 # --- a stack --------------------------------------------------------------------------------------
 
+CHUNK = 64  # steps that are captured at once, at most
+CAPTURING = threading.Lock()  # one capture at a time
+
 
 class Stack:
-    """Runs with the same shapes, their weights along a leading axis.
+    """Runs with the same shapes, their weights along a leading axis, and their steps.
 
     Args:
         runs: What is trained, at least one run.
         device: Where.
+        model: Computes losses and gradients of a batch (see :data:`Model`).
+        interval: Steps between two looks. A graph holds the largest number of them up to
+            :data:`CHUNK` that divides it; another number of steps is made one by one.
         stays: Whether runs that are done stay in the stack, and each run has its own learning rate.
             By default so on a GPU.
     """
 
     def __init__(
-        self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
+        self,
+        runs: Sequence[Run],
+        device: torch.device,
+        model: Model,
+        interval: int,
+        *,
+        stays: bool | None = None,
     ) -> None:
         initial = FAMILIES[runs[0].model].initial
         each = [initial(run, generator(run, "weights")) for run in runs]
-        self.runs = list(runs)
-        self.device = device
+        self.runs, self.device, self.model = list(runs), device, model
         self.stays = device.type != "cpu" if stays is None else stays
         self.parameters = {
             name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
             for name in each[0]
         }
         self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
+        self.length = max(k for k in range(1, CHUNK + 1) if interval % k == 0)
+        self.captures = device.type == "cuda"
+        self.watches = False  # whether the graph says what is right
+        self.graph, self.inputs, self.outputs = None, (), ()
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all runs but those at ``indices``, with their optimizer state."""
@@ -152,36 +160,7 @@ class Stack:
         for part, tensors in self.state().items():
             _set(state[part], tensors)
 
-
-def _set(values: Parameters, tensors: Parameters) -> None:
-    """Give tensors the values of the same names; in place, since a captured graph reads them."""
-    for name, tensor in tensors.items():
-        tensor.copy_(values[name])
-
-
-# --- steps ----------------------------------------------------------------------------------------
-
-CHUNK = 64  # steps that are captured at once, at most
-
-
-class Steps:
-    """Makes many steps of a stack: operation by operation, or as one captured graph.
-
-    Args:
-        stack: What is trained.
-        model: Computes losses and gradients of a batch (see :data:`Model`).
-        interval: Steps between two looks. A graph holds the largest number of them up to
-            :data:`CHUNK` that divides it; another number of steps is made one by one.
-    """
-
-    def __init__(self, stack: Stack, model: Model, interval: int) -> None:
-        self.stack, self.model = stack, model
-        self.length = max(k for k in range(1, CHUNK + 1) if interval % k == 0)
-        self.captures = stack.device.type == "cuda"
-        self.watches = False  # whether the graph says what is right
-        self.graph, self.inputs, self.outputs = None, (), ()
-
-    def __call__(
+    def train(
         self,
         batches: Int[Tensor, "k R *batch"],
         rates: Float[Tensor, "k R"],
@@ -191,27 +170,24 @@ class Steps:
 
         Where ``watched`` is False a share may be NaN. Both hold until the next call.
         """
-        if self.captures and len(batches) == self.length:
-            return self._replay(batches, rates, any(watched))
-        return self._one_by_one(batches, rates, watched)
+        if not self.captures or len(batches) != self.length:
+            return self._one_by_one(batches, rates, watched)
+        if self.graph is None or (any(watched) and not self.watches):
+            self._capture(batches, rates, any(watched))
+        for held, new in zip(self.inputs, (batches, rates), strict=True):
+            _once(held).copy_(_once(new), non_blocking=True)
+        self.graph.replay()
+        return self.outputs
 
     def _one_by_one(self, batches, rates, watched) -> tuple[Tensor, Tensor]:
         losses, shares = [], []
         for batch, rate, wanted in zip(batches.unbind(), rates.unbind(), watched, strict=True):
             loss, share, gradients = self.model(batch, wanted)
-            self.stack.optimizer.step(gradients, rate)
+            self.optimizer.step(gradients, rate)
             losses.append(loss.detach())
             shares.append(share)
         unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
         return torch.stack(losses), torch.stack([unknown if x is None else x for x in shares])
-
-    def _replay(self, batches, rates, watched: bool) -> tuple[Tensor, Tensor]:
-        if self.graph is None or (watched and not self.watches):
-            self._capture(batches, rates, watched)
-        for held, new in zip(self.inputs, (batches, rates), strict=True):
-            _once(held).copy_(_once(new), non_blocking=True)
-        self.graph.replay()
-        return self.outputs
 
     def _capture(self, batches, rates, watched: bool) -> None:
         """Record ``length`` steps, watched or not, after a rehearsal that leaves no trace."""
@@ -222,17 +198,30 @@ class Steps:
         every = [watched] * self.length
         first = [x[:2] for x in self.inputs]  # two, so that what joins steps is rehearsed as well
         with CAPTURING:
-            rehearse(self.stack, lambda: self._one_by_one(*first, every[: len(first[0])]))
+            self.rehearse(lambda: self._one_by_one(*first, every[: len(first[0])]))
             self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
+
+    def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
+        """Run a step a few times, as a capture requires, and set weights and optimizer back."""
+        before = {
+            part: {name: x.clone() for name, x in tensors.items()}
+            for part, tensors in self.state().items()
+        }
+        for _ in range(times):
+            step()
+        self.restore(before)
 
     def release(self) -> None:
         """Give the graph and its memory back."""
         with CAPTURING:  # a graph must not be dropped while another thread captures
             self.graph, self.inputs, self.outputs = None, (), ()
-        del self.model  # which holds the training that holds these steps: no memory would be freed
+        del self.model  # which holds the training that holds this stack: no memory would be freed
 
 
-CAPTURING = threading.Lock()  # one capture at a time
+def _set(values: Parameters, tensors: Parameters) -> None:
+    """Give tensors the values of the same names; in place, since a captured graph reads them."""
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
 
 
 def recorded(
@@ -262,14 +251,3 @@ def recorded(
 def _once(x: Num[Tensor, "k *rest"]) -> Num[Tensor, "_ *rest"]:
     """Full-batch training expands one batch to all steps: only that one is to be copied."""
     return x if x.stride(0) else x[:1]
-
-
-def rehearse(stack: Stack, step: Callable[[], object], times: int = 3) -> None:
-    """Run a step a few times, as a capture requires, and set weights and optimizer back."""
-    before = {
-        part: {name: x.clone() for name, x in tensors.items()}
-        for part, tensors in stack.state().items()
-    }
-    for _ in range(times):
-        step()
-    stack.restore(before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
+from ..attention.pairs import take_columns
 from ..store import Fitting, Run
-from .data import Examples, Order, Pairs, to_device
-from .engine import CHUNK, Stack, Steps
+from .data import Examples, generator, pairs, to_device
+from .engine import CHUNK, Stack
 from .models import FAMILIES, mha_heads
 
 LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
@@ -62,20 +63,13 @@ class Reached(NamedTuple):
     diverged: int | None = None
 
 
-def diverged_at(step: int) -> Reached:
-    """Of a run whose loss was seen not to be finite after ``step`` steps."""
-    return Reached(None, None, diverged=step)
-
-
-def rounded(shares: Iterable[float]) -> tuple[float, ...]:
-    """Shares to four places, as rows hold them."""
-    return tuple(round(share, 4) for share in shares)
-
-
 class Protocol(abc.ABC):
     """One stack of runs, trained as published.
 
-    Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps.
+    Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps. Every
+    epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
+    epoch, or, as in the published code of Mahdavi et al., by indices that are missing, which are -1
+    (``Run.last_batch``).
 
     Args:
         runs: Runs that are equal but for what may vary within a stack (:attr:`varies`).
@@ -85,21 +79,19 @@ class Protocol(abc.ABC):
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
     checkpointed: tuple[str, ...] = ()  # attributes of looks: lists of tensors, or plain values
-    data_of: type[Pairs] | type[Examples]  # from runs and a device to the data there
 
     def __init__(
         self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
     ) -> None:
-        self.stack = Stack(runs, device, stays=stays)
         self.run = runs[0]  # for what all have in common
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
+        self.stack = Stack(runs, device, self.losses, self.interval, stays=stays)
         self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
         self.reached: dict[str, Reached] = {}  # the best so far, by the runs' keys
         self.finished: set[str] = set()
-        self.data = self.data_of(runs, device)
-        self.order = Order(runs, device)
-        self.steps = Steps(self.stack, self.losses, self.interval)
+        self.orders = [generator(run, "order") for run in runs]
+        self.left = [torch.empty(0, dtype=torch.long) for _ in runs]  # of the orders that are drawn
 
     # What a subclass says.
 
@@ -139,23 +131,39 @@ class Protocol(abc.ABC):
         """Make a chunk of steps: up to the next look or the end of a run, or a part of the way."""
         to_look = self.interval - self.count % self.interval
         to_end = next(end for end in self.ends if end > self.count) - self.count
-        longest = self.steps.length if self.steps.length > 1 else CHUNK
+        longest = self.stack.length if self.stack.length > 1 else CHUNK
         length = min(longest, to_look, to_end)
         steps = range(self.count, self.count + length)
         rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
         rates = to_device(torch.tensor(rates, dtype=torch.float64), self.stack.device)
         watched = [self.watches(step) for step in steps]
-        losses, shares = self.steps(self.batches(length), rates, watched)
+        losses, shares = self.stack.train(self.batches(length), rates, watched)
         self.count += length
         self.look(losses, shares)
         if self.finished and not self.stack.stays and not self.done:
             runs = enumerate(self.stack.runs)
-            self._keep([index for index, run in runs if run.key not in self.finished])
+            self.keep([index for index, run in runs if run.key not in self.finished])
             self.finished = set()
 
-    def _keep(self, indices: Sequence[int]) -> None:
-        for part in (self.stack, self.order, self.data):
-            part.keep(indices)
+    def take(self, count: int) -> Int[Tensor, "count R B"]:
+        """The next ``count`` batches of every run, in random order, on the device."""
+        batch = self.run.batch
+        for index, run in enumerate(self.stack.runs):
+            while len(self.left[index]) < count * batch:
+                epoch = torch.randperm(run.T, generator=self.orders[index])
+                if run.last_batch == "short":
+                    epoch = F.pad(epoch, (0, -run.T % batch), value=-1)
+                self.left[index] = torch.cat([self.left[index], epoch])
+        taken = torch.stack([indices[: count * batch] for indices in self.left])
+        self.left = [indices[count * batch :].clone() for indices in self.left]
+        batches = taken.view(len(taken), count, batch).movedim(1, 0).contiguous()
+        return to_device(batches, self.stack.device)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Drop all runs but those at ``indices``."""
+        self.stack.keep(indices)
+        self.orders = [self.orders[index] for index in indices]
+        self.left = [self.left[index] for index in indices]
 
     def is_due(self, run: Run) -> bool:
         """Whether a run is to be looked at after ``self.count`` steps."""
@@ -168,7 +176,7 @@ class Protocol(abc.ABC):
         A run is finished when its steps are made, when it stops early, or when it has diverged.
         """
         if now.loss is None or not math.isfinite(now.loss):
-            self.reached[run.key] = diverged_at(self.count)
+            self.reached[run.key] = Reached(None, None, diverged=self.count)
         elif better or run.key not in self.reached:
             self.reached[run.key] = now._replace(best_step=self.count)
         best = self.reached[run.key]
@@ -183,7 +191,7 @@ class Protocol(abc.ABC):
             "count": self.count,
             "reached": {key: list(reached) for key, reached in self.reached.items()},
             "finished": sorted(self.finished),
-            "order": self.order.state(),
+            "order": {"generators": [g.get_state() for g in self.orders], "left": self.left},
             "stack": self.stack.state(),
             "looks": {name: getattr(self, name) for name in self.checkpointed},
         }
@@ -193,13 +201,15 @@ class Protocol(abc.ABC):
         indices = {run.key: index for index, run in enumerate(self.stack.runs)}
         left = [indices[key] for key in state["runs"]]
         if len(left) < len(indices):
-            self._keep(left)
+            self.keep(left)
         self.count, self.finished = state["count"], set(state["finished"])
         self.reached = {
             key: Reached(*(tuple(x) if isinstance(x, list) else x for x in reached))
             for key, reached in state["reached"].items()
         }
-        self.order.restore(state["order"])
+        self.left = state["order"]["left"]
+        for g, now in zip(self.orders, state["order"]["generators"], strict=True):
+            g.set_state(now)
         self.stack.restore(state["stack"])
         for name, value in state["looks"].items():
             tensors = isinstance(value, list)
@@ -216,7 +226,18 @@ class _OnPairs(Protocol):
     epoch of ``T / batch`` steps.
     """
 
-    data_of = Pairs
+    def __init__(self, runs, device, *, stays=None):
+        super().__init__(runs, device, stays=stays)
+        drawn = [pairs(run) for run in runs]
+        tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
+        # Of every pair the first, the second and the next token: (R, 3, T).
+        self.columns = torch.cat([tokens.mT, labels[:, None]], dim=1).to(device)
+        self.tables = tables.to(device)
+
+    @override
+    def keep(self, indices):
+        super().keep(indices)
+        self.columns, self.tables = self.columns[[*indices]], self.tables[[*indices]]
 
     @override
     def rate(self, run, step):
@@ -225,7 +246,7 @@ class _OnPairs(Protocol):
 
     @override
     def batches(self, count):
-        return self.data.at(self.order.take(count))
+        return take_columns(self.columns.expand(count, -1, -1, -1), self.take(count))
 
     @override
     def losses(self, batch, watched):
@@ -258,15 +279,14 @@ class Bigrams(_OnPairs):
     checkpointed = ("seen", "curve", "last_losses")
 
     def __init__(self, runs, device, *, stays=None):
-        self.watched = range(runs[0].steps)[LAST_BATCHES]
+        super().__init__(runs, device, stays=stays)
         self.seen: list[Tensor] = []  # (2, R): accuracy and loss of a watched batch
         self.curve: list[Tensor] = []  # (R,) after every epoch
         self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
-        super().__init__(runs, device, stays=stays)
 
     @override
     def watches(self, step):
-        return step in self.watched
+        return step in range(self.run.steps)[LAST_BATCHES]
 
     @override
     def look(self, losses, shares):
@@ -287,9 +307,9 @@ class Bigrams(_OnPairs):
             broken = [i for i, loss in enumerate(end, start=1) if not math.isfinite(loss)]
             if broken or not math.isfinite(averages[1]):
                 epoch = broken[0] if broken else len(end)
-                self.reached[run.key] = diverged_at(epoch * self.interval)
+                self.reached[run.key] = Reached(None, None, diverged=epoch * self.interval)
             else:
-                self.reached[run.key] = Reached(*averages, rounded(curve))
+                self.reached[run.key] = Reached(*averages, tuple(round(x, 4) for x in curve))
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
@@ -299,7 +319,7 @@ class Bigrams(_OnPairs):
         right = torch.zeros((), device=self.stack.device, dtype=torch.float64)
         for first in every.split(max(1, chunk // N)):
             outputs = logits_of_pairs(self.stack.parameters, self.run, first)
-            answers = self.data.tables[:, first].flatten(1)
+            answers = self.tables[:, first].flatten(1)
             right = right + _right_(outputs, answers).double().sum(dim=1)
         return right / N**2
 
@@ -313,7 +333,7 @@ class Associations(_OnPairs):
 
     @override
     def batches(self, count):  # full-batch training: nothing to shuffle
-        return self.data.columns.expand(count, -1, -1, -1)
+        return self.columns.expand(count, -1, -1, -1)
 
     @override
     def watches(self, step):
@@ -343,18 +363,23 @@ class Memorization(Protocol):
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
-    data_of = Examples
     checkpointed = ("free",)
 
     def __init__(self, runs, device, *, stays=None):
+        super().__init__(runs, device, stays=stays)
+        self.data = Examples(runs, device)
         followed = runs if runs[0].N and not runs[0].early_stop else []
         self.saturation_steps = {run.key: saturation_steps(run) for run in followed}
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
-        super().__init__(runs, device, stays=stays)
+
+    @override
+    def keep(self, indices):
+        super().keep(indices)
+        self.data.keep(indices)
 
     @override
     def batches(self, count):
-        return self.order.take(count)
+        return self.take(count)
 
     @override
     @torch.inference_mode()
@@ -426,10 +451,11 @@ class Memorization(Protocol):
     def _with_saturation(self, run: Run) -> None:
         free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (moments, H + 1)
         saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
-        paths = saturated.tolist(), (1 - free[:, 0]).tolist(), free[-1].tolist()
+        paths = {"saturated": saturated, "served": 1 - free[:, 0], "serving": free[-1]}
         if self.reached[run.key].diverged is None:
-            names = ("saturated", "served", "serving")
-            shares = dict(zip(names, map(rounded, paths), strict=True))
+            shares = {
+                name: tuple(round(x, 4) for x in path.tolist()) for name, path in paths.items()
+            }
             self.reached[run.key] = self.reached[run.key]._replace(**shares)
 
 

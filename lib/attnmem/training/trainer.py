@@ -1,10 +1,15 @@
-"""Runs in, outcomes out: which runs are trained at once, and their training from end to end."""
+"""Runs in, outcomes out: which runs are trained at once, their training, and its checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import os
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +18,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import store
 from ..checks import check_integer, refuse
-from ..store import Outcome, Run
-from .checkpoints import Checkpoint
+from ..store import PACKAGE, Configuration, Outcome, Run
 from .devices import device_name, device_settings
 from .models import FAMILIES, parameter_count
-from .protocols import PROTOCOLS, Bigrams, rounded
+from .protocols import PROTOCOLS, Bigrams, Protocol
 
 CPU = torch.device("cpu")
+EVERY = 60.0  # seconds between two stored states
 
 
-def configuration(run: Run) -> Run:
-    """What the seeds of one cell of a grid have in common: everything but the seed."""
-    return dataclasses.replace(run, seed=0)
+# --- which runs are trained at once ---------------------------------------------------------------
 
 
-def _shape(run: Run) -> tuple[Any, ...]:
-    """What runs that can be trained at once have in common."""
-    varies = PROTOCOLS[run.task].varies
-    fields = vars(run).items()
-    return tuple(value for name, value in fields if name not in varies)
+def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
+    """What a run has in common with those that differ from it in some fields only."""
+    return tuple(value for name, value in vars(run).items() if name not in varies)
 
 
 def _check(runs: Sequence[Run]) -> None:
@@ -45,7 +46,7 @@ def _check(runs: Sequence[Run]) -> None:
         if run.last_batch not in ((None, "short") if run.context else (None,)):
             what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
             refuse("runs", what, "None, or 'short' where examples have contexts")
-    shapes = {_shape(run) for run in runs}
+    shapes = {_common(run, PROTOCOLS[run.task].varies) for run in runs}
     if len(shapes) > 1:
         varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
         refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
@@ -74,18 +75,15 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
     on_gpu = torch.device(device).type == "cuda"
     groups: dict[Any, list[Run]] = {}
     for run in runs:
-        groups.setdefault(_shape(run) if on_gpu else configuration(run), []).append(run)
+        varies = PROTOCOLS[run.task].varies if on_gpu else Protocol.varies
+        groups.setdefault(_common(run, varies), []).append(run)
     if not on_gpu:
         return list(groups.values())
-    memory = 0.8 * _available(device) / workers
+    free = 0  # bytes that other processes leave to this one, used or not; 0 without a GPU
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    memory = 0.8 * free / workers
     return [part for group in groups.values() for part in split_by_memory(group, memory)]
-
-
-def _available(device: str) -> int:
-    """Bytes of a GPU that other processes leave to this one, used or not; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
@@ -136,7 +134,10 @@ def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
         protocol = Bigrams([run], CPU)
         while len(protocol.curve) < epochs and not protocol.done:
             protocol.advance()
-    return rounded(accuracy.item() for accuracy in protocol.curve)
+    return tuple(round(accuracy.item(), 4) for accuracy in protocol.curve)
+
+
+# --- a training from end to end -------------------------------------------------------------------
 
 
 def train(
@@ -187,7 +188,7 @@ def train(
 def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
     """Train, or go on with a training; seconds count in this process and in those before."""
     start = time.perf_counter()
-    cells = {configuration(run) for run in runs}
+    cells = {_common(run, Protocol.varies) for run in runs}
     protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(cells) == 1 else True)
     if state := checkpoint.load():
         protocol.restore(state["protocol"])
@@ -199,8 +200,80 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
                 seconds = time.perf_counter() - start
                 checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
     finally:
-        protocol.steps.release()
+        protocol.stack.release()
     wall_s = round((time.perf_counter() - start) / len(runs), 3)
     origin = {"device": device_name(device), "torch": torch.__version__, "wall_s": wall_s}
     origin |= {"commit": store.commit(), "tf32": runs[0].products == "tf32"}
     return [Outcome(**origin, **protocol.reached[run.key]._asdict()) for run in runs]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """The state of a training that is under way, in a file: tensors, numbers and lists, no code.
+
+    A file belongs to a list of runs, a device, a version of torch and the sources of this library.
+    One that belongs to others is not used, since the training would not end as if it had never
+    stopped. Without a folder nothing is stored.
+    """
+
+    def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
+        keys = [run.key for run in runs]
+        self.origin = {"keys": keys, "device": device, "torch": str(torch.__version__)}
+        self.origin |= {"sources": _sources()}
+        name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
+        self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
+        self.stored = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """The state that was stored last, or None if there is none of these very runs."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            held = torch.load(self.path, weights_only=True, map_location="cpu")
+            origin, state = held["origin"], held["state"]
+        except Exception as e:  # torch says in many ways that it cannot read a file
+            why = "is damaged; without it the training starts again, so delete it to go on"
+            raise ValueError(f"checkpoint: {self.path} {why}") from e
+        return state if origin == self.origin else None
+
+    def store(self, state: dict[str, Any]) -> None:
+        """Write a state in place of the last one; a killed process leaves one of the two.
+
+        Where it cannot be written, a warning says so, and the last one stays.
+        """
+        if self.path is None:
+            return
+        self.stored = time.monotonic()
+        scratch = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"origin": self.origin, "state": state}, scratch)
+            os.replace(scratch, self.path)
+        except (OSError, RuntimeError) as error:  # torch says the latter where a disk is full
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            warnings.warn(f"no checkpoint can be written to {self.path}: {error}", stacklevel=2)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last state is old enough to be replaced."""
+        return self.path is not None and time.monotonic() - self.stored >= EVERY
+
+
+def forget(folder: Path, runs: Sequence[Configuration]) -> None:
+    """Delete the states of all stacks that begin with one of these runs, whose rows are stored."""
+    keys = {run.key for run in runs}
+    for path in folder.glob("*.state"):
+        if path.name.partition("-")[0] in keys:
+            path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of the library's code, taken once, since a process reads the code once."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
