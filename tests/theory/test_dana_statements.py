@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from attnmem import bounds
 from attnmem import tasks as tasks_of_the_paper
-from attnmem.attention import AoTWeights, aot, aot_features
+from attnmem.attention import AoTWeights, aot
 from attnmem.certificates import certified_associations, enclosed_offers
 from attnmem.constructions import dana, memorize_aot
-from attnmem.independence import certified_rank, numerical_rank
+from attnmem.independence import certified_rank
 
 F64 = {"dtype": torch.float64}
 quick = settings(max_examples=40)
@@ -59,26 +59,6 @@ def test_assumption_1_the_bigrams_have_one_next_token_each():
 # --- the rank of attention ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("N", "S", "d", "H"), [(8, 2, 3, 4), (5, 4, 2, 9), (4, 7, 4, 5)])
-@pytest.mark.parametrize("rank_one", [False, True])
-def test_lemma_2_the_rank_is_certified_where_tokens_suffice(N, S, d, H, rank_one):
-    generator = torch.Generator().manual_seed(0)
-    sequences = distinct_sequences(generator, N, S, H * d)
-    e, pos, W_Q, W_K, _ = dana.draw(N, S, d, d, H, 10.0, 0)
-    if rank_one:
-        for W in (W_Q, W_K):
-            W[:, 1:], W[:, :, 1:] = 0, 0
-    silent = torch.zeros(H, d, d, **F64)
-    eye = torch.eye(d, **F64).expand(H, d, d)
-    offers = enclosed_offers(AoTWeights(e, pos, W_Q, W_K, eye, silent, e), sequences)
-
-    def attention(bits):
-        F = offers(bits)
-        return type(F)([row[d:] for row in F.tolist()])
-
-    assert certified_rank(attention, target=H * d).rank == H * d
-
-
 @pytest.mark.parametrize(("N", "S", "d", "H"), [(2, 2, 4, 1), (2, 3, 6, 2), (3, 2, 4, 2)])
 def test_lemma_2_fails_where_there_are_few_tokens(N, S, d, H):
     """Any attention weights, as exact integers: the tokens' affine hull is too small."""
@@ -94,12 +74,6 @@ def test_lemma_2_fails_where_there_are_few_tokens(N, S, d, H):
         alpha = torch.cat([ends, cuts.sort().values, ends + 10], -1).diff()
         A = torch.einsum("ths,tsd->thd", alpha, x).flatten(1)
         assert certified_rank(A).rank <= bound < promised
-
-
-def test_lemma_2_needs_two_tokens():
-    weights = AoTWeights(*dana.draw(9, 1, 3, 3, 4, 3.0, 0), torch.zeros(4, 3, 3, **F64), None)
-    weights = weights._replace(W_U=weights.embedding)
-    assert numerical_rank(aot_features(weights, torch.arange(9)[:, None])) == 3
 
 
 def test_lemma_3_generic_numbers_keep_exponents_apart():
@@ -181,21 +155,6 @@ def test_corollary_2_the_rest_is_guessed():
     expected = bounds.associations_to_accuracy(room, N, N * N)
     # A guess is right with probability 1/N: standard error sqrt(30 * 111 / N) / (30 * 144).
     assert abs(mean - expected) < 4 * math.sqrt(30 * (N * N - room) / N) / (30 * N * N)
-
-
-@quick
-@given(tasks(most=30), st.integers(0, 1000))
-def test_remark_2_rank_one_attention_suffices(task, seed):
-    sequences, _, sizes = task
-    N, d, d_h, H = sizes["vocab"], sizes["dim"], sizes["head_dim"], sizes["heads"]
-    e, pos, W_Q, W_K, W_V = dana.draw(N, sequences.shape[1], d, d_h, H, 30.0, seed)
-    W_Q[:, 1:], W_K[:, 1:] = 0, 0
-    W_U = dana.spread_tokens(N, d, seed)
-    silent = torch.zeros(H, d, d_h, **F64)
-    F = dana.offered(AoTWeights(e, pos, W_Q, W_K, W_V, silent, W_U), sequences)
-    # Full row rank in exact arithmetic, at any conditioning, is what the construction needs.
-    drawn = AoTWeights(e, pos, W_Q, W_K, W_V, silent, W_U)
-    assert certified_rank(enclosed_offers(drawn, sequences), target=len(F)).rank == len(F)
 
 
 @quick

@@ -182,13 +182,6 @@ def test_the_sharp_family_stops_any_attention_exactly(seed):
     assert fmpz_mat(Z.flatten(1).tolist()).rank() == H * 2 + 2 < bounds.affine_rank(H, d)
 
 
-def test_one_token_leaves_no_choice():
-    Z = mha_features(
-        random_mha(4, 3, 3, seed=0), torch.randn(20, 1, 3, **F64), torch.randn(20, 3, **F64)
-    )
-    assert numerical_rank(Z) == 3
-
-
 # --- labels in the attention ----------------------------------------------------------------------
 
 

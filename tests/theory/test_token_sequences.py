@@ -356,6 +356,3 @@ def test_one_head_of_width_L_meets_all_labels_of_d_tokens_and_L_last_ones(d, las
     found = scalars(x, Scalars(-(1 + tau / 2) * m, m[None], W_Q[None], W_K[None]))
     expected = labels[rows[:, 1], rows[:, 0]]
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
-
-
-# --- refused --------------------------------------------------------------------------------------
