@@ -149,17 +149,13 @@ def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, command):
     [
         ("--device cuda", "device: got 'cuda'; expected a GPU that this machine has; torch"),
         ("--device tpu9", "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
-        ("--device cuda:x", "device: got 'cuda:x'; expected auto, cpu, cuda, cuda:1 or the like"),
         ("--limit-minutes -1", "limit_minutes: got -1.0; expected a number above 0"),
-        ("--limit-minutes 0", "limit_minutes: got 0.0; expected a number above 0"),
-        ("--limit-minutes nan", "limit_minutes: got nan; expected a number above 0"),
         (
             "--where heads=3",
             "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
         ),
         ("--where H=7", "where: got H = 7; expected H among 1, 5, 9 for dana-exp6"),
         ("--where H=5 --where H=1", "where: got 2 values of H; expected one value"),
-        ("--device meta", "device: got 'meta'; expected auto, cpu, cuda, cuda:1 or the like"),
         ("--tf32 --device cpu", "tf32: got True; expected False on a CPU"),
         ("--workers 0", "workers: got 0; expected an integer of at least 1"),
         (

@@ -103,6 +103,7 @@ def test_a_search_resumes_and_its_rows_tell_all(trained, monkeypatch, device, at
     seen = []
     added = experiments.run("dana-capacity", "quick", device, report=seen.append)
     assert added == at_once * len(seen)
+    assert {p.said.rpartition(", ")[2] for p in seen} == {"memorized", "not memorized"}
     assert [len(call) for call in calls if call] == [at_once] * (3 + len(seen))
     assert experiments.run("dana-capacity", "quick", device) == 0
     table = searches.found("dana-capacity", "quick")
@@ -134,12 +135,15 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(trained):
 
 def test_a_processor_tries_no_restart_after_one_that_got_there(trained):
     calls = trained(lambda run: run.T <= 10, nearly=DIVERGED)
-    experiments.run("dana-capacity", "quick", "cpu")
+    said = []
+    experiments.run("dana-capacity", "quick", "cpu", report=lambda p: said.append(p.said))
     tried = [one for call in calls for one in call]
     assert len(tried) == len(set(tried))
     assert {seed for _, T, seed in tried if T <= 10} == {0}
     failed = {(H, T) for H, T, _ in tried if T > 10}
     assert {(*size, seed) for size in failed for seed in (0, 1)} <= set(tried)
+    ends = {words.partition(", restart ")[2] for words in said}
+    assert ends == {"0, memorized", "0, not memorized", "1, not memorized"}
     assert searches.found("dana-capacity", "quick").memorized.tolist() == [10, 10]
 
 
@@ -169,16 +173,6 @@ def test_the_largest_set_that_a_row_has_right_is_the_answer(right, edge):
     assert ends.memorized == edge
     assert ends.failed == min(tried) <= edge + max(1, edge // 50)
     assert min(tried) > edge  # what a row has right is not tried again, nor are its subsets
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "verb"),
-    [([ALMOST, WHOLE], "memorized"), ([WHOLE], "memorized"), ([ALMOST, ALMOST], "not memorized")],
-)
-def test_one_restart_that_memorizes_is_enough(outcomes, verb):
-    runs = searches.probe("dana-capacity", "quick", SEARCH.cells["quick"][0], 7)
-    said = SEARCH.say([*zip(runs, outcomes, strict=False)])
-    assert said.endswith(f", restart 0, {verb}")
 
 
 def test_what_is_memorized_whole_has_no_size_that_fails(trained):

@@ -1,6 +1,5 @@
 """Running a study is resumable, on any executor; its rows are read in one way."""
 
-import dataclasses
 import importlib.util
 import multiprocessing
 import os
@@ -259,20 +258,6 @@ def test_a_sweep_killed_at_twenty_moments_ends_with_exactly_its_rows():
     rows = experiments.rows("dana-exp1", "paper")
     assert sorted(rows) == sorted(run.key for run in of("dana-exp1", seeds=1))
     assert all((o.accuracy, o.loss) == (run.seed / 10, run.H) for run, o in rows.values())
-
-
-def test_a_killed_sweep_resumes_to_the_rows_of_an_undisturbed_one(store):
-    def rows():
-        found = experiments.rows("dana-exp6", "quick")
-        return {key: dataclasses.replace(o, wall_s=0.0) for key, (_, o) in found.items()}
-
-    for _ in range(3):
-        killed(("dana-exp6", "quick", "cpu"), 0.15)
-    experiments.run("dana-exp6", "quick", "cpu")
-    resumed = rows()
-    (store / "dana-exp6" / "quick.csv").unlink()
-    experiments.run("dana-exp6", "quick", "cpu")
-    assert resumed == rows()
 
 
 @pytest.mark.usefixtures("instant")

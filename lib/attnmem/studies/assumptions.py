@@ -251,9 +251,8 @@ TESTS = {name: AssumptionTests(name, "mahdavi", what) for name, what in TABLES.i
 
 
 def _case(name: str, tier: str) -> Case:
-    if tier not in CASES[name]:
-        refuse("tier", repr(tier), f"one of {', '.join(CASES[name])} for {name}")
-    return CASES[name][tier]
+    tiers = CASES[name]
+    return tiers.get(tier) or refuse("tier", repr(tier), f"one of {', '.join(tiers)} for {name}")
 
 
 def checks(name: str, tier: str) -> list[Check]:
@@ -285,11 +284,10 @@ def checks(name: str, tier: str) -> list[Check]:
 
 
 def _test(row: Any) -> str:
-    if row.vectors in ("positions", "labels"):
-        return row.vectors
-    if row.vectors == "contexts":
-        return "A2"
-    few, many = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}[row.vectors]
+    names = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
+    if row.vectors not in names:
+        return "A2" if row.vectors == "contexts" else row.vectors
+    few, many = names[row.vectors]
     return {row.n: few, row.d: many}.get(row.size, "curve")
 
 
@@ -378,7 +376,9 @@ def perform(seen: Seen, check: Check) -> Finding:
     else:
         vectors = getattr(seen, check.vectors)
         sampled = sampled_independence(vectors, check.size, samples=check.samples, seed=check.seed)
-        dependent, ranks = sampled.dependent, _some_ranks(vectors, check)
+        g, dependent = torch.Generator().manual_seed(check.seed + 1), sampled.dependent
+        some = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(RANKED)]
+        ranks = torch.tensor([numerical_rank(vectors[subset]) for subset in some])
     return Finding(
         dependent=dependent,
         ranked=len(ranks),
@@ -406,9 +406,3 @@ def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " sample
         F.softplus(-signs * (x @ weights + bias)).sum().backward()
         optimizer.step()
     return (signs * (x @ weights + bias) > 0).sum(dim=0).detach()
-
-
-def _some_ranks(vectors: Tensor, check: Check) -> Tensor:
-    g = torch.Generator().manual_seed(check.seed + 1)
-    subsets = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(RANKED)]
-    return torch.tensor([numerical_rank(vectors[subset]) for subset in subsets])

@@ -50,13 +50,12 @@ def missing(
     profile: str,
     seeds: int | None = None,
     *,
-    recompute: bool = False,
     variant: str | None = None,
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """The configurations without a row, of a part as for :func:`attnmem.studies.runs`."""
-    have = rows(name, profile, recompute=recompute)
-    return STUDIES[name].missing(profile, Selection(seeds, variant, where), have)
+    selection = Selection(seeds, variant, where)
+    return STUDIES[name].missing(profile, selection, rows(name, profile))
 
 
 def coverage(names: Iterable[str]) -> pd.DataFrame:
@@ -122,11 +121,11 @@ def stored(
             # have the whole curve.
             begun = {(curve(run), run.seed) for key, run in grid.items() if key not in keys}
             whole = {curve(run) for run in grid.values() if (curve(run), run.seed) not in begun}
+            left_out = {(at, seed) for at, seed in begun if at in whole}
             on_curves = [
-                (run, outcome)
-                for run, outcome in have
-                if curve(run) not in torn
-                and ((curve(run), run.seed) not in begun or curve(run) not in whole)
+                row
+                for row in have
+                if curve(row[0]) not in torn and (curve(row[0]), row[0].seed) not in left_out
             ]
         found[each] = (on_curves or have, bool(on_curves) or not holes)
         if found[profile][1]:
