@@ -224,7 +224,7 @@ def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
     """The base point with its derivative; None if that has no full rank in float64."""
     heads = ScalarHeads(*(w.to(queries.device) for w in heads))
     at = tangents(heads, tokens, queries)
-    factor, failed = torch.linalg.cholesky_ex(at.gram())
+    factor, failed = torch.linalg.cholesky_ex(at.gram())  # the step is J^T (J J^T)^-1 y
     return None if failed else _Base(heads, at, factor, at.transposed(solved(factor, labels)))
 
 

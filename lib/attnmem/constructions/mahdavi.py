@@ -275,6 +275,7 @@ def build_in_units(
     a, b, c = (unit(x) for x in data)
     E, e, y = (x / size for x, size in zip(data, (a, b, c), strict=True))
     built = build(E, e, y)
+    # Queries meet W_Q, and tokens meet W_K and W_V. So those maps take the units of their data.
     inner = b if skip else c  # the unit of what W_D reads
     weights = built._replace(
         W_Q=built.W_Q / b,
