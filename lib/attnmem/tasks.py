@@ -50,8 +50,9 @@ def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: 
 
     Source: Dana et al. 2025, the bigrams of their experiments.
     """
-    table = _integers(generator, vocab, (vocab, vocab))
-    tokens = _integers(generator, vocab, (count, 2))
+    source = {"generator": generator, "device": generator.device}
+    table = torch.randint(vocab, (vocab, vocab), **source)
+    tokens = torch.randint(vocab, (count, 2), **source)
     return Bigrams(tokens, table[tokens[:, 0], tokens[:, 1]], table)
 
 
@@ -83,8 +84,9 @@ def associations(
         >>> len(drawn.tokens.unique(dim=0))
         25
     """
-    table = _integers(generator, vocab, (vocab, vocab))
-    chosen = torch.randperm(vocab * vocab, generator=generator, device=generator.device)[:count]
+    source = {"generator": generator, "device": generator.device}
+    table = torch.randint(vocab, (vocab, vocab), **source)
+    chosen = torch.randperm(vocab * vocab, **source)[:count]
     tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
     return Bigrams(tokens, table.flatten()[chosen], table)
 
@@ -130,14 +132,10 @@ def context_queries(
 
     Source: Mahdavi et al. 2024, the synthetic experiments (Figures 2 to 5).
     """
-    rand = functools.partial(torch.rand, generator=generator, dtype=dtype, device=generator.device)
+    source = {"generator": generator, "device": generator.device}
+    rand = functools.partial(torch.rand, dtype=dtype, **source)
     contexts = rand(*(() if shared else (examples,)), context, dim)
     queries = rand(examples, dim)
     if classes is None:
         return ContextQueries(contexts, queries, rand(examples))
-    labels = _integers(generator, classes, (examples,))
-    return ContextQueries(contexts, queries, labels)
-
-
-def _integers(generator: torch.Generator, below: int, shape: tuple[int, ...]) -> Tensor:
-    return torch.randint(below, shape, generator=generator, device=generator.device)
+    return ContextQueries(contexts, queries, torch.randint(classes, (examples,), **source))

@@ -55,7 +55,7 @@ def test_a_cosine_that_does_not_end_at_zero():
 def test_sinusoids_are_as_precise_as_is_asked_whatever_the_default(dtype):
     torch.set_default_dtype(torch.float64 if dtype == torch.float32 else torch.float32)
     try:
-        found = models.sinusoids(40, 6, dtype)
+        found = models.sinusoids(40, 6, dtype, CPU)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.dtype == dtype

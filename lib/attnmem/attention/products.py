@@ -33,15 +33,6 @@ def attend(
     r"""Attention weights and attended tokens of every head, for one query per example.
 
     .. math:: \alpha_h = \operatorname{softmax}(E W_K W_Q^\top e), \qquad z_h = E^\top \alpha_h .
-
-    Args:
-        W_Q: Query maps of the heads.
-        W_K: Key maps of the heads.
-        context: Tokens as rows, own ``(*data, B, n, d)`` or shared ``(*data, n, d)``.
-        query: One vector ``e`` per example.
-
-    Returns:
-        The attention weights and the attended tokens.
     """
     alpha = attention_weights(W_Q, W_K, context, query)
     return alpha, torch.einsum(f"...bhn,{token_axes(context, query)}->...bhd", alpha, context)
@@ -138,13 +129,6 @@ def look_up(
 
     Gradients repeat bit for bit, on a GPU too. Nothing waits for the host, so that a step may be
     captured.
-
-    Args:
-        embedding: One row for every token of the vocabulary.
-        tokens: Integers in ``[0, N)``, one sequence a row.
-
-    Returns:
-        The rows that the tokens choose.
     """
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
     N, d = embedding.shape[-2:]

@@ -51,23 +51,14 @@ def scalar_outputs(
 
 
 class Tangents(NamedTuple):
-    """The derivative of ``T`` outputs, as the vectors whose products are its rows.
+    """The derivative of ``T`` outputs, as the vectors whose products are its rows."""
 
-    Attributes:
-        outputs: The outputs themselves.
-        attended: ``z_h``, the derivative in ``mu``.
-        pulls: ``c_h``, the derivative in the keys ``W_K q``.
-        asked: ``q_h = W_Q^T e``.
-        keyed: ``W_K^T c_h``.
-        query: ``e``.
-    """
-
-    outputs: Float[Tensor, " T"]
-    attended: Float[Tensor, "H T d"]
-    pulls: Float[Tensor, "H T d"]
-    asked: Float[Tensor, "H T d_h"]
-    keyed: Float[Tensor, "H T d_h"]
-    query: Float[Tensor, "T d"]
+    outputs: Float[Tensor, " T"]  # the outputs themselves
+    attended: Float[Tensor, "H T d"]  # z_h, the derivative in mu
+    pulls: Float[Tensor, "H T d"]  # c_h, the derivative in the keys W_K q
+    asked: Float[Tensor, "H T d_h"]  # q_h = W_Q^T e
+    keyed: Float[Tensor, "H T d_h"]  # W_K^T c_h
+    query: Float[Tensor, "T d"]  # e
 
     def gram(self) -> Float[Tensor, "T T"]:
         """Products of all pairs of rows of the derivative: the neural tangent kernel."""
@@ -92,9 +83,7 @@ class Tangents(NamedTuple):
             torch.einsum("t,htd->hd", rows, self.attended),
         )
 
-    def parts(
-        self,
-    ) -> tuple[Float[Tensor, "T W_q"], Float[Tensor, "T W_k"], Float[Tensor, "T W_v"]]:
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         """The derivative as one matrix for each of the weights, one row for each example."""
         return (
             torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
@@ -106,15 +95,9 @@ class Tangents(NamedTuple):
 def tangents(
     heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
 ) -> Tangents:
-    """The derivative of a layer's outputs in its weights.
+    """The derivative of a layer's outputs in its weights, and the outputs.
 
-    Args:
-        heads: The weights.
-        context: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``.
-        query: One query a row.
-
-    Returns:
-        The derivative, and the outputs.
+    Contexts are own ``(T, n, d)`` or shared ``(n, d)``, with one query a row.
 
     Source: this book, the chapter on the capacity of one layer.
     """
@@ -123,25 +106,14 @@ def tangents(
     values = torch.einsum(f"{tokens},hd->{'b' if 'b' in tokens else ''}hn", context, heads.mu)
     outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
     pulls = torch.einsum(f"bhn,{tokens}->hbd", alpha * (values - outputs[..., None]), context)
-    return Tangents(
-        outputs.sum(-1),
-        z.transpose(0, 1),
-        pulls,
-        query @ heads.W_Q,
-        pulls @ heads.W_K,
-        query,
-    )
+    asked, keyed = query @ heads.W_Q, pulls @ heads.W_K
+    return Tangents(outputs.sum(-1), z.transpose(0, 1), pulls, asked, keyed, query)
 
 
 def solved(factor: Float[Tensor, "T T"], rows: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Solve ``K x = rows``; ``torch.cholesky_solve`` takes ten times as long, since it copies K.
+    """Solve ``K x = rows`` by the lower Cholesky factor of ``K``, such as :meth:`Tangents.gram`.
 
-    Args:
-        factor: The lower Cholesky factor of ``K``, a matrix as :meth:`Tangents.gram` returns it.
-        rows: The right-hand side.
-
-    Returns:
-        The solution.
+    ``torch.cholesky_solve`` takes ten times as long, since it copies ``K``.
     """
     half = torch.linalg.solve_triangular(factor, rows[:, None], upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]

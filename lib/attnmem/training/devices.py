@@ -16,18 +16,7 @@ from ..checks import refuse
 
 @contextlib.contextmanager
 def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
-    """Set threads, denormals, TF32 and the CUDA stream for a training, then restore them.
-
-    Args:
-        device: A CPU or a GPU.
-        tf32: Whether float32 products may be computed in TF32, on a GPU.
-
-    Yields:
-        Nothing; the settings hold inside the ``with`` block.
-
-    Raises:
-        ValueError: There is no such GPU, or another thread trains with the other ``tf32``.
-    """
+    """Set threads, denormals, TF32 and the CUDA stream for a training, then restore them."""
     on_gpu = device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():
         refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")

@@ -1,9 +1,9 @@
 """A stack of runs: its weights along a leading axis, its optimizer, and its steps, many at a time.
 
 On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU many
-steps are captured once as a CUDA graph and replayed with one launch; batches and learning rates lie
-in device arrays that the graph reads. Runs that are done stay there, since a new capture would cost
-more than their steps, and what they do afterwards is ignored.
+steps are captured once as a CUDA graph, which reads batches and learning rates from device arrays,
+and replayed with one launch. Runs that are done stay there, since a new capture would cost more
+than their steps, and what they do afterwards is ignored.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class FusedAdam:
 class RunwiseAdam:
     """Adam with a learning rate for every run, as a few operations on flat arrays.
 
-    All weights lie in one array, one tensor after the other, and so do the two averages. A step
-    needs nothing from the host: the number of steps and the rates are read on the device.
+    All weights lie in one array, and so do the two averages. A step needs nothing from the host.
     """
 
     def __init__(self, parameters: Parameters) -> None:
@@ -224,13 +223,10 @@ def _set(values: Parameters, tensors: Parameters) -> None:
         tensor.copy_(values[name])
 
 
-def recorded(
-    function: Callable[[], tuple[Tensor, ...]],
-) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-    """Record what a function launches on this thread's stream; nothing is computed.
+def recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple]:
+    """Record what a function launches on this thread's stream; each replay renews what it returned.
 
-    The caller holds :data:`CAPTURING`, and has called the function before. Each replay of the graph
-    renews the values that the function returned.
+    The caller holds :data:`CAPTURING`, and has called the function before.
     """
     torch.cuda.current_stream().synchronize()
     free, total = torch.cuda.mem_get_info()

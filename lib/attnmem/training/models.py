@@ -31,26 +31,11 @@ Parameters = dict[str, Tensor]
 Gradient = Callable[[Tensor], Sequence[Tensor]]
 
 
-# --- initial weights: float32, whatever torch's default is ----------------------------------------
-
-
-def _uniform(g: torch.Generator, bound: float, *shape: int) -> Tensor:
-    return (2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1) * bound
-
-
-def _linear(g: torch.Generator, outputs: int, inputs: int) -> Float[Tensor, "outputs inputs"]:
-    """PyTorch's initial weight of ``Linear(inputs, outputs)``."""
-    return _uniform(g, inputs**-0.5, outputs, inputs)
-
-
-def _embedding(g: torch.Generator, rows: int, dim: int) -> Float[Tensor, "rows dim"]:
-    """PyTorch's initial weight of ``Embedding(rows, dim)``."""
-    return torch.randn(rows, dim, generator=g, dtype=torch.float32)
-
-
-def _xavier(g: torch.Generator, *shape: int) -> Tensor:
-    """Xavier's uniform matrices, in the last two axes."""
-    return _uniform(g, math.sqrt(6 / sum(shape[-2:])), *shape)
+def _uniform(g: torch.Generator, *shape: int, bound: float | None = None) -> Tensor:
+    """Uniform within a bound, by default that of a PyTorch ``Linear`` with such weights."""
+    # In float32, whatever torch's default is.
+    drawn = 2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1
+    return drawn * (shape[-1] ** -0.5 if bound is None else bound)
 
 
 # --- Dana et al. ----------------------------------------------------------------------------------
@@ -76,6 +61,10 @@ class Variant(NamedTuple):
     scaled: bool = True
     published_init: bool = True
     tied: bool = True
+
+    def scale(self, d_h: int) -> float:
+        """The factor of the logits."""
+        return d_h**-0.5 if self.scaled else 1.0
 
 
 VARIANTS = {
@@ -104,29 +93,28 @@ def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
     inner = d_h if shared else d
-    published = variant.published_init
-    table = _linear if published else _embedding
-    P = {"embedding": table(g, run.N, d), "unembedding": _linear(g, run.N, d)}
+    # PyTorch's default for tables is that of an Embedding.
+    normal = functools.partial(torch.randn, generator=g, dtype=torch.float32)
+    table = functools.partial(_uniform, g) if variant.published_init else normal
+    P = {"embedding": table(run.N, d), "unembedding": _uniform(g, run.N, d)}
     for layer in range(run.layers):
-        if _owner(run, layer) == layer:
+        if layer == 0 or not variant.tied:
             # The code has three rows of positions for two places.
-            P[f"positions.{layer}"] = table(g, 3, d if variant.position_in_skip else inner)
+            P[f"positions.{layer}"] = table(3, d if variant.position_in_skip else inner)
             if shared:  # open: without bias, as the heads are
-                P[f"down.{layer}"] = _linear(g, d_h, d)
-                P[f"up.{layer}"] = _linear(g, d, d_h)
+                P[f"down.{layer}"] = _uniform(g, d_h, d)
+                P[f"up.{layer}"] = _uniform(g, d, d_h)
         # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
-        bound = math.sqrt(6 / (3 * d_h + inner)) if published else inner**-0.5
+        bound = math.sqrt(6 / (3 * d_h + inner)) if variant.published_init else None
         for name in ("W_Q", "W_K", "W_V"):
-            P[f"{name}.{layer}"] = _uniform(g, bound, run.H, d_h, inner)
-        P[f"W_O.{layer}"] = _uniform(g, d_h**-0.5, run.H, inner, d_h)
+            P[f"{name}.{layer}"] = _uniform(g, run.H, d_h, inner, bound=bound)
+        P[f"W_O.{layer}"] = _uniform(g, run.H, inner, d_h)
         if run.width:
-            P[f"W_1.{layer}"], P[f"b_1.{layer}"] = (
-                _linear(g, run.width, d),
-                _uniform(g, d**-0.5, run.width),
-            )
-            P[f"W_2.{layer}"] = _linear(g, d, run.width)
+            P[f"W_1.{layer}"] = _uniform(g, run.width, d)
+            P[f"b_1.{layer}"] = _uniform(g, run.width, bound=d**-0.5)
+            P[f"W_2.{layer}"] = _uniform(g, d, run.width)
             if not variant.tied:
-                P[f"b_2.{layer}"] = _uniform(g, run.width**-0.5, d)
+                P[f"b_2.{layer}"] = _uniform(g, d, bound=run.width**-0.5)
     return P
 
 
@@ -172,13 +160,11 @@ def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
     @torch.inference_mode()
     def vjp(g):
         W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_attention(g)
+        W_Q = W_Q * VARIANTS[run.variant].scale(run.d_h)
         return {  # the embedding is the input at both places and the stream at the second
             "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
             "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
-            "W_Q.0": W_Q * _scale(run),
-            "W_K.0": W_K,
-            "W_V.0": W_V,
-            "W_O.0": W_O,
+            **{"W_Q.0": W_Q, "W_K.0": W_K, "W_V.0": W_V, "W_O.0": W_O},
         }
 
     return stream, vjp
@@ -212,7 +198,8 @@ def _enter(
     P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
 ) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
     """The residual stream and the attention's input at some places, each for ``M`` rows."""
-    variant, owner = VARIANTS[run.variant], _owner(run, layer)
+    variant = VARIANTS[run.variant]
+    owner = 0 if variant.tied else layer  # the layer whose positions and maps this one uses
     positions = P[f"positions.{owner}"][:, places, None]
     if variant.position_in_skip:
         x = x + positions
@@ -223,13 +210,13 @@ def _enter(
 def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four maps of a layer's heads, the query's with the logits' scale in it."""
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
-    return W_Q * _scale(run), W_K, W_V, W_O
+    return W_Q * VARIANTS[run.variant].scale(run.d_h), W_K, W_V, W_O
 
 
 def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`_heads`, the outputs' with the map back to the residual stream in it."""
     W_Q, W_K, W_V, W_O = _heads(P, run, layer)
-    up = P.get(f"up.{_owner(run, layer)}")
+    up = P.get(f"up.{0 if VARIANTS[run.variant].tied else layer}")
     return W_Q, W_K, W_V, W_O if up is None else up[:, None] @ W_O
 
 
@@ -241,22 +228,13 @@ def _feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]
     return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
 
 
-def _owner(run: Run, layer: int) -> int:
-    """The layer whose positions and maps a layer uses: the first, or the layer itself."""
-    return 0 if VARIANTS[run.variant].tied else layer
-
-
-def _scale(run: Run) -> float:
-    return run.d_h**-0.5 if VARIANTS[run.variant].scaled else 1.0
-
-
 def aot_logits_of_pairs(
     P: Parameters, run: Run, first: Int[Tensor, " F"]
 ) -> Float[Tensor, "R N F*N"]:
     """Logits after every pair ``(a, b)`` with ``a`` in ``first``, with ``b`` fastest.
 
-    With one layer, keys, queries and values belong to single tokens, so they are computed once for
-    every token: a pair costs ``O(H d)`` instead of ``O(H d^2)``.
+    Of one layer, keys, queries and values are computed once for every token: a pair costs
+    ``O(H d)`` instead of ``O(H d^2)``.
     """
     N = P["embedding"].shape[1]
     if run.layers > 1:
@@ -293,33 +271,24 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
         The weights by name, without the axis of runs.
     """
     d, d_h, H, outputs = run.d, run.d_h, run.H, run.N or 1
-    W_E, b_E = _linear(g, d, d), _uniform(g, d**-0.5, d)
-    W_D, b_D = _linear(g, outputs, d), _uniform(g, d**-0.5, outputs)
-    return {
-        "W_E": W_E,
-        "b_E": b_E,
-        "W_Q": _xavier(g, H, d, d_h),
-        "W_K": _xavier(g, H, d, d_h),
-        "W_V": _xavier(g, H, d, 1),
-        "W_O": _xavier(g, H, d),
-        "W_D": W_D,
-        "b_D": b_D,
+    W_E, b_E = _uniform(g, d, d), _uniform(g, d)
+    W_D, b_D = _uniform(g, outputs, d), _uniform(g, outputs, bound=d**-0.5)
+    shapes = {"W_Q": (H, d, d_h), "W_K": (H, d, d_h), "W_V": (H, d, 1), "W_O": (H, d)}
+    xavier = {
+        name: _uniform(g, *shape, bound=math.sqrt(6 / sum(shape[-2:])))
+        for name, shape in shapes.items()
     }
+    return {"W_E": W_E, "b_E": b_E, **xavier, "W_D": W_D, "b_D": b_D}
 
 
+@functools.cache  # on the device once, since a captured step may not copy from the host
 def sinusoids(
-    places: int, dim: int, dtype: torch.dtype = torch.float32
+    places: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "places dim"]:
     """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype) / dim)
     angles = torch.arange(places)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim]
-
-
-@functools.cache
-def _positions(places: int, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """On the device once, since a captured step may not copy from the host."""
-    return sinusoids(places, dim, dtype).to(device)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(device)
 
 
 def mha_heads(
@@ -338,7 +307,7 @@ def mha_heads(
     Returns:
         The attention weights and the values.
     """
-    positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     tokens = token_axes(contexts, queries)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
     e = (queries @ W_E + (b_E + positions[0])) / 8
@@ -351,14 +320,10 @@ def mha_heads(
 
 
 def mha_losses(
-    P: Parameters,
-    run: Run,
-    contexts: Tensor,
-    queries: Float[Tensor, "R B d"],
-    labels: Tensor,
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
 ) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
     """The loss of every example by the decoded values of :func:`mha_heads`."""
-    positions = _positions(run.n + 1, run.d, queries.device, queries.dtype)
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
 
 
@@ -366,25 +331,18 @@ def mha_losses(
 
 
 class Family(NamedTuple):
-    """A kind of model that can be trained.
+    """A kind of model that can be trained."""
 
-    Attributes:
-        initial: From a run and a generator to initial weights, without the axis of runs.
-        losses: From stacked weights, a run of the stack and a batch to losses, outputs with the
-            examples last, and the gradient. Of pairs and next tokens the mean loss of each run
-            ``(R,)``; of contexts, queries and labels the loss of each example ``(R, B)``.
-        tasks: What it can be trained on, names in ``PROTOCOLS``.
-        guaranteed: How many examples the paper's theorem guarantees for the sizes of a run.
-        variants: How the paper can be read, names in :data:`VARIANTS`.
-        logits_of_pairs: Of models of pairs, from weights, a run and some first tokens to the logits
-            after these and every second one.
-    """
-
-    initial: Callable[[Run, torch.Generator], Parameters]
+    initial: Callable[[Run, torch.Generator], Parameters]  # without the axis of runs
+    # From stacked weights, a run of the stack and a batch to losses, outputs with the examples
+    # last, and the gradient. Of pairs and next tokens the mean loss of each run (R,); of contexts,
+    # queries and labels the loss of each example (R, B).
     losses: Callable[..., tuple[Tensor, Tensor, Gradient]]
-    tasks: tuple[str, ...]
-    guaranteed: Callable[[Run], int]
-    variants: tuple[str, ...] = ("code",)
+    tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
+    guaranteed: Callable[[Run], int]  # how many examples the paper's theorem guarantees for a run
+    variants: tuple[str, ...] = ("code",)  # how the paper can be read
+    # Of models of pairs, from weights, a run and some first tokens to the logits after these and
+    # every second one.
     logits_of_pairs: Callable[..., Tensor] | None = None
 
 
@@ -410,6 +368,8 @@ FAMILIES = {
 
 # --- how many numbers are trained -----------------------------------------------------------------
 
+# What publications on large models often leave out of their counts: embeddings of tokens and
+# positions, the unembedding or decoder, and the embedding of queries and contexts.
 TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 
@@ -422,11 +382,7 @@ def parameter_count(run: Run) -> int:
 
 
 def layer_parameter_count(run: Run) -> int:
-    """How many trained numbers belong to a model's layers: heads, their maps, feed-forward layers.
-
-    Left out are the tables, which publications on large models often leave out: embeddings of
-    tokens and positions, the unembedding or decoder, and the embedding of queries and contexts.
-    """
+    """How many trained numbers belong to a model's layers: all but :data:`TABLES`."""
     shapes = _shapes(architecture(run))
     return sum(math.prod(shapes[name]) for name in shapes if name.split(".")[0] not in TABLES)
 
@@ -456,15 +412,8 @@ def dimension(run: Run) -> int | None:
     if run.model == "mha":
         shared = run.context == "shared"
         return bounds.mha_dimension(run.H, run.d_h, run.d, run.n, shared=shared, classes=run.N)
-    variant = VARIANTS[run.variant]
-    if run.layers > 1 or (variant.shared_maps and run.d_h > run.d):
+    shared, in_skip, *_ = VARIANTS[run.variant]
+    if run.layers > 1 or (shared and run.d_h > run.d):
         return None
-    return bounds.aot_dimension(
-        run.H,
-        run.d_h,
-        run.d,
-        run.N,
-        width=run.width or 0,
-        shared_maps=variant.shared_maps,
-        position_in_skip=variant.position_in_skip,
-    )
+    reading = {"shared_maps": shared, "position_in_skip": in_skip}
+    return bounds.aot_dimension(run.H, run.d_h, run.d, run.N, width=run.width or 0, **reading)

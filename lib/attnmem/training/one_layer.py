@@ -28,21 +28,15 @@ def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> 
     Returns:
         Weights in torch's default dtype.
 
-    Raises:
-        ValueError: A size below 1, or a negative seed.
-
     Example:
         >>> xavier(heads=2, dim=5, head_dim=3, outputs=4, seed=0).W_D.shape
         torch.Size([5, 4])
     """
     g = torch.Generator().manual_seed(seed)
     shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]
-    return MHAWeights(
-        *(
-            (2 * torch.rand(*shape, generator=g) - 1) * math.sqrt(6 / sum(shape[-2:]))
-            for shape in shapes
-        )
-    )
+    drawn = [2 * torch.rand(*shape, generator=g) - 1 for shape in shapes]
+    bounds = [math.sqrt(6 / sum(shape[-2:])) for shape in shapes]
+    return MHAWeights(*(W * bound for W, bound in zip(drawn, bounds, strict=True)))
 
 
 def _one_label_each(queries, labels) -> None:

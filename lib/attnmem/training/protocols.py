@@ -93,8 +93,6 @@ class Protocol(abc.ABC):
         self.orders = [generator(run, "order") for run in runs]
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]  # of the orders that are drawn
 
-    # What a subclass says.
-
     @abc.abstractmethod
     def batches(self, count: int) -> Int[Tensor, "count R ..."]:
         """The next batches of every run: indices of the data, or the examples themselves."""
@@ -119,8 +117,6 @@ class Protocol(abc.ABC):
 
         Losses and shares are those before each step. Shares that were not watched are NaN.
         """
-
-    # What follows from it.
 
     @property
     def done(self) -> bool:
@@ -222,8 +218,8 @@ class Protocol(abc.ABC):
 class _OnPairs(Protocol):
     """Trainings on pairs of tokens, each with the token that follows.
 
-    The rate is PyTorch's ``LinearLR``: its factor goes from ``lr_start`` to ``lr_end``, once an
-    epoch of ``T / batch`` steps.
+    The factor of the rate goes linearly from ``lr_start`` to ``lr_end``, changed once an epoch of
+    ``T / batch`` steps.
     """
 
     def __init__(self, runs, device, *, stays=None):
@@ -407,9 +403,8 @@ class Memorization(Protocol):
         if not looked:
             return
         reached = self.evaluate()
-        counted = {
-            run.key for run in looked if self.count in self.saturation_steps.get(run.key, ())
-        }
+        moments = self.saturation_steps
+        counted = {run.key for run in looked if self.count in moments.get(run.key, ())}
         free = self.free_heads() if counted else None
         for index, (run, now) in enumerate(zip(self.stack.runs, reached, strict=True)):
             if run not in looked:
@@ -449,14 +444,17 @@ class Memorization(Protocol):
         return counts / self.data.sizes[:, None]
 
     def _with_saturation(self, run: Run) -> None:
+        if self.reached[run.key].diverged is not None:
+            return
         free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (moments, H + 1)
         saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
-        paths = {"saturated": saturated, "served": 1 - free[:, 0], "serving": free[-1]}
-        if self.reached[run.key].diverged is None:
-            shares = {
-                name: tuple(round(x, 4) for x in path.tolist()) for name, path in paths.items()
-            }
-            self.reached[run.key] = self.reached[run.key]._replace(**shares)
+        for name, x in {
+            "saturated": saturated,
+            "served": 1 - free[:, 0],
+            "serving": free[-1],
+        }.items():
+            rounded = tuple(round(share, 4) for share in x.tolist())
+            self.reached[run.key] = self.reached[run.key]._replace(**{name: rounded})
 
 
 def saturation_steps(run: Run, count: int = 32) -> set[int]:

@@ -88,27 +88,25 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
 
 def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
     """Runs of one shape in groups that need at most ``memory`` bytes, or have a single run."""
-    groups: list[list[Run]] = [[]]
-    taken = 0
+    groups: list[list[Run]] = []
+    left = 0.0
     for run in runs:
         needed = footprint(run)
-        if groups[-1] and taken + needed > memory:
+        if not groups or needed > left:
             groups.append([])
-            taken = 0
+            left = memory
         groups[-1].append(run)
-        taken += needed
+        left -= needed
     return groups
 
 
 def footprint(run: Run) -> int:
-    """Bytes that a run takes on a device, estimated from above: data, weights, and one step.
-
-    Of a step, what the backward pass reads: for each example its tokens, and for each head logits,
-    weights and their gradients for every token, and four vectors of the head's width.
-    """
+    """Bytes that a run takes on a device, estimated from above: data, weights, and one step."""
     own = run.context != "shared"
     tokens = run.n * run.d if own else 0
     data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
+    # What the backward pass reads of each example: its tokens, and for each head logits, weights
+    # and their gradients for every token, and four vectors of the head's width.
     each = tokens + run.H * (4 * run.n + 4 * max(run.d, run.d_h)) + 4 * (run.N or 1)
     each += 3 * (run.width or 0)
     looked_at = 4096 if run.context else 8192
@@ -116,10 +114,7 @@ def footprint(run: Run) -> int:
 
 
 def operations(run: Run) -> int:
-    """Floating-point operations of the matrix products in one step, counted while one is made.
-
-    A product of shapes ``(a, b)`` and ``(b, c)`` counts ``2 a b c``; the backward pass is included.
-    """
+    """Floating-point operations of the matrix products in one step, with its backward pass."""
     run = dataclasses.replace(run, T=max(run.batch, 1))
     protocol = PROTOCOLS[run.task]([run], CPU)
     [batch] = protocol.batches(1)
@@ -141,10 +136,7 @@ def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
 
 
 def train(
-    runs: Sequence[Run],
-    *,
-    device: str = "cpu",
-    checkpoints: Path | None = None,
+    runs: Sequence[Run], *, device: str = "cpu", checkpoints: Path | None = None
 ) -> list[Outcome]:
     """Train runs of one shape at once; one outcome each, in their order.
 
@@ -178,11 +170,8 @@ def train(
             if len(runs) == 1:
                 raise
     middle = len(runs) // 2  # here, where the error no longer holds what did not fit
-    return [
-        outcome
-        for half in (runs[:middle], runs[middle:])
-        for outcome in train(half, device=device, checkpoints=checkpoints)
-    ]
+    first = train(runs[:middle], device=device, checkpoints=checkpoints)
+    return first + train(runs[middle:], device=device, checkpoints=checkpoints)
 
 
 def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
