@@ -65,7 +65,7 @@ def test_a_run_resumes_and_reports():
 @pytest.fixture
 def clock(monkeypatch, instant):
     """A clock that moves by a minute when a unit is trained."""
-    now = [0.0]
+    now = [1000.0]
     around(monkeypatch, lambda runs: now.append(now[-1] + 60))
     monkeypatch.setattr(running, "monotonic", lambda: now[-1])
     return now
@@ -73,7 +73,9 @@ def clock(monkeypatch, instant):
 
 @pytest.mark.parametrize(("minutes", "units"), [(0.5, 1), (1, 1), (1.001, 2), (2, 2), (2.5, 3)])
 def test_no_unit_starts_after_the_time_limit(clock, minutes, units):
-    assert experiments.run("dana-exp2", "paper", "cpu", limit_minutes=minutes) == units
+    seen, options = [], {"limit_minutes": minutes}
+    assert experiments.run("dana-exp2", "paper", "cpu", report=seen.append, **options) == units
+    assert seen[-1].seconds == 60 * units
     assert len(clock) == units + 1
     assert len(experiments.rows("dana-exp2", "paper")) == units
 
@@ -130,6 +132,8 @@ def test_a_limit_on_an_executor_asks_for_its_workers_and_keeps_units_in_flight(c
 
 def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(held, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that"):
+        experiments.choose_device("cuda:1")
     with ThreadPoolExecutor(2) as pool:
         for executor in (None, pool):
             with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that"):
