@@ -110,11 +110,11 @@ def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
         g_asked = (g_vectors @ P.W_E.mT).addcmul_(g_numbers, bias).view_as(asked)
         g_keys = g_asked @ P.W_Q
         return (
-            flat.mT @ g_vectors,
-            (flat.mT @ g_numbers)[..., 0],
-            g_asked.mT @ keys,
-            tokens.mT @ g_keys,
-            (g_keys @ P.W_K.mT).sum(dim=1).mul_(scale),
+            flat.mT @ g_vectors,  # W_E
+            (flat.mT @ g_numbers)[..., 0],  # bias
+            g_asked.mT @ keys,  # W_Q
+            tokens.mT @ g_keys,  # W_K
+            (g_keys @ P.W_K.mT).sum(dim=1).mul_(scale),  # the tokens, of all heads
         )
 
     return flat @ P.W_E, flat @ bias.mT, of_forms
@@ -134,13 +134,15 @@ def _shared(P, positions, scale, contexts, queries):
     heads = (values[:, :, None] @ shares).div_(total)
 
     def of_heads(g):
+        # With alpha the softmax, the gradient is g alpha at the values, and at the logits, which
+        # are in bits, g alpha (value - head) / log2(e).
         g_heads = shares.mul_(g[:, :, None].div(total).div_(LOG2_E))
         g_values = g_heads.sum(dim=-1).mul_(LOG2_E)
         g_logits = (values[..., None] - heads).mul_(g_heads).flatten(1, 2)
         W_E, b_E, W_Q, W_K, g_tokens = of_forms(
             g_logits @ queries, g_logits.sum(dim=-1, keepdim=True)
         )
-        of_values = g_values.mT @ w
+        of_values = g_values.mT @ w  # at the embedded tokens, through the values
         b_E += of_values.sum(dim=1)
         W_E.baddbmm_(g_tokens.add_(of_values).mT, contexts)
         return W_E, b_E, W_Q, W_K, (g_values @ tokens)[..., None]
@@ -168,12 +170,13 @@ def _own(P, positions, scale, contexts, queries):
     heads = (shares * values).sum(dim=-1).div_(total)
 
     def of_heads(g):
-        g_heads = shares.mul_(g.mT.div(total).div_(LOG2_E)[..., None])
+        g_heads = shares.mul_(g.mT.div(total).div_(LOG2_E)[..., None])  # as in _shared
         g_logits = values.sub_(heads[..., None]).mul_(g_heads).flatten(0, 1)
         g_keys = torch.cat([g_logits @ flat, g_logits], dim=-1).view(R, B, -1)
         W_E, b_E, W_Q, W_K, g_rows = of_forms(
             (queries.mT @ g_keys).mT, g_keys.sum(dim=1)[..., None]
         )
+        # A value is linear in the context, in its position, and in the bias.
         by_head = g_heads.transpose(1, 2).reshape(R, -1, B * n)
         of_values = [by_head @ contexts.flatten(1, 2), g_heads.sum(dim=1)]
         of_values = torch.cat(of_values, dim=-1).mul_(LOG2_E)

@@ -102,9 +102,6 @@ def mha_attention(
     Returns:
         The attention weights, one row for each example and head.
 
-    Raises:
-        ValueError: As for :func:`mha`.
-
     Source: Mahdavi et al. 2024, Sec. 3, step 2.
     """
     W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
@@ -126,9 +123,6 @@ def mha_features(
 
     Returns:
         The matrix, with ``H d`` columns.
-
-    Raises:
-        ValueError: As for :func:`mha`.
 
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """
@@ -173,8 +167,7 @@ def mha(
 
     Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
     """
-    *matrices, context, query = _widest(*weights, context, query)
-    W_Q, W_K, W_V, W_O, W_D = matrices
+    W_Q, W_K, W_V, W_O, W_D, context, query = _widest(*weights, context, query)
     alpha = attention_weights(W_Q, W_K, context, query)
     values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
     first = product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1])
@@ -203,9 +196,6 @@ def aot_features(
 
     Returns:
         The matrix, with ``H d`` columns.
-
-    Raises:
-        ValueError: As for :func:`aot`.
 
     Source: Dana et al. 2025, equation (1).
     """

@@ -56,10 +56,9 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8, the default,
 
 @contextlib.contextmanager
 def _own_stream(device: torch.device) -> Iterator[None]:
-    """A stream for each thread, so that stacks trained by several threads fill a GPU together.
+    """One stream for all stacks of a thread, so that several threads fill a GPU together.
 
-    All stacks of a thread use the same one, in rehearsal, capture and replay: cuBLAS keeps a
-    workspace for every stream, which graphs that are replayed at once must not share.
+    cuBLAS has a workspace for every stream, which graphs that are replayed at once must not share.
     """
     streams = vars(_STREAMS)
     with torch.cuda.device(device):

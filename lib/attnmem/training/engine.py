@@ -106,24 +106,13 @@ CAPTURING = threading.Lock()  # one capture at a time
 class Stack:
     """Runs with the same shapes, their weights along a leading axis, and their steps.
 
-    Args:
-        runs: What is trained, at least one run.
-        device: Where.
-        model: Computes losses and gradients of a batch (see :data:`Model`).
-        interval: Steps between two looks. A graph holds the largest number of them up to
-            :data:`CHUNK` that divides it; another number of steps is made one by one.
-        stays: Whether runs that are done stay in the stack, and each run has its own learning rate.
-            By default so on a GPU.
+    A graph holds as many steps as divide the ``interval`` between two looks, at most
+    :data:`CHUNK`; another number is made one by one. With ``stays``, by default on a GPU, runs that
+    are done stay in the stack, and each run has its own learning rate.
     """
 
     def __init__(
-        self,
-        runs: Sequence[Run],
-        device: torch.device,
-        model: Model,
-        interval: int,
-        *,
-        stays: bool | None = None,
+        self, runs: Sequence[Run], device: torch.device, model: Model, interval: int, *, stays=None
     ) -> None:
         initial = FAMILIES[runs[0].model].initial
         each = [initial(run, generator(run, "weights")) for run in runs]
@@ -160,10 +149,7 @@ class Stack:
             _set(state[part], tensors)
 
     def train(
-        self,
-        batches: Int[Tensor, "k R *batch"],
-        rates: Float[Tensor, "k R"],
-        watched: Sequence[bool],
+        self, batches: Int[Tensor, "k R *_"], rates: Float[Tensor, "k R"], watched: Sequence[bool]
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
         """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
 

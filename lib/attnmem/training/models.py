@@ -327,7 +327,7 @@ def mha_losses(
     return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
 
 
-# --- the registry ---------------------------------------------------------------------------------
+# --- kinds of models ------------------------------------------------------------------------------
 
 
 class Family(NamedTuple):

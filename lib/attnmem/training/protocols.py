@@ -31,14 +31,11 @@ SATURATED = 0.99  # a head is saturated for an example if one of its attention w
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
-    """Linear from ``lr_start`` over the first 5% of the steps, then a cosine to ``lr_end``.
+    """The rate of a step: linear from ``lr_start`` over the first 5%, then a cosine to ``lr_end``.
 
     Args:
         run: The training, or a fit by Adam.
         step: The step, from 0 to ``run.steps``.
-
-    Returns:
-        The learning rate of the step.
     """
     warmup = max(1, round(0.05 * run.steps))
     if step < warmup:
@@ -70,11 +67,6 @@ class Protocol(abc.ABC):
     epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
     epoch, or, as in the published code of Mahdavi et al., by indices that are missing, which are -1
     (``Run.last_batch``).
-
-    Args:
-        runs: Runs that are equal but for what may vary within a stack (:attr:`varies`).
-        device: Where they are trained.
-        stays: See :class:`attnmem.training.engine.Stack`.
     """
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
@@ -113,10 +105,7 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
-        """Keep what the runs have reached; called after every chunk of ``k`` steps.
-
-        Losses and shares are those before each step. Shares that were not watched are NaN.
-        """
+        """Keep what the runs have reached, from what :meth:`Stack.train` gave for a chunk."""
 
     @property
     def done(self) -> bool:
