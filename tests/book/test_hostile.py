@@ -55,34 +55,3 @@ def test_every_hostile_mark_names_a_claim():
     assert {"mahdavi-theorem-1", "dana-proposition-1", *FINDINGS} <= set(UNIVERSAL)
     unknown = [f"{where}: {claim}" for claim, where in MARKED if claim not in reporting.claims()]
     assert not unknown
-
-
-def test_marks_are_found_in_the_source():
-    source = """
-@pytest.mark.hostile("a", "b")
-def test_one(n): ...
-
-class TestMore:
-    @pytest.mark.hostile("c")
-    def test_two(self): "pytest.mark.hostile('d')"
-"""
-    assert marks(source, "f") == [("a", "f::test_one"), ("b", "f::test_one"), ("c", "f::test_two")]
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        "@pytest.mark.hostile\ndef test_one(): ...",
-        "@pytest.mark.hostile()\ndef test_one(): ...",
-        "@pytest.mark.hostile(KEY)\ndef test_one(): ...",
-        "@pytest.mark.hostile(1)\ndef test_one(): ...",
-        "@pytest.mark.hostile('a', of='b')\ndef test_one(): ...",
-        "@pytest.mark.hostile('a')\ndef helper(): ...",
-        "pytestmark = pytest.mark.hostile('a')",
-        "case = pytest.param(1, marks=pytest.mark.hostile('a'))",
-        "@pytest.mark.hostile('a')\nclass TestOne: ...",
-    ],
-)
-def test_marks_that_could_not_be_read_are_refused(use):
-    with pytest.raises(ValueError, match="hostile"):
-        marks(use)
