@@ -37,12 +37,8 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
         word = f"{judged.verdict} · {judged.grade}" if judged else verdicts.word_of(claim, None)
         assert f">{word}<" in title
         assert judged is None or (judged.sizes or "") in title
-
-
-def test_a_claim_without_a_verdict_says_what_is_missing_or_why_it_is_left_out():
-    for key, claim in reporting.claims().items():
-        reasons = bool(claim.needs) + bool(claim.left_out)
-        assert reasons == (key not in RECORDED), f"{key}: judged, or needs, or left_out"
+        reasons = bool(claim.needs) + bool(claim.left_out)  # for what is missing
+        assert reasons == (judged is None), f"{key}: judged, or needs, or left_out"
 
 
 def test_whatever_is_measured_shows_seeds_and_sizes_and_which_limits_are_ours():
@@ -59,8 +55,14 @@ def made_up(word, grade="checked", instead=None, *checks):
     return verdicts.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
 
 
+def contradicted(recorded):
+    """The rows of the table of what is contradicted."""
+    table = claims.page(recorded).split(":name: tab-contradicted\n")[1].split("\n:::")[0]
+    return [row.split("\n  - ") for row in table.split("\n* - ")[2:]]
+
+
 def test_totals_count_each_word_and_what_the_confirmed_rest_on():
-    verdicts = {
+    made = {
         "mahdavi-theorem-1": made_up("confirmed", "proved"),
         "mahdavi-lemma-1": made_up("confirmed", "certified"),
         "mahdavi-lemma-2": made_up("confirmed", "certified"),
@@ -71,7 +73,7 @@ def test_totals_count_each_word_and_what_the_confirmed_rest_on():
     }
     total = len(reporting.claims())
     left_out = sum(bool(claim.left_out) for claim in reporting.claims().values())
-    assert claims.totals(verdicts) == (
+    assert claims.totals(made) == (
         f"Of **{total}** claims: **4** confirmed (1 proved, 2 certified, 1 measured), "
         "**1** in part, **0** contradicted, **1** illustrated, **1** not met, "
         f"**{total - 7 - left_out}** not yet, **{left_out}** left out.\n"
@@ -84,14 +86,11 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
         ("one seed fails", reporting.measured(False, 1)),
         ("xor", reporting.proved(False, by="prop-xor")),
     ]
-    verdicts = {
+    made = {
         "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),
         "dana-lemma-3": made_up("in part", "checked", None, *checks),
     }
-    page = claims.page(verdicts)
-    table = page.split(":name: tab-contradicted\n")[1].split("\n:::")[0].split("\n* - ")[2:]
-    assert len(table) == 1
-    statement, evidence, scope, instead = table[0].split("\n  - ")
+    [(statement, evidence, scope, instead)] = contradicted(made)
     assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
     assert reporting.claims()["dana-lemma-2"].says in statement
     assert (evidence, scope) == ("✗ xor", "Proved: T = 9")
@@ -103,13 +102,11 @@ def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeyp
     known = dict(reporting.claims())
     known[key] = known[key]._replace(against="dana-experiment-2")
     monkeypatch.setattr(claims, "claims", lambda: known)
-    page = claims.page({key: made_up("confirmed")})
-    statement, evidence, _, instead = page.split("\n* - ")[2].split("\n:::")[0].split("\n  - ")
+    [(statement, evidence, _, instead)] = contradicted({key: made_up("confirmed")})
     assert statement.startswith("{ref}`Dana et al., Experiment 2 <claim-dana-experiment-2>`")
     assert evidence == known[key].says
     assert instead == f"{{ref}}`{known[key].label} <claim-{key}>`"
-    in_part = claims.page({key: made_up("in part")})
-    assert len(in_part.split("tab-contradicted")[1].split(":::")[0].split("\n* - ")) == 2
+    assert contradicted({key: made_up("in part")}) == []
 
 
 @pytest.mark.parametrize("claim", [c for c in reporting.claims().values() if c.rows])
@@ -138,19 +135,15 @@ def test_a_verdict_follows_from_its_checks_and_has_a_target(key):
     assert f"(verdict-{key})=" in text_path(found.chapter).read_text()
 
 
-def test_a_target_without_a_verdict_is_where_a_claim_that_needs_more_will_be_judged():
-    for chapter in chapters():
-        for key in re.findall(r"^\(verdict-(.*)\)=$", text_path(chapter).read_text(), re.M):
-            judged = RECORDED.get(key)
-            assert judged.chapter == chapter if judged else reporting.claims()[key].needs
-
-
-def test_a_verdict_is_an_output_of_the_cell_that_computes_it():
-    for chapter in chapters():
-        for cell in nbformat.read(notebook_path(chapter), 4).cells:
-            for output in cell.get("outputs", []):
-                entry = output.get("metadata", {}).get(reporting.METADATA)
-                assert entry is None or f'"{entry["claim"]}"' in cell.source
+@pytest.mark.parametrize("chapter", chapters())
+def test_a_verdict_is_an_output_of_its_cell_and_other_targets_need_more(chapter):
+    for key in re.findall(r"^\(verdict-(.*)\)=$", text_path(chapter).read_text(), re.M):
+        judged = RECORDED.get(key)
+        assert judged.chapter == chapter if judged else reporting.claims()[key].needs
+    for cell in nbformat.read(notebook_path(chapter), 4).cells:
+        for output in cell.get("outputs", []):
+            entry = output.get("metadata", {}).get(reporting.METADATA)
+            assert entry is None or f'"{entry["claim"]}"' in cell.source
 
 
 def test_two_verdicts_on_one_claim_are_refused(monkeypatch):

@@ -11,7 +11,6 @@ import nbformat
 import PIL.Image
 import pytest
 
-from tools import run as runner
 from tools.chapters import ROOT
 
 HEADER = """\
@@ -97,32 +96,22 @@ def test_a_failing_chapter_is_named_with_its_traceback_and_the_others_finish(boo
 
 
 @pytest.mark.usefixtures("first_run")
-def test_a_chapter_that_fails_later_keeps_its_last_good_notebook(book):
-    before = book.notebook("good").read_bytes()
-    book.write("good", GOOD + "\n```{code-cell} ipython3\n1 / 0\n```\n")
-    assert book.run("part/good").returncode == 1
-    assert book.notebook("good").read_bytes() == before
-    book.write("good", GOOD)
-
-
-@pytest.mark.usefixtures("first_run")
-def test_unchanged_chapters_rest_and_a_forced_run_changes_no_byte(book):
-    assert "1 chapters unchanged" in book.run("part/good").stdout
+def test_a_notebook_changes_only_where_its_chapter_did(book):
     notebook = book.notebook("good")
     before = notebook.read_bytes()
+    assert "1 chapters unchanged" in book.run("part/good").stdout
     assert "[1/1] part/good" in book.run("part/good", "--force").stdout
     assert notebook.read_bytes() == before
+    assert book.run("part/good", "-p", "size", "5").returncode == 0
+    assert notebook.read_bytes() == before
+    assert book.said("good", "_build/runs") == ["size 5\n"]
     notebook.write_bytes(before.replace(b"size 3", b"size 4"))
     assert "[1/1] part/good" in book.run("part/good").stdout
     assert notebook.read_bytes() == before
-
-
-@pytest.mark.usefixtures("first_run")
-def test_other_parameters_leave_the_book_alone(book):
-    before = book.notebook("good").read_bytes()
-    assert book.run("part/good", "-p", "size", "5").returncode == 0
-    assert book.notebook("good").read_bytes() == before
-    assert book.said("good", "_build/runs") == ["size 5\n"]
+    book.write("good", GOOD + "\n```{code-cell} ipython3\n1 / 0\n```\n")
+    assert book.run("part/good").returncode == 1
+    assert notebook.read_bytes() == before
+    book.write("good", GOOD)
 
 
 @pytest.mark.usefixtures("first_run")
@@ -192,19 +181,3 @@ def test_what_does_not_exist_is_refused(book, arguments, message):
     refused = book.run(*arguments)
     assert refused.returncode == 2
     assert message in refused.stderr
-
-
-def test_a_kernel_that_lost_its_port_is_started_once_more(monkeypatch, tmp_path):
-    lost, failures = RuntimeError("Kernel died before replying to kernel_info"), []
-
-    def execute(*arguments, **options):
-        if failures:
-            raise failures.pop(0)
-
-    monkeypatch.setattr(runner.papermill, "execute_notebook", execute)
-    failures[:] = [lost]
-    runner._execute(tmp_path, tmp_path, {}, tmp_path)
-    failures[:] = [lost, lost]
-    with pytest.raises(RuntimeError, match="before replying"):
-        runner._execute(tmp_path, tmp_path, {}, tmp_path)
-    assert failures == []
