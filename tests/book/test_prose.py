@@ -52,16 +52,6 @@ def first_use(word, text):
     return re.search(rf"\b{stem}{last}\b", prose(text), re.IGNORECASE)
 
 
-def test_forms_of_a_word_are_found_in_prose_only():
-    text = "# A query\n`query` {ref}`query` $query$\n| query |\nSome\nqueries, {term}`query`."
-    assert text[slice(*first_use("query", text).span())] == "queries"
-    assert first_use("query", "```python\nquery\n```\nqueries").start() == 20
-    assert first_use("Kruskal rank", "of Kruskal\nranks")[0] == "Kruskal\nranks"
-    assert first_use("memorize", "memorization") is None
-    assert first_use("variant", "variance") is None
-    assert {"memorize", "shared context", "own context", "attended token"} <= set(words())
-
-
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_a_word_is_linked_where_it_is_first_used(chapter):
     text = body(chapter)

@@ -24,7 +24,6 @@ def test_search_finds_a_word_of_the_book(visit):
 
 # --- claims ---------------------------------------------------------------------------------------
 
-
 TALL = 120  # pixels of the page for each claim, with everything folded
 
 
@@ -83,7 +82,7 @@ def in_view(page, key):
     return 0 <= top < 400
 
 
-def test_an_address_with_a_claim_opens_and_shows_it(visit):
+def test_an_address_with_a_claim_opens_and_shows_it_and_an_unfolded_one_is_in_it(visit):
     page = visit(f"{CLAIMS}#claim-dana-corollary-1")
     for key in ("dana-corollary-1", "mahdavi-theorem-1"):
         page.evaluate(f"location.hash = '#claim-{key}'")
@@ -94,9 +93,6 @@ def test_an_address_with_a_claim_opens_and_shows_it(visit):
     hidden.wait_for_timeout(300)
     assert in_view(hidden, "dana-corollary-1")
     assert "paper=" not in hidden.url
-
-
-def test_a_claim_that_is_unfolded_is_in_the_address(visit):
     page = visit(f"{CLAIMS}?paper=dana")
     for end in ("?paper=dana#claim-dana-lemma-1", "?paper=dana"):
         page.locator("#claim-dana-lemma-1 summary").click()
