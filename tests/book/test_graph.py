@@ -102,19 +102,6 @@ def test_a_title_with_a_papers_name_and_number_states_its_claim(title, keys):
     assert statements.Statement("label", "theorem", title, "a/chapter").claims == keys
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        (":::{prf:lemma} One\n:label: a\n:::\n:::{prf:lemma} Two\n:label: a\n:::\n", "second"),
-        (":::{prf:lemma} One\n:label: a\n", "not closed"),
-        (":::{prf:proof}\nOf nothing.\n:::\n", "without a statement"),
-    ],
-)
-def test_what_cannot_be_read_is_refused(text, fault):
-    with pytest.raises(ValueError, match=fault):
-        statements.read({"a/chapter": text})
-
-
 def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof():
     named = pairs(FOUND) | BY | INSTEAD
     assert {pair for pair in named if pair[1] not in FOUND.statements} == set()

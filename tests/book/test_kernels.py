@@ -1,11 +1,12 @@
 """The kernels that re-run the notebooks are those that a reader starts, but for their speed."""
 
 import ast
+import contextlib
 import os
 import signal
 
 import pytest
-from jupyter_client.manager import KernelManager, start_new_kernel
+from jupyter_client.manager import start_new_kernel
 from jupyter_client.provisioning import local_provisioner
 
 from tools import kernels
@@ -38,25 +39,28 @@ def printed(client, code):
     return [ast.literal_eval(line) for line in "".join(said).splitlines()]
 
 
+@contextlib.contextmanager
+def kernel(folder):
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder))
+    try:
+        yield manager, client
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
 @pytest.fixture
 def forked(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", kernels.BACKEND)
     monkeypatch.setattr(local_provisioner, "launch_kernel", kernels.Kernel)
 
 
-def state(folder):
-    manager, client = start_new_kernel(kernel_name="python3", cwd=str(folder))
-    try:
-        return printed(client, STATE)
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel()
-
-
 def test_a_forked_kernel_is_as_a_new_one_with_torch_imported_and_no_library(tmp_path, request):
-    plain, expected = state(tmp_path)
+    with kernel(tmp_path) as (_, client):
+        plain, expected = printed(client, STATE)
     request.getfixturevalue("forked")
-    forked, found = state(tmp_path)
+    with kernel(tmp_path) as (_, client):
+        forked, found = printed(client, STATE)
     assert plain == {"torch": False, "attnmem": False}
     assert forked == {"torch": True, "attnmem": False}
     assert found == expected
@@ -64,26 +68,14 @@ def test_a_forked_kernel_is_as_a_new_one_with_torch_imported_and_no_library(tmp_
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_forked_kernel_can_be_interrupted_and_killed():
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
-    client = manager.client()
-    client.start_channels()
-    client.wait_for_ready(timeout=60)
-    request = client.execute("print('asleep'); import time; time.sleep(60)")
-
-    def answer(receive, kind):
-        """The next message of that kind that answers the request."""
-        while True:
-            message = receive(timeout=60)
-            if (message["parent_header"].get("msg_id"), message["msg_type"]) == (request, kind):
-                return message["content"]
-
-    answer(client.get_iopub_msg, "stream")
-    pid = manager.provisioner.pid
-    manager.interrupt_kernel()
-    assert answer(client.get_shell_msg, "execute_reply")["ename"] == "KeyboardInterrupt"
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
+def test_a_forked_kernel_can_be_interrupted_and_killed(tmp_path):
+    with kernel(tmp_path) as (manager, client):
+        pid = manager.provisioner.pid
+        client.execute("print('asleep'); import time; time.sleep(60)")
+        while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":
+            pass
+        manager.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=30)["content"]
+        assert reply["ename"] == "KeyboardInterrupt"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
