@@ -22,6 +22,7 @@ from torch import Tensor
 from .products import add_rows
 
 Vjp = Callable[[Tensor], tuple[Tensor, ...]]
+sigmoid_vjp = torch.ops.aten.sigmoid_backward.grad_input  # g alpha (1 - alpha) in one pass
 
 
 class _WrittenOut(torch.autograd.Function):
@@ -79,13 +80,14 @@ def heads_vjp(
     (R, H, d_o, d), B = M.shape, q.shape[-1]
     if d + d_o >= 2 * H:
         return _few_heads(A, M, q, delta)
-    outer = _outer(q, delta)
+    outer = (q.unsqueeze(2) * delta.unsqueeze(1)).flatten(1, 2)  # vec(q delta^T)
     alpha = torch.bmm(A.flatten(2), outer).sigmoid_()
     mixed = torch.bmm(M.flatten(2).mT, alpha).view(R, d_o, d, B)  # sum_h sigma_h M_h
 
     def vjp(g):  # the sum is mixed delta, so the gradient at mixed is g delta^T
-        g_mixed = _outer(g, delta)
-        g_logits = _sigmoid_vjp_(torch.bmm(M.flatten(2), g_mixed), alpha)
+        g_mixed = (g.unsqueeze(2) * delta.unsqueeze(1)).flatten(1, 2)
+        g_logits = torch.bmm(M.flatten(2), g_mixed)  # at alpha, then, in its place, at the logits
+        sigmoid_vjp(g_logits, alpha, grad_input=g_logits)
         g_outer = torch.bmm(A.flatten(2).mT, g_logits).view(R, d, d, B)
         g_A = torch.bmm(g_logits, outer.mT).view_as(A)
         g_M = torch.bmm(alpha, g_mixed.mT).view_as(M)
@@ -110,8 +112,8 @@ def _few_heads(A, M, q, delta):
 
     def vjp(g):
         g_mixtures = torch.bmm(moves.mT, g).view_as(keys)
-        g_alpha = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)
-        g_logits = _sigmoid_vjp_(g_alpha, alpha)
+        g_logits = (g_mixtures * delta[:, None]).sum(dim=2, keepdim=True)  # at alpha
+        sigmoid_vjp(g_logits, alpha, grad_input=g_logits)
         g_delta = g_mixtures.mul_(alpha).addcmul_(keys, g_logits).sum(dim=1)  # both ways
         g_keys = (g_logits * delta[:, None]).flatten(1, 2)
         g_A = torch.bmm(q, g_keys.mT).view(R, d, H, d).transpose(1, 2)
@@ -119,16 +121,6 @@ def _few_heads(A, M, q, delta):
         return g_A, g_M, torch.bmm(asks.mT, g_keys), g_delta
 
     return torch.bmm(moves, mixtures), vjp
-
-
-def _outer(x: Float[Tensor, "R a B"], y: Float[Tensor, "R b B"]) -> Float[Tensor, "R ab B"]:
-    """``vec(x y^T)`` for every column."""
-    return (x.unsqueeze(2) * y.unsqueeze(1)).flatten(1, 2)
-
-
-def _sigmoid_vjp_(g: Tensor, alpha: Tensor) -> Tensor:
-    """``g alpha (1 - alpha)`` in one pass, written over ``g``."""
-    return torch.ops.aten.sigmoid_backward.grad_input(g, alpha, grad_input=g)
 
 
 # --- attention ------------------------------------------------------------------------------------

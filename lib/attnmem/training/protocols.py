@@ -403,7 +403,7 @@ class Memorization(Protocol):
             best = self.reached.get(run.key)
             self.note(run, now, bool(best and now.loss < best.loss))
             if run.key in self.finished and self.free[run.key]:
-                self._with_saturation(run)
+                self._note_saturation(run)
 
     @torch.inference_mode()
     def evaluate(self, chunk: int = 4096) -> list[Reached]:
@@ -432,18 +432,16 @@ class Memorization(Protocol):
             counts = counts + each.sum(dim=1)
         return counts / self.data.sizes[:, None]
 
-    def _with_saturation(self, run: Run) -> None:
-        if self.reached[run.key].diverged is not None:
+    def _note_saturation(self, run: Run) -> None:
+        best = self.reached[run.key]
+        if best.diverged is not None:
             return
         free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (moments, H + 1)
         saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
-        for name, x in {
-            "saturated": saturated,
-            "served": 1 - free[:, 0],
-            "serving": free[-1],
-        }.items():
-            rounded = tuple(round(share, 4) for share in x.tolist())
-            self.reached[run.key] = self.reached[run.key]._replace(**{name: rounded})
+        paths = {"saturated": saturated, "served": 1 - free[:, 0], "serving": free[-1]}
+        for name, path in paths.items():
+            best = best._replace(**{name: tuple(round(x, 4) for x in path.tolist())})
+        self.reached[run.key] = best
 
 
 def saturation_steps(run: Run, count: int = 32) -> set[int]:
