@@ -21,9 +21,6 @@ def token_axes(context: Tensor, query: Tensor) -> str:
     return OWN if context.ndim == query.ndim + 1 else SHARED
 
 
-# --- attention weights ----------------------------------------------------------------------------
-
-
 def attend(
     W_Q: Float[Tensor, "*runs H d d_h"],
     W_K: Float[Tensor, "*runs H d d_h"],
@@ -74,9 +71,6 @@ def attention_weights(
     return torch.einsum(f"{tokens},...bhd->...bnh", context, key).softmax(dim=-2).mT
 
 
-# --- values ---------------------------------------------------------------------------------------
-
-
 def head_values(
     alpha: Float[Tensor, "*data B H n"],
     context: Float[Tensor, "*examples d"],
@@ -95,9 +89,6 @@ def head_values(
         return (alpha.mT[..., None] * values).sum(dim=-3)
     z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
     return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
-
-
-# --- sums over heads ------------------------------------------------------------------------------
 
 
 def product_first(B: int, a: int, b: int, c: int) -> bool:

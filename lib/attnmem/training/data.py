@@ -28,9 +28,6 @@ def generator(run: Run | str, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
-# --- what is drawn --------------------------------------------------------------------------------
-
-
 def examples(run: Run) -> tasks.ContextQueries:
     """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
     g = generator(run, "data")
@@ -49,9 +46,6 @@ def pairs(run: Run) -> tasks.Bigrams:
     shared = generator(f"{run.N} {run.table}", "table")
     table = torch.randint(run.N, (run.N, run.N), generator=shared)
     return tasks.Bigrams(drawn.tokens, table[drawn.tokens[:, 0], drawn.tokens[:, 1]], table)
-
-
-# --- on the device --------------------------------------------------------------------------------
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -27,9 +27,6 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which 
 Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None, Sequence[Tensor]]]
 
 
-# --- optimizers -----------------------------------------------------------------------------------
-
-
 class FusedAdam:
     """PyTorch's fused Adam, for runs with one learning rate: the fastest on a CPU."""
 

@@ -27,9 +27,6 @@ LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -1
 SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
 
 
-# --- learning rates -------------------------------------------------------------------------------
-
-
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
     """The rate of a step: linear from ``lr_start`` over the first 5%, then a cosine to ``lr_end``.
 
@@ -42,9 +39,6 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
         return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)
     progress = (step - warmup) / max(1, run.steps - warmup)
     return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
-
-
-# --- what all protocols share ---------------------------------------------------------------------
 
 
 class Reached(NamedTuple):

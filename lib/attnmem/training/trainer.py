@@ -102,8 +102,7 @@ def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
 
 def footprint(run: Run) -> int:
     """Bytes that a run takes on a device, estimated from above: data, weights, and one step."""
-    own = run.context != "shared"
-    tokens = run.n * run.d if own else 0
+    tokens = 0 if run.context == "shared" else run.n * run.d
     data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
     # What the backward pass reads of each example: its tokens, and for each head logits, weights
     # and their gradients for every token, and four vectors of the head's width.
