@@ -90,7 +90,6 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
 @pytest.mark.parametrize(
     ("title", "keys"),
     [
-        ("Mahdavi et al., Theorem 1: memorization", ["mahdavi-theorem-1"]),
         ("Dana et al., Theorem 1: distributions", ["dana-theorem-1"]),
         ("Mahdavi et al., Step 2: the read-out", ["mahdavi-step-2"]),
         ("Mahdavi et al., Lemmas 1 and 5: ranks", ["mahdavi-lemma-1", "mahdavi-lemma-5"]),
