@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import urlparse
 
 import nbformat
 import pytest
@@ -54,8 +54,7 @@ def closed(tmp_path_factory):
 def opened(tmp_path_factory):
     """Built with an address."""
     there = {"url": f"{ADDRESS}.git/", "branch": BRANCH}
-    buttons = {**config()["launch_buttons"], "jupyterhub_url": "https://hub.example.edu"}
-    return built(tmp_path_factory.mktemp("opened"), repository=there, launch_buttons=buttons)
+    return built(tmp_path_factory.mktemp("opened"), repository=there)
 
 
 def links(page):
@@ -89,7 +88,7 @@ def test_without_an_address_no_page_leads_to_a_repository_and_help_says_how_to_r
     assert 'id="one-notebook"' in target.read_text()
 
 
-def test_with_an_address_every_button_leads_to_a_file_of_that_branch(opened):
+def test_with_an_address_buttons_lead_to_files_of_that_branch_and_to_issues(opened):
     chapter, file = opened / f"{NOTEBOOK}.html", f"{NOTEBOOK}.ipynb"
     assert (ROOT / file).is_file()
     assert {url for url in outside(chapter) if "/issues/" not in url} == {
@@ -97,13 +96,6 @@ def test_with_an_address_every_button_leads_to_a_file_of_that_branch(opened):
         f"https://colab.research.google.com/github/someone/somewhere/blob/{BRANCH}/{file}",
         ADDRESS,
     }
-    [hub] = [url for url in links(chapter) if "hub.example.edu" in url]
-    pulled = parse_qs(urlparse(hub).query)
-    wanted = {"repo": ADDRESS, "branch": BRANCH, "urlpath": f"lab/tree/somewhere/{file}"}
-    assert {name: pulled[name] for name in wanted} == {k: [v] for k, v in wanted.items()}
-
-
-def test_with_an_address_every_page_leads_to_the_repository_and_its_issues(opened):
     for name in (NOTEBOOK, PAGE, SHORT):
         [issues] = [url for url in outside(opened / f"{name}.html") if "/issues/" in url]
         assert issues.startswith(f"{ADDRESS}/issues/new?")

@@ -89,13 +89,11 @@ def test_every_picture_and_every_table_has_a_caption_and_a_name(chapter):
     for cell in code_cells(chapter):
         picture, table = shows(cell, "image/png"), shows(cell, "text/html", "<table")
         if picture or table:
-            shown = cell.metadata.get("mystnb", {})
-            figure = shown.get("figure", {})
-            assert figure.get("caption", "").strip(), f"no caption:\n{cell.source}"
-            name = figure.get("name", "")
+            shown = {"figure": {}, "image": {}, **cell.metadata.get("mystnb", {})}
+            name = shown["figure"].get("name", "")
+            assert shown["figure"].get("caption", "").strip(), f"no caption:\n{cell.source}"
             assert name.startswith("fig-" if picture else "tab-"), f"no name:\n{cell.source}"
-            alternative = shown.get("image", {}).get("alt", "").strip()
-            assert alternative or not picture, f"no alt text:\n{cell.source}"
+            assert shown["image"].get("alt") or not picture, f"no alt text:\n{cell.source}"
 
 
 @pytest.mark.parametrize("page", pages())

@@ -27,12 +27,8 @@ BY_CI = {  # `.ci/run` and the workflow run them as a whole
 
 def commands():
     """Every line of every shell block of the pages."""
-    blocks = [
-        block
-        for name in PAGES
-        for block in re.findall(r"```bash\n(.*?)```", (BOOK / f"{name}.md").read_text(), re.S)
-    ]
-    return {line for block in blocks for line in block.splitlines() if line}
+    text = "".join((BOOK / f"{name}.md").read_text() for name in PAGES)
+    return set("\n".join(re.findall(r"```bash\n(.*?)\n```", text, re.S)).split("\n")) - {""}
 
 
 def untried():
@@ -55,15 +51,18 @@ def test_what_is_listed_stands_on_a_page_once_and_ci_runs_what_it_is_said_to_run
         assert all(word in ci for word in words), command
 
 
+def run(command, folder, **options):
+    """Run it with rows in a folder of its own."""
+    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("command", HERE)
 def test_a_command_of_the_pages_runs(command, tmp_path):
     binaries = Path(sys.executable).parent
     command = command.replace(".venv/bin/", f"{binaries}/").replace("_build/", f"{tmp_path}/")
-    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(command, tmp_path, shell=True, cwd=ROOT)
 
 
 BLOCKS = {
@@ -79,10 +78,7 @@ def test_code_of_the_pages_runs_as_a_file(block, tmp_path):
     """With a quick profile and two processes in place of a sweep."""
     text = BLOCKS[block].replace('"dana-exp1", "paper"', '"dana-exp6", "quick"')
     (tmp_path / "block.py").write_text(re.sub(r"^(\s+)8,$", r"\g<1>2,", text, flags=re.M))
-    environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, tmp_path / "block.py"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run([sys.executable, tmp_path / "block.py"], tmp_path)
 
 
 def test_the_table_of_parameters_is_up_to_date():
