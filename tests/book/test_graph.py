@@ -154,8 +154,3 @@ def test_lines_that_cross_are_exchanged_and_neighbours_are_level():
     assert (a - c) * (y - x) > 0
     chain = layered.draw([("a", "b"), ("b", "c")], FRAME).places
     assert {middle for _, middle in chain.values()} == {FRAME.height / 2}
-
-
-def test_formulas_and_links_in_a_picture_are_plain_letters():
-    text = r"{term}`contexts <context>` of $r$, within $\varepsilon$ of $\mathbb R^d$"
-    assert graph.plain(text) == "contexts of r, within ε of  R^d"

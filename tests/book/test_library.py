@@ -71,8 +71,6 @@ def test_no_module_imports_itself_by_a_detour():
 
 # --- docstrings -----------------------------------------------------------------------------------
 
-SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples")
-
 
 def documented(name):
     """Public functions, classes and methods of a module, with their docstrings."""
@@ -84,20 +82,6 @@ def documented(name):
                     yield f"{node.name}, {each.name}", each, text
 
 
-def sections(text):
-    """What each section of a Google-style docstring holds, without its indentation."""
-    parts = re.split(rf"^({'|'.join(SECTIONS)}):$", text, flags=re.M)[1:]
-    bodies = (re.split(r"\n(?=\S)", part)[0] for part in parts[1::2])
-    return {
-        head: "\n".join(re.findall(r"^    (.*)$", body, re.M))
-        for head, body in zip(parts[::2], bodies, strict=True)
-    }
-
-
-def entries(body):
-    return re.findall(r"^(\*{0,2}\w+)(?: \([^)]*\))?:", body, re.M)
-
-
 def parameters(function):
     given = function.args
     stars = [("*", given.vararg), *(("", one) for one in given.kwonlyargs), ("**", given.kwarg)]
@@ -107,19 +91,20 @@ def parameters(function):
 
 def faults(node, text):
     """What is not as Google's style and this book's ask."""
-    found, lines = sections(text), text.splitlines()
+    lines, kind = text.splitlines(), isinstance(node, ast.ClassDef)
     if not re.search(r"[.:]$", lines[0]) or (len(lines) > 1 and lines[1]):
         yield "no sentence in the first line"
     if re.search(r"^(Arguments|Parameters|Returns|Raises|Source)$", text, re.M):
         yield "a heading without a colon"
-    if isinstance(node, ast.ClassDef):
+    section = re.search(
+        rf"^{'Attributes' if kind else 'Args'}:\n((?: .*\n|\n)*)", text + "\n", re.M
+    )
+    if section:
+        given = re.findall(r"^    (\*{0,2}\w+)(?: \([^)]*\))?:", section[1], re.M)
         fields = [field.target.id for field in node.body if isinstance(field, ast.AnnAssign)]
-        if "Attributes" in found and entries(found["Attributes"]) != fields:
-            yield f"Attributes: {entries(found['Attributes'])}, not {fields}"
-        return
-    given, names = entries(found.get("Args", "")), parameters(node)
-    if given != [name for name in names if name in given]:
-        yield f"Args: {given}, not parameters in the order of {names}"
+        names = fields if kind else [name for name in parameters(node) if name in given]
+        if given != names:
+            yield f"{given}, not {names}"
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -67,13 +67,7 @@ def test_nothing_serious_stands_in_the_way_of_any_reader(wide, theme):
     wide.emulate_media(color_scheme=theme)
     wide.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
     found = Axe().run(wide).response["violations"]
-    serious = [
-        f"{fault['id']}: {node['target']} {node['failureSummary']}"
-        for fault in found
-        if fault["impact"] in ("serious", "critical")
-        for node in fault["nodes"]
-    ]
-    assert serious == []
+    assert [fault for fault in found if fault["impact"] in ("serious", "critical")] == []
 
 
 def test_links_within_the_book_lead_somewhere_and_buttons_outside_to_the_repository(wide, site):
