@@ -72,7 +72,7 @@ class Case:
 
     @property
     def maps(self) -> list[str]:
-        """Names of the feature maps, as :func:`attnmem.features.feature_maps` gives them."""
+        """Names of the feature maps, as ``feature_maps`` of the features gives them."""
         layers = range(self.depth + 1)
         attention = [name for name in self.curves if name == "random attention"]
         trained = [f"trained L{at}" for at in layers] * bool(self.trained)

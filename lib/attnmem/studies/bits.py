@@ -78,7 +78,7 @@ def stored(profile: str) -> pd.DataFrame:
     There is a line for each training that did not diverge, with the fields of its configuration,
     ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
     ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
-    if it is not known). Raises as :func:`attnmem.experiments.rows`.
+    if it is not known). Raises as :func:`attnmem.studies.tables.rows`.
     """
     lines, counted = [], {}
     for name in (*EXPERIMENTS, *SEARCHES):

@@ -226,6 +226,7 @@ class InlineExecutor(Executor):
     """Does what it is given at once, in this process."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
+        """A future that is done already."""
         future: Future = Future()
         try:
             future.set_result(function(*args))
