@@ -429,10 +429,10 @@ def _fewest(
 ) -> int | None:
     """The fewest heads at which the rank is the number of examples, found by a secant.
 
-    ``known`` has ranks by number of heads.
+    ``known`` has ranks by number of heads. Of too many examples for all pairs, the ranks of one and
+    two heads, or four, are continued as a straight line.
     """
-    T = min(len(at.queries), GRAM)
-    at = at if len(at.queries) == T else at.some(torch.arange(T))
+    T = len(at.queries)
 
     def count(heads: int) -> int:
         whole = layer.floor(heads, head_dim, at.sizes)[0]
@@ -445,6 +445,10 @@ def _fewest(
 
     if count(T) < T:
         return None
+    if T > GRAM:
+        few = 4 if cancelling else 2
+        gain = (rank(few) - rank(few // 2)) / (few - few // 2)
+        return few + max(0, math.ceil((T - rank(few)) / gain)) if gain else None
     low, high = 0, next(h for h in range(1, T + 1) if count(h) >= T)  # fewer never suffice
     known[low] = 0
     while rank(high) < T:

@@ -176,13 +176,13 @@ class Tangents(NamedTuple):
 
     outputs: Float[Tensor, "T o"]
     attended: Float[Tensor, "T H m"]
-    pulls: Float[Tensor, "T*o H m"]
+    pulls: Float[Tensor, "To H m"]
     asked: Float[Tensor, "T H r"]
-    keyed: Float[Tensor, "T*o H r"]
+    keyed: Float[Tensor, "To H r"]
     queries: Float[Tensor, "T q"]
     fixed: Float[Tensor, "T c"]
 
-    def gram(self) -> Float[Tensor, "T*o T*o"]:
+    def gram(self) -> Float[Tensor, "To To"]:
         """Products of all pairs of rows of the derivative."""
         o = self.outputs.shape[1]
         z, k = self.attended.flatten(1), self.keyed.flatten(1)
@@ -196,7 +196,7 @@ class Tangents(NamedTuple):
             K.addcmul_(c @ c.T, q @ q.T)
         return K
 
-    def transposed(self, rows: Float[Tensor, " T*o"]) -> Heads:
+    def transposed(self, rows: Float[Tensor, " To"]) -> Heads:
         """The derivative's transpose, applied to one number for each row."""
         each = rows.view_as(self.outputs)
         o = each.shape[1]
@@ -315,12 +315,13 @@ def floor(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> tuple[int, 
         missed = math.comb(p, 2) * r + math.comb(max(p - m + r, 0), 2) * (q - r)
         return p * r * (m + q - r) - missed + m
 
-    def parts(count: int) -> list[int]:
-        small, larger = divmod(heads, count)
-        return [small + 1] * larger + [small] * (count - larger)
+    def reached(groups: int) -> int:
+        small, larger = divmod(heads, groups)
+        return larger * group(small + 1) + (groups - larger) * group(small)
 
-    best = max(map(parts, range(1, heads + 1)), key=lambda sizes: sum(map(group, sizes)))
-    return sum(map(group, best)) + c, best
+    best = max(range(1, heads + 1), key=reached)
+    small, larger = divmod(heads, best)
+    return reached(best) + c, [small + 1] * larger + [small] * (best - larger)
 
 
 # --- ranks ----------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def memorize(
     head_dim: int,
     seed: int = 0,
     mask: Any = None,
-    seconds: float = 240.0,
+    seconds: int | float = 240,
 ) -> Memorized:
     """Find weights of one layer that meet as many labels as possible.
 
