@@ -208,11 +208,12 @@ def test_something_is_met_on_every_degenerate_data_set(change, kind):
     E, e = change(normal(9, 3, 4), normal(9, 4, seed=1))
     labels = {"reals": normal(9), "classes": list("abcabcabc"), "rows": normal(9, 2)}[kind]
     found = memorize(E, e, labels, heads=2, head_dim=2, seconds=20)
-    constant = not E.any()
-    assert found.count >= (0 if constant and kind != "classes" else 1)
-    assert found.reason
-    if not found.met.all():
-        assert "not met" in str(found)
+    if E.any():
+        assert found.count >= 1
+    else:
+        assert found.count == 0
+        assert "all tokens are zero" in found.reason
+    assert found.met.all() == (found.reason == "all labels are met")
 
 
 def test_several_outputs_share_the_heads():
@@ -224,11 +225,11 @@ def test_several_outputs_share_the_heads():
 
 
 def test_random_classes_need_fewer_heads_than_reals():
-    E, e = normal(90, 3, 6), normal(90, 6, seed=1)
-    words = np.array(["a", "b", "c", "d"])[np.arange(90) % 4]
+    E, e = normal(78, 3, 6), normal(78, 6, seed=1)
+    words = np.array(["a", "b", "c", "d"])[np.arange(78) % 4]
     assert bounds.own_context_ceiling(2, 4, 6) == 76
     found = memorize(E, e, words, heads=2, head_dim=4)
-    assert found.count == 90
+    assert found.count == 78
     assert (found.predict(E, e) == words).all()
 
 
