@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import bounds
-from ..checks import check_integer, check_integers, refuse
+from ..checks import check_integer, checked, refuse
 
 CERTIFIED = "compared with Jacobian ranks at d <= 6, up to 3 groups of 3 heads, n = 2, 3, 5"
 ADAPTED = "ranks 1 to 3 on one of q, k and one of v, o, at d <= 6, up to 4 heads, n = 3"
@@ -63,6 +63,7 @@ class Capacity:
         return "\n".join(lines)
 
 
+@checked
 def capacity(
     heads: int,
     dim: int,
@@ -114,8 +115,6 @@ def capacity(
 
     Source: this book; the tests compare the counts with ranks of Jacobians.
     """
-    check_integers(heads=heads, dim=dim, head_dim=head_dim, kv_heads=kv_heads, outputs=outputs)
-    check_integers(value_dim=value_dim, adapter=adapter)
     head_dim = head_dim or _divided("heads", heads, "dim", dim)
     groups = kv_heads or heads
     _divided("kv_heads", groups, "heads", heads)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import bounds
-from ..checks import check_integers, check_seed
+from ..checks import Seed, checked
 from ..independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
 from .data import Data, Repeats, read, repeats
@@ -177,6 +177,7 @@ def _heads(found: Examination) -> list[str]:
     ]
 
 
+@checked
 def examine(
     contexts: Any,
     queries: Any,
@@ -186,7 +187,7 @@ def examine(
     head_dim: int | None = None,
     mask: Any = None,
     samples: int = 1000,
-    seed: int = 0,
+    seed: Seed = 0,
     say: Callable[[str], None] | None = None,
 ) -> Examination:
     """Say what is degenerate in some data, how many of their labels one layer meets, and how.
@@ -216,8 +217,6 @@ def examine(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    check_integers(heads=heads, head_dim=head_dim, samples=samples)
-    check_seed(seed)
     say = say or (lambda _: None)
     data = read(contexts, queries, labels, mask)
     T, d, n = len(data.queries), data.queries.shape[1], data.contexts.shape[-2]

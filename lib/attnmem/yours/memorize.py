@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..attention import MHAWeights
 from ..bounds import mha_capacity
-from ..checks import check_integers, check_number, check_seed, refuse
+from ..checks import Range, Seed, checked, refuse
 from ..constructions import memorize_mha
 from . import layer
 from .data import Data, Repeats, read, repeats
@@ -109,6 +109,7 @@ def apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
     return torch.cat(found)
 
 
+@checked
 def memorize(
     contexts: Any,
     queries: Any,
@@ -116,9 +117,9 @@ def memorize(
     *,
     heads: int,
     head_dim: int,
-    seed: int = 0,
+    seed: Seed = 0,
     mask: Any = None,
-    seconds: int | float = 240,
+    seconds: Annotated[int | float, Range(0, 1e6)] = 240,
 ) -> Memorized:
     """Find weights of one layer that meet as many labels as possible.
 
@@ -151,9 +152,6 @@ def memorize(
 
     Source: this book, the chapters on the capacity of one layer and on training.
     """
-    check_integers(heads=heads, head_dim=head_dim)
-    check_seed(seed)
-    check_number("seconds", seconds, least=0, most=1e6)
     if labels is None:
         refuse("labels", None, "one label for each query")
     data = read(contexts, queries, labels, mask)
