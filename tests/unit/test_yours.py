@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import sys
 import warnings
 
 import numpy as np
@@ -231,6 +232,15 @@ def test_random_classes_need_fewer_heads_than_reals():
     found = memorize(E, e, words, heads=2, head_dim=4)
     assert found.count == 78
     assert (found.predict(E, e) == words).all()
+
+
+@pytest.mark.parametrize("kinds", [2, 5])
+def test_codes_of_classes_are_met_where_the_cross_entropy_leaves_errors(kinds, monkeypatch):
+    monkeypatch.setattr(sys.modules[memorize.__module__], "DESCENT", 0)
+    labels = np.arange(40) % kinds
+    found = memorize(normal(40, 3, 4), normal(40, 4, seed=1), labels, heads=6, head_dim=2)
+    assert found.count == 40
+    assert "codes" in found.how
 
 
 # --- what people bring ----------------------------------------------------------------------------

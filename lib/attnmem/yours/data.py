@@ -203,21 +203,7 @@ def cut(
 def load(
     path: str | Path, names: dict[str, str] | None = None, tokens: int | None = None
 ) -> dict[str, Any]:
-    """Read contexts, queries and labels from a file; nothing in it is ever executed.
-
-    Args:
-        path: ``.npz``, ``.pt`` (a dictionary of tensors) and ``.safetensors`` have named arrays.
-            ``.npy`` and ``.csv`` have a table, which is cut into tokens.
-        names: The names of ``contexts``, ``queries``, ``labels`` and ``mask`` in the file, where
-            they differ. In a table, ``labels`` is a column, by default the last one of a ``.csv``.
-        tokens: Tokens into which each row of a table is cut.
-
-    Returns:
-        Arguments for :func:`read`.
-
-    Raises:
-        ValueError: If the file has another kind, or an array is missing.
-    """
+    """Read contexts, queries and labels from a file; nothing in it is ever executed."""
     path, names = Path(path), names or {}
     if path.suffix not in SUFFIXES:
         refuse("path", repr(path.name), f"a file that ends in {', '.join(SUFFIXES)}")
@@ -282,14 +268,7 @@ class Repeats(NamedTuple):
 
 
 def repeats(data: Data) -> Repeats:
-    """Find equal examples, among them those with different labels.
-
-    Args:
-        data: The examples.
-
-    Returns:
-        The groups, and what is repeated in contexts.
-    """
+    """Find equal examples, among them those with different labels."""
     E, e = (x.numpy() + 0.0 for x in (data.contexts, data.queries))  # no negative zeros
     first: dict[Any, int] = {}
     group, conflicts, repeated, constant = [], [], 0, 0

@@ -371,7 +371,7 @@ def _contexts(data: Data, counts: Tensor | None, name: str, precision) -> Findin
     t = poor[0]
     detail = f"{len(poor)} of {len(E)} are deficient, the first is {t}"
     try:
-        exact = certified_rank(E[t][: int(wanted[t])] if counts is None else E[t]).rank
+        exact = certified_rank(E[t]).rank
         detail += f", whose numbers have rank {exact} exactly (modulo a prime)"
     except ImportError:
         pass

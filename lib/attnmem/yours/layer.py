@@ -53,16 +53,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None) -> Spectrum:
-    """Decompose vectors by a QR decomposition and the singular values of its triangle.
-
-    Args:
-        rows: Vectors, however many.
-        rtol: Singular values that count, relative to ``scale``.
-        scale: By default the largest singular value.
-
-    Returns:
-        The directions.
-    """
+    """Decompose vectors by a QR decomposition and the singular values of its triangle."""
     R = rows
     for part in rows.split(2**16) if len(rows) > 2**16 else ():
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
@@ -118,14 +109,7 @@ class Reduced(NamedTuple):
 
 
 def reduced(data: Data) -> Reduced:
-    """Find the dimensions that the data have, and change to them.
-
-    Args:
-        data: The examples.
-
-    Returns:
-        The data in these dimensions.
-    """
+    """Find the dimensions that the data have, and change to them."""
     rtol = tolerance(data.precision)
     E, e = data.contexts, data.queries
     first = E[..., :1, :]
@@ -256,19 +240,7 @@ def attend(
 def draw(
     groups: list[int], head_dim: int, at: Reduced, spread: float, seed: int, outputs: int = 1
 ) -> Heads:
-    """Heads in groups of equal attention, whose values sum to zero; free heads in groups of 0.
-
-    Args:
-        groups: Heads of each group; 0 stands for one head whose value is free.
-        head_dim: Head dimension ``d_h``.
-        at: The data.
-        spread: Standard deviation of the logits, about.
-        seed: Seed of the numbers.
-        outputs: Number of outputs.
-
-    Returns:
-        The heads.
-    """
+    """Heads in groups of equal attention, whose values sum to zero; free heads in groups of 0."""
     m, q, c = at.sizes
     r = max(1, min(head_dim, m, q))
     g = torch.Generator().manual_seed(seed)
@@ -360,32 +332,37 @@ def rank_at(heads: Heads, at: Reduced) -> Rank:
         shares = [1.0, *(values / values[0]).tolist()]
         k = sum(share > max(J.shape) * 1e-15 for share in shares[1:])
         return Rank(k, T, shares[k], [*shares, 0.0][k + 1], "computed")
-    pivots = _pivoted(here.gram())
-    kept = float(pivots.diagonal[pivots.rank - 1]) if pivots.rank else 0.0
-    return Rank(pivots.rank, T, kept, pivots.left, "from a pivoted Cholesky decomposition")
+    K, least = _scaled(here.gram()), _least(T)
+    factor, failed = torch.linalg.cholesky_ex(K)
+    if not failed and float(factor.diagonal().min()) > least:  # three times as fast
+        kept = float(factor.diagonal().min())
+        return Rank(T, T, kept, 0.0, "from a Cholesky decomposition")
+    _, steps = _pivoted(K)
+    kept = float(steps[-1]) if len(steps) else 0.0
+    return Rank(len(steps), T, kept, least, "from a pivoted Cholesky decomposition")
 
 
-class _Pivoted(NamedTuple):
-    order: Tensor
-    rank: int
-    diagonal: Tensor
-    left: float
-
-
-def _pivoted(K: Tensor) -> _Pivoted:
-    """A pivoted Cholesky decomposition, rows scaled to length one."""
+def _scaled(K: Float[Tensor, "T T"]) -> Float[Tensor, "T T"]:
     size = K.diagonal().clamp(min=1e-300).rsqrt()
-    scaled = (K * size[:, None] * size).numpy()
-    tol = len(K) * 2.3e-16
-    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(scaled.T, lower=1, tol=tol, overwrite_a=1)
-    diagonal = torch.from_numpy(factor).diagonal()[:rank].clone()
-    return _Pivoted(torch.from_numpy(order.astype("int64")) - 1, rank, diagonal, tol**0.5)
+    return K.mul_(size[:, None]).mul_(size)
+
+
+def _least(T: int) -> float:
+    """What products of rows can tell from zero."""
+    return (T * torch.finfo(torch.float64).eps) ** 0.5
+
+
+def _pivoted(K: Float[Tensor, "T T"]) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
+    """The order of the pivots of a Cholesky decomposition, and their sizes."""
+    tol = _least(len(K)) ** 2
+    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(K.numpy(), lower=1, tol=tol)
+    pivots = torch.from_numpy(order.astype("int64"))[:rank] - 1
+    return pivots, torch.from_numpy(factor.diagonal()[:rank].copy())
 
 
 def independent_rows(heads: Heads, at: Reduced) -> Int[Tensor, " k"]:
     """Examples whose rows of the derivative are independent, the clearest first."""
-    pivots = _pivoted(tangents(heads, at).gram())
-    return pivots.order[: pivots.rank]
+    return _pivoted(_scaled(tangents(heads, at).gram()))[0]
 
 
 # --- Levenberg and Marquardt ----------------------------------------------------------------------
@@ -400,19 +377,7 @@ def meet(
     until: float,
     steps: int = 600,
 ) -> Heads:
-    """Move every output to its label by damped Gauss-Newton steps.
-
-    Args:
-        heads: The start. Soft attention is a good one: logits of standard deviation one half.
-        at: The data.
-        labels: Reals, one row for each example.
-        tolerance: The largest error at which labels count as met.
-        until: When to stop (``time.monotonic()``).
-        steps: The most steps.
-
-    Returns:
-        The last weights.
-    """
+    """Move every output to its label by damped Gauss-Newton steps."""
     damping, squares = FIRST, []
     for _ in range(steps):
         here = tangents(heads, at)

@@ -85,15 +85,7 @@ class Memorized:
 
 
 def apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
-    """Outputs of a layer, with padding left out.
-
-    Args:
-        weights: The layer.
-        data: Contexts and queries, and where padding is.
-
-    Returns:
-        One row for each example.
-    """
+    """Outputs of a layer, with padding left out."""
     E, e = data.contexts, data.queries
     found = []
     for start in range(0, len(e), 2048):
