@@ -88,6 +88,7 @@ def from_torch(module: nn.Module, *, apart: bool = False) -> FromTorch:
         ValueError: If the module is of another kind, or appends tokens of its own.
 
     Example:
+        >>> from attnmem.attention import mha
         >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True)
         >>> taken = from_torch(layer)
         >>> x = torch.rand(5, 3, 6)
@@ -252,6 +253,7 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         heads and outputs as wide as tokens. Otherwise a module that is called in the same way.
 
     Example:
+        >>> from attnmem.constructions import random_mha
         >>> layer = to_torch(random_mha(2, 5, 3, seed=0))
         >>> x = torch.rand(7, 4, 5, dtype=torch.float64)
         >>> layer(x[:, :1], x)[0].shape
