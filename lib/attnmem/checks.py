@@ -80,13 +80,12 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     whole = any(p.kind is p.VAR_KEYWORD for p in named.values())
 
     @functools.cache
-    def hints() -> dict[str, Any]:  # at the first call, when all names are there
-        found = typing.get_type_hints(function, include_extras=True)
+    def hints() -> dict[str, _Hint]:  # at the first call, when all names are there
+        types = typing.get_type_hints(function, include_extras=True)
         single = [p.name for p in signature.parameters.values() if p.kind not in MANY]
-        named = [name for name in single if name in found]
-        return {
-            name: found[name] for name in sorted(named, key=lambda name: _is_relative(found[name]))
-        }
+        parsed = {name: _parsed(types[name]) for name in single if name in types}
+        # An argument that bounds another one is checked first.
+        return dict(sorted(parsed.items(), key=lambda item: item[1].is_relative))
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
@@ -105,44 +104,48 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     return checking
 
 
-def _is_relative(hint: Any) -> bool:
-    """Whether an end of the range is another argument, which is therefore checked first."""
-    ends = [
-        end for extra in getattr(hint, "__metadata__", ()) if type(extra) is Range for end in extra
-    ]
-    return any(isinstance(end, str) for end in ends)
+class _Hint(NamedTuple):
+    """An annotation: members of its union, arrays among them, whether None is one, and a range."""
+
+    members: tuple[Any, ...]
+    arrays: tuple[Any, ...]
+    optional: bool
+    range: Range
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether an end of the range is another argument."""
+        return any(isinstance(end, str) for end in self.range)
 
 
-def _check(name: str, value: Any, hint: Any, arguments: dict, sizes: dict) -> None:
+def _parsed(hint: Any) -> _Hint:
+    kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else [hint]
+    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    every = typing.get_args(kind) if union else (kind,)
+    members = tuple(member for member in every if member is not type(None))
+    arrays = tuple(member for member in members if hasattr(member, "dim_str"))
+    [known] = [e for e in extras if isinstance(e, Range)] or [ANY if float in members else Range()]
+    return _Hint(members, arrays, type(None) in every, known)
+
+
+_INTEGER = _parsed(int)
+
+
+def _check(name: str, value: Any, hint: _Hint, arguments: dict, sizes: dict) -> None:
     """Check one argument; ``sizes`` has the size of each letter, and the argument it is from."""
-    kind, extras = hint, ()
-    if typing.get_origin(hint) is Annotated:
-        kind, *extras = typing.get_args(hint)
-    members = typing.get_args(kind) if _is_union(kind) else (kind,)
-    if value is None and type(None) in members:
+    members = hint.members
+    if value is None and hint.optional:
         return
-    members = [member for member in members if member is not type(None)]
     if set(members) <= {int, float}:
-        [found] = [e for e in extras if isinstance(e, Range)] or [None]
-        if found:
-            found = Range(*(arguments[end] if isinstance(end, str) else end for end in found))
-        if float in members:
-            least, most = found or ANY
-            check_number(name, value, least=least, most=most)
-        else:
-            least, most = found or Range()
-            check_integer(name, value, least=least, most=most)
+        least, most = (arguments[end] if isinstance(end, str) else end for end in hint.range)
+        check = check_number if float in members else check_integer
+        check(name, value, least=least, most=most)
     elif callable(value) and any(typing.get_origin(member) is Callable for member in members):
         return
-    elif any(hasattr(member, "dim_str") for member in members):
-        members = [member for member in members if hasattr(member, "dim_str")]
-        _check_array(name, value, members, sizes)
+    elif hint.arrays:
+        _check_array(name, value, hint.arrays, sizes)
     elif len(members) == 1:
         _check_object(name, value, members[0], arguments, sizes)
-
-
-def _is_union(kind: Any) -> bool:
-    return typing.get_origin(kind) in (typing.Union, types.UnionType)
 
 
 def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict) -> None:
@@ -154,7 +157,7 @@ def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict
         if not isinstance(value, (Sequence, range, np.ndarray)) or isinstance(value, str):
             refuse(name, _named(value), "a sequence of integers")
         for i, member in enumerate(value):
-            _check(f"{name}[{i}]", member, int, arguments, sizes)
+            _check(f"{name}[{i}]", member, _INTEGER, arguments, sizes)
     elif not inspect.isclass(kind) or kind is Any or getattr(kind, "_is_protocol", False):
         return
     elif not isinstance(value, kind):
@@ -163,7 +166,7 @@ def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict
         inner = {axis: size for axis, size in sizes.items() if not _is_variadic(axis)}
         for field, member in _fields(kind).items():
             if hasattr(member, "dim_str"):
-                _check_array(f"{name}.{field}", getattr(value, field), [member], inner, tied=True)
+                _check_array(f"{name}.{field}", getattr(value, field), (member,), inner, tied=True)
         sizes |= {axis: size for axis, size in inner.items() if axis not in sizes}
 
 
@@ -176,9 +179,9 @@ def _named(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _check_array(name: str, value: Any, members: list, sizes: dict, tied: bool = False) -> None:
+def _check_array(name: str, value: Any, members: tuple, sizes: dict, tied: bool = False) -> None:
     """Check a tensor. With ``tied``, ``*runs`` is the same number of axes in all of them."""
-    shapes, expected, dtypes = _shape_of(tuple(members))
+    shapes, expected, dtypes = _shape_of(members)
     if not isinstance(value, Tensor):
         if any(isinstance(value, member.array_type) for member in members):
             return  # an array of numpy, which the function converts
@@ -195,17 +198,20 @@ def _check_array(name: str, value: Any, members: list, sizes: dict, tied: bool =
     if many < len(axes):
         sizes.setdefault(axes[many], (value.ndim - len(axes) + 1, name))
     for axis, size in ends:
-        letters = axis.split("*")
+        letters, where = axis.split("*"), ""
         if len(letters) > 1 and all(letter in sizes for letter in letters):
-            known = math.prod(sizes[letter][0] for letter in letters), " times ".join(letters)
+            known = math.prod(sizes[letter][0] for letter in letters)
         elif len(letters) > 1 or axis == "_":
             continue
+        elif axis.isdecimal():
+            known = int(axis)
         else:
-            known = (int(axis), "") if axis.isdecimal() else sizes.setdefault(axis, (size, name))
-        if size != known[0]:
-            got = f"{axis} = {size} (shape {tuple(value.shape)})"
-            where = f", as in {known[1]}" if len(letters) == 1 and known[1] else ""
-            refuse(name, got, f"{axis} = {known[0]}{where}")
+            known, source = sizes.setdefault(axis, (size, name))
+            where = f", as in {source}"
+        if size != known:
+            refuse(
+                name, f"{axis} = {size} (shape {tuple(value.shape)})", f"{axis} = {known}{where}"
+            )
 
 
 @functools.cache
