@@ -260,6 +260,10 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
         >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
         True
     """
+    return _group_rank(size, keys, dim, rank)
+
+
+def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     p = min(size - 1, keys)
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
     return p * rank * (keys + dim - rank) - missed + keys
@@ -283,7 +287,7 @@ def best_groups(
         small, larger = divmod(heads, groups)
         return [small + 1] * larger + [small] * (groups - larger)
 
-    ranks = {size: group_rank(size, keys, dim, rank) for size in range(1, heads + 1)}
+    ranks = {size: _group_rank(size, keys, dim, rank) for size in range(1, heads + 1)}
     return max(map(sizes, range(1, heads + 1)), key=lambda s: sum(ranks[size] for size in s))
 
 
@@ -296,7 +300,7 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     :func:`own_context_ceiling`.
     """
     sizes = dim, dim, min(head_dim, dim)
-    return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes))
+    return sum(_group_rank(size, *sizes) for size in best_groups(heads, *sizes))
 
 
 @checked
@@ -310,7 +314,7 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     if context > dim:
         return own_context_floor(heads, head_dim, dim)
     sizes = context - 1, dim, min(head_dim, context - 1)
-    return sum(group_rank(size, *sizes) for size in best_groups(heads, *sizes)) + 1
+    return sum(_group_rank(size, *sizes) for size in best_groups(heads, *sizes)) + 1
 
 
 @checked
