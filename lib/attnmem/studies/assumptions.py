@@ -26,7 +26,8 @@ from ..checks import refuse
 from ..features import Encoder, Seen, corpora, pretrained, random_encoder, trained_encoder
 from ..independence import numerical_rank, sampled_independence
 from ..store import Check, Finding, Row
-from .study import ALL, Named, Selection, Study, Unit, origin
+from ..training.devices import origin
+from .study import ALL, Named, Selection, Study, Unit
 
 SEED = 0
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -25,7 +25,8 @@ from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
-from .study import ALL, PROFILES, Selection, Study, Unit, origin
+from ..training.devices import origin
+from .study import ALL, PROFILES, Selection, Study, Unit
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"

@@ -17,13 +17,11 @@ from statistics import mean
 from typing import Any, NamedTuple, NoReturn
 
 import pandas as pd
-import torch
 
 from .. import store, training
 from ..checks import check_integer, refuse
 from ..reporting import papers
 from ..store import SCHEMAS, Configuration, Row, Rows, Run
-from ..training.devices import device_name
 
 PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
@@ -146,12 +144,6 @@ class Study:
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         """Rows with a column for each field of the store, and those that this kind adds."""
         return as_table(rows, self.config)
-
-
-def origin(seconds: float, device: torch.device) -> dict[str, Any]:
-    """The fields of a result that say how long it took, and where it comes from."""
-    where = {"device": device_name(device), "torch": torch.__version__, "commit": store.commit()}
-    return {"wall_s": round(seconds, 3)} | where
 
 
 def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:

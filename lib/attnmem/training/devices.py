@@ -8,9 +8,11 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from .. import store
 from ..checks import refuse
 
 
@@ -45,6 +47,12 @@ def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
 def device_name(device: torch.device) -> str:
     """What rows call a device: ``cpu``, or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def origin(seconds: float, device: torch.device) -> dict[str, Any]:
+    """The fields of a result that say how long it took, and where it comes from."""
+    where = {"device": device_name(device), "torch": torch.__version__, "commit": store.commit()}
+    return {"wall_s": round(seconds, 3)} | where
 
 
 # --- GPU ------------------------------------------------------------------------------------------

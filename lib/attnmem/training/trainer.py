@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import store
 from ..checks import check_integer, refuse
 from ..store import PACKAGE, Configuration, Outcome, Run
-from .devices import device_name, device_settings
+from .devices import device_name, device_settings, origin
 from .models import FAMILIES, parameter_count
 from .protocols import PROTOCOLS, Bigrams, Protocol
 
@@ -189,10 +188,9 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
                 checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
     finally:
         protocol.stack.release()
-    wall_s = round((time.perf_counter() - start) / len(runs), 3)
-    origin = {"device": device_name(device), "torch": torch.__version__, "wall_s": wall_s}
-    origin |= {"commit": store.commit(), "tf32": runs[0].products == "tf32"}
-    return [Outcome(**origin, **protocol.reached[run.key]._asdict()) for run in runs]
+    common = origin((time.perf_counter() - start) / len(runs), device)
+    common |= {"tf32": runs[0].products == "tf32"}
+    return [Outcome(**common, **protocol.reached[run.key]._asdict()) for run in runs]
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
