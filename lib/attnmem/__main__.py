@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from datetime import timedelta
 from statistics import mean
-from typing import Any
 
 from .checks import refuse
 from .reporting import papers
@@ -112,9 +111,7 @@ def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) ->
     if have == of or not each.units_known:
         return [line.rstrip()]
     missing = Counter(each.curve_of(one) for one in each.missing(profile, selection, rows))
-    seconds: dict[Any, list[float]] = {}
-    for config, result in rows.values():
-        seconds.setdefault(each.curve_of(config), []).append(result.wall_s)
+    seconds = each.seconds(rows)
     every = [second for found in seconds.values() for second in found]
     prices = {
         curve: missing[curve] * mean(seconds.get(curve, every)) if every else math.nan

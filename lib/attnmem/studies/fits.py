@@ -21,12 +21,11 @@ from torch import Tensor
 
 from .. import bounds, fitting, store
 from ..attention.tangents import Coordinates, ScalarHeads
-from ..checks import refuse
 from ..constructions.random_layers import map_scale
 from ..store import Fitted, Fitting, Row
 from ..training import warmup_cosine
 from ..training.devices import origin
-from .study import ALL, PROFILES, Selection, Study, Unit
+from .study import ALL, Selection, Study, Unit
 
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
@@ -89,8 +88,7 @@ def fittings(profile: str) -> dict[Fitting, float]:
 
     ``profile`` is ``paper`` or ``quick``; another one is refused. Every setting is explicit.
     """
-    if profile not in PROFILES:
-        refuse("profile", repr(profile), f"one of {', '.join(PROFILES)}")
+    FITS[NAME].check_profile(profile)
     if profile == "quick":
         tiny = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
         ways = (NEWTON | {"steps": 50}, LBFGS | {"steps": 200}, TUNED | {"steps": 500, "lr": 1e-2})

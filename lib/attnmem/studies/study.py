@@ -100,10 +100,14 @@ class Study:
         """Its paper and its name there, such as ``Dana et al. 2025, Exp. 1``."""
         return papers()[self.paper].source(self.what)
 
-    def configs(self, profile: str, selection: Selection = ALL) -> list[Any]:
-        """All configurations; none of a search. Refuses what the study does not have, by name."""
+    def check_profile(self, profile: str) -> None:
+        """Refuse a profile that the study does not have."""
         if profile not in self.profiles:
             refuse("profile", repr(profile), f"one of {', '.join(self.profiles)}")
+
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Any]:
+        """All configurations; none of a search. Refuses what the study does not have, by name."""
+        self.check_profile(profile)
         for field, value in selection._asdict().items():
             if value is not None and value is not False:
                 refuse(field, repr(value), f"nothing, since {self.name} is {self.kind}")
@@ -127,6 +131,13 @@ class Study:
     def curve_of(self, config: Any) -> Any:
         """The value of the field ``curves``, or None if the study has one curve."""
         return getattr(config, self.curves) if self.curves else None
+
+    def seconds(self, rows: Rows) -> dict[Any, list[float]]:
+        """How long each row of a curve took, by curve."""
+        seconds: dict[Any, list[float]] = {}
+        for config, result in rows.values():
+            seconds.setdefault(self.curve_of(config), []).append(result.wall_s)
+        return seconds
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit, in any process: one row for each configuration."""
@@ -187,8 +198,7 @@ class Experiment(Study):
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
         seeds, variant, where, tf32 = selection
-        if profile not in self.profiles:
-            refuse("profile", repr(profile), f"one of {', '.join(self.profiles)}")
+        self.check_profile(profile)
         if seeds is not None:
             check_integer("seeds", seeds)
         if variant not in (None, *self.variants):
@@ -215,7 +225,7 @@ class Experiment(Study):
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
     ) -> Iterator[Unit]:
-        runs = [run for run in self.configs(profile, selection) if run.key not in rows]
+        runs = self.missing(profile, selection, rows)
         device, workers, limited = place
         parts = [runs]
         if limited:
@@ -229,9 +239,7 @@ class Experiment(Study):
 
     def _costs(self, runs: list[Run], rows: Rows) -> dict[Any, tuple[float, int]]:
         """Of each curve the mean time of its rows; then the size of its largest training."""
-        seconds: dict[Any, list[float]] = {}
-        for run, outcome in rows.values():
-            seconds.setdefault(self.curve_of(run), []).append(outcome.wall_s)
+        seconds = self.seconds(rows)
         sizes: dict[Any, int] = {}
         for run in runs:
             size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)

@@ -30,8 +30,7 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
         ValueError: There is no such study or profile, or no folder for new rows alone.
         DamagedResultsError: A file that cannot be trusted.
     """
-    if profile not in STUDIES[name].profiles:
-        refuse("profile", repr(profile), f"one of {', '.join(STUDIES[name].profiles)}")
+    STUDIES[name].check_profile(profile)
     return store.known(name, profile, recompute=recompute)
 
 
