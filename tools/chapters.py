@@ -19,11 +19,18 @@ HTML = ROOT / "_build" / "html"  # the built book
 DEFAULT = "https://github.com/executablebooks/jupyter-book"  # jupyter-book's, for a missing address
 
 COLAB = "colab-setup"
+ARGUMENT = ("idea", "training", "sequences", "data")  # parts to read from start to end
 
 
 def chapters() -> list[str]:
     """Names such as ``mahdavi/capacity-by-construction``, found in ``book/text``."""
     return sorted(path.relative_to(TEXT).with_suffix("").as_posix() for path in TEXT.rglob("*.md"))
+
+
+def argument() -> list[str]:
+    """The chapters that make the argument, in their order; all others are its record."""
+    names = [page.removeprefix("book/notebooks/") for page in pages()]
+    return [name for name in names if name.split("/")[0] in ARGUMENT]
 
 
 def pages() -> list[str]:

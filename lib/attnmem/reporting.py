@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import checks as arguments
 from .checks import refuse
@@ -232,6 +232,23 @@ def marked(evidence: str, check: Graded) -> str:
         '✓ rank 5 of 5 *(checked)*'
     """
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
+
+
+def attempt(answer: object, right: Callable[[Any], bool]) -> None:
+    """Say whether an answer to an exercise is right; None is no answer yet.
+
+    Example:
+        >>> attempt(None, lambda heads: heads == 3)
+        no answer yet
+        >>> attempt(3, lambda heads: heads == 3)
+        right
+        >>> attempt(4, lambda heads: heads == 3)
+        not yet: try another answer than 4
+    """
+    if answer is None:
+        print("no answer yet")
+    else:
+        print("right" if right(answer) else f"not yet: try another answer than {answer!r}")
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

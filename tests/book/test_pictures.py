@@ -1,0 +1,173 @@
+"""The numbers in the pictures of book/assets/pictures are the library's."""
+
+import importlib.util
+import itertools
+import json
+import re
+
+import pytest
+import torch
+
+from attnmem import bounds, experiments
+from attnmem.attention import mha
+from attnmem.constructions import memorize_mha
+from attnmem.studies import fits
+
+from tools.chapters import BOOK
+
+PICTURES = BOOK / "assets" / "pictures"
+FRAGMENTS = sorted(path.stem for path in PICTURES.glob("*.html") if "template" not in path.name)
+
+
+def make():
+    """The script that writes the numbers."""
+    spec = importlib.util.spec_from_file_location("pictures_make", PICTURES / "make.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name):
+    return (PICTURES / f"{name}.html").read_text(encoding="utf-8")
+
+
+def numbers(name):
+    element = r'<script type="application/json">(.*?)</script>'
+    return json.loads(re.search(element, page(name), re.S)[1])
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def same(found, expected):
+    """Equal; fractions within 1e-3, as they are printed, since other machines round otherwise."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        return all(same(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return found == expected or (isinstance(expected, float) and abs(found - expected) < 1e-3)
+
+
+def test_numbers_are_as_the_library_computes_them_today():
+    made = make()
+    for name, data in {
+        "query-to-label": made.example(),
+        "staircase": made.staircase(),
+        "ruler": json.loads(json.dumps(made.ruler())),
+    }.items():
+        assert same(numbers(name), data), name
+
+
+def test_five_labels_follow_from_the_printed_attention_and_read_out():
+    data = numbers("query-to-label")
+    alpha, tokens, features = (tensor(data[key]) for key in ("attention", "tokens", "features"))
+    torch.testing.assert_close(alpha.sum(-1), torch.ones(5, 2, dtype=torch.float64))
+    torch.testing.assert_close((alpha @ tokens).flatten(1), features)
+    torch.testing.assert_close(features @ tensor(data["read_out"]), tensor(data["labels"]))
+    heads, context, dim = alpha.shape[1], *tokens.shape
+    assert dim > context
+    assert len(alpha) == bounds.mha_capacity(heads, context, head_dim=3) == data["rank"] == 5
+    free = (alpha.amax(-1) < 1).T  # of each head, on which examples
+    assert free.sum(1).tolist() == [context - 1] * heads
+    assert free.sum(0).tolist() == [0, 1, 1, 1, 1]
+    shown = page("query-to-label")
+    for value in itertools.chain(*data["features"], data["read_out"], data["labels"]):
+        assert f">{make().number(value)}</text>" in shown
+
+
+def test_the_library_meets_the_five_labels_with_other_attention_too():
+    data = numbers("query-to-label")
+    E, e, y = (tensor(data[key]) for key in ("tokens", "queries", "labels"))
+    weights = memorize_mha(E, e, y, heads=2, head_dim=3, seed=0)
+    torch.testing.assert_close(mha(weights, E, e)[:, 0], y)
+
+
+def test_every_head_of_the_staircase_adds_r_minus_one():
+    data = numbers("staircase")
+    alpha = tensor(data["attention"])
+    examples, heads, r = alpha.shape
+    assert data["ranks"] == [1, *(bounds.mha_capacity(h + 1, r, r) for h in range(heads))]
+    for h, served in enumerate(data["served"]):
+        free = [t + 1 for t in range(examples) if alpha[t, h].max() < 1]
+        assert free == served == list(range(2 + h * (r - 1), 2 + (h + 1) * (r - 1)))
+
+
+@pytest.mark.parametrize("heads", range(1, 65))
+def test_counts_of_the_ruler_are_those_of_the_library(heads):
+    data = numbers("ruler")
+    at = {name: data[name][heads - 1] for name in ("theorem", "random", "floor", "ceiling")}
+    assert at == {
+        "theorem": bounds.mha_capacity(heads, 32, 64),
+        "random": bounds.own_context_rank(heads, 32, 64),
+        "floor": bounds.own_context_floor(heads, 64, 64),
+        "ceiling": bounds.own_context_ceiling(heads, 64, 64),
+    }
+    assert at["theorem"] < at["random"] <= at["floor"] <= at["ceiling"]
+
+
+def test_what_was_trained_stands_on_the_ruler_only_where_every_run_met_its_labels():
+    rows = experiments.table(fits.NAME, "paper")
+    rows = rows[(rows.n == 32) & (rows.d == 64) & (rows.d_h == 64) & (rows.context == "own")]
+    largest = {}
+    for (heads, count), runs in rows.groupby(["H", "T"]):
+        if runs.met.all():
+            words = f"{len(runs)} of {len(runs)} run{'s' if len(runs) > 1 else ''}"
+            largest[str(heads)] = [count, words]
+    assert numbers("ruler")["trained"] == largest
+
+
+def test_the_weights_on_the_ruler_are_computed_by_a_chapter():
+    chapter = (BOOK / "text" / "answer" / "weights.md").read_text(encoding="utf-8")
+    ((heads, count),) = numbers("ruler")["built"].items()
+    assert f"\nlabels = {count}\n" in chapter
+    assert f"heads={heads}" in chapter.replace(" ", "")
+    assert count <= bounds.own_context_floor(int(heads), 64, 64)
+
+
+CORNERS = tuple(itertools.product((0, 1), repeat=2))
+
+
+def right(f):
+    return sum(f(a, b) > 0 if a ^ b else f(a, b) < 0 for a, b in CORNERS)
+
+
+def test_one_head_has_at_most_three_corners_of_xor_right_at_every_place_of_the_sliders():
+    steps = [step / 2 for step in range(-6, 7)]
+    found = [
+        right(lambda x, y, a=a, b=b, c=c: a * x + b * y + c)
+        for a, b, c in itertools.product(steps, repeat=3)
+    ]
+    assert max(found) == 3
+    assert found[steps.index(2) * 169 + steps.index(2) * 13 + steps.index(-1)] == 3
+
+
+def test_two_heads_have_any_four_values():
+    """Weights by hand: N_1 D_2 + N_2 D_1 with positive D, as the caption says."""
+    generator = torch.Generator().manual_seed(0)
+    for f in (6 * torch.rand(20, 2, 2, generator=generator, dtype=torch.float64) - 3).tolist():
+        c, a, b = f[0][0], f[1][0] - f[0][0], f[0][1] - f[0][0]
+        product = f[1][1] - f[1][0] - f[0][1] + f[0][0]
+
+        def numerator(x, y, a=a, b=b, c=c, product=product):
+            first, other = 0.25 + x + 0.75, 1.0  # sums of positive weights of the tokens
+            values = a * x + (b - product) * y + c, product * y
+            return values[0] * other + values[1] * first
+
+        for x, y in CORNERS:
+            assert numerator(x, y) == pytest.approx(f[x][y], abs=1e-12)
+    assert right(lambda x, y: 2 * x + 2 * y - 1 - 4 * x * y) == 4  # where the switch leads
+
+
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_a_fragment_stands_alone_and_says_what_it_shows(name):
+    text = page(name)
+    assert f'id="pic-{name}"' in text
+    assert text.count("<figure") == text.count("</figure>") == text.count("<figcaption>") == 1
+    assert not re.search(r"https?://(?!www\.w3\.org/)|src=|@import", text)
+    assert not re.search(r"dana-|mahdavi-|answer-training", text)
+    assert len(re.findall("<svg ", text)) == len(re.findall('<svg [^>]*role="img"', text))
+    for svg in re.findall(r"<svg [^>]*>.*?</svg>", text, re.S):
+        assert re.search('aria-label="[^"]{40,}"|<title [^>]*>[^<]{40,}</title>', svg)
+        assert svg.count("<text") > 5  # the still is drawn, without a script

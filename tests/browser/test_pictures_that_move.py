@@ -1,0 +1,157 @@
+"""The pictures of book/assets/pictures, used as a reader uses them."""
+
+import itertools
+import json
+
+import pytest
+
+from tools.chapters import BOOK
+
+PICTURES = BOOK / "assets" / "pictures"
+FRAGMENTS = sorted(path.stem for path in PICTURES.glob("*.html") if "template" not in path.name)
+SCRIPTED = [name for name in FRAGMENTS if name != "query-to-label"]
+SMALLEST = 9  # pixels of letters on a phone
+
+
+@pytest.fixture
+def drawn(chromium):
+    """A function that opens a fragment alone; what goes wrong is in its ``faults``."""
+    contexts = []
+
+    def opened(name, width=390, **more):
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **more))
+        page = contexts[-1].new_page()
+        page.faults = []
+        page.on("console", lambda message: page.faults.append(message.text))
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        page.set_content((PICTURES / f"{name}.html").read_text(encoding="utf-8"))
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def slide(page, name, value):
+    page.eval_on_selector(
+        name,
+        """(slider, value) => {
+          slider.value = value;
+          slider.dispatchEvent(new Event("input", { bubbles: true }));
+        }""",
+        value,
+    )
+
+
+def tree(page):
+    """The drawing without spaces between its elements."""
+    return page.eval_on_selector(
+        "svg", "svg => svg.outerHTML.replace(/\\s+(?=<)/g, '').replace(/ style=\"\"/g, '')"
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_the_still_is_what_the_script_draws_first(drawn, name):
+    still, now = drawn(name, java_script_enabled=True), drawn(name, java_script_enabled=False)
+    assert tree(still) == tree(now)
+    assert still.faults == []
+    assert still.locator(".controls").is_visible()
+    assert not now.locator(".controls").is_visible()
+
+
+LETTERS = """svg => {
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  return [...svg.querySelectorAll("text")].map(
+    (text) => scale * parseFloat(getComputedStyle(text).fontSize));
+}"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("name", FRAGMENTS)
+def test_letters_are_legible_and_nothing_is_cut(drawn, name, width):
+    page = drawn(name, width)
+    for svg in page.locator("svg").all():
+        assert min(svg.evaluate(LETTERS)) >= SMALLEST * min(1, width / 390)
+    needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+    assert needed <= window
+
+
+def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn):
+    page = drawn("ruler")
+    data = json.loads(page.locator('script[type="application/json"]').text_content())
+    for heads in range(1, 65):
+        slide(page, "input", heads)
+        counts = page.locator(".count").all_text_contents()
+        at = [data[name][heads - 1] for name in ("theorem", "random", "floor", "ceiling")]
+        at += [data["built"][f"{heads}"]] if f"{heads}" in data["built"] else []
+        at += data["trained"].get(f"{heads}", [])[:1]
+        assert counts == [f"{count:,}" for count in sorted(at)]
+        boxes = [box.bounding_box() for box in page.locator("svg .start").all()]
+        places = sorted((box["y"], box["y"] + box["height"]) for box in boxes)
+        assert all(a[1] <= b[0] + 3 for a, b in itertools.pairwise(places))
+
+
+def test_xor_has_three_corners_with_one_head_and_four_with_two_by_keyboard(drawn):
+    page = drawn("xor")
+    assert page.locator(".corner.right").count() == 3
+    for a in (-3, -1, 0, 2):
+        for b in (-2, 1, 3):
+            for c in (-3, -1, 0.5):
+                for name, value in {"a": a, "b": b, "c": c}.items():
+                    slide(page, f"#xor-{name}", value)
+                assert page.locator(".corner.right").count() <= 3
+                assert "but" not in page.locator(".sums").text_content()
+    for name, value in {"a": 2, "b": 2, "c": -1}.items():
+        slide(page, f"#xor-{name}", value)
+    page.focus("#xor-second")
+    page.keyboard.press("Space")
+    assert page.locator(".corner.right").count() == 4
+    assert "but" in page.locator(".sums").text_content()
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    assert page.locator("#xor-g").input_value() == "6"
+
+
+def test_the_staircase_steps_plays_pauses_and_is_complete_on_paper(drawn):
+    page = drawn("staircase")
+    free = page.locator(".cell.free")
+    assert free.count() == 9
+    page.focus("[name=step]")
+    for left in (6, 3, 0, 0):
+        page.keyboard.press("ArrowLeft")
+        assert free.count() == left
+    page.keyboard.press("ArrowRight")
+    assert "rank of Z 4" in page.locator("[aria-live]").text_content()
+    page.click("[name=play]")
+    assert free.count() == 6
+    assert page.locator("[name=play]").text_content() == "pause"
+    page.click("[name=play]")
+    page.wait_for_timeout(1800)
+    assert free.count() == 6
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert free.count() == 9
+
+
+def test_a_head_looks_away_from_the_query_that_is_orthogonal_to_v(drawn):
+    page = drawn("looking-away")
+    dot = page.locator(".query .dot").nth(0)
+    slide(page, "#away-v", 110)
+    assert page.locator(".query.free").count() == 1
+    places = []
+    for c in (0, 40):
+        slide(page, "#away-c", c)
+        places.append(
+            page.locator(".query .dot").evaluate_all(
+                "dots => dots.map(dot => [dot.cx.baseVal.value, dot.cy.baseVal.value])"
+            )
+        )
+    assert places[0][0] == places[1][0]
+    assert all(before != after for before, after in zip(places[0][1:], places[1][1:], strict=True))
+    grip = page.locator(".grip").bounding_box()
+    x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 10, steps=4)
+    page.mouse.up()
+    assert page.locator("#away-v").input_value() != "110"
+    assert dot.is_visible()
