@@ -65,7 +65,7 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
 def _execute(source: Path, scratch: Path, values: dict[str, object], folder: Path) -> None:
     """Run a notebook; once more if its kernel found one of its ports taken by another's."""
     options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
-    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=40"]}
+    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
     for last in (False, True):
         try:
             papermill.execute_notebook(source, scratch, values, cwd=str(folder), **options)
