@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import jupytext
 import pytest
 import torch
 
@@ -82,6 +83,23 @@ def test_the_library_meets_the_five_labels_with_other_attention_too():
     E, e, y = (tensor(data[key]) for key in ("tokens", "queries", "labels"))
     weights = memorize_mha(E, e, y, heads=2, head_dim=3, seed=0)
     torch.testing.assert_close(mha(weights, E, e)[:, 0], y)
+
+
+def test_the_first_chapter_computes_the_picture_with_vectors_chosen_by_hand():
+    cells = jupytext.read(BOOK / "text" / "idea" / "by-hand.md").cells
+    names = {"torch": torch, "print": lambda *values, **options: None}
+    torch.set_default_dtype(torch.float64)
+    try:
+        for cell in cells:
+            if cell.cell_type == "code" and re.match(r"E = |def head", cell.source):
+                exec(cell.source, names)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    data = numbers("query-to-label")
+    for key, name in {"tokens": "E", "queries": "e", "labels": "y"}.items():
+        assert names[name].tolist() == data[key]
+    alpha = torch.stack([names["alpha_1"], names["alpha_2"]], dim=1)
+    torch.testing.assert_close(alpha, tensor(data["attention"]))
 
 
 def test_every_head_of_the_staircase_adds_r_minus_one():
