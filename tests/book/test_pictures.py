@@ -189,3 +189,14 @@ def test_a_fragment_stands_alone_and_says_what_it_shows(name):
     for svg in re.findall(r"<svg [^>]*>.*?</svg>", text, re.S):
         assert re.search('aria-label="[^"]{40,}"|<title [^>]*>[^<]{40,}</title>', svg)
         assert svg.count("<text") > 5  # the still is drawn, without a script
+
+
+def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
+    drawn = page("most").split("<title")[1]
+    stored, seen = drawn.count('class="free"'), drawn.count('class="follows"')
+    dim, head_dim = 5, 2
+    weights = 2 * dim * head_dim + dim
+    matter = bounds.own_context_ceiling(1, head_dim, dim)
+    assert (stored, seen) == (weights + matter, dim**2 + dim - matter)
+    assert f">{weights} weights<" in drawn
+    assert f">{matter} matter<" in drawn
