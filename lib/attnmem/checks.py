@@ -85,7 +85,8 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
         single = [p.name for p in signature.parameters.values() if p.kind not in MANY]
         parsed = {name: _parsed(types[name]) for name in single if name in types}
         # An argument that bounds another one is checked first.
-        return dict(sorted(parsed.items(), key=lambda item: item[1].is_relative))
+        relative = {n: any(isinstance(end, str) for end in h.range) for n, h in parsed.items()}
+        return {name: parsed[name] for name in sorted(parsed, key=relative.get)}
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
@@ -104,18 +105,23 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     return checking
 
 
+class _Arrays(NamedTuple):
+    """The arrays that an annotation accepts: their shapes, dtypes, and classes."""
+
+    # Of each shape the axes before and after ``*runs``, as text and as the letters of a product.
+    shapes: list[tuple[list[tuple[str, list[str]]], str | None, list[tuple[str, list[str]]]]]
+    words: str  # the shapes, for an error
+    dtypes: tuple[torch.dtype, ...]  # () is all
+    classes: tuple[type, ...]
+
+
 class _Hint(NamedTuple):
     """An annotation: members of its union, arrays among them, whether None is one, and a range."""
 
     members: tuple[Any, ...]
-    arrays: tuple[Any, ...]
+    arrays: _Arrays | None
     optional: bool
     range: Range
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether an end of the range is another argument."""
-        return any(isinstance(end, str) for end in self.range)
 
 
 def _parsed(hint: Any) -> _Hint:
@@ -123,128 +129,117 @@ def _parsed(hint: Any) -> _Hint:
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     every = typing.get_args(kind) if union else (kind,)
     members = tuple(member for member in every if member is not type(None))
-    arrays = tuple(member for member in members if hasattr(member, "dim_str"))
+    arrays = [member for member in members if hasattr(member, "dim_str")]
     [known] = [e for e in extras if isinstance(e, Range)] or [ANY if float in members else Range()]
-    return _Hint(members, arrays, type(None) in every, known)
+    return _Hint(members, _arrays(arrays) if arrays else None, type(None) in every, known)
 
 
-_INTEGER = _parsed(int)
+def _arrays(members: Sequence[Any]) -> _Arrays:
+    shapes = []
+    for member in members:
+        axes = member.dim_str.split()
+        many = next((i for i, axis in enumerate(axes) if axis[0] in "*."), len(axes))
+        runs, split = [*axes[many:], None][0], [(axis, axis.split("*")) for axis in axes]
+        shapes.append((split[:many], runs, split[many + 1 :]))
+    texts = [", ".join(member.dim_str.split()) for member in members]
+    words = " or ".join(f"({text})" if ", " in text else f"({text},)" for text in texts)
+    names = {name for m in members if isinstance(m.dtypes, tuple) for name in m.dtypes}
+    reals, whole = "float32" in names, "int32" in names
+    dtypes = () if reals == whole else FLOATS if reals else INTEGERS
+    if len(names) == 1:
+        dtypes = (getattr(torch, *names),)
+    return _Arrays(shapes, words, dtypes, tuple(member.array_type for member in members))
 
 
 def _check(name: str, value: Any, hint: _Hint, arguments: dict, sizes: dict) -> None:
     """Check one argument; ``sizes`` has the size of each letter, and the argument it is from."""
-    members = hint.members
+    members, kind = hint.members, hint.members[0]
     if value is None and hint.optional:
         return
-    if set(members) <= {int, float}:
+    if hint.arrays:
+        if not callable(value) or not any(typing.get_origin(m) is Callable for m in members):
+            _check_array(name, value, hint.arrays, sizes)
+    elif set(members) <= {int, float}:
         least, most = (arguments[end] if isinstance(end, str) else end for end in hint.range)
         check = check_number if float in members else check_integer
         check(name, value, least=least, most=most)
-    elif callable(value) and any(typing.get_origin(member) is Callable for member in members):
+    elif len(members) > 1:
         return
-    elif hint.arrays:
-        _check_array(name, value, hint.arrays, sizes)
-    elif len(members) == 1:
-        _check_object(name, value, members[0], arguments, sizes)
-
-
-def _check_object(name: str, value: Any, kind: Any, arguments: dict, sizes: dict) -> None:
-    """Check a bool, one of several values, a sequence of numbers, a tuple of weights, an object."""
-    if typing.get_origin(kind) is typing.Literal:
+    elif typing.get_origin(kind) is typing.Literal:
         if value not in typing.get_args(kind):
             refuse(name, repr(value), f"one of {', '.join(map(str, typing.get_args(kind)))}")
     elif typing.get_origin(kind) is Sequence and typing.get_args(kind) == (int,):
         if not isinstance(value, (Sequence, range, np.ndarray)) or isinstance(value, str):
             refuse(name, _named(value), "a sequence of integers")
         for i, member in enumerate(value):
-            _check(f"{name}[{i}]", member, _INTEGER, arguments, sizes)
+            check_integer(f"{name}[{i}]", member)
     elif not inspect.isclass(kind) or kind is Any or getattr(kind, "_is_protocol", False):
         return
     elif not isinstance(value, kind):
         refuse(name, _named(value), "True or False" if kind is bool else kind.__name__)
-    elif hasattr(kind, "_fields"):
-        inner = {axis: size for axis, size in sizes.items() if not _is_variadic(axis)}
-        for field, member in _fields(kind).items():
-            if hasattr(member, "dim_str"):
-                _check_array(f"{name}.{field}", getattr(value, field), (member,), inner, tied=True)
+    elif hasattr(kind, "_fields"):  # a tuple of weights
+        inner = {axis: size for axis, size in sizes.items() if axis[0] not in "*."}
+        for field, arrays in _fields(kind).items():
+            _check_array(f"{name}.{field}", getattr(value, field), arrays, inner, tied=True)
         sizes |= {axis: size for axis, size in inner.items() if axis not in sizes}
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _fields(kind: type) -> dict[str, _Arrays]:
+    hints = typing.get_type_hints(kind).items()
+    return {name: _arrays([hint]) for name, hint in hints if hasattr(hint, "dim_str")}
 
 
 def _named(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _check_array(name: str, value: Any, members: tuple, sizes: dict, tied: bool = False) -> None:
+def _check_array(name: str, value: Any, arrays: _Arrays, sizes: dict, tied: bool = False) -> None:
     """Check a tensor. With ``tied``, ``*runs`` is the same number of axes in all of them."""
-    shapes, expected, dtypes = _shape_of(members)
     if not isinstance(value, Tensor):
-        if any(isinstance(value, member.array_type) for member in members):
+        if isinstance(value, arrays.classes):
             return  # an array of numpy, which the function converts
-        refuse(name, type(value).__name__, f"a torch.Tensor of shape {expected}")
-    fitting = [axes for axes in shapes if _has_axes(value, axes, sizes if tied else {})]
-    if not fitting:
-        refuse(name, f"shape {tuple(value.shape)}", f"shape {expected}")
-    if dtypes and value.dtype not in dtypes:
-        refuse(name, f"dtype {value.dtype}", " or ".join(map(str, dtypes)))
-    axes = fitting[0]
-    many = next((i for i, axis in enumerate(axes) if _is_variadic(axis)), len(axes))
-    ends = [*zip(axes[:many], value.shape, strict=False)]
-    ends += [*zip(reversed(axes[many + 1 :]), reversed(value.shape), strict=False)][::-1]
-    if many < len(axes):
-        sizes.setdefault(axes[many], (value.ndim - len(axes) + 1, name))
-    for axis, size in ends:
-        letters, where = axis.split("*"), ""
-        if len(letters) > 1 and all(letter in sizes for letter in letters):
-            known = math.prod(sizes[letter][0] for letter in letters)
-        elif len(letters) > 1 or axis == "_":
-            continue
-        elif axis.isdecimal():
+        refuse(name, type(value).__name__, f"a torch.Tensor of shape {arrays.words}")
+    shape = value.shape
+    for before, runs, after in arrays.shapes:
+        spare = len(shape) - len(before) - len(after)
+        known = max(spare, 0) if runs else 0
+        if runs and tied:
+            known, _ = sizes.setdefault(runs, (known, name))
+        if spare == known:
+            break
+    else:
+        refuse(name, f"shape {tuple(shape)}", f"shape {arrays.words}")
+    if arrays.dtypes and value.dtype not in arrays.dtypes:
+        refuse(name, f"dtype {value.dtype}", " or ".join(map(str, arrays.dtypes)))
+    last = shape[len(shape) - len(after) :]
+    for (axis, letters), size in (
+        *zip(before, shape, strict=False),
+        *zip(after, last, strict=True),
+    ):
+        source = ""
+        if axis.isdecimal():
             known = int(axis)
+        elif axis == "_" or (len(letters) > 1 and not all(x in sizes for x in letters)):
+            continue
+        elif len(letters) > 1:
+            known = math.prod(sizes[letter][0] for letter in letters)
         else:
             known, source = sizes.setdefault(axis, (size, name))
-            where = f", as in {source}"
         if size != known:
-            refuse(
-                name, f"{axis} = {size} (shape {tuple(value.shape)})", f"{axis} = {known}{where}"
-            )
-
-
-@functools.cache
-def _shape_of(members: tuple) -> tuple[list[list[str]], str, tuple[torch.dtype, ...]]:
-    """The accepted shapes, in letters and in words, and types of numbers, of which () is all."""
-    shapes = [member.dim_str.split() for member in members]
-    words = " or ".join(f"({', '.join(axes)}{',' * (len(axes) == 1)})" for axes in shapes)
-    names = {name for m in members if isinstance(m.dtypes, tuple) for name in m.dtypes}
-    reals, whole = "float32" in names, "int32" in names
-    if len(names) == 1:
-        return shapes, words, (getattr(torch, *names),)
-    return shapes, words, () if reals == whole else FLOATS if reals else INTEGERS
-
-
-def _is_variadic(axis: str) -> bool:
-    return axis == "..." or axis.startswith("*")
-
-
-def _has_axes(value: Tensor, axes: list[str], sizes: dict) -> bool:
-    many = [axis for axis in axes if _is_variadic(axis)]
-    if not many:
-        return value.ndim == len(axes)
-    runs = value.ndim - len(axes) + 1
-    return runs >= 0 and sizes.get(many[0], (runs, ""))[0] == runs
+            where = f", as in {source}" if source else ""
+            refuse(name, f"{axis} = {size} (shape {tuple(shape)})", f"{axis} = {known}{where}")
 
 
 def plain(value: Any) -> Any:
     """Python's own numbers and bools in place of numpy's, in lists, tuples and dictionaries too."""
+    if isinstance(value, (Tensor, int, float, str)):
+        return value
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
         return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
+    if isinstance(value, numbers.Real):
         return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, (np.ndarray, np.bool_)) and value.ndim == 0 and value.dtype.kind in "biuf":
         return value.item()
