@@ -92,21 +92,15 @@ class _Problem:
         at = tangents(heads, self.contexts, self.queries)
         return at, at.outputs - self.labels
 
-    def error(self, residual: Labels) -> float:
-        """The largest error, in units of the largest label."""
-        return float(residual.abs().max()) / self.largest
-
     def met(self, residual: Labels) -> bool:
-        """Whether it is small enough; never of a residual that is not a number."""
-        return self.error(residual) <= self.tolerance
+        """Whether the largest error is small enough; never of one that is not a number."""
+        return float(residual.abs().max()) / self.largest <= self.tolerance
 
-    def fit(
-        self, heads: ScalarHeads, steps: int, otherwise: str, damping: float | None = None
-    ) -> Fit:
-        """What to return; ``otherwise`` is why there are no more steps, if labels are not met."""
+    def fit(self, heads: ScalarHeads, steps: int, stop: str, damping: float | None = None) -> Fit:
+        """What to return; if labels are not met, ``stop`` says why there are no more steps."""
         residual = self.residual(heads)
-        stop = "met" if self.met(residual) else otherwise
-        return Fit(heads, self.error(residual), steps, stop, damping)
+        stop = "met" if self.met(residual) else stop
+        return Fit(heads, float(residual.abs().max()) / self.largest, steps, stop, damping)
 
 
 # --- Levenberg-Marquardt --------------------------------------------------------------------------
@@ -208,13 +202,11 @@ def lbfgs(
     evaluations = {"max_eval": 25 * CHUNK, "line_search_fn": "strong_wolfe"}
     optimizer = torch.optim.LBFGS(weights, history_size=HISTORY, **evaluations, **never)
 
-    def closure() -> Tensor:
-        return _descend(weights, problem.contexts, problem.queries, problem.labels)
-
+    data = problem.contexts, problem.queries, problem.labels
     made, before = 0, math.inf
     while made < steps:
         optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
-        optimizer.step(closure)
+        optimizer.step(lambda: _descend(weights, *data))
         made = optimizer.state[weights[0]]["n_iter"]
         residual = problem.residual(_copied(weights))
         squared = float(residual.square().sum())

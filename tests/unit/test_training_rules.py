@@ -647,16 +647,6 @@ def test_a_state_that_holds_more_than_data_is_refused(tmp_path):
         checkpoint.load()
 
 
-def test_a_state_is_of_all_sources_of_the_library(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer, "PACKAGE", tmp_path)
-    (tmp_path / "room").mkdir()
-    found = []
-    for text in ("x = 1", "x = 2", "x = 1"):
-        (tmp_path / "room" / "module.py").write_text(text)
-        found.append(trainer._sources.__wrapped__())
-    assert found[0] == found[2] != found[1]
-
-
 def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[-1])

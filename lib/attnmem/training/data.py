@@ -80,12 +80,8 @@ class Examples:
     def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
         rows = (index + self.first[:, None]).flatten()
-        held = (
-            (self.queries, self.labels)
-            if self.shared
-            else (self.contexts, self.queries, self.labels)
-        )
-        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in held]
+        held = self.contexts, self.queries, self.labels
+        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in held[self.shared :]]
         return (self.contexts, *chosen) if self.shared else tuple(chosen)
 
     def chunks(self, size: int) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:

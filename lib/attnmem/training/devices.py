@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,9 @@ import torch
 
 from .. import store
 from ..checks import refuse
+
+# glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
 
 
 @contextlib.contextmanager
@@ -30,7 +32,11 @@ def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
             with _PRECISION.using(tf32), _own_stream(device):
                 yield
         else:
-            _keep_memory()
+            # A step asks for the same blocks of memory again, so the C library is to keep them for
+            # this process. Else large arrays are mapped afresh and zeroed, a quarter of the time.
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # it may not know how
+                for option, size in MALLOC_OPTIONS.items():
+                    ctypes.CDLL(None).mallopt(option, size)
             # Processors compute with numbers below the normal range in microcode, many times
             # slower. The softmax weights of saturated heads and their gradients hold many. Added to
             # weights near one, a number below 1e-38 changes no digit of float32.
@@ -105,22 +111,3 @@ class _Precision:
 
 
 _PRECISION = _Precision()
-
-
-# --- CPU ------------------------------------------------------------------------------------------
-
-
-# glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
-_MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
-
-
-@functools.cache
-def _keep_memory() -> None:
-    """Let the C library keep freed memory, for this process: a step asks for the same blocks again.
-
-    Without this, each large array is mapped afresh and its pages zeroed, a quarter of the time of
-    a step on a CPU. Where the C library knows no such option, nothing changes.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        for option, size in _MALLOC_OPTIONS.items():
-            ctypes.CDLL(None).mallopt(option, size)

@@ -62,10 +62,6 @@ class Variant(NamedTuple):
     published_init: bool = True
     tied: bool = True
 
-    def scale(self, d_h: int) -> float:
-        """The factor of the logits."""
-        return d_h**-0.5 if self.scaled else 1.0
-
 
 VARIANTS = {
     "code": Variant(),
@@ -154,13 +150,14 @@ def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
 @torch.inference_mode()
 def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
     """:func:`_layers_vjp` of heads alone, as in Experiment 1, without what autograd costs."""
-    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
-    stream, of_attention = after_pairs_vjp(*_heads(P, run, 0), inputs, x[:, -1], tokens)
+    inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
+    stream, of_attention = after_pairs_vjp(*_heads(P, run, 0), inputs, P["embedding"], tokens)
 
     @torch.inference_mode()
     def vjp(g):
         W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_attention(g)
-        W_Q = W_Q * VARIANTS[run.variant].scale(run.d_h)
+        if VARIANTS[run.variant].scaled:
+            W_Q = W_Q * run.d_h**-0.5
         return {  # the embedding is the input at both places and the stream at the second
             "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
             "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
@@ -210,7 +207,7 @@ def _enter(
 def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four maps of a layer's heads, the query's with the logits' scale in it."""
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
-    return W_Q * VARIANTS[run.variant].scale(run.d_h), W_K, W_V, W_O
+    return W_Q * run.d_h**-0.5 if VARIANTS[run.variant].scaled else W_Q, W_K, W_V, W_O
 
 
 def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -346,17 +343,7 @@ class Family(NamedTuple):
     logits_of_pairs: Callable[..., Tensor] | None = None
 
 
-_TRANSFORMER = Family(
-    aot_parameters,
-    aot_losses,
-    ("bigrams", "associations"),
-    lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
-    tuple(VARIANTS),
-    aot_logits_of_pairs,
-)
 FAMILIES = {
-    "aot": _TRANSFORMER,
-    "mlp": _TRANSFORMER,
     "mha": Family(
         mha_parameters,
         mha_losses,
@@ -364,6 +351,14 @@ FAMILIES = {
         lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
     ),
 }
+FAMILIES["aot"] = FAMILIES["mlp"] = Family(
+    aot_parameters,
+    aot_losses,
+    ("bigrams", "associations"),
+    lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
+    tuple(VARIANTS),
+    aot_logits_of_pairs,
+)
 
 
 # --- how many numbers are trained -----------------------------------------------------------------
@@ -376,9 +371,11 @@ TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
     shapes = _shapes(architecture(run))
-    positions = [shape for name, shape in shapes.items() if name.startswith("positions.")]
-    unused = sum((places - run.n) * inner for places, inner in positions)
-    return sum(map(math.prod, shapes.values())) - unused
+    used = (
+        run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
+        for name, shape in shapes.items()
+    )
+    return sum(used)
 
 
 def layer_parameter_count(run: Run) -> int:

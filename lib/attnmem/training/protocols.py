@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +41,12 @@ def warmup_cosine(run: Run | Fitting, step: int) -> float:
     return run.lr * (run.lr_end + (1 - run.lr_end) * (1 + math.cos(math.pi * progress)) / 2)
 
 
+def linear(run: Run, step: int) -> float:
+    """The rate of a step: ``lr`` times from ``lr_start`` to ``lr_end``, changed once an epoch."""
+    epoch, epochs = step // (run.T // run.batch), run.steps // (run.T // run.batch)
+    return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
+
+
 class Reached(NamedTuple):
     """What a run reached, in the fields of :class:`attnmem.store.Outcome`."""
 
@@ -64,12 +70,14 @@ class Protocol(abc.ABC):
     """
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
+    rate: Callable[[Run, int], float]  # the learning rate of a step, from 0
+    watched: Container[int] = ()  # steps, from 0, of which the share that is right is wanted
     checkpointed: tuple[str, ...] = ()  # attributes of looks: lists of tensors, or plain values
 
     def __init__(
         self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
     ) -> None:
-        self.run = runs[0]  # for what all have in common
+        self.run, self.family = runs[0], FAMILIES[runs[0].model]  # what all have in common
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         self.stack = Stack(runs, device, self.losses, self.interval, stays=stays)
         self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
@@ -80,22 +88,10 @@ class Protocol(abc.ABC):
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]  # of the orders that are drawn
 
     @abc.abstractmethod
-    def batches(self, count: int) -> Int[Tensor, "count R ..."]:
-        """The next batches of every run: indices of the data, or the examples themselves."""
-
-    @abc.abstractmethod
     def losses(
         self, batch: Int[Tensor, "R ..."], watched: bool
     ) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
         """Losses ``(R,)`` on a batch, the share that is right if ``watched``, and the gradients."""
-
-    @abc.abstractmethod
-    def rate(self, run: Run, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-
-    def watches(self, step: int) -> bool:
-        """Whether the share that is right is wanted of a step, counted from 0."""
-        return False
 
     @abc.abstractmethod
     def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
@@ -113,9 +109,12 @@ class Protocol(abc.ABC):
         longest = self.stack.length if self.stack.length > 1 else CHUNK
         length = min(longest, to_look, to_end)
         steps = range(self.count, self.count + length)
-        rates = [[self.rate(run, step) for run in self.stack.runs] for step in steps]
+        rates = [
+            [self.rate(run, step) if step < run.steps else 0.0 for run in self.stack.runs]
+            for step in steps
+        ]
         rates = to_device(torch.tensor(rates, dtype=torch.float64), self.stack.device)
-        watched = [self.watches(step) for step in steps]
+        watched = [step in self.watched for step in steps]
         losses, shares = self.stack.train(self.batches(length), rates, watched)
         self.count += length
         self.look(losses, shares)
@@ -124,8 +123,8 @@ class Protocol(abc.ABC):
             self.keep([index for index, run in runs if run.key not in self.finished])
             self.finished = set()
 
-    def take(self, count: int) -> Int[Tensor, "count R B"]:
-        """The next ``count`` batches of every run, in random order, on the device."""
+    def batches(self, count: int) -> Int[Tensor, "count R ..."]:
+        """The next batches of every run on the device: indices of its examples, in random order."""
         batch = self.run.batch
         for index, run in enumerate(self.stack.runs):
             while len(self.left[index]) < count * batch:
@@ -149,16 +148,17 @@ class Protocol(abc.ABC):
         due = self.count % self.interval == 0 or self.count == run.steps
         return due and run.key not in self.finished
 
-    def note(self, run: Run, now: Reached, better: bool) -> None:
-        """Keep what a run has reached after ``self.count`` steps if it is ``better``.
+    def note(self, run: Run, now: Reached, score: Callable[[Reached], Any]) -> None:
+        """Keep what a run has reached after ``self.count`` steps if no ``score`` was as high.
 
         A run is finished when its steps are made, when it stops early, or when it has diverged.
         """
-        if now.loss is None or not math.isfinite(now.loss):
-            self.reached[run.key] = Reached(None, None, diverged=self.count)
-        elif better or run.key not in self.reached:
-            self.reached[run.key] = now._replace(best_step=self.count)
-        best = self.reached[run.key]
+        best = self.reached.get(run.key)
+        if not math.isfinite(now.loss):
+            best = Reached(None, None, diverged=self.count)
+        elif best is None or score(now) > score(best):
+            best = now._replace(best_step=self.count)
+        self.reached[run.key] = best
         stopped = run.early_stop and best.accuracy == 1
         if stopped or best.diverged or self.count >= run.steps:
             self.finished.add(run.key)
@@ -191,19 +191,18 @@ class Protocol(abc.ABC):
             g.set_state(now)
         self.stack.restore(state["stack"])
         for name, value in state["looks"].items():
-            tensors = isinstance(value, list)
-            setattr(self, name, [x.to(self.stack.device) for x in value] if tensors else value)
+            if isinstance(value, list):
+                value = [x.to(self.stack.device) for x in value]
+            setattr(self, name, value)
 
 
 # --- Dana et al.: pairs of tokens -----------------------------------------------------------------
 
 
 class _OnPairs(Protocol):
-    """Trainings on pairs of tokens, each with the token that follows.
+    """Trainings on pairs of tokens, each with the token that follows."""
 
-    The factor of the rate goes linearly from ``lr_start`` to ``lr_end``, changed once an epoch of
-    ``T / batch`` steps.
-    """
+    rate = staticmethod(linear)
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
@@ -219,24 +218,14 @@ class _OnPairs(Protocol):
         self.columns, self.tables = self.columns[[*indices]], self.tables[[*indices]]
 
     @override
-    def rate(self, run, step):
-        epoch, epochs = step // (run.T // run.batch), run.steps // (run.T // run.batch)
-        return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
-
-    @override
-    def batches(self, count):
-        return take_columns(self.columns.expand(count, -1, -1, -1), self.take(count))
-
-    @override
     def losses(self, batch, watched):
-        tokens, answers = batch[:, :2].mT, batch[:, 2]
-        losses_of = FAMILIES[self.run.model].losses
-        losses, outputs, gradient = losses_of(self.stack.parameters, self.run, tokens, answers)
+        data = batch[:, :2].mT, batch[:, 2]
+        losses, outputs, gradient = self.family.losses(self.stack.parameters, self.run, *data)
         share = None
         if watched:
-            right = _right_(outputs.clone(), answers).double().sum(dim=1)
+            right = _right_(outputs.clone(), batch[:, 2]).double().sum(dim=1)
             # All right must be 1, but a mean on a GPU multiplies by 1 / B, and 49 * (1 / 49) < 1.
-            share = right / torch.full_like(right, answers.shape[1])
+            share = right / torch.full_like(right, batch.shape[2])
         return losses, share, gradient(torch.ones_like(losses))
 
 
@@ -259,18 +248,19 @@ class Bigrams(_OnPairs):
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
+        self.watched = range(self.run.steps)[LAST_BATCHES]
         self.seen: list[Tensor] = []  # (2, R): accuracy and loss of a watched batch
         self.curve: list[Tensor] = []  # (R,) after every epoch
         self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
 
     @override
-    def watches(self, step):
-        return step in range(self.run.steps)[LAST_BATCHES]
+    def batches(self, count):
+        return take_columns(self.columns.expand(count, -1, -1, -1), super().batches(count))
 
     @override
     def look(self, losses, shares):
-        first = self.count - len(losses)
-        wanted = [i for i in range(len(losses)) if self.watches(first + i)]
+        steps = range(self.count - len(losses), self.count)
+        wanted = [i for i, step in enumerate(steps) if step in self.watched]
         self.seen += [torch.stack([shares[i], losses[i].double()]) for i in wanted]
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all())
@@ -284,20 +274,20 @@ class Bigrams(_OnPairs):
             self.stack.runs, accuracies, losses, curves, ends, strict=True
         ):
             broken = [i for i, loss in enumerate(end, start=1) if not math.isfinite(loss)]
-            if broken or not math.isfinite(averages[1]):
-                epoch = broken[0] if broken else len(end)
-                self.reached[run.key] = Reached(None, None, diverged=epoch * self.interval)
+            if not math.isfinite(averages[1]):
+                broken.append(len(end))
+            if broken:
+                self.reached[run.key] = Reached(None, None, diverged=broken[0] * self.interval)
             else:
                 self.reached[run.key] = Reached(*averages, tuple(round(x, 4) for x in curve))
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
         """The share of all pairs whose next token is predicted, for every run."""
-        logits_of_pairs, N = FAMILIES[self.run.model].logits_of_pairs, self.run.N
-        every = torch.arange(N, device=self.stack.device)
+        N, every = self.run.N, torch.arange(self.run.N, device=self.stack.device)
         right = torch.zeros((), device=self.stack.device, dtype=torch.float64)
         for first in every.split(max(1, chunk // N)):
-            outputs = logits_of_pairs(self.stack.parameters, self.run, first)
+            outputs = self.family.logits_of_pairs(self.stack.parameters, self.run, first)
             answers = self.tables[:, first].flatten(1)
             right = right + _right_(outputs, answers).double().sum(dim=1)
         return right / N**2
@@ -310,13 +300,14 @@ class Associations(_OnPairs):
     ``evaluate_every`` steps, before the last of them, and is done when all its answers are right.
     """
 
+    def __init__(self, runs, device, *, stays=None):
+        super().__init__(runs, device, stays=stays)
+        last = self.ends[-1]
+        self.watched = {*range(self.interval - 1, last, self.interval), last - 1}
+
     @override
     def batches(self, count):  # full-batch training: nothing to shuffle
         return self.columns.expand(count, -1, -1, -1)
-
-    @override
-    def watches(self, step):
-        return (step + 1) % self.interval == 0 or step + 1 == self.ends[-1]
 
     @override
     def look(self, losses, shares):
@@ -325,9 +316,7 @@ class Associations(_OnPairs):
         ends = zip(self.stack.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
         for run, *reached in ends:
             if self.is_due(run):
-                now, best = Reached(*reached), self.reached.get(run.key)
-                better = best and (now.accuracy, -now.loss) > (best.accuracy, -best.loss)
-                self.note(run, now, bool(better))
+                self.note(run, Reached(*reached), lambda at: (at.accuracy, -at.loss))
 
 
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
@@ -342,13 +331,14 @@ class Memorization(Protocol):
     """
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
+    rate = staticmethod(warmup_cosine)
     checkpointed = ("free",)
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
         self.data = Examples(runs, device)
-        followed = runs if runs[0].N and not runs[0].early_stop else []
-        self.saturation_steps = {run.key: saturation_steps(run) for run in followed}
+        follows = runs[0].N and not runs[0].early_stop
+        self.saturation_steps = {run.key: saturation_steps(run) if follows else () for run in runs}
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
 
     @override
@@ -357,63 +347,49 @@ class Memorization(Protocol):
         self.data.keep(indices)
 
     @override
-    def batches(self, count):
-        return self.take(count)
-
-    @override
     @torch.inference_mode()
     def losses(self, index, watched):
+        batch = self.data.at(index.clamp(min=0))
+        each, _, gradient = self.family.losses(self.stack.parameters, self.run, *batch)
         if self.run.last_batch is None:
-            each, _, gradient = self._losses_of(*self.data.at(index))
             return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
-        part = (index >= 0).float()
+        part = (index >= 0).float()  # of the mean of those that are not missing
         part /= part.sum(dim=1, keepdim=True)
-        each, _, gradient = self._losses_of(*self.data.at(index.clamp(min=0)))
         return (each * part).sum(dim=1), None, gradient(part)
-
-    def _losses_of(self, contexts, queries, labels):
-        """Of each example the loss, the outputs, and how gradients follow from them."""
-        losses = FAMILIES[self.run.model].losses
-        return losses(self.stack.parameters, self.run, contexts, queries, labels)
-
-    @override
-    def rate(self, run, step):
-        return warmup_cosine(run, step) if step < run.steps else 0.0
 
     @override
     def look(self, losses, shares):
-        looked = [run for run in self.stack.runs if self.is_due(run)]
+        looked = {index: run for index, run in enumerate(self.stack.runs) if self.is_due(run)}
         if not looked:
             return
         reached = self.evaluate()
-        moments = self.saturation_steps
-        counted = {run.key for run in looked if self.count in moments.get(run.key, ())}
-        free = self.free_heads() if counted else None
-        for index, (run, now) in enumerate(zip(self.stack.runs, reached, strict=True)):
-            if run not in looked:
-                continue
-            if run.key in counted:
+        followed = {i for i, run in looked.items() if self.count in self.saturation_steps[run.key]}
+        free = self.free_heads() if followed else None
+        for index, run in looked.items():
+            if index in followed:
                 self.free[run.key].append(free[index].tolist())
-            best = self.reached.get(run.key)
-            self.note(run, now, bool(best and now.loss < best.loss))
-            if run.key in self.finished and self.free[run.key]:
-                self._note_saturation(run)
+            self.note(run, reached[index], lambda at: -at.loss)
+            best = self.reached[run.key]
+            if run.key in self.finished and self.free[run.key] and best.diverged is None:
+                at = torch.tensor(self.free[run.key], dtype=torch.float64)  # (looks, H + 1)
+                saturated = 1 - at @ torch.arange(run.H + 1).double() / run.H
+                paths = {"saturated": saturated, "served": 1 - at[:, 0], "serving": at[-1]}
+                rounded = {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
+                self.reached[run.key] = best._replace(**rounded)
 
     @torch.inference_mode()
     def evaluate(self, chunk: int = 4096) -> list[Reached]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
         for batch, there in self.data.chunks(chunk):
-            losses, outputs, _ = self._losses_of(*batch)
+            losses, outputs, _ = self.family.losses(self.stack.parameters, self.run, *batch)
             total = total + losses.double().where(there, 0).sum(dim=1)
             if self.run.N:
                 known = (outputs.argmax(dim=1) == batch[2]) & losses.isfinite()
                 right = right + (known & there).double().sum(dim=1)
         losses = (total / self.data.sizes).tolist()
-        if not self.run.N:
-            return [Reached(None, loss) for loss in losses]
-        accuracies = (right / self.data.sizes).tolist()
-        return [*map(Reached, accuracies, losses)]
+        shares = (right / self.data.sizes).tolist() if self.run.N else [None] * len(losses)
+        return [*map(Reached, shares, losses)]
 
     @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
@@ -425,17 +401,6 @@ class Memorization(Protocol):
             each = F.one_hot(free, self.run.H + 1).double() * there[..., None]
             counts = counts + each.sum(dim=1)
         return counts / self.data.sizes[:, None]
-
-    def _note_saturation(self, run: Run) -> None:
-        best = self.reached[run.key]
-        if best.diverged is not None:
-            return
-        free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (moments, H + 1)
-        saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
-        paths = {"saturated": saturated, "served": 1 - free[:, 0], "serving": free[-1]}
-        for name, path in paths.items():
-            best = best._replace(**{name: tuple(round(x, 4) for x in path.tolist())})
-        self.reached[run.key] = best
 
 
 def saturation_steps(run: Run, count: int = 32) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import os
 import time
@@ -24,6 +23,8 @@ from .protocols import PROTOCOLS, Bigrams, Protocol
 
 CPU = torch.device("cpu")
 EVERY = 60.0  # seconds between two stored states
+# A hash of the library's code, as this process has read it.
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
 
 
 # --- which runs are trained at once ---------------------------------------------------------------
@@ -32,23 +33,6 @@ EVERY = 60.0  # seconds between two stored states
 def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
     """What a run has in common with those that differ from it in some fields only."""
     return tuple(value for name, value in vars(run).items() if name not in varies)
-
-
-def _check(runs: Sequence[Run]) -> None:
-    if not runs:
-        refuse("runs", "none", "at least one")
-    for run in runs:
-        family = FAMILIES.get(run.model)
-        if not family or run.task not in family.tasks or run.variant not in family.variants:
-            what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
-            refuse("runs", what, "a known model, variant and task")
-        if run.last_batch not in ((None, "short") if run.context else (None,)):
-            what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
-            refuse("runs", what, "None, or 'short' where examples have contexts")
-    shapes = {_common(run, PROTOCOLS[run.task].varies) for run in runs}
-    if len(shapes) > 1:
-        varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
-        refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
 
 
 def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
@@ -158,7 +142,20 @@ def train(
             checkpoint that cannot be read.
         torch.OutOfMemoryError: The device has too little memory for a single run.
     """
-    _check(runs)
+    if not runs:
+        refuse("runs", "none", "at least one")
+    for run in runs:
+        family = FAMILIES.get(run.model)
+        if not family or run.task not in family.tasks or run.variant not in family.variants:
+            what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
+            refuse("runs", what, "a known model, variant and task")
+        if run.last_batch not in ((None, "short") if run.context else (None,)):
+            what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
+            refuse("runs", what, "None, or 'short' where examples have contexts")
+    shapes = {_common(run, PROTOCOLS[run.task].varies) for run in runs}
+    if len(shapes) > 1:
+        varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
+        refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
     where = torch.device(device)
     with device_settings(where, tf32=runs[0].products == "tf32"):
         checkpoint = Checkpoint(checkpoints, runs, device_name(where))
@@ -207,7 +204,7 @@ class Checkpoint:
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
         keys = [run.key for run in runs]
         self.origin = {"keys": keys, "device": device, "torch": str(torch.__version__)}
-        self.origin |= {"sources": _sources()}
+        self.origin |= {"sources": SOURCES.hexdigest()[:16]}
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
         self.stored = time.monotonic()
@@ -254,12 +251,3 @@ def forget(folder: Path, runs: Sequence[Configuration]) -> None:
     for path in folder.glob("*.state"):
         if path.name.partition("-")[0] in keys:
             path.unlink(missing_ok=True)
-
-
-@functools.cache
-def _sources() -> str:
-    """A hash of the library's code, taken once, since a process reads the code once."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
