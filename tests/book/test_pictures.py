@@ -85,21 +85,47 @@ def test_the_library_meets_the_five_labels_with_other_attention_too():
     torch.testing.assert_close(mha(weights, E, e)[:, 0], y)
 
 
-def test_the_first_chapter_computes_the_picture_with_vectors_chosen_by_hand():
-    cells = jupytext.read(BOOK / "text" / "idea" / "by-hand.md").cells
-    names = {"torch": torch, "print": lambda *values, **options: None}
+@pytest.fixture
+def double():
+    """As chapters compute."""
     torch.set_default_dtype(torch.float64)
-    try:
-        for cell in cells:
-            if cell.cell_type == "code" and re.match(r"E = |def head", cell.source):
-                exec(cell.source, names)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def variables(chapter, first_line):
+    """What the cells of a chapter that begin so leave behind, silently."""
+    names = {"torch": torch, "print": lambda *values, **options: None}
+    for cell in jupytext.read(BOOK / "text" / f"{chapter}.md").cells:
+        if cell.cell_type == "code" and re.match(first_line, cell.source):
+            exec(cell.source, names)
+    return names
+
+
+def test_the_first_chapters_compute_the_picture_with_vectors_chosen_by_hand(double):
+    names = variables("idea/by-hand", r"E = |def head")
     data = numbers("query-to-label")
     for key, name in {"tokens": "E", "queries": "e", "labels": "y"}.items():
         assert names[name].tolist() == data[key]
     alpha = torch.stack([names["alpha_1"], names["alpha_2"]], dim=1)
     torch.testing.assert_close(alpha, tensor(data["attention"]))
+    Z = variables("idea/independent-rows", "Z = ")["Z"]
+    torch.testing.assert_close(Z, tensor(data["features"]))
+
+
+def test_read_outs_of_two_rows_meet_their_labels_where_the_lines_cross():
+    data = numbers("independent-rows")
+    rows, labels = (tensor(data["independent"][key]) for key in ("rows", "labels"))
+    torch.testing.assert_close(
+        torch.linalg.solve(rows, labels.T).T, tensor(data["independent"]["read_outs"])
+    )
+    first, second = data["dependent"]["rows"]
+    assert second == [2 * value for value in first]
+    assert data["dependent"]["only"] == 2 * data["dependent"]["labels"][0]
+    shown = page("independent-rows")
+    for values, read_out in zip(labels.int().tolist(), [(1, 2), (2, 0)], strict=True):
+        assert f"labels {values[0]} and {values[1]}:" in shown
+        assert f"m = {read_out}" in shown
 
 
 def test_every_head_of_the_staircase_adds_r_minus_one():
