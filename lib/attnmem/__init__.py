@@ -18,8 +18,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``scaling``               laws fitted to curves, intervals, which law the data prefer
 ``reporting``             what a chapter leaves behind: glued numbers and verdicts on claims
 ``constructions``         weights by theorem or at random; which sequences can be told apart
-``certificates``          proofs that a layer memorizes
-``existence``             proofs that exact weights exist near stored ones
+``certificates``          proofs that a layer memorizes, or that exact weights are near
 ``training``              many models trained at once
 ``tiny_transformers``     many tiny models trained on a few sequences each
 ``fitting``               one layer trained on all examples at once, until every label is met

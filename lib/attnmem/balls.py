@@ -21,6 +21,7 @@ Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
 Enclosure = Callable[[int], BallMatrix]  # of one real matrix, at any number of bits
 FIRST_BITS = 128
+MostBits = Annotated[int, Range(FIRST_BITS)]
 
 
 def flint() -> ModuleType:

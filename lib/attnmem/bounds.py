@@ -400,15 +400,6 @@ def aot_parameters(
     return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
 
 
-@checked
-def relu_parameters(width: int, context: int, dim: int, outputs: int = 1) -> int:
-    """Number of parameters of a two-layer ReLU network that reads ``n`` tokens and a query.
-
-    The formula is :math:`m ((n + 1) d + 1 + d_{out}) + d_{out}`.
-    """
-    return width * ((context + 1) * dim + 1 + outputs) + outputs
-
-
 def _fits_the_tables(head_dim: int, dim: int, vocab: int, shared_maps: bool) -> None:
     if shared_maps and head_dim > dim:
         refuse("head_dim", head_dim, f"at most d = {dim}, since maps are shared")

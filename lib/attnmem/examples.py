@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -76,11 +75,8 @@ def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -
     """Accept examples of which no two have one query and the same tokens, in whatever order."""
     rows = [query.tobytes() for query in _comparable(queries)]
     if contexts.ndim == 3:
-        counts = collections.Counter(rows)
-        tokens = _comparable(contexts)
-        for t, row in enumerate(rows):
-            if counts[row] > 1:
-                rows[t] = b"".join([row, *sorted(token.tobytes() for token in tokens[t])])
+        sets = [sorted(token.tobytes() for token in E) for E in _comparable(contexts)]
+        rows = [b"".join([row, *tokens]) for row, tokens in zip(rows, sets, strict=True)]
     check_distinct("examples", rows, labels.tolist())
 
 

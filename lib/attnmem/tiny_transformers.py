@@ -172,11 +172,8 @@ class _Runs:
 def _gradient(
     weights: AoTWeights, rows: Float[Tensor, "R BS NS"], labels: Float[Tensor, "R B N"]
 ) -> AoTWeights:
-    """The gradient of the mean cross-entropy of :func:`attnmem.attention.aot`, written out.
-
-    At these sizes a step costs what its operations cost to call, and autograd calls five times as
-    many.
-    """
+    """The gradient of the mean cross-entropy of :func:`attnmem.attention.aot`, written out."""
+    # At these sizes calling an operation is what it costs, and autograd calls five times as many.
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = weights
     (R, B, _), (H, _, d) = labels.shape, W_Q.shape[1:]
     x = (rows @ torch.cat([embedding, positions], dim=1)).view(R, B, -1, d)

@@ -10,8 +10,8 @@ import torch
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha
 from attnmem.attention.tangents import ScalarHeads, scalar_outputs, solved, tangents
+from attnmem.certificates import certified_solution, enclosed_derivative
 from attnmem.constructions import memorize_by_cancellation, memorize_by_difference, random_mha
-from attnmem.existence import certified_solution, enclosed_derivative
 from attnmem.independence import certified_rank
 
 BUILDERS = [memorize_by_difference, memorize_by_cancellation]

@@ -15,6 +15,8 @@ from attnmem.attention.tangents import ScalarHeads
 from attnmem.certificates import (
     certified_associations,
     certified_memorization,
+    certified_solution,
+    enclosed_derivative,
     enclosed_features,
     enclosed_offers,
 )
@@ -28,7 +30,6 @@ from attnmem.constructions import (
 )
 from attnmem.constructions.impossible import every_parity
 from attnmem.constructions.sequences import cancelling_rank, jacobian_rank, subset_rank
-from attnmem.existence import certified_solution, enclosed_derivative
 from attnmem.independence import (
     certified_rank,
     kruskal_rank,

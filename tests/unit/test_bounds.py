@@ -71,8 +71,6 @@ LITERAL = [
     (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
     (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
     (bounds.aot_parameters, (7, 3, 5, 11, 2, True), 5 * 24 + 7 * (2 * 3 * 5 + 2 * 5)),
-    (bounds.relu_parameters, (7, 3, 5), 7 * (20 + 1 + 1) + 1),
-    (bounds.relu_parameters, (7, 3, 5, 2), 7 * (20 + 1 + 2) + 2),
     (bounds.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
     (bounds.associations_to_accuracy, (0, 5, 11), 1 / 5),
     (bounds.accuracy_to_associations, (39 / 55, 5, 11), 7),
@@ -225,9 +223,6 @@ def test_parameters_are_those_of_layers_that_are_built():
     layer = xavier(heads, dim, head_dim, 1, seed=0)
     maps = sum(tensor.numel() for tensor in (layer.W_Q, layer.W_K, layer.W_V))
     assert bounds.mha_parameters(heads, head_dim, dim) == maps + heads + 1
-    network = torch.nn.Linear((length + 1) * dim, 6), torch.nn.Linear(6, 2)
-    counted = sum(tensor.numel() for layer in network for tensor in layer.parameters())
-    assert bounds.relu_parameters(6, length, dim, outputs=2) == counted
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64])

@@ -15,12 +15,12 @@ from attnmem.attention import AoTWeights, MHAWeights, mha, mha_features
 from attnmem.certificates import (
     certified_associations,
     certified_memorization,
+    certified_solution,
     enclosed_features,
     enclosed_offers,
 )
 from attnmem.constructions import memorize_mha
 from attnmem.constructions.dana import offered
-from attnmem.existence import certified_solution
 from attnmem.independence import certified_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}

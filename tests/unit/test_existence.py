@@ -14,8 +14,11 @@ from flint import arb
 
 from attnmem import balls
 from attnmem.attention import MHAWeights, mha_features
-from attnmem.certificates import certified_memorization
-from attnmem.existence import certified_solution, enclosed_derivative
+from attnmem.certificates import (
+    certified_memorization,
+    certified_solution,
+    enclosed_derivative,
+)
 
 F64 = {"dtype": torch.float64}
 ONE = torch.ones(1, 1, **F64)

@@ -114,9 +114,8 @@ def separating_direction(contexts: Contexts, generator: torch.Generator) -> Floa
 
 def _gap_at_top(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
     """How far the highest entry is above the second; infinite if there is none."""
-    if heights.shape[-1] == 1:
-        return torch.full_like(heights[..., 0], math.inf)
-    first, second = heights.topk(2, dim=-1).values.unbind(dim=-1)
+    padded = torch.nn.functional.pad(heights, (0, 1), value=-math.inf)
+    first, second = padded.topk(2, dim=-1).values.unbind(dim=-1)
     return first - second
 
 

@@ -218,13 +218,10 @@ def _tangents(
     seed: int,
     trained: bool = False,
 ) -> np.ndarray:
-    """The Jacobian modulo the prime; each entry of ``values`` is an attention with so many values.
-
-    With the covariance ``C`` of a sequence's tokens under the attention and ``q = x(t, S)``, the
-    derivatives are ``q`` by ``u``, ``A`` by ``m``, and ``q^T D C m`` for a change of ``W_QK`` by
-    ``D``. A change of basis in the head makes the first ``d_h`` columns of ``W_K`` constant, so
-    they are not varied.
-    """
+    """The Jacobian modulo the prime. Each of ``values`` is an attention with so many values."""
+    # With the covariance C of a sequence's tokens under the attention and q = x(t, S), derivatives
+    # are q by u, A by m, and q^T D C m for a change of W_QK by D. A change of basis in the head
+    # makes the first d_h columns of W_K constant, so they are not varied.
     free, draw = _free_sequences(sequences), np.random.default_rng(seed)
     x = _embedded(free, dim, draw)
     q = x[:, -1]

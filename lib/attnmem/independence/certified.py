@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..balls import FIRST_BITS, BallMatrix, Enclosure, flint, precision, precisions
-from ..checks import Range, Seed, checked, refuse
+from ..balls import BallMatrix, Enclosure, MostBits, flint, precision, precisions
+from ..checks import Seed, checked, refuse
 from .numerical import check_entries, numerical_rank
 
 PRIME_BITS = 62
@@ -56,7 +56,7 @@ def certified_rank(
     times: Shaped[Tensor, "n k"] | None = None,
     target: int | None = None,
     seed: Seed = 0,
-    most_bits: Annotated[int, Range(FIRST_BITS)] = 1024,
+    most_bits: MostBits = 1024,
 ) -> CertifiedRank:
     """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 

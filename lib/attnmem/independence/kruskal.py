@@ -87,12 +87,9 @@ def kruskal_rank(
 def _suspects(
     rows: Float[Tensor, "T d"], size: int, rtol: float | None
 ) -> Iterator[Int[Tensor, "block size"]]:
-    """All subsets of ``size`` unit vectors that could be dependent, and some others.
-
-    ``k`` unit vectors whose extreme singular values have a ratio of at most ``rtol`` span a volume
-    of at most ``sqrt(e k) rtol``. So a subset of larger volume is independent. Squares of volumes
-    are computed to about 1e-16, far below the square of the threshold.
-    """
+    """All subsets of ``size`` unit vectors that could be dependent, and some others."""
+    # If extreme singular values have a ratio of at most rtol, k unit vectors span a volume of at
+    # most sqrt(e k) rtol. Squares of volumes have errors of about 1e-16, far below threshold^2.
     threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
     none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
     prefixes = _prefixes(none, rows[None], rows.new_ones(1), size - 2, len(rows))
@@ -119,12 +116,9 @@ def _prefixes(
     missing: int,
     count: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each prefix with ``missing`` more vectors, its squared volume, and the residual rows.
-
-    ``residual`` holds the last ``R`` of the ``count`` rows, less their part in the span of the
-    prefix. These are as many as the prefixes of a block need, which is why blocks are formed by
-    last index.
-    """
+    """Each prefix with ``missing`` more vectors, its squared volume, and the residual rows."""
+    # residual: the last R of the rows, less their part in the span of the prefix. A block of
+    # prefixes has one last index, so that all of them need equally many of these rows.
     if missing == 0:
         yield prefix, residual, square
         return

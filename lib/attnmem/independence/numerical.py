@@ -95,11 +95,9 @@ def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tenso
 
 
 def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B"]:
-    """Which matrices have full rank by the factor ``MARGIN``, from a QR decomposition.
-
-    The triangle has the same singular values as the matrix. The least of them is at least 1 over
-    the Frobenius norm of the inverse. Unlike a Gram matrix, a triangle loses no digits by squaring.
-    """
+    """Which matrices have full rank by the factor ``MARGIN``, from a QR decomposition."""
+    # R has the matrix's singular values, the least of them at least 1 over the Frobenius norm of
+    # its inverse. Unlike a Gram matrix, it loses no digits by squaring.
     tall = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
     R = torch.linalg.qr(tall, mode="r").R
     eye = torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
@@ -121,11 +119,8 @@ def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Ten
 def _clearly_short(
     gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
 ) -> Bool[Tensor, " B"]:
-    """Which have a least eigenvalue clearly below ``rtol^2`` times the largest, and rounding.
-
-    No least eigenvalue exceeds ``ceiling``. The largest one is at least the Rayleigh quotient of
-    any vector, here of one after two power iterations.
-    """
+    """Which have a least eigenvalue, at most ``ceiling``, clearly below ``rtol^2`` the largest."""
+    # The largest is at least any Rayleigh quotient: here that of x after two power iterations.
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     tolerated = rtol**2 / MARGIN * (x.mT @ gram @ x)[:, 0, 0]
@@ -183,13 +178,11 @@ class SampledKruskalRank(NamedTuple):
 
     Attributes:
         rank: That size, 0 if none passed.
-        threshold: The fraction of independent samples that a size needs to pass.
         passed: The test of that size; None if no size passed.
         failed: The test of the next size; None if none failed.
     """
 
     rank: int
-    threshold: float
     passed: SampledIndependence | None
     failed: SampledIndependence | None
 
@@ -229,7 +222,12 @@ def sampled_independence(
     vectors, _ = _scaled(vectors, rtol, dtype)
     double = vectors.double()
     gram = double @ double.mT if len(vectors) <= LARGE else None
-    ceiling = functools.cache(functools.partial(_ceiling, vectors, size))
+
+    @functools.cache
+    def ceiling() -> float:  # by interlacing, no subset has a larger least squared singular value
+        short = size > min(vectors.shape)
+        return 0.0 if short else float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
+
     dependent = 0
     for subsets in _subsets(len(vectors), size, samples, generator):
         blocks = subsets.to(vectors.device)
@@ -256,13 +254,6 @@ def _subsets(
             subsets = keys.topk(size, dim=1).indices
         samples -= len(subsets)
         yield subsets
-
-
-def _ceiling(vectors: Float[Tensor, "T d"], size: int) -> float:
-    """A bound of the least squared singular value of any ``size`` of the vectors (interlacing)."""
-    if size > min(vectors.shape):
-        return 0.0
-    return float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
 
 
 def _dependent(
@@ -323,4 +314,4 @@ def sampled_kruskal_rank(
             low, passed = size, test
         else:
             high, failed = size, test
-    return SampledKruskalRank(low, threshold, passed, failed)
+    return SampledKruskalRank(low, passed, failed)
