@@ -226,3 +226,18 @@ def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
     assert (stored, seen) == (weights + matter, dim**2 + dim - matter)
     assert f">{weights} weights<" in drawn
     assert f">{matter} matter<" in drawn
+
+
+def test_dots_in_the_valley_are_gradient_steps_and_the_line_a_newton_step():
+    drawn = page("getting-there")
+    dots = [
+        tuple(map(float, at)) for at in re.findall(r'<circle cx="(\S+)" cy="(\S+)" r="2.6"', drawn)
+    ]
+    start, end = dots[0], re.search(r'class="newton"><path d="M(\S+) (\S+)L(\S+) (\S+)"', drawn)
+    assert tuple(map(float, end.groups()[:2])) == start
+    lowest, values, rate = tensor([*map(float, end.groups()[2:])]), tensor([1 / 5, 1]), 1.8
+    at = tensor(start)
+    assert len(dots) == 21
+    for dot in dots:
+        torch.testing.assert_close(tensor(dot), at, atol=0.06, rtol=0)  # printed to a tenth
+        at = at - rate * values**2 * (at - lowest)
