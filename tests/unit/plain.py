@@ -94,16 +94,8 @@ class Memorizer(nn.Module):
         super().__init__()
         self.run = run
         self.P = nn.ParameterDict({k: nn.Parameter(x) for k, x in P.items()})
-        self.places = torch.tensor(
-            [
-                [
-                    (math.cos if i % 2 else math.sin)(place / 10000 ** (2 * (i // 2) / run.d))
-                    for i in range(run.d)
-                ]
-                for place in range(run.n + 1)
-            ],
-            dtype=torch.float32,
-        )
+        wave = lambda s, i: (math.cos if i % 2 else math.sin)(s / 10000 ** (i // 2 * 2 / run.d))  # noqa: E731
+        self.places = torch.tensor([[wave(s, i) for i in range(run.d)] for s in range(run.n + 1)])
 
     def attention(self, contexts, queries):
         P = self.P

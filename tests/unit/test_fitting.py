@@ -1,7 +1,6 @@
 """Optimizers on one layer: against dense algebra, autograd and closed forms; where they stop."""
 
 import math
-from itertools import islice
 
 import pytest
 import torch
@@ -187,12 +186,6 @@ def test_lbfgs_meets_labels_and_keeps_its_limit():
     assert short.error < fitting.lbfgs(*data, steps=1).error
 
 
-def test_batches_hold_every_example_once_an_epoch():
-    epoch = [*islice(fitting._batches(11, 4, 0), 3)]
-    assert [len(batch) for batch in epoch] == [4, 4, 3]
-    assert sorted(torch.cat(epoch).tolist()) == list(range(11))
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_limits_against_the_dense_jacobian(shared):
     heads, contexts, queries, labels = given(shared, scale=3)
@@ -230,13 +223,6 @@ def test_directions_that_no_row_has_are_stretched_by_a_thousand_only():
     assert torch.allclose(balancing_map(rows), expected.diag())
 
 
-OPTIMIZERS = {
-    "levenberg_marquardt": fitting.levenberg_marquardt,
-    "lbfgs": fitting.lbfgs,
-    "adam": lambda *data, **how: fitting.adam(*data, rate=lambda _: 0.1, **how),
-}
-
-
 @pytest.mark.parametrize("scale", [1e-69, 1e69])
 def test_squares_of_accepted_labels_keep_their_digits(scale):
     """At a start of their scale, labels are met by Newton steps as those near one are."""
@@ -244,4 +230,5 @@ def test_squares_of_accepted_labels_keep_their_digits(scale):
     start = start._replace(mu=scale * start.mu)
     data = start, contexts, queries, scale * labels
     assert fitting.levenberg_marquardt(*data, steps=400).stop == "met"
-    assert all(math.isfinite(fit(*data, steps=50).error) for fit in OPTIMIZERS.values())
+    assert math.isfinite(fitting.lbfgs(*data, steps=50).error)
+    assert math.isfinite(fitting.adam(*data, steps=50, rate=lambda _: 0.1).error)

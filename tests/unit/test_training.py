@@ -93,31 +93,6 @@ def test_a_training_is_the_plain_one(name, stays, monkeypatch):
     assert found.diverged is None
 
 
-def test_the_best_weights_count_not_the_last(monkeypatch):
-    """One look a step: the plain loop above finds the best in the middle of a wild training."""
-    run = LOOPS["reals"]
-    [found] = finish(PROTOCOLS["reals"]([run], CPU)).reached.values()
-    assert 1 < found.best_step < run.steps
-    run = memorization_run(steps=6, evaluate_every=1)
-    protocol = Memorization([run], CPU)
-    pairs = iter([(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.0), (0.1, 4.0), (0.4, 1.1)])
-    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(*next(pairs))])
-    [best] = finish(protocol).reached.values()
-    assert (best.accuracy, best.loss, best.best_step) == (0.5, 1.0, 2)
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "early_stop", "steps"),
-    [(1.0, True, 7), (0.9999, True, 21), (1.0, False, 21)],
-)
-def test_a_run_stops_early_only_where_all_is_right(accuracy, early_stop, steps, monkeypatch):
-    run = memorization_run(steps=21, evaluate_every=7, early_stop=early_stop)
-    protocol = Memorization([run], CPU)
-    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(accuracy, 1.0)])
-    monkeypatch.setattr(protocol, "free_heads", lambda: torch.zeros(1, run.H + 1))
-    assert finish(protocol).count == steps
-
-
 # --- stacks ---------------------------------------------------------------------------------------
 
 FAMILIES = {
@@ -256,17 +231,6 @@ def test_a_run_that_diverges_is_a_result_and_its_neighbours_live(run, seen, stay
         assert ours.loss == pytest.approx(its.loss, rel=1e-4)
 
 
-def test_a_run_that_diverges_late_says_when(monkeypatch):
-    run = memorization_run()
-    protocol = Memorization([run], CPU)
-    while protocol.count < 14:
-        protocol.advance()
-    with torch.no_grad():
-        protocol.stack.parameters["W_E"].fill_(math.inf)
-    [found] = finish(protocol).reached.values()
-    assert (found, protocol.count) == (Reached(None, None, diverged=21), 21)
-
-
 def test_a_diverged_run_costs_one_row_not_the_sweep(store, monkeypatch):
     """The rows of all seeds are stored, and the next call finds nothing to do."""
     first, second = experiments.runs("dana-exp6", "quick", 2, where={"H": 1})
@@ -352,15 +316,6 @@ def test_free_heads_are_counted_as_defined(context):
         assert shares[r].tolist() == pytest.approx(expected["serving"])
 
 
-def test_saturation_is_followed_where_no_run_stops_early():
-    run = memorization_run(steps=60, evaluate_every=10)
-    [found] = finish(Memorization([run], CPU)).reached.values()
-    assert len(found.saturated) == len(found.served) == 6
-    assert sum(found.serving) == pytest.approx(1, abs=3e-4)
-    stopped = dataclasses.replace(run, early_stop=True)
-    assert finish(Memorization([stopped], CPU)).reached[stopped.key].saturated is None
-
-
 def test_saturation_is_looked_at_in_equally_spaced_evaluations():
     run = memorization_run(steps=300_000, evaluate_every=500)
     moments = sorted(protocols.saturation_steps(run))
@@ -443,54 +398,17 @@ def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
     assert outcome.wall_s > 1000
 
 
-def test_a_checkpoint_of_other_code_is_not_used_and_a_damaged_one_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
-    run = memorization_run()
-    [whole] = training.train([run])
-
-    def stored():
-        def advance(protocol, original=Protocol.advance):
-            if protocol.count:
-                raise Killed
-            original(protocol)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Protocol, "advance", advance)
-            with pytest.raises(Killed):
-                training.train([run], checkpoints=tmp_path)
-        [path] = tmp_path.iterdir()
-        return path
-
-    path = stored()
-    held = torch.load(path, weights_only=True)
-    held["origin"]["sources"] = "others"
-    held["state"]["protocol"]["count"] = 35
-    torch.save(held, path)
-    [again] = training.train([run], checkpoints=tmp_path)
-    assert again.loss == whole.loss
-    training.forget(tmp_path, [run])
-    path = stored()
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
-        training.train([run], checkpoints=tmp_path)
-    assert path.exists()
-
-
 # --- what comes back ------------------------------------------------------------------------------
 
 
-def test_an_outcome_says_where_it_comes_from():
-    [outcome] = training.train([bigram_run(steps=104)])
-    assert 0 <= outcome.accuracy <= 1
-    assert (outcome.device, outcome.torch, outcome.tf32) == ("cpu", torch.__version__, False)
-    assert outcome.commit
-
-
-def test_the_seconds_of_a_stack_are_shared(monkeypatch):
+def test_outcomes_share_the_seconds_and_say_where_they_come_from(monkeypatch):
     clock = itertools.count(0, 6)
     monkeypatch.setattr("attnmem.training.trainer.time.perf_counter", lambda: float(next(clock)))
-    runs = [bigram_run(steps=8, seed=seed) for seed in range(3)]
-    assert {outcome.wall_s for outcome in training.train(runs)} == {2.0}
+    outcomes = training.train([bigram_run(steps=8, seed=seed) for seed in range(3)])
+    assert {(x.wall_s, x.device, x.torch, x.tf32) for x in outcomes} == {
+        (2.0, "cpu", torch.__version__, False)
+    }
+    assert all(outcome.commit for outcome in outcomes)
 
 
 def test_a_training_in_tf32_is_another_one():
@@ -549,21 +467,14 @@ def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):
     assert [len(group) for group in groups] == [8] * 8  # 4 sizes of 2 seeds, for each H
     assert sorted(run.key for g in groups for run in g) == sorted(run.key for run in runs)
     needed = trainer.footprint(groups[0][0])
+    for memory, sizes in [(3.0, [3, 3, 2]), (2.99, [2, 2, 2, 2]), (8.0, [8]), (0.5, [1] * 8)]:
+        split = trainer.split_by_memory([groups[0][0]] * 8, memory * needed)
+        assert [len(group) for group in split] == sizes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 10**12))
     assert all(len(group) == 1 for group in training.stacks(runs, "cuda"))
     # What torch keeps of this process's earlier stacks is free for the next.
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**12)
     assert training.stacks(runs, "cuda") == groups
-
-
-@pytest.mark.parametrize(
-    ("memory", "sizes"), [(3.0, [3, 3, 1]), (2.99, [2, 2, 2, 1]), (7.0, [7]), (0.5, [1] * 7)]
-)
-def test_stacks_are_split_by_memory(memory, sizes):
-    runs = [bigram_run(seed=seed) for seed in range(7)]
-    groups = trainer.split_by_memory(runs, memory * trainer.footprint(runs[0]))
-    assert [len(group) for group in groups] == sizes
-    assert [run for group in groups for run in group] == runs
 
 
 def test_the_footprint_counts_the_contexts():

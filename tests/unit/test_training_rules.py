@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import hashlib
 import math
-import os
 import shutil
 import weakref
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from attnmem import training
 from attnmem.attention import mha
 from attnmem.training import data, devices, engine, models, protocols, trainer
-from attnmem.training.engine import Stack
 from attnmem.training.protocols import (
     PROTOCOLS,
     Associations,
@@ -33,19 +31,15 @@ CPU = torch.device("cpu")
 # --- rates ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(7, 1), (29, 1), (31, 2), (37, 2), (1000, 50)])
-def test_the_warmup_takes_a_twentieth_of_the_steps_to_the_nearest(steps, warmup):
-    run = memorization_run(steps=steps)
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 1), (7, 1), (29, 1), (31, 2), (37, 2), (90, 4)])
+def test_rates_rise_linearly_for_a_twentieth_of_the_steps_then_fall_along_a_cosine(steps, warmup):
+    run = memorization_run(steps=steps, lr=0.5, lr_start=0.2, lr_end=0.1)
+    rise = [0.1 + 0.4 * step / warmup for step in range(warmup)]
+    angles = [math.pi * step / (steps - warmup) for step in range(steps - warmup)]
+    fall = [0.05 + 0.45 * (1 + math.cos(angle)) / 2 for angle in angles]
     rates = [training.warmup_cosine(run, step) for step in range(steps)]
-    assert rates.index(max(rates)) == warmup
-    assert max(rates) == pytest.approx(run.lr)
-
-
-def test_a_cosine_that_does_not_end_at_zero():
-    """From the rate to a tenth of it; half-way it is in the middle."""
-    run = memorization_run(steps=1000, lr=1e-3, lr_end=0.1)
-    rates = [training.warmup_cosine(run, step) for step in (50, 525, 1000)]
-    assert rates == pytest.approx([1e-3, 0.55e-3, 0.1e-3])
+    assert rates == pytest.approx(rise + fall)
+    assert training.warmup_cosine(run, steps) == pytest.approx(0.05 if steps > 1 else 0.5)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -192,16 +186,35 @@ def test_associations_keep_the_best_look(looks, best):
     assert found.best_step == 7 * best[2]
 
 
-def test_a_run_stops_early_where_its_best_weights_have_all_right(monkeypatch):
-    """The best by the loss: what a row reports is of these weights."""
-    run = memorization_run(steps=35, evaluate_every=7, early_stop=True)
+@pytest.mark.parametrize(
+    ("looks", "early_stop", "best", "steps"),
+    [
+        (
+            [(0.1, 3.0), (0.5, 1.0), (0.2, 2.0), (0.3, 1.0)],
+            False,
+            (0.5, 1.0, 4, None),
+            8,
+        ),
+        ([(0.9, 1.0), (1.0, 2.0), (1.0, 0.5), (1.0, 0.1)], True, (1.0, 0.5, 6, None), 6),
+        ([(0.9, 1.0), (1.0, 0.5), (0.9, 0.7)], False, (1.0, 0.5, 4, None), 6),
+        ([(0.9999, 1.0), (0.9999, 1.0)], True, (0.9999, 1.0, 2, None), 4),
+        ([(0.5, 1.0), (0.6, math.inf), (0.7, 0.1)], True, (None, None, None, 4), 4),
+    ],
+)
+def test_the_best_weights_by_the_loss_are_reported_and_decide_when_to_stop(
+    looks, early_stop, best, steps, monkeypatch
+):
+    """Of equals the first; a loss that is not finite ends a run."""
+    run = memorization_run(steps=2 * len(looks), evaluate_every=2, early_stop=early_stop)
     protocol = Memorization([run], CPU)
-    looks = iter([Reached(0.9, 1.0), Reached(1.0, 2.0), Reached(1.0, 0.5)])
-    monkeypatch.setattr(protocol, "evaluate", lambda: [next(looks)])
+    every = iter(looks)
+    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(*next(every))])
     while not protocol.done:
         protocol.advance()
-    assert protocol.reached[run.key][:2] == (1.0, 0.5)
-    assert protocol.count == protocol.reached[run.key].best_step == 21
+    found = protocol.reached[run.key]
+    assert (found.accuracy, found.loss, found.best_step, found.diverged) == best
+    assert (found.saturated is None) == early_stop
+    assert protocol.count == steps
 
 
 # --- saturation -----------------------------------------------------------------------------------
@@ -264,30 +277,24 @@ d, d_h, H = 61, 31, 13
 LINEAR = d**-0.5  # PyTorch's Linear(d, ...), weight and bias
 PACKED = (6 / (3 * d_h + d_h)) ** 0.5  # Xavier over the (3 d_h, d_h) matrix of three maps
 OWN = (6 / (3 * d_h + d)) ** 0.5
-INITIAL = {
+INITIAL = {  # of each variant, and of Mahdavi et al.'s layer, the bounds, each of some weights
     "code": {
-        **dict.fromkeys(["embedding", "unembedding", "down.0"], LINEAR),
-        **dict.fromkeys(["positions.0", "up.0", "W_O.0"], d_h**-0.5),
-        **dict.fromkeys(["W_Q.0", "W_K.0", "W_V.0"], PACKED),
+        LINEAR: "embedding unembedding down.0",
+        d_h**-0.5: "positions.0 up.0 W_O.0",
+        PACKED: "W_Q.0 W_K.0 W_V.0",
     },
     "paper": {
-        **dict.fromkeys(["embedding", "unembedding", "positions.0"], LINEAR),
-        **dict.fromkeys(["W_Q.0", "W_K.0", "W_V.0"], OWN),
-        "W_O.0": d_h**-0.5,
+        LINEAR: "embedding unembedding positions.0",
+        d_h**-0.5: "W_O.0",
+        OWN: "W_Q.0 W_K.0 W_V.0",
     },
-    "paper-default-init": {
-        **dict.fromkeys(["unembedding", "W_Q.0", "W_K.0", "W_V.0"], LINEAR),
-        "W_O.0": d_h**-0.5,
-    },
-    "own-layers": {
-        **dict.fromkeys(["W_1.0", "b_1.0", "W_1.1"], LINEAR),
-        **dict.fromkeys(["W_2.0", "b_2.0", "W_2.1", "b_2.1"], 97**-0.5),
-    },
+    "paper-default-init": {LINEAR: "unembedding W_Q.0 W_K.0 W_V.0", d_h**-0.5: "W_O.0"},
+    "own-layers": {LINEAR: "W_1.0 b_1.0 W_1.1", 97**-0.5: "W_2.0 b_2.0 W_2.1 b_2.1"},
     "mahdavi": {
-        **dict.fromkeys(["W_E", "b_E", "W_D", "b_D"], LINEAR),
-        **dict.fromkeys(["W_Q", "W_K"], (6 / (d + d_h)) ** 0.5),
-        "W_V": (6 / (d + 1)) ** 0.5,
-        "W_O": (6 / (H + d)) ** 0.5,
+        LINEAR: "W_E b_E W_D b_D",
+        (6 / (d + d_h)) ** 0.5: "W_Q W_K",
+        (6 / (d + 1)) ** 0.5: "W_V",
+        (6 / (H + d)) ** 0.5: "W_O",
     },
 }
 
@@ -296,32 +303,26 @@ INITIAL = {
 def test_initial_weights_are_uniform_within_the_published_bounds(name):
     if name == "mahdavi":
         run = memorization_run(d_h=d_h, **SIZES)
-    elif name == "own-layers":
-        run = bigram_run(d_h=d_h, variant=name, model="mlp", width=97, layers=2, **SIZES)
     else:
-        run = bigram_run(d_h=d_h, variant=name, **SIZES)
+        layers = {"model": "mlp", "width": 97, "layers": 2} if name == "own-layers" else {}
+        run = bigram_run(d_h=d_h, variant=name, **layers, **SIZES)
     P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
-    for weight, bound in INITIAL[name].items():
-        parts = P[weight].flatten() / bound
-        assert 1 - 8 / len(parts) < parts.abs().max() <= 1 + 1e-6, weight
-        assert parts.min() < -0.8, weight
-        assert parts.max() > 0.8, weight
-        assert parts.square().mean() == pytest.approx(1 / 3, abs=0.09), weight
+    for bound, weights in INITIAL[name].items():
+        for weight in weights.split():
+            parts = P[weight].flatten() / bound
+            assert 1 - 8 / len(parts) < parts.abs().max() <= 1 + 1e-6, weight
+            assert parts.min() < -0.8 < 0.8 < parts.max(), weight
+            assert parts.square().mean() == pytest.approx(1 / 3, abs=0.09), weight
 
 
 def test_tables_of_the_default_initialization_are_normal():
-    """PyTorch's Embedding: mean 0, variance 1, a twentieth of the entries beyond 1.96."""
+    """PyTorch's Embedding: mean 0, variance 1; as in the published code three rows of positions."""
     run = bigram_run(d_h=d_h, variant="default-init", **SIZES)
-    table = training.aot_parameters(run, training.generator(run, "weights"))["embedding"]
-    assert table.mean().item() == pytest.approx(0, abs=0.06)
-    assert table.square().mean().item() == pytest.approx(1, abs=0.09)
-    assert (table.abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
-
-
-def test_there_are_three_rows_of_positions_as_in_the_published_code():
-    run = bigram_run(variant="code", **SIZES)
-    positions = training.aot_parameters(run, training.generator(run, "weights"))["positions.0"]
-    assert 3 in positions.shape
+    P = training.aot_parameters(run, training.generator(run, "weights"))
+    assert P["embedding"].mean().item() == pytest.approx(0, abs=0.06)
+    assert P["embedding"].square().mean().item() == pytest.approx(1, abs=0.09)
+    assert (P["embedding"].abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
+    assert len(P["positions.0"]) == 3
 
 
 def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
@@ -329,24 +330,6 @@ def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
         digest = hashlib.sha256(f"{text} weights".encode()).hexdigest()
         seed = training.generator(text, "weights").initial_seed()
         assert seed == int(digest[:16], base=16) // 2
-
-
-# --- variants -------------------------------------------------------------------------------------
-
-
-def test_each_other_variant_departs_from_the_code_in_one_way():
-    code = training.VARIANTS["code"]
-    ways = {
-        "own-maps": {"shared_maps": False},
-        "skip-positions": {"position_in_skip": True},
-        "unscaled": {"scaled": False},
-        "default-init": {"published_init": False},
-        "own-layers": {"tied": False},
-    }
-    assert {name: code._replace(**way) for name, way in ways.items()} == {
-        name: training.VARIANTS[name] for name in ways
-    }
-    assert training.VARIANTS.keys() == {"code", "paper", "paper-default-init", *ways}
 
 
 # --- data -----------------------------------------------------------------------------------------
@@ -390,23 +373,14 @@ def test_seeds_may_share_their_table_of_next_tokens(run):
 # --- stacks ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_every_step_takes_is_copied_once():
-    """By the copy that a captured graph reads; different batches are all held."""
-    batch = torch.arange(6).view(1, 2, 3)
-    repeated, different = batch.expand(4, -1, -1), torch.arange(24).view(4, 2, 3)
-    assert torch.equal(engine._once(repeated), batch)
-    assert torch.equal(engine._once(different), different)
-    assert torch.equal(engine._once(batch), batch)
-
-
 @pytest.mark.parametrize("places", [[0, 2], [1, 2], [2]])
 @pytest.mark.parametrize(
     "run",
     [bigram_run(), association_run(), memorization_run(), memorization_run(context="random")],
     ids=["bigrams", "associations", "shared context", "own contexts"],
 )
-def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(run, places):
-    """In the middle of an epoch, to the last bit; one run has fewer examples where that may be."""
+def test_runs_that_are_dropped_leave_the_others_all_they_have(run, places):
+    """In the middle of an epoch; one run has fewer examples where that may be."""
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
     if run.task == "classes":
         runs[1] = dataclasses.replace(runs[1], T=37)
@@ -414,47 +388,16 @@ def test_runs_that_are_dropped_leave_the_others_their_examples_and_their_order(r
     for protocol in (whole, part):
         protocol.batches(2)
     part.keep(places)
-    batches, ours = whole.batches(5), part.batches(5)
-    assert torch.equal(ours, batches[:, places])
-    if run.task != "classes":
-        assert torch.equal(part.tables, whole.tables[places])
-    else:
-        for batch, mine in zip(batches, ours, strict=True):
-            for x, y in zip(whole.data.at(batch), part.data.at(mine), strict=True):
-                assert torch.equal(y, x[places])
-        [(x, there)], [(y, ours)] = whole.data.chunks(50), part.data.chunks(50)
-        assert torch.equal(ours, there[places, : ours.shape[1]])
-        for all_rows, mine in zip(x[1:], y[1:], strict=True):  # queries and labels
-            assert torch.equal(mine[ours], all_rows[places][:, : ours.shape[1]][ours])
-
-
-@pytest.mark.parametrize("stays", [False, True])
-def test_a_rehearsal_leaves_no_trace(stays):
-    """Weights and optimizer are as before, in the middle of a training and at its start."""
-    run = memorization_run()
-    protocol = Memorization([run], CPU, stays=stays)
-    batch, rates = torch.arange(16)[None], torch.full((1,), 1e-2, dtype=torch.float64)
-    made = []
-
-    def step():
-        losses, _, gradients = protocol.losses(batch, False)
-        protocol.stack.optimizer.step(gradients, rates)
-        made.append(losses)
-
-    for _ in range(2):
-        before = copied(protocol.stack)
-        made.clear()
-        protocol.stack.rehearse(step)
-        assert len({loss.item() for loss in made}) == 3  # they were steps
-        after = copied(protocol.stack)
-        assert before.keys() == after.keys()
-        assert all(torch.equal(x, after[name]) for name, x in before.items())
-        step()
-
-
-def copied(stack: Stack) -> dict[tuple[str, str], torch.Tensor]:
-    state = stack.state()
-    return {(part, name): state[part][name].clone() for part in state for name in state[part]}
+    every, ours = whole.batches(5), part.batches(5)
+    assert torch.equal(ours, every[:, places])
+    for batch, mine in zip(every, ours, strict=True):
+        losses, its = whole.losses(batch, False)[0], part.losses(mine, False)[0]
+        torch.testing.assert_close(its, losses[places])
+    if run.task == "bigrams":
+        assert part.right_of_all().tolist() == whole.right_of_all()[places].tolist()
+    if run.task == "classes":
+        its, reached = part.evaluate(), whole.evaluate()
+        assert [x.loss for x in its] == pytest.approx([reached[i].loss for i in places], rel=1e-6)
 
 
 # --- where a training runs ------------------------------------------------------------------------
@@ -505,10 +448,6 @@ def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(befor
                 pass
             assert settings.allow_tf32 == tf32
         assert settings.allow_tf32 == before
-
-
-def test_a_gpu_is_asked_for_more_queues_than_it_gives_by_default():
-    assert int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]) > 8
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -575,7 +514,7 @@ def test_a_run_that_has_stopped_early_has_stopped_when_the_stack_goes_on(stays):
     assert whole.reached[runs[0].key].best_step < whole.count - whole.interval
 
 
-def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch):
+def test_a_checkpoint_belongs_to_runs_a_device_a_torch_and_the_sources(tmp_path, monkeypatch):
     runs = [memorization_run(), memorization_run(seed=1)]
     checkpoint = Checkpoint(tmp_path, runs, "cpu")
     checkpoint.store({"count": 7})
@@ -585,8 +524,51 @@ def test_a_checkpoint_belongs_to_runs_a_device_and_a_torch(tmp_path, monkeypatch
     assert other.load() is None
     shutil.copy(checkpoint.path, other.path)
     assert other.load() is None
+    held = torch.load(checkpoint.path, weights_only=True)
+    torch.save(held | {"origin": held["origin"] | {"sources": "others"}}, checkpoint.path)
+    assert Checkpoint(tmp_path, runs, "cpu").load() is None
+    torch.save(held, checkpoint.path)
     monkeypatch.setattr(torch, "__version__", "0")
     assert Checkpoint(tmp_path, runs, "cpu").load() is None
+
+
+@pytest.mark.parametrize("damage", ["cut off", "more than data"])
+def test_a_damaged_checkpoint_is_refused_and_stays(damage, tmp_path):
+    """What else than data a file may hold could run code when it is read."""
+    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
+    checkpoint.store({"count": 7})
+    if damage == "cut off":
+        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:-100])
+    else:
+        torch.save({"origin": checkpoint.origin, "state": Path("here")}, checkpoint.path)
+    with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
+        training.train([memorization_run()], checkpoints=tmp_path)
+    assert checkpoint.path.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("iostream error")])
+def test_a_state_that_is_not_written_whole_leaves_the_last_one(error, tmp_path, monkeypatch):
+    """A killed process leaves half a file; where the disk is full, the training goes on."""
+    runs = [memorization_run()]
+    checkpoint = Checkpoint(tmp_path, runs, "cpu")
+    checkpoint.store({"count": 7})
+
+    def save(held, path):
+        Path(path).write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(torch, "save", save)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.store({"count": 8})
+    else:
+        with pytest.warns(UserWarning, match=f"^no checkpoint .* {checkpoint.path}: {error}"):
+            checkpoint.store({"count": 8})
+        assert [*tmp_path.iterdir()] == [checkpoint.path]
+    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match=r"^no checkpoint .* File exists"):
+        Checkpoint(tmp_path / "file", runs, "cpu").store({"count": 8})
 
 
 def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, monkeypatch):
@@ -599,52 +581,6 @@ def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, mo
     assert somewhere.due
     somewhere.store({"count": 7})
     assert somewhere.load() == {"count": 7}
-
-
-def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
-    runs = [memorization_run()]
-    Checkpoint(tmp_path, runs, "cpu").store({"count": 7})
-
-    def save(held, path):
-        Path(path).write_bytes(b"half of it")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", save)
-        with pytest.raises(KeyboardInterrupt):
-            Checkpoint(tmp_path, runs, "cpu").store({"count": 8})
-    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
-
-
-def test_where_no_state_can_be_written_the_training_goes_on(tmp_path, monkeypatch):
-    """Half of it is on the disk when the disk is full; or its folder cannot be made."""
-    runs = [memorization_run()]
-    checkpoint = Checkpoint(tmp_path, runs, "cpu")
-    checkpoint.store({"count": 7})
-
-    def save(held, path):
-        Path(path).write_bytes(b"half of it")
-        raise RuntimeError("iostream error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", save)
-        with pytest.warns(
-            UserWarning, match=f"^no checkpoint .* {checkpoint.path}: iostream error"
-        ):
-            checkpoint.store({"count": 8})
-    assert [*tmp_path.iterdir()] == [checkpoint.path]
-    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match=r"^no checkpoint .* File exists"):
-        Checkpoint(tmp_path / "file", runs, "cpu").store({"count": 8})
-
-
-def test_a_state_that_holds_more_than_data_is_refused(tmp_path):
-    """What else a file may hold could run code when it is read."""
-    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
-    torch.save({"origin": checkpoint.origin, "state": Path("here")}, checkpoint.path)
-    with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
-        checkpoint.load()
 
 
 def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
@@ -711,8 +647,6 @@ def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
     [
         ({"steps": 0}, "steps: got 0"),
         ({"lr": 1.01}, r"lr: got 1\.01"),
-        ({"lr": -0.1}, r"lr: got -0\.1"),
-        ({"queries": torch.rand(7, 4)}, r"queries: got d = 4 \(shape \(7, 4\)\)"),
         ({"contexts": torch.rand(4, 6)}, r"contexts: got d = 6 \(shape \(4, 6\)\)"),
         ({"labels": torch.rand(6)}, r"labels: got shape \(6,\)"),
         ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
