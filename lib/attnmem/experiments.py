@@ -7,6 +7,7 @@ and ``stored`` read its rows. The rooms behind are :mod:`attnmem.studies`,
 """
 
 from .studies import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
+from .studies.record import record
 from .studies.run import Progress, choose_device, run
 from .studies.study import PROFILES, SIZES, Experiment
 from .studies.tables import (
@@ -41,6 +42,7 @@ __all__ = [
     "fewest_seeds",
     "missing",
     "published",
+    "record",
     "repeat",
     "rows",
     "run",

@@ -221,7 +221,7 @@ def verdict(
     word = f"**{claim.label}: {entry['verdict']}**"
     head = " · ".join(filter(None, [word, entry["grade"], sizes]))
     text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
-    _display({"text/markdown": text, "text/plain": text}, {METADATA: entry})
+    show(text, {METADATA: entry})
 
 
 def marked(evidence: str, check: Graded) -> str:
@@ -232,6 +232,11 @@ def marked(evidence: str, check: Graded) -> str:
         '✓ rank 5 of 5 *(checked)*'
     """
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
+
+
+def show(text: str, metadata: dict | None = None) -> None:
+    """Show a text in MyST Markdown, as the output of a cell."""
+    _display({"text/markdown": text, "text/plain": text}, metadata or {})
 
 
 def attempt(answer: object, right: Callable[[Any], bool]) -> None:

@@ -1,0 +1,69 @@
+"""The record of an experiment says what its rows say, in one form."""
+
+import matplotlib
+import pytest
+
+from attnmem import experiments, reporting
+from attnmem.studies.record import protocol
+
+matplotlib.use("Agg")
+PUBLISHED = ["dana-exp1", "dana-exp6", "dana-depth5", "mahdavi-fig2a", "mahdavi-fig5-random-heads"]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """From a record's arguments to the texts that it shows."""
+    texts = []
+    monkeypatch.setattr(reporting, "_display", lambda data, _: texts.append(data["text/markdown"]))
+
+    def record(name, axis, **options):
+        experiments.record(name, axis, **options)
+        return texts[-2:]
+
+    return record
+
+
+def test_protocol_of_a_known_experiment():
+    assert protocol("dana-exp1") == {
+        "Source": "Dana et al. 2025, Exp. 1.",
+        "Sizes": "$N$: 50, $n$: 2, $T$: 16,384, $d$: 3 to 13 (11 values), "
+        "$d_h$: 3 to 13 (11 values), $H$: 1 to 31 (7 values).",
+        "Data": "Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
+        "Training": "4,096 steps of Adam, batches of 256; the rate falls on a line from 0.01 to "
+        "0.0005.",
+        "Stored": protocol("dana-exp1")["Stored"],
+    }
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_is_stored_is_what_the_store_has(name):
+    grid, missing = experiments.runs(name, "paper"), experiments.missing(name, "paper")
+    stored = f"{len(grid) - len(missing):,} of {len(grid):,} trainings"
+    assert protocol(name)["Stored"].startswith(stored)
+
+
+def test_a_rate_that_stays_is_said_to_stay_and_a_warm_one_to_rise():
+    assert "the rate stays at 0.0025" in protocol("dana-depth5")["Training"]
+    assert "rises over the first 5% to 0.001" in protocol("mahdavi-fig2a")["Training"]
+
+
+def test_curves_have_the_means_of_the_rows_and_equal_sizes_share_a_name(shown):
+    _, text = shown("dana-exp1", "H")
+    rows = experiments.table("dana-exp1", "paper").query("d == 7")
+    means = [f"{x:.3f}".rstrip("0") for x in rows.groupby("H").accuracy.mean()]
+    assert f"| $d$ = $d_h$ = 7 | {' | '.join(means)} |" in text
+
+
+def test_variants_are_not_mixed(shown):
+    both = [shown("dana-exp2", "d_h", variant=variant)[-1] for variant in ("code", "paper")]
+    assert both[0] != both[1]
+    for text, variant in zip(both, ("code", "paper"), strict=True):
+        rows = experiments.table("dana-exp2", "paper")
+        least = rows[rows.variant == variant].groupby("d_h").accuracy.mean().iloc[0]
+        assert f"| ours | {round(least, 3)} |" in text
+
+
+@pytest.mark.parametrize("axis", ["width", "seed", "heads"])
+def test_an_axis_that_the_experiment_does_not_have_is_refused(axis):
+    with pytest.raises(ValueError, match=r"^axis: got .* expected a size of dana-exp1"):
+        experiments.record("dana-exp1", axis)
