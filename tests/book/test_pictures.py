@@ -241,3 +241,15 @@ def test_dots_in_the_valley_are_gradient_steps_and_the_line_a_newton_step():
     for dot in dots:
         torch.testing.assert_close(tensor(dot), at, atol=0.06, rtol=0)  # printed to a tenth
         at = at - rate * values**2 * (at - lowest)
+
+
+def test_a_push_on_a_free_and_on_a_saturated_head_is_a_softmax_with_one_logit_raised():
+    drawn = page("trained-turns")
+    for cls, saturated in (("free", False), ("full", True)):
+        part = re.search(rf'<g class="{cls}".*?</g>', drawn, re.S)[0]
+        before, after = (
+            tensor([float(x) for x in re.findall(rf'y="{y}">(0\.\d+)<', part)]) for y in (214, 234)
+        )
+        assert bool(before.max() >= 0.99) == saturated
+        raised = (before.log() + tensor([1, 0, 0])).softmax(0)
+        torch.testing.assert_close(after, raised, atol=6e-3, rtol=0)  # as they are printed
