@@ -6,7 +6,6 @@ a swapped axis could pass.
 """
 
 import itertools
-import random
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -180,17 +179,6 @@ def parity(bits, last=0):
     sequences = every_sequence(2, bits)
     tokens = torch.cat([sequences, torch.full((len(sequences), 1), last)], dim=1)
     return tokens, sequences.sum(dim=1) % 2
-
-
-def padded(sequences, count, vocab, seed=0):
-    """``sequences`` and ``count`` others, of tokens from 2 to ``vocab - 1``, all different."""
-    assert count <= (vocab - 2) ** sequences.shape[1]
-    draw = random.Random(seed)
-    rows, wanted = sequences.tolist(), len(sequences) + count
-    while len(rows) < wanted:
-        row = [draw.randrange(2, vocab) for _ in range(sequences.shape[1])]
-        rows += [row] * (row not in rows)
-    return torch.tensor(rows)
 
 
 # --- distributions and unembeddings ---------------------------------------------------------------

@@ -310,13 +310,3 @@ def test_theorem_3_rare_sequences_pay_for_the_error_of_their_logits(N, epsilon, 
     move = torch.randn(8, N, generator=generator, **F64)
     move *= error / move.norm(dim=1, keepdim=True)
     assert divergence(pi, f + move).max() <= epsilon + math.sqrt(2) * error + 1e-9
-
-
-def test_an_own_unembedding_is_used():
-    pairs = torch.cartesian_prod(torch.arange(5), torch.arange(5))
-    tokens = pairs.sum(1) % 5
-    W_U = torch.nn.functional.normalize(torch.randn(5, 3, **F64), dim=1)
-    sizes = {"vocab": 5, "dim": 3, "head_dim": 3, "heads": 8, "seed": 0}
-    weights = memorize_aot(pairs, tokens, **sizes, unembedding=W_U)
-    assert torch.equal(weights.W_U, W_U)
-    assert (aot(weights, pairs).argmax(-1) == tokens).all()

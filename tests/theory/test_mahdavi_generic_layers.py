@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha, mha_features
-from attnmem.certificates import certified_memorization, enclosed_features
-from attnmem.constructions import mahdavi, memorize_mha, memorize_scalars, random_mha
+from attnmem.certificates import enclosed_features
+from attnmem.constructions import memorize_scalars, random_mha
 from attnmem.independence import certified_rank, numerical_rank
 
 F64 = {"dtype": torch.float64}
@@ -93,20 +93,6 @@ def test_finding_generic_random_layers_reach_the_affine_bound(H, n, d, d_h, data
     layer = random_mha(H, d, d_h, seed=data.draw(st.integers(0, 1000)), spread=3)
     enclosure = enclosed_features(layer, E, gaussian(generator, T, d))
     assert certified_rank(enclosure, target=T).rank == T
-
-
-@pytest.mark.parametrize(("H", "n", "d"), [(4, 9, 5), (3, 3, 2), (2, 5, 4), (4, 4, 4)])
-def test_a_shared_context_longer_than_d_stops_at_h_d(H, n, d):
-    """The count H (n - 1) + 1 for every n is false: no weights exceed H d."""
-    T, e = H * n + 3, torch.randn(H * n + 3, d, **F64)
-    layer = random_mha(H, d, 1, seed=0, spread=3)
-    E = torch.randn(n, d, **F64)
-    most = shared_rank(H, n, d)
-    Z = mha_features(layer, E, e)
-    assert Z.shape == (T, H * d)
-    assert certified_rank(enclosed_features(layer, E, e), target=most).rank == most
-    if n > d:
-        assert most == H * d < bounds.shared_context_rank(H, n)
 
 
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(4, 3, 5, 1), (3, 2, 4, 2), (6, 4, 3, 1)])
@@ -199,32 +185,3 @@ def test_finding_capacity_scalars_beyond_the_rank_are_memorized(d, heads, data):
     assert weights.W_V.shape == (heads, d, 1)
     error = (mha(weights, context, queries)[:, 0] - labels).abs().max()
     assert error <= 1e-8 * labels.abs().max()
-
-
-def test_finding_capacity_is_not_rounding_below_the_rank():
-    """35 examples where no attention gives the features more than rank 11, certified."""
-    H, n, d, T = 5, 3, 8, 35
-    context, queries = torch.rand(n, d, **F64), torch.rand(T, d, **F64)
-    labels = torch.rand(T, **F64)
-    weights = memorize_scalars(context, queries, labels, heads=H)
-    proof = certified_memorization(weights, context, queries, labels[:, None], most_bits=256)
-    assert proof.error < 1e-9  # although
-    assert proof.rank == 0  # no read-out could fit other labels with this attention
-    Z = mha_features(weights, context, queries)
-    assert numerical_rank(Z) <= bounds.shared_context_rank(H, n) == 11
-    with pytest.raises(ValueError, match=r"^labels: got T = 35"):
-        memorize_mha(context, queries, labels, heads=H, head_dim=n, seed=0)
-
-
-def test_not_every_direction_that_is_blind_on_the_served_sees_the_others():
-    """Any three of these queries are independent, and yet v = (0, 1, 0) is blind on two of them."""
-    queries, served = torch.eye(3, **F64), torch.tensor([[0]])
-    blind = torch.tensor([0.0, 1.0, 0.0], **F64)
-    assert (queries @ blind).tolist() == [0, 1, 0]
-    _, free = mahdavi.dual_basis(queries, served)
-    v = mahdavi.orthogonal_direction(free, queries, served, torch.Generator().manual_seed(0))[0]
-    assert (queries @ v)[0].abs() < 1e-12
-    assert (queries @ v)[1:].abs().min() > 1e-3
-    labels = torch.tensor([0.0, 1.0, 0.25], **F64)
-    weights = memorize_scalars(torch.eye(3, **F64), queries, labels, heads=3)  # one served by each
-    assert (mha(weights, torch.eye(3, **F64), queries)[:, 0] - labels).abs().max() < 1e-12

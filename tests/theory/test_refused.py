@@ -95,6 +95,8 @@ MHA = [
 ]
 CANCEL = [({"contexts": E[:, :1]}, "contexts: got n = 1 token; expected at least 2 tokens"), SIZES]
 
+ONE_HEAD = {"heads": 1}, "labels: got T = 13 examples; expected at most 0"
+
 CONTEXT, QUERIES, SCALARS = draw(3, 6) - 0.5, draw(11, 6, seed=1) - 0.5, draw(11, seed=2) - 0.5
 SCALAR = {"context": CONTEXT, "queries": QUERIES, "labels": SCALARS, "heads": 3}
 SCALAR_CASES = [
@@ -222,7 +224,7 @@ CERTIFIED = [
 ]
 TABLE = [
     (memorize_mha, {**ALL, **HEADS}, [*SHAPES, *MHA, SIZES]),
-    (memorize_by_difference, {**ALL, **HEADS}, [*SHAPES, *CANCEL]),
+    (memorize_by_difference, {**ALL, **HEADS}, [*SHAPES, *CANCEL, ONE_HEAD]),
     (memorize_by_cancellation, {**ALL, **HEADS}, [*SHAPES, *CANCEL]),
     (memorize_scalars, SCALAR, [*SCALAR_CASES, SIZES]),
     (memorize_aot, TASK | {"dim": 3, "heads": 2}, [*TASKS, *AOT, SIZES]),

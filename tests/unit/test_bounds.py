@@ -13,7 +13,7 @@ import torch
 
 from attnmem import bounds
 from attnmem.attention import MHAWeights, mha
-from attnmem.constructions import memorize_aot, memorize_scalars, random_mha
+from attnmem.constructions import memorize_aot, random_mha
 from attnmem.independence import numerical_rank
 from attnmem.training import xavier
 
@@ -200,16 +200,6 @@ def test_all_bigrams_may_be_drawn_and_no_more():
         bounds.random_bigrams_risk(2, 2, 6, vocab=3)
 
 
-def test_scalars_are_memorized_up_to_their_bound():
-    g = torch.Generator().manual_seed(0)
-    most = bounds.scalar_capacity(heads=3, context=3, head_dim=2, dim=5)
-    E = torch.rand(3, 5, generator=g, dtype=torch.float64)
-    e, y = (torch.rand(most + 1, *s, generator=g, dtype=torch.float64) for s in ((5,), ()))
-    memorize_scalars(E, e[:most], y[:most], heads=3)
-    with pytest.raises(ValueError, match=f"T = {most + 1}"):
-        memorize_scalars(E, e, y, heads=3)
-
-
 def test_parameters_are_those_of_layers_that_are_built():
     heads, head_dim, dim, vocab, length = 3, 2, 4, 7, 5
     tokens = torch.arange(length).repeat(2, 1)
@@ -240,10 +230,6 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
 @pytest.mark.parametrize(
     ("formula", "arguments", "name"),
     [
-        (bounds.mha_capacity, (2, 3, 2.5), "head_dim"),
-        (bounds.mha_capacity, (2, 3, 3, 0), "query_rank"),
-        (bounds.shared_context_rank, (True, 3), "heads"),
-        (bounds.relu_capacity, ("2", 3), "width"),
         (bounds.scalar_capacity, (2, 5, 2, 4), "context"),
         (bounds.aot_parameters, (2, 5, 4, 3, 2), "head_dim"),
         (bounds.aot_capacity, (2, 5, 4), "head_dim"),
@@ -255,7 +241,6 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
         (bounds.best_groups, (2, 3, 4, 4), "rank"),
         (bounds.sequences_ceiling, (2, 5, 4, 3, 2), "head_dim"),
         (bounds.sequences_ceiling, (2, 4, 4, 3, 2, 4), "last_tokens"),
-        (bounds.sequences_ceiling, (2, 4, 4, 3, 2, 0), "last_tokens"),
         (bounds.sequences_floor, (2, 6, 4, 4), "size"),
         (bounds.sequences_floor, (2, 2, 5, 4), "head_dim"),
         (bounds.aot_dimension, (2, 3, 4, 4), "vocab"),

@@ -20,6 +20,8 @@ from attnmem.certificates import (
     enclosed_derivative,
 )
 
+import oracles
+
 F64 = {"dtype": torch.float64}
 ONE = torch.ones(1, 1, **F64)
 ZEROS = 2000
@@ -156,16 +158,9 @@ def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
     K, V = torch.randn(2, 1, 2, 1, generator=g, **F64)
     weights = MHAWeights(0 * K, K, V, ONE / 3, ONE * 7)
     factor = Fraction(1 / 3) * 7
-    outputs = [
-        factor
-        * sum(
-            Fraction(x) * Fraction(v)
-            for row in context
-            for x, v in zip(row, V.flatten().tolist(), strict=True)
-        )
-        / 3
-        for context in E.tolist()
-    ]
+    [value] = oracles.rows_of(V.reshape(1, 2))
+    sums = [sum(oracles.dot(token, value) for token in oracles.rows_of(context)) for context in E]
+    outputs = [factor * total / 3 for total in sums]
     y = torch.tensor([*map(float, outputs)], **F64)
     y += 1e-3 * torch.rand(3, generator=g, **F64)
     y[worst] = float(outputs[worst]) - sign * 0.01
