@@ -76,27 +76,6 @@ def test_lemma_2_fails_where_there_are_few_tokens(N, S, d, H):
         assert certified_rank(A).rank <= bound < promised
 
 
-def test_lemma_3_generic_numbers_keep_exponents_apart():
-    bigrams = torch.tensor([[0, 1], [1, 2], [2, 0]])
-
-    def distinct(embedding, positions, kappa):
-        x = embedding[bigrams] + positions
-        products = x[:, -1:] * x
-        values = sorted(
-            float(
-                sum(kappa[h] * products[t, s] for t, (h, s) in enumerate(zip(*pick, strict=True)))
-            )
-            for pick in itertools.product(
-                itertools.permutations(range(3)), itertools.product(range(2), repeat=3)
-            )
-        )
-        return 1 + sum(b - a > 1e-9 for a, b in itertools.pairwise(values))
-
-    assert distinct(*(torch.randn(k, **F64) for k in (3, 2, 3))) == 48
-    assert distinct(torch.arange(3), torch.arange(2), torch.arange(1, 4)) < 48
-    assert all((2**60 * x).is_integer() for x in torch.randn(50, **F64).abs().add(1).tolist())
-
-
 # --- the theorem and its corollaries --------------------------------------------------------------
 
 
@@ -259,22 +238,6 @@ def test_theorem_2_random_signs_are_nearly_orthogonal(N, d):
     assert coherence <= 2 * math.sqrt(math.log(N) / d) + 1e-6
 
 
-def with_zeros(N, seed):
-    """Distributions with one token, some, or all but one in their support."""
-    generator = torch.Generator().manual_seed(seed)
-    support = torch.rand(8, N, generator=generator) < 0.6
-    support[0], support[1] = False, True
-    support[:, 0], support[:, N - 1] = True, False
-    pi = torch.where(support, torch.rand(8, N, generator=generator, **F64) + 0.1, 0.0)
-    return pi / pi.sum(1, keepdim=True), support
-
-
-def equal_shares(pi, support, delta):
-    """The construction: log probabilities, delta below those of pi on its support."""
-    mu = -math.expm1(-delta)
-    return torch.where(support, (1 - mu) * pi, mu / (~support).double().sum(1, keepdim=True)).log()
-
-
 @quick
 @given(st.integers(1, 6), st.floats(0.001, 1.0), seeds)
 def test_definition_2_no_encoder_meets_the_lower_half_on_full_support(N, distance, seed):
@@ -297,16 +260,3 @@ def test_lemma_4_is_false_for_all_encoders_of_some_tables():
         assert float(E[1, 0]) >= steep
         least = steep * (math.log(0.5 / delta) - delta)
         assert float((E[1] * w).amax() - (E[1] * w).amin()) >= least
-
-
-@quick
-@given(st.integers(2, 6), st.floats(1e-6, 1.0), st.floats(0.0, 9.0), seeds)
-def test_theorem_3_rare_sequences_pay_for_the_error_of_their_logits(N, epsilon, error, seed):
-    """The encoder of Definition 2 costs epsilon, and moved logits sqrt 2 times the move at most."""
-    generator = torch.Generator().manual_seed(seed)
-    pi, support = with_zeros(N, seed)
-    f = equal_shares(pi, support, epsilon)
-    assert divergence(pi, f).max() <= epsilon * (1 + 1e-6)
-    move = torch.randn(8, N, generator=generator, **F64)
-    move *= error / move.norm(dim=1, keepdim=True)
-    assert divergence(pi, f + move).max() <= epsilon + math.sqrt(2) * error + 1e-9

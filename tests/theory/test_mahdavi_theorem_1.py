@@ -87,26 +87,6 @@ def test_the_papers_size_with_a_shared_context(heads):
     assert error(weights, contexts, queries, labels) <= 1e-8
 
 
-@settings(max_examples=40)
-@given(st.integers(2, 7), st.integers(1, 5), st.booleans(), st.integers(0, 2**32))
-def test_remark_1_poor_queries_reach_their_capacity(Q, heads, shared, seed):
-    d, n = 12, 9
-    generator = torch.Generator().manual_seed(seed)
-    T = mha_capacity(heads, n, head_dim=d, query_rank=Q)
-    contexts, _, labels = examples(T, n, d, shared, generator=generator)
-    basis = torch.randn(Q, d, generator=generator, **F64)
-    queries = torch.randn(T, Q, generator=generator, **F64) @ basis
-    weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=d, seed=seed)
-    assert error(weights, contexts, queries, labels) <= 1e-8
-
-
-def test_remark_1_is_where_the_construction_ends():
-    queries = torch.randn(9, 3, **F64) @ torch.randn(3, 12, **F64)  # Q = 3, H (Q - 1) + 1 = 7
-    contexts, _, labels = examples(9, 6, 12, shared=True)
-    with pytest.raises(ValueError, match=r"^queries: got .* expected Kruskal rank at least 4"):
-        memorize_mha(contexts, queries, labels, heads=3, head_dim=6, seed=0)
-
-
 def test_nearly_dependent_tokens_are_told_apart_to_1e_8_or_refused():
     errors = []
     for power in range(-12, 0):

@@ -78,14 +78,11 @@ SHAPES = [
 MHA = [
     ({"heads": 3}, "labels: got T = 13 examples; expected T <= .* = 10"),
     ({"head_dim": 3}, "labels: got T = 13 examples; expected T <= .* = 9"),
-    ({"contexts": draw(T, D, D)}, "contexts: got n = 6 tokens in dimension d = 6; expected n < d"),
     (
         {"contexts": changed(E, (7, 3), E[7, :3].sum(0))},
         "contexts: got rank 3 in context 7; expected rank n = 4",
     ),
-    ({"contexts": E[0][[0, 1, 2, 1]]}, "contexts: got rank 3 in context 0"),
     ({"queries": changed(e, 9, e[2])}, "queries: got .* Kruskal rank at least 4"),
-    ({"queries": e * (torch.arange(D) < 2)}, "queries: got .* Kruskal rank at least 4"),
     ({"queries": changed(e, 0, 0)}, "queries: got a zero vector"),
     ({"labels": y.long()}, "labels: got dtype torch.int64"),
     ({"head_dim": 4.5}, "head_dim: got 4.5"),

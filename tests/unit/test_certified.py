@@ -430,13 +430,9 @@ def test_the_radius_is_that_of_the_widest_ball_rounded_up():
     assert (mantissa * 2**30).is_integer()
 
 
-def test_weights_whose_logits_no_float_holds_are_no_error():
+def test_precision_ends_at_1024_bits_or_where_it_is_told_also_beyond_floats():
     (weights, E, e), labels = small_task(own=True)
+    assert certified_memorization(weights, E[:1].expand_as(E), e * 0, labels).bits == 1024
     huge = weights._replace(W_Q=weights.W_Q * 1e300, W_K=weights.W_K * 1e300)
     proof = certified_memorization(huge, E, e, labels, most_bits=128)
-    assert (proof.rank, proof.shift) == (0, math.inf)
-
-
-def test_precision_ends_at_1024_bits():
-    (weights, E, e), labels = small_task(own=False)
-    assert certified_memorization(weights, E, e * 0, labels).bits == 1024
+    assert (proof.rank, proof.shift, proof.bits) == (0, math.inf, 128)
