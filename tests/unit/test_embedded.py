@@ -28,17 +28,8 @@ def numbers(*shape):
 def drawn(sizes, shared):
     """Weights that want gradients, positions, contexts and queries."""
     R, H, c, d, d_h, d_o, d_out, n, B = sizes
-    shapes = {
-        "W_E": (d, c),
-        "b_E": (d,),
-        "W_Q": (H, d, d_h),
-        "W_K": (H, d, d_h),
-        "W_V": (H, d, 1),
-        "W_O": (H, d_o),
-        "W_D": (d_out, d_o),
-        "b_D": (d_out,),
-    }
-    P = EmbeddedWeights(**{name: numbers(R, *shape) for name, shape in shapes.items()})
+    shapes = [(d, c), (d,), (H, d, d_h), (H, d, d_h), (H, d, 1), (H, d_o), (d_out, d_o), (d_out,)]
+    P = EmbeddedWeights(*(numbers(R, *shape) for shape in shapes))
     contexts = numbers(R, *(() if shared else (B,)), n, c)
     return [W.requires_grad_() for W in P], numbers(n + 1, d), contexts, numbers(R, B, c)
 
