@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem import experiments, reporting, training
+from attnmem import experiments, reporting
 from attnmem import store as storage
 from attnmem.store import Outcome
 from attnmem.studies import STUDIES
-from attnmem.studies import run as running
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -79,33 +78,6 @@ def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_bef
     assert [run.seed for run in made] == 10 * [0] + 10 * [1]
 
 
-def test_a_limit_of_time_is_one_for_all_studies(instant, monkeypatch, command):
-    now, train = [0.0], training.train
-
-    def timed(runs, **options):
-        now[0] += 60
-        return train(runs, **options)
-
-    monkeypatch.setattr(training, "train", timed)
-    monkeypatch.setattr(running, "monotonic", lambda: now[0])
-    names = ["dana-exp6", "dana-exp2", "dana-exp3"]
-    assert command("run", *names, *QUICK, "--limit-minutes", "4")[1].splitlines()[-4:] == [
-        "4 rows added",
-        "dana-exp6: 2 missing",
-        "dana-exp2: 6 missing",
-        "dana-exp3: 6 missing",
-    ]
-
-
-@pytest.mark.usefixtures("instant")
-def test_run_shows_progress_and_what_is_left(command):
-    code, out = command("run", "dana-exp6", "--device", "cpu", "--seeds", "2")
-    assert code == 0
-    assert "[6/6] dana-exp6 d=2 d_h=2 H=21 n=2 T=16384: 12 rows" in out
-    assert "0:00:00 left" in out
-    assert "12 rows added\ndana-exp6: 0 missing" in out
-
-
 @pytest.mark.usefixtures("instant")
 def test_a_paper_in_all_its_readings_is_one_command(command):
     code, out = command("run", "dana", "--variant", "all", *QUICK)
@@ -120,28 +92,20 @@ def test_a_paper_in_all_its_readings_is_one_command(command):
 
 @pytest.mark.usefixtures("instant")
 def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(command, capsys):
-    words = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu", "--where"]
-    code, out = command(*words, "lr=0.3", "d=13")
+    words = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu"]
+    code, out = command(*words, "--where", "lr=0.3", "d=13")
     assert code == 0
-    assert "1 rows added\ndana-exp5-mlp-rates: 0 missing" in out
+    assert out.startswith(
+        "[1/1] dana-exp5-mlp-rates d=13 d_h=13 H=1 n=2 T=262144 width=520: 1 rows"
+    )
+    assert out.endswith("0:00:00 left\n1 rows added\ndana-exp5-mlp-rates: 0 missing\n")
     for unclear in ("lr", "=3", "lr=fast", "lr=nan", "d="):
         with pytest.raises(SystemExit):
-            cli.main([*words, unclear])
+            cli.main([*words, "--where", unclear])
         assert f"'{unclear}' is not like d=10 or lr=0.3" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("instant")
-def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, command):
-    train, theirs = training.train, experiments.runs("dana-exp6", "quick", 2)[-1]
-
-    def beside_another(runs, **options):
-        storage.append([(theirs, train([theirs], **options)[0])])
-        return train(runs, **options)
-
-    monkeypatch.setattr(training, "train", beside_another)
-    said = command("run", "dana-exp6", *QUICK, "--seeds", "1")[1]
-    assert "3 rows added\ndana-exp6: 0 missing" in said
-    assert len(experiments.rows("dana-exp6", "quick")) == 4
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--seed", "3"])
+    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -149,15 +113,12 @@ def test_rows_of_another_process_are_not_counted_as_added(monkeypatch, command):
     [
         ("--device cuda", "device: got 'cuda'; expected a GPU that this machine has; torch"),
         ("--device tpu9", "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
-        ("--limit-minutes -1", "limit_minutes: got -1.0; expected a number above 0"),
         (
             "--where heads=3",
             "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
         ),
-        ("--where H=7", "where: got H = 7; expected H among 1, 5, 9 for dana-exp6"),
         ("--where H=5 --where H=1", "where: got 2 values of H; expected one value"),
         ("--tf32 --device cpu", "tf32: got True; expected False on a CPU"),
-        ("--workers 0", "workers: got 0; expected an integer of at least 1"),
         (
             "--variant all-maps",
             "variant: got 'all-maps'; expected one of code, paper for dana-exp6",
@@ -186,12 +147,6 @@ def test_bad_names_and_damaged_files_end_with_a_message(command, store):
     path.write_text("not a results file\n")
     status, said = command("run", "dana-exp6", "--profile", "quick")
     assert (status, f"{path}, line 1: " in said) == (1, True)
-
-
-def test_words_are_not_guessed_from_their_beginnings(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", "dana-exp6", "--seed", "3"])
-    assert "unrecognized arguments: --seed 3" in capsys.readouterr().err
 
 
 def test_the_command_runs_from_a_source_tree_alone_when_nobody_reads(store):

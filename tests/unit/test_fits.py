@@ -67,7 +67,7 @@ def test_fits_become_rows_and_resume():
     wanted = [*fits.fittings("quick")]
     added = experiments.run(fits.NAME, "quick", report=lambda p: said.append(p.said))
     assert added == len(wanted) == len(said)
-    assert said[0].startswith("lm, balanced, own H=2 n=3 d=4 d_h=4 T=20, seed 0: met after ")
+    assert said[0].startswith("lm, balanced, own, H=2, n=3, d=4, d_h=4, T=20, seed 0: met after")
     assert experiments.run(fits.NAME, "quick") == 0
     rows = experiments.rows(fits.NAME, "quick")
     assert STUDIES[fits.NAME].done("quick", ALL, rows) == (6, 6)
@@ -109,12 +109,13 @@ def test_what_was_reached_is_read_off_fraction_by_fraction():
     met = dataclasses.replace(outcome, stop="met", error=1e-7)
     right = {(0.5, 0), (0.5, 1), (0.8, 1), (0.9, 0), (0.9, 1)}
     cells = [(f, s) for f in (0.5, 0.8, 0.9, 1.0) for s in range(2)]
-    ones = [fits._fitting("paper", fits.ONE, 0.5, s, fits.NEWTON) for s in range(3)]
-    rows = [
-        (fits._fitting("paper", fits.OWN, *cell, fits.NEWTON), met if cell in right else outcome)
-        for cell in cells
-    ]
-    storage.append([*rows, *((asked, outcome) for asked in ones)])
+    listed = {
+        (fit.context, fit.H, fit.n, fit.d, fit.d_h, fraction, fit.seed): fit
+        for fit, fraction in fits.fittings("paper").items()
+        if (fit.optimizer, fit.coordinates) == ("lm", "balanced")
+    }
+    rows = [(listed[*fits.OWN, *cell], met if cell in right else outcome) for cell in cells]
+    storage.append([*rows, *((listed[*fits.ONE, 0.5, seed], outcome) for seed in range(3))])
     first, second = fits.reached(experiments.table(fits.NAME, "paper")).itertuples(index=False)
     assert first[:7] == ("own, H=4, n=4, d=8, d_h=8", "Levenberg-Marquardt", 288, 2, 0.5, 0.9, 1.0)
     assert (first.floor, first.theorem) == (fits.OWN.floor / 288, 13 / 288)

@@ -1,15 +1,13 @@
 """The grids are the published ones, and every cell of them is one run for each seed."""
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
 
 from attnmem import __main__ as cli
 from attnmem import experiments, training
-from attnmem.studies import EXPERIMENTS, PUBLISHED, STUDIES, dana
-from attnmem.studies.study import grid
+from attnmem.studies import EXPERIMENTS, STUDIES
 
 
 def of(name, profile="paper"):
@@ -75,30 +73,6 @@ def test_a_part_of_a_grid_is_chosen_by_values_that_its_cells_have():
     assert {run.width for run in chosen} == {None}  # MLPs have one
 
 
-RATES, LONGER = {0.01, 0.03, 0.3, 1.0}, {65536}  # the published ones are 0.1 and 16384
-
-
-@pytest.mark.parametrize(
-    ("name", "published", "ds", "field", "expected"),
-    [
-        ("dana-exp5-{}-rates", "dana-exp5-{}", {7, 10, 13}, "lr", RATES),
-        ("dana-exp5-{}-longer", "dana-exp5-{}", {10}, "steps", LONGER),
-        ("dana-dim5-{}-rates", {"aot": "dana-dim1", "mlp": "dana-dim5"}, {40, 60}, "lr", RATES),
-    ],
-)
-@pytest.mark.parametrize("model", ["aot", "mlp"])
-def test_the_other_trainings_of_experiment_5_change_one_thing(
-    model, name, published, ds, field, expected
-):
-    published = published[model] if isinstance(published, dict) else published.format(model)
-    of_them = {dataclasses.replace(run, seed=0): run for run in of(published)}
-    runs = of(name.format(model))
-    assert {(run.d, getattr(run, field)) for run in runs} == set(itertools.product(ds, expected))
-    back = {"experiment": published, "seed": 0}
-    back[field] = {getattr(run, field) for run in of_them}.pop()
-    assert {dataclasses.replace(run, **back) for run in runs} <= set(of_them)
-
-
 @pytest.mark.parametrize(
     ("name", "published", "tables"),
     [("dana-exp5-mlp-one-table", "dana-exp5-mlp", 3), ("dana-exp6-one-table", "dana-exp6", 5)],
@@ -131,16 +105,10 @@ def test_the_small_print_changes_one_thing(name, published, change, seeds):
     changed = {dataclasses.replace(run, experiment=name, **change) for run in of(published)}
     assert set(of(name)) <= changed
     assert {run.seed for run in of(name)} == set(range(seeds))
-
-
-def test_seeds_share_their_examples_where_they_are_numbered():
-    first, second, *_ = of("mahdavi-fig2a-shared")
-    small = [dataclasses.replace(run, T=20) for run in (first, second)]
-    other = dataclasses.replace(small[0], table=1)
-    drawn = [training.examples(run) for run in (*small, other)]
-    for ours, same, not_same in zip(*drawn, strict=True):
-        assert torch.equal(ours, same)
-        assert not torch.equal(ours, not_same)
+    first, second = (dataclasses.replace(run, T=20) for run in of(name)[:2])
+    drawn = [training.examples(run) for run in (first, second)]
+    for one, other in zip(*drawn, strict=True):  # seeds share their examples if these are numbered
+        assert torch.equal(one, other) == ("table" in change)
 
 
 def test_the_learning_rates_are_those_of_the_sheet():
@@ -211,49 +179,22 @@ def test_bad_arguments_are_named(name, profile, options, refused):
         experiments.runs(name, profile, **options)
 
 
-# --- what a new experiment and a new model take ---------------------------------------------------
-
-
-def bag(run, g):
-    """Initial weights of a model that adds up the embeddings of its tokens."""
-    shape = run.N, run.d
-    return {name: torch.randn(*shape, generator=g) for name in ("embedding", "unembedding")}
-
-
-def bag_logits(P, run, tokens):
-    x = torch.stack([table[each] for table, each in zip(P["embedding"], tokens, strict=True)])
-    return P["unembedding"] @ x.sum(dim=2).mT
-
-
-def bag_losses(P, run, tokens, answers):
-    logits = bag_logits(P, run, tokens)
-    losses = torch.nn.functional.cross_entropy(logits, answers, reduction="none").mean(dim=1)
-    return losses, logits, lambda g: torch.autograd.grad(losses, [*P.values()], g)
-
-
-def bag_logits_of_pairs(P, run, first):
-    pairs = torch.cartesian_prod(first, torch.arange(run.N))
-    return bag_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
-
-
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
     """As CONTRIBUTING says: nothing else has to know of them to run, read and list them."""
-    family = training.Family(
-        bag, bag_losses, ("bigrams",), lambda run: run.d, logits_of_pairs=bag_logits_of_pairs
-    )
-    cells = dana._bigrams(grid(d=[2, 3], H=[1]), model="bag", **dana.QUICK)
-    entry = dana._experiment("bag", "sums of embeddings", paper=cells, quick=cells, curves="d")
-    monkeypatch.setitem(training.FAMILIES, "bag", family)
-    for table in (EXPERIMENTS, PUBLISHED, STUDIES):
+    monkeypatch.setitem(training.FAMILIES, "new", training.FAMILIES["aot"])
+    cells = [vars(run) | {"model": "new"} for run in of("dana-exp6", "quick")[::2]]
+    fields = {"experiment", "profile", "seed", "variant", "products"}
+    cells = [{name: cell[name] for name in cell.keys() - fields} for cell in cells]
+    both, seeds = ({"paper": one, "quick": one} for one in (cells, 2))
+    entry = experiments.Experiment("dana-new", "dana", "a new model", both, seeds, curves="H")
+    for table in (EXPERIMENTS, STUDIES):
         monkeypatch.setitem(table, entry.name, entry)
-    assert experiments.run("dana-bag", "quick", "cpu") == 4
-    table, profile = experiments.stored("dana-bag", "quick", curves="d")
-    assert (len(table), profile) == (4, "quick")
-    counted = experiments.with_parameters(table, "dana-bag", "quick")
-    assert set(counted.parameters) == {2 * 10 * d for d in (2, 3)}
-    assert experiments.coverage(["dana-bag"]).source.tolist() == [
-        "Dana et al. 2025, sums of embeddings"
-    ]
+    assert experiments.run("dana-new", "quick", "cpu") == 6
+    table, profile = experiments.stored("dana-new", "quick", curves="H")
+    assert (len(table), profile) == (6, "quick")
+    counted = experiments.with_parameters(table, "dana-new", "quick")
+    assert set(counted.parameters) == {training.parameter_count(run) for run in of("dana-new")}
+    assert experiments.coverage(["dana-new"]).source.tolist() == ["Dana et al. 2025, a new model"]
     assert cli.main(["status", "--profile", "quick"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["quick", "dana-bag", "code", "4", "of", "4", "complete"] in lines
+    assert ["quick", "dana-new", "code", "6", "of", "6", "complete"] in lines

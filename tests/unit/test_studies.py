@@ -1,6 +1,8 @@
 """Running a study is resumable, on any executor; its rows are read in one way."""
 
 import importlib.util
+import itertools
+import math
 import multiprocessing
 import os
 import random
@@ -17,7 +19,6 @@ from attnmem import experiments, training
 from attnmem import store as storage
 from attnmem.store import Outcome
 from attnmem.studies import run as running
-from attnmem.studies.study import Place
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -80,10 +81,13 @@ def test_no_unit_starts_after_the_time_limit(clock, minutes, units):
     assert len(experiments.rows("dana-exp2", "paper")) == units
 
 
-@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
-def test_a_time_limit_in_which_nothing_can_be_done_is_refused(minutes):
-    with pytest.raises(ValueError, match=rf"^limit_minutes: got {minutes}; expected a number abo"):
-        experiments.run("dana-exp6", "quick", "cpu", limit_minutes=minutes)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("limit_minutes", minutes) for minutes in (0, -1, math.nan, math.inf)), ("workers", 0)],
+)
+def test_limits_in_which_nothing_can_be_done_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: got {value}; expected "):
+        experiments.run("dana-exp6", "quick", "cpu", **{name: value})
 
 
 class Held(Executor):
@@ -158,10 +162,11 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(monkeypatch, held,
     assert heads("dana-exp6") == [5, 9], "the three first"
 
 
-def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(instant, store):
+def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(held, store):
     store.touch()
     with pytest.raises(OSError, match=str(store)):
-        experiments.run("dana-exp6", "quick", "cpu", Held())
+        experiments.run("dana-exp6", "quick", "cpu", held)
+    assert held.given == []
 
 
 def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeypatch):
@@ -216,30 +221,25 @@ def test_workers_train_what_one_process_trains(store):
 
 
 def test_a_gpu_has_no_more_workers_than_streams():
-    with running.pool(31, "cuda") as workers:
-        assert isinstance(workers, ThreadPoolExecutor)
+    assert running.pool(31, "cuda")
+    assert running.pool(32, "cpu")
     with pytest.raises(ValueError, match=r"^workers: got 32; expected at most 31 on a GPU"):
         running.pool(32, "cuda")
-    with running.pool(32, "cpu") as workers:
-        assert isinstance(workers, ProcessPoolExecutor)
 
 
-def test_what_is_in_flight_is_not_given_out_again_in_other_groups(monkeypatch):
+def test_what_is_in_flight_is_not_given_out_again_in_other_groups(held, monkeypatch):
     """Groups depend on the memory that is left, so they may change while some are trained."""
-    size = 2
+    sizes = itertools.cycle([2, 3, 2])
 
     def stacks(runs, device, workers):
+        size = next(sizes)
         return [runs[i : i + size] for i in range(0, len(runs), size)]
 
+    trained = []
     monkeypatch.setattr(training, "stacks", stacks)
-    rows = {("dana-exp6", "quick"): {}}
-    queue = running.queue([running.Job("dana-exp6", "quick")], rows, Place(workers=3))
-    given = [next(queue)[1] for _ in range(2)]
-    size = 3
-    rows["dana-exp6", "quick"] |= {run.key: (run, outcome()) for run in given[1]}
-    given += [unit for _, unit in iter(queue.__next__, None)]
-    keys = [run.key for unit in given for run in unit]
-    assert sorted(keys) == sorted(run.key for run in of("dana-exp6", "quick"))
+    around(monkeypatch, trained.extend)
+    assert experiments.run("dana-exp6", "paper", "cpu", held, seeds=2, workers=3) == 12
+    assert len({run.key for run in trained}) == len(trained) == 12
 
 
 def killed(arguments, seconds, **options):
@@ -419,19 +419,14 @@ def test_trainings_that_diverged_are_done_stay_in_tables_and_count_in_no_mean(mo
     assert found.ours[9] == pytest.approx((0 + 0.2 + 0.4) / 3)
     assert found.ours[5] == pytest.approx(0.2)
     assert experiments.fewest_seeds(table) == 5, "a seed that diverged was trained"
-    assert experiments.by_seed(table, "H").isna().loc[9].to_list() == [
-        seed % 2 for seed in range(5)
-    ]
+    assert experiments.by_seed(table, "H").isna().loc[9].to_list() == [0, 1, 0, 1, 0]
 
 
 def test_the_fewest_seeds_of_any_training_count():
-    put(of("dana-exp6", seeds=3, where={"H": 5}))
-    put(of("dana-exp6", seeds=2, where={"H": 9}))
+    put([*of("dana-exp6", seeds=3, where={"H": 5}), *of("dana-exp6", seeds=2, where={"H": 9})])
     table = experiments.table("dana-exp6", "paper")
     assert experiments.fewest_seeds(table) == 2
-    assert experiments.fewest_seeds(table[table.H == 5]) == 3
-    again = pd.concat([table, table[table.H == 9].assign(tf32=True)])
-    assert experiments.fewest_seeds(again) == 2  # a seed counts once
+    assert experiments.fewest_seeds(pd.concat([table, table.assign(tf32=True)])) == 2, "once each"
 
 
 def test_spans_say_the_least_and_the_largest_and_refuse_holes():

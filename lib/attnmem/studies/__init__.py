@@ -16,13 +16,13 @@ from . import dana, mahdavi
 from .assumptions import TESTS
 from .fits import FITS
 from .searches import SEARCHES
-from .study import Experiment, Named, Selection, Study
+from .study import Experiment, Selection, Study, _Named
 
-MAHDAVI, DANA = (Named({one.name: one for one in paper.PUBLISHED}) for paper in (mahdavi, dana))
-PUBLISHED: dict[str, Experiment] = Named(MAHDAVI | DANA)
-OURS: dict[str, Experiment] = Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
-EXPERIMENTS: dict[str, Experiment] = Named(PUBLISHED | OURS)
-STUDIES: dict[str, Study] = Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+MAHDAVI, DANA = (_Named({one.name: one for one in paper.PUBLISHED}) for paper in (mahdavi, dana))
+PUBLISHED: dict[str, Experiment] = _Named(MAHDAVI | DANA)
+OURS: dict[str, Experiment] = _Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
+EXPERIMENTS: dict[str, Experiment] = _Named(PUBLISHED | OURS)
+STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
 
 
 def runs(

@@ -27,7 +27,7 @@ from ..features import Encoder, Seen, corpora, pretrained, random_encoder, train
 from ..independence import numerical_rank, sampled_independence
 from ..store import Check, Finding, Row
 from ..training.devices import origin
-from .study import ALL, Named, Selection, Study, Unit
+from .study import ALL, Selection, Study, Unit, _Named
 
 SEED = 0
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -35,8 +35,6 @@ DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
 HEADS = 4  # of the attention layer that reads the features for them
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
-
-
 DEPTH = 4  # of the small models
 
 
@@ -59,8 +57,8 @@ class Case:
     d: int
     batches: Callable[[], Iterable[corpora.Inputs]]
     model: str | tuple[str, dict]
-    trained: str | tuple[Callable[..., float], float] | None = None
-    samples: tuple[int, int] = (5000, 300)
+    trained: str | tuple[Callable[..., float], float] | None
+    samples: tuple[int, int]
     sizes: tuple[int, ...] = ()
     curves: tuple[str, ...] = ("random attention",)
     positions: bool = False
@@ -93,9 +91,8 @@ def _made(train: Callable[..., float], least: float) -> str:
 TINY_SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
 TINY_VIT = ("vit", TINY_SIZES | {"image_size": 32, "patch_size": 8})
 WIKIPEDIA = "wikimedia/wikipedia:20231101.en"
-
-
-FULL, QUICK = (5000, 5000), (200, 100)  # samples, if the features are small
+FULL, FEWER, QUICK = (5000, 5000), (5000, 300), (200, 100)  # samples
+UNTRAINED = {"trained": None, "samples": FEWER}
 
 
 def _vision(
@@ -107,10 +104,8 @@ def _vision(
         *(source, architecture, 1973, *shape, lambda: corpora.published_images(source, 2000)),
         *(architecture, hub, FULL, sizes),
     )
-    shipped = Case(
-        *("photographs", architecture, 2000, *shape, lambda: crops(2000)),
-        model=architecture,
-        sizes=sizes,
+    shipped = replace(
+        published, source="photographs", T=2000, batches=lambda: crops(2000), **UNTRAINED
     )
     trained = Case(
         *("digits", "vit-digits", 1797, 17, 64, lambda: corpora.digits()[0].split(256)),
@@ -147,12 +142,8 @@ def _language(
         *(architecture, hub, FULL, sizes),
         **both,
     )
-    shipped = Case(
-        *("library", architecture, 2000, *shape, lambda: read(2000, length=n, batch=4)),
-        model=architecture,
-        sizes=sizes,
-        **first,
-    )
+    passages = functools.partial(read, 2000, length=n, batch=4)
+    shipped = replace(published, source="library", batches=passages, **UNTRAINED | first)
     trained = Case(
         *("library", f"{kind}-library", 2000, 64, 96, lambda: read(2000, length=64, batch=100)),
         *((kind, pretrained.LIBRARY[kind]), (train, least), FULL),
@@ -173,7 +164,7 @@ def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[s
     n, d = trained.n, trained.d
     deeper = replace(
         trained,
-        samples=(5000, 300),
+        samples=FEWER,
         sizes=tuple(size for size in (*range(8, d, 8), d - 4, d - 1) if size != n),
         curves=tuple(f"{kind} L{at}" for kind in ("random", "trained") for at in range(DEPTH + 1)),
         positions=False,
@@ -184,7 +175,7 @@ def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[s
     return tiers | {"deeper": deeper, "quick": quick}
 
 
-CASES: dict[str, dict[str, Case]] = Named(
+CASES: dict[str, dict[str, Case]] = _Named(
     {
         "assumptions-bert": _language(
             *("bert", WIKIPEDIA, "bert-large-uncased", "bert-large", (512, 1024)),

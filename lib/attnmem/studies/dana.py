@@ -137,14 +137,12 @@ def _on_tables(tables: int, cells: Cells) -> Cells:
     return [cell | {"table": table} for cell in cells for table in range(tables)]
 
 
-def _at_other_rates(cells: Cells) -> Cells:
-    """The published rate is 0.1, multiplied by 0.1 at the start."""
-    return [cell | {"lr": lr} for cell in cells for lr in (0.01, 0.03, 0.3, 1.0)]
-
-
-def _exp5(name: str, what: str, paper: Cells, quick: Cells, **kind: Any) -> Experiment:
-    """Is the MLP harder to train? Exp. 5 at other rates, and for longer, at its middle size."""
-    return _experiment(name, f"Exp. 5, {what} (not in the paper)", paper, quick, **kind)
+def _at_other_rates(name: str, what: str, paper: Cells, quick: Cells, seeds: int = 5) -> Experiment:
+    """Is the MLP harder to train? Exp. 5 at its middle size, at other rates than ``lr = 0.1``."""
+    rates = (0.01, 0.03, 0.3, 1.0)
+    cells = ([cell | {"lr": lr} for cell in each for lr in rates] for each in (paper, quick))
+    what = f"Exp. 5, {what} at other rates (not in the paper)"
+    return _experiment(name, what, *cells, seeds, curves="d")
 
 
 LONGER = [4 * epochs for epochs in (64, QUICK["epochs"])]
@@ -167,40 +165,36 @@ OURS = [
         _on_tables(2, _bigrams(grid(d=[2], H=[1, 5]), **QUICK)),
         seeds=20,
     ),
-    _exp5(
-        *("exp5-aot-rates", "attention at other rates"),
-        _at_other_rates(_bigrams(grid(d=[7, 10, 13], H=[21]), **EXP5)),
-        _at_other_rates(_bigrams(grid(d=[4], H=[3]), **QUICK)),
-        curves="d",
+    _at_other_rates(
+        *("exp5-aot-rates", "attention"),
+        _bigrams(grid(d=[7, 10, 13], H=[21]), **EXP5),
+        _bigrams(grid(d=[4], H=[3]), **QUICK),
     ),
-    _exp5(
-        *("exp5-mlp-rates", "MLP at other rates"),
-        _at_other_rates(_mlp(grid(d=[7, 10, 13], step=[20]), 2, **MLP, **EXP5)),
-        _at_other_rates(_mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK)),
-        curves="d",
+    _at_other_rates(
+        *("exp5-mlp-rates", "MLP"),
+        _mlp(grid(d=[7, 10, 13], step=[20]), 2, **MLP, **EXP5),
+        _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK),
     ),
-    _exp5(  # about equal parameters: a head has 4 d^2, a unit of the MLP 2 d + 1
-        *("dim5-aot-rates", "wider, attention at other rates"),
-        _at_other_rates(_bigrams(grid(d=[40, 60], H=[7]), **DIM)),
-        _at_other_rates(_bigrams(grid(d=[8], H=[3]), **QUICK)),
+    _at_other_rates(  # about equal parameters: a head has 4 d^2, a unit of the MLP 2 d + 1
+        *("dim5-aot-rates", "wider, attention"),
+        _bigrams(grid(d=[40, 60], H=[7]), **DIM),
+        _bigrams(grid(d=[8], H=[3]), **QUICK),
         seeds=3,
-        curves="d",
     ),
-    _exp5(
-        *("dim5-mlp-rates", "wider, MLP at other rates"),
-        _at_other_rates(_mlp(grid(d=[40, 60], step=[12]), 1, **MLP, **DIM)),
-        _at_other_rates(_mlp(grid(d=[8], step=[4]), 1, **MLP, **QUICK)),
+    _at_other_rates(
+        *("dim5-mlp-rates", "wider, MLP"),
+        _mlp(grid(d=[40, 60], step=[12]), 1, **MLP, **DIM),
+        _mlp(grid(d=[8], step=[4]), 1, **MLP, **QUICK),
         seeds=3,
-        curves="d",
     ),
-    _exp5(
-        *("exp5-aot-longer", "attention, four times as long"),
+    _experiment(
+        *("exp5-aot-longer", "Exp. 5, attention, four times as long (not in the paper)"),
         _bigrams(grid(d=[10], H=[21]), **EXP5, epochs=LONGER[0]),
         _bigrams(grid(d=[4], H=[3]), **QUICK | {"epochs": LONGER[1]}),
         seeds=3,
     ),
-    _exp5(
-        *("exp5-mlp-longer", "MLP, four times as long"),
+    _experiment(
+        *("exp5-mlp-longer", "Exp. 5, MLP, four times as long (not in the paper)"),
         _mlp(grid(d=[10], step=[20]), 2, **MLP, **EXP5, epochs=LONGER[0]),
         _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK | {"epochs": LONGER[1]}),
         seeds=3,

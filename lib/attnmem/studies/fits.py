@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -71,7 +71,6 @@ SMALL = (
     *(ONE, Shape("own", 4, 4, 8, 2), SHARED, Shape("shared", 8, 4, 8, 3), OWN),
     *(Shape("own", 2, 8, 12, 12), Shape("own", 8, 3, 6, 6)),
 )
-PUBLISHED = {heads: Shape("own", heads, 32, 64, 64) for heads in (1, 2)}
 
 NEWTON = MappingProxyType({"optimizer": "lm", "coordinates": "balanced", "steps": 300})
 LBFGS = MappingProxyType({"optimizer": "lbfgs", "coordinates": "balanced", "steps": 5000})
@@ -95,7 +94,8 @@ def fittings(profile: str) -> dict[Fitting, float]:
         parts = [(tiny, (0.5,), 1, way) for way in ways]
     else:
         most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.97)
-        two, one_published, two_published = (OWN, SHARED), (PUBLISHED[1],), (PUBLISHED[2],)
+        two = (OWN, SHARED)
+        one_published, two_published = ((Shape("own", H, 32, 64, 64),) for H in (1, 2))
         large = NEWTON | {"steps": 150}
         parts = [
             ((ONE,), (0.2, 0.3, 0.4), 5, NEWTON),
@@ -114,19 +114,17 @@ def fittings(profile: str) -> dict[Fitting, float]:
             (two_published, (0.9,), 1, large),
         ]
     return {
-        _fitting(profile, shape, fraction, seed, way): fraction
+        Fitting(NAME, profile, seed=seed, T=T, **shape._asdict(), **way): fraction
         for shapes, fractions, seeds, way in parts
         for fraction in fractions
         for shape in shapes
+        for T in [int(fraction * shape.ceiling)]
         for seed in range(seeds)
     }
 
 
-def _fitting(
-    profile: str, shape: Shape, fraction: float, seed: int, way: Mapping[str, Any]
-) -> Fitting:
-    T = int(fraction * shape.ceiling)
-    return Fitting(NAME, profile, seed=seed, T=T, **shape._asdict(), **way)
+def _shape(fit: Fitting) -> Shape:
+    return Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h)
 
 
 class Examples(NamedTuple):
@@ -143,8 +141,7 @@ def examples(fit: Fitting) -> Examples:
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
     """
-    shape = Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h)
-    digest = hashlib.sha256(f"{tuple(shape)} {fit.T} {fit.seed}".encode()).digest()
+    digest = hashlib.sha256(f"{tuple(_shape(fit))} {fit.T} {fit.seed}".encode()).digest()
     g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
     d, rank = fit.d, min(fit.d_h, fit.d)
     uniform = partial(torch.rand, generator=g, dtype=torch.float64)
@@ -180,9 +177,9 @@ class FitStudy(Study):
 
     def say(self, rows: Sequence[Row]) -> str:
         fit, result = rows[-1]
-        shape = f"{fit.context} H={fit.H} n={fit.n} d={fit.d} d_h={fit.d_h} T={fit.T}"
+        what = f"{fit.optimizer}, {fit.coordinates}, {_shape(fit).words}, T={fit.T}"
         ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
-        return f"{fit.optimizer}, {fit.coordinates}, {shape}, seed {fit.seed}: {ends}"
+        return f"{what}, seed {fit.seed}: {ends}"
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
         super().configs(profile, selection)
@@ -192,7 +189,7 @@ class FitStudy(Study):
         table = super().table(rows)
         shapes = [Shape(*sizes) for sizes in table[[*Shape._fields]].itertuples(False, None)]
         fraction_of = {
-            (Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h), fit.T): fraction
+            (_shape(fit), fit.T): fraction
             for profile in {*table.profile}
             for fit, fraction in fittings(profile).items()
         }

@@ -88,14 +88,22 @@ PUBLISHED = [
 # --- Not in the paper: longer, with a short last batch, and on one set of examples ----------------
 
 
-def _with(cells: Cells, **field: Any) -> Cells:
-    return [cell | field for cell in cells]
+def _changed(
+    name: str, what: str, paper: Cells, quick: Cells, seeds: int, **field: Any
+) -> Experiment:
+    """A part of a published grid with one field changed."""
+    cells = ([cell | field for cell in each] for each in (paper, quick))
+    return _experiment(name, f"{what} (not in the paper)", *cells, seeds=seeds)
 
 
-SMALL_2A = memorization(grid(H=[5, 10], n=[32], T=[10_000]), **SHARED)
-QUICK_2A = memorization(grid(H=[2], n=[8], T=[250]), **SHARED | SMALLER)
-SMALL_3 = memorization(SIZES_3, **TO_THE_END)
-TINY_3 = memorization(QUICK_3[:1], **TO_THE_END | SMALLER)
+FIGURE_2A = (
+    memorization(grid(H=[5, 10], n=[32], T=[10_000]), **SHARED),
+    memorization(grid(H=[2], n=[8], T=[250]), **SHARED | SMALLER),
+)
+FIGURE_3 = (
+    memorization(SIZES_3, **TO_THE_END),
+    memorization(QUICK_3[:1], **TO_THE_END | SMALLER),
+)
 SHORT = {"last_batch": "short"}  # an epoch's last batch holds what is left, as in the code
 SAME = {"table": 0}  # all seeds have the same examples
 
@@ -107,22 +115,7 @@ OURS = [
         memorization(grid(H=[1, 2, 4], n=[8], T=[250]), **SHARED | SMALLER | {"least_steps": 4000}),
         seeds=1,
     ),
-    _experiment(
-        *("fig2a-short", "Figure 2a, short last batch (not in the paper)"),
-        _with(SMALL_2A, **SHORT),
-        _with(QUICK_2A, **SHORT),
-        seeds=3,
-    ),
-    _experiment(
-        *("fig2a-shared", "Figure 2a, the seeds' data shared (not in the paper)"),
-        _with(SMALL_2A, **SAME),
-        _with(QUICK_2A, **SAME),
-        seeds=3,
-    ),
-    _experiment(
-        *("fig3-short", "Figure 3, short last batch (not in the paper)"),
-        _with(SMALL_3, **SHORT),
-        _with(TINY_3, **SHORT),
-        seeds=6,
-    ),
+    _changed("fig2a-short", "Figure 2a, short last batch", *FIGURE_2A, 3, **SHORT),
+    _changed("fig2a-shared", "Figure 2a, the seeds' data shared", *FIGURE_2A, 3, **SAME),
+    _changed("fig3-short", "Figure 3, short last batch", *FIGURE_3, 6, **SHORT),
 ]

@@ -22,7 +22,7 @@ from ..checks import check_integer, refuse
 from ..store import Row, Rows
 from ..training.devices import STREAMS
 from . import STUDIES
-from .study import ALL, CHECKPOINTS, Place, Selection, Unit
+from .study import ALL, CHECKPOINTS, Selection, Unit, _Place
 
 
 class Job(NamedTuple):
@@ -134,13 +134,13 @@ def run_jobs(
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
     at_once = workers or (math.inf if executor else 1)
-    place = Place(device, workers or 1, limit_minutes is not None)
+    place = _Place(device, workers or 1, limit_minutes is not None)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
     units = None
     if all(STUDIES[job.name].units_known for job in jobs):
-        units = len([*iter(queue(jobs, rows, place).__next__, None)])
-    waiting = queue(jobs, rows, place)
-    executor = executor or InlineExecutor()
+        units = len([*iter(_queue(jobs, rows, place).__next__, None)])
+    waiting = _queue(jobs, rows, place)
+    executor = executor or _Inline()
     in_flight: dict[Future, str] = {}
     error: BaseException | None = None
     done = added = 0
@@ -194,13 +194,10 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     return ThreadPoolExecutor(workers)
 
 
-def queue(
-    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: Place
+def _queue(
+    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: _Place
 ) -> Iterator[tuple[str, Unit] | None]:
-    """Units to measure, each with its study's name; None whenever there is none now.
-
-    Rows may grow between two units. What has been given out in one is left out of the others.
-    """
+    """Units to measure, each with its study's name; None whenever all that are known are out."""
     started: set[str] = set()
     while True:
         before = len(started)
@@ -222,11 +219,10 @@ def _stored(future: Future) -> tuple[list[Row], int]:
     return rows, added
 
 
-class InlineExecutor(Executor):
+class _Inline(Executor):
     """Does what it is given at once, in this process."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
-        """A future that is done already."""
         future: Future = Future()
         try:
             future.set_result(function(*args))

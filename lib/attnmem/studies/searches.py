@@ -16,7 +16,7 @@ import pandas as pd
 from .. import store, training
 from ..store import Row, Rows, Run
 from . import mahdavi
-from .study import HERE, Cells, Done, Named, Place, Selection, Study, Unit, name_of
+from .study import _HERE, Cells, Done, Selection, Study, Unit, _Named, _Place, name_of
 
 
 class Bracket(NamedTuple):
@@ -51,7 +51,7 @@ class Search(Study):
         return Done(sum(not self.bracket(profile, cell, rows)[1] for cell in cells), len(cells))
 
     def units(
-        self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
+        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
     ) -> Iterator[Unit]:
         """What each bisection needs next, until that is with a worker already."""
         self.configs(profile, selection)
@@ -101,45 +101,42 @@ def _classes(cells: Cells, **changes: Any) -> Cells:
     return mahdavi.memorization([{"n": 32} | cell for cell in cells], **protocol)
 
 
-_SEARCHES = (
-    Search(
-        "mahdavi-capacity",
-        "mahdavi",
-        "examples (shared context) memorized without an error",
-        cells={
-            "paper": _classes([{"H": 4}, {"H": 8}]),
-            "quick": _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **mahdavi.SMALLER),
-        },
-        restarts={"paper": 3, "quick": 2},
+def _search(
+    name: str, what: str, paper: Cells, quick: Cells, restarts: int, after: str = ""
+) -> Search:
+    cells, counts = {"paper": paper, "quick": quick}, {"paper": restarts, "quick": 2}
+    what = f"{what} memorized without an error{after}"
+    return Search(name, name.partition("-")[0], what, cells, counts)
+
+
+_LISTED = (
+    _search(
+        *("mahdavi-capacity", "examples (shared context)"),
+        _classes([{"H": 4}, {"H": 8}]),
+        _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **mahdavi.SMALLER),
+        restarts=3,
     ),
-    Search(
-        "dana-capacity",
-        "dana",
-        "associations memorized without an error",
-        cells={
-            "paper": _associations(
-                [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
-                + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
-                + [{"d": 5, "H": H} for H in (4, 8, 16)]
-            ),
-            "quick": _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
-        },
-        restarts={"paper": 4, "quick": 2},
+    _search(
+        *("dana-capacity", "associations"),
+        _associations(
+            [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
+            + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
+            + [{"d": 5, "H": H} for H in (4, 8, 16)]
+        ),
+        _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
+        restarts=4,
     ),
-    Search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
-        "dana-shapes",
-        "dana",
-        "associations memorized without an error, narrower heads (not in the paper)",
-        cells={
-            "paper": _associations(
-                [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
-            ),
-            "quick": _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
-        },
-        restarts={"paper": 4, "quick": 2},
+    _search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
+        *("dana-shapes", "associations"),
+        _associations(
+            [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
+        ),
+        _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
+        restarts=4,
+        after=", narrower heads (not in the paper)",
     ),
 )
-SEARCHES: dict[str, Search] = Named({search.name: search for search in _SEARCHES})
+SEARCHES: dict[str, Search] = _Named({search.name: search for search in _LISTED})
 
 
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
@@ -174,18 +171,11 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
 
 
 def found(name: str, profile: str) -> pd.DataFrame:
-    """What the stored rows show: one line for every cell whose bisection is complete.
-
-    Args:
-        name: A key of ``SEARCHES``.
-        profile: ``paper`` or ``quick``.
+    """What the stored rows of a search show: one line for every cell whose bisection is complete.
 
     Returns:
         A table with the cell's sizes, ``memorized`` and ``failed`` (missing if everything was
         memorized), ``bound`` (by the paper's theorem) and ``parameters`` of the model.
-
-    Raises:
-        ValueError: An argument is unknown; the message names it.
     """
     search, lines = SEARCHES[name], []
     search.configs(profile)

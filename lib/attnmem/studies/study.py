@@ -21,7 +21,7 @@ import pandas as pd
 from .. import store, training
 from ..checks import check_integer, refuse
 from ..reporting import papers
-from ..store import SCHEMAS, Configuration, Row, Rows, Run
+from ..store import SCHEMAS, Row, Rows, Run
 
 PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
@@ -44,15 +44,11 @@ class Selection(NamedTuple):
     tf32: bool = False
 
 
-class Place(NamedTuple):
-    """Where units are measured, which decides how large they are and which come first.
-
-    ``workers`` share the device's memory. If the time is ``limited``, the cheapest curves and first
-    seeds come first.
-    """
+class _Place(NamedTuple):
+    """Where units are measured; if time is ``limited``, cheap curves and first seeds come first."""
 
     device: str = "cpu"
-    workers: int = 1
+    workers: int = 1  # which share the device's memory
     limited: bool = False
 
 
@@ -63,14 +59,14 @@ class Done(NamedTuple):
     of: int
 
 
-class Named(dict):
+class _Named(dict):
     """Studies by name; a name that is not among them is refused."""
 
     def __missing__(self, name: str) -> NoReturn:
         refuse("name", repr(name), f"one of {', '.join(self)}")
 
 
-ALL, HERE = Selection(), Place()
+ALL, _HERE = Selection(), _Place()
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +119,7 @@ class Study:
         return Done(sum(one.key in rows for one in configs), len(configs))
 
     def units(
-        self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
+        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
     ) -> Iterable[Unit]:
         """What is missing, in units. Rows may grow between two of them."""
         return [[one] for one in self.missing(profile, selection, rows)]
@@ -153,18 +149,12 @@ class Study:
         return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
-        """Rows with a column for each field of the store, and those that this kind adds."""
-        return as_table(rows, self.config)
+        """Rows with a column for each field of the store, and those that this kind adds.
 
-
-def as_table(rows: Iterable[Row], config: type[Configuration] = Run) -> pd.DataFrame:
-    """Rows as a table with a column for each field, in the order of the file.
-
-    Of a training that diverged, ``accuracy`` and ``loss`` are missing; of the others ``diverged``,
-    its step.
-    """
-    values = [vars(config) | vars(result) for config, result in rows]
-    return pd.DataFrame(values, columns=[*SCHEMAS[config].types])
+        Of a training that diverged, ``accuracy`` and ``loss`` are missing; of others ``diverged``.
+        """
+        values = [vars(config) | vars(result) for config, result in rows]
+        return pd.DataFrame(values, columns=[*SCHEMAS[self.config].types])
 
 
 # --- trainings ------------------------------------------------------------------------------------
@@ -223,7 +213,7 @@ class Experiment(Study):
         ]
 
     def units(
-        self, profile: str, selection: Selection, rows: Rows, place: Place = HERE
+        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
     ) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
         device, workers, limited = place
@@ -249,13 +239,7 @@ class Experiment(Study):
 
 
 def name_of(runs: Sequence[Run]) -> str:
-    """Trainings of one experiment in a few words: its name, their variant, their sizes.
-
-    Example:
-        >>> from attnmem.studies import runs
-        >>> name_of(runs("dana-exp2", "quick", variant="paper"))
-        'dana-exp2, paper d=4 d_h=1 to 4 H=5 n=2 T=2048'
-    """
+    """Trainings of one experiment in a few words: its name, their variant, their sizes."""
     run = runs[0]
     words = [run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"]
     for field in SIZES:

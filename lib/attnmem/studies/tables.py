@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,18 +12,15 @@ import pandas as pd
 from .. import store, training
 from ..checks import refuse
 from ..reporting import papers
-from ..store import Row, Run
+from ..store import Row, Rows, Run
 from . import DANA, EXPERIMENTS, STUDIES, runs
-from .study import PROFILES, SIZES, Selection, as_table
+from .study import PROFILES, SIZES, Selection
 
 
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """The stored rows of a study by key: those that came with the library and those added since.
 
-    Args:
-        name: A study.
-        profile: One of its profiles.
-        recompute: Whether only rows in the folder for new rows count.
+    With ``recompute`` only rows in the folder for new rows count.
 
     Raises:
         ValueError: There is no such study or profile, or no folder for new rows alone.
@@ -104,37 +100,19 @@ def stored(
     experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
         refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
-    found: dict[str, tuple[list[Row], bool]] = {}  # and whether they have no hole
-    wanted = 0
-    for each in dict.fromkeys((profile, *PROFILES)):
-        grid = {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
-        wanted = wanted or len(grid)
-        have = [row for key, row in store.known(name, each).items() if key in grid]
-        cells = {dataclasses.replace(run, seed=0) for run, _ in have}
-        holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
-        on_curves = []
-        if curves:
-            curve, keys = operator.attrgetter(curves), {run.key for run, _ in have}
-            torn = {curve(run) for run in holes}
-            # Seeds under way would move some of a curve's means, so they are left out if others
-            # have the whole curve.
-            begun = {(curve(run), run.seed) for key, run in grid.items() if key not in keys}
-            whole = {curve(run) for run in grid.values() if (curve(run), run.seed) not in begun}
-            left_out = {(at, seed) for at, seed in begun if at in whole}
-            on_curves = [
-                row
-                for row in have
-                if curve(row[0]) not in torn and (curve(row[0]), row[0].seed) not in left_out
-            ]
-        found[each] = (on_curves or have, bool(on_curves) or not holes)
-        if found[profile][1]:
-            break
-    chosen = next((p for p, (_, no_hole) in found.items() if no_hole), None)
-    chosen = chosen or next((p for p, (have, _) in found.items() if have), None)
+    profiles = [*dict.fromkeys((profile, *PROFILES))]
+    grids = {
+        each: {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
+        for each in profiles
+    }
+    found = {each: _usable(grid, store.known(name, each), curves) for each, grid in grids.items()}
+    whole = [each for each in profiles if found[each][1]]
+    some = [each for each in profiles if found[each][0]]
     what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
-    if chosen is None:
+    if not some:
         refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
-    given, have = found[chosen][0], len(found[profile][0])
+    chosen = [*whole, *some][0]
+    given, have, wanted = found[chosen][0], len(found[profile][0]), len(grids[profile])
     lost = sum(outcome.diverged is not None for _, outcome in given)
     ends = f"; {lost} of {len(given)} diverged" if lost else ""
     if chosen == profile:
@@ -143,7 +121,28 @@ def stored(
     else:
         left = f"{have} of {wanted}" if have else "no"
         print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
-    return as_table(given), chosen
+    return experiment.table(given), chosen
+
+
+def _usable(grid: dict[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
+    """Rows of a grid, of its whole curves if it has some, and whether they are without holes."""
+    have = [row for key, row in known.items() if key in grid]
+    cells = {dataclasses.replace(run, seed=0) for run, _ in have}
+    holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
+    if curves is None:
+        return have, not holes
+
+    def at(run: Run) -> tuple[Any, int]:
+        return getattr(run, curves), run.seed
+
+    # Seeds under way would move some of a curve's means, so they are left out if others have the
+    # whole curve.
+    torn = {at(run)[0] for run in holes}
+    begun = {at(run) for key, run in grid.items() if key not in known}
+    whole = {at(run)[0] for run in grid.values() if at(run) not in begun}
+    left_out = {(curve, seed) for curve, seed in begun if curve in whole}
+    on_curves = [row for row in have if at(row[0])[0] not in torn and at(row[0]) not in left_out]
+    return on_curves or have, bool(on_curves) or not holes
 
 
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
@@ -185,16 +184,14 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
     It is counted from the tensors that the loss depends on
     (:func:`attnmem.training.parameter_count`). Rows of another experiment are refused.
     """
-    fields = list(SIZES)
     counts = {
-        tuple(getattr(run, field) or 0 for field in fields): training.parameter_count(run)
+        tuple(getattr(run, field) or 0 for field in SIZES): training.parameter_count(run)
         for run in runs(name, profile, 1)
     }
-    sizes = [*table[fields].fillna(0).astype(int).itertuples(index=False, name=None)]
-    for size in sizes:
-        if size not in counts:
-            got = f"a row with {dict(zip(fields, size, strict=True))}"
-            refuse("table", got, f"rows of {name}, profile {profile!r}")
+    sizes = [*table[[*SIZES]].fillna(0).astype(int).itertuples(index=False, name=None)]
+    for size in {*sizes} - {*counts}:
+        got = f"a row with {dict(zip(SIZES, size, strict=True))}"
+        refuse("table", got, f"rows of {name}, profile {profile!r}")
     return table.assign(parameters=[counts[size] for size in sizes])
 
 
@@ -237,7 +234,7 @@ def beside_published(name: str) -> pd.DataFrame:
     points = published(f"{paper.key}-{paper.year}")
     points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
     have = store.known(name, "paper")
-    table = as_table([have[key] for key in have if key in grid])
+    table = DANA[name].table(have[key] for key in have if key in grid)
     sizes = table[axes].fillna(0).astype(int)
     accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
     ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")
@@ -256,12 +253,7 @@ def repeat(
 ) -> tuple[Any, Any]:
     """Do the first stored training of a part of a grid again, on the CPU.
 
-    Args:
-        name: An experiment.
-        profile: ``paper`` or ``quick``.
-        variant: As for :func:`attnmem.studies.runs`.
-        where: Likewise.
-        epochs: Train only so many, and compare curves.
+    The part is chosen as for :func:`attnmem.studies.runs`.
 
     Returns:
         The accuracy now and in the row; or the two curves of the first ``epochs``.
