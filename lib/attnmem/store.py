@@ -21,7 +21,6 @@ import subprocess
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -247,7 +246,7 @@ SCHEMAS = {
     config: RowSchema(config, result)
     for config, result in ((Run, Outcome), (Check, Finding), (Fitting, Fitted))
 }
-BY_HEADER = {schema.columns: schema for schema in SCHEMAS.values()}
+BY_HEADER = {",".join(schema.columns): schema for schema in SCHEMAS.values()}
 BOOLEANS = {"True": True, "False": False}
 
 
@@ -292,13 +291,8 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             raise ValueError("cut off before its end")
         if not lines:
             raise ValueError("the file is empty")
-        names = tuple(lines[0].split(","))
-        schema = BY_HEADER.get(names)
+        schema = BY_HEADER.get(lines[0])
         if schema is None:
-            for columns in BY_HEADER:
-                if {*names} < {*columns} and [*names] == [c for c in columns if c in names]:
-                    lacking = ", ".join(c for c in columns if c not in names)
-                    raise ValueError(f"it lacks the columns {lacking}")
             raise ValueError("the header is not that of a results file")
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007  (the error names it)
             config, result = _parse(line, schema)
@@ -440,12 +434,13 @@ def _write(path: Path, lines: list[str]) -> None:
         os.fsync(file.fileno())
 
 
-def check_writable(config: Configuration, root: Path | None = None) -> None:
+def check_writable(config: Configuration) -> None:
     """Raise OSError before a row is measured that could not be stored; warn if it has no commit."""
-    path = (root or writable_root()) / config.experiment / f"{config.profile}.csv"
+    path = writable_root() / config.experiment / f"{config.profile}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")), open(path, "ab") if path.exists() else nullcontext():
-        pass
+    with FileLock(path.with_suffix(".lock")):
+        if path.exists():
+            path.open("ab").close()
     if commit() == UNKNOWN:
         said = "git tells none of this copy, and ATTNMEM_COMMIT is not set"
         warnings.warn(f"rows will name no commit: {said}", stacklevel=2)
