@@ -35,24 +35,6 @@ def inputs_of(kind):
     return next(corpora.library_passages(3, length=20, batch=3, seed=0, pairs=kind == "bert"))
 
 
-def test_levels_of_images_are_numbers_from_minus_one_to_one():
-    encoder, levels = features.random_encoder(VIT, dtype=torch.float64, seed=0), inputs_of("vit")
-    for read, expected in zip(encoder(levels), encoder(levels.double() / 127.5 - 1), strict=True):
-        torch.testing.assert_close(read, expected)
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.array])
-def test_numbers_of_numpy_are_numbers(kind):
-    family, sizes = VIT
-    sizes = {name: kind(size) if type(size) is int else size for name, size in sizes.items()}
-    encoder = features.random_encoder((family, sizes), depth=kind(1), seed=kind(1)).cut(kind(1))
-    images = next(corpora.photograph_crops(2, size=32, batch=2, seed=kind(3)))
-    assert torch.equal(images, next(corpora.photograph_crops(2, size=32, batch=2, seed=3)))
-    found = features.feature_maps(encoder, seed=kind(2))(images)
-    wanted = features.feature_maps(features.random_encoder(VIT, seed=1), seed=2)(images)
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-
-
 @pytest.mark.parametrize("kind", TINY)
 def test_precisions_share_their_weights_and_seeds_their_draws(kind):
     single = features.random_encoder(TINY[kind], depth=2, seed=1)
@@ -219,20 +201,15 @@ SENTENCE, OTHER, LONG = "one two three", "two two one", "three one two one"
 
 
 @pytest.mark.parametrize("pair", [None, "three one", "one two three one two"])
-def test_sentences_and_pairs_of_a_tokenizer_are_read_as_the_model_reads_them(
-    pair, tmp_path, berts_tokenizer
-):
+def test_sentences_and_pairs_are_read_as_the_model_reads_them(pair, tmp_path, berts_tokenizer):
     whole = whole_model("bert", tmp_path)
     encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
     given = berts_tokenizer(SENTENCE, pair, return_tensors="pt")
-    assert given["token_type_ids"].max() == (pair is not None)
     expected = whole(**given, output_hidden_states=True).hidden_states
     for found, x in zip(encoder(given), expected, strict=True):
         torch.testing.assert_close(found, x.detach())
     if pair is None:
         assert torch.equal(encoder(given["input_ids"])[2], encoder(given)[2])
-    seen = features.collect(features.feature_maps(encoder), [given], query=0)
-    torch.testing.assert_close(seen["random L2"].queries, expected[2][:, 0].detach())
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -307,7 +284,7 @@ def test_surroundings_change_no_feature(kind, tmp_path):
     def found():
         encoder = features.random_encoder(architecture, seed=1)
         maps = features.feature_maps(encoder, seed=3)
-        return features.collect(maps, [inputs], query=0, ranks=False, heads=2)
+        return features.collect(maps, [inputs], query=0, heads=2)
 
     expected = found()
 
@@ -390,12 +367,10 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
     assert numerical_rank(seen["random L0"].queries) == 1, "[CLS] and its position never change"
     assert seen["random L0"].ranks.tolist() == [17] * 5
     assert found.heads.numel() == 0, "no layer reads"
-    assert len(features.collect(maps, batches, query=0, ranks=False)["random L1"].ranks) == 0
-    last = features.collect(maps, batches, query=16, ranks=False)["random L1"].queries
-    torch.testing.assert_close(last, tokens["random L1"][:, 16])
-    read = features.collect(maps, batches, query=0, ranks=False, heads=2, seed=4)["random L1"].heads
-    x = tokens["random L1"]
-    torch.testing.assert_close(read, features.head_features(x, x[:, 0], 2, seed=4))
+    last, x = features.collect(maps, batches, query=16, heads=2, seed=4), tokens["random L1"]
+    torch.testing.assert_close(last["random L1"].queries, x[:, 16])
+    read = features.head_features(x, x[:, 16], 2, seed=4)
+    torch.testing.assert_close(last["random L1"].heads, read)
 
 
 def test_collecting_lets_go_of_the_tokens():
@@ -426,16 +401,7 @@ def test_models_trained_here_learn_and_load(train, options, least, most, tmp_pat
     state = torch.get_rng_state()
     assert least < train(tmp_path, seed=0, **options) < most
     assert torch.equal(state, torch.get_rng_state())
-    encoder = features.trained_encoder(str(tmp_path), depth=2)
-    if train is pretrained.digits_vit:
-        inputs, shape = corpora.digits()[0][:3], (3, 17, 64)
-    else:
-        pairs = train is pretrained.library_bert
-        inputs, shape = (
-            next(corpora.library_passages(3, length=64, seed=0, pairs=pairs)),
-            (3, 64, 96),
-        )
-    assert [x.shape for x in encoder(inputs)] == [shape] * 3
+    assert features.trained_encoder(str(tmp_path), depth=2).depth == 2
 
 
 # --- corpora --------------------------------------------------------------------------------------
@@ -450,33 +416,23 @@ def test_crops_and_passages_do_not_depend_on_batches_or_on_their_number():
     texts = torch.cat([*corpora.library_passages(9, length=30, batch=4, seed=1)])
     again = torch.cat([*corpora.library_passages(5, length=30, batch=5, seed=1)])
     assert torch.equal(texts[:5], again)
-    for passage in texts:
-        assert bytes(passage.tolist()) in corpora.library_text()
-
-
-def test_pairs_are_marked_as_bert_reads_them():
-    [pairs] = corpora.library_passages(2, length=21, batch=2, seed=0, pairs=True)
-    [plain] = corpora.library_passages(2, length=18, batch=2, seed=0)
-    assert pairs["token_type_ids"].tolist() == [[0] * 11 + [1] * 10] * 2
-    pairs = pairs["input_ids"]
-    assert (pairs[:, 0] == corpora.CLS).all()
-    assert (pairs[:, [10, 20]] == corpora.SEP).all()
-    kept = pairs[pairs < corpora.CLS].view(2, 18)
-    assert torch.equal(kept, plain)
-
-
-def test_passages_come_from_the_part_that_was_asked_for():
     text = corpora.library_text()
+    assert all(bytes(passage.tolist()) in text for passage in texts)
     [late] = corpora.library_passages(5, length=200, batch=5, seed=0, within=(0.9, 1.0))
-    for passage in late:
-        assert text.rfind(bytes(passage.tolist())) >= int(0.9 * len(text))
+    assert all(text.rfind(bytes(passage.tolist())) >= int(0.9 * len(text)) for passage in late)
 
 
-@pytest.mark.parametrize("first", [1, 2, 3, 4])
-@pytest.mark.parametrize("longer", [0, 1])
-def test_types_of_pairs_are_those_of_berts_tokenizer(first, longer, berts_tokenizer):
-    words = berts_tokenizer(" ".join(["one"] * (first + longer)), " ".join(["two"] * first))
-    assert corpora.pair_types(len(words["input_ids"])).tolist() == words["token_type_ids"]
+@pytest.mark.parametrize("length", [11, 12])
+def test_pairs_are_marked_as_berts_tokenizer_marks_them(length, berts_tokenizer):
+    [pairs] = corpora.library_passages(2, length=length, batch=2, seed=0, pairs=True)
+    [plain] = corpora.library_passages(2, length=length - 3, batch=2, seed=0)
+    second = (length - 3) // 2  # tokens; the first may have one more
+    words = berts_tokenizer(" ".join(["one"] * (length - 3 - second)), " ".join(["two"] * second))
+    assert pairs["token_type_ids"].tolist() == [words["token_type_ids"]] * 2
+    ids, marks = pairs["input_ids"], torch.tensor(words["input_ids"])
+    assert (ids[:, marks == 2] == corpora.CLS).all()
+    assert (ids[:, marks == 3] == corpora.SEP).all()
+    assert torch.equal(ids[:, marks > 3], plain)
 
 
 def test_photographs_are_seven_colour_pictures():
@@ -526,19 +482,18 @@ def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words):
     assert len(found) == 4
     with pytest.raises(ValueError, match=r"^length: got 9; expected at most the tokens of a"):
         next(corpora.published_texts(source, tokenizer, 1, length=9))
+    datasets.Dataset.from_dict({"text": ["one", None]}).save_to_disk(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"^source: got NoneType as the text of row 1"):
+        list(corpora.published_texts(str(tmp_path / "none"), tokenizer, 2, length=1))
     save_words(tmp_path / "unmarked", words)
     with pytest.raises(ValueError, match=r"^tokenizer: got .*unmarked, without \[CLS\] or \[SEP\]"):
         next(corpora.published_texts(source, str(tmp_path / "unmarked"), 1, length=7, pairs=True))
 
 
-@pytest.mark.parametrize("modes", [["L"] * 3, ["RGBA", "L", "CMYK"]])
-def test_images_without_colour_are_refused_with_their_number(modes, tmp_path):
-    save_images(tmp_path, modes)
-    with pytest.raises(ValueError, match=r"^source: got 0 of 3 images with colour .*'L': [13]"):
-        next(corpora.published_images(str(tmp_path), 3))
-
-
 def test_what_cannot_be_read_in_a_data_set_is_named(tmp_path):
+    save_images(tmp_path / "grey", ["RGBA", "L", "CMYK"])
+    with pytest.raises(ValueError, match=r"^source: got 0 of 3 images with colour .*'L': 1"):
+        next(corpora.published_images(str(tmp_path / "grey"), 3))
     good = io.BytesIO()
     Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(good, "PNG")
     for name, bad in (("cut", good.getvalue()[:60]), ("none", b"no image")):
@@ -553,14 +508,6 @@ def test_what_cannot_be_read_in_a_data_set_is_named(tmp_path):
         next(corpora.published_images(str(tmp_path / "parts"), 1))
     with pytest.raises(ValueError, match=r"^source: got the columns words; expected a column im"):
         next(corpora.published_images(str(tmp_path / "parts"), 1, split="test"))
-
-
-def test_a_text_that_is_none_is_named(tmp_path, save_words):
-    save_words(tmp_path / "words", ["[UNK]", "one"])
-    datasets.Dataset.from_dict({"text": ["one", None]}).save_to_disk(tmp_path / "text")
-    read = corpora.published_texts(str(tmp_path / "text"), str(tmp_path / "words"), 2, length=1)
-    with pytest.raises(ValueError, match=r"^source: got NoneType as the text of row 1"):
-        list(read)
 
 
 @pytest.mark.parametrize(
@@ -590,12 +537,8 @@ ONES, NO_ENCODER = torch.ones(2, 3, 4), features.Encoder(None, 1, 0, None)
         (lambda: features.random_encoder(VIT, depth=-1, seed=0), "depth"),
         (lambda: features.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
         (lambda: features.random_encoder(VIT, seed=-1), "seed"),
-        (lambda: features.random_attention(ONES, ONES, seed=2**64), "seed"),
-        (lambda: features.feature_maps(features.random_encoder(VIT, seed=0), seed=-1), "seed"),
-        *(
-            (partial(train, "nowhere", seed=2.0), "seed")
-            for train in (pretrained.digits_vit, pretrained.library_gpt2, pretrained.library_bert)
-        ),
+        (lambda: features.feature_maps(NO_ENCODER, seed=-1), "seed"),
+        (lambda: pretrained.digits_vit("nowhere", seed=2.0), "seed"),
         (lambda: features.random_encoder(("vit", {"n_embd": 24}), seed=0), "architecture"),
         (lambda: features.random_encoder(("bert", {"is_decoder": True}), seed=0), "architecture"),
         (lambda: features.feature_maps(), "random"),
@@ -604,9 +547,7 @@ ONES, NO_ENCODER = torch.ones(2, 3, 4), features.Encoder(None, 1, 0, None)
         (lambda: features.collect(lambda x: {"x": x}, [ONES], query=3), "query"),
         (lambda: features.head_features(ONES, ONES[:, 0], 3, seed=0), "heads"),
         (lambda: next(corpora.published_images("x", 0)), "count"),
-        (lambda: next(corpora.published_texts("x", "x", 3, length=0)), "length"),
         (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
-        (lambda: next(corpora.photograph_crops(0, seed=0)), "count"),
         (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
         (lambda: corpora.library_passages(3, length=9, seed=0, within=(0.5, 0.4)), "within[1]"),

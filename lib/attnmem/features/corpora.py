@@ -30,7 +30,6 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from ..checks import Range, Seed, check_number, checked, refuse
-from ..constructions.random_layers import on_cpu
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -194,13 +193,9 @@ def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> dict[str, Tok
     first, second = passages.tensor_split(2, dim=1)
     start, end = (passages.new_full((len(passages), 1), mark) for mark in (cls, sep))
     ids = torch.cat([start, first, end, second, end], dim=1)
-    return {"input_ids": ids, "token_type_ids": pair_types(ids.shape[1]).expand(ids.shape)}
-
-
-@on_cpu
-def pair_types(length: int) -> Int[Tensor, " n"]:
-    """0 for each token up to the first ``SEP`` of a pair of that length, 1 from there on."""
-    return (torch.arange(length) >= (length - 2) // 2 + 2).long()
+    types = torch.zeros_like(ids)
+    types[:, first.shape[1] + 2 :] = 1
+    return {"input_ids": ids, "token_type_ids": types}
 
 
 def _fit_into_the_text(length: int, within: tuple[float, float]) -> None:

@@ -60,7 +60,6 @@ class Encoder(NamedTuple):
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[Float[Tensor, "B n d"]]:
         """The tokens before the first block and after every block: ``depth + 1`` tensors."""
-        _check_family("model", self.model.config)
         weight, name = next(self.model.parameters()), self.model.main_input_name
         if weight.dtype != self.dtype or self.dtype not in FLOATS:
             what = f"those of the dtype, {self.dtype}, which is torch.float32 or torch.float64"
@@ -108,7 +107,6 @@ class Encoder(NamedTuple):
     def cut(self, depth: int) -> Encoder:
         """A copy with the first ``depth`` blocks, at most those that it has, and these weights."""
         check_integer("depth", depth, least=0, most=self.depth)
-        _check_family("model", self.model.config)
         model = copy.deepcopy(self.model)
         blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
         del blocks[depth:]
@@ -348,7 +346,7 @@ class Seen(NamedTuple):
 
     queries: Float[Tensor, "T d"]  # the query tokens (Assumption 1)
     relaxed: Float[Tensor, "T d"]  # each plus the mean of all tokens (Assumption 3)
-    ranks: Int[Tensor, " T"]  # the numerical rank of each context (Assumption 2), or empty
+    ranks: Int[Tensor, " T"]  # the numerical rank of each context (Assumption 2)
     heads: Float[Tensor, "T k"]  # what a random layer reads (head_features), or empty
     positions: Float[Tensor, "n d"] | None = None  # of embeddings, the table of positions
 
@@ -358,7 +356,6 @@ def collect(
     batches: Iterable[Inputs],
     *,
     query: int,
-    ranks: bool = True,
     heads: int = 0,
     seed: int = 0,
 ) -> dict[str, Seen]:
@@ -372,12 +369,8 @@ def collect(
         for name, tokens in maps(inputs).items():
             check_integer("query", query, least=-tokens.shape[1], most=tokens.shape[1] - 1)
             queries = tokens[:, query].clone()  # a view would keep all tokens
-            rank, read = tokens.new_empty(0, dtype=torch.int64), tokens.new_empty(0, 0)
-            if ranks:
-                rank = numerical_rank(tokens)
-            if heads:
-                read = head_features(tokens, queries, heads, seed=seed)
-            new = [queries, queries + tokens.mean(dim=1), rank, read]
+            read = head_features(tokens, queries, heads, seed=seed) if heads else queries[:0]
+            new = [queries, queries + tokens.mean(dim=1), numerical_rank(tokens), read]
             if name in kept:
                 # Copied at once: small pieces between large ones would break up free memory.
                 new = [torch.cat(pair) for pair in zip(kept[name][:4], new, strict=True)]
