@@ -225,12 +225,7 @@ def verdict(
 
 
 def marked(evidence: str, check: Graded) -> str:
-    """One line about a check: whether it supports the claim, its evidence and what it rests on.
-
-    Example:
-        >>> marked("rank 5 of 5", checked(True))
-        '✓ rank 5 of 5 *(checked)*'
-    """
+    """One line about a check: whether it supports the claim, its evidence and what it rests on."""
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
 
 
