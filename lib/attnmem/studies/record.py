@@ -12,7 +12,7 @@ from ..checks import refuse
 from ..reporting import show
 from ..store import Row, Run
 from . import DANA, EXPERIMENTS, runs
-from .study import SIZES, as_table
+from .study import SIZES
 from .tables import beside_published, by_seed, rows
 
 LETTERS = {"N": "N", "n": "n", "T": "T", "d": "d", "d_h": "d_h", "H": "H", "width": "w"}
@@ -42,7 +42,7 @@ def record(name: str, axis: str, variant: str | None = None) -> None:
         ValueError: There is no such experiment or size, or nothing of it is stored.
     """
     grid, have = _stored(name, variant)
-    found = as_table(have)
+    found = EXPERIMENTS[name].table(have)
     if found.empty:
         refuse("name", repr(name), "an experiment with stored rows (python -m attnmem run)")
     if axis not in SIZES or found[axis].isna().all():
