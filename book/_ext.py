@@ -1,4 +1,4 @@
-"""The book's own Sphinx extension: five small changes to its pages."""
+"""The book's own Sphinx extension: what Sphinx alone does not do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sphinx.addnodes import download_reference
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
+from tools import readers
 from tools.chapters import tidy
 
 # --- Address: nothing leads to a repository that has none -----------------
@@ -166,4 +167,7 @@ def setup(app: Any) -> dict[str, bool]:
         table_output, "table", _title, html=(_open_table, _close_table)
     )
     app.add_transform(_Tables)
+    app.add_role("take", readers.Take())
+    app.connect("doctree-resolved", readers.write_notebook, priority=900)
+    app.connect("build-finished", readers.hand_out)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

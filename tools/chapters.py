@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,16 +88,30 @@ def repository() -> tuple[str, str]:
     return tidy(setting.get("url")), setting.get("branch") or "main"
 
 
+def wheel_name() -> str:
+    """The library's wheel, as pip names it."""
+    package = (ROOT / "lib" / "attnmem" / "__init__.py").read_text("utf-8")
+    version = re.search(r'^__version__ = "(.+)"', package, re.M)[1]
+    return f"attnmem-{version}-py3-none-any.whl"
+
+
+def library_address() -> str:
+    """Where pip finds the library: in the built book, in the repository, or, empty, nowhere."""
+    site = (config().get("html") or {}).get("baseurl") or ""
+    address, branch = repository()
+    if site:
+        return f"{site.rstrip('/')}/downloads/{wheel_name()}"
+    return f"git+{address}@{branch}" if address else ""
+
+
 def colab_cell() -> nbformat.NotebookNode:
     """The first cell of every notebook, which does nothing where the library is installed.
 
-    On Colab it installs the library from the repository's address, which stands in ``_config.yml``;
-    without an address, anywhere, from a wheel beside the notebook. Else it says what is needed.
+    It installs the library from a wheel beside the notebook; on Colab also from an address, if
+    ``_config.yml`` has the book's or the repository's. Else it says what is needed.
     """
-    address, branch = repository()
-    kind = "address" if address else "wheel"
-    source = (BOOK / "fragments" / f"install-{kind}.ipy").read_text("utf-8").rstrip()
-    source = source.replace("<address>", address).replace("<branch>", branch)
+    source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
+    source = source.replace("<address>", library_address())
     metadata = {"tags": [COLAB, "remove-cell"]}
     return nbformat.v4.new_code_cell(source, id=COLAB, metadata=metadata)
 

@@ -4,20 +4,16 @@ import html
 import importlib.util
 import os
 import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 from urllib.parse import urlparse
 
 import nbformat
 import pytest
-import yaml
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from tools import chapters
-from tools.chapters import ROOT, config
+from tools.chapters import ROOT
 
 NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
@@ -25,36 +21,20 @@ OUTSIDE = r"github|gitlab|bitbucket|colab|binder|jupyterhub"
 DOORS = r"btn-source|btn-launch|launch-buttons|source-buttons|logo_(?:colab|binder|jupyterhub)"
 
 
-def built(folder, **settings):
-    """A book of one notebook and two pages, with this book's extension and other settings."""
-    others = shutil.ignore_patterns("notebooks", "text", "mathjax")
-    shutil.copytree(ROOT / "book", folder / "book", ignore=others)
-    shutil.copytree(ROOT / "tools", folder / "tools")
-    cells = [nbformat.v4.new_markdown_cell("# A chapter"), chapters.colab_cell()]
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    chapter = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
-    (folder / NOTEBOOK).parent.mkdir(parents=True)
-    nbformat.write(chapter, folder / f"{NOTEBOOK}.ipynb")
-    toc = {"format": "jb-book", "root": NOTEBOOK, "chapters": [{"file": PAGE}, {"file": SHORT}]}
-    (folder / "_toc.yml").write_text(yaml.safe_dump(toc))
-    (folder / "_config.yml").write_text(yaml.safe_dump({**config(), **settings}))
-    command = [Path(sys.executable).parent / "jupyter-book", "build", folder]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "_build" / "html"
+def cells():
+    return [nbformat.v4.new_markdown_cell("# A chapter"), chapters.colab_cell()]
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory):
+def closed(built):
     """Built without an address: what jupyter-book takes in its place is none, either."""
-    return built(tmp_path_factory.mktemp("closed"), repository={"branch": "main"})
+    return built(cells(), repository={"branch": "main"})
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def opened(built):
     """Built with an address."""
-    there = {"url": f"{ADDRESS}.git/", "branch": BRANCH}
-    return built(tmp_path_factory.mktemp("opened"), repository=there)
+    return built(cells(), repository={"url": f"{ADDRESS}.git/", "branch": BRANCH})
 
 
 def links(page):
@@ -76,11 +56,10 @@ def test_without_an_address_no_page_leads_to_a_repository_and_help_says_how_to_r
     for page in pages:
         assert outside(page) == set()
         assert not re.search(DOORS, page.read_text()), page.name
-    for name in (PAGE, SHORT):
-        text = words(closed / f"{name}.html")
-        assert "without a public address" in text
-        assert "make wheel" in text
-        assert "rocket" not in text
+    text = words(closed / f"{PAGE}.html")
+    assert "without a public address" in text
+    assert "make wheel" in text
+    assert "rocket" not in words(closed / f"{SHORT}.html")
     chapter = closed / f"{NOTEBOOK}.html"
     assert any(url.endswith(f"_sources/{NOTEBOOK}.ipynb") for url in links(chapter))
     [help_] = [url for url in links(chapter) if url.endswith("running.html#one-notebook")]
@@ -117,8 +96,8 @@ def first_cell(monkeypatch, tmp_path):
     asked = []
     shell.register_magic_function(asked.append, "line", "pip")
 
-    def run(repository, installed=False, colab=False):
-        monkeypatch.setattr(chapters, "config", lambda: {"repository": repository})
+    def run(installed=False, colab=False, **settings):
+        monkeypatch.setattr(chapters, "config", lambda: settings)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
         if colab:
             monkeypatch.setitem(sys.modules, "google.colab", object())
@@ -129,27 +108,37 @@ def first_cell(monkeypatch, tmp_path):
     return run
 
 
+THERE = {"repository": {"url": f"{ADDRESS}/", "branch": BRANCH}}
+SITE = {"html": {"baseurl": f"{ADDRESS}/pages/"}}
+FROM = {
+    "nowhere": ({"repository": {"url": ""}}, ""),
+    "the repository": (THERE, f"git+{ADDRESS}@{BRANCH}"),
+    "the book": ({**THERE, **SITE}, f"{ADDRESS}/pages/downloads/{chapters.wheel_name()}"),
+}
+
+
 @pytest.mark.parametrize("colab", [True, False])
-def test_the_first_cell_does_nothing_or_installs_or_says_what_is_needed(first_cell, colab):
-    for setting in ({"url": ""}, {"url": ADDRESS, "branch": BRANCH}):
-        assert first_cell(setting, installed=True, colab=colab) == ("", [])
-    error, asked = first_cell({"url": ""}, colab=colab)
-    assert all(step in error for step in ("`pip install .`", "`make wheel`", "Colab"))
-    assert asked == []
-    error, asked = first_cell({"url": f"{ADDRESS}/", "branch": BRANCH}, colab=colab)
-    there = f"git+{ADDRESS}@{BRANCH}"
-    assert bool(error) != colab
-    assert colab or f"pip install '{there}'" in error
-    assert asked == [f'install -q "attnmem[certify] @ {there}"'] * colab
+@pytest.mark.parametrize("place", FROM)
+def test_the_first_cell_does_nothing_or_installs_or_says_what_is_needed(first_cell, colab, place):
+    settings, source = FROM[place]
+    assert first_cell(installed=True, colab=colab, **settings) == ("", [])
+    error, asked = first_cell(colab=colab, **settings)
+    if colab and source:
+        assert (error, asked) == ("", [f'install -q "attnmem[certify] @ {source}"'])
+    else:
+        assert all(step in error for step in ("front page", "beside this notebook", "on Colab"))
+        assert f"pip install '{source or 'attnmem-*.whl'}'" in error
+        assert asked == []
 
 
+@pytest.mark.parametrize("place", FROM)
 @pytest.mark.parametrize("again", ["", " (1)"])
-def test_without_an_address_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, again):
+def test_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, again, place):
     """Also if a browser named it as a second download."""
     (tmp_path / f"attnmem-0.1.0-py3-none-any{again}.whl").touch()
     (tmp_path / "attnmem-0.2.0-py3-none-any.whl").touch()
     os.utime(tmp_path / "attnmem-0.2.0-py3-none-any.whl", (0, 0))
-    error, [asked] = first_cell({"url": ""})
+    error, [asked] = first_cell(**FROM[place][0])
     assert error == ""
     wheel = r"file://\S+/attnmem-0\.1\.0-py3-none-any\.whl"
     assert re.fullmatch(rf'install -q "attnmem\[certify\] @ {wheel}"', asked)

@@ -1,0 +1,310 @@
+"""What a reader takes home: every notebook in plain Markdown, all of them as a zip, and the wheel.
+
+Jupyter and Colab do not know MyST. So a notebook's text is written again from the page that Sphinx
+has resolved: references, numbers, citations and glued values are words there already.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin
+
+import nbformat
+from docutils import nodes
+from sphinx.util.docutils import ReferenceRole
+
+from tools.chapters import COLAB, ROOT, colab_cell, wheel_name
+
+ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
+SVG = "http://www.w3.org/2000/svg"
+LINES = 10_000  # myst-nb counts the lines of cell i from LINES * (i + 1)
+
+
+class _Markdown:
+    """Writes nodes of a page as Markdown; a method is named after the class of nodes it is for.
+
+    Args:
+        formats: Such as ``{"figure": "Fig. %s"}``, how an element is called by its number.
+        numbers: Of each kind of element, the numbers by identifier, as Sphinx keeps them.
+        address: The built page's, empty if the book has none: then links within it are words.
+    """
+
+    def __init__(self, formats: dict[str, str], numbers: dict[str, dict], address: str) -> None:
+        self.formats, self.numbers, self.address = formats, numbers, address
+
+    def __call__(self, node: nodes.Node) -> str:
+        kinds = (kind.__name__ for kind in type(node).__mro__)
+        return next(getattr(self, kind) for kind in kinds if hasattr(self, kind))(node)
+
+    def number(self, node: nodes.Element, kind: str) -> str:
+        """Such as 2.1, or nothing."""
+        found = (self.numbers.get(kind, {}).get(name) for name in node["ids"])
+        return ".".join(map(str, next(filter(None, found), ())))
+
+    def named(self, node: nodes.Element, kind: str) -> str:
+        """Such as Fig. 2.1 before a caption."""
+        number = self.number(node, kind)
+        return f"**{self.formats[kind] % number}.** " if number else ""
+
+    # --- What stands in a line ---
+
+    def TextElement(self, node: nodes.Element) -> str:
+        return "".join(map(self, node.children))
+
+    def Text(self, node: nodes.Text) -> str:
+        if "bibtex-citation" in node.parent.get("classes", ()):
+            node = node.translate(str.maketrans("[]", "()"))
+        return re.sub(r"([\\`*_$<\[|])", r"\\\1", node)
+
+    def math(self, node: nodes.Element) -> str:
+        return f"${_single_line(node)}$"
+
+    def literal(self, node: nodes.Element) -> str:
+        code = _single_line(node)
+        return f"`` {code} ``" if "`" in code else f"`{code}`"
+
+    def emphasis(self, node: nodes.Element) -> str:
+        return f"*{self.TextElement(node)}*"
+
+    def strong(self, node: nodes.Element) -> str:
+        return f"**{self.TextElement(node)}**"
+
+    def reference(self, node: nodes.Element) -> str:
+        words = self.TextElement(node)
+        target = node.get("refuri") or "#" + node.get("refid", "")
+        if re.match(r"\w+:", target):
+            return f"<{target}>" if node.astext() == target else f"[{words}]({target})"
+        return f"[{words}]({urljoin(self.address, target)})" if self.address else words
+
+    download_reference = TextElement
+
+    # --- Blocks ---
+
+    def Element(self, node: nodes.Element) -> str:
+        return "\n\n".join(filter(None, (self(child).strip("\n") for child in node.children)))
+
+    def Invisible(self, node: nodes.Element) -> str:
+        return ""
+
+    toctree = Invisible
+
+    def paragraph(self, node: nodes.Element) -> str:
+        """No line of it begins like a list or a heading."""
+        return re.sub(r"(?m)^(\d*)([-+#>.)])(?=\s)", r"\1\\\2", self.TextElement(node))
+
+    def rubric(self, node: nodes.Element) -> str:
+        return self.strong(node)
+
+    def math_block(self, node: nodes.Element) -> str:
+        formula = node.astext().strip()
+        tag = self.number(node, "displaymath") or node.get("number") or ""
+        if node.get("no-wrap", node.get("nowrap")):  # an environment of its own
+            return formula
+        if r"\\" in formula:
+            formula = f"\\begin{{split}}\n{formula}\n\\end{{split}}"
+        return f"$$\n{formula}" + (f" \\tag{{{tag}}}" if tag else "") + "\n$$"
+
+    def literal_block(self, node: nodes.Element) -> str:
+        return f"````{node.get('language', '')}\n{node.astext()}\n````"
+
+    def block_quote(self, node: nodes.Element) -> str:
+        return textwrap.indent(self.Element(node), "> ", lambda line: True)
+
+    def Admonition(self, node: nodes.Element) -> str:
+        """A quotation below its title, with the number of a theorem, or a fold."""
+        title = node.children[0]
+        if not isinstance(title, nodes.title):
+            return self.block_quote(node)
+        node.remove(title)
+        if "dropdown" in node["classes"]:
+            return _fold(title, self.Element(node))
+        number = self.number(node, node.get("countertype", ""))
+        name = f"{node.get('realtype', '').title()} {number}".strip()
+        node.insert(0, nodes.rubric("", name, *title.children))
+        return self.block_quote(node)
+
+    def container(self, node: nodes.Element) -> str:
+        return self.strong(node) if "sd-card-title" in node["classes"] else self.Element(node)
+
+    def proof_node(self, node: nodes.Element) -> str:
+        return self.Element(node.children[0])
+
+    def dropdown_main(self, node: nodes.Element) -> str:
+        title, *body = node.children
+        return _fold(title, "\n\n".join(map(self, body)))
+
+    def bullet_list(self, node: nodes.Element) -> str:
+        return "\n".join(self.item("- ", item) for item in node.children)
+
+    def enumerated_list(self, node: nodes.Element) -> str:
+        first = node.get("start", 1)
+        return "\n".join(self.item(f"{i}. ", item) for i, item in enumerate(node.children, first))
+
+    def item(self, mark: str, node: nodes.Element) -> str:
+        return mark + textwrap.indent(self.Element(node), " " * len(mark))[len(mark) :]
+
+    def figure(self, node: nodes.Element, kind: str = "figure") -> str:
+        """The caption alone: a cell makes the picture."""
+        [caption] = (child for child in node.children if isinstance(child, nodes.caption))
+        return self.named(node, kind) + self(caption)
+
+    def table_output(self, node: nodes.Element) -> str:
+        return self.figure(node, "table")
+
+    def table(self, node: nodes.Element) -> str:
+        rows = [list(map(self.entry, row.children)) for row in node.findall(nodes.row)]
+        if not node.next_node(nodes.thead):
+            rows.insert(0, [""] * len(rows[0]))
+        rows.insert(1, ["---"] * len(rows[0]))
+        lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        title = node.next_node(nodes.title)
+        return f"{self.named(node, 'table')}{self(title)}\n\n{lines}" if title else lines
+
+    def entry(self, node: nodes.Element) -> str:
+        """One line, in which no bar ends the cell: neither of a formula nor of code."""
+        bars = {r"\|": r"\Vert ", "|": r"\vert "}
+        for formula in node.findall(nodes.math):
+            text = re.sub(r"\\?\|", lambda bar: bars[bar[0]], formula.astext())
+            formula[:] = [nodes.Text(text)]
+        for code in node.findall(nodes.literal):
+            code[:] = [nodes.Text(code.astext().replace("|", r"\|"))]
+        return re.sub(r"\n\n+", "<br>", self.Element(node)).replace("\n", " ")
+
+    def raw(self, node: nodes.Element) -> str:
+        """Still pictures, each with its styles, and a caption; what moves is in the book only."""
+        source = node.astext() if "html" in node["format"] else ""
+        if not re.search(r"<(svg|script|form)", source):
+            return source
+        styles = "".join(re.findall(r"<style>.*?</style>", source, re.S))
+        name = re.search(r'<figure[^>]*\bid="([^"]+)"', source)
+        shown = []
+        for svg in re.findall(r"<svg.*?</svg>", source, re.S):
+            box = re.search(r'viewBox="([^"]*)"', svg)
+            alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg)
+            within = f'xmlns="{SVG}" class="pic" id="{name[1]}" viewBox="{box[1]}"'
+            data = base64.b64encode(f"<svg {within}>{styles}{svg}</svg>".encode()).decode()
+            shown.append(f'<img alt="{alt[1] or alt[2]}" src="data:image/svg+xml;base64,{data}" />')
+        shown += re.findall(r"<figcaption>(.*?)</figcaption>", source, re.S)
+        if re.search(r"<(script|form)", source):
+            shown.append("*In the book this part moves; a notebook cannot show that.*")
+        return "\n\n".join(shown)
+
+
+def _single_line(node: nodes.Element) -> str:
+    return " ".join(node.astext().split())
+
+
+def _fold(title: nodes.Element, body: str) -> str:
+    words = (
+        f"${text}$" if isinstance(text.parent, nodes.math) else html.escape(text)
+        for text in title.findall(nodes.Text)
+    )
+    return f"<details>\n<summary>{''.join(words)}</summary>\n\n{body}\n\n</details>"
+
+
+def _texts(page: nodes.document, markdown: _Markdown) -> dict[int, list[str]]:
+    """Under the position of each cell, the Markdown that stands in it or is the cell's caption."""
+    texts = defaultdict(list)
+
+    def walk(section: nodes.Element, depth: int, cell: int) -> int:
+        for node in section.children:
+            lines = (part.line for part in node.findall() if getattr(part, "line", None))
+            cell = max(cell, next(lines, 0) // LINES - 1)
+            if isinstance(node, nodes.section):
+                cell = walk(node, depth + 1, cell)
+            elif isinstance(node, nodes.title):
+                texts[cell].append(f"{'#' * depth} {markdown(node)}")
+            elif "cell_index" in node:
+                texts[cell] += map(markdown, node.findall(nodes.figure))
+            else:
+                texts[cell].append(markdown(node))
+        return cell
+
+    walk(page, 0, 0)
+    return texts
+
+
+def rewritten(
+    notebook: nbformat.NotebookNode, page: nodes.document, markdown: _Markdown
+) -> nbformat.NotebookNode:
+    """The notebook with its text in plain Markdown, captions below their cells, the first new."""
+    texts, cells = _texts(page.deepcopy(), markdown), []
+    for position, cell in enumerate(notebook.cells):
+        text = "\n\n".join(filter(None, texts[position]))
+        if cell.cell_type == "code":
+            cells.append(colab_cell() if cell.get("id") == COLAB else cell)
+        if text:
+            name = cell.id if cell.cell_type == "markdown" else f"{cell.id}-caption"
+            cells.append(nbformat.v4.new_markdown_cell(text, id=name))
+    kept = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
+    return nbformat.v4.new_notebook(cells=cells, metadata=kept)
+
+
+def build_wheel(folder: Path) -> Path:
+    """The library's wheel, built from a copy, since building leaves files behind."""
+    with tempfile.TemporaryDirectory() as copy:
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy)
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / "lib", Path(copy) / "lib", ignore=ignored)
+        command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
+        subprocess.run([sys.executable, "-m", *command.split(), folder, copy], check=True)
+    return folder / wheel_name()
+
+
+class Take(ReferenceRole):
+    """A link to what can be taken home: ``{take}`the wheel <wheel>``` or ``<notebooks>``."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        """From a page at any depth."""
+        name = {"wheel": wheel_name(), "notebooks": f"{ARCHIVE}.zip"}[self.target]
+        address = "../" * self.env.docname.count("/") + f"downloads/{name}"
+        return [nodes.reference("", self.title, refuri=address)], []
+
+
+# --- What Sphinx calls ----------------------------------------------------------------------------
+
+
+def _handed_out(app: Any, page: str) -> Path:
+    name = page.removeprefix("book/notebooks/").replace("/", "-")
+    return Path(app.outdir) / "downloads" / f"{name}.ipynb"
+
+
+def write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
+    """When a notebook's page is resolved."""
+    source = Path(app.env.doc2path(page))
+    if app.builder.format != "html" or source.suffix != ".ipynb":
+        return
+    base = app.config.html_baseurl
+    address = urljoin(f"{base.rstrip('/')}/", app.builder.get_target_uri(page)) if base else ""
+    numbers = app.env.toc_fignumbers.get(page, {})
+    markdown = _Markdown(app.config.numfig_format, numbers, address)
+    path = _handed_out(app, page)
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(rewritten(nbformat.read(source, 4), doctree, markdown), path)
+
+
+def hand_out(app: Any, failure: Exception | None) -> None:
+    """When all pages are built: the theme's buttons, the wheel, and both in a zip."""
+    if failure or app.builder.format != "html":
+        return
+    downloads = Path(app.outdir) / "downloads"
+    pages = [page for page in app.env.found_docs if _handed_out(app, page).exists()]
+    wheel = build_wheel(downloads)
+    with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(wheel, f"{ARCHIVE}/{wheel.name}")
+        for page in sorted(pages):
+            path = _handed_out(app, page)
+            shutil.copy(path, Path(app.outdir) / "_sources" / f"{page}.ipynb")
+            archive.write(path, f"{ARCHIVE}/{path.name}")
