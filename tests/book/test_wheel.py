@@ -1,28 +1,22 @@
 """The library from a wheel, with no checkout around it, is enough to run a chapter."""
 
 import os
-import shutil
 import subprocess
 import sys
 
 import nbformat
 import pytest
 
-from tools.chapters import ROOT, notebook_path
+from tools.chapters import notebook_path
+from tools.readers import build_wheel
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A folder with nothing but the unpacked wheel, built from the repository."""
-    source, wheels, site = (tmp_path_factory.mktemp(name) for name in ("source", "wheel", "site"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):  # a copy: building leaves files behind
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "lib", source / "lib", ignore=shutil.ignore_patterns("*.egg-info"))
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source]
-    subprocess.run([*pip, *build], check=True)
-    [wheel] = wheels.glob("attnmem-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
+    site, wheel = tmp_path_factory.mktemp("site"), build_wheel(tmp_path_factory.mktemp("wheel"))
+    command = "pip --quiet install --no-deps --target"
+    subprocess.run([sys.executable, "-m", *command.split(), site, wheel], check=True)
     return site
 
 
