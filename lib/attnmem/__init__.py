@@ -25,9 +25,10 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``linear_memory``         the linear associative memory, which calibrates counts of bits
 ``features``              features of real models, and the images and texts that they read
 ``studies``               what is measured: grids, searches, tests; running them, reading rows
+``figures``               drawing: data in, Axes out
+``record``                an experiment in one form: protocol, what is stored, curves, means
 ``experiments``           the studies as chapters call them (``python -m attnmem run``)
 ``__main__``              the command line, ``python -m attnmem``
-``figures``               drawing: data in, Axes out; no other room imports it
 ========================  =======================================================================
 """
 

@@ -2,12 +2,12 @@
 
 ``runs(name, profile)`` is the plain list of an experiment's trainings, every hyper-parameter
 explicit; ``run(name, profile)`` measures what the store does not have yet of any study; ``table``
-and ``stored`` read its rows. The rooms behind are :mod:`attnmem.studies`,
-:mod:`attnmem.studies.run` and :mod:`attnmem.studies.tables`.
+and ``stored`` read its rows; ``record`` shows them. The rooms behind are :mod:`attnmem.studies`,
+:mod:`attnmem.studies.run`, :mod:`attnmem.studies.tables` and :mod:`attnmem.record`.
 """
 
+from .record import record
 from .studies import DANA, EXPERIMENTS, MAHDAVI, OURS, PUBLISHED, runs
-from .studies.record import record
 from .studies.run import Progress, choose_device, run
 from .studies.study import PROFILES, SIZES, Experiment
 from .studies.tables import (

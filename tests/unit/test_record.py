@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 from attnmem import experiments, reporting
-from attnmem.studies.record import protocol
+from attnmem.record import protocol
 
 matplotlib.use("Agg")
 PUBLISHED = ["dana-exp1", "dana-exp6", "dana-depth5", "mahdavi-fig2a", "mahdavi-fig5-random-heads"]

@@ -8,12 +8,12 @@ from statistics import mean
 
 import pandas as pd
 
-from ..checks import refuse
-from ..reporting import show
-from ..store import Row, Run
-from . import DANA, EXPERIMENTS, runs
-from .study import SIZES
-from .tables import beside_published, by_seed, rows
+from .checks import refuse
+from .reporting import show
+from .store import Row, Run
+from .studies import DANA, EXPERIMENTS, runs
+from .studies.study import SIZES
+from .studies.tables import beside_published, by_seed, rows
 
 LETTERS = {"N": "N", "n": "n", "T": "T", "d": "d", "d_h": "d_h", "H": "H", "width": "w"}
 WORDS = {"H": "heads $H$", "n": "tokens $n$", "d": "dimension $d$", "T": "examples $T$"}
@@ -49,7 +49,7 @@ def record(name: str, axis: str, variant: str | None = None) -> None:
         refuse("axis", repr(axis), f"a size of {name}: one of {', '.join(SIZES)}")
     from matplotlib import pyplot as plt
 
-    from .. import figures
+    from . import figures
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     show("\n".join(f"- **{head}.** {text}" for head, text in protocol(name, variant).items()))
