@@ -204,6 +204,46 @@ def test_two_heads_have_any_four_values():
     assert right(lambda x, y: 2 * x + 2 * y - 1 - 4 * x * y) == 4  # where the switch leads
 
 
+def test_outputs_of_a_head_lie_in_the_triangles_of_their_tokens():
+    shown = page("growth")
+    triangles = re.findall(r'class="hull" d="M([\d .]+)L([\d .]+)L([\d .]+)Z"', shown)
+    outputs = re.findall(r'class="out" cx="(\d+)" cy="(\d+)"', shown)
+    corners = [[[float(x) for x in corner.split()] for corner in each] for each in triangles]
+    assert len(corners) == 4
+    assert len(outputs) == 6
+    for k, output in enumerate(outputs):
+        three = tensor(corners[max(0, k - 2)]).T  # one triangle for three, then one for each
+        weights = torch.linalg.solve(
+            torch.vstack([three, torch.ones(1, 3, dtype=torch.float64)]),
+            tensor([*map(float, output), 1.0]),
+        )
+        assert weights.min() > 0.05
+    assert "n − 1 = 2 directions" in shown
+    assert bounds.shared_context_rank(1, 3) == 1 + 2
+
+
+def test_a_head_mixes_and_a_unit_cuts_as_the_picture_says():
+    shown = page("mlp")
+    assert 3 / 4 * 4 == 3
+    assert 1 / 4 * 2 == 0.5
+    assert ">z = (3, 0.5)<" in shown
+    inputs = re.findall(r">\((\d), (\d)\): (\d)<", shown)
+    assert len(inputs) == 3
+    assert all(max(int(x) + int(y) - 1, 0) == int(answer) for x, y, answer in inputs)
+
+
+def test_three_labels_save_two_of_six_bits():
+    shown = page("bits")
+    chances = {"1": 1.0, "1/2": 0.5, "1/8": 0.125}
+    p = torch.tensor([chances[found] for found in re.findall(r">p = ([\d/]+)<", shown)])
+    left = shown.count('class="bit left"') + shown.count('class="bit extra"')
+    assert left == (1 / p).log2().sum() == 4
+    assert ">4 bits<" in shown
+    loss = -p.double().log().mean().item()
+    assert bounds.loss_to_bits(loss, vocab=4, total=3) == pytest.approx(2)
+    assert ">saves 2 of 6<" in shown
+
+
 @pytest.mark.parametrize("name", FRAGMENTS)
 def test_a_fragment_stands_alone_and_says_what_it_shows(name):
     text = page(name)
