@@ -28,6 +28,8 @@ from tools.chapters import COLAB, ROOT, colab_cell, wheel_name
 
 ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
 SVG = "http://www.w3.org/2000/svg"
+PLAIN = "margin: 0; max-width: none; background: #fff"  # of a picture that no page surrounds
+BESIDE = 24  # letters of a picture may stand so far beside its box
 LINES = 10_000  # myst-nb counts the lines of cell i from LINES * (i + 1)
 
 
@@ -187,14 +189,20 @@ class _Markdown:
         if not re.search(r"<(svg|script|form)", source):
             return source
         styles = "".join(re.findall(r"<style>.*?</style>", source, re.S))
-        name = re.search(r'<figure[^>]*\bid="([^"]+)"', source)
-        shown = []
-        for svg in re.findall(r"<svg.*?</svg>", source, re.S):
-            box = re.search(r'viewBox="([^"]*)"', svg)
-            alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg)
-            within = f'xmlns="{SVG}" class="pic" id="{name[1]}" viewBox="{box[1]}"'
-            data = base64.b64encode(f"<svg {within}>{styles}{svg}</svg>".encode()).decode()
-            shown.append(f'<img alt="{alt[1] or alt[2]}" src="data:image/svg+xml;base64,{data}" />')
+        name, shown = re.search(r'<figure[^>]*\bid="([^"]+)"', source), []
+        for svg in re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S):
+            alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg[0])
+            width, height = map(float, svg[1].split()[2:])
+            inner = (
+                f'<svg style="width: {width}px; height: {height}px; overflow: visible"{svg[0][4:]}'
+            )
+            box = f"{-BESIDE} 0 {width + 2 * BESIDE} {height}"
+            within = f'xmlns="{SVG}" class="pic" id="{name[1]}" viewBox="{box}" style="{PLAIN}"'
+            data = base64.b64encode(f"<svg {within}>{styles}{inner}</svg>".encode()).decode()
+            where = f"data:image/svg+xml;base64,{data}"
+            shown.append(
+                f'<img alt="{alt[1] or alt[2]}" width="{1.4 * width:.0f}" src="{where}" />'
+            )
         shown += re.findall(r"<figcaption>(.*?)</figcaption>", source, re.S)
         if re.search(r"<(script|form)", source):
             shown.append("*In the book this part moves; a notebook cannot show that.*")
