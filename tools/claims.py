@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from attnmem import experiments
+from attnmem.experiments import Experiment
 from attnmem.reporting import CLAIMED, GRADES, WORDS, Claim, Graded, claims, marked, name_of, papers
 from attnmem.store import SHIPPED
 
@@ -43,14 +45,39 @@ def page(verdicts: Mapping[str, Recorded]) -> str:
     )
 
 
-def totals(verdicts: Mapping[str, Recorded]) -> str:
-    """How many claims have which verdict, and what those confirmed rest on, in one line."""
-    words = Counter(word_of(claim, verdicts.get(key)) for key, claim in claims().items())
+def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
+    """How many claims have which verdict, and what those confirmed rest on, in one line.
+
+    Of one paper these are its own claims, without our findings.
+    """
+    asked = [
+        (claim, verdicts.get(key))
+        for key, claim in claims().items()
+        if paper is None or (claim.paper == paper and claim.kind != "finding")
+    ]
+    words = Counter(word_of(*pair) for pair in asked)
     counts = [f"**{words[word]}** {word}" for word in ORDER if words[word] or word in CLAIMED]
-    grades = Counter(_grade(entry) for entry in verdicts.values() if entry.verdict == CLAIMED[0])
+    grades = Counter(_grade(entry) for _, entry in asked if entry and entry.verdict == CLAIMED[0])
     rest = ", ".join(f"{grades[grade]} {grade}" for grade in GRADES if grades[grade])
     counts[0] += f" ({rest})" * bool(rest)
-    return f"Of **{len(claims())}** claims: {', '.join(counts)}.\n"
+    return f"Of **{len(asked)}** claims: {', '.join(counts)}.\n"
+
+
+def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
+    """How many trainings of published grids are stored, as a table."""
+    table = experiments.coverage(names)
+    counts = [table[column] for column in ("source", "published runs", "published, stored")]
+    lines = [
+        f"| {where} | {runs:,} | {have:,} |" for where, runs, have in zip(*counts, strict=True)
+    ]
+    title = f":::{{table}} Published trainings of {AUTHORS[paper]}, and how many of them are stored"
+    head = [
+        title,
+        f":name: tab-report-{paper}",
+        "",
+        "| Figure or experiment | trainings | stored |",
+    ]
+    return "\n".join([*head, "|---|---|---|", *lines, ":::", ""])
 
 
 def files(claim: Claim) -> list[str]:
@@ -120,4 +147,7 @@ if __name__ == "__main__":
     VERDICTS = recorded()
     renew(PAGE, page(VERDICTS))
     renew(TOTALS, totals(VERDICTS))
+    for key, grids in {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}.items():
+        renew(TOTALS.with_name(f"totals-{key}.md"), totals(VERDICTS, key))
+        renew(TOTALS.with_name(f"coverage-{key}.md"), coverage(key, grids))
     renew(GRAPH, graph.figure(statements.read(), VERDICTS))

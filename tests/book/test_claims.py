@@ -5,7 +5,7 @@ import re
 import nbformat
 import pytest
 
-from attnmem import reporting, store
+from attnmem import experiments, reporting, store
 
 from tools import claims, verdicts
 from tools.chapters import chapters, notebook_path, text_path
@@ -16,6 +16,12 @@ RECORDED = verdicts.recorded()
 def test_the_page_is_up_to_date():
     assert claims.PAGE.read_text() == claims.page(RECORDED), "make run renews book/claims.md"
     assert claims.TOTALS.read_text() == claims.totals(RECORDED)
+    for paper, grids in (("mahdavi", experiments.MAHDAVI), ("dana", experiments.DANA)):
+        totals, coverage = (
+            claims.TOTALS.with_name(f"{name}-{paper}.md") for name in ("totals", "coverage")
+        )
+        assert totals.read_text() == claims.totals(RECORDED, paper)
+        assert coverage.read_text() == claims.coverage(paper, grids)
 
 
 ENTRY = re.compile(
