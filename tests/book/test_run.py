@@ -62,14 +62,19 @@ class Book:
         return subprocess.run(command, **options)
 
 
+TEMPLATES = ("chapter", "record")  # of an argument and of an experiment's record
+
+
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
     book = Book(tmp_path_factory.mktemp("book"))
     book.write("good", GOOD)
     book.write("bad", BAD)
-    shutil.copy(ROOT / "book/fragments/chapter.md", book.root / "book/text/part/new.md")
+    for name in TEMPLATES:
+        shutil.copy(ROOT / f"book/fragments/{name}.md", book.root / f"book/text/part/{name}.md")
     done = book.run()
-    (book.root / "book/text/part/new.md").unlink()
+    for name in TEMPLATES:
+        (book.root / f"book/text/part/{name}.md").unlink()
     return book, done
 
 
@@ -86,7 +91,10 @@ def test_a_failing_chapter_is_named_with_its_traceback_and_the_others_finish(fir
     assert "RuntimeError: this chapter is broken" in done.stderr
     assert book.said("good") == ["size 3\n"]
     assert not book.notebook("bad").exists()
-    assert book.said("new") == ["examples: 29\n"]  # the template is a chapter
+    assert book.said("chapter") == ["examples: 29\n", "no answer yet\n"]
+    record = book.notebook("record").read_text()
+    assert "**Stored.** 385 of 385 trainings" in record
+    assert "image/png" in record
 
 
 def test_a_notebook_changes_only_where_its_chapter_did(book):
