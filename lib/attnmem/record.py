@@ -13,7 +13,7 @@ from .reporting import show
 from .store import Row, Run
 from .studies import DANA, EXPERIMENTS, runs
 from .studies.study import SIZES
-from .studies.tables import beside_published, by_seed, rows
+from .studies.tables import beside_published, by_seed, rows, usable
 
 LETTERS = {"N": "N", "n": "n", "T": "T", "d": "d", "d_h": "d_h", "H": "H", "width": "w"}
 WORDS = {"H": "heads $H$", "n": "tokens $n$", "d": "dimension $d$", "T": "examples $T$"}
@@ -27,25 +27,27 @@ DATA = {
 CONTEXTS = {"shared": "All examples share one context.", "random": "Each has a context of its own."}
 
 
-def record(name: str, axis: str, variant: str | None = None) -> None:
+def record(name: str, axis: str | None, variant: str | None = None) -> None:
     """Show the record of an experiment of the published profile, in one form for every page.
 
     It says what was trained and how, how much of it is stored, draws the mean and the range of the
-    seeds with the published points where they are known, and lists the means.
+    seeds with the published points where they are known, and lists the means. A curve with a hole
+    is not shown beside whole ones, nor is a seed that has a part of a curve only.
 
     Args:
         name: A key of ``EXPERIMENTS``.
         axis: The size on the horizontal axis, such as ``"H"``; other sizes that vary make curves.
+            None for the words alone.
         variant: As for :func:`attnmem.studies.runs`.
 
     Raises:
         ValueError: There is no such experiment or size, or nothing of it is stored.
     """
-    grid, have = _stored(name, variant)
-    found = EXPERIMENTS[name].table(have)
-    if found.empty:
+    grid, have, shown = _stored(name, variant)
+    if not have:
         refuse("name", repr(name), "an experiment with stored rows (python -m attnmem run)")
-    if axis not in SIZES or found[axis].isna().all():
+    found = EXPERIMENTS[name].table(shown)
+    if axis is not None and (axis not in SIZES or found[axis].isna().all()):
         refuse("axis", repr(axis), f"a size of {name}: one of {', '.join(SIZES)}")
     from matplotlib import pyplot as plt
 
@@ -53,7 +55,9 @@ def record(name: str, axis: str, variant: str | None = None) -> None:
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     show("\n".join(f"- **{head}.** {text}" for head, text in protocol(name, variant).items()))
-    curves = curves_of(found, axis, measured)
+    if axis is None:
+        return
+    curves = curves_of(found, axis, measured, _named(name, grid))
     crosses = {}
     if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
         points = beside_published(name)
@@ -70,7 +74,7 @@ def record(name: str, axis: str, variant: str | None = None) -> None:
 
 def protocol(name: str, variant: str | None = None) -> dict[str, str]:
     """What was trained, on which data, how, and how much of it is stored, in sentences."""
-    grid, have = _stored(name, variant)
+    grid, have, shown = _stored(name, variant)
     one, seeds = grid[0], EXPERIMENTS[name].seeds["paper"]
     rates = f"the rate rises over the first 5% to {_range(run.lr for run in grid)}, then falls"
     rates += " along a cosine to zero"
@@ -85,6 +89,8 @@ def protocol(name: str, variant: str | None = None) -> dict[str, str]:
         lost = sum(outcome.diverged is not None for _, outcome in have)
         seconds = mean(outcome.wall_s for _, outcome in have)
         stored += f"; {lost} diverged; {seconds:,.0f} seconds each on average"
+    if len(shown) < len(have):
+        stored += f"; shown here: {len(shown):,} on whole curves"
     sizes = {field: _range(getattr(run, field) for run in grid) for field in LETTERS}
     steps = _range(run.steps for run in grid)
     return {
@@ -97,18 +103,30 @@ def protocol(name: str, variant: str | None = None) -> dict[str, str]:
     }
 
 
-def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row]]:
-    """The published grid, and its stored rows."""
+def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[Row]]:
+    """The published grid, its stored rows, and those of its whole curves, if it has some."""
     grid, known = runs(name, "paper", variant=variant), rows(name, "paper")
-    return grid, [known[run.key] for run in grid if run.key in known]
+    have = {run.key: known[run.key] for run in grid if run.key in known}
+    shown, _ = usable({run.key: run for run in grid}, have, EXPERIMENTS[name].curves)
+    return grid, [*have.values()], shown
 
 
-def curves_of(found: pd.DataFrame, axis: str, measured: str) -> dict[str, pd.DataFrame]:
+def _named(name: str, grid: list[Run]) -> str | None:
+    """The size that tells the curves of the published grid apart, if it has more than one."""
+    field = EXPERIMENTS[name].curves
+    return field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
+
+
+def curves_of(
+    found: pd.DataFrame, axis: str, measured: str, named: str | None = None
+) -> dict[str, pd.DataFrame]:
     """One table for each curve, a line for each value of ``axis``, a column for each seed.
 
-    Sizes that vary beside ``axis`` name a curve; one that is equal to another shares its name.
+    Sizes that vary beside ``axis`` name a curve, and so does the size ``named``; one that is equal
+    to another shares its name.
     """
-    varied = [f for f in ("N", *SIZES) if f != axis and found[f].dropna().nunique() > 1]
+    others = [f for f in ("N", *SIZES) if f != axis]
+    varied = [f for f in others if f == named or found[f].dropna().nunique() > 1]
     names: dict[str, list[str]] = {}  # of the sizes that are equal in every row, by the first
     for field in varied:
         first = next((f for f in names if (found[f] == found[field]).all()), field)

@@ -63,6 +63,27 @@ def test_variants_are_not_mixed(shown):
         assert f"| ours | {round(least, 3)} |" in text
 
 
+def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown):
+    said, text = shown("mahdavi-fig2c", "d_h")
+    rows, profile = experiments.stored("mahdavi-fig2c", "paper", curves="T")
+    assert f"; shown here: {len(rows)} on whole curves." in said
+    assert profile == "paper"
+    for T, curve in rows.groupby("T"):
+        means = curve.groupby("d_h").accuracy.mean().round(3)
+        assert f"| $T$ = {T:,} | {' | '.join(map(str, means))} |" in text
+    assert text.count("$T$ = ") == rows["T"].nunique() < 3
+
+
+def test_the_only_curve_of_several_published_ones_is_named(shown):
+    assert "| $T$ = 30,000 | 0.018 |" in shown("mahdavi-fig4-heads", "H")[-1]
+
+
+def test_the_words_alone(shown):
+    [said] = shown("mahdavi-fig3-short", None)
+    assert said.startswith("- **Source.**")
+    assert "tab-record" not in said
+
+
 @pytest.mark.parametrize("axis", ["width", "seed", "heads"])
 def test_an_axis_that_the_experiment_does_not_have_is_refused(axis):
     with pytest.raises(ValueError, match=r"^axis: got .* expected a size of dana-exp1"):

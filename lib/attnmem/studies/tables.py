@@ -105,7 +105,7 @@ def stored(
         each: {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
         for each in profiles
     }
-    found = {each: _usable(grid, store.known(name, each), curves) for each, grid in grids.items()}
+    found = {each: usable(grid, store.known(name, each), curves) for each, grid in grids.items()}
     whole = [each for each in profiles if found[each][1]]
     some = [each for each in profiles if found[each][0]]
     what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
@@ -124,8 +124,14 @@ def stored(
     return experiment.table(given), chosen
 
 
-def _usable(grid: dict[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
-    """Rows of a grid, of its whole curves if it has some, and whether they are without holes."""
+def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
+    """Rows of a grid, of its whole curves if it has some, and whether they are without holes.
+
+    Args:
+        grid: The runs by key.
+        known: Rows by key, of this grid and of others.
+        curves: As for :func:`stored`.
+    """
     have = [row for key, row in known.items() if key in grid]
     cells = {dataclasses.replace(run, seed=0) for run, _ in have}
     holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
