@@ -12,6 +12,7 @@ import torch
 from attnmem import bounds, experiments
 from attnmem.attention import mha
 from attnmem.constructions import memorize_mha
+from attnmem.constructions.sequences import offered_rank
 from attnmem.studies import fits
 
 from tools.chapters import BOOK
@@ -293,3 +294,32 @@ def test_a_push_on_a_free_and_on_a_saturated_head_is_a_softmax_with_one_logit_ra
         assert bool(before.max() >= 0.99) == saturated
         raised = (before.log() + tensor([1, 0, 0])).softmax(0)
         torch.testing.assert_close(after, raised, atol=6e-3, rtol=0)  # as they are printed
+
+
+def points(name, mark):
+    """Centres of the circles of a class, in their order."""
+    circle = rf'<circle class="{mark}" cx="([\d.]+)" cy="([\d.]+)"'
+    return tensor([[float(x) for x in found] for found in re.findall(circle, page(name))])
+
+
+def test_nine_steps_of_the_prism_span_three_dimensions_and_heads_stop_on_one_of_them():
+    below, above = points("apart", "token").unflatten(0, (2, 3))
+    torch.testing.assert_close(above - below, (above - below)[:1].expand(3, 2))
+    start, end = below[1], above[0]  # the pair (a, b)
+    for stop in points("apart", "share"):
+        share = (stop - start) @ (end - start) / (end - start).square().sum()
+        torch.testing.assert_close(start + share * (end - start), stop, atol=0.1, rtol=0)
+    nine = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    assert [offered_rank(nine, heads, 10, 10) for heads in (1, 2)] == [3 + 3, 3 + 3 + 3]
+
+
+def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
+    own, shared = points("code", "token").unflatten(0, (2, 2))
+    assert torch.equal(own, shared)
+    origin = tensor([150, 150])
+    feet = points("code", "foot").unflatten(0, (3, 2))
+    for line, found in zip(tensor([[1, 0], [1, -1], [1, 1]]), feet, strict=True):  # y is down
+        unit = line / line.norm()
+        expected = origin + ((own - origin) @ unit)[:, None] * unit
+        torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+    torch.testing.assert_close(points("code", "same").expand(2, 2), feet[0])
