@@ -78,10 +78,12 @@ PUBLISHED = [
     _figure("fig3", "Figure 3", SIZES_3, QUICK_3, **TO_THE_END),
     _heads("fig4-heads", "Figure 4, left", _thousands(30, 130, 20), **RANDOM),
     _tokens("fig4-context", "Figure 4, right", _thousands(20, 60, 10), **RANDOM),
-    _heads("fig5-shared-heads", "Figure 5", _thousands(10, 30, 5), **REAL_SHARED),
-    _tokens("fig5-shared-context", "Figure 5", _thousands(10, 25, 5), **REAL_SHARED),
-    _heads("fig5-random-heads", "Figure 5", _thousands(10, 90, 20), **REAL_RANDOM),
-    _tokens("fig5-random-context", "Figure 5", _thousands(10, 90, 20), **REAL_RANDOM),
+    _heads("fig5-shared-heads", "Figure 5, shared, heads", _thousands(10, 30, 5), **REAL_SHARED),
+    _tokens(
+        "fig5-shared-context", "Figure 5, shared, tokens", _thousands(10, 25, 5), **REAL_SHARED
+    ),
+    _heads("fig5-random-heads", "Figure 5, own, heads", _thousands(10, 90, 20), **REAL_RANDOM),
+    _tokens("fig5-random-context", "Figure 5, own, tokens", _thousands(10, 90, 20), **REAL_RANDOM),
 ]
 
 
