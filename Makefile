@@ -21,7 +21,7 @@ PIP     = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html test unit nbval browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run html pdf test unit nbval browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -59,6 +59,10 @@ html: $(READY) ## build the HTML from the notebooks as they are, warnings are er
 	$(SHOW) 'HTML'
 	$(BIN)/jupyter-book build . --all -n -W --keep-going
 	@test -s _build/html/book/notebooks/front/overview.html
+
+pdf: chromium ## the built book as one PDF, _build/book.pdf (after make book; some minutes)
+	$(SHOW) 'PDF'
+	$(BIN)/python -m tools.pdf
 
 test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
 

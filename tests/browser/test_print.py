@@ -1,0 +1,121 @@
+"""The book on paper: what a reader's print, and `make pdf`, put there."""
+
+import re
+import unicodedata
+
+import pytest
+from pypdf import PdfReader
+
+from tools import pdf
+
+PROOFS = "book/notebooks/answer/capacity"
+TABLES = [
+    f"book/notebooks/{name}"
+    for name in ("dana/published-sweeps", "dana/trained-capacity", "answer/training")
+]
+LINE = 658  # pixels of 174 mm, what the margins leave of A4
+LIGHT, DARK = "light", "dark"
+
+
+def letters(text):
+    """A text without spaces and ligatures, which a PDF has of its own."""
+    return re.sub(r"\s", "", unicodedata.normalize("NFKC", text))
+
+
+@pytest.fixture
+def printed(visit, tmp_path):
+    """A function that opens a page in a theme and prints it: the page, and its pages of paper."""
+
+    def on_paper(name, theme=DARK):
+        page = visit(f"{name}.html")
+        page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+        path = tmp_path / f"{theme}.pdf"
+        page.pdf(path=path, format="A4", print_background=True)
+        return page, PdfReader(path).pages
+
+    return on_paper
+
+
+def test_a_dark_page_is_printed_as_a_light_one_and_dark_again_afterwards(printed):
+    page, dark = printed(PROOFS, DARK)
+    _, light = printed(PROOFS, LIGHT)
+    drawn = [[sheet.get_contents().get_data() for sheet in sheets] for sheets in (dark, light)]
+    assert drawn[0] == drawn[1]
+    assert page.evaluate("document.documentElement.dataset.theme") == DARK
+
+
+FOLDED = """() => [...document.querySelectorAll(".bd-article details.sd-dropdown p")].map(
+  ({ childNodes }) => [...childNodes].find((part) => part.nodeType === 3)?.data ?? "")"""
+
+
+def test_proofs_and_solutions_unfold_and_folded_code_leaves_no_stub(printed):
+    page, sheets = printed(PROOFS)
+    text = letters("".join(sheet.extract_text() for sheet in sheets))
+    folded = [letters(words) for words in page.evaluate(FOLDED)]
+    assert sum(len(words) > 10 for words in folded) > 5
+    assert [words for words in folded if words not in text] == []
+    assert page.locator("details.hide").count() > 0
+    assert "codecellsource" not in text
+    hidden = page.locator("details.hide pre").first.text_content()
+    assert letters(hidden) not in text
+
+
+CELLS = """() => [...document.querySelectorAll(".bd-article :is(th, td):last-child")].map(
+  (cell) => cell.textContent)"""
+RIGHT = """() => [...document.querySelectorAll(
+    ".bd-article :is(table, img, pre, figure, mjx-container[display=true])")].map(
+  (wide) => wide.getBoundingClientRect().left + wide.scrollWidth * (wide.currentCSSZoom ?? 1))"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_and_formulas_are_whole_whatever_the_window(printed, visit, name, width):
+    page = visit(f"{name}.html", width)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": LINE, "height": 900})
+    assert max(page.evaluate(RIGHT)) <= LINE + 1
+    if width == 1280:
+        page, sheets = printed(name)
+        text = letters("".join(sheet.extract_text() for sheet in sheets))
+        assert [cell for cell in page.evaluate(CELLS) if letters(cell) not in text] == []
+
+
+def titles(outline, level=0):
+    for item in outline:
+        if isinstance(item, list):
+            yield from titles(item, level + 1)
+        else:
+            yield level, item.title
+
+
+def test_the_book_has_bookmarks_page_numbers_and_links_within(chromium, tmp_path):
+    parts = [
+        ("", ["book/notebooks/front/overview"]),
+        ("Part", [PROOFS, "book/notebooks/answer/weights"]),
+    ]
+    pdf.build(chromium, parts, tmp_path / "book.pdf")
+    book = PdfReader(tmp_path / "book.pdf")
+    bookmarks = list(titles(book.outline))
+    assert bookmarks[0] == (0, "How much can attention memorize?")
+    part = bookmarks.index((0, "Part"))
+    names = [title for level, title in bookmarks[part:] if level == 1]
+    assert [re.sub(r"^\d+\. ", "", name) for name in names] == [
+        "How much one layer can memorize",
+        "Weights for every label",
+    ]
+    assert len(bookmarks) > 10
+    for number, sheet in enumerate(book.pages, 1):
+        assert f"{number}" in sheet.extract_text().split()[:20]
+    links = [link.get_object() for sheet in book.pages for link in sheet.get("/Annots", [])]
+    assert not any("file:" in str(link.get("/A")) for link in links)
+    weights = next(item for item in book.outline[-1] if "Weights" in getattr(item, "title", ""))
+    second = book.get_destination_page_number(weights)
+    numbers = {sheet.indirect_reference.idnum: at for at, sheet in enumerate(book.pages)}
+    led = [
+        (at, numbers[link.get_object()["/Dest"][0].idnum])
+        for at, sheet in enumerate(book.pages)
+        for link in sheet.get("/Annots", [])
+        if "/Dest" in link.get_object()
+    ]
+    assert any(at < second <= target for at, target in led)  # from one chapter into the next
