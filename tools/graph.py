@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from textwrap import wrap
 from typing import NamedTuple
 
 from attnmem.reporting import WORDS, Claim, claims
@@ -20,8 +21,10 @@ from .statements import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
 
 RESTS, INSTEAD = "rests", "instead"
-FRAME = Frame(width=192, height=38, aside=36, above=8, page=900)
+FRAME = Frame(width=208, height=52, aside=32, above=10, page=900)
+NAME, SUBJECT, LINES = 25, 31, 3  # letters in a line of a box, and lines
 MARGIN = 4  # around the drawing, for the lines of its boxes
+MARKS = {"holds": "✓", "part": "◐", "fails": "✗", "open": "○", "proof": "∎", "plain": ""}
 SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
 
 
@@ -66,14 +69,19 @@ def _nodes(key: str, book: References) -> list[str]:
 def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     """The picture with its legend, as HTML."""
     lines = edges(book, verdicts)
-    drawn = draw([edge[:2] for edge in lines], FRAME)
+    linked = {key for edge in lines for key in edge[:2]}
+    drawn = draw(
+        [edge[:2] for edge in lines], FRAME, [key for key in claims() if key not in linked]
+    )
     boxes = [
-        {"x": x, "y": middle - FRAME.height / 2} | _box(key, book, verdicts)
+        {"x": x, "y": middle - FRAME.height / 2} | _drawn(_box(key, book, verdicts))
         for key, (x, middle) in sorted(drawn.places.items())
     ]
     return render(
         "graph.html.jinja",
-        {"plain": plain, "cut": _cut},
+        {"plain": plain},
+        frame=FRAME,
+        marks=MARKS,
         boxes=boxes,
         lines=[(edge.kind, _path(drawn.routes[edge[:2]])) for edge in lines],
         width=round(drawn.size[0] + 2 * MARGIN),
@@ -81,8 +89,12 @@ def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     )
 
 
+def _drawn(box: dict[str, str]) -> dict[str, object]:
+    return box | {"lines": _written(MARKS[box["tone"]], box["name"], box["subject"])}
+
+
 def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[str, str]:
-    """What a box says in two lines and in full, its colour, where it leads from the claims page."""
+    """What a box says in short and in full, its colour, where it leads from the claims page."""
     if key in claims():
         return _claim_box(claims()[key], book, verdicts.get(key))
     statement = book.statements[key]
@@ -125,10 +137,11 @@ def _path(points: list[tuple[float, float]]) -> str:
     return path
 
 
-def _cut(text: str, most: int) -> str:
-    """The text in plain letters, without its end where that is too long."""
-    text = plain(text)
-    return text if len(text) <= most else text[: most - 1].rstrip(" ,") + "…"
+def _written(mark: str, name: str, subject: str) -> list[tuple[str, str]]:
+    """The lines of a box and their classes: whole words, an ellipsis for those without room."""
+    first = wrap(f"{mark} {plain(name)}".strip(), NAME, max_lines=2, placeholder=" …")
+    rest = wrap(plain(subject), SUBJECT, max_lines=LINES - len(first), placeholder=" …")
+    return [("name", line) for line in first] + [("subject", line) for line in rest]
 
 
 def plain(text: str) -> str:

@@ -39,18 +39,22 @@ class Frame(NamedTuple):
     page: float
 
 
-def draw(edges: Iterable[Edge], frame: Frame) -> Drawing:
-    """Draw each connected part by itself, the largest first, small ones side by side."""
+def draw(edges: Iterable[Edge], frame: Frame, alone: Iterable[Node] = ()) -> Drawing:
+    """Draw each connected part by itself, the largest first, small ones side by side.
+
+    Nodes that have no edge come last, in their order.
+    """
     places, routes, x, y, right, bottom = {}, {}, 0.0, 0.0, 0.0, 0.0
-    for part in _parts(edges):
-        own, paths = _part(part, frame)
+    parts = [_part(part, frame) for part in _parts(edges)]
+    for own, paths in parts + [({node: (0.0, frame.height / 2)}, {}) for node in alone]:
         width = max(left for left, _ in own.values()) + frame.width
-        if x and x + width > frame.page:
+        if x and x + width > max(frame.page, right):
             x, y = 0.0, bottom + 2 * frame.above
         places |= {node: (x + a, y + b) for node, (a, b) in own.items()}
         routes |= {edge: [(x + a, y + b) for a, b in path] for edge, path in paths.items()}
         right = max(right, x + width)
-        bottom = max(b for path in routes.values() for _, b in path) + frame.height / 2
+        points = [*places.values(), *(point for path in routes.values() for point in path)]
+        bottom = max(b for _, b in points) + frame.height / 2
         x += width + frame.aside
     return Drawing(places, routes, (right, bottom))
 

@@ -73,7 +73,17 @@ addEventListener("load", async () => {
   reveal();
 });
 
+// The picture opens on its first box, not on the room above it.
+function showFirst() {
+  const picture = document.querySelector(".graph");
+  const places = [...picture.querySelectorAll("rect")].map((box) => box.getBoundingClientRect());
+  const first = places.reduce((a, b) => (b.left < a.left ? b : a));
+  const middle = picture.getBoundingClientRect().top + picture.clientHeight / 2;
+  picture.scrollTop += first.top - middle;
+}
+
 restore();
 choose();
+showFirst();
 form.hidden = false;
 reveal();

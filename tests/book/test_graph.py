@@ -111,7 +111,7 @@ def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof(
 def test_the_fragment_is_up_to_date_and_every_node_is_a_link():
     assert claims.GRAPH.read_text() == graph.figure(FOUND, RECORDED), "make run renews the graph"
     edges = graph.edges(FOUND, RECORDED)
-    drawn = {node for edge in edges for node in edge[:2]}
+    drawn = {node for edge in edges for node in edge[:2]} | {*reporting.claims()}
     links = re.findall(r'<a class="[\w-]+" href="([^"]+)"', claims.GRAPH.read_text())
     assert sorted(links) == sorted(
         f"#claim-{node}"
@@ -146,6 +146,21 @@ def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, order
             assert x in (left, left + FRAME.width)
         if ordered:
             assert points[0][0] < points[-1][0]
+
+
+def test_boxes_without_a_line_come_last_side_by_side():
+    drawn = layered.draw([("a", "b")], FRAME, "zxy")  # a column is 15 wide, the page 60
+    places = {node: drawn.places[node] for node in "zxy"}
+    assert places == {"z": (30, 2), "x": (45, 2), "y": (0, 10)}
+    assert drawn.size == (55, 12)
+
+
+def test_what_a_box_has_no_room_for_goes_by_whole_words():
+    lines = graph._written("✓", "Finding of this book", "Heads " * 20)
+    assert [kind for kind, _ in lines] == ["name", "subject", "subject"]
+    assert lines[0][1] == "✓ Finding of this book"
+    assert {word for _, line in lines[1:] for word in line.split()} == {"Heads", "…"}
+    assert max(len(line) for _, line in lines) <= graph.SUBJECT
 
 
 def test_lines_that_cross_are_exchanged_and_neighbours_are_level():
