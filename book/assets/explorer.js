@@ -1,4 +1,4 @@
-// The page "Explorer": sliders, every bound at their sizes, and the nearest measured points.
+// The page "Explorer": sliders, the bounds at their sizes in a chart, and measured points near them.
 // The formulas are those of attnmem.bounds; tests/browser compares the two.
 
 // Rank of the derivative of k heads that cancel; m dimensions tell tokens apart, r is the logits' rank.
@@ -71,39 +71,60 @@ const needs = {
   aot_parameters: [narrow, "needs d_h ≤ d"],
 };
 
-const LONGEST = 4e6; // what a whole bar stands for
+const LONGEST = 1e7; // the right end of the axis
+const NEAR = 2; // no size of a near point is off by a larger factor
 
 // The point of that kind whose sizes are nearest, by the sum of the logarithms of their ratios.
 function nearest(points, kind, sizes) {
   const length = kind === "classes" ? "n" : "S";
-  const distance = (point) =>
-    ["H", "d", "d_h", "N", length]
-      .map((size) => Math.abs(Math.log(point[size] / sizes[size])))
-      .reduce((a, b) => a + b);
-  return points
+  const off = (point) =>
+    ["H", "d", "d_h", "N", length].map((size) => Math.abs(Math.log(point[size] / sizes[size])));
+  const near = points
     .filter((point) => point.kind === kind)
-    .reduce((a, b) => (distance(b) < distance(a) ? b : a));
+    .map((point) => ({ point, off: off(point) }))
+    .filter((each) => Math.max(...each.off) <= Math.log(NEAR) + 1e-9)
+    .map(({ point, off }) => ({ point, sum: off.reduce((a, b) => a + b) }));
+  return near.length ? near.reduce((a, b) => (b.sum < a.sum ? b : a)).point : null;
 }
 
 const written = (value) => value.toLocaleString("en");
+const place = (value) => `${((100 * Math.log(Math.max(value, 1))) / Math.log(LONGEST)).toFixed(2)}%`;
+
+// What a count says about these sizes: its value, or null and the condition that they break.
+function counted(name, sizes) {
+  const [holds, words] = needs[name] ?? [() => true, ""];
+  return holds(sizes) ? [count[name](sizes), ""] : [null, words];
+}
 
 function fill(row, value, words) {
-  const [number, bar] = row.querySelectorAll("td");
-  number.textContent = value === null ? words : written(value);
+  row.cells[1].textContent = value === null ? words : written(value);
   row.classList.toggle("idle", value === null);
-  const part = value === null ? 0 : Math.log(Math.max(value, 1)) / Math.log(LONGEST);
-  bar.style.setProperty("--part", `${(100 * part).toFixed(1)}%`);
+}
+
+// A bar up to the first count, and on to the second if there is one.
+function draw(bar, sizes) {
+  const found = bar.dataset.bar.split(" ").map((name) => counted(name, sizes));
+  const known = found.map(([value]) => value).filter((value) => value !== null);
+  const missing = found.map(([, words]) => words).find(Boolean);
+  bar.classList.toggle("idle", !known.length);
+  bar.querySelector("output").textContent = [known.map(written).join(" to "), missing]
+    .filter(Boolean)
+    .join("; ceiling ");
+  const [from, to] = [found[0][0] ?? 1, found.at(-1)[0] ?? found[0][0] ?? 1];
+  bar.style.setProperty("--from", place(from));
+  bar.style.setProperty("--to", place(Math.max(from, to)));
 }
 
 function show(sizes, points) {
-  for (const row of document.querySelectorAll("[data-count]")) {
-    const [holds, words] = needs[row.dataset.count] ?? [() => true, ""];
-    fill(row, holds(sizes) ? count[row.dataset.count](sizes) : null, words);
-  }
-  for (const row of document.querySelectorAll("[data-nearest]")) {
-    const point = nearest(points, row.dataset.nearest, sizes);
-    fill(row, point.known);
-    row.querySelector("small").textContent = point.label;
+  for (const row of document.querySelectorAll("[data-count]"))
+    fill(row, ...counted(row.dataset.count, sizes));
+  for (const bar of document.querySelectorAll("[data-bar]")) draw(bar, sizes);
+  for (const bar of document.querySelectorAll("[data-nearest]")) {
+    const point = nearest(points, bar.dataset.nearest, sizes);
+    bar.classList.toggle("idle", !point);
+    bar.querySelector("output").textContent = point ? written(point.known) : "none near";
+    bar.querySelector("small").textContent = point?.label ?? "";
+    bar.style.setProperty("--from", place(point?.known ?? 1));
   }
   const total = sizes.N ** sizes.S;
   const known = narrow(sizes) ? count.aot_capacity(sizes) : 0;
@@ -119,16 +140,27 @@ function show(sizes, points) {
 function start(form) {
   const points = JSON.parse(document.getElementById("measured").textContent);
   const sliders = [...form.querySelectorAll("input")];
-  const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
-  for (const slider of sliders) if (asked.has(slider.name)) slider.value = asked.get(slider.name);
+  const presets = [...form.querySelectorAll("[data-sizes]")];
+  const named = () => new URLSearchParams(new FormData(form)).toString();
+  const set = (asked) => {
+    for (const slider of sliders) if (asked.has(slider.name)) slider.value = asked.get(slider.name);
+  };
   const update = () => {
     for (const slider of sliders) slider.nextElementSibling.value = slider.value;
+    for (const preset of presets)
+      preset.setAttribute("aria-pressed", preset.dataset.sizes === named());
     show(Object.fromEntries(sliders.map((s) => [s.name, s.valueAsNumber])), points);
   };
+  const remember = () => history.replaceState(null, "", `#${named()}`);
+  for (const preset of presets)
+    preset.addEventListener("click", () => {
+      set(new URLSearchParams(preset.dataset.sizes));
+      update();
+      remember();
+    });
   form.addEventListener("input", update);
-  form.addEventListener("change", () =>
-    history.replaceState(null, "", `#${new URLSearchParams(new FormData(form))}`),
-  );
+  form.addEventListener("change", remember);
+  set(new URLSearchParams(location.hash.slice(1))); // a link may name sizes
   update();
 }
 
