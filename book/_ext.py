@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import html
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import urljoin
 
 from docutils import nodes
 from sphinx.addnodes import download_reference
@@ -60,6 +65,121 @@ def _add_help(
                 "label": "how-to-run-button",
             }
             group["buttons"].append(link)
+
+
+# --- What a page says about itself, for search and links ------------------
+
+CARD = "_static/card.png"
+TEX = r"\\(mathbb|mathrm|operatorname|text)\b|[\\{}]"
+LOST = "404"  # the page of a wrong address, which may have any depth
+
+
+def _paragraph(doctree: nodes.document) -> str:
+    """The first paragraph outside all boxes, in 200 letters."""
+    for node in doctree.findall(nodes.paragraph):
+        if isinstance(node.parent, nodes.section | nodes.document):
+            words = " ".join(node.astext().split())
+            if len(words) > 200:
+                words = words[:199].rsplit(" ", 1)[0].rstrip(",;:") + "…"
+            return re.sub(TEX, "", words)
+    return ""
+
+
+def _describe(
+    app: Any,
+    page: str,
+    template: str,
+    context: dict[str, Any],
+    doctree: Any,
+) -> None:
+    """Tags of a page's head; addresses are whole if the book has one."""
+    base = app.config.html_baseurl
+    tags = {
+        "author": app.config.author,
+        "og:type": "article",
+        "og:site_name": app.config.html_title or app.config.project,
+        "og:title": re.sub(r"<[^>]+>", "", context.get("title", "")),
+        "og:image": urljoin(f"{base.rstrip('/')}/", CARD)
+        if base
+        else context["pathto"](CARD, 1),
+    }
+    words = _paragraph(doctree) if doctree else ""
+    if words:
+        tags |= {"description": words, "og:description": words}
+    lines = [
+        f'<meta {"property" if ":" in name else "name"}="{name}" '
+        f'content="{html.escape(html.unescape(text))}" />'
+        for name, text in tags.items()
+    ]
+    if page == LOST:
+        lines.insert(0, f'<base href="{base or "/"}" />')
+    known = context.get("metatags", "")
+    context["metatags"] = "\n".join([known, *lines])
+
+
+def _lost(app: Any) -> Iterator[tuple[str, dict[str, str], str]]:
+    title = "No such page"
+    words = "The list of all pages stands beside these lines; on a phone,"
+    words += " the menu at the top opens it."
+    body = f"<h1>{title}</h1><p>{words}</p>"
+    yield LOST, {"title": title, "body": body}, "page.html"
+
+
+def _sign(app: Any, config: Any) -> None:
+    """Date and commit in the footer, if this is a repository of git."""
+    asked = ["git", "log", "-1", "--format=%cs %h"]
+    try:
+        told = subprocess.run(
+            asked,
+            cwd=app.srcdir,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return
+    date, commit = told.stdout.split()
+    config.html_theme_options["extra_footer"] = (
+        f'<p class="built">State of {date}, commit {commit}.</p>'
+    )
+
+
+VIEWPORT = re.compile(r'\s*<meta name="viewport"[^>]*>')
+
+
+def _keep_one_viewport(app: Any, failure: Exception | None) -> None:
+    """Each of three layers below this one has told it."""
+    if failure or app.builder.format != "html":
+        return
+    for path in Path(app.outdir).rglob("*.html"):
+        text = path.read_text("utf-8")
+        start, found, rest = text.partition('<meta name="viewport"')
+        once = start + found + VIEWPORT.sub("", rest)
+        if once != text:
+            path.write_text(once, "utf-8")
+
+
+# --- Punctuation stays with the formula before it -------------------------
+
+AFTER = re.compile(r"[^\w\s]+")
+
+
+class _Glue(SphinxPostTransform):
+    default_priority = 950  # all references are resolved
+    formats = ("html",)
+
+    def run(self, **kwargs: Any) -> None:
+        for formula in list(self.document.findall(nodes.math)):
+            parent, place = formula.parent, formula.parent.index(formula)
+            follows = parent[place + 1] if place + 1 < len(parent) else ""
+            mark = isinstance(follows, nodes.Text) and AFTER.match(follows)
+            if mark:
+                words = nodes.Text(mark[0])
+                glued = nodes.inline(
+                    "", "", formula, words, classes=["glue"]
+                )
+                rest = nodes.Text(follows[mark.end() :])
+                parent[place : place + 2] = [glued, rest]
 
 
 # --- Downloads: dana-exp1-paper.csv, not paper.csv ------------------------
@@ -159,10 +279,14 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect(
         "html-page-context", _add_help, priority=502
     )  # the theme adds its buttons at 501
+    app.connect("config-inited", _sign)
+    app.connect("html-page-context", _describe)
+    app.connect("html-collect-pages", _lost)
     download = (_open_download, _close_download)
     app.add_node(download_reference, override=True, html=download)
     app.connect("autodoc-skip-member", _skip_field)
     app.add_post_transform(_Folds)
+    app.add_post_transform(_Glue)
     app.add_enumerable_node(
         table_output, "table", _title, html=(_open_table, _close_table)
     )
@@ -170,4 +294,5 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_role("take", readers.Take())
     app.connect("doctree-resolved", readers.write_notebook, priority=900)
     app.connect("build-finished", readers.hand_out)
+    app.connect("build-finished", _keep_one_viewport)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

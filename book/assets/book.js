@@ -1,16 +1,84 @@
-// The theme's download button opens the notebook's JSON in the browser; readers want the file.
-addEventListener("DOMContentLoaded", () =>
-  document
-    .querySelectorAll("a.btn-download-source-button")
-    .forEach((link) => link.setAttribute("download", "")),
-);
-// Entries of the bibliography have a role of their own, so that what holds them is no list.
-addEventListener("DOMContentLoaded", () =>
-  document.querySelectorAll(".citation-list").forEach((list) => list.removeAttribute("role")),
-);
-// Tables that are wider than their box scroll in it, with the arrow keys, too.
-addEventListener("load", () =>
-  document.querySelectorAll(".table-output > .output").forEach((box) => {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
-  }),
-);
+const article = () => document.querySelector("article.bd-article");
+
+addEventListener("DOMContentLoaded", () => {
+  // The theme's download button opens the notebook's JSON in the browser; readers want the file.
+  for (const link of document.querySelectorAll("a.btn-download-source-button"))
+    link.setAttribute("download", "");
+  // Entries of the bibliography have roles that are out of use, and make what holds them no list.
+  for (const entry of document.querySelectorAll(".citation-list, [role=doc-biblioentry]"))
+    entry.removeAttribute("role");
+  // The book's name above the contents belongs to no landmark.
+  const home = document.querySelector(".sidebar-primary-item:has(> .navbar-brand)");
+  home?.setAttribute("role", "navigation");
+  home?.setAttribute("aria-label", "Front page");
+  // Drawn figures get a box of their own, in which they can scroll without their caption.
+  for (const image of document.querySelectorAll(".bd-article figure img")) {
+    const box = document.createElement("div");
+    box.className = "picture";
+    image.replaceWith(box);
+    box.append(image);
+  }
+  if (typeof Search === "object") Search.htmlToText = wordsOf;
+});
+
+// What the search page quotes: the words of a page or of a section, without its lists of contents.
+function wordsOf(html, anchor) {
+  const page = new DOMParser().parseFromString(html, "text/html");
+  const found = page.querySelector("article.bd-article") ?? page.body;
+  for (const part of found.querySelectorAll(".headerlink, .toctree-wrapper, nav, script, style"))
+    part.remove();
+  const section = anchor && page.getElementById(decodeURIComponent(anchor.slice(1)));
+  return (section || found).textContent.replace(/\\[()[\]]/g, "");
+}
+
+// --- What is wider than its box: it fades at the edge where more of it is, and scrolls there ------
+
+const BOXES = `div.math mjx-container, span.math, pre, .output, .picture, .graph, .explored, dt.sig,
+  dl.py dd, .pst-scrollable-table-container`;
+const PHONE = 600; // pixels
+const LEAST = 0.8; // of its size, a formula shrinks before it scrolls
+const LEGIBLE = 9 / 16; // the letters of a legend have 16 pixels in the file, and on a phone 9
+
+function shade(box) {
+  const rest = box.scrollWidth - box.clientWidth - box.scrollLeft;
+  box.classList.toggle("more-left", box.scrollLeft > 1);
+  box.classList.toggle("more-right", rest > 1);
+}
+
+function fit() {
+  if (!article()) return;
+  for (const image of article().querySelectorAll(".picture > img")) {
+    const narrow = article().clientWidth < PHONE;
+    image.style.minWidth = narrow ? `${Math.round(LEGIBLE * image.naturalWidth)}px` : "";
+  }
+  for (const formula of article().querySelectorAll("div.math")) {
+    formula.style.fontSize = "";
+    const inner = formula.querySelector("mjx-container");
+    const part = inner ? inner.clientWidth / inner.scrollWidth : 1;
+    if (part < 1) formula.style.fontSize = `${Math.floor(99 * Math.max(part, LEAST))}%`;
+  }
+  for (const box of article().querySelectorAll(BOXES)) {
+    // What stands beside a formula for screen readers counts in its scrollWidth.
+    const inner = box.querySelector(":scope > mjx-container > mjx-math");
+    const needed = inner ? inner.getBoundingClientRect().width : box.scrollWidth;
+    const wide = box.clientWidth > 0 && needed > box.clientWidth + 1;
+    box.classList.toggle("wide", wide);
+    if (!wide) continue;
+    box.tabIndex = 0; // the arrow keys scroll it, too
+    box.onscroll = () => shade(box);
+    shade(box);
+  }
+}
+
+addEventListener("load", async () => {
+  await window.MathJax?.startup?.promise;
+  fit();
+  if (article()) new ResizeObserver(fit).observe(article());
+  let asked = 0; // folds that open show more of them; many may open at once
+  const again = () => {
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(fit);
+  };
+  document.addEventListener("toggle", again, true);
+  document.body.dataset.fitted = "";
+});

@@ -12,6 +12,7 @@ from tools.chapters import HTML
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set
+FITTED = "() => 'fitted' in document.body.dataset"  # book.js has found what is too wide
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +58,7 @@ def opened(chromium, site):
         page.on("request", lambda request: page.loaded.append(request.url))
         page.goto(name if name.startswith(site) else site + name)
         page.evaluate(TYPESET)
+        page.wait_for_function(FITTED)
         return page
 
     return open_page

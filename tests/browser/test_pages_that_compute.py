@@ -22,6 +22,20 @@ def test_search_finds_a_word_of_the_book(visit):
     assert page.faults == []
 
 
+def test_the_search_page_shows_the_query_and_quotes_sentences(visit):
+    page = visit("search.html?q=rank", 390)
+    page.wait_for_selector("#search-results li .context")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    field = page.locator(".bd-search-container input")
+    left, padding = field.evaluate(
+        "f => [f.getBoundingClientRect().left, parseFloat(getComputedStyle(f).paddingLeft)]"
+    )
+    glass = page.locator(".bd-search-container .fa-magnifying-glass").bounding_box()
+    assert glass["x"] + glass["width"] <= left + padding
+    quoted = page.locator("#search-results li .context").all_inner_texts()
+    assert not any("Contents" in words for words in quoted)
+
+
 # --- claims ---------------------------------------------------------------------------------------
 
 TALL = 120  # pixels of the page for each claim, with everything folded
@@ -119,6 +133,22 @@ def test_a_phone_shows_claims_and_their_graph_in_its_width(visit):
     assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.clientWidth <= 390")
 
 
+SEEN = """graph => {
+    const { left, right, top, bottom } = graph.getBoundingClientRect();
+    return [...graph.querySelectorAll("rect")].map((box) => box.getBoundingClientRect())
+        .filter((b) => b.left >= left && b.right <= right && b.top >= top && b.bottom <= bottom)
+        .length;
+}"""
+
+
+@pytest.mark.parametrize(("width", "least"), [(1280, 6), (390, 1)])
+def test_the_graph_has_every_claim_and_opens_on_boxes(visit, width, least):
+    page = visit(CLAIMS, width)
+    drawn = page.locator('.graph a[href^="#claim-"]')
+    assert drawn.count() == len(claims.claims())
+    assert page.locator(".graph").evaluate(SEEN) >= least
+
+
 def test_rows_are_saved_under_a_name_of_their_own(visit):
     page = visit(f"{CLAIMS}#claim-dana-experiment-1")
     with page.expect_download() as saved:
@@ -149,7 +179,7 @@ GRID = itertools.product((1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1
 def expected(H, d, d_h, n, S, N):
     """Every count of the page by `attnmem.bounds`; None where a condition fails."""
     layer = bounds.mha_parameters(H, d_h, d)
-    units = (layer - 1) // (bounds.relu_parameters(1, n, d) - 1)
+    units = (layer - 1) // ((n + 1) * d + 2)  # a unit reads n tokens and a query; two more weights
     counts = {  # the condition, and the arguments
         "mha_capacity": (n < d, H, n, d_h),
         "previous_aot_capacity": (d_h <= n <= d, H, d_h),
@@ -190,7 +220,7 @@ def test_the_explorer_shows_what_the_library_computes(visit):
         total = sizes["N"] ** sizes["S"]
         known = min(counts["aot_capacity"] or 0, total)
         accuracy = bounds.associations_to_accuracy(known, sizes["N"], total)
-        text = page.locator("[data-of=accuracy]").inner_text()
+        text = page.locator("[data-of=accuracy]").text_content()
         assert float(text) == pytest.approx(accuracy, rel=5e-3)
 
 
@@ -207,13 +237,59 @@ def test_the_explorer_works_with_the_keyboard_and_remembers_sizes_in_its_address
     assert again.eval_on_selector_all(*counts) == page.eval_on_selector_all(*counts)
 
 
-def test_the_nearest_point_of_a_measured_size_is_that_point(visit):
+def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_shown(visit):
     page = visit(EXPLORER)
     points = json.loads(page.locator("#measured").text_content())
     assert {point["kind"] for point in points} == {"capacity", "associations", "classes"}
     for point in points[::7]:
         page.evaluate(SET, {size: point[size] for size in SIZES})
-        row = page.locator(f"[data-nearest={point['kind']}]")
-        shown = int(row.locator("td").first.inner_text().replace(",", ""))
+        bar = page.locator(f"[data-nearest={point['kind']}]")
+        shown = int(bar.locator("output").inner_text().replace(",", ""))
         same = ("kind", *SIZES)
         assert shown in [p["known"] for p in points if all(p[s] == point[s] for s in same)]
+    page.evaluate(SET, {"H": 64, "d": 2, "d_h": 128, "n": 128, "S": 64, "N": 512})
+    assert page.locator("[data-nearest]:not(.idle)").count() == 0
+
+
+def ends(page, name):
+    """The numbers that a bar writes, and where its parts end, in powers of ten on the axis."""
+    bar = page.locator(f"[data-bar^={name}]")
+    numbers = bar.locator("output").inner_text().replace(",", "").split(" to ")
+    track = bar.locator(".track").bounding_box()
+    boxes = [part.bounding_box() for part in bar.locator(".track i").all()]
+    parts = [(box["x"] + box["width"] - track["x"]) / track["width"] for box in boxes]
+    return [int(number) for number in numbers], [10 ** (7 * part) for part in parts]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_chart_draws_floor_and_ceiling_on_its_axis_from_three_starts(visit, width):
+    page = visit(EXPLORER, width)
+    starts = page.locator(".presets button")
+    assert starts.count() == 3
+    for start in starts.all():
+        start.click()
+        assert start.get_attribute("aria-pressed") == "true"
+        assert page.locator(".presets [aria-pressed=true]").count() == 1
+        sizes = {name: int(page.locator(f"#size-{name}").input_value()) for name in SIZES}
+        wanted = expected(**sizes)
+        numbers, drawn = ends(page, "own_context_floor")
+        assert numbers == [wanted["own_context_floor"], wanted["own_context_ceiling"]]
+        assert drawn == pytest.approx(numbers, rel=0.15)  # a pixel or two
+    starts.first.click()
+    assert ends(page, "mha_capacity")[0] == [5]  # the five labels
+    ticks = page.locator(".axis span").all_inner_texts()
+    assert (ticks[0], ticks[-1]) == ("1", "10M")
+    chart, form = page.locator("#chart").bounding_box(), page.locator("#explorer").bounding_box()
+    assert (chart["x"] > form["x"]) == (width > 800)
+
+
+def test_what_this_book_refutes_is_not_called_a_theorem(visit):
+    page = visit(EXPLORER)
+    groups = {}
+    for row in page.locator("#capacities tbody tr").all():
+        if "group" in (row.get_attribute("class") or ""):
+            group = groups.setdefault(row.text_content(), [])
+        else:
+            group.append(row.get_attribute("data-count"))
+    assert "aot_capacity" not in groups["Memorized, by theorem"]
+    assert groups["Claimed, and refuted as stated"] == ["aot_capacity"]
