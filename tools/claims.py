@@ -48,19 +48,20 @@ def page(verdicts: Mapping[str, Recorded]) -> str:
 def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
     """How many claims have which verdict, and what those confirmed rest on, in one line.
 
-    Of one paper these are its own claims, without our findings.
+    Of one paper, or of all ``papers``, these are its own claims, without our findings.
     """
     asked = [
         (claim, verdicts.get(key))
         for key, claim in claims().items()
-        if paper is None or (claim.paper == paper and claim.kind != "finding")
+        if paper is None or (paper in (claim.paper, "papers") and claim.kind != "finding")
     ]
     words = Counter(word_of(*pair) for pair in asked)
     counts = [f"**{words[word]}** {word}" for word in ORDER if words[word] or word in CLAIMED]
     grades = Counter(_grade(entry) for _, entry in asked if entry and entry.verdict == CLAIMED[0])
     rest = ", ".join(f"{grades[grade]} {grade}" for grade in GRADES if grades[grade])
     counts[0] += f" ({rest})" * bool(rest)
-    return f"Of **{len(asked)}** claims: {', '.join(counts)}.\n"
+    whose = " of the two papers" if paper == "papers" else ""
+    return f"Of **{len(asked)}** claims{whose}: {', '.join(counts)}.\n"
 
 
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
@@ -147,6 +148,7 @@ if __name__ == "__main__":
     VERDICTS = recorded()
     renew(PAGE, page(VERDICTS))
     renew(TOTALS, totals(VERDICTS))
+    renew(TOTALS.with_name("totals-papers.md"), totals(VERDICTS, "papers"))
     for key, grids in {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}.items():
         renew(TOTALS.with_name(f"totals-{key}.md"), totals(VERDICTS, key))
         renew(TOTALS.with_name(f"coverage-{key}.md"), coverage(key, grids))
