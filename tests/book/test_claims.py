@@ -115,7 +115,9 @@ def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
         if claim.key in RECORDED:
             text = text_path(RECORDED[claim.key].chapter).read_text()
             words = set(re.findall(r"[a-z0-9]+", text))
-            assert set(experiment.split("-")) <= words, f"{claim.key} does not rest on {experiment}"
+            every = experiment in experiments.DANA and "in experiments.DANA" in text
+            named = set(experiment.split("-")) <= words
+            assert every or named, f"{claim.key} does not rest on {experiment}"
 
 
 @pytest.mark.parametrize("key", sorted(RECORDED))
