@@ -9,7 +9,7 @@ from tools.chapters import BOOK
 
 PICTURES = BOOK / "assets" / "pictures"
 FRAGMENTS = sorted(path.stem for path in PICTURES.glob("*.html") if "template" not in path.name)
-SCRIPTED = [name for name in FRAGMENTS if name != "query-to-label"]
+SCRIPTED = [n for n in FRAGMENTS if "<script>" in (PICTURES / f"{n}.html").read_text("utf-8")]
 SMALLEST = 9  # pixels of letters on a phone
 
 

@@ -54,6 +54,8 @@ def test_proofs_and_solutions_unfold_and_folded_code_leaves_no_stub(printed):
     folded = [letters(words) for words in page.evaluate(FOLDED)]
     assert sum(len(words) > 10 for words in folded) > 5
     assert [words for words in folded if words not in text] == []
+    page, sheets = printed("book/notebooks/idea/turns")
+    text = letters("".join(sheet.extract_text() for sheet in sheets))
     assert page.locator("details.hide").count() > 0
     assert "codecellsource" not in text
     hidden = page.locator("details.hide pre").first.text_content()
@@ -101,7 +103,7 @@ def test_the_book_has_bookmarks_page_numbers_and_links_within(chromium, tmp_path
     part = bookmarks.index((0, "Part"))
     names = [title for level, title in bookmarks[part:] if level == 1]
     assert [re.sub(r"^\d+\. ", "", name) for name in names] == [
-        "How much one layer can memorize",
+        "How much one layer can memorize: floor and ceiling",
         "Weights for every label",
     ]
     assert len(bookmarks) > 10
