@@ -56,6 +56,7 @@ function fit() {
     const inner = formula.querySelector("mjx-container");
     const part = inner ? inner.clientWidth / inner.scrollWidth : 1;
     if (part < 1) formula.style.fontSize = `${Math.floor(99 * Math.max(part, LEAST))}%`;
+    if (inner) inner.tabIndex = inner.scrollWidth > inner.clientWidth ? 0 : -1;
   }
   for (const box of article().querySelectorAll(BOXES)) {
     // What stands beside a formula for screen readers counts in its scrollWidth.

@@ -63,6 +63,8 @@ def test_no_formula_is_left_as_it_was_typed(wide):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_nothing_but_trifles_stands_in_the_way_of_any_reader(wide, theme):
+    if theme == "dark" and wide.name.split("/")[-2] not in ARGUMENT:
+        pytest.skip("colours are the same on all pages, and the argument has the pictures")
     wide.add_style_tag(content="* { transition: none !important }")  # colours would still fade
     wide.emulate_media(color_scheme=theme)
     wide.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
