@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import urljoin
 
 from docutils import nodes
 from sphinx.addnodes import download_reference
@@ -16,7 +15,7 @@ from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from tools import readers
-from tools.chapters import tidy
+from tools.chapters import below, tidy
 
 # --- Address: nothing leads to a repository that has none -----------------
 
@@ -94,14 +93,13 @@ def _describe(
 ) -> None:
     """Tags of a page's head; addresses are whole if the book has one."""
     base = app.config.html_baseurl
+    card = below(base, CARD) or context["pathto"](CARD, 1)
     tags = {
         "author": app.config.author,
         "og:type": "article",
         "og:site_name": app.config.html_title or app.config.project,
         "og:title": re.sub(r"<[^>]+>", "", context.get("title", "")),
-        "og:image": urljoin(f"{base.rstrip('/')}/", CARD)
-        if base
-        else context["pathto"](CARD, 1),
+        "og:image": card,
     }
     words = _paragraph(doctree) if doctree else ""
     if words:

@@ -34,10 +34,18 @@ def argument() -> list[str]:
     return [name for name in names if name.split("/")[0] in ARGUMENT]
 
 
+def contents() -> list[tuple[str, list[str]]]:
+    """The parts of the table of contents with their pages; the first is the front page alone."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
+    parts = [
+        (part["caption"], [page["file"] for page in part["chapters"]]) for part in toc["parts"]
+    ]
+    return [("", [toc["root"]]), *parts]
+
+
 def pages() -> list[str]:
     """Every page of the table of contents, such as ``book/notation``, in its order."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    return [toc["root"]] + [page["file"] for part in toc["parts"] for page in part["chapters"]]
+    return [page for _, part in contents() for page in part]
 
 
 def source(page: str) -> Path:
@@ -95,13 +103,17 @@ def wheel_name() -> str:
     return f"attnmem-{version}-py3-none-any.whl"
 
 
+def below(base: str | None, path: str) -> str:
+    """The address of a file of the book; empty, if the book has none."""
+    return f"{base.rstrip('/')}/{path}" if base else ""
+
+
 def library_address() -> str:
     """Where pip finds the library: in the built book, in the repository, or, empty, nowhere."""
-    site = (config().get("html") or {}).get("baseurl") or ""
+    site = (config().get("html") or {}).get("baseurl")
     address, branch = repository()
-    if site:
-        return f"{site.rstrip('/')}/downloads/{wheel_name()}"
-    return f"git+{address}@{branch}" if address else ""
+    built = below(site, f"downloads/{wheel_name()}")
+    return built or (f"git+{address}@{branch}" if address else "")
 
 
 def colab_cell() -> nbformat.NotebookNode:

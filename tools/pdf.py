@@ -8,13 +8,12 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-import yaml
 from playwright.sync_api import Browser, sync_playwright
 from pypdf import PdfReader, PdfWriter
 from pypdf.annotations import Link
 from pypdf.generic import Fit
 
-from tools.chapters import HTML, ROOT, config
+from tools.chapters import HTML, ROOT, config, contents
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set
@@ -33,15 +32,6 @@ HEADINGS = """() => [...document.querySelectorAll(".bd-article section > :is(h1,
 NUMBERS = """
 @page { @top-right { content: %s; font: 8pt sans-serif; color: #555; } }
 @page :first { counter-set: page %d; @top-right { content: none; } }"""
-
-
-def contents() -> list[tuple[str, list[str]]]:
-    """The parts of the table of contents with their pages; the first is the front page alone."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    parts = [
-        (part["caption"], [page["file"] for page in part["chapters"]]) for part in toc["parts"]
-    ]
-    return [("", [toc["root"]]), *parts]
 
 
 def _print(browser: Browser, address: str, path: Path, first: int) -> list[tuple[int, str, str]]:

@@ -24,10 +24,11 @@ import nbformat
 from docutils import nodes
 from sphinx.util.docutils import ReferenceRole
 
-from tools.chapters import COLAB, ROOT, colab_cell, wheel_name
+from tools.chapters import BOOK, COLAB, ROOT, below, colab_cell, wheel_name
 
 ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
 SVG = "http://www.w3.org/2000/svg"
+PICTURES = BOOK / "assets" / "pictures.css"  # what all of them share
 PLAIN = "margin: 0; max-width: none; background: #fff"  # of a picture that no page surrounds
 BESIDE = 24  # letters of a picture may stand so far beside its box
 LINES = 10_000  # myst-nb counts the lines of cell i from LINES * (i + 1)
@@ -188,7 +189,8 @@ class _Markdown:
         source = node.astext() if "html" in node["format"] else ""
         if not re.search(r"<(svg|script|form)", source):
             return source
-        styles = "".join(re.findall(r"<style>.*?</style>", source, re.S))
+        styles = f"<style>{PICTURES.read_text('utf-8')}</style>"
+        styles += "".join(re.findall(r"<style>.*?</style>", source, re.S))
         name, shown = re.search(r'<figure[^>]*\bid="([^"]+)"', source), []
         for svg in re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S):
             alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg[0])
@@ -294,8 +296,7 @@ def write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
     source = Path(app.env.doc2path(page))
     if app.builder.format != "html" or source.suffix != ".ipynb":
         return
-    base = app.config.html_baseurl
-    address = urljoin(f"{base.rstrip('/')}/", app.builder.get_target_uri(page)) if base else ""
+    address = below(app.config.html_baseurl, app.builder.get_target_uri(page))
     numbers = app.env.toc_fignumbers.get(page, {})
     markdown = _Markdown(app.config.numfig_format, numbers, address)
     path = _handed_out(app, page)

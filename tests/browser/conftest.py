@@ -9,9 +9,8 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tools.chapters import HTML
+from tools.pdf import CHROMIUM, TYPESET
 
-CHROMIUM = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-TYPESET = "window.MathJax?.startup?.promise ?? true"  # resolves when all mathematics is set
 FITTED = "() => 'fitted' in document.body.dataset"  # book.js has found what is too wide
 
 
@@ -22,6 +21,12 @@ def chromium():
         found = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
         yield found
         found.close()
+
+
+@pytest.fixture(scope="session")
+def overhang():
+    """A function of a page: by how many pixels its window is too narrow for it, if it is."""
+    return lambda page: page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

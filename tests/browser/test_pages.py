@@ -35,14 +35,15 @@ def wide(request, opened):
     page.context.close()
 
 
-def test_a_page_is_complete_asks_for_nothing_outside_and_fits_a_desk_and_a_phone(wide, visit, site):
+def test_a_page_is_complete_asks_for_nothing_outside_and_fits_a_desk_and_a_phone(
+    wide, visit, site, overhang
+):
     for page in (wide, visit(wide.name, 390)):
         assert page.faults == []
         assert [url for url in page.loaded if not url.startswith((site, "data:", "blob:"))] == []
         files = {on_disk(url) for url in page.loaded if url.startswith(site)}
         assert sum(file.stat().st_size for file in files if "mathjax" not in file.parts) < WEIGHT
-        needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-        assert needed <= window
+        assert overhang(page) <= 0
         formulas = page.locator("article .math").count()
         assert page.locator("article .math > mjx-container").count() >= formulas
         assert page.locator("mjx-merror").count() == 0
@@ -111,7 +112,7 @@ SETTLED = "new Promise((done) => setTimeout(done, 300))"
 
 
 @pytest.mark.parametrize("width", [390, 320])  # the last is a desk at 400%
-def test_nothing_is_cut_and_letters_can_be_read(wide, visit, width):
+def test_nothing_is_cut_and_letters_can_be_read(wide, visit, overhang, width):
     if width == 320 and wide.name.split("/")[-2] not in ARGUMENT:
         pytest.skip("the record is tried at 390 pixels")
     page = visit(wide.name, width)
@@ -119,8 +120,7 @@ def test_nothing_is_cut_and_letters_can_be_read(wide, visit, width):
     page.evaluate(SETTLED)
     article = page.locator("article.bd-article")
     assert article.evaluate(CUT) == []
-    needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-    assert needed <= window
+    assert overhang(page) <= 0
     if width == 390:
         assert [size for size in article.evaluate(LETTERS) if size < 8.95] == []
 
@@ -159,10 +159,9 @@ def test_a_page_says_what_it_is_once_and_has_an_icon_and_a_card(wide):
 
 
 @pytest.mark.parametrize("name", ["genindex.html", "prf-prf.html", "404.html"])
-def test_pages_that_sphinx_makes_fit_a_phone(visit, name):
+def test_pages_that_sphinx_makes_fit_a_phone(visit, overhang, name):
     page = visit(name, 390)
-    needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-    assert needed <= window
+    assert overhang(page) <= 0
     assert page.locator('head meta[name="viewport"]').count() == 1
 
 

@@ -10,6 +10,7 @@ from tools.chapters import BOOK
 PICTURES = BOOK / "assets" / "pictures"
 FRAGMENTS = sorted(path.stem for path in PICTURES.glob("*.html") if "template" not in path.name)
 SCRIPTED = [n for n in FRAGMENTS if "<script>" in (PICTURES / f"{n}.html").read_text("utf-8")]
+STYLE = PICTURES.with_suffix(".css").read_text("utf-8")
 SMALLEST = 9  # pixels of letters on a phone
 
 
@@ -24,7 +25,8 @@ def drawn(chromium):
         page.faults = []
         page.on("console", lambda message: page.faults.append(message.text))
         page.on("pageerror", lambda error: page.faults.append(str(error)))
-        page.set_content((PICTURES / f"{name}.html").read_text(encoding="utf-8"))
+        picture = (PICTURES / f"{name}.html").read_text(encoding="utf-8")
+        page.set_content(f"<style>{STYLE}</style>{picture}")
         return page
 
     yield opened
@@ -68,12 +70,11 @@ LETTERS = """svg => {
 
 @pytest.mark.parametrize("width", [320, 390, 1280])
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_letters_are_legible_and_nothing_is_cut(drawn, name, width):
+def test_letters_are_legible_and_nothing_is_cut(drawn, overhang, name, width):
     page = drawn(name, width)
     for svg in page.locator("svg").all():
         assert min(svg.evaluate(LETTERS)) >= SMALLEST * min(1, width / 390)
-    needed, window = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
-    assert needed <= window
+    assert overhang(page) <= 0
 
 
 def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn):

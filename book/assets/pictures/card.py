@@ -19,18 +19,19 @@ body {{ margin: 28px 60px; font-family: sans-serif; background: #fff; }}
 h1 {{ margin: 0; font-size: 46px; text-align: center; }}
 .pic {{ max-width: 890px !important; margin: 14px auto !important; }}
 figcaption, button {{ display: none !important; }}
-</style>{}"""
+</style><style>{}</style>{}"""
 
 
 def draw() -> None:
     """Draw the card in the 64 colours that it needs."""
+    style = (HERE.parent / "pictures.css").read_text("utf-8")
     picture = (HERE / "query-to-label.html").read_text("utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport={"width": 1200, "height": 630})
-        page.set_content(PAGE.format(picture))
+        page.set_content(PAGE.format(style, picture))
         page.screenshot(path=CARD)
         browser.close()
     with Image.open(CARD) as image:
