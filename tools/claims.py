@@ -11,7 +11,18 @@ from collections.abc import Mapping
 
 from attnmem import experiments
 from attnmem.experiments import Experiment
-from attnmem.reporting import CLAIMED, GRADES, WORDS, Claim, Graded, claims, marked, name_of, papers
+from attnmem.reporting import (
+    CLAIMED,
+    GRADES,
+    WORDS,
+    Claim,
+    Graded,
+    claims,
+    marked,
+    name_of,
+    papers,
+    titled_table,
+)
 from attnmem.store import SHIPPED
 
 from . import graph, statements
@@ -66,19 +77,13 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
 
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
     """How many trainings of published grids are stored, as a table."""
-    table = experiments.coverage(names)
-    counts = [table[column] for column in ("source", "published runs", "published, stored")]
+    table = experiments.coverage(names)[["source", "published runs", "published, stored"]]
+    title = f"Published trainings of {AUTHORS[paper]}, and how many of them are stored"
     lines = [
-        f"| {where} | {runs:,} | {have:,} |" for where, runs, have in zip(*counts, strict=True)
+        (where, f"{runs:,}", f"{have:,}") for where, runs, have in table.itertuples(False, None)
     ]
-    title = f":::{{table}} Published trainings of {AUTHORS[paper]}, and how many of them are stored"
-    head = [
-        title,
-        f":name: tab-report-{paper}",
-        "",
-        "| Figure or experiment | trainings | stored |",
-    ]
-    return "\n".join([*head, "|---|---|---|", *lines, ":::", ""])
+    head = ("Figure or experiment", "trainings", "stored")
+    return titled_table(title, f"tab-report-{paper}", [head, *lines]) + "\n"
 
 
 def files(claim: Claim) -> list[str]:

@@ -38,14 +38,15 @@ def claims_json(verdicts: Mapping[str, Recorded]) -> str:
 
 
 def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
+    names = files(claim)
     entry: dict[str, Any] = {
         "id": claim.key,
         "source": papers()[claim.paper].source(claim.label),
         "kind": claim.kind,
         "statement": claim.says,
         "verdict": word_of(claim, judged),
-        "rows": [f"{name}.csv" for name in files(claim)],
-        "commits": _commits(files(claim)),
+        "rows": [f"{name}.csv" for name in names],
+        "commits": _commits(names),
         "address": f"claims.html#claim-{claim.key}",
     }
     if judged:

@@ -9,7 +9,7 @@ from statistics import mean
 import pandas as pd
 
 from .checks import refuse
-from .reporting import show
+from .reporting import show, titled_table
 from .store import Row, Run
 from .studies import DANA, EXPERIMENTS, runs
 from .studies.study import SIZES
@@ -49,14 +49,15 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     found = EXPERIMENTS[name].table(shown)
     if axis is not None and (axis not in SIZES or found[axis].isna().all()):
         refuse("axis", repr(axis), f"a size of {name}: one of {', '.join(SIZES)}")
+    words = _sentences(name, grid, have, len(shown))
+    show("\n".join(f"- **{head}.** {text}" for head, text in words.items()))
+    if axis is None:
+        return
     from matplotlib import pyplot as plt
 
     from . import figures
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
-    show("\n".join(f"- **{head}.** {text}" for head, text in protocol(name, variant).items()))
-    if axis is None:
-        return
     curves = curves_of(found, axis, measured, _named(name, grid))
     crosses = {}
     if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
@@ -69,12 +70,20 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     plt.show()
     means = pd.DataFrame({label: curve.mean(axis=1) for label, curve in curves.items()}).T
     shown = means.map("{:.1e}".format) if measured == "loss" else means.round(3)
-    show(_as_table(shown.astype(object).where(means.notna(), ""), name, axis, vertical))
+    shown = shown.astype(object).where(means.notna(), "")
+    what = "Mean" if vertical == "accuracy" else "Mean of the"
+    title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}."
+    lines = [(f"${LETTERS[axis]}$", *shown.columns), *shown.itertuples(name=None)]
+    show(titled_table(title, f"tab-record-{name}", lines))
 
 
 def protocol(name: str, variant: str | None = None) -> dict[str, str]:
     """What was trained, on which data, how, and how much of it is stored, in sentences."""
     grid, have, shown = _stored(name, variant)
+    return _sentences(name, grid, have, len(shown))
+
+
+def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[str, str]:
     one, seeds = grid[0], EXPERIMENTS[name].seeds["paper"]
     rates = f"the rate rises over the first 5% to {_range(run.lr for run in grid)}, then falls"
     rates += " along a cosine to zero"
@@ -89,8 +98,8 @@ def protocol(name: str, variant: str | None = None) -> dict[str, str]:
         lost = sum(outcome.diverged is not None for _, outcome in have)
         seconds = mean(outcome.wall_s for _, outcome in have)
         stored += f"; {lost} diverged; {seconds:,.0f} seconds each on average"
-    if len(shown) < len(have):
-        stored += f"; shown here: {len(shown):,} on whole curves"
+    if shown < len(have):
+        stored += f"; shown here: {shown:,} on whole curves"
     sizes = {field: _range(getattr(run, field) for run in grid) for field in LETTERS}
     steps = _range(run.steps for run in grid)
     return {
@@ -151,16 +160,3 @@ def _range(values: Iterable[float | None]) -> str:
         f"{x:,.6g}" if x < 1 else f"{x:,}" for x in dict.fromkeys((*each[:1], *each[-1:]))
     )
     return f"{ends} ({len(each)} values)" if len(each) > 2 else ends
-
-
-def _as_table(shown: pd.DataFrame, name: str, axis: str, vertical: str) -> str:
-    """A numbered table in MyST Markdown."""
-    lines = [[f"${LETTERS[axis]}$", *map(str, shown.columns)], ["---"] * (len(shown.columns) + 1)]
-    lines += [
-        [str(index), *map(str, row)]
-        for index, row in zip(shown.index, shown.to_numpy(), strict=True)
-    ]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    what = "Mean" if vertical == "accuracy" else "Mean of the"
-    title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}."
-    return f":::{{table}} {title}\n:name: tab-record-{name}\n\n{body}\n:::"

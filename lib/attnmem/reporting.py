@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -227,6 +227,24 @@ def verdict(
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
     return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
+
+
+def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:
+    """A numbered table in MyST Markdown; the first of the rows is its head.
+
+    Example:
+        >>> print(titled_table("Squares.", "tab-squares", [("n", "square"), (2, 4)]))
+        :::{table} Squares.
+        :name: tab-squares
+        <BLANKLINE>
+        | n | square |
+        | --- | --- |
+        | 2 | 4 |
+        :::
+    """
+    head, *body = ([*map(str, row)] for row in rows)
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+    return f":::{{table}} {title}\n:name: {name}\n\n{lines}\n:::"
 
 
 def show(text: str, metadata: dict | None = None) -> None:
