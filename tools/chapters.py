@@ -110,10 +110,10 @@ def below(base: str | None, path: str) -> str:
 
 def library_address() -> str:
     """Where pip finds the library: in the built book, in the repository, or, empty, nowhere."""
-    site = (config().get("html") or {}).get("baseurl")
+    if site := (config().get("html") or {}).get("baseurl"):
+        return below(site, f"downloads/{wheel_name()}")
     address, branch = repository()
-    built = below(site, f"downloads/{wheel_name()}")
-    return built or (f"git+{address}@{branch}" if address else "")
+    return f"git+{address}@{branch}" if address else ""
 
 
 def colab_cell() -> nbformat.NotebookNode:

@@ -69,11 +69,11 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
         ax.set_yscale("log")
     plt.show()
     means = pd.DataFrame({label: curve.mean(axis=1) for label, curve in curves.items()}).T
-    shown = means.map("{:.1e}".format) if measured == "loss" else means.round(3)
-    shown = shown.astype(object).where(means.notna(), "")
+    cells = means.map("{:.1e}".format) if measured == "loss" else means.round(3)
+    cells = cells.astype(object).where(means.notna(), "")
     what = "Mean" if vertical == "accuracy" else "Mean of the"
     title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}."
-    lines = [(f"${LETTERS[axis]}$", *shown.columns), *shown.itertuples(name=None)]
+    lines = [(f"${LETTERS[axis]}$", *cells.columns), *cells.itertuples(name=None)]
     show(titled_table(title, f"tab-record-{name}", lines))
 
 
