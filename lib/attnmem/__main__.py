@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = exact(prog="python -m attnmem", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
     commands.add_parser("list", help="all studies, with the number of their runs")
-    status = commands.add_parser("status", help="how many rows the store has, what the others cost")
+    status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
     status.add_argument("--profile", choices=PROFILES, action="append")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
     groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
@@ -103,7 +103,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) -> list[str]:
-    """How much of a study is stored, and what the rest costs at the mean time of its own rows."""
+    """How much of a study is stored, and what a CPU needs for the rest, by its own mean times."""
     selection = Selection(variant=variant)
     have, of = each.done(profile, selection, rows)
     word = "complete" if have == of else "in part" if have else "none"

@@ -129,9 +129,10 @@ class Study:
         return getattr(config, self.curves) if self.curves else None
 
     def seconds(self, rows: Rows) -> dict[Any, list[float]]:
-        """How long each row of a curve took, by curve."""
+        """How long each row of a curve took, by curve; on a CPU, if any row is from there."""
         seconds: dict[Any, list[float]] = {}
-        for config, result in rows.values():
+        on_cpu = [row for row in rows.values() if row[1].device == "cpu"]
+        for config, result in on_cpu or rows.values():
             seconds.setdefault(self.curve_of(config), []).append(result.wall_s)
         return seconds
 
