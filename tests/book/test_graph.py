@@ -155,14 +155,6 @@ def test_boxes_without_a_line_come_last_side_by_side():
     assert drawn.size == (55, 12)
 
 
-def test_what_a_box_has_no_room_for_goes_by_whole_words():
-    lines = graph._written("✓", "Finding of this book", "Heads " * 20)
-    assert [kind for kind, _ in lines] == ["name", "subject", "subject"]
-    assert lines[0][1] == "✓ Finding of this book"
-    assert {word for _, line in lines[1:] for word in line.split()} == {"Heads", "…"}
-    assert max(len(line) for _, line in lines) <= graph.SUBJECT
-
-
 def test_lines_that_cross_are_exchanged_and_neighbours_are_level():
     drawn = layered.draw([("a", "y"), ("b", "x"), ("b", "y"), ("c", "x")], FRAME)
     a, c, x, y = (drawn.places[node][1] for node in "acxy")

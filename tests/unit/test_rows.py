@@ -320,13 +320,6 @@ def test_a_writer_killed_at_any_moment_leaves_whole_rows(tmp_path, path):
     assert stored(path) == made(40)
 
 
-def test_rows_reach_the_disk_before_the_file_counts_as_written(tmp_path, path, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(storage.os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
-    storage.append(made(4), tmp_path)
-    assert sizes == [path.stat().st_size]
-
-
 @pytest.mark.parametrize("part", [0, 1, 100])
 def test_of_a_row_that_the_disk_has_no_room_for_nothing_is_left(tmp_path, path, monkeypatch, part):
     storage.append(made(1), tmp_path)

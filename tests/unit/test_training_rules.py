@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import hashlib
 import math
 import shutil
 import weakref
@@ -325,13 +324,6 @@ def test_tables_of_the_default_initialization_are_normal():
     assert len(P["positions.0"]) == 3
 
 
-def test_a_text_decides_a_generator_by_63_bits_of_its_digest():
-    for text in ("", "mahdavi-fig3", "ü"):
-        digest = hashlib.sha256(f"{text} weights".encode()).hexdigest()
-        seed = training.generator(text, "weights").initial_seed()
-        assert seed == int(digest[:16], base=16) // 2
-
-
 # --- data -----------------------------------------------------------------------------------------
 
 
@@ -581,19 +573,6 @@ def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, mo
     assert somewhere.due
     somewhere.store({"count": 7})
     assert somewhere.load() == {"count": 7}
-
-
-def test_a_state_is_stored_once_a_minute(tmp_path, monkeypatch):
-    clock = [1000.0]
-    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[-1])
-    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
-    stored = []
-    for second in (1000.0, 1059.9, 1060.0, 1061.0, 1119.9, 1120.0):
-        clock.append(second)
-        if checkpoint.due:
-            checkpoint.store({})
-            stored.append(second)
-    assert stored == [1060.0, 1120.0]
 
 
 # --- the layer of the theorem ---------------------------------------------------------------------
