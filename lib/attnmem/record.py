@@ -21,8 +21,8 @@ WORDS |= {"d_h": "head width $d_h$", "width": "hidden units $w$"}
 DATA = {
     "bigrams": "Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
     "associations": "$T$ fixed pairs of $N$ tokens, each with a uniformly random next token.",
-    "classes": "$T$ queries and contexts, uniform on $[0, 1]^d$; labels uniform over $N$ classes.",
-    "reals": "$T$ queries and contexts, uniform on $[0, 1]^d$; labels uniform on $[0, 1]$.",
+    "classes": "$T$ queries and all tokens, uniform on $[0, 1]^d$; labels uniform over $N$ classes.",
+    "reals": "$T$ queries and all tokens, uniform on $[0, 1]^d$; labels uniform on $[0, 1]$.",
 }
 CONTEXTS = {"shared": "All examples share one context.", "random": "Each has a context of its own."}
 
@@ -99,7 +99,7 @@ def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[
         seconds = mean(outcome.wall_s for _, outcome in have)
         stored += f"; {lost} diverged; {seconds:,.0f} seconds each on average"
     if shown < len(have):
-        stored += f"; shown here: {shown:,} on whole curves"
+        stored += f"; shown here: {shown:,}, the seeds of whole curves"
     sizes = {field: _range(getattr(run, field) for run in grid) for field in LETTERS}
     steps = _range(run.steps for run in grid)
     return {

@@ -70,7 +70,7 @@ def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monke
     store.append([(experiments.runs("mahdavi-fig4-context", "paper", where=most)[-1], outcome)])
     said, text = shown("mahdavi-fig4-context", "n")
     rows, profile = experiments.stored("mahdavi-fig4-context", "paper", curves="T")
-    assert f"; shown here: {len(rows)} on whole curves." in said
+    assert f"; shown here: {len(rows)}, the seeds of whole curves." in said
     assert profile == "paper"
     for T, curve in rows.groupby("T"):
         means = curve.groupby("n").accuracy.mean().round(3)
