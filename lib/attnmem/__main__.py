@@ -1,4 +1,4 @@
-"""``python -m attnmem``: list the studies, run them, say what the store has."""
+"""``python -m attnmem``: list the studies, run them, say what is stored; count for your layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 from statistics import mean
 
@@ -18,6 +19,7 @@ from .studies import EXPERIMENTS, STUDIES
 from .studies.run import Job, Progress, choose_device, pool, run_jobs
 from .studies.study import ALL, Selection, Study
 from .studies.tables import rows as stored_rows
+from .yours.commands import add_commands
 
 GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -26,7 +28,8 @@ GROUPS = {"all": list(EXPERIMENTS)} | {
 PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in study.profiles)]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
+    """The parser, and what does each command."""
     exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
     parser = exact(prog="python -m attnmem", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
@@ -48,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
     run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
-    return parser
+    return parser, COMMANDS | add_commands(commands)
 
 
 def _field(text: str) -> tuple[str, int | float]:
@@ -181,9 +184,10 @@ COMMANDS = {"list": _list, "status": _status, "run": _run}
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; 1 on bad input or a store that fails, 130 on Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    parser, commands = _parser()
+    arguments = parser.parse_args(argv)
     try:
-        done = COMMANDS[arguments.command](arguments)
+        done = commands[arguments.command](arguments)
         sys.stdout.flush()
         return done
     except BrokenPipeError:  # whoever read has read enough; nothing is left to say at the exit
