@@ -21,8 +21,8 @@ WORDS |= {"d_h": "head width $d_h$", "width": "hidden units $w$"}
 DATA = {
     "bigrams": "Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
     "associations": "$T$ fixed pairs of $N$ tokens, each with a uniformly random next token.",
-    "classes": "$T$ queries and all tokens, uniform on $[0, 1]^d$; labels uniform over $N$ classes.",
-    "reals": "$T$ queries and all tokens, uniform on $[0, 1]^d$; labels uniform on $[0, 1]$.",
+    "classes": "$T$ queries, and tokens, uniform on $[0, 1]^d$; labels uniform over $N$ classes.",
+    "reals": "$T$ queries, and tokens, uniform on $[0, 1]^d$; labels uniform on $[0, 1]$.",
 }
 CONTEXTS = {"shared": "All examples share one context.", "random": "Each has a context of its own."}
 

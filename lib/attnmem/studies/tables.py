@@ -75,6 +75,7 @@ def stored(
     *,
     variant: str | None = None,
     curves: str | None = None,
+    quiet: bool = False,
 ) -> tuple[pd.DataFrame, str]:
     """Rows of ``profile``; falls back to the other one and prints a notice.
 
@@ -90,6 +91,7 @@ def stored(
         curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
             without a hole is then enough, and only such curves are returned, with the seeds that
             have every cell of the curve.
+        quiet: Print nothing where the rows are of ``profile``.
 
     Returns:
         The table, and the profile that it is of.
@@ -115,7 +117,9 @@ def stored(
     given, have, wanted = found[chosen][0], len(found[profile][0]), len(grids[profile])
     lost = sum(outcome.diverged is not None for _, outcome in given)
     ends = f"; {lost} of {len(given)} diverged" if lost else ""
-    if chosen == profile:
+    if chosen == profile and quiet:
+        pass
+    elif chosen == profile:
         place = "on whole curves in the store" if curves else "in the store"
         print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
     else:
