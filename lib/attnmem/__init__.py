@@ -24,7 +24,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``fitting``               one layer trained on all examples at once, until every label is met
 ``linear_memory``         the linear associative memory, which calibrates counts of bits
 ``features``              features of real models, and the images and texts that they read
-``yours``                 your own layer: to and from torch, and how many labels it holds
+``yours``                 your own data and layer: what holds, how many labels, which weights
 ``studies``               what is measured: grids, searches, tests; running them, reading rows
 ``figures``               drawing: data in, Axes out
 ``record``                an experiment in one form: protocol, what is stored, curves, means

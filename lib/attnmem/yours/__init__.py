@@ -1,20 +1,32 @@
-"""Your own layer: its weights in the book's letters, and how many labels it holds.
+"""Your own data and your own layer: what holds, how many labels it holds, and which weights do.
 
+``data`` reads arrays, lists, data frames and tensors;
+``layer`` is one layer in the dimensions that the data have, its ranks and its fit;
+``examine`` says what holds for data, and how many of their labels can be met;
+``memorize`` finds weights;
 ``modules`` goes to and from torch, and to and from files;
 ``capacity`` counts for a layer from its sizes or its configuration;
 ``commands`` are the commands.
 """
 
 from .capacity import Capacity, capacity, from_config
+from .data import cut
+from .examine import Examination, examine
+from .memorize import Memorized, memorize
 from .modules import FromTorch, from_torch, load_weights, save, to_torch
 
 __all__ = [
     "Capacity",
+    "Examination",
     "FromTorch",
+    "Memorized",
     "capacity",
+    "cut",
+    "examine",
     "from_config",
     "from_torch",
     "load_weights",
+    "memorize",
     "save",
     "to_torch",
 ]

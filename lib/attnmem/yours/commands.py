@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from .capacity import capacity, from_config
+from .data import ROLES, SUFFIXES, load
+from .examine import examine
 
 SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter")
 CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
@@ -23,7 +26,8 @@ def add_commands(
         What does each command, by its name.
     """
     _add_capacity(commands)
-    return {"capacity": _capacity}
+    _add_examine(commands)
+    return {"capacity": _capacity, "examine": _examine}
 
 
 def _add_capacity(commands: argparse._SubParsersAction) -> None:
@@ -45,4 +49,31 @@ def _capacity(given: argparse.Namespace) -> int:
         print(from_config(given.config, **chosen))
     else:
         print(capacity(**({"heads": None, "dim": None} | chosen)))
+    return 0
+
+
+def _add_examine(commands: argparse._SubParsersAction) -> None:
+    look = commands.add_parser("examine", help="what holds for your data, and what a layer meets")
+    look.add_argument(
+        "file", help=f"{', '.join(SUFFIXES)}; npy and csv are tables, one example a row"
+    )
+    look.add_argument("--heads", type=int, help="number of heads H")
+    look.add_argument("--head-dim", type=int, help="width of a head (default: d)")
+    for role in ROLES:
+        look.add_argument(f"--{role}", metavar="NAME", help=f"the array (or column) of {role}")
+    look.add_argument("--tokens", type=int, help="cut each row of a table into so many tokens")
+    look.add_argument("--samples", type=int, default=1000, help="subsets drawn (default: 1000)")
+    look.add_argument("--seed", type=int, default=0)
+    look.add_argument("--json", action="store_true", help="print JSON instead of the report")
+
+
+def _examine(given: argparse.Namespace) -> int:
+    chosen = vars(given)
+    names = {role: chosen[role] for role in ROLES if chosen[role]}
+    found = examine(
+        **load(given.file, names, given.tokens),
+        **{name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")},
+        say=lambda step: print(f"... {step}", file=sys.stderr, flush=True),
+    )
+    print(found.to_json() if given.json else found)
     return 0

@@ -1,0 +1,285 @@
+r"""One layer on data in the dimensions that they have: derivative, ranks and a fit.
+
+Attention sees tokens through their differences within a context, which span ``m`` dimensions, and
+queries through the ``q`` dimensions that they span. Values see the differences too. What they see
+besides is the same for all tokens of a context, hence the same for all heads: ``c`` linear
+functions. So one head contributes :math:`r (m + q - r) + m` parameters, ``r = min(d_h, m, q)``, and
+the layer ``c`` more. On free data of one's own ``m = q = d`` and ``c = 0``, which gives ``P(H)``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import scipy
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..attention.tangents import ScalarHeads, Tangents, solved
+from ..bounds import best_groups
+from ..examples import unit
+from ..fitting import DAMPING, FALL, HIGHEST, LOWEST, RISE
+from .data import Data
+
+SMALL = 400  # examples of which singular values are computed
+GRAM = 12_000  # examples beyond which nothing is formed for all pairs
+PATIENCE = 40  # steps in which the squared error must fall by a tenth
+
+
+class Spectrum(NamedTuple):
+    """Directions of some vectors, and the singular values on both sides of the tolerance.
+
+    Attributes:
+        axes: Orthonormal directions that are used.
+        sizes: Root mean square along each.
+        kept: The smallest singular value that counts, in units of the largest.
+        dropped: The largest one that does not; 0 if there is none.
+    """
+
+    axes: Float[Tensor, "d k"]
+    sizes: Float[Tensor, " k"]
+    kept: float
+    dropped: float
+
+    def whitening(self) -> Float[Tensor, "d k"]:
+        """A map after which vectors spread alike, but for directions hardly used."""
+        return self.axes / self.sizes.clamp(min=1e-3 * float(self.sizes[:1].sum()))
+
+
+def spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None) -> Spectrum:
+    """Decompose vectors; singular values are relative to ``scale``, by default to the largest."""
+    R = rows
+    for part in rows.split(2**16) if len(rows) > 2**16 else ():
+        R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
+    _, values, axes = torch.linalg.svd(R, full_matrices=False)
+    top = scale or float(values[:1].sum()) or 1.0
+    shares = [1.0, *(values / top).tolist(), 0.0]
+    k = sum(share > rtol for share in shares[1:])
+    return Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, shares[k], shares[k + 1])
+
+
+class Reduced(NamedTuple):
+    """The data in the dimensions that they have, filled with zeros to one width ``D``.
+
+    Attributes:
+        contexts: Each token in ``m`` coordinates, followed by ``c`` that its whole context shares.
+        queries: Each query in ``q`` coordinates.
+        mask: True where a token is padding; None without padding.
+        sizes: ``m``, ``q`` and ``c``.
+        maps: What tokens and queries are multiplied by to get these coordinates.
+        spectra: Of differences of tokens, of queries, and of what the tokens of a context share.
+    """
+
+    contexts: Float[Tensor, "*T n D"]
+    queries: Float[Tensor, "T D"]
+    mask: Bool[Tensor, "T n"] | None
+    sizes: tuple[int, int, int]
+    maps: tuple[Tensor, Tensor]
+    spectra: tuple[Spectrum, Spectrum, Spectrum]
+
+    def some(self, rows: Int[Tensor, " k"]) -> Reduced:
+        """Some of the examples."""
+        return self._replace(
+            contexts=self.contexts if self.contexts.ndim == 2 else self.contexts[rows],
+            queries=self.queries[rows],
+            mask=None if self.mask is None else self.mask[rows],
+        )
+
+    def outward(self, heads: ScalarHeads) -> ScalarHeads:
+        """The weights for the data as they came."""
+        tokens, queries = self.maps
+        return ScalarHeads(queries @ heads.W_Q, tokens @ heads.W_K, heads.mu @ tokens.mT)
+
+
+def reduced(data: Data) -> Reduced:
+    """Find the dimensions that the data have, and change to them."""
+    rtol = tolerance(data.precision)
+    # Each coordinate in its own unit, so that small ones do not pass for rounding of large ones.
+    sizes = [unit(x.flatten(0, -2), (0,))[0] for x in (data.contexts, data.queries)]
+    E, e = data.contexts / sizes[0], data.queries / sizes[1]
+    first, apart = E[..., :1, :], None
+    if data.mask is not None:  # the first token that is none of padding
+        first = E[torch.arange(len(E)), data.mask.int().argmin(-1)][:, None]
+        apart = torch.where(data.mask[..., None], 0.0, E - first)
+    apart = E - first if apart is None else apart
+    moves = spectrum(apart.flatten(0, -2), rtol, float(torch.linalg.vector_norm(E)) or None)
+    asked, kept = spectrum(e, rtol), first.flatten(0, -2)
+    left = kept - (kept @ moves.axes) @ moves.axes.T
+    same = spectrum(left, rtol, float(torch.linalg.vector_norm(kept)) or None)
+    m, q, c = (each.axes.shape[1] for each in (moves, asked, same))
+    D = max(m + c, q, 1)
+    tokens = torch.cat([moves.whitening(), same.whitening()], dim=1)
+    maps = [
+        torch.nn.functional.pad(map, (0, D - map.shape[1])) / size[:, None]
+        for map, size in zip((tokens, asked.whitening()), sizes, strict=True)
+    ]
+    contexts, queries = data.contexts @ maps[0], data.queries @ maps[1]
+    return Reduced(contexts, queries, data.mask, (m, q, c), (*maps,), (moves, asked, same))
+
+
+def tolerance(precision: torch.dtype) -> float:
+    """The relative size below which a direction is rounding of numbers of this precision."""
+    return max(1e-12, 8 * min(torch.finfo(precision).eps, 1e-4))
+
+
+def attended(
+    W_Q: Float[Tensor, "H d r"], W_K: Float[Tensor, "H d r"], data: Data | Reduced
+) -> tuple[Float[Tensor, "T H n"], Float[Tensor, "T H d"]]:
+    """Attention weights and attended tokens of every head, without padding."""
+    keys = torch.einsum("te,her,hdr->thd", data.queries, W_Q, W_K)
+    logits = keys @ data.contexts.mT
+    if data.mask is not None:
+        logits = logits.masked_fill(data.mask[:, None], -torch.inf)
+    alpha = logits.softmax(-1)
+    return alpha, alpha @ data.contexts
+
+
+def tangents(heads: ScalarHeads, at: Reduced) -> Tangents:
+    """The derivative of the outputs in all weights, and the outputs; padding is left out."""
+    alpha, z = attended(heads.W_Q, heads.W_K, at)
+    outputs = (z * heads.mu).sum(-1, keepdim=True)
+    # The covariance of the tokens under the attention, times the values.
+    pulls = ((alpha * (heads.mu @ at.contexts.mT - outputs)) @ at.contexts).transpose(0, 1)
+    asked, keyed = at.queries @ heads.W_Q, pulls @ heads.W_K
+    return Tangents(outputs.sum((1, 2)), z.transpose(0, 1), pulls, asked, keyed, at.queries)
+
+
+def outputs(heads: ScalarHeads, at: Reduced) -> Float[Tensor, " T"]:
+    """One number for each example."""
+    return torch.einsum("thd,hd->t", attended(heads.W_Q, heads.W_K, at)[1], heads.mu)
+
+
+def draw(
+    heads: int, head_dim: int, at: Reduced, spread: float, seed: int, groups: bool = False
+) -> ScalarHeads:
+    """Random heads whose logits have standard deviation ``spread``.
+
+    In ``groups``, heads have equal attention, and values that sum to zero.
+    """
+    m, q, c = at.sizes
+    r, D = max(1, min(head_dim, m, q)), at.queries.shape[1]
+    sizes = [1] * heads
+    if groups:
+        sizes = best_groups(heads, min(m, q), max(m, q), r) if min(m, q) else [heads]
+    g = torch.Generator().manual_seed(seed)
+    W_Q, W_K, mu = (
+        torch.nn.functional.pad(torch.randn(*shape, generator=g, dtype=torch.float64), (*pad,))
+        for shape, pad in (
+            ((len(sizes), q, r), (0, 0, 0, D - q)),
+            ((len(sizes), m, r), (0, 0, 0, D - m)),
+            ((heads, m + c), (0, D - m - c)),
+        )
+    )
+    few = at.some(torch.arange(min(512, len(at.queries))))
+    centred = few.contexts - few.contexts.mean(-2, keepdim=True)
+    logits = torch.einsum("te,her,hdr->thd", few.queries, W_Q, W_K) @ centred.mT
+    scale = (spread / logits.std(correction=0).clamp(min=1e-9)) ** 0.5
+    repeats = torch.tensor(sizes)
+    W_Q, W_K = (W.mul(scale).repeat_interleave(repeats, dim=0) for W in (W_Q, W_K))
+    if groups:
+        mu = torch.cat([part - part.mean(0) for part in mu.split(sizes)])
+    return ScalarHeads(W_Q, W_K, mu / D**0.5)
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+def ceiling(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> int:
+    """The parameters that determine one output on such data; the rank is no higher."""
+    m, q, c = sizes
+    r = min(head_dim, m, q)
+    return heads * (r * (m + q - r) + m) + c
+
+
+class Rank(NamedTuple):
+    """The rank of a derivative on some data, its rows scaled to length one.
+
+    Attributes:
+        rank: The number of singular values, or of Cholesky's pivots, above the tolerance.
+        of: The number of examples that were looked at.
+        kept: The smallest one that counts.
+        dropped: The largest one that does not; None if it was not computed, 0 if all count.
+        tolerance: What counts is larger.
+        how: ``singular values`` or ``Cholesky``.
+    """
+
+    rank: int
+    of: int
+    kept: float
+    dropped: float | None
+    tolerance: float
+    how: str
+
+
+def rank_at(heads: ScalarHeads, at: Reduced) -> Rank:
+    """The numerical rank of the derivative: by singular values, of many examples by Cholesky's."""
+    here, T = tangents(heads, at), len(at.queries)
+    if T > SMALL:
+        K, least = _scaled(here.gram()), _least(T)
+        factor, failed = torch.linalg.cholesky_ex(K)
+        if not failed and (kept := float(factor.diagonal().min())) > least:  # three times as fast
+            return Rank(T, T, kept, 0.0, least, "Cholesky")
+        steps = _pivoted(K)[1].tolist()
+        return Rank(len(steps), T, [0.0, *steps][-1], None, least, "Cholesky")
+    J = torch.cat(here.parts(), dim=1)
+    J = J / torch.linalg.vector_norm(J, dim=1, keepdim=True).clamp(min=1e-300)
+    values = torch.linalg.svdvals(J)
+    shares = [1.0, *(values / values[0].clamp(min=1e-300)).tolist(), 0.0]
+    least = max(J.shape) * 1e-15
+    k = sum(share > least for share in shares[1:])
+    return Rank(k, T, shares[k], [*shares[k + 1 : -1], 0.0][0], least, "singular values")
+
+
+def _scaled(K: Float[Tensor, "T T"]) -> Float[Tensor, "T T"]:
+    size = K.diagonal().clamp(min=1e-300).rsqrt()
+    return K.mul_(size[:, None]).mul_(size)
+
+
+def _least(T: int) -> float:
+    """What products of rows can tell from zero."""
+    return (T * torch.finfo(torch.float64).eps) ** 0.5
+
+
+def _pivoted(K: Float[Tensor, "T T"]) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
+    """The order of the pivots of a Cholesky decomposition, and their sizes."""
+    tol = _least(len(K)) ** 2
+    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(K.numpy(), lower=1, tol=tol)
+    pivots = torch.from_numpy(order.astype("int64"))[:rank] - 1
+    return pivots, torch.from_numpy(factor.diagonal()[:rank].copy())
+
+
+def independent_rows(heads: ScalarHeads, at: Reduced) -> Int[Tensor, " k"]:
+    """Examples whose rows of the derivative are independent, the clearest first."""
+    return _pivoted(_scaled(tangents(heads, at).gram()))[0]
+
+
+# --- Levenberg and Marquardt ----------------------------------------------------------------------
+
+
+def meet(
+    heads: ScalarHeads, at: Reduced, labels: Float[Tensor, " T"], *, tolerance: float, until: float
+) -> ScalarHeads:
+    """:func:`attnmem.fitting.levenberg_marquardt` with padding, and with an hour when it ends."""
+    damping, squares = DAMPING, []
+    while True:
+        here = tangents(heads, at)
+        residual = here.outputs - labels
+        squares.append(float(residual.square().sum()))
+        slow = len(squares) > PATIENCE and squares[-1] > 0.9 * squares[-PATIENCE]
+        if float(residual.abs().max()) <= tolerance or slow or time.monotonic() > until:
+            return heads
+        K, moved = here.gram(), None
+        diagonal = K.diagonal().clone()
+        while moved is None and damping <= HIGHEST:
+            K.diagonal().copy_(diagonal + damping * float(diagonal.mean()))
+            factor, failed = torch.linalg.cholesky_ex(K)
+            if not failed:
+                step = heads.moved(here.transposed(solved(factor, residual)), -1.0)
+                lower = float((outputs(step, at) - labels).square().sum()) < squares[-1]
+                moved = step if lower else None
+            damping = damping * RISE if moved is None else max(damping / FALL, LOWEST)
+        if moved is None:
+            return heads
+        heads = moved

@@ -1,0 +1,412 @@
+"""Weights for one's own data: as many labels as could be met, and why no more."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..attention import MHAWeights
+from ..attention.tangents import ScalarHeads
+from ..checks import Range, Seed, checked, refuse
+from ..constructions import memorize_mha
+from ..fitting import MET
+from . import layer
+from .data import Data, Repeats, read, repeats
+from .layer import GRAM, Reduced
+
+AIM = 1e-9  # of the largest label, where a fit stops
+SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7)  # of the rank, tried in turn where not all can be met
+SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
+RESTARTS, FEW = 4, 500  # starts of all labels, if there are few
+DESCENT, PLATEAU, CHUNK = 2000, 100, 20  # steps of L-BFGS: most, without progress, between looks
+PATIENCE = 0.4  # share of the time left that one attempt may take
+ROWS = 2048  # examples whose outputs are computed at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Memorized:
+    """The weights that :func:`memorize` found, and how far they go.
+
+    Attributes:
+        weights: The layer, in float64; ``mha(weights, contexts, queries)`` computes it.
+        errors: Of reals, the largest error of each example, in units of the largest label of its
+            column. Of classes, the score of the best wrong class less that of the right one:
+            negative where the right class wins.
+        met: For each example whether its label is met.
+        reason: Why the others are not; ``all labels are met`` if there are none.
+        how: What built the weights.
+        classes: The classes by output, None for reals.
+    """
+
+    weights: MHAWeights
+    errors: Float[Tensor, " T"]
+    met: Bool[Tensor, " T"]
+    reason: str
+    how: str
+    classes: list | None
+
+    @property
+    def count(self) -> int:
+        """Number of labels that are met."""
+        return int(self.met.sum())
+
+    def predict(self, contexts: Any, queries: Any, mask: Any = None) -> np.ndarray:
+        """One number, row of numbers, or class for each example of data of the same width."""
+        scores = _apply(self.weights, read(contexts, queries, None, mask))
+        if self.classes is not None:
+            return np.array(self.classes)[scores.argmax(-1).numpy()]
+        return scores.squeeze(-1).numpy()
+
+    def __str__(self) -> str:
+        """How many labels are met, by what, and why no more."""
+        H, _, head_dim = self.weights.W_Q.shape
+        width = self.weights.W_V.shape[-1]
+        met = f"{self.count} of {len(self.met)} labels met"
+        if self.count:
+            worst = float(self.errors[self.met].max())
+            met += f" (least margin {-worst:.1e})" if self.classes else f" (errors to {worst:.1e})"
+        size = f"{H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
+        return f"{met} by {size}: {self.how}\n{self.reason}"
+
+
+def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
+    """Outputs of a layer, with padding left out."""
+    found = []
+    for start in range(0, len(data.queries), ROWS):
+        rows = slice(start, start + ROWS)
+        part = data._replace(
+            contexts=data.contexts if data.shared else data.contexts[rows],
+            queries=data.queries[rows],
+            mask=None if data.mask is None else data.mask[rows],
+        )
+        z = layer.attended(weights.W_Q, weights.W_K, part)[1]
+        found.append(torch.einsum("thd,hdv->thv", z, weights.W_V).flatten(1))
+    return torch.cat(found) @ weights.W_O @ weights.W_D
+
+
+@checked
+def memorize(
+    contexts: Any,
+    queries: Any,
+    labels: Any,
+    *,
+    heads: int,
+    head_dim: int,
+    seed: Seed = 0,
+    mask: Any = None,
+    seconds: Annotated[int | float, Range(0, 1e6)] = 240,
+    say: Callable[[str], None] | None = None,
+) -> Memorized:
+    """Find weights of one layer that meet as many labels as possible.
+
+    A real label is met to 1e-6 of the largest one of its column. A class is met if its score is
+    the largest. The construction of Theorem 1 is taken where its hypotheses hold. Otherwise real
+    labels are met by Levenberg-Marquardt, in the dimensions that the data have, and classes by
+    L-BFGS on the cross-entropy first, which may need fewer heads.
+
+    Args:
+        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
+            different lengths.
+        queries: One query a row, ``(T, d)``.
+        labels: Reals ``(T,)`` or ``(T, d_out)``; integers, booleans and strings are classes.
+        heads: Number of heads ``H``.
+        head_dim: Head dimension ``d_h``.
+        seed: Seed of the start, at least 0.
+        mask: True where a token is padding, ``(T, n)``.
+        seconds: The time after which no new attempt begins.
+        say: Is called with each attempt.
+
+    Returns:
+        The weights, each example's error, and the reason why some labels are not met.
+
+    Raises:
+        ValueError: If the data are malformed; the message names what.
+
+    Example:
+        >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
+        >>> memorize(*data, ["yes", "no"] * 10, heads=2, head_dim=2).reason
+        'all labels are met'
+
+    Source: this book, the chapters on the capacity of one layer and on training.
+    """
+    if labels is None:
+        refuse("labels", None, "one label for each query")
+    data = read(contexts, queries, labels, mask)
+    same = repeats(data)
+    rows = _representatives(data, same)
+    until, say = time.monotonic() + seconds, say or (lambda _: None)
+    at = layer.reduced(data).some(rows)
+    task = _Task(data, rows, at, data.labels[rows], heads, head_dim, seed, until, say)
+    weights, how = _by_theorem(task) or (_classes(task) if data.classes else _reals(task))
+    errors = _errors(data, _apply(weights, data))
+    met = errors < 0 if data.classes else errors <= MET
+    return Memorized(weights, errors, met, _reason(task, same, met), how, data.classes)
+
+
+@dataclasses.dataclass
+class _Task:
+    """What is to be met: of equal examples one, with the label that most of them have."""
+
+    data: Data
+    rows: Int[Tensor, " k"]
+    at: Reduced  # these rows
+    labels: Tensor  # theirs
+    heads: int
+    head_dim: int
+    seed: int
+    until: float
+    say: Callable[[str], None]
+
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
+    def start(self, heads: int, attempt: int = 0) -> ScalarHeads:
+        spread = SPREADS[attempt % len(SPREADS)]
+        return layer.draw(heads, self.head_dim, self.at, spread, self.seed + attempt)
+
+    def met(self, weights: MHAWeights) -> int:
+        """How many of the rows meet their labels."""
+        errors = _errors(self.data, _apply(weights, self.data))[self.rows]
+        return int((errors < 0 if self.data.classes else errors <= MET).sum())
+
+
+def _representatives(data: Data, same: Repeats) -> Int[Tensor, " k"]:
+    """An example of each group of equal ones, one of the most frequent label."""
+    groups = collections.defaultdict(list)
+    for t, s in enumerate(same.group.tolist()):
+        groups[s].append(t)
+    chosen = []
+    for members in groups.values():
+        labels = [tuple(data.labels[t].reshape(-1).tolist()) for t in members]
+        most, _ = collections.Counter(labels).most_common(1)[0]
+        chosen.append(members[labels.index(most)])
+    return torch.tensor(chosen)
+
+
+def _largest(labels: Float[Tensor, "T o"]) -> Float[Tensor, " o"]:
+    """The largest label of each column; one of zeros."""
+    size = labels.abs().amax(0)
+    return torch.where(size > 0, size, 1.0)
+
+
+def _errors(data: Data, scores: Tensor) -> Float[Tensor, " T"]:
+    if data.classes is None:
+        return ((scores - data.labels).abs() / _largest(data.labels)).amax(1)
+    if len(data.classes) == 1:
+        return scores.new_full((len(scores),), -1.0)
+    right = scores.gather(1, data.labels[:, None])[:, 0]
+    return scores.scatter(1, data.labels[:, None], -torch.inf).amax(1) - right
+
+
+def _reason(task: _Task, same: Repeats, met: Tensor) -> str:
+    if met.all():
+        return "all labels are met"
+    T, left, data = len(met), int((~met).sum()), task.data
+    said = f"{left} of {T} labels are not met: "
+    if not data.contexts.any():
+        return f"{said}all tokens are zero, hence all outputs of any weights"
+    chosen = dict(zip(same.group[task.rows].tolist(), task.rows.tolist(), strict=True))
+    kept = torch.tensor([chosen[s] for s in same.group.tolist()])
+    differs = (data.labels != data.labels[kept]).reshape(T, -1).any(1)
+    disagree = (differs & ~met).nonzero()[:, 0].tolist()
+    parts = []
+    if disagree:
+        t = disagree[0]
+        parts.append(
+            f"{len(disagree)} because equal examples have different labels (such as "
+            f"{min(t, int(kept[t]))} and {max(t, int(kept[t]))}), which no weights of any size meet"
+        )
+    if left > len(disagree):
+        parts.append(_shortfall(task, left - len(disagree)))
+    return said + "; ".join(parts)
+
+
+def _shortfall(task: _Task, left: int) -> str:
+    """Why labels of different examples are not met."""
+    T = len(task.rows)
+    if not task.data.classes and task.labels.shape[1] == 1 and T <= GRAM:
+        rank = layer.rank_at(task.start(task.heads), task.at).rank
+        if rank < T:
+            return (
+                f"{left} because the derivative has rank {rank} on these data with {task.heads} "
+                f"heads (at random weights, to rounding), so almost no real labels of more than "
+                f"{rank} examples are met"
+            )
+    return f"{left} because no fit met more; another seed, more seconds or more heads may"
+
+
+# --- real labels ----------------------------------------------------------------------------------
+
+
+def _by_theorem(task: _Task) -> tuple[MHAWeights, str] | None:
+    """The construction of Theorem 1, if its hypotheses hold."""
+    data, rows, labels = task.data, task.rows, task.labels
+    if data.mask is not None:
+        return None
+    if data.classes is not None:
+        labels = torch.nn.functional.one_hot(labels, len(data.classes)).double()
+    contexts = data.contexts if data.shared else data.contexts[rows]
+    sizes = {"heads": task.heads, "head_dim": task.head_dim, "seed": task.seed}
+    try:
+        weights = memorize_mha(contexts, data.queries[rows], labels, **sizes)
+    except ValueError:  # an assumption fails, or there are too many examples
+        return None
+    fits = task.met(weights) == len(rows)
+    return (weights, "the construction of Theorem 1") if fits else None
+
+
+def _layer(task: _Task, maps: ScalarHeads, values: Tensor, decoder: Tensor) -> MHAWeights:
+    """The layer whose values, of the reduced data, are added into ``decoder``'s rows."""
+    outer = task.at.outward(maps)
+    rest = task.head_dim - outer.W_Q.shape[2]
+    W_Q, W_K = (torch.nn.functional.pad(W, (0, rest)) for W in outer[:2])
+    W_O = torch.eye(values.shape[2], dtype=values.dtype).repeat(len(values), 1)
+    return MHAWeights(W_Q, W_K, task.at.maps[0] @ values, W_O, decoder)
+
+
+def _reals(task: _Task) -> tuple[MHAWeights, str]:
+    """Some heads for each column of a shortest factor of the labels, or a read-out of them all."""
+    size = _largest(task.labels)
+    Y = task.labels / size
+    U, sizes, Vh = torch.linalg.svd(Y, full_matrices=False)
+    k = max(1, int((sizes > 1e-12 * sizes[0]).sum()))
+    columns, mixed = (
+        (U[:, :k] * sizes[:k], Vh[:k]) if k < Y.shape[1] else (Y, torch.eye(k).double())
+    )
+    tried = []
+    if k <= task.heads:
+        share, more = divmod(task.heads, k)
+        fits = [_fitted(task, y, share + (j < more)) for j, y in enumerate(columns.T)]
+        maps = ScalarHeads(*map(torch.cat, zip(*fits, strict=True)))
+        owner = torch.arange(k).repeat_interleave(torch.tensor([len(fit.mu) for fit in fits]))
+        values = maps.mu[..., None] * torch.nn.functional.one_hot(owner, k)[:, None]
+        tried.append((_layer(task, maps, values, mixed * size), "Levenberg-Marquardt"))
+    if not tried or task.met(tried[0][0]) < len(Y):
+        tried.append(_read_out(task, Y, size))
+    return max(tried, key=lambda found: task.met(found[0]))
+
+
+def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
+    """A fit of all labels, or of the largest set of examples on which one succeeds."""
+    at, size, T = task.at, float(y.abs().max()), len(y)
+
+    def drawn(attempt: int) -> ScalarHeads:
+        start = task.start(heads, attempt)
+        return start._replace(mu=0.1 * start.mu)
+
+    nearest = start = drawn(0)
+    y = y / (size or 1.0)
+    g = torch.Generator().manual_seed(task.seed)
+    some = torch.randperm(T, generator=g)[: min(T, GRAM)]
+    order = some[layer.independent_rows(task.start(heads), at.some(some))]
+    order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
+    if not size or not len(order):  # labels or outputs are all zero
+        return start._replace(mu=0 * start.mu)
+    tries: list[tuple[Tensor, int | None]] = []  # examples, and the start; None is the nearest
+    if len(order) >= T:
+        tries += [(torch.arange(T), attempt) for attempt in range(RESTARTS if T <= FEW else 1)]
+    for share in SHARES:
+        part = order[: max(1, int(share * len(order)))]
+        tries += [(part, None)] * (len(order) >= T) + [(part, 0)]
+    best, most, least = start, -1, math.inf
+    for rows, attempt in tries:
+        task.say(f"Levenberg-Marquardt on {len(rows)} examples")
+        first = nearest if attempt is None else drawn(attempt)
+        until = time.monotonic() + PATIENCE * max(task.until - time.monotonic(), 0.0)
+        found = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, until=until)
+        away = (layer.outputs(found, at) - y).abs()
+        met = int((away <= MET).sum())
+        best, most = (found, met) if met > most else (best, most)
+        if len(rows) == T and float(away.square().sum()) < least:
+            nearest, least = found, float(away.square().sum())
+        if most >= len(rows) or task.late():
+            break
+    return best._replace(mu=size * best.mu)
+
+
+def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWeights, str]:
+    """Random attention, and a read-out that meets all outputs of as many examples as it can."""
+    import scipy
+
+    heads = task.start(task.heads, attempt=2)
+    Z = layer.attended(heads.W_Q, heads.W_K, task.at)[1].flatten(1)
+    _, R, order = scipy.linalg.qr(Z.numpy().T, mode="economic", pivoting=True)
+    steep = np.abs(np.diag(R))
+    rows = torch.from_numpy(order[: int((steep > 1e-10 * steep[0]).sum())].astype(np.int64))
+    M = torch.linalg.lstsq(Z[rows], Y[rows], driver="gelsd").solution
+    values = M.unflatten(0, (task.heads, -1))
+    how = "random attention, and a read-out that meets all outputs at once"
+    return _layer(task, heads, values, torch.diag(size)), how
+
+
+# --- classes --------------------------------------------------------------------------------------
+
+
+def _classes(task: _Task) -> tuple[MHAWeights, str]:
+    """Cross-entropy first; where it leaves errors, one or two real numbers for each class."""
+    tried, T = [], len(task.rows)
+    for attempt in range(RESTARTS if T <= FEW else 1):
+        task.say(f"L-BFGS on the cross-entropy, start {attempt + 1}")
+        tried.append((_by_entropy(task, attempt), "L-BFGS on the cross-entropy"))
+        if task.met(tried[-1][0]) == T or task.late():
+            break
+    best = max(tried, key=lambda found: task.met(found[0]))
+    if task.met(best[0]) == T or T > GRAM or task.late():
+        return best
+    codes = _codes(len(task.data.classes))
+    data = task.data._replace(labels=codes[task.data.labels], classes=None)
+    weights, _ = _reals(dataclasses.replace(task, data=data, labels=codes[task.labels]))
+    coded = weights._replace(W_D=weights.W_D @ codes.T), "Levenberg-Marquardt on codes of classes"
+    return max(best, coded, key=lambda found: task.met(found[0]))
+
+
+def _codes(count: int) -> Float[Tensor, "K k"]:
+    """Vectors of length one: each has its largest product with itself. Two classes need one."""
+    angles = 2 * torch.pi * torch.arange(count, dtype=torch.float64) / count
+    codes = torch.stack([angles.cos(), angles.sin()], dim=1)
+    return codes[:, :1].round() if count == 2 else codes
+
+
+def _by_entropy(task: _Task, attempt: int) -> MHAWeights:
+    """All weights of the layer by L-BFGS on the cross-entropy, scores of full width."""
+    at, K, start = task.at, len(task.data.classes), task.start(task.heads, attempt)
+    g = torch.Generator().manual_seed(task.seed + attempt)
+    values = 0.1 * torch.randn(*start.mu.shape, K, generator=g, dtype=torch.float64)
+    trained = [w.clone().requires_grad_() for w in (start.W_Q, start.W_K, values)]
+
+    def scores() -> Tensor:
+        return torch.einsum("thd,hdk->tk", layer.attended(*trained[:2], at)[1], trained[2])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(scores(), task.labels)
+        loss.backward()
+        return loss
+
+    optimizer = torch.optim.LBFGS(
+        trained,
+        max_iter=CHUNK,
+        history_size=50,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+    )
+    losses: list[float] = []
+    for _ in range(DESCENT // CHUNK):
+        losses.append(float(optimizer.step(closure).detach()))
+        with torch.no_grad():
+            wrong = bool((scores().argmax(1) != task.labels).any())
+        flat = len(losses) > PLATEAU // CHUNK and losses[-1] > 0.98 * losses[-1 - PLATEAU // CHUNK]
+        if not wrong or flat or task.late():
+            break
+    W_Q, W_K, values = (w.detach() for w in trained)
+    return _layer(task, start._replace(W_Q=W_Q, W_K=W_K), values, torch.eye(K).double())

@@ -1,0 +1,353 @@
+"""One's own data: what is degenerate, what is met, real tables, and all kinds of input."""
+
+import json
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attnmem import __main__ as command
+from attnmem import bounds
+from attnmem.attention import mha
+from attnmem.attention.tangents import ScalarHeads
+from attnmem.yours import cut, examine, memorize
+from attnmem.yours import layer as one_layer
+from attnmem.yours.data import read, repeats
+
+datasets = pytest.importorskip("sklearn.datasets")
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    found = datasets.load_digits()
+    return *cut(found.data[:300], 8), found.target[:300]
+
+
+def verdicts(found, precision="float64"):
+    return {
+        x.name.partition(" (")[0]: x.verdict for x in found.findings if x.precision == precision
+    }
+
+
+# --- what examine says ----------------------------------------------------------------------------
+
+
+def test_digits_are_examined_in_the_dimensions_that_they_have(digits):
+    E, e, y = digits
+    found = examine(E, e, y.astype(float), heads=1, head_dim=24, samples=200)
+    sizes = [each["dimensions"] for each in found.dimensions.values()]
+    assert sizes == [15, 9, 1]  # 8 pixels, 8 places of sum one; the mean query has one place
+    assert 100 < found.rank.rank < 9 * 15 + 15 + 1  # pixels at the edge are hardly used
+    assert found.met.rank <= found.rank.rank
+    assert found.enough_heads >= found.least_heads > 2
+    assert "constant sum" in str(found)
+    assert json.loads(found.to_json())["rank"]["rank"] == found.rank.rank
+
+
+def test_the_two_equal_rows_of_iris_are_named():
+    iris = datasets.load_iris()
+    found = examine(np.eye(4), iris.data, iris.target, heads=2, head_dim=4)
+    assert found.equal == [(101, 142)]
+    assert not found.conflicts
+    assert "equal examples: 101 and 142" in str(found)
+    assert verdicts(found)["Assumption 1"] == "fails"
+    assert found.rank.of == 149
+
+
+@pytest.mark.parametrize("load", [datasets.load_wine, datasets.load_breast_cancer])
+def test_equal_examples_that_are_hidden_in_a_table_are_found(load):
+    table = load()
+    rows, labels = table.data[:60].copy(), table.target_names[table.target[:60]].copy()
+    rows[40], rows[51] = rows[7], rows[3]
+    other = next(name for name in table.target_names if name != labels[7])
+    labels[40], labels[51] = other, labels[3]
+    E, e = cut(rows[:, :10], 5)
+    found = examine(E, e, labels, heads=np.uint8(1), head_dim=3, samples=50)
+    assert found.equal == [(7, 40), (3, 51)]
+    assert found.conflicts == [(7, 40)]
+    built = memorize(E, e, labels, heads=3, head_dim=3)
+    assert built.count == 59
+    assert "1 because equal examples have different labels (such as 7 and 40)" in built.reason
+    assert set(built.predict(E, e)) <= set(table.target_names)
+
+
+def test_tokens_in_another_order_or_repeated_alike_make_equal_examples():
+    a, b = normal(2, 3)
+    E = torch.stack([torch.stack(x) for x in ([a, b, a, b], [b, b, a, a], [a, b, b, b])])
+    found = repeats(read(E, torch.ones(3, 3), [0.0, 1.0, 2.0]))
+    assert found.equal == [(0, 1)] == found.conflicts
+    assert found.repeated_tokens == 3
+    one = normal(2, 1, 3).expand(2, 4, 3)[[0, 0, 1]]
+    alike = repeats(read(one, normal(3, 3), ["x", "y", "x"]))
+    assert (alike.conflicts, alike.constant) == ([(0, 1)], 3)  # whatever the query
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda E, e: (E, e), (4, 4, 0)),
+        (lambda E, e: (E * torch.tensor([1, 1, 1, 0]), e), (3, 4, 0)),
+        (lambda E, e: (E * 10.0 ** torch.tensor([-8, 8, 0, 3]), e), (4, 4, 0)),
+        (lambda E, e: (E.softmax(-1), e), (3, 4, 1)),
+        (lambda E, e: (E, e[:1].expand_as(e)), (4, 1, 0)),
+        (lambda E, e: (E[0], e), (2, 4, 1)),
+        (lambda E, e: (E[:, :1], e), (0, 4, 4)),
+    ],
+    ids=["free", "a zero column", "bad scales", "a sum", "one query", "shared", "one token"],
+)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_rank_is_the_count_in_the_dimensions_of_the_data(change, expected, heads):
+    at = one_layer.reduced(read(*change(normal(80, 3, 4), normal(80, 4, seed=1))))
+    assert at.sizes == expected
+    start = one_layer.draw(heads, 2, at, 2.0, seed=0)
+    assert one_layer.rank_at(start, at).rank == one_layer.ceiling(heads, 2, at.sizes)
+    cancelling = one_layer.draw(2 * heads, 2, at, 2.0, seed=0, groups=True)
+    assert float(one_layer.outputs(cancelling, at).abs().max()) < 1e-12
+    if expected == (4, 4, 0):
+        floor = bounds.own_context_floor(2 * heads, 2, 4)
+        assert one_layer.rank_at(cancelling, at).rank == floor
+
+
+def test_both_ways_to_a_rank_agree(monkeypatch):
+    at = one_layer.reduced(read(normal(90, 3, 4), normal(90, 4, seed=1)))
+    for heads in (2, 7):
+        start = one_layer.draw(heads, 2, at, 0.5, seed=0)
+        first = one_layer.rank_at(start, at)
+        with monkeypatch.context() as patch:
+            patch.setattr(one_layer, "SMALL", 10)
+            second = one_layer.rank_at(start, at)
+        assert first.rank == second.rank == min(90, 16 * heads)
+        assert (first.how, second.how) == ("singular values", "Cholesky")
+
+
+def test_the_derivative_is_that_of_autograd_with_a_mask():
+    mask = torch.arange(5) >= torch.tensor([5, 2, 3, 1])[:, None]
+    at = one_layer.reduced(read(normal(4, 5, 3), normal(4, 3), mask=mask))
+    heads = one_layer.draw(2, 2, at, 1.0, seed=0)
+
+    def plain(*weights):
+        return one_layer.outputs(ScalarHeads(*weights), at)
+
+    J = torch.cat([p.flatten(1) for p in torch.autograd.functional.jacobian(plain, (*heads,))], 1)
+    here = one_layer.tangents(heads, at)
+    torch.testing.assert_close(here.gram(), J @ J.T)
+    torch.testing.assert_close(here.outputs, plain(*heads))
+
+
+def test_verdicts_say_what_was_computed():
+    e = normal(12, 3)
+    found = examine(normal(12, 2, 3), e)
+    assert verdicts(found) == {
+        "Assumption 1": "holds",  # all 66 pairs were looked at
+        "Assumption 2": "holds",
+        "Assumption 3": "holds",
+        "general position": "holds",
+    }
+    many = examine(normal(150, 3, 4), normal(150, 4), samples=30)
+    assert verdicts(many)["Assumption 1"] == "not refuted"
+    close = e.clone()
+    close[5] = close[2] * (1 + 1e-9)
+    near = examine(normal(12, 2, 3), close)
+    assert near.equal == []
+    assert verdicts(near, "float32")["Assumption 1"] == "fails"  # equal in this precision
+    assert verdicts(near)["Assumption 1"] == "fails to rounding"
+    long = examine(normal(5, 4, 3), normal(5, 3))
+    assert verdicts(long)["Assumption 2"] == "fails"  # four tokens in three dimensions
+
+
+def test_many_vectors_are_examined_without_products_of_all_pairs():
+    E, e = normal(3, 4), normal(60_000, 4, dtype=torch.float32)
+    found = examine(E, e, heads=1, head_dim=2, samples=100)
+    assert found.rank.rank == bounds.shared_context_ceiling(1, 3, 2, 4)
+    assert found.rank.of < 100
+    assert found.least_heads is None
+
+
+# --- what memorize meets --------------------------------------------------------------------------
+
+
+def test_digits_are_met_as_reals_and_as_classes(digits):
+    E, e, y = digits
+    reals = memorize(E, e, y.astype(float), heads=4, head_dim=24)
+    assert reals.count == 300
+    assert float((mha(reals.weights, E, e)[:, 0] - torch.tensor(y)).abs().max()) < 1e-5
+    classes = memorize(E, e, y, heads=2, head_dim=24)
+    assert (classes.predict(E, e) == y).all()
+    assert bool((classes.errors < 0).all())
+
+
+def test_beyond_the_ceiling_the_rank_is_the_reason_and_most_of_it_is_met():
+    E, e, y = normal(70, 3, 4), normal(70, 4, seed=1), normal(70, seed=2)
+    T = int(0.9 * bounds.own_context_ceiling(3, 2, 4))
+    assert memorize(E[:T], e[:T], y[:T], heads=3, head_dim=2).count == T
+    found = memorize(E, e, y, heads=3, head_dim=2)
+    assert 0.8 * 48 <= found.count <= 48
+    assert "rank 48" in found.reason
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda E, e: (E * 0, e),
+        lambda E, e: (E, e * 0),
+        lambda E, e: (E[:, :1], e),
+        lambda E, e: (E[..., :1], e[:, :1]),
+        lambda E, e: (E[:1].expand_as(E), e[:1].expand_as(e)),
+        lambda E, e: (1e-20 * E, 1e20 * e),
+        lambda E, e: (E[:1, :1], e[:1]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["reals", "tiny", "huge", "classes", "one class", "rows"])
+def test_something_is_met_on_every_degenerate_data_set(change, kind):
+    E, e = change(normal(9, 3, 4), normal(9, 4, seed=1))
+    labels = {
+        "reals": normal(9),
+        "tiny": 1e-300 * normal(9),
+        "huge": 1e300 * normal(9),
+        "classes": list("abcabcabc"),
+        "one class": [True] * 9,
+        "rows": normal(9, 2),
+    }[kind][: len(e)]
+    found = memorize(E, e, labels, heads=1 + (kind == "rows"), head_dim=5, seconds=20)
+    assert found.count >= 1 or not E.any()
+    assert found.met.all() == (found.reason == "all labels are met")
+    assert str(examine(E, e, labels, heads=1, samples=10))
+    if not E.any() and kind == "reals":
+        assert "all tokens are zero" in found.reason
+
+
+def test_several_outputs_share_the_heads():
+    E, e = normal(30, 3, 4), normal(30, 4, seed=1)
+    assert memorize(E, e, normal(30, 2), heads=4, head_dim=2).count == 30
+    low = normal(30, 1) @ normal(1, 9, seed=3)
+    assert memorize(E, e, low, heads=3, head_dim=2).count == 30
+
+
+def test_random_classes_need_fewer_heads_than_reals():
+    E, e = normal(78, 3, 6), normal(78, 6, seed=1)
+    words = np.array(["a", "b", "c", "d"])[np.arange(78) % 4]
+    assert bounds.own_context_ceiling(2, 4, 6) == 76
+    found = memorize(E, e, words, heads=2, head_dim=4)
+    assert found.count == 78
+    assert (found.predict(E, e) == words).all()
+
+
+@pytest.mark.parametrize("kinds", [2, 5])
+def test_codes_of_classes_are_met_where_the_cross_entropy_leaves_errors(kinds, monkeypatch):
+    monkeypatch.setattr(sys.modules[memorize.__module__], "DESCENT", 0)
+    labels = np.arange(40) % kinds
+    found = memorize(normal(40, 3, 4), normal(40, 4, seed=1), labels, heads=6, head_dim=2)
+    assert found.count == 40
+    assert "codes" in found.how
+
+
+# --- what people bring ----------------------------------------------------------------------------
+
+KINDS = {
+    "list": lambda x: x.tolist(),
+    "numpy float16": lambda x: x.numpy().astype(np.float16),
+    "numpy big-endian": lambda x: x.numpy().astype(">f4"),
+    "longdouble": lambda x: x.numpy().astype(np.longdouble),
+    "strided": lambda x: torch.stack([x, x], -1)[..., 0],
+    "with gradients": lambda x: x.clone().requires_grad_(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "integers": lambda x: (4 * x).round().to(torch.int16),
+    "read-only": lambda x: np.broadcast_to(x.numpy(), x.shape),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_array_is_read(kind):
+    E, e = normal(7, 3, 4, dtype=torch.float32), normal(7, 4, seed=1, dtype=torch.float32)
+    data = read(KINDS[kind](E), KINDS[kind](e))
+    assert data.contexts.dtype == torch.float64
+    assert (data.contexts - (4 if kind == "integers" else 1) * E).abs().max() < 0.51
+    assert not data.contexts.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (np.array([3, 1, 3], np.uint8), [1, 3]),
+        ([True, False, True], [False, True]),
+        (np.array(["b", "a", "b"], object), ["a", "b"]),
+        (pd.Series(["x", "y", "x"], dtype="category"), ["x", "y"]),
+        (torch.tensor([[7], [7], [8]]), [7, 8]),
+        ([0.5, 1.0, 2.0], None),
+        (np.array([0.5, 1, 2], object), None),
+        (torch.zeros(3, 2, dtype=torch.float16), None),
+    ],
+)
+def test_integers_booleans_and_strings_are_classes(labels, classes):
+    data = read(normal(3, 2, 4), normal(3, 4), labels)
+    assert data.classes == classes
+    if classes:
+        assert [classes[k] for k in data.labels] == [*np.asarray(labels).reshape(-1)]
+
+
+def test_lists_of_contexts_and_masks_mean_the_same():
+    lengths = [2, 4, 3, 1, 4, 2]
+    tables = [normal(n, 4, seed=n).numpy() for n in lengths]
+    e, y = normal(6, 4), normal(6)
+    padded = np.full((6, 4, 4), np.nan)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    mask = np.arange(4) >= np.array(lengths)[:, None]
+    for contexts, given in ((tables, None), (padded, mask), (padded, np.where(mask, -np.inf, 0))):
+        found = memorize(contexts, e, y, heads=2, head_dim=2, mask=given)
+        assert found.count == 6
+        pairs = zip(map(torch.from_numpy, tables), e, strict=True)
+        alone = [mha(found.weights, E, query[None])[0, 0] for E, query in pairs]
+        assert (torch.stack(alone) - y).abs().max() < 1e-5
+        assert "1 to 4 tokens" in str(examine(contexts, e, y, mask=given, samples=10))
+    shared = examine(tables[1], e, y, mask=mask, samples=10)  # parts of one context
+    assert "1 to 4 tokens" in str(shared)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((normal(3, 2, 4), normal(3, 5)), "contexts: got d = 4"),
+        ((normal(3, 2, 4), normal(2, 4)), "contexts: got 3 contexts"),
+        ((normal(3, 2, 4), normal(3, 4), [1, 2]), "labels: got 2 labels"),
+        ((normal(3, 2, 4) / 0, normal(3, 4)), "contexts: got no finite number at"),
+        ((normal(3, 2, 4), normal(3, 4), [1.0, float("nan"), 0.0]), "labels: got NaN"),
+        ((normal(3, 2, 4), normal(3, 4), ["a", None, "b"]), "labels: got object"),
+        ((normal(3, 2, 4), [["a", "b"]]), "queries: got dtype <U1"),
+        ((normal(3, 2, 4), normal(3, 4).to(torch.complex64)), "queries: got dtype torch.complex64"),
+        ((normal(3, 2, 4), normal(3, 4), None, torch.ones(3, 2).bool()), "mask: got no token left"),
+        ((normal(3, 2, 4), normal(3, 4), None, torch.zeros(3)), "mask: got shape"),
+        ((normal(3, 2, 4), normal(3, 4), None, torch.ones(3, 2)), "mask: got numbers that"),
+    ],
+)
+def test_malformed_data_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        read(*arguments)
+
+
+def test_the_command_reads_every_kind_of_file(tmp_path, capsys):
+    def call(name, *words):
+        words = ["examine", tmp_path / name, "--samples", 20, *words]
+        assert command.main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    arrays = {"E": normal(9, 3, 4), "queries": normal(9, 4), "labels": torch.arange(9) % 2}
+    np.savez(tmp_path / "a.npz", **arrays)
+    torch.save(arrays, tmp_path / "a.pt")
+    save_file(arrays, tmp_path / "a.safetensors")
+    for name in ("a.npz", "a.pt", "a.safetensors"):
+        assert "9 examples with contexts of their own" in call(name, "--contexts", "E")
+    look = ("a.npz", "--contexts", "E", "--heads", 1, "--head-dim", 2, "--json")
+    assert json.loads(call(*look))["rank"]["rank"] == 9
+    np.save(tmp_path / "t.npy", normal(5, 6).numpy())
+    assert "n = 3 tokens, d = 5" in call("t.npy", "--tokens", 3)
+    frame = pd.DataFrame({"a": [1, 2, 3], "b": [4.0, 5.0, 7.0], "kind": ["x", "y", "x"]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert "2 classes ('x', 'y')" in call("t.csv", "--tokens", 2)
