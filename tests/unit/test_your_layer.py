@@ -1,0 +1,268 @@
+"""Your own layer: torch modules give the same outputs, and counts are ranks of Jacobians."""
+
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from attnmem import __main__ as cli
+from attnmem import bounds
+from attnmem.attention import mha
+from attnmem.constructions import random_mha
+from attnmem.yours import capacity, from_config, from_torch, load_weights, save, to_torch
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+# --- torch and transformers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", [(None, None), (5, 7), (17, 12)])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, batch_first):
+    kind = {"bias": bias, "kdim": widths[0], "vdim": widths[1], "batch_first": batch_first}
+    module = nn.MultiheadAttention(12, 3, dtype=dtype, **kind)
+    for seed, parameter in enumerate(module.parameters()):  # biases too
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed, dtype=dtype)
+    q, k = normal(6, 4, 12, dtype=dtype), normal(6, 5, widths[0] or 12, seed=1, dtype=dtype)
+    v = normal(6, 5, widths[1], seed=2, dtype=dtype) if widths[1] else k
+    given = [x if batch_first else x.transpose(0, 1) for x in (q, k, v)]
+    wanted = module(*given)[0] if batch_first else module(*given)[0].transpose(0, 1)
+    taken = from_torch(module)
+    E = taken.contexts(given[1], given[2] if widths[1] else None)
+    for place in range(4):
+        found = mha(taken.weights, E, taken.queries(given[0])[:, place]) + taken.bias
+        assert (found - wanted[:, place]).abs().max() <= tolerance
+    with pytest.raises(ValueError, match="key: got shape"):
+        taken.contexts(given[1][..., :4], given[2])
+
+
+def transformer(name, **others):
+    """The attention of one layer of a model of transformers, with biases that are not zero."""
+    models = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 1}
+    sizes |= {"ViT": {"image_size": 8, "patch_size": 4}}.get(name, {"vocab_size": 9})
+    sizes |= {"bos_token_id": 1, "eos_token_id": 1} if name == "GPT2" else {}
+    model = getattr(models, f"{name}Model")(getattr(models, f"{name}Config")(**sizes, **others))
+    for seed, parameter in enumerate(model.parameters()):
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
+    [found] = [part for part in model.eval().modules() if type(part).__name__ == f"{name}Attention"]
+    return found
+
+
+@pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance):
+    layer, x = transformer(name).to(dtype), normal(5, 4, 24, dtype=dtype)
+    taken = from_torch(layer)
+    found = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, -1]) + taken.bias
+    # BERT's is before the residual and its norm.
+    wanted = layer.output.dense(layer.self(x)[0]) if name == "Bert" else layer(x)[0]
+    assert (found - wanted[:, -1]).abs().max() <= tolerance
+
+
+def test_other_layers_are_refused_by_name():
+    with pytest.raises(ValueError, match="module: got Linear; expected one of MultiheadAttention"):
+        from_torch(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="module: got add_bias_kv"):
+        from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True))
+    for scale in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
+        with pytest.raises(ValueError, match="module: got cross-attention or other scales"):
+            from_torch(transformer("GPT2", **scale))
+    with pytest.raises(ValueError, match="value: got other values"):
+        from_torch(nn.MultiheadAttention(4, 2)).contexts(normal(1, 2, 4), normal(1, 2, 4))
+    weights = random_mha(2, 4, 2, seed=0)
+    with pytest.raises(ValueError, match="weights: got 1 run axes"):
+        to_torch(type(weights)(*(W[None] for W in weights)))
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(2, 3), (3, 5)])
+def test_weights_become_torch_layers_and_files_and_come_back(heads, head_dim, tmp_path):
+    weights = random_mha(heads, 6, head_dim, seed=0, value_dim=head_dim)
+    wide = weights._replace(W_O=normal(heads * head_dim, 6), W_D=torch.eye(6, dtype=torch.float64))
+    x, bias = normal(7, 4, 6), normal(6, seed=5)
+    layer = to_torch(wide, bias)
+    assert isinstance(layer, nn.MultiheadAttention) == (heads * head_dim == 6)
+    wanted = mha(wide, x[:, 1:], x[:, 0]) + bias
+    hidden = torch.arange(4).expand(7, 4) == 0
+    assert (layer(x[:, :1], x, x, key_padding_mask=hidden)[0][:, 0] - wanted).abs().max() < 1e-12
+    save(wide._replace(W_O=wide.W_O.T.contiguous().T), tmp_path / "layer.safetensors")
+    back = load_weights(tmp_path / "layer.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(back, wide, strict=True))
+
+
+# --- capacity: ranks of Jacobians -----------------------------------------------------------------
+
+
+def outputs(x, maps, angles, norm):
+    """One attention layer, plainly: the last token asks."""
+    Q, K, V, W, q, k, v, total = maps
+    if norm:
+        x = x - x.mean(-1, keepdim=True)
+        x = x / x.square().mean(-1, keepdim=True).sqrt()
+    for h in range(len(Q)):
+        g = h * len(K) // len(Q)
+        keys = x @ K[g] + k[g]
+        if any(angles):
+            turn = (len(x) - 1 - torch.arange(len(x)))[:, None] * torch.tensor(angles)
+            even, odd = keys[:, ::2], keys[:, 1::2]
+            pairs = [even * turn.cos() - odd * turn.sin(), even * turn.sin() + odd * turn.cos()]
+            keys = torch.stack(pairs, -1).flatten(-2)
+        total = total + (keys @ (x[-1] @ Q[h] + q[h])).softmax(0) @ (x @ V[g] + v[g]) @ W[h]
+    return total
+
+
+def draw(layer):
+    """Sizes of a layer to its maps and biases, at random."""
+    heads, dim, head_dim = (layer[name] for name in ("heads", "dim", "head_dim"))
+    groups, d_v, o = layer["kv_heads"], layer["value_dim"], layer["outputs"]
+    shapes = [(heads, dim, head_dim), (groups, dim, head_dim), (groups, dim, d_v), (heads, d_v, o)]
+    shapes += [(heads, head_dim), (groups, head_dim), (groups, d_v), (o,)]
+    maps = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+    biases = [b if k in layer["bias"] else 0 * b for k, b in zip("qkvo", maps[4:], strict=True)]
+    return [*maps[:4], *biases]
+
+
+def jacobian_rank(layer, maps):
+    """The rank of the derivative of the outputs in all weights, or in those of adapters."""
+    moved = [0, 1, 2, 3, *(4 + "qkvo".index(letter) for letter in layer["bias"])]
+    start, rank = [maps[i] for i in moved], layer.get("adapter")
+    d_h = layer["head_dim"]  # each pair of coordinates that is turned has an angle of its own
+    angles = [0.9 / (1 + i) if 2 * i < layer["rope"] * d_h else 0.0 for i in range(d_h // 2)]
+    if rank:
+        moved = ["qkvo".index(letter) for letter in layer["adapted"]]
+        o = maps[3].shape[-1]
+        wide = [(len(W[0]), len(W) * W.shape[2]) for W in maps[:3]] + [(maps[3].numel() // o, o)]
+        start = [normal(wide[i][0], rank, seed=20 + i) for i in moved]
+        start += [normal(rank, wide[i][1], seed=30 + i) for i in moved]
+
+    def at(x, *parts):
+        now = list(maps)
+        for j, i in enumerate(moved):
+            now[i] = parts[j]
+            if rank:
+                low = parts[j] @ parts[j + len(moved)]  # one matrix beside those of all heads
+                low = low.unflatten(1, (len(maps[i]), -1)).transpose(0, 1) if i < 3 else low
+                now[i] = maps[i] + low.reshape(maps[i].shape)
+        return outputs(x, now, angles, layer["norm"])
+
+    T = sum(part.numel() for part in start) + 9
+    jacobian = torch.func.jacrev(at, argnums=tuple(range(1, 1 + len(start))))
+    x = normal(T, 3, maps[0].shape[1], seed=50)
+    parts = torch.func.vmap(lambda tokens: jacobian(tokens, *start))(x)
+    J = torch.cat([part.flatten(0, 1).flatten(1) for part in parts], dim=1)
+    scale = J.norm(dim=0)
+    values = torch.linalg.svdvals((J / scale)[:, scale > 1e-12 * scale.max()])
+    return int((values > 1e-10 * values[0]).sum())
+
+
+def random_layer(seed, **chosen):
+    """Sizes of a small layer of any kind, within what the reports say is compared."""
+    rng = random.Random(seed)
+    groups, each = rng.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (4, 1)])
+    dim, head_dim = rng.choice([3, 4]), rng.choice([1, 2, 2, 3, 4, 5])
+    layer = {"heads": groups * each, "kv_heads": groups, "dim": dim, "head_dim": head_dim}
+    layer |= {"value_dim": rng.randint(1, 5), "outputs": rng.choice([1, 2, 7])}
+    layer |= {"norm": rng.random() < 0.3, "bias": "".join(x for x in "qkvo" if rng.random() < 0.4)}
+    turns = head_dim % 2 == 0 and head_dim <= dim - layer["norm"] and rng.random() < 0.7
+    return layer | {"rope": rng.choice([1.0, 2 / head_dim]) if turns else 0.0} | chosen
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_count_is_the_rank_of_the_jacobian(seed):
+    layer = random_layer(seed)
+    found = capacity(**layer)
+    assert found.effective == jacobian_rank(layer, draw(layer))
+    assert found.one_output == capacity(**layer | {"outputs": 1}).effective
+
+
+@pytest.mark.parametrize("adapted", ["q", "k", "v", "o", "qv", "ko", "qk", "vo"])
+@pytest.mark.parametrize("seed", range(15))
+def test_the_count_of_adapters_is_the_rank_or_above_it(seed, adapted):
+    layer = random_layer(seed, adapter=1 + seed % 3, adapted=adapted)
+    found, rank = capacity(**layer), jacobian_rank(layer, draw(layer))
+    assert found.effective >= rank
+    assert found.effective == rank or found.proved.startswith("upper bounds")
+    assert found.floor is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_floor_is_the_rank_where_groups_of_heads_cancel(seed):
+    """Heads of a group have one logit matrix, and values whose sum is zero."""
+    layer = random_layer(seed, outputs=1)
+    heads, groups, m = layer["heads"], layer["kv_heads"], layer["dim"] - layer["norm"]
+    each, maps, first = heads // groups, draw(layer), 0
+    sizes = [2] * (groups // 2) + [1] * (groups % 2)
+    if each == 1 and not layer["rope"]:
+        sizes = bounds.best_groups(heads, m, m, min(layer["head_dim"], m))
+    for size in sizes:
+        for i, wide in ((0, each), (1, 1), (3, each), (4, each), (5, 1)):
+            of_group = maps[i][first * wide : (first + size) * wide].unflatten(0, (size, wide))
+            of_group[:] = of_group[0].clone()
+        for i in (2, 6):
+            maps[i][first : first + size] -= maps[i][first : first + size].mean(0)
+        first += size
+    maps[7].zero_()
+    found = capacity(**layer)
+    assert (found.floor is None) == (groups == 1 and (heads > 1 or layer["rope"] > 0))
+    assert (found.floor or 0) <= jacobian_rank(layer, maps)
+    if found.floor and groups % 2 == 0 and not layer["bias"]:
+        assert found.floor == jacobian_rank(layer, maps)
+
+
+def test_the_layer_of_the_book_has_its_ceiling_and_floor():
+    found = capacity(5, 7, 3)
+    assert found.one_output == bounds.own_context_ceiling(5, 3, 7)
+    assert found.floor == bounds.own_context_floor(5, 3, 7)
+    assert found.proved.startswith("one output: proved")
+    for other in ({"bias": "o"}, {"norm": True}, {"rope": 1.0, "head_dim": 4}, {"adapter": 1}):
+        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith("not")
+
+
+@pytest.mark.parametrize(
+    ("config", "counts"),
+    [
+        ({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, (2362368, 2260224, 1138933, 1032127)),
+        (
+            {
+                "model_type": "qwen2",
+                "hidden_size": 3584,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+            },
+            (29364736, 29298688, 14784001, 7392001),
+        ),
+    ],
+)
+def test_well_known_models_have_their_counts(config, counts, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = from_config(tmp_path / "config.json")
+    assert (found.parameters, found.effective, found.one_output, found.floor) == counts
+
+
+def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
+    def call(*words):
+        status = cli.main(["capacity", *(str(word) for word in words)])
+        out, err = capsys.readouterr()
+        return status, out + err
+
+    sizes = ("--heads", 32, "--dim", 4096, "--head-dim", 128, "--kv-heads", 8, "--rope", "--bias")
+    status, said = call(*sizes)
+    assert (status, "21,106,689 matter for one output" in said) == (0, True)
+    assert "not proved with shared keys and values, rotary positions, biases" in said
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    for words, message in (
+        (("--heads", 32), "dim: got None"),
+        (("--heads", 3, "--dim", 4), "heads: got 3; expected a divisor of dim = 4"),
+        (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),
+        (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6; expected at"),
+        (("--config", tmp_path / "config.json"), "model_type: got 'mamba'"),
+    ):
+        status, said = call(*words)
+        assert (status, said[: len(message)]) == (1, message)
