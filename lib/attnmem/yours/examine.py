@@ -108,9 +108,7 @@ class Examination:
 
     def to_json(self) -> str:
         """The same as JSON."""
-        ranks = {name: getattr(self, name) for name in ("rank", "met")}
-        ranks = {name: rank and rank._asdict() for name, rank in ranks.items()}
-        return json.dumps(dataclasses.asdict(self) | ranks, indent=2)
+        return json.dumps(dataclasses.asdict(self), indent=2)
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -153,7 +151,7 @@ def _ranks(found: Examination) -> list[str]:
     for rank, means in ((found.rank, f"at random weights: {limits}"), (found.met, promise)):
         of = f"on {rank.of:,} of the {distinct:,} examples that differ"
         if rank is found.rank and rank.rank in (rank.of, found.examples):
-            means = "at random weights: full, no label of these is ruled out"
+            means = "at random weights: full, so that it rules nothing out"
         if rank.of < distinct:
             means += "; at least so many of all" if rank.rank == rank.of else ""
         dropped = "not computed" if rank.dropped is None else f"{rank.dropped:.0e}"
@@ -342,14 +340,16 @@ def _any_are_independent(
         s, t = next((last[int(k)], t) for t, k in enumerate(group) if last[int(k)] != t)
         return "fails", f"vectors {s} and {t} are equal"
     if (rank := numerical_rank(here)) < size:
-        exact = f", {certified_rank(here).rank} exactly" if here.numel() <= FEW else ""
+        exact = (
+            f", {certified_rank(here).rank} modulo a random prime" if here.numel() <= FEW else ""
+        )
         return "fails to rounding", f"all vectors have rank {rank} to rounding{exact}"
     if size == T:
         return "holds", f"all {T} vectors are independent (singular values)"
     if size == 1:
         return "holds", "no vector is zero (exact)"
     sets = math.comb(T, size)
-    if precision == torch.float64 and max(math.comb(T, k) for k in range(1, size + 1)) <= FEW:
+    if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= FEW:
         rank = kruskal_rank(vectors, max_subsets=FEW)
         return ("holds" if rank >= size else "fails to rounding"), (
             f"every set of {size} was looked at, Kruskal rank {rank} (to rounding)"
@@ -374,7 +374,7 @@ def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
     sure = int(wanted[t]) > E.shape[2]
     exact = certified_rank(here[t]).rank
     detail = f"{len(poor)} of {len(E)} are deficient, first {t}: {int(wanted[t])} tokens"
-    return ("fails" if sure else "fails to rounding"), f"{detail}, of rank {exact} exactly"
+    return ("fails" if sure else "fails to rounding"), f"{detail}, of rank {exact} modulo a prime"
 
 
 # --- bounds and ranks -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ the layer ``c`` more. On free data of one's own ``m = q = d`` and ``c = 0``, whi
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import NamedTuple
 
@@ -64,7 +65,8 @@ class Reduced(NamedTuple):
     """The data in the dimensions that they have, filled with zeros to one width ``D``.
 
     Attributes:
-        contexts: Each token in ``m`` coordinates, followed by ``c`` that its whole context shares.
+        contexts: Each token less the first one of its context, in ``m`` coordinates.
+        base: These first tokens, in ``m`` coordinates and ``c`` that their whole contexts share.
         queries: Each query in ``q`` coordinates.
         mask: True where a token is padding; None without padding.
         sizes: ``m``, ``q`` and ``c``.
@@ -73,6 +75,7 @@ class Reduced(NamedTuple):
     """
 
     contexts: Float[Tensor, "*T n D"]
+    base: Float[Tensor, "T_or_one D"]
     queries: Float[Tensor, "T D"]
     mask: Bool[Tensor, "T n"] | None
     sizes: tuple[int, int, int]
@@ -81,8 +84,10 @@ class Reduced(NamedTuple):
 
     def some(self, rows: Int[Tensor, " k"]) -> Reduced:
         """Some of the examples."""
+        shared = self.contexts.ndim == 2
         return self._replace(
-            contexts=self.contexts if self.contexts.ndim == 2 else self.contexts[rows],
+            contexts=self.contexts if shared else self.contexts[rows],
+            base=self.base if shared else self.base[rows],
             queries=self.queries[rows],
             mask=None if self.mask is None else self.mask[rows],
         )
@@ -99,24 +104,29 @@ def reduced(data: Data) -> Reduced:
     # Each coordinate in its own unit, so that small ones do not pass for rounding of large ones.
     sizes = [unit(x.flatten(0, -2), (0,))[0] for x in (data.contexts, data.queries)]
     E, e = data.contexts / sizes[0], data.queries / sizes[1]
-    first, apart = E[..., :1, :], None
+    first = E[..., :1, :]
     if data.mask is not None:  # the first token that is none of padding
         first = E[torch.arange(len(E)), data.mask.int().argmin(-1)][:, None]
-        apart = torch.where(data.mask[..., None], 0.0, E - first)
-    apart = E - first if apart is None else apart
+    apart = E - first
+    if data.mask is not None:
+        apart = apart.masked_fill(data.mask[..., None], 0.0)
+    kept = first.flatten(0, -2)
     moves = spectrum(apart.flatten(0, -2), rtol, float(torch.linalg.vector_norm(E)) or None)
-    asked, kept = spectrum(e, rtol), first.flatten(0, -2)
+    asked = spectrum(e, rtol)
     left = kept - (kept @ moves.axes) @ moves.axes.T
     same = spectrum(left, rtol, float(torch.linalg.vector_norm(kept)) or None)
     m, q, c = (each.axes.shape[1] for each in (moves, asked, same))
     D = max(m + c, q, 1)
     tokens = torch.cat([moves.whitening(), same.whitening()], dim=1)
-    maps = [
-        torch.nn.functional.pad(map, (0, D - map.shape[1])) / size[:, None]
-        for map, size in zip((tokens, asked.whitening()), sizes, strict=True)
-    ]
-    contexts, queries = data.contexts @ maps[0], data.queries @ maps[1]
-    return Reduced(contexts, queries, data.mask, (m, q, c), (*maps,), (moves, asked, same))
+    tokens, queries = (
+        torch.nn.functional.pad(map, (0, D - map.shape[1])) for map in (tokens, asked.whitening())
+    )
+    contexts = apart @ tokens
+    contexts[..., m:] = 0.0  # but for rounding, it is
+    maps = tokens / sizes[0][:, None], queries / sizes[1][:, None]
+    return Reduced(
+        contexts, kept @ tokens, e @ queries, data.mask, (m, q, c), maps, (moves, asked, same)
+    )
 
 
 def tolerance(precision: torch.dtype) -> float:
@@ -127,28 +137,36 @@ def tolerance(precision: torch.dtype) -> float:
 def attended(
     W_Q: Float[Tensor, "H d r"], W_K: Float[Tensor, "H d r"], data: Data | Reduced
 ) -> tuple[Float[Tensor, "T H n"], Float[Tensor, "T H d"]]:
-    """Attention weights and attended tokens of every head, without padding."""
-    keys = torch.einsum("te,her,hdr->thd", data.queries, W_Q, W_K)
-    logits = keys @ data.contexts.mT
+    """Attention weights and attended tokens of every head; padding is left out."""
+    logits = torch.einsum("te,her,hdr->thd", data.queries, W_Q, W_K) @ data.contexts.mT
     if data.mask is not None:
         logits = logits.masked_fill(data.mask[:, None], -torch.inf)
     alpha = logits.softmax(-1)
     return alpha, alpha @ data.contexts
 
 
-def tangents(heads: ScalarHeads, at: Reduced) -> Tangents:
-    """The derivative of the outputs in all weights, and the outputs; padding is left out."""
-    alpha, z = attended(heads.W_Q, heads.W_K, at)
-    outputs = (z * heads.mu).sum(-1, keepdim=True)
-    # The covariance of the tokens under the attention, times the values.
-    pulls = ((alpha * (heads.mu @ at.contexts.mT - outputs)) @ at.contexts).transpose(0, 1)
-    asked, keyed = at.queries @ heads.W_Q, pulls @ heads.W_K
-    return Tangents(outputs.sum((1, 2)), z.transpose(0, 1), pulls, asked, keyed, at.queries)
+def features(
+    W_Q: Float[Tensor, "H D r"], W_K: Float[Tensor, "H D r"], at: Reduced
+) -> Float[Tensor, "T H D"]:
+    """Attended tokens of every head, the first ones of the contexts included."""
+    return attended(W_Q, W_K, at)[1] + at.base[:, None]
 
 
 def outputs(heads: ScalarHeads, at: Reduced) -> Float[Tensor, " T"]:
     """One number for each example."""
-    return torch.einsum("thd,hd->t", attended(heads.W_Q, heads.W_K, at)[1], heads.mu)
+    return torch.einsum("thd,hd->t", features(heads.W_Q, heads.W_K, at), heads.mu)
+
+
+def tangents(heads: ScalarHeads, at: Reduced) -> Tangents:
+    """The derivative of the outputs in all weights, and the outputs."""
+    alpha, z = attended(heads.W_Q, heads.W_K, at)
+    means = (z * heads.mu).sum(-1, keepdim=True)
+    # The covariance of the tokens under the attention, times the values.
+    pulls = ((alpha * (heads.mu @ at.contexts.mT - means)) @ at.contexts).transpose(0, 1)
+    asked, keyed = at.queries @ heads.W_Q, pulls @ heads.W_K
+    z = z + at.base[:, None]
+    shown = torch.einsum("thd,hd->t", z, heads.mu)
+    return Tangents(shown, z.transpose(0, 1), pulls, asked, keyed, at.queries)
 
 
 def draw(
@@ -173,8 +191,7 @@ def draw(
         )
     )
     few = at.some(torch.arange(min(512, len(at.queries))))
-    centred = few.contexts - few.contexts.mean(-2, keepdim=True)
-    logits = torch.einsum("te,her,hdr->thd", few.queries, W_Q, W_K) @ centred.mT
+    logits = torch.einsum("te,her,hdr->thd", few.queries, W_Q, W_K) @ few.contexts.mT
     scale = (spread / logits.std(correction=0).clamp(min=1e-9)) ** 0.5
     repeats = torch.tensor(sizes)
     W_Q, W_K = (W.mul(scale).repeat_interleave(repeats, dim=0) for W in (W_Q, W_K))
@@ -193,7 +210,8 @@ def ceiling(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> int:
     return heads * (r * (m + q - r) + m) + c
 
 
-class Rank(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Rank:
     """The rank of a derivative on some data, its rows scaled to length one.
 
     Attributes:

@@ -24,7 +24,18 @@ from .data import Data, Repeats, read, repeats
 from .layer import GRAM, Reduced
 
 AIM = 1e-9  # of the largest label, where a fit stops
-SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7)  # of the rank, tried in turn where not all can be met
+SHARES = (
+    1.0,
+    0.98,
+    0.94,
+    0.88,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+    0.4,
+    0.3,
+)  # of the rank, tried in turn where not all can be met
 SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
 RESTARTS, FEW = 4, 500  # starts of all labels, if there are few
 DESCENT, PLATEAU, CHUNK = 2000, 100, 20  # steps of L-BFGS: most, without progress, between looks
@@ -226,22 +237,21 @@ def _reason(task: _Task, same: Repeats, met: Tensor) -> str:
             f"{min(t, int(kept[t]))} and {max(t, int(kept[t]))}), which no weights of any size meet"
         )
     if left > len(disagree):
-        parts.append(_shortfall(task, left - len(disagree)))
+        parts.append(f"{left - len(disagree)} because {_shortfall(task, T - left)}")
     return said + "; ".join(parts)
 
 
-def _shortfall(task: _Task, left: int) -> str:
+def _shortfall(task: _Task, met: int) -> str:
     """Why labels of different examples are not met."""
-    T = len(task.rows)
-    if not task.data.classes and task.labels.shape[1] == 1 and T <= GRAM:
-        rank = layer.rank_at(task.start(task.heads), task.at).rank
-        if rank < T:
-            return (
-                f"{left} because the derivative has rank {rank} on these data with {task.heads} "
-                f"heads (at random weights, to rounding), so almost no real labels of more than "
-                f"{rank} examples are met"
-            )
-    return f"{left} because no fit met more; another seed, more seconds or more heads may"
+    T, more = len(task.rows), "no fit met more; another seed, more seconds or more heads may"
+    if task.data.classes or task.labels.shape[1] > 1 or T > GRAM:
+        return more
+    rank = layer.rank_at(task.start(task.heads), task.at).rank
+    limit = (
+        f"the derivative has rank {rank} on these data with so many heads (at random weights, to "
+        f"rounding), and almost no real labels of more than {rank} examples are met"
+    )
+    return more if rank >= T else limit if met >= rank else f"{limit}; of {rank}, {more}"
 
 
 # --- real labels ----------------------------------------------------------------------------------
@@ -311,12 +321,14 @@ def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
     order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
     if not size or not len(order):  # labels or outputs are all zero
         return start._replace(mu=0 * start.mu)
+    starts = RESTARTS if T <= FEW else 1
     tries: list[tuple[Tensor, int | None]] = []  # examples, and the start; None is the nearest
     if len(order) >= T:
-        tries += [(torch.arange(T), attempt) for attempt in range(RESTARTS if T <= FEW else 1)]
+        tries += [(torch.arange(T), attempt) for attempt in range(starts)]
     for share in SHARES:
         part = order[: max(1, int(share * len(order)))]
-        tries += [(part, None)] * (len(order) >= T) + [(part, 0)]
+        tries += [(part, None)] * (len(order) >= T)
+        tries += [(part, attempt) for attempt in range(starts)]
     best, most, least = start, -1, math.inf
     for rows, attempt in tries:
         task.say(f"Levenberg-Marquardt on {len(rows)} examples")
@@ -338,7 +350,7 @@ def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWe
     import scipy
 
     heads = task.start(task.heads, attempt=2)
-    Z = layer.attended(heads.W_Q, heads.W_K, task.at)[1].flatten(1)
+    Z = layer.features(heads.W_Q, heads.W_K, task.at).flatten(1)
     _, R, order = scipy.linalg.qr(Z.numpy().T, mode="economic", pivoting=True)
     steep = np.abs(np.diag(R))
     rows = torch.from_numpy(order[: int((steep > 1e-10 * steep[0]).sum())].astype(np.int64))
@@ -384,7 +396,7 @@ def _by_entropy(task: _Task, attempt: int) -> MHAWeights:
     trained = [w.clone().requires_grad_() for w in (start.W_Q, start.W_K, values)]
 
     def scores() -> Tensor:
-        return torch.einsum("thd,hdk->tk", layer.attended(*trained[:2], at)[1], trained[2])
+        return torch.einsum("thd,hdk->tk", layer.features(*trained[:2], at), trained[2])
 
     def closure() -> Tensor:
         optimizer.zero_grad()
