@@ -31,8 +31,8 @@ class Finding:
     Attributes:
         name: What is assumed.
         precision: ``float32`` or ``float64``.
-        verdict: ``holds``, ``fails``, ``fails to rounding`` (sets are dependent to a tolerance), or
-            ``not refuted`` (by samples).
+        verdict: ``holds``, ``fails``, ``fails to rounding`` (some set is dependent to a tolerance),
+            or ``not refuted`` (by samples).
         detail: What was looked at, and what was found.
     """
 
@@ -49,14 +49,22 @@ class Bound:
     Attributes:
         name: Which one.
         labels: The number of labels.
-        applies: Whether its hypotheses hold here, as far as could be computed.
-        why: What they are, or what is missing.
+        means: What holds of so many, under its hypotheses.
+        missing: Hypotheses that fail here.
+        unsure: Hypotheses that samples do not refute.
     """
 
     name: str
     labels: int
-    applies: bool
-    why: str
+    means: str
+    missing: list[str]
+    unsure: list[str]
+
+    def __str__(self) -> str:
+        """The bound in one line."""
+        applies = f"if {' and '.join(self.unsure)}, not refuted" if self.unsure else "applies"
+        applies = f"does not apply: {', '.join(self.missing)}" if self.missing else applies
+        return f"{self.labels:>9,} {self.name}: {self.means}; {applies}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +89,9 @@ class Examination:
         rank: Of the derivative at random weights of the layer, on the examples that differ.
         met: Of the derivative at random weights with which all outputs are zero. So many of these
             examples meet any real labels.
-        least_heads: The fewest heads found with which ``rank`` is the number of examples that
-            differ; None if there are none, or too many examples.
-        enough_heads: The fewest found with which ``met`` is; None likewise.
+        least_heads: The fewest heads with which ``rank`` can be the number of examples that differ;
+            None if it ends below it.
+        enough_heads: The fewest found with which ``met`` is; None if none were found.
         builder: Which function builds the weights.
     """
 
@@ -97,7 +105,7 @@ class Examination:
     equal: list[tuple[int, int]]
     conflicts: list[tuple[int, int]]
     notes: list[str]
-    dimensions: dict[str, Any]
+    dimensions: dict[str, dict[str, float]]
     findings: list[Finding]
     bounds: list[Bound]
     rank: Rank | None
@@ -105,6 +113,11 @@ class Examination:
     least_heads: int | None
     enough_heads: int | None
     builder: str
+
+    @property
+    def differ(self) -> int:
+        """Number of examples that differ."""
+        return self.examples - len(self.equal)
 
     def to_json(self) -> str:
         """The same as JSON."""
@@ -114,27 +127,28 @@ class Examination:
         """A report that a person reads."""
         kind = "a shared context" if self.shared else "contexts of their own"
         lines = [
-            f"{self.examples} examples with {kind}: n = {self.tokens} tokens, d = {self.dim}",
+            f"{self.examples:,} examples with {kind}: n = {self.tokens} tokens, d = {self.dim}",
             f"labels: {self.labels}",
             *_pairs("equal examples, different labels", self.conflicts),
             *_pairs("equal examples", self.equal),
             *self.notes,
-            *(
-                f"{name} {size['dimensions']} dimensions (singular values "
-                f"{size['kept']:.0e} | {size['dropped']:.0e}, tolerance {size['tolerance']:.0e})"
-                for name, size in self.dimensions.items()
-            ),
-            "",
-            *(f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings),
-            "",
         ]
+        for name, size in self.dimensions.items():
+            gap = f"{size['kept']:.0e} | {size['dropped']:.0e}, tolerance {size['tolerance']:.0e}"
+            lines.append(f"{name} = {size['dimensions']} dimensions (singular values {gap})")
+        lines.append("")
+        lines += [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
+        lines.append("")
         if self.heads is not None:
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output:")
-            for bound in self.bounds:
-                word = "applies" if bound.applies else "does not apply"
-                lines.append(f"  {bound.labels:>9,} {bound.name}; {word}: {bound.why}")
-            lines += _ranks(self)
-        return "\n".join([*lines, *_heads(self), f"weights: {self.builder}"])
+            lines += [f"  {bound}" for bound in self.bounds]
+            full = self.rank.rank == self.rank.of
+            limit = "full, it excludes nothing" if full else "almost no real labels of more are met"
+            lines += [
+                _rank("rank of the derivative", self.rank, limit),
+                _rank("rank where all outputs are zero", self.met, "these meet any real labels"),
+            ]
+        return "\n".join([*lines, _fewest(self), f"weights: {self.builder}"])
 
 
 def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
@@ -143,34 +157,21 @@ def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
     return [f"{what}: {named}{more}"] if pairs else []
 
 
-def _ranks(found: Examination) -> list[str]:
-    """What the two ranks mean."""
-    said, distinct = [], found.examples - len(found.equal)
-    limits = "almost no real labels of more examples are met"
-    promise = "at random weights whose outputs are zero: so many of these meet any real labels"
-    for rank, means in ((found.rank, f"at random weights: {limits}"), (found.met, promise)):
-        of = f"on {rank.of:,} of the {distinct:,} examples that differ"
-        if rank is found.rank and rank.rank in (rank.of, found.examples):
-            means = "at random weights: full, so that it rules nothing out"
-        if rank.of < distinct:
-            means += "; at least so many of all" if rank.rank == rank.of else ""
-        dropped = "not computed" if rank.dropped is None else f"{rank.dropped:.0e}"
-        gap = f"{rank.how} {rank.kept:.0e} | {dropped}, tolerance {rank.tolerance:.0e}"
-        weak = "; some labels need huge weights" if 0 < rank.kept < WEAK else ""
-        said.append(f"  {rank.rank:>9,} rank of the derivative {of}, {means} ({gap}{weak})")
-    return said
+def _rank(name: str, rank: Rank, means: str) -> str:
+    dropped = "not computed" if rank.dropped is None else f"{rank.dropped:.0e}"
+    weak = "; some labels need huge weights" if 0 < rank.kept < WEAK else ""
+    gap = f"{rank.how} {rank.kept:.0e} | {dropped}, tolerance {rank.tolerance:.0e}{weak}"
+    return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples at random weights: {means} ({gap})"
 
 
-def _heads(found: Examination) -> list[str]:
-    differ = found.examples - len(found.equal)
+def _fewest(found: Examination) -> str:
+    """With how many heads all labels can be met."""
+    what = f"all {found.differ:,} examples that differ, heads of width {found.head_dim}"
     if found.least_heads is None:
-        why = f"more than {GRAM:,} examples" if differ > GRAM else "the rank ends below it"
-        return [f"fewest heads with a rank of {differ:,}: none found ({why})"]
-    enough = f"{found.enough_heads} heads meet any" if found.enough_heads else "no proof found"
-    return [
-        f"all {differ:,} examples that differ, heads of width {found.head_dim}: fewer than "
-        f"{found.least_heads} heads meet almost no real labels, {enough} (by ranks as above)"
-    ]
+        return f"{what}: almost no real labels are met, the rank ends below it with any heads tried"
+    least, enough = found.least_heads, found.enough_heads
+    fewer = f"fewer than {least} heads meet almost no real labels, " if least > 1 else ""
+    return f"{what}: {fewer}{enough or 'no number found of'} heads meet any (by such ranks)"
 
 
 @checked
@@ -223,12 +224,10 @@ def examine(
     for name in DTYPES:
         say(f"assumptions in {name}")
         findings += _findings(data, name, samples, seed)
-    differ = at.some(same.group.unique()) if same.equal else at
-    ranks = _Ranks(differ, head_dim, seed, say)
+    ranks = _Ranks(at.some(same.group.unique()), head_dim, seed, say)
     least = ranks.fewest(groups=False)
     enough = ranks.fewest(groups=True) if least else None
-    rank, met = (ranks(heads, groups) if heads else None for groups in (False, True))
-    return Examination(
+    found = Examination(
         examples=T,
         tokens=n,
         dim=d,
@@ -242,12 +241,13 @@ def examine(
         dimensions=_dimensions(data, at),
         findings=findings,
         bounds=_bounds(data, at, findings, heads, head_dim) if heads else [],
-        rank=rank,
-        met=met,
+        rank=ranks(heads, groups=False) if heads else None,
+        met=ranks(heads, groups=True) if heads else None,
         least_heads=least,
         enough_heads=enough,
-        builder=_builder(data, same, findings, heads, head_dim, rank, met),
+        builder="",
     )
+    return dataclasses.replace(found, builder=_builder(found))
 
 
 def _kind(data: Data) -> str:
@@ -273,16 +273,16 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
         notes.append(f"contexts of one token, whose output no query changes: {same.constant}")
     for name, rows in (("tokens", data.contexts.flatten(0, -2)), ("queries", data.queries)):
         largest = rows.abs().amax(0)
-        if zero := int((largest == 0).sum()):
-            notes.append(f"coordinates that are zero in all {name}: {zero}")
         used = largest[largest > 0]
+        if len(used) < d:
+            notes.append(f"coordinates that are zero in all {name}: {d - len(used)}")
         if len(used) and float(used.min()) < WEAK * float(used.max()):
             sizes = f"{float(used.min()):.0e} to {float(used.max()):.0e}"
             notes.append(f"coordinates of {name} have sizes {sizes}, each taken for exact")
     if m + c < d:
         notes.append(f"tokens lie in {m + c} of {d} dimensions")
     if c and not data.shared:
-        notes.append(f"{c} linear function(s) are constant within each context (a constant sum?)")
+        notes.append(f"linear functions that are constant within each context (sums?): {c}")
     if q == 1:
         notes.append("all queries lie on one line")
     if any(0 < each.kept < WEAK for each in at.spectra):
@@ -290,8 +290,8 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
     return notes
 
 
-def _dimensions(data: Data, at: Reduced) -> dict[str, Any]:
-    names = ("tokens of a context differ in", "queries lie in", "contexts differ besides in")
+def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
+    names = ("tokens of a context differ in m", "queries lie in q", "contexts differ besides in c")
     rtol = layer.tolerance(data.precision)
     return {
         name: {"dimensions": size, "kept": each.kept, "dropped": each.dropped, "tolerance": rtol}
@@ -301,25 +301,25 @@ def _dimensions(data: Data, at: Reduced) -> dict[str, Any]:
 
 # --- the assumptions ------------------------------------------------------------------------------
 
+A1, A2, A3 = (f"Assumption {k}" for k in (1, 2, 3))
+GENERAL = "general position"
+
 
 def _findings(data: Data, name: str, samples: int, seed: int) -> list[Finding]:
     n, d = data.contexts.shape[-2:]
     length = n if data.mask is None else (~data.mask).sum(1, keepdim=True)
     means = data.queries + data.contexts.sum(-2) / length  # padding is zero
-    tests = {
-        "Assumption 1 (queries)": (data.queries, n),
-        "Assumption 3 (query plus mean of tokens)": (means, n),
-        "general position (queries)": (data.queries, d),
+
+    def tested(vectors: Tensor, size: int) -> tuple[str, str]:
+        return _any_are_independent(vectors, size, DTYPES[name], samples, seed)
+
+    found = {
+        A1: tested(data.queries, n),
+        A2: _contexts(data, DTYPES[name]),
+        A3: tested(means, n),
+        GENERAL: tested(data.queries, d),
     }
-    first, *others = (
-        Finding(title, name, *_any_are_independent(vectors, size, DTYPES[name], samples, seed))
-        for title, (vectors, size) in tests.items()
-    )
-    return [
-        first,
-        Finding("Assumption 2 (contexts)", name, *_contexts(data, DTYPES[name])),
-        *others,
-    ]
+    return [Finding(title, name, *verdict) for title, verdict in found.items()]
 
 
 def _any_are_independent(
@@ -333,99 +333,76 @@ def _any_are_independent(
     if not here.isfinite().all():
         return "fails", "numbers that this precision cannot hold"
     if zero := (~here.any(1)).nonzero()[:1].flatten().tolist():
-        return "fails", f"query {zero[0]} is a zero vector"
-    if size > 1 and len(here.unique(dim=0)) < T:
-        _, group = here.unique(dim=0, return_inverse=True)
-        last = {int(k): t for t, k in reversed([*enumerate(group)])}
-        s, t = next((last[int(k)], t) for t, k in enumerate(group) if last[int(k)] != t)
-        return "fails", f"vectors {s} and {t} are equal"
-    if (rank := numerical_rank(here)) < size:
-        exact = (
-            f", {certified_rank(here).rank} modulo a random prime" if here.numel() <= FEW else ""
-        )
-        return "fails to rounding", f"all vectors have rank {rank} to rounding{exact}"
-    if size == T:
-        return "holds", f"all {T} vectors are independent (singular values)"
+        return "fails", f"vector {zero[0]} is zero"
     if size == 1:
         return "holds", "no vector is zero (exact)"
-    sets = math.comb(T, size)
+    _, group, counts = here.unique(dim=0, return_inverse=True, return_counts=True)
+    if counts.max() > 1:
+        s, t = (group == counts.argmax()).nonzero()[:2, 0].tolist()
+        return "fails", f"vectors {s} and {t} are equal in this precision"
+    if (rank := numerical_rank(here)) < size:
+        modulo = f", {certified_rank(here).rank} modulo a prime" if here.numel() <= FEW else ""
+        return "fails to rounding", f"all vectors have rank {rank} to rounding{modulo}"
+    if size == T:
+        return "holds", f"all {T} vectors are independent (singular values)"
     if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= FEW:
         rank = kruskal_rank(vectors, max_subsets=FEW)
-        return ("holds" if rank >= size else "fails to rounding"), (
-            f"every set of {size} was looked at, Kruskal rank {rank} (to rounding)"
-        )
+        verdict = "holds" if rank >= size else "fails to rounding"
+        return verdict, f"every set of {size} was looked at, Kruskal rank {rank} to rounding"
     test = sampled_independence(here, size, samples=samples, seed=seed)
     drawn = f"{test.dependent} of {samples} random sets of {size} are dependent to rounding"
-    most = f"with 95% confidence at most {test.dependent_at_most:.2%} of all {sets:.1e}"
-    return ("fails to rounding" if test.dependent else "not refuted"), f"{drawn}; {most}"
+    most = f"at most {test.dependent_at_most:.2%} of all sets with 95% confidence"
+    return ("fails to rounding" if test.dependent else "not refuted"), f"{drawn}, {most}"
 
 
 def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
     """A verdict on whether the tokens of each context are independent."""
-    E = data.contexts[None] if data.shared else data.contexts
-    wanted = torch.full((len(E),), E.shape[1]) if data.mask is None else (~data.mask).sum(1)
-    here = E.to(precision)
-    if not here.isfinite().all():
+    E = (data.contexts[None] if data.shared else data.contexts).to(precision)
+    n = torch.full((len(E),), E.shape[1]) if data.mask is None else (~data.mask).sum(1)
+    if not E.isfinite().all():
         return "fails", "numbers that this precision cannot hold"
-    poor = (torch.cat([numerical_rank(part) for part in here.split(BLOCK)]) < wanted).nonzero()
+    poor = (torch.cat([numerical_rank(part) for part in E.split(BLOCK)]) < n).nonzero()[:, 0]
     if not len(poor):
-        return "holds", f"all {len(E)} contexts are of full rank (singular values)"
+        return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
     t = int(poor[0])
-    sure = int(wanted[t]) > E.shape[2]
-    exact = certified_rank(here[t]).rank
-    detail = f"{len(poor)} of {len(E)} are deficient, first {t}: {int(wanted[t])} tokens"
-    return ("fails" if sure else "fails to rounding"), f"{detail}, of rank {exact} modulo a prime"
+    first = f"{int(n[t])} tokens, of rank {certified_rank(E[t]).rank} modulo a prime"
+    verdict = "fails" if int(n[t]) > E.shape[2] else "fails to rounding"
+    return verdict, f"contexts that are deficient: {len(poor):,}, the first is {t} ({first})"
 
 
 # --- bounds and ranks -----------------------------------------------------------------------------
 
 
-def _theorem_1(findings: list[Finding], n: int, d: int) -> tuple[bool, str]:
-    """Whether nothing contradicts the hypotheses of Theorem 1, and what does."""
-    names = ("Assumption 1", "Assumption 2")
-    asked = [x for x in findings if x.precision == "float64" and x.name.startswith(names)]
-    missing = [f"{x.name} {x.verdict}" for x in asked if x.verdict.startswith("fails")]
-    missing += [f"n = {n} is not below d = {d}"] if n >= d else []
-    known = [f"{x.name} {x.verdict}" for x in asked]
-    return not missing, ", ".join(missing or known)
-
-
 def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> list[Bound]:
-    n, d = data.contexts.shape[-2:]
-    m, q, c = at.sizes
-    few = data.shared and n <= d
-    free = data.mask is None and at.sizes == ((n - 1, d, 1) if few else (d, d, 0))
-    sizes = f"m = {m}, q = {q}, c = {c}"
-    why = "almost all data of these sizes, perhaps not these" if free else f"the data have {sizes}"
-    found = [
-        Bound("Theorem 1", bounds.mha_capacity(heads, n, head_dim), *_theorem_1(findings, n, d))
-    ]
-    found.append(
-        Bound(
-            "random attention with a read-out, at most",
-            heads * m + c,
-            True,
-            "the rank of all attended tokens is no higher, to the tolerance of m and c",
-        )
-    )
+    (n, d), (m, q, c) = data.contexts.shape[-2:], at.sizes
+    verdicts = {x.name: x.verdict for x in findings if x.precision == "float64"}
+    several = ["contexts of several lengths"] * (data.mask is not None)
+    found = []
+
+    def add(name: str, labels: int, means: str, assumed: tuple[str, ...] = (), missing=()) -> None:
+        failing = [f"{x} {verdicts[x]}" for x in assumed if verdicts[x].startswith("fails")]
+        unsure = [x for x in assumed if verdicts[x] == "not refuted"]
+        found.append(Bound(name, labels, means, [*failing, *missing], unsure))
+
+    met, unmet = "any real labels are met", "almost no real labels of more are met"
+    almost = "almost all data of such sizes meet any real labels, these perhaps not"
+    long = [f"n = {n} is not below d = {d}"] * (n >= d)
+    room = bounds.mha_capacity(heads, n, head_dim)
+    add("Theorem 1", room, met, (A1, A2), several + long)
+    if data.shared and 3 <= n <= d and head_dim >= 2:
+        room = bounds.scalar_capacity(heads, n, head_dim, d)
+        add("attention fitted to the labels", room, met, (A2, GENERAL), several)
     if n > 1:
-        low, high = (
-            (
-                bounds.shared_context_floor(heads, n, head_dim, d),
-                bounds.shared_context_ceiling(heads, n, head_dim, d),
-            )
-            if few
-            else (
-                bounds.own_context_floor(heads, head_dim, d),
-                bounds.own_context_ceiling(heads, head_dim, d),
-            )
-        )
-        found.append(Bound("floor L(H)", low, free, why))
-        above = "almost no real labels of more examples are met"
-        found.append(Bound("ceiling P(H)", high, True, f"all data of these sizes: {above}"))
-    if not free:
-        here = layer.ceiling(heads, head_dim, at.sizes)
-        found.append(Bound("the same ceiling for these data", here, True, f"{sizes}, as computed"))
+        few = data.shared and n <= d
+        sizes = (heads, n, head_dim, d) if few else (heads, head_dim, d)
+        low = bounds.shared_context_floor if few else bounds.own_context_floor
+        high = bounds.shared_context_ceiling if few else bounds.own_context_ceiling
+        free = at.sizes == ((n - 1, d, 1) if few else (d, d, 0))
+        here = [] if free else [f"the data have m = {m}, q = {q}, c = {c}"]
+        add("floor L(H)", low(*sizes), almost, (), several + here)
+        add("ceiling P(H)", high(*sizes), unmet)
+    add("ceiling for these m, q, c", layer.ceiling(heads, head_dim, at.sizes), unmet)
+    add("ceiling of random attention with a read-out", heads * m + c, unmet)
     return found
 
 
@@ -437,33 +414,33 @@ class _Ranks:
 
     def __init__(self, at: Reduced, head_dim: int, seed: int, say: Callable[[str], None]):
         self.at, self.head_dim, self.seed, self.say = at, head_dim, seed, say
-        self.known: dict[tuple[int, bool], Rank] = {}
+        self.known: dict[bool, dict[int, Rank]] = {False: {}, True: {}}
 
     def __call__(self, heads: int, groups: bool) -> Rank:
-        T = len(self.at.queries)
-        for (h, kind), rank in self.known.items():
-            if (h == heads and kind == groups) or (h < heads and kind == groups and rank.rank == T):
-                return rank
-        self.say(f"rank of the derivative with {heads} heads" + groups * ", outputs zero")
-        at = self.at
-        if T > GRAM:
-            g = torch.Generator().manual_seed(self.seed)
-            width = layer.ceiling(heads, self.head_dim, at.sizes)
-            at = at.some(torch.randperm(T, generator=g)[: min(GRAM, width + width // 8 + 50)])
-        drawn = layer.draw(heads, self.head_dim, at, 0.5, self.seed, groups)
-        self.known[heads, groups] = layer.rank_at(drawn, at)
-        return self.known[heads, groups]
+        T, known = len(self.at.queries), self.known[groups]
+        if full := [h for h, rank in known.items() if h < heads and rank.rank == T]:
+            return known[full[0]]
+        if heads not in known:
+            self.say(f"rank of the derivative with {heads} heads" + groups * ", outputs zero")
+            g, most = torch.Generator().manual_seed(self.seed), T
+            if T > GRAM:
+                width = layer.ceiling(heads, self.head_dim, self.at.sizes)
+                most = min(GRAM, width + width // 8 + 50)
+            at = self.at if most == T else self.at.some(torch.randperm(T, generator=g)[:most])
+            drawn = layer.draw(heads, self.head_dim, at, 0.5, self.seed, groups)
+            known[heads] = layer.rank_at(drawn, at)
+        return known[heads]
 
     def fewest(self, groups: bool) -> int | None:
-        """The fewest heads at which the rank is the number of examples, found by a secant."""
-        T = len(self.at.queries)
+        """The fewest heads at which the rank is the number of examples, found by a secant.
 
-        def count(heads: int) -> int:
-            return layer.ceiling(heads, self.head_dim, self.at.sizes)
-
-        if T > GRAM or count(T) < T:
-            return None
-        low, below, high = 0, 0, next(h for h in range(1, T + 1) if count(h) >= T)
+        Of too many examples it is the fewest with as many parameters.
+        """
+        T, c = len(self.at.queries), self.at.sizes[2]
+        each = layer.ceiling(1, self.head_dim, self.at.sizes) - c
+        low, below, high = 0, 0, max(1, math.ceil((T - c) / each)) if each else 1
+        if T > GRAM:
+            return None if groups or not each else high
         while (rank := self(high, groups).rank) < T:
             gain = (rank - below) / (high - low)
             if gain < 0.5 or high > T:
@@ -475,19 +452,18 @@ class _Ranks:
         return high
 
 
-def _builder(data: Data, same: Repeats, findings, heads, head_dim, rank, met) -> str:
-    if heads is None:
+def _builder(found: Examination) -> str:
+    if found.heads is None:
         return "attnmem.memorize, with heads"
-    T, (n, d), left = len(data.queries), data.contexts.shape[-2:], len(same.conflicts)
-    room = bounds.mha_capacity(heads, n, head_dim)
-    if _theorem_1(findings, n, d)[0] and room >= T and not same.equal and data.mask is None:
-        return "memorize_mha builds them (Theorem 1), unless it finds that Assumption 1 fails"
-    differ = T - len(same.equal)
-    words = "attnmem.memorize"
-    if left:
-        words += f"; {left} labels disagree with those of equal examples"
-    if met.rank >= differ:
+    theorem = found.bounds[0]
+    if not theorem.missing and theorem.labels >= found.examples == found.differ:
+        return "memorize_mha (Theorem 1)" + " or a refusal, as an assumption is unsure" * bool(
+            theorem.unsure
+        )
+    left = f"; {len(found.conflicts)} labels disagree with those of equal examples"
+    words = "attnmem.memorize" + left * bool(found.conflicts)
+    if found.met.rank >= found.differ:
         return f"{words}; any real labels of examples that differ can be met"
-    if rank.rank >= differ:
-        return f"{words} by Levenberg-Marquardt, beyond what is proved for all labels"
-    return f"{words}, for at most about {rank.rank:,} real labels; classes may need fewer heads"
+    if found.rank.rank >= found.differ:
+        return f"{words}, beyond what is proved for all labels"
+    return f"{words}, for at most about {found.rank.rank:,} real labels; classes may need less"
