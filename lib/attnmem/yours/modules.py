@@ -104,10 +104,11 @@ def from_torch(module: nn.Module) -> FromTorch:
         >>> torch.allclose(y, layer(x, x, x)[0][:, 0], atol=1e-6)
         True
     """
-    reader = _READERS.get(type(module).__name__)
-    if reader is None:
-        refuse("module", type(module).__name__, f"one of {', '.join(_READERS)}")
-    return reader(module)
+    kind = type(module)
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    if name not in _READERS:
+        refuse("module", name, f"one of {', '.join(_READERS)}")
+    return _READERS[name](module)
 
 
 def _from_mha(module: nn.MultiheadAttention) -> FromTorch:
@@ -150,26 +151,17 @@ def _taken(
     return FromTorch(weights, W_o @ b_v + b_o, widths)
 
 
-def _from_linear(module: nn.Module, names: Sequence[str], heads: int) -> FromTorch:
-    """The layer of four linear maps with these names."""
-    q, k, v, o = map(module.get_submodule, names)
-    return _taken([q.weight, k.weight, v.weight, o.weight], [q.bias, v.bias, o.bias], heads)
-
-
-def _from_bert(module: nn.Module) -> FromTorch:
-    inner = module.get_submodule("self")
-    if getattr(inner, "position_embedding_type", "absolute") != "absolute":  # transformers 4
+def _from_linear(module: nn.Module) -> FromTorch:
+    """BERT's and ViT's layers; ViT's is nested like BERT's in transformers 4."""
+    inner = getattr(module, "self", getattr(module, "attention", module))
+    if getattr(inner, "position_embedding_type", "absolute") != "absolute":  # in transformers 4
         refuse("module", "relative positions", "absolute ones")
-    names = ("self.query", "self.key", "self.value", "output.dense")
-    return _from_linear(module, names, inner.num_attention_heads)
-
-
-def _from_vit(module: nn.Module) -> FromTorch:
-    if hasattr(module, "attention"):  # transformers 4
-        names = ("attention.query", "attention.key", "attention.value", "output.dense")
-        return _from_linear(module, names, module.attention.num_attention_heads)
-    names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    return _from_linear(module, names, module.num_attention_heads)
+    if inner is module:
+        maps = [module.q_proj, module.k_proj, module.v_proj, module.o_proj]
+    else:
+        maps = [inner.query, inner.key, inner.value, module.output.dense]
+    biases = [maps[i].bias for i in (0, 2, 3)]
+    return _taken([linear.weight for linear in maps], biases, inner.num_attention_heads)
 
 
 def _from_gpt2(module: nn.Module) -> FromTorch:
@@ -183,10 +175,10 @@ def _from_gpt2(module: nn.Module) -> FromTorch:
 
 
 _READERS: dict[str, Callable[[Any], FromTorch]] = {
-    "MultiheadAttention": _from_mha,
-    "BertAttention": _from_bert,
-    "GPT2Attention": _from_gpt2,
-    "ViTAttention": _from_vit,
+    "torch.MultiheadAttention": _from_mha,
+    "transformers.BertAttention": _from_linear,
+    "transformers.GPT2Attention": _from_gpt2,
+    "transformers.ViTAttention": _from_linear,
 }
 
 
