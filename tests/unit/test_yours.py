@@ -1,7 +1,6 @@
 """One's own data: what is degenerate, what is met, real tables, and all kinds of input."""
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
@@ -82,33 +81,33 @@ def test_tokens_in_another_order_or_repeated_alike_make_equal_examples():
     found = repeats(read(E, torch.ones(3, 3), [0.0, 1.0, 2.0]))
     assert found.equal == [(0, 1)] == found.conflicts
     assert found.repeated_tokens == 3
-    one = normal(2, 1, 3).expand(2, 4, 3)[[0, 0, 1]]
-    alike = repeats(read(one, normal(3, 3), ["x", "y", "x"]))
-    assert (alike.conflicts, alike.constant) == ([(0, 1)], 3)  # whatever the query
+    same = repeats(read(torch.stack([a, a, b])[:, None], normal(3, 3), ["x", "y", "x"]))
+    assert (same.conflicts, same.constant) == ([(0, 1)], 3)  # one token, whatever the query
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda E, e: (E, e), (4, 4, 0)),
-        (lambda E, e: (E * torch.tensor([1, 1, 1, 0]), e), (3, 4, 0)),
-        (lambda E, e: (E * 10.0 ** torch.tensor([-8, 8, 0, 3]), e), (4, 4, 0)),
-        (lambda E, e: (E.softmax(-1), e), (3, 4, 1)),
-        (lambda E, e: (E, e[:1].expand_as(e)), (4, 1, 0)),
-        (lambda E, e: (E[0], e), (2, 4, 1)),
-        (lambda E, e: (E[:, :1], e), (0, 4, 4)),
-    ],
-    ids=["free", "a zero column", "bad scales", "a sum", "one query", "shared", "one token"],
-)
+SHAPES = {
+    "free": (lambda E, e: (E, e), (4, 4, 0)),
+    "a zero column": (lambda E, e: (E * torch.tensor([1, 1, 1, 0]), e), (3, 4, 0)),
+    "bad scales": (lambda E, e: (E * 10.0 ** torch.tensor([-8, 8, 0, 3]), e), (4, 4, 0)),
+    "an offset": (lambda E, e: (E + 1e5, e), (4, 4, 0)),
+    "a constant sum": (lambda E, e: (E.softmax(-1), e), (3, 4, 1)),
+    "one query": (lambda E, e: (E, e[:1].expand_as(e)), (4, 1, 0)),
+    "a shared context": (lambda E, e: (E[0], e), (2, 4, 1)),
+    "one token": (lambda E, e: (E[:, :1], e), (0, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("heads", [1, 2])
-def test_the_rank_is_the_count_in_the_dimensions_of_the_data(change, expected, heads):
+def test_the_rank_is_the_count_in_the_dimensions_of_the_data(shape, heads):
+    change, sizes = SHAPES[shape]
     at = one_layer.reduced(read(*change(normal(80, 3, 4), normal(80, 4, seed=1))))
-    assert at.sizes == expected
+    assert at.sizes == sizes
     start = one_layer.draw(heads, 2, at, 2.0, seed=0)
-    assert one_layer.rank_at(start, at).rank == one_layer.ceiling(heads, 2, at.sizes)
+    assert one_layer.rank_at(start, at).rank == one_layer.ceiling(heads, 2, sizes)
     cancelling = one_layer.draw(2 * heads, 2, at, 2.0, seed=0, groups=True)
-    assert float(one_layer.outputs(cancelling, at).abs().max()) < 1e-12
-    if expected == (4, 4, 0):
+    assert float(one_layer.outputs(cancelling, at).abs().max()) < 1e-9  # of an offset of 1e5
+    if sizes == (4, 4, 0):
         floor = bounds.own_context_floor(2 * heads, 2, 4)
         assert one_layer.rank_at(cancelling, at).rank == floor
 
@@ -139,25 +138,23 @@ def test_the_derivative_is_that_of_autograd_with_a_mask():
     torch.testing.assert_close(here.outputs, plain(*heads))
 
 
-def test_verdicts_say_what_was_computed():
-    e = normal(12, 3)
-    found = examine(normal(12, 2, 3), e)
-    assert verdicts(found) == {
-        "Assumption 1": "holds",  # all 66 pairs were looked at
-        "Assumption 2": "holds",
-        "Assumption 3": "holds",
-        "general position": "holds",
-    }
-    many = examine(normal(150, 3, 4), normal(150, 4), samples=30)
+def test_verdicts_and_bounds_say_what_was_computed():
+    E, e = normal(12, 2, 3), normal(12, 3)
+    found = examine(E, e, heads=3)  # all 66 pairs are looked at
+    assert set(verdicts(found).values()) == {"holds"}
+    assert found.bounds[0].labels == 4
+    assert found.bounds[0].missing == found.bounds[0].unsure == []
+    hidden = torch.tensor([True, False]).expand(12, 2)
+    assert "contexts with a mask" in str(examine(E, e, heads=3, mask=hidden).bounds[0])
+    many = examine(normal(150, 3, 4), normal(150, 4), heads=1, samples=30)
     assert verdicts(many)["Assumption 1"] == "not refuted"
-    close = e.clone()
-    close[5] = close[2] * (1 + 1e-9)
-    near = examine(normal(12, 2, 3), close)
+    assert many.bounds[0].unsure == ["Assumption 1 is not refuted"]
+    e[5] = e[2] * (1 + 1e-9)
+    near = examine(E, e)
     assert near.equal == []
     assert verdicts(near, "float32")["Assumption 1"] == "fails"  # equal in this precision
     assert verdicts(near)["Assumption 1"] == "fails to rounding"
-    long = examine(normal(5, 4, 3), normal(5, 3))
-    assert verdicts(long)["Assumption 2"] == "fails"  # four tokens in three dimensions
+    assert verdicts(examine(normal(5, 4, 3), e[:5]))["Assumption 2"] == "fails"  # too many tokens
 
 
 def test_many_vectors_are_examined_without_products_of_all_pairs():
@@ -190,34 +187,35 @@ def test_beyond_the_ceiling_the_rank_is_the_reason_and_most_of_it_is_met():
     assert "rank 48" in found.reason
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda E, e: (E * 0, e),
-        lambda E, e: (E, e * 0),
-        lambda E, e: (E[:, :1], e),
-        lambda E, e: (E[..., :1], e[:, :1]),
-        lambda E, e: (E[:1].expand_as(E), e[:1].expand_as(e)),
-        lambda E, e: (1e-20 * E, 1e20 * e),
-        lambda E, e: (E[:1, :1], e[:1]),
-    ],
-)
-@pytest.mark.parametrize("kind", ["reals", "tiny", "huge", "classes", "one class", "rows"])
+DEGENERATE = {
+    "zero tokens": lambda E, e: (E * 0, e),
+    "zero queries": lambda E, e: (E, e * 0),
+    "one token": lambda E, e: (E[:, :1], e),
+    "one dimension": lambda E, e: (E[..., :1], e[:, :1]),
+    "equal examples": lambda E, e: (E[:1].expand_as(E), e[:1].expand_as(e)),
+    "sizes": lambda E, e: (1e-20 * E, 1e20 * e),
+    "one example": lambda E, e: (E[:1, :1], e[:1]),
+}
+LABELS = {
+    "reals": normal(9),
+    "tiny": 1e-300 * normal(9),
+    "huge": 1e300 * normal(9),
+    "classes": list("abcabcabc"),
+    "one class": [True] * 9,
+    "rows": normal(9, 2),
+}
+
+
+@pytest.mark.parametrize("change", DEGENERATE)
+@pytest.mark.parametrize("kind", LABELS)
 def test_something_is_met_on_every_degenerate_data_set(change, kind):
-    E, e = change(normal(9, 3, 4), normal(9, 4, seed=1))
-    labels = {
-        "reals": normal(9),
-        "tiny": 1e-300 * normal(9),
-        "huge": 1e300 * normal(9),
-        "classes": list("abcabcabc"),
-        "one class": [True] * 9,
-        "rows": normal(9, 2),
-    }[kind][: len(e)]
+    E, e = DEGENERATE[change](normal(9, 3, 4), normal(9, 4, seed=1))
+    labels = LABELS[kind][: len(e)]
     found = memorize(E, e, labels, heads=1 + (kind == "rows"), head_dim=5, seconds=20)
     assert found.count >= 1 or not E.any()
     assert found.met.all() == (found.reason == "all labels are met")
     assert str(examine(E, e, labels, heads=1, samples=10))
-    if not E.any() and kind == "reals":
+    if (change, kind) == ("zero tokens", "reals"):
         assert "all tokens are zero" in found.reason
 
 
@@ -232,18 +230,7 @@ def test_random_classes_need_fewer_heads_than_reals():
     E, e = normal(78, 3, 6), normal(78, 6, seed=1)
     words = np.array(["a", "b", "c", "d"])[np.arange(78) % 4]
     assert bounds.own_context_ceiling(2, 4, 6) == 76
-    found = memorize(E, e, words, heads=2, head_dim=4)
-    assert found.count == 78
-    assert (found.predict(E, e) == words).all()
-
-
-@pytest.mark.parametrize("kinds", [2, 5])
-def test_codes_of_classes_are_met_where_the_cross_entropy_leaves_errors(kinds, monkeypatch):
-    monkeypatch.setattr(sys.modules[memorize.__module__], "DESCENT", 0)
-    labels = np.arange(40) % kinds
-    found = memorize(normal(40, 3, 4), normal(40, 4, seed=1), labels, heads=6, head_dim=2)
-    assert found.count == 40
-    assert "codes" in found.how
+    assert (memorize(E, e, words, heads=2, head_dim=4).predict(E, e) == words).all()
 
 
 # --- what people bring ----------------------------------------------------------------------------

@@ -26,45 +26,29 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One assumption in one precision.
-
-    Attributes:
-        name: What is assumed.
-        precision: ``float32`` or ``float64``.
-        verdict: ``holds``, ``fails``, ``fails to rounding`` (some set is dependent to a tolerance),
-            or ``not refuted`` (by samples).
-        detail: What was looked at, and what was found.
-    """
+    """One assumption in one precision."""
 
     name: str
-    precision: str
-    verdict: str
-    detail: str
+    precision: str  # float32 or float64
+    verdict: str  # holds, fails, fails to rounding (by a tolerance), or not refuted (by samples)
+    detail: str  # what was looked at, and what was found
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One bound at these sizes.
-
-    Attributes:
-        name: Which one.
-        labels: The number of labels.
-        means: What holds of so many, under its hypotheses.
-        missing: Hypotheses that fail here.
-        unsure: Hypotheses that samples do not refute.
-    """
+    """One bound at these sizes."""
 
     name: str
     labels: int
-    means: str
-    missing: list[str]
-    unsure: list[str]
+    means: str  # what holds of so many labels, under the bound's hypotheses
+    missing: list[str]  # hypotheses that fail here
+    unsure: list[str]  # what could not be settled
 
     def __str__(self) -> str:
         """The bound in one line."""
-        applies = f"if {' and '.join(self.unsure)}, not refuted" if self.unsure else "applies"
-        applies = f"does not apply: {', '.join(self.missing)}" if self.missing else applies
-        return f"{self.labels:>9,} {self.name}: {self.means}; {applies}"
+        word = "does not apply" if self.missing else "may apply" if self.unsure else "applies"
+        why = ", ".join(self.missing or self.unsure)
+        return f"{self.labels:>9,} {self.name}: {self.means}; {word}{why and f' ({why})'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,16 +360,16 @@ def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
 def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> list[Bound]:
     (n, d), (m, q, c) = data.contexts.shape[-2:], at.sizes
     verdicts = {x.name: x.verdict for x in findings if x.precision == "float64"}
-    several = ["contexts of several lengths"] * (data.mask is not None)
+    several = ["contexts with a mask"] * (data.mask is not None)
     found = []
 
-    def add(name: str, labels: int, means: str, assumed: tuple[str, ...] = (), missing=()) -> None:
+    def add(name: str, labels: int, means: str, assumed=(), missing=(), unsure=()) -> None:
         failing = [f"{x} {verdicts[x]}" for x in assumed if verdicts[x].startswith("fails")]
-        unsure = [x for x in assumed if verdicts[x] == "not refuted"]
-        found.append(Bound(name, labels, means, [*failing, *missing], unsure))
+        open = [f"{x} is not refuted" for x in assumed if verdicts[x] == "not refuted"]
+        found.append(Bound(name, labels, means, [*failing, *missing], [*open, *unsure]))
 
     met, unmet = "any real labels are met", "almost no real labels of more are met"
-    almost = "almost all data of such sizes meet any real labels, these perhaps not"
+    almost = ["proved for almost all data of such sizes"]
     long = [f"n = {n} is not below d = {d}"] * (n >= d)
     room = bounds.mha_capacity(heads, n, head_dim)
     add("Theorem 1", room, met, (A1, A2), several + long)
@@ -399,9 +383,9 @@ def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> lis
         high = bounds.shared_context_ceiling if few else bounds.own_context_ceiling
         free = at.sizes == ((n - 1, d, 1) if few else (d, d, 0))
         here = [] if free else [f"the data have m = {m}, q = {q}, c = {c}"]
-        add("floor L(H)", low(*sizes), almost, (), several + here)
+        add("floor L(H)", low(*sizes), met, (), several + here, almost)
         add("ceiling P(H)", high(*sizes), unmet)
-    add("ceiling for these m, q, c", layer.ceiling(heads, head_dim, at.sizes), unmet)
+    add("ceiling in the data's dimensions", layer.ceiling(heads, head_dim, at.sizes), unmet)
     add("ceiling of random attention with a read-out", heads * m + c, unmet)
     return found
 
@@ -418,15 +402,12 @@ class _Ranks:
 
     def __call__(self, heads: int, groups: bool) -> Rank:
         T, known = len(self.at.queries), self.known[groups]
-        if full := [h for h, rank in known.items() if h < heads and rank.rank == T]:
-            return known[full[0]]
+        if full := [rank for h, rank in known.items() if h < heads and rank.rank == T]:
+            return full[0]
         if heads not in known:
             self.say(f"rank of the derivative with {heads} heads" + groups * ", outputs zero")
-            g, most = torch.Generator().manual_seed(self.seed), T
-            if T > GRAM:
-                width = layer.ceiling(heads, self.head_dim, self.at.sizes)
-                most = min(GRAM, width + width // 8 + 50)
-            at = self.at if most == T else self.at.some(torch.randperm(T, generator=g)[:most])
+            rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
+            at = self.at.some(rows)
             drawn = layer.draw(heads, self.head_dim, at, 0.5, self.seed, groups)
             known[heads] = layer.rank_at(drawn, at)
         return known[heads]
@@ -457,9 +438,8 @@ def _builder(found: Examination) -> str:
         return "attnmem.memorize, with heads"
     theorem = found.bounds[0]
     if not theorem.missing and theorem.labels >= found.examples == found.differ:
-        return "memorize_mha (Theorem 1)" + " or a refusal, as an assumption is unsure" * bool(
-            theorem.unsure
-        )
+        refuses = ", or a refusal if an assumption fails after all" * bool(theorem.unsure)
+        return f"attnmem.constructions.memorize_mha (Theorem 1){refuses}; attnmem.memorize calls it"
     left = f"; {len(found.conflicts)} labels disagree with those of equal examples"
     words = "attnmem.memorize" + left * bool(found.conflicts)
     if found.met.rank >= found.differ:

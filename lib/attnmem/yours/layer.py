@@ -210,6 +210,15 @@ def ceiling(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> int:
     return heads * (r * (m + q - r) + m) + c
 
 
+def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor, " k"]:
+    """All examples, or random ones if there are many: more than the rank can be."""
+    T, width = len(at.queries), ceiling(heads, head_dim, at.sizes)
+    if T <= GRAM:
+        return torch.arange(T)
+    g = torch.Generator().manual_seed(seed)
+    return torch.randperm(T, generator=g)[: min(GRAM, width + width // 8 + 50)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Rank:
     """The rank of a derivative on some data, its rows scaled to length one.

@@ -121,8 +121,8 @@ def memorize(
 
     A real label is met to 1e-6 of the largest one of its column. A class is met if its score is
     the largest. The construction of Theorem 1 is taken where its hypotheses hold. Otherwise real
-    labels are met by Levenberg-Marquardt, in the dimensions that the data have, and classes by
-    L-BFGS on the cross-entropy first, which may need fewer heads.
+    labels are met by Levenberg-Marquardt, and classes by L-BFGS on the cross-entropy, in the
+    dimensions that the data have.
 
     Args:
         contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
@@ -315,8 +315,7 @@ def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
 
     nearest = start = drawn(0)
     y = y / (size or 1.0)
-    g = torch.Generator().manual_seed(task.seed)
-    some = torch.randperm(T, generator=g)[: min(T, GRAM)]
+    some = layer.enough_rows(at, heads, task.head_dim, task.seed)
     order = some[layer.independent_rows(task.start(heads), at.some(some))]
     order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
     if not size or not len(order):  # labels or outputs are all zero
@@ -364,28 +363,16 @@ def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWe
 
 
 def _classes(task: _Task) -> tuple[MHAWeights, str]:
-    """Cross-entropy first; where it leaves errors, one or two real numbers for each class."""
-    tried, T = [], len(task.rows)
+    """Several starts of the cross-entropy, if there are few examples."""
+    best, most, T = None, -1, len(task.rows)
     for attempt in range(RESTARTS if T <= FEW else 1):
         task.say(f"L-BFGS on the cross-entropy, start {attempt + 1}")
-        tried.append((_by_entropy(task, attempt), "L-BFGS on the cross-entropy"))
-        if task.met(tried[-1][0]) == T or task.late():
+        found = _by_entropy(task, attempt)
+        met = task.met(found)
+        best, most = (found, met) if met > most else (best, most)
+        if most == T or task.late():
             break
-    best = max(tried, key=lambda found: task.met(found[0]))
-    if task.met(best[0]) == T or T > GRAM or task.late():
-        return best
-    codes = _codes(len(task.data.classes))
-    data = task.data._replace(labels=codes[task.data.labels], classes=None)
-    weights, _ = _reals(dataclasses.replace(task, data=data, labels=codes[task.labels]))
-    coded = weights._replace(W_D=weights.W_D @ codes.T), "Levenberg-Marquardt on codes of classes"
-    return max(best, coded, key=lambda found: task.met(found[0]))
-
-
-def _codes(count: int) -> Float[Tensor, "K k"]:
-    """Vectors of length one: each has its largest product with itself. Two classes need one."""
-    angles = 2 * torch.pi * torch.arange(count, dtype=torch.float64) / count
-    codes = torch.stack([angles.cos(), angles.sin()], dim=1)
-    return codes[:, :1].round() if count == 2 else codes
+    return best, "L-BFGS on the cross-entropy"
 
 
 def _by_entropy(task: _Task, attempt: int) -> MHAWeights:
