@@ -30,8 +30,8 @@ class Capacity:
         effective: Those of them that its function shows, over all outputs.
         one_output: Those that one linear output shows, a ceiling: beyond so many examples almost
             all real labels are out of reach.
-        floor: So many real labels of one output are met for almost all data; None if no such count
-            is known.
+        floor: So many real labels of one output are met for almost all data, with biases that are
+            zero or undo the shift of a LayerNorm; None if no such count is known.
         proved: What is proved of both counts, and what is only compared.
         floor_proved: Likewise of the floor.
     """
@@ -118,7 +118,7 @@ def capacity(
     for which, letters in (("bias", bias), ("adapted", adapted)):
         if not set(letters) <= set("qkvo"):
             refuse(which, repr(letters), "letters of 'qkvo'")
-    check_number("rope", float(rope), least=0, most=1)
+    check_number("rope", int(rope) if isinstance(rope, bool) else rope, least=0, most=1)
     m, turned = dim - norm, round(rope * head_dim)
     if turned % 2 or (turned and head_dim > m):
         refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
@@ -250,7 +250,7 @@ class _Layer:
             "adapters": adapted,
         }
         unlike = ", ".join(kind for kind, found in kinds.items() if found)
-        counts = f"one output: proved; more: {COMPARED}"
+        counts = f"one output: proved; several: {COMPARED}"
         if unlike:
             counts = f"not proved with {unlike}; {COMPARED}"
         if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
@@ -258,9 +258,8 @@ class _Layer:
         if adapted:
             return counts, "not known with adapters"
         if self.plain:
-            zero = ", with biases zero" if self.bias else ""
-            where = "queries are tokens" + (" behind a LayerNorm" if normed else "")
-            return counts, f"proved for free queries and tokens{zero}; where {where}, {COMPARED}"
+            where = "where queries are tokens" + (" behind a LayerNorm" if normed else "")
+            return counts, f"proved for free tokens and queries; {where}, only {COMPARED}"
         if self.groups < 2:
             return counts, "not known for a single group of keys and values"
         least = " from 3 tokens on" if self.turned else ""
