@@ -13,6 +13,8 @@ from attnmem.attention import mha
 from attnmem.constructions import random_mha
 from attnmem.yours import capacity, from_config, from_torch, load_weights, save, to_torch
 
+PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
+
 
 def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -21,7 +23,7 @@ def normal(*shape, seed=0, dtype=torch.float64):
 # --- torch and transformers -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("widths", [(None, None), (5, 7), (17, 12)])
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -43,23 +45,25 @@ def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, ba
         taken.contexts(given[1][..., :4], given[2])
 
 
-def transformer(name, **others):
-    """The attention of one layer of a model of transformers, with biases that are not zero."""
+def transformer(name, folder, **others):
+    """The attention of a model of transformers that was saved, with biases that are not zero."""
     models = pytest.importorskip("transformers")
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 1}
     sizes |= {"ViT": {"image_size": 8, "patch_size": 4}}.get(name, {"vocab_size": 9})
     sizes |= {"bos_token_id": 1, "eos_token_id": 1} if name == "GPT2" else {}
     model = getattr(models, f"{name}Model")(getattr(models, f"{name}Config")(**sizes, **others))
     for seed, parameter in enumerate(model.parameters()):
-        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
-    [found] = [part for part in model.eval().modules() if type(part).__name__ == f"{name}Attention"]
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed, dtype=torch.float32)
+    model.save_pretrained(folder)
+    model = models.AutoModel.from_pretrained(folder).eval()
+    [found] = [part for part in model.modules() if type(part).__name__ == f"{name}Attention"]
     return found
 
 
 @pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance):
-    layer, x = transformer(name).to(dtype), normal(5, 4, 24, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance, tmp_path):
+    layer, x = transformer(name, tmp_path).to(dtype), normal(5, 4, 24, dtype=dtype)
     taken = from_torch(layer)
     found = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, -1]) + taken.bias
     # BERT's is before the residual and its norm.
@@ -67,14 +71,14 @@ def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance):
     assert (found - wanted[:, -1]).abs().max() <= tolerance
 
 
-def test_other_layers_are_refused_by_name():
+def test_other_layers_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"module: got torch\.Linear; expected one of torch\.Mul"):
         from_torch(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="module: got add_bias_kv"):
         from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True))
     for scale in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
         with pytest.raises(ValueError, match="module: got cross-attention or other scales"):
-            from_torch(transformer("GPT2", **scale))
+            from_torch(transformer("GPT2", tmp_path, **scale))
     with pytest.raises(ValueError, match="value: got other values"):
         from_torch(nn.MultiheadAttention(4, 2)).contexts(normal(1, 2, 4), normal(1, 2, 4))
     weights = random_mha(2, 4, 2, seed=0)
@@ -227,25 +231,16 @@ def test_the_layer_of_the_book_has_its_ceiling_and_floor():
         assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith("not")
 
 
-@pytest.mark.parametrize(
-    ("config", "counts"),
-    [
-        ({"model_type": "gpt2", "n_embd": 768, "n_head": 12}, (2362368, 2260224, 1138933, 1032127)),
-        (
-            {
-                "model_type": "qwen2",
-                "hidden_size": 3584,
-                "num_attention_heads": 28,
-                "num_key_value_heads": 4,
-            },
-            (29364736, 29298688, 14784001, 7392001),
-        ),
-    ],
-)
-def test_well_known_models_have_their_counts(config, counts, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = from_config(tmp_path / "config.json")
-    assert (found.parameters, found.effective, found.one_output, found.floor) == counts
+def test_well_known_models_have_their_counts(tmp_path):
+    def counts(**config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = from_config(tmp_path / "config.json")
+        return found.parameters, found.effective, found.one_output, found.floor
+
+    gpt2 = counts(model_type="gpt2", n_embd=768, n_head=12)
+    assert gpt2 == (2362368, 2260224, 1138933, 1032127)
+    sizes = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}
+    assert counts(model_type="qwen2", **sizes) == (29364736, 29298688, 14784001, 7392001)
 
 
 def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):

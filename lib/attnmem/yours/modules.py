@@ -86,8 +86,8 @@ def from_torch(module: nn.Module) -> FromTorch:
     Args:
         module: A ``torch.nn.MultiheadAttention`` with any ``kdim``, ``vdim``, ``bias`` and
             ``batch_first``. Or a ``BertAttention``, ``ViTAttention`` or ``GPT2Attention`` of a
-            model of transformers, whose output is then meant before the residual and its norm; each
-            query of GPT-2 sees the tokens up to its own.
+            model of transformers, such as ``model.h[0].attn``. BERT's output is then meant before
+            the residual and its norm; each query of GPT-2 sees the tokens up to its own.
 
     Returns:
         The weights, with what turns its inputs into contexts and queries.
@@ -257,10 +257,8 @@ def save(weights: MHAWeights, path: str | Path) -> None:
         weights: The layer.
         path: A file that ends in ``.safetensors``.
     """
-    save_file = need("safetensors.torch").save_file
-    save_file(
-        {name: w.detach().clone().contiguous() for name, w in weights._asdict().items()}, path
-    )
+    tensors = {name: W.detach().clone().contiguous() for name, W in weights._asdict().items()}
+    need("safetensors.torch").save_file(tensors, path)
 
 
 def load_weights(path: str | Path) -> MHAWeights:
