@@ -134,7 +134,7 @@ def draw(layer):
     return [*maps[:4], *biases]
 
 
-def jacobian_rank(layer, maps):
+def jacobian_rank(layer, maps, context=3):
     """The rank of the derivative of the outputs in all weights, or in those of adapters."""
     moved = [0, 1, 2, 3, *(4 + "qkvo".index(letter) for letter in layer["bias"])]
     start, rank = [maps[i] for i in moved], layer.get("adapter")
@@ -159,7 +159,7 @@ def jacobian_rank(layer, maps):
 
     T = sum(part.numel() for part in start) + 9
     jacobian = torch.func.jacrev(at, argnums=tuple(range(1, 1 + len(start))))
-    x = normal(T, 3, maps[0].shape[1], seed=50)
+    x = normal(T, context, maps[0].shape[1], seed=50)
     parts = torch.func.vmap(lambda tokens: jacobian(tokens, *start))(x)
     J = torch.cat([part.flatten(0, 1).flatten(1) for part in parts], dim=1)
     scale = J.norm(dim=0)
@@ -186,6 +186,13 @@ def test_the_count_is_the_rank_of_the_jacobian(seed, chosen):
     found = capacity(**layer)
     assert found.effective == jacobian_rank(layer, draw(layer))
     assert found.one_output == capacity(**layer | {"outputs": 1}).effective
+
+
+def test_two_tokens_show_less_of_rotary_positions_in_wide_heads():
+    layer = random_layer(0, heads=2, kv_heads=2, dim=4, head_dim=4, norm=False, rope=1.0, bias="")
+    layer |= {"value_dim": 2, "outputs": 1}
+    ranks = [jacobian_rank(layer, draw(layer), context=n) for n in (2, 3)]
+    assert ranks[0] < ranks[1] == capacity(**layer).effective
 
 
 @pytest.mark.parametrize("adapted", ["q", "k", "v", "o", "qv", "ko", "qk", "vo"])
@@ -252,7 +259,10 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
     sizes = ("--heads", 32, "--dim", 4096, "--head-dim", 128, "--kv-heads", 8, "--rope", "--bias")
     status, said = call(*sizes)
     assert (status, "21,106,689 matter for one output" in said) == (0, True)
-    assert "not proved with shared keys and values, rotary positions, biases" in said
+    assert (
+        "not proved with shared keys and values, rotary positions (from 3 tokens on), biases"
+        in said
+    )
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     for words, message in (
         (("--heads", 32), "dim: got None"),

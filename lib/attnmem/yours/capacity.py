@@ -92,7 +92,7 @@ def capacity(
         outputs: Width of the layer's output ``o``, by default ``d``.
         bias: The maps that have a bias, letters of ``qkvo``.
         rope: Share of a head's coordinates that rotary positions turn, from 0 to 1, each pair by an
-            angle of its own.
+            angle of its own. Contexts of two tokens show less if heads are almost as wide as ``m``.
         norm: Whether tokens come from a LayerNorm without a shift. A shift changes nothing if
             queries, keys and values have biases.
         adapter: Rank of low-rank adapters, which alone are trained; None trains all.
@@ -244,7 +244,7 @@ class _Layer:
         normed = self.m < self.dim
         kinds = {
             "shared keys and values": self.each > 1,
-            "rotary positions": self.turned,
+            "rotary positions (from 3 tokens on)": self.turned,
             "biases": self.bias,
             "a LayerNorm": normed,
             "adapters": adapted,
@@ -262,8 +262,8 @@ class _Layer:
             return counts, f"proved for free tokens and queries; {where}, only {COMPARED}"
         if self.groups < 2:
             return counts, "not known for a single group of keys and values"
-        least = " from 3 tokens on" if self.turned else ""
-        return counts, f"not proved: groups cancel in pairs{least}; {COMPARED}"
+        least = " (from 3 tokens on)" if self.turned else ""
+        return counts, f"not proved, groups cancel in pairs{least}; {COMPARED}"
 
 
 # --- configurations of well-known models ----------------------------------------------------------
