@@ -127,7 +127,8 @@ class Examination:
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output:")
             lines += [f"  {bound}" for bound in self.bounds]
             full = self.rank.rank == self.rank.of
-            limit = "full, it excludes nothing" if full else "almost no real labels of more are met"
+            limit = "to this tolerance, almost no real labels of more are met"
+            limit = "full, it excludes nothing" if full else limit
             lines += [
                 _rank("rank of the derivative", self.rank, limit),
                 _rank("rank where all outputs are zero", self.met, "these meet any real labels"),
@@ -151,11 +152,12 @@ def _rank(name: str, rank: Rank, means: str) -> str:
 def _fewest(found: Examination) -> str:
     """With how many heads all labels can be met."""
     what = f"all {found.differ:,} examples that differ, heads of width {found.head_dim}"
-    if found.least_heads is None:
-        return f"{what}: almost no real labels are met, the rank ends below it with any heads tried"
     least, enough = found.least_heads, found.enough_heads
-    fewer = f"fewer than {least} heads meet almost no real labels, " if least > 1 else ""
-    return f"{what}: {fewer}{enough or 'no number found of'} heads meet any (by such ranks)"
+    if least is None:
+        return f"{what}: almost no real labels are met, as the rank ends below with any heads tried"
+    fewer = f"with H < {least:,} almost no real labels are met, " if least > 1 else ""
+    any_are = f"with H >= {enough:,} any are" if enough else "for no H it was found that any are"
+    return f"{what}: {fewer}{any_are} (to such tolerances)"
 
 
 @checked
@@ -269,8 +271,9 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
         notes.append(f"linear functions that are constant within each context (sums?): {c}")
     if q == 1:
         notes.append("all queries lie on one line")
-    if any(0 < each.kept < WEAK for each in at.spectra):
-        notes.append("some dimensions are very thin: rounding, if the numbers were once float32")
+    thin = max(WEAK, torch.finfo(data.precision).eps)
+    if any(0 < each.kept < thin for each in at.spectra):
+        notes.append("some dimensions are as thin as rounding in single or lower precision")
     return notes
 
 

@@ -244,14 +244,15 @@ def _reason(task: _Task, same: Repeats, met: Tensor) -> str:
 def _shortfall(task: _Task, met: int) -> str:
     """Why labels of different examples are not met."""
     T, more = len(task.rows), "no fit met more; another seed, more seconds or more heads may"
-    if task.data.classes or task.labels.shape[1] > 1 or T > GRAM:
+    if task.data.classes or task.labels.shape[1] > 1:
         return more
-    rank = layer.rank_at(task.start(task.heads), task.at).rank
-    limit = (
-        f"the derivative has rank {rank} on these data with so many heads (at random weights, to "
-        f"rounding), and almost no real labels of more than {rank} examples are met"
-    )
-    return more if rank >= T else limit if met >= rank else f"{limit}; of {rank}, {more}"
+    room = layer.ceiling(task.heads, task.head_dim, task.at.sizes)
+    why = f"with so many heads the outputs have {room} parameters on such data"
+    if T <= GRAM:
+        room = layer.rank_at(task.start(task.heads), task.at).rank
+        why = f"with so many heads the derivative has rank {room} on these data (to rounding)"
+    limit = f"{why}, and almost no real labels of more than {room} examples are met"
+    return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"
 
 
 # --- real labels ----------------------------------------------------------------------------------
