@@ -20,23 +20,14 @@ REAL = "biuf"  # kinds of numpy types that are real numbers
 
 
 class Data(NamedTuple):
-    """Examples in float64 on the CPU, and what was said about them.
+    """Examples in float64 on the CPU, and what was said about them."""
 
-    Attributes:
-        contexts: Tokens as rows, own or shared; padding is zero.
-        queries: One query a row.
-        labels: Reals ``(T, d_out)``, or the number of each class ``(T,)``; None without labels.
-        classes: The classes, as they came; None for reals.
-        mask: True where a token is padding, as in torch's ``key_padding_mask``; None without.
-        precision: The coarsest type of numbers in which contexts and queries came.
-    """
-
-    contexts: Float[Tensor, "*T n d"]
+    contexts: Float[Tensor, "*T n d"]  # own or shared; padding is zero
     queries: Float[Tensor, "T d"]
-    labels: Float[Tensor, "T d_out"] | Int[Tensor, " T"] | None
-    classes: list | None
-    mask: Bool[Tensor, "T n"] | None
-    precision: torch.dtype
+    labels: Float[Tensor, "T d_out"] | Int[Tensor, " T"] | None  # reals, or numbers of classes
+    classes: list | None  # as they came; None for reals
+    mask: Bool[Tensor, "T n"] | None  # True where a token is padding, as in key_padding_mask
+    precision: torch.dtype  # the coarsest in which contexts and queries came
 
     @property
     def shared(self) -> bool:
@@ -236,19 +227,12 @@ def _table(path: Path, names: dict[str, str], tokens: int | None) -> dict[str, A
 
 
 class Repeats(NamedTuple):
-    """Examples between which no layer can tell: one query, and tokens in the same proportions.
+    """Examples between which no layer can tell: one query, and tokens in the same proportions."""
 
-    Attributes:
-        group: For each example, the number of the first one equal to it.
-        conflicts: Pairs of equal examples with different labels.
-        repeated_tokens: Contexts with a token that occurs more than once.
-        constant: Contexts of one repeated token, whose outputs no query changes.
-    """
-
-    group: Int[Tensor, " T"]
-    conflicts: list[tuple[int, int]]
-    repeated_tokens: int
-    constant: int
+    group: Int[Tensor, " T"]  # for each example, the number of the first one equal to it
+    conflicts: list[tuple[int, int]]  # pairs of equal examples with different labels
+    repeated_tokens: int  # contexts with a token that occurs more than once
+    constant: int  # contexts of one repeated token, whose outputs no query changes
 
     @property
     def equal(self) -> list[tuple[int, int]]:

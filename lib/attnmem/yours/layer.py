@@ -30,19 +30,12 @@ PATIENCE = 40  # steps in which the squared error must fall by a tenth
 
 
 class Spectrum(NamedTuple):
-    """Directions of some vectors, and the singular values on both sides of the tolerance.
+    """Directions of some vectors, and the singular values on both sides of the tolerance."""
 
-    Attributes:
-        axes: Orthonormal directions that are used.
-        sizes: Root mean square along each.
-        kept: The smallest singular value that counts, in units of the largest.
-        dropped: The largest one that does not; 0 if there is none.
-    """
-
-    axes: Float[Tensor, "d k"]
-    sizes: Float[Tensor, " k"]
-    kept: float
-    dropped: float
+    axes: Float[Tensor, "d k"]  # orthonormal directions that are used
+    sizes: Float[Tensor, " k"]  # root mean square along each
+    kept: float  # the smallest singular value that counts, in units of the largest
+    dropped: float  # the largest one that does not; 0 if there is none
 
     def whitening(self) -> Float[Tensor, "d k"]:
         """A map after which vectors spread alike, but for directions hardly used."""
@@ -62,25 +55,15 @@ def spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None
 
 
 class Reduced(NamedTuple):
-    """The data in the dimensions that they have, filled with zeros to one width ``D``.
+    """The data in the dimensions that they have, filled with zeros to one width ``D``."""
 
-    Attributes:
-        contexts: Each token less the first one of its context, in ``m`` coordinates.
-        base: These first tokens, in ``m`` coordinates and ``c`` that their whole contexts share.
-        queries: Each query in ``q`` coordinates.
-        mask: True where a token is padding; None without padding.
-        sizes: ``m``, ``q`` and ``c``.
-        maps: What tokens and queries are multiplied by to get these coordinates.
-        spectra: Of differences of tokens, of queries, and of what the tokens of a context share.
-    """
-
-    contexts: Float[Tensor, "*T n D"]
-    base: Float[Tensor, "T_or_one D"]
-    queries: Float[Tensor, "T D"]
-    mask: Bool[Tensor, "T n"] | None
-    sizes: tuple[int, int, int]
-    maps: tuple[Tensor, Tensor]
-    spectra: tuple[Spectrum, Spectrum, Spectrum]
+    contexts: Float[Tensor, "*T n D"]  # each token less the first one of its context: m numbers
+    base: Float[Tensor, "T_or_one D"]  # these first tokens: m numbers, and c that contexts share
+    queries: Float[Tensor, "T D"]  # q numbers
+    mask: Bool[Tensor, "T n"] | None  # True where a token is padding
+    sizes: tuple[int, int, int]  # m, q and c
+    maps: tuple[Tensor, Tensor]  # what tokens and queries are multiplied by to get the numbers
+    spectra: tuple[Spectrum, Spectrum, Spectrum]  # of the m, q and c directions
 
     def some(self, rows: Int[Tensor, " k"]) -> Reduced:
         """Some of the examples."""
@@ -221,23 +204,14 @@ def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """The rank of a derivative on some data, its rows scaled to length one.
+    """The rank of a derivative on some data, its rows scaled to length one."""
 
-    Attributes:
-        rank: The number of singular values, or of Cholesky's pivots, above the tolerance.
-        of: The number of examples that were looked at.
-        kept: The smallest one that counts.
-        dropped: The largest one that does not; None if it was not computed, 0 if all count.
-        tolerance: What counts is larger.
-        how: ``singular values`` or ``Cholesky``.
-    """
-
-    rank: int
-    of: int
-    kept: float
-    dropped: float | None
+    rank: int  # the number of singular values, or of Cholesky's pivots, above the tolerance
+    of: int  # the number of examples that were looked at
+    kept: float  # the smallest one that counts
+    dropped: float | None  # the largest one that does not; None if unknown, 0 if all count
     tolerance: float
-    how: str
+    how: str  # singular values or Cholesky
 
 
 def rank_at(heads: ScalarHeads, at: Reduced) -> Rank:

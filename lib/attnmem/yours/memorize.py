@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 import time
@@ -20,7 +19,7 @@ from ..checks import Range, Seed, checked, refuse
 from ..constructions import memorize_mha
 from ..fitting import MET
 from . import layer
-from .data import Data, Repeats, read, repeats
+from .data import Data, read, repeats
 from .layer import GRAM, Reduced
 
 AIM = 1e-9  # of the largest label, where a fit stops
@@ -152,15 +151,15 @@ def memorize(
     if labels is None:
         refuse("labels", None, "one label for each query")
     data = read(contexts, queries, labels, mask)
-    same = repeats(data)
-    rows = _representatives(data, same)
+    kept = _representatives(data)
+    rows = kept.unique()
     until, say = time.monotonic() + seconds, say or (lambda _: None)
     at = layer.reduced(data).some(rows)
     task = _Task(data, rows, at, data.labels[rows], heads, head_dim, seed, until, say)
     weights, how = _by_theorem(task) or (_classes(task) if data.classes else _reals(task))
     errors = _errors(data, _apply(weights, data))
     met = errors < 0 if data.classes else errors <= MET
-    return Memorized(weights, errors, met, _reason(task, same, met), how, data.classes)
+    return Memorized(weights, errors, met, _reason(task, kept, met), how, data.classes)
 
 
 @dataclasses.dataclass
@@ -190,17 +189,17 @@ class _Task:
         return int((errors < 0 if self.data.classes else errors <= MET).sum())
 
 
-def _representatives(data: Data, same: Repeats) -> Int[Tensor, " k"]:
-    """An example of each group of equal ones, one of the most frequent label."""
-    groups = collections.defaultdict(list)
-    for t, s in enumerate(same.group.tolist()):
-        groups[s].append(t)
-    chosen = []
-    for members in groups.values():
-        labels = [tuple(data.labels[t].reshape(-1).tolist()) for t in members]
-        most, _ = collections.Counter(labels).most_common(1)[0]
-        chosen.append(members[labels.index(most)])
-    return torch.tensor(chosen)
+def _representatives(data: Data) -> Int[Tensor, " T"]:
+    """For each example the first equal one with the label that most of the equal ones have."""
+    group = repeats(data).group
+    chosen = torch.arange(len(group))
+    for s in group[group != chosen].unique():
+        members = (group == s).nonzero()[:, 0]
+        _, label, counts = data.labels[members].unique(
+            dim=0, return_inverse=True, return_counts=True
+        )
+        chosen[members] = members[(label == counts.argmax()).nonzero()[0, 0]]
+    return chosen
 
 
 def _largest(labels: Float[Tensor, "T o"]) -> Float[Tensor, " o"]:
@@ -218,23 +217,21 @@ def _errors(data: Data, scores: Tensor) -> Float[Tensor, " T"]:
     return scores.scatter(1, data.labels[:, None], -torch.inf).amax(1) - right
 
 
-def _reason(task: _Task, same: Repeats, met: Tensor) -> str:
+def _reason(task: _Task, kept: Int[Tensor, " T"], met: Bool[Tensor, " T"]) -> str:
     if met.all():
         return "all labels are met"
     T, left, data = len(met), int((~met).sum()), task.data
     said = f"{left} of {T} labels are not met: "
     if not data.contexts.any():
         return f"{said}all tokens are zero, hence all outputs of any weights"
-    chosen = dict(zip(same.group[task.rows].tolist(), task.rows.tolist(), strict=True))
-    kept = torch.tensor([chosen[s] for s in same.group.tolist()])
     differs = (data.labels != data.labels[kept]).reshape(T, -1).any(1)
     disagree = (differs & ~met).nonzero()[:, 0].tolist()
     parts = []
     if disagree:
-        t = disagree[0]
+        s, t = sorted([disagree[0], int(kept[disagree[0]])])
         parts.append(
-            f"{len(disagree)} because equal examples have different labels (such as "
-            f"{min(t, int(kept[t]))} and {max(t, int(kept[t]))}), which no weights of any size meet"
+            f"{len(disagree)} because equal examples have different labels (such as {s} and {t}), "
+            "which no weights of any size meet"
         )
     if left > len(disagree):
         parts.append(f"{left - len(disagree)} because {_shortfall(task, T - left)}")
