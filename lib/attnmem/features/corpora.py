@@ -252,15 +252,16 @@ def _manual(tokenizer: str) -> Int[Tensor, " m"]:
 def manual_passages(
     tokenizer: str, count: int, *, length: int, batch: int = 100
 ) -> Iterator[dict[str, Tokens]]:
-    """The first passages of Python's manual, English prose, as pairs for a BERT; none overlap.
+    """The first distinct passages of Python's manual, as pairs for a BERT; none overlap.
 
     They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a folder that
     ``transformers`` has saved.
     """
     marks = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    whole = _manual(tokenizer)[: count * (length - 3)].view(-1, length - 3)
-    for passages in whole.split(batch):
-        yield _as_pairs(passages, marks.cls_token_id, marks.sep_token_id)
+    passages = _manual(tokenizer).split(length - 3)[:-1]
+    distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]
+    for block in _batched(distinct, batch):
+        yield _as_pairs(torch.stack(block), marks.cls_token_id, marks.sep_token_id)
 
 
 def _leave_room_for_marks(length: int, pairs: bool) -> None:
