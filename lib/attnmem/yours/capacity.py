@@ -289,7 +289,9 @@ def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capaci
         >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12}).parameters
         2362368
     """
-    given = dict(config) if isinstance(config, Mapping) else json.loads(Path(config).read_text("utf-8"))
+    given = (
+        dict(config) if isinstance(config, Mapping) else json.loads(Path(config).read_text("utf-8"))
+    )
     kind = given.get("model_type")
     if kind not in (*_NORMED, *_ROTARY):
         refuse("model_type", repr(kind), f"one of {', '.join((*_NORMED, *_ROTARY))}")
