@@ -37,8 +37,8 @@ class Data(NamedTuple):
 
 def read(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Data:
     """Accept what :func:`attnmem.yours.examine` and :func:`attnmem.yours.memorize` are given."""
-    lists = isinstance(contexts, (list, tuple)) and len({np.shape(E)[:1] for E in contexts}) > 1
-    if mask is None and lists:
+    tables = contexts if isinstance(contexts, (list, tuple)) else ()
+    if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:
         contexts, mask = _padded(contexts)
     E, coarse = _reals("contexts", contexts, (2, 3))
     e, other = _reals("queries", queries, (2,))
@@ -124,15 +124,20 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu()
         labels = labels.double().numpy() if labels.is_floating_point() else labels.numpy()
-    array = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels)
+    kind = object if isinstance(labels, (list, tuple)) else None
+    array = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels, dtype=kind)
     if array.dtype.kind == "O":
         each = array.reshape(-1).tolist()
-        if any(label != label for label in each if isinstance(label, float)):
-            refuse("labels", "NaN", "a label for each example")
+        if len({isinstance(label, str) for label in each}) > 1:  # a missing one is no word
+            refuse("labels", "words beside others", "a label for each example, all of one kind")
         array = np.array(each).reshape(array.shape)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind not in REAL + "US" or array.ndim not in (1, 2):
-        refuse("labels", f"{array.dtype} of shape {array.shape}", "(T,) or (T, d_out)")
+        refuse(
+            "labels",
+            f"{array.dtype} of shape {array.shape}",
+            "numbers or words, (T,) or (T, d_out)",
+        )
     if len(array) != count:
         refuse("labels", f"{len(array)} labels", f"{count}, one for each query")
     if array.ndim == 1 and array.dtype.kind != "f":

@@ -131,7 +131,7 @@ class Examination:
             limit = "full, it excludes nothing" if full else limit
             lines += [
                 _rank("rank of the derivative", self.rank, limit),
-                _rank("rank where all outputs are zero", self.met, "these meet any real labels"),
+                _rank("rank where all outputs are zero", self.met, "so many meet any real labels"),
             ]
         return "\n".join([*lines, _fewest(self), f"weights: {self.builder}"])
 
