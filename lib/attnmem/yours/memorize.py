@@ -311,33 +311,33 @@ def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
         start = task.start(heads, attempt)
         return start._replace(mu=0.1 * start.mu)
 
-    nearest = start = drawn(0)
+    start = drawn(0)
     y = y / (size or 1.0)
     some = layer.enough_rows(at, heads, task.head_dim, task.seed)
     order = some[layer.independent_rows(task.start(heads), at.some(some))]
     order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
     if not size or not len(order):  # labels or outputs are all zero
         return start._replace(mu=0 * start.mu)
-    starts = RESTARTS if T <= FEW else 1
-    tries: list[tuple[Tensor, int | None]] = []  # examples, and the start; None is the nearest
-    if len(order) >= T:
-        tries += [(torch.arange(T), attempt) for attempt in range(starts)]
+    full, starts = len(order) >= T, RESTARTS if T <= FEW else 1
+    # How many examples, and from which start; None is from the nearest fit of all, the best of its.
+    tries: list[tuple[int, int | None]] = [(T, attempt) for attempt in range(starts)] * full
     for share in SHARES:
-        part = order[: max(1, int(share * len(order)))]
-        tries += [(part, None)] * (len(order) >= T)
-        tries += [(part, attempt) for attempt in range(starts)]
-    best, most, least = start, -1, math.inf
-    for rows, attempt in tries:
-        task.say(f"Levenberg-Marquardt on {len(rows)} examples")
+        count = max(1, int(share * len(order)))
+        tries += [(count, None)] * full
+        tries += [(count, attempt) for attempt in range(starts)] * (not full or T <= FEW)
+    best, most, nearest, errors = start, -1, start, torch.full((T,), math.inf)
+    for count, attempt in tries:
+        task.say(f"Levenberg-Marquardt on {count} examples")
         first = nearest if attempt is None else drawn(attempt)
+        rows = errors.argsort()[:count] if attempt is None else order[:count]
         until = time.monotonic() + PATIENCE * max(task.until - time.monotonic(), 0.0)
         found = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, until=until)
         away = (layer.outputs(found, at) - y).abs()
         met = int((away <= MET).sum())
         best, most = (found, met) if met > most else (best, most)
-        if len(rows) == T and float(away.square().sum()) < least:
-            nearest, least = found, float(away.square().sum())
-        if most >= len(rows) or task.late():
+        if count == T and float(away.square().sum()) < float(errors.square().sum()):
+            nearest, errors = found, away
+        if most >= count or task.late():
             break
     return best._replace(mu=size * best.mu)
 
