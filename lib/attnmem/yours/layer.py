@@ -262,7 +262,7 @@ def independent_rows(heads: ScalarHeads, at: Reduced) -> Int[Tensor, " k"]:
 def meet(
     heads: ScalarHeads, at: Reduced, labels: Float[Tensor, " T"], *, tolerance: float, until: float
 ) -> ScalarHeads:
-    """:func:`attnmem.fitting.levenberg_marquardt` with padding, and with an hour when it ends."""
+    """:func:`attnmem.fitting.levenberg_marquardt` with padding, and a time when it ends."""
     damping, squares = DAMPING, []
     while True:
         here = tangents(heads, at)
