@@ -388,7 +388,9 @@ def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> lis
         here = [] if free else [f"the data have m = {m}, q = {q}, c = {c}"]
         add("floor L(H)", low(*sizes), met, (), several + here, almost)
         add("ceiling P(H)", high(*sizes), unmet)
-    add("ceiling in the data's dimensions", layer.ceiling(heads, head_dim, at.sizes), unmet)
+    room = layer.ceiling(heads, head_dim, at.sizes)
+    if room not in [bound.labels for bound in found if bound.means == unmet]:
+        add("ceiling in the data's dimensions", room, unmet)
     add("ceiling of random attention with a read-out", heads * m + c, unmet)
     return found
 
