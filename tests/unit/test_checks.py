@@ -23,6 +23,7 @@ from attnmem import (
     scaling,
     tasks,
     tiny_transformers,
+    yours,
 )
 from attnmem.attention.tangents import ScalarHeads
 from attnmem.checks import Range, Seed, checked, refuse
@@ -68,6 +69,8 @@ SEEDED = [
     (sequences.dependent_subset, (PAIRS, 1), WIDE),
     (sequences.offered_rank, (PAIRS, 1), WIDE),
     (one_layer.xavier, (2, 5, 3, 1), {}),
+    (yours.examine, OWN[:2], {"heads": 2, "head_dim": 2, "samples": 9}),
+    (yours.memorize, OWN, {"heads": 2, "head_dim": 2}),
 ]
 
 
