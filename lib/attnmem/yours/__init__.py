@@ -11,15 +11,19 @@
 
 from .capacity import Capacity, capacity, from_config
 from .data import cut
-from .examine import Examination, examine
+from .examine import Bound, Examination, Finding, examine
+from .layer import Rank
 from .memorize import Memorized, memorize
 from .modules import FromTorch, from_torch, load_weights, save, to_torch
 
 __all__ = [
+    "Bound",
     "Capacity",
     "Examination",
+    "Finding",
     "FromTorch",
     "Memorized",
+    "Rank",
     "capacity",
     "cut",
     "examine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,11 @@ from ..checks import check_integer, refuse
 SUFFIXES = (".npz", ".npy", ".pt", ".safetensors", ".csv")
 ROLES = ("contexts", "queries", "labels", "mask")
 REAL = "biuf"  # kinds of numpy types that are real numbers
+
+
+def wrapped(lines: list[str]) -> str:
+    """A report, whose long lines go on below themselves."""
+    return "\n".join(textwrap.fill(line, 79, subsequent_indent=" " * 12) for line in lines)
 
 
 class Data(NamedTuple):

@@ -15,7 +15,7 @@ from .. import bounds
 from ..checks import Seed, checked
 from ..independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
-from .data import Data, Repeats, read, repeats
+from .data import Data, Repeats, read, repeats, wrapped
 from .layer import GRAM, Rank, Reduced
 
 FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
@@ -26,23 +26,38 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One assumption in one precision."""
+    """One assumption in one precision.
+
+    Attributes:
+        name: The assumption.
+        precision: ``float32`` or ``float64``.
+        verdict: Holds, fails, fails to rounding (by a tolerance), or not refuted (by samples).
+        detail: What was looked at, and what was found.
+    """
 
     name: str
-    precision: str  # float32 or float64
-    verdict: str  # holds, fails, fails to rounding (by a tolerance), or not refuted (by samples)
-    detail: str  # what was looked at, and what was found
+    precision: str
+    verdict: str
+    detail: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One bound at these sizes."""
+    """One bound at these sizes.
+
+    Attributes:
+        name: The bound.
+        labels: The number of labels that it says.
+        means: What holds of so many labels, under the bound's hypotheses.
+        missing: Hypotheses that fail here.
+        unsure: Hypotheses that could not be settled.
+    """
 
     name: str
     labels: int
-    means: str  # what holds of so many labels, under the bound's hypotheses
-    missing: list[str]  # hypotheses that fail here
-    unsure: list[str]  # what could not be settled
+    means: str
+    missing: list[str]
+    unsure: list[str]
 
     def __str__(self) -> str:
         """The bound in one line."""
@@ -133,7 +148,7 @@ class Examination:
                 _rank("rank of the derivative", self.rank, limit),
                 _rank("rank where all outputs are zero", self.met, "so many meet any real labels"),
             ]
-        return "\n".join([*lines, _fewest(self), f"weights: {self.builder}"])
+        return wrapped([*lines, _fewest(self), f"weights: {self.builder}"])
 
 
 def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:

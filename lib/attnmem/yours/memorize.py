@@ -19,7 +19,7 @@ from ..checks import Range, Seed, checked, refuse
 from ..constructions import memorize_mha
 from ..fitting import MET
 from . import layer
-from .data import Data, read, repeats
+from .data import Data, read, repeats, wrapped
 from .layer import GRAM, Reduced
 
 AIM = 1e-9  # of the largest label, where a fit stops
@@ -85,7 +85,7 @@ class Memorized:
             worst = float(self.errors[self.met].max())
             met += f" (least margin {-worst:.1e})" if self.classes else f" (errors to {worst:.1e})"
         size = f"{H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
-        return f"{met} by {size}: {self.how}\n{self.reason}"
+        return wrapped([f"{met} by {size}: {self.how}", self.reason])
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
