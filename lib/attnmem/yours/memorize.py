@@ -23,18 +23,8 @@ from .data import Data, read, repeats, wrapped
 from .layer import GRAM, Reduced
 
 AIM = 1e-9  # of the largest label, where a fit stops
-SHARES = (
-    1.0,
-    0.98,
-    0.94,
-    0.88,
-    0.8,
-    0.7,
-    0.6,
-    0.5,
-    0.4,
-    0.3,
-)  # of the rank, tried in turn where not all can be met
+# Of the rank, tried in turn where not all can be met.
+SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
 RESTARTS, FEW = 4, 500  # starts of all labels, if there are few
 DESCENT, PLATEAU, CHUNK = 2000, 100, 20  # steps of L-BFGS: most, without progress, between looks
