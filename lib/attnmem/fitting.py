@@ -141,7 +141,7 @@ def levenberg_marquardt(
     for step in range(steps):
         if problem.met(residual):
             return problem.fit(heads, step, "met", damping)
-        moved, damping = _better(problem, heads, at, residual, damping)
+        moved, damping = better(problem.residual, heads, at, residual, damping)
         if moved is None:
             return problem.fit(heads, step, "stuck", damping)
         heads, damping = moved, max(damping / FALL, LOWEST)
@@ -149,10 +149,14 @@ def levenberg_marquardt(
     return problem.fit(heads, steps, "steps", damping)
 
 
-def _better(
-    problem: _Problem, heads: ScalarHeads, at: Tangents, residual: Labels, damping: float
+def better(
+    errors: Callable[[ScalarHeads], Labels],
+    heads: ScalarHeads,
+    at: Tangents,
+    residual: Labels,
+    damping: float,
 ) -> tuple[ScalarHeads | None, float]:
-    """Weights of a smaller squared error, and the damping that led there."""
+    """Weights of a smaller squared error, and the damping that led there; ``errors`` of weights."""
     K = at.gram()  # J J^T
     diagonal = K.diagonal().clone()
     s, squared = float(diagonal.mean()), float(residual.square().sum())
@@ -161,7 +165,7 @@ def _better(
         factor, failed = torch.linalg.cholesky_ex(K)
         if not failed:
             moved = heads.moved(at.transposed(solved(factor, residual)), -1.0)
-            if float(problem.residual(moved).square().sum()) < squared:
+            if float(errors(moved).square().sum()) < squared:
                 return moved, damping
         damping *= RISE
     return None, damping

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention.tangents import ScalarHeads, Tangents, solved
+from ..attention.tangents import ScalarHeads, Tangents
 from ..bounds import best_groups
 from ..examples import unit
-from ..fitting import DAMPING, FALL, HIGHEST, LOWEST, RISE
+from ..fitting import DAMPING, FALL, LOWEST, better
 from .data import Data
 
 SMALL = 400  # examples of which singular values are computed
@@ -280,16 +280,7 @@ def meet(
         slow = len(squares) > PATIENCE and squares[-1] > 0.9 * squares[-PATIENCE]
         if float(residual.abs().max()) <= tolerance or slow or time.monotonic() > until:
             return heads
-        K, moved = here.gram(), None
-        diagonal = K.diagonal().clone()
-        while moved is None and damping <= HIGHEST:
-            K.diagonal().copy_(diagonal + damping * float(diagonal.mean()))
-            factor, failed = torch.linalg.cholesky_ex(K)
-            if not failed:
-                step = heads.moved(here.transposed(solved(factor, residual)), -1.0)
-                lower = float((outputs(step, at) - labels).square().sum()) < squares[-1]
-                moved = step if lower else None
-            damping = damping * RISE if moved is None else max(damping / FALL, LOWEST)
+        moved, damping = better(lambda w: outputs(w, at) - labels, heads, here, residual, damping)
         if moved is None:
             return heads
-        heads = moved
+        heads, damping = moved, max(damping / FALL, LOWEST)
