@@ -1,6 +1,7 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
 import dataclasses
+from functools import partial
 
 import datasets
 import numpy as np
@@ -46,7 +47,7 @@ def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch)
         assumptions.CASES[NAME]["deeper"],
         T=80,
         batches=lambda: corpora.digits()[0][:80].split(50),
-        trained=(untrained, 0.0),
+        trained=partial(assumptions.trained_here, untrained, 0.0),
         samples=(20, 20),
         sizes=(8,),
         depth=2,
@@ -159,7 +160,10 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
     ("change", "said"),
     [
         ({"T": 61}, "source: got 60 examples of photographs; expected 61"),
-        ({"trained": (lambda folder, seed: 0.5, 0.97)}, "<lambda>: got 0.5000 on data held out"),
+        (
+            {"trained": partial(assumptions.trained_here, lambda folder, seed: 0.5, 0.97)},
+            "<lambda>: got 0.5000 on data held out",
+        ),
     ],
 )
 def test_no_rows_come_from_other_data_or_from_a_model_that_did_not_learn(monkeypatch, change, said):

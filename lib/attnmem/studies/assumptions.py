@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -43,13 +44,12 @@ DEPTH = 4  # of the small models
 class Case:
     """One architecture and its data: ``T`` examples of ``n`` tokens of dimension ``d``.
 
-    ``model``: what is made at random; ``trained``: weights on a hub, the folder that a function
-    gives, or what trains a model here and how good it must be. ``samples``: subsets that a test of
-    size up to ``n`` draws, and that general position draws, where each costs a hundred times more:
-    300 without a failure leave less than 1% with 95% confidence. ``sizes``: of further tests, on
-    the queries of the maps in ``curves``; a random attention layer is looked at only if it is among
-    them. ``depth``: blocks looked at. ``labels``: numbers of examples whose random labels a
-    read-out is trained to meet.
+    ``model``: what is made at random; ``trained``: weights on a hub, or a function that gives their
+    folder. ``samples``: subsets that a test of size up to ``n`` draws, and that general position
+    draws, where each costs a hundred times more: 300 without a failure leave less than 1% with 95%
+    confidence. ``sizes``: of further tests, on the queries of the maps in ``curves``; a random
+    attention layer is looked at only if it is among them. ``depth``: blocks looked at. ``labels``:
+    numbers of examples whose random labels a read-out is trained to meet.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Case:
     d: int
     batches: Callable[[], Iterable[corpora.Inputs]]
     model: str | tuple[str, dict]
-    trained: str | Callable[[], str] | tuple[Callable[..., float], float] | None
+    trained: str | Callable[[], str] | None
     samples: tuple[int, int]
     sizes: tuple[int, ...] = ()
     curves: tuple[str, ...] = ("random attention",)
@@ -81,7 +81,7 @@ class Case:
 
 
 @functools.cache
-def _made(train: Callable[..., float], least: float) -> str:
+def trained_here(train: Callable[..., float], least: float) -> str:
     """The folder of a model that is trained here, once a process; refused below ``least``."""
     folder = tempfile.mkdtemp(prefix="attnmem-")
     reached = train(folder, seed=SEED)
@@ -112,7 +112,7 @@ def _vision(
     trained = Case(
         *("digits", "vit-digits", 1797, 17, 64, lambda: corpora.digits()[0].split(256)),
         model=("vit", pretrained.DIGITS_VIT),
-        trained=(pretrained.digits_vit, 0.97),
+        trained=partial(trained_here, pretrained.digits_vit, 0.97),
         samples=FULL,
         sizes=tuple(range(20, 64, 4)),
     )
@@ -120,16 +120,7 @@ def _vision(
         *("photographs", "vit-tiny", 60, 17, 24, lambda: crops(60, size=32)),
         *(TINY_VIT, None, QUICK, (10, 20)),
     )
-    packaged = Case(
-        *("photographs", "dinov2-small", 2000, 257, 384),
-        batches=lambda: map(corpora.standardized, crops(2000)),
-        model=("dinov2", pretrained.DINOV2_SMALL),
-        trained=pretrained.packaged_vit,
-        samples=FEWER,
-        curves=(),
-        depth=2,
-    )
-    return _tiers(published, shipped, trained, quick) | {"pretrained": packaged}
+    return _tiers(published, shipped, trained, quick)
 
 
 def _language(
@@ -157,7 +148,7 @@ def _language(
     shipped = replace(published, source="library", batches=passages, **UNTRAINED | first)
     trained = Case(
         *("library", f"{kind}-library", 2000, 64, 96, lambda: read(2000, length=64, batch=100)),
-        *((kind, pretrained.LIBRARY[kind]), (train, least), FULL),
+        *((kind, pretrained.LIBRARY[kind]), partial(trained_here, train, least), FULL),
         sizes=(*range(8, 64, 8), 72, 80, 88, 95),
         **both,
     )
@@ -167,19 +158,7 @@ def _language(
         *(tiny, None, QUICK, (10, 15, 23)),
         **first,
     )
-    tiers = _tiers(published, shipped, trained, quick)
-    if kind == "bert":
-        tiers["pretrained"] = Case(
-            *("manual", "minilm-l6", 2000, 64, 384),
-            batches=lambda: corpora.manual_passages(pretrained.packaged_bert(), 2000, length=64),
-            model=("bert", pretrained.MINILM),
-            trained=pretrained.packaged_bert,
-            samples=FEWER,
-            curves=(),
-            positions=True,
-            depth=6,
-        )
-    return tiers
+    return _tiers(published, shipped, trained, quick)
 
 
 def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[str, Case]:
@@ -198,6 +177,25 @@ def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[s
     return tiers | {"deeper": deeper, "quick": quick}
 
 
+PACKAGED_BERT = Case(
+    *("manual", "minilm-l6", 2000, 64, 384),
+    batches=lambda: corpora.manual_passages(pretrained.packaged_bert(), 2000, length=64),
+    model=("bert", pretrained.MINILM),
+    trained=pretrained.packaged_bert,
+    samples=FEWER,
+    curves=(),
+    positions=True,
+    depth=6,
+)
+PACKAGED_VIT = Case(
+    *("photographs", "dinov2-small", 2000, 257, 384),
+    batches=lambda: map(corpora.standardized, corpora.photograph_crops(2000, seed=SEED)),
+    model=("dinov2", pretrained.DINOV2_SMALL),
+    trained=pretrained.packaged_vit,
+    samples=FEWER,
+    curves=(),
+    depth=2,
+)
 CASES: dict[str, dict[str, Case]] = _Named(
     {
         "assumptions-bert": _language(
@@ -205,7 +203,8 @@ CASES: dict[str, dict[str, Case]] = _Named(
             sizes=(*range(25, 401, 25), 800, 1023),
             train=pretrained.library_bert,
             least=0.4,
-        ),
+        )
+        | {"pretrained": PACKAGED_BERT},
         "assumptions-gpt2": _language(
             *("gpt2", WIKIPEDIA, "gpt2-large", "gpt2-large", (1024, 1280)),
             sizes=(25, 50, 100, 200, 400, 600, 800, 1152),
@@ -215,7 +214,8 @@ CASES: dict[str, dict[str, Case]] = _Named(
         "assumptions-vision": _vision(
             *("imagenet-1k", "google/vit-base-patch16-224-in21k", "vit-base", (197, 768)),
             sizes=(*range(25, 401, 25), 500, 600, 700),
-        ),
+        )
+        | {"pretrained": PACKAGED_VIT},
     }
 )
 
@@ -371,7 +371,6 @@ def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
     random = case.random(**options)
     weights = case.trained() if callable(case.trained) else case.trained
-    weights = _made(*weights) if isinstance(weights, tuple) else weights
     trained = trained_encoder(weights, **options) if weights else None
     seed = SEED if "random attention" in case.maps else None
     maps = features.feature_maps(random, trained, seed=seed)
