@@ -117,14 +117,12 @@ def stored(
     given, have, wanted = found[chosen][0], len(found[profile][0]), len(grids[profile])
     lost = sum(outcome.diverged is not None for _, outcome in given)
     ends = f"; {lost} of {len(given)} diverged" if lost else ""
-    if chosen == profile and quiet:
-        pass
-    elif chosen == profile:
-        place = "on whole curves in the store" if curves else "in the store"
-        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
-    else:
+    if chosen != profile:
         left = f"{have} of {wanted}" if have else "no"
         print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
+    elif not quiet:
+        place = "on whole curves in the store" if curves else "in the store"
+        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
     return experiment.table(given), chosen
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..checks import check_integer, refuse
+from ..features.corpora import need
 
 SUFFIXES = (".npz", ".npy", ".pt", ".safetensors", ".csv")
 ROLES = ("contexts", "queries", "labels", "mask")
@@ -204,9 +205,7 @@ def load(path: str | Path, names: dict[str, str], tokens: int | None = None) -> 
     elif path.suffix == ".pt":
         arrays = torch.load(path, weights_only=True, map_location="cpu")
     else:
-        from safetensors.torch import load_file
-
-        arrays = load_file(path)
+        arrays = need("safetensors.torch").load_file(path)
     found = {}
     for role in ROLES:
         name = names.get(role, role)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -334,8 +335,6 @@ def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
 
 def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWeights, str]:
     """Random attention, and a read-out that meets all outputs of as many examples as it can."""
-    import scipy
-
     heads = task.start(task.heads, attempt=2)
     Z = layer.features(heads.W_Q, heads.W_K, task.at).flatten(1)
     _, R, order = scipy.linalg.qr(Z.numpy().T, mode="economic", pivoting=True)
