@@ -52,6 +52,7 @@ def timed(runs, device: torch.device, steps: int, rounds: int) -> float:
 
 
 def main() -> None:
+    """Time every stack and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=400, help="of a round")
