@@ -14,12 +14,13 @@ All sizes are integers of at least 1, or of the range that is said there. Each f
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import scipy
 
-from .checks import Range, checked, refuse
+from .checks import Range, check_integer, checked, refuse
 
 UpToDim = Annotated[int, Range(1, "dim")]
 AtLeast2 = Annotated[int, Range(2)]
@@ -515,6 +516,70 @@ def mha_dimension(
     if embedded:
         total += min(d, H * r)
         total += 0 if shared else min(n - 1, d) * min(d, H * (r + 1))
+    return total
+
+
+# --- several layers -------------------------------------------------------------------------------
+
+
+def _is_a_network(heads) -> None:
+    if not len(heads):
+        refuse("heads", "no layer", "one number for each layer")
+    for index, H in enumerate(heads):
+        check_integer(f"heads[{index}]", H)
+
+
+@checked(also=_is_a_network)
+def deep_ceiling(
+    heads: Sequence[int],
+    head_dim: int,
+    value_dim: int,
+    dim: int,
+    *,
+    outputs: int = 1,
+    skip: bool = True,
+) -> int:
+    r"""Largest rank of the derivative of attention layers one after the other, on own contexts.
+
+    No more labels can be met for all label vectors, up to a set of measure zero. The outputs are
+    read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let :math:`s_L = \min(o,
+    d)` and, from the last layer to the first,
+
+    .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)),
+
+    with ``r = min(d_h, d)``. Later layers read :math:`s_l` dimensions of what layer ``l`` writes.
+    Then the ceiling is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o`.
+
+    Args:
+        heads: One number for each layer.
+
+    Example:
+        >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
+        True
+    """
+    d, o = dim, min(outputs, dim)
+    if skip:
+        r, s, total = min(head_dim, d), o, d * outputs
+        for H in reversed(heads):
+            v = min(value_dim, d, s)
+            total += H * (r * (2 * d - r) + v * (d + s - v))
+            s = min(d, s + H * (v + 2 * r))
+        return total
+    # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
+    L = len(heads)
+    e, before = [d] * L + [o], None
+    while e != before:
+        before = e.copy()
+        for i in range(1, L + 1):
+            written = heads[i - 1] * min(value_dim, e[i - 1])
+            read = o
+            if i < L:
+                read = heads[i] * (2 * min(head_dim, e[i]) + min(value_dim, e[i], e[i + 1]))
+            e[i] = min(e[i], written, read)
+    total = e[L] * outputs - sum(x * x for x in e[1:])
+    for H, a, b in zip(heads, e, e[1:], strict=False):
+        r, v = min(head_dim, a), min(value_dim, a, b)
+        total += H * (r * (2 * a - r) + v * (a + b - v))
     return total
 
 

@@ -1,0 +1,143 @@
+r"""Attention layers one after the other, and the derivative of the network in all its weights.
+
+Tokens are the rows of :math:`X`. A layer with a skip connection is
+
+.. math:: X \leftarrow X + \sum_h \operatorname{softmax}(X W_{Q,h} W_{K,h}^\top X^\top)
+          X W_{V,h} W_{O,h},
+
+and the outputs are :math:`W_D^\top x_n`, read at the last token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+
+class Layer(NamedTuple):
+    """The weights of one layer: maps to queries, keys and values, and back, for each head."""
+
+    W_Q: Float[Tensor, "H d d_h"]
+    W_K: Float[Tensor, "H d d_h"]
+    W_V: Float[Tensor, "H d d_v"]
+    W_O: Float[Tensor, "H d_v d"]
+
+
+class DeepWeights(NamedTuple):
+    """The layers from the first to the last, and the read-out."""
+
+    layers: tuple[Layer, ...]
+    W_D: Float[Tensor, "d o"]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All weights in order, four for each layer and then the read-out."""
+        return (*(W for layer in self.layers for W in layer), self.W_D)
+
+    def like(self, tensors: tuple[Tensor, ...]) -> DeepWeights:
+        """The same network with other tensors, in the order of :attr:`tensors`."""
+        *inner, W_D = tensors
+        layers = (Layer(*inner[i : i + 4]) for i in range(0, len(inner), 4))
+        return DeepWeights(tuple(layers), W_D)
+
+    def moved(self, step: DeepWeights, size: float = 1.0) -> DeepWeights:
+        """The weights after a step of some size in a direction."""
+        pairs = zip(self.tensors, step.tensors, strict=True)
+        return self.like(tuple(W + size * S for W, S in pairs))
+
+
+def deep(
+    weights: DeepWeights,
+    tokens: Float[Tensor, "*T n d"],
+    *,
+    skip: bool = True,
+    causal: bool = False,
+) -> Float[Tensor, "*T o"]:
+    """The outputs at the last token; with ``causal``, each token attends to those up to it."""
+    X = tokens
+    n = X.shape[-2]
+    hidden = X.new_full((n, n), -math.inf if causal else 0.0).triu(1)
+    for layer in weights.layers:
+        Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
+        A = torch.softmax(Q @ K.mT + hidden, -1)
+        Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)
+        X = X + Y if skip else Y
+    return X[..., -1, :] @ weights.W_D
+
+
+class DeepTangents(NamedTuple):
+    """The derivative of a network's first output on ``T`` examples, as one matrix."""
+
+    outputs: Float[Tensor, " T"]  # the outputs themselves
+    rows: Float[Tensor, "T P"]  # one column for each weight
+    weights: DeepWeights
+
+    def gram(self) -> Float[Tensor, "T T"]:
+        """Products of all pairs of rows."""
+        return self.rows @ self.rows.T
+
+    def transposed(self, rows: Float[Tensor, " T"]) -> DeepWeights:
+        """The derivative's transpose, applied to one number for each example."""
+        flat = rows @ self.rows
+        sizes = [W.numel() for W in self.weights.tensors]
+        parts = zip(flat.split(sizes), self.weights.tensors, strict=True)
+        return self.weights.like(tuple(part.view_as(W) for part, W in parts))
+
+
+def deep_tangents(
+    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
+) -> DeepTangents:
+    """The derivative in all weights, and the outputs."""
+    outputs = deep(weights, tokens, skip=skip, causal=causal)[:, 0]
+    rows = jacobian(weights._replace(W_D=weights.W_D[:, :1]), tokens, skip=skip, causal=causal)
+    return DeepTangents(outputs, rows, weights)
+
+
+def jacobian(
+    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
+) -> Float[Tensor, "To P"]:
+    """The derivative of all outputs of all examples in all weights, a row for each output."""
+
+    def outputs(tensors, x):
+        return deep(weights.like(tensors), x, skip=skip, causal=causal)
+
+    parts = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
+    return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
+
+
+def random_deep(
+    heads: tuple[int, ...],
+    head_dim: int,
+    value_dim: int,
+    dim: int,
+    generator: torch.Generator,
+    *,
+    outputs: int = 1,
+    logits: float = 0.5,
+    values: float = 0.5,
+) -> DeepWeights:
+    """Gaussian weights in float64, for tokens with entries of about one.
+
+    Logits then have about the standard deviation ``logits``, and what a layer's heads add to a
+    token together has about ``values`` in each dimension, before the attention averages.
+    """
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    map_size = (logits / (dim * math.sqrt(head_dim))) ** 0.5
+    layers = [
+        Layer(
+            map_size * draw(H, dim, head_dim),
+            map_size * draw(H, dim, head_dim),
+            draw(H, dim, value_dim) / math.sqrt(dim),
+            draw(H, value_dim, dim) * values / math.sqrt(H * value_dim),
+        )
+        for H in heads
+    ]
+    return DeepWeights(tuple(layers), draw(dim, outputs))
