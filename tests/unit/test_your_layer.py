@@ -11,7 +11,15 @@ from attnmem import __main__ as cli
 from attnmem import bounds
 from attnmem.attention import mha
 from attnmem.constructions import random_mha
-from attnmem.yours import capacity, from_config, from_torch, load_weights, save, to_torch
+from attnmem.yours import (
+    capacity,
+    from_config,
+    from_torch,
+    load_weights,
+    save,
+    saved_layer,
+    to_torch,
+)
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
@@ -51,12 +59,13 @@ def transformer(name, folder, **others):
     sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 1}
     sizes |= {"ViT": {"image_size": 8, "patch_size": 4}}.get(name, {"vocab_size": 9})
     sizes |= {"bos_token_id": 1, "eos_token_id": 1} if name == "GPT2" else {}
-    model = getattr(models, f"{name}Model")(getattr(models, f"{name}Config")(**sizes, **others))
+    config = getattr(models, f"{name}Config")(**sizes | others)
+    model = getattr(models, f"{name}Model")(config)
     for seed, parameter in enumerate(model.parameters()):
         parameter.data = 0.4 * normal(*parameter.shape, seed=seed, dtype=torch.float32)
     model.save_pretrained(folder)
     model = models.AutoModel.from_pretrained(folder).eval()
-    [found] = [part for part in model.modules() if type(part).__name__ == f"{name}Attention"]
+    *_, found = [part for part in model.modules() if type(part).__name__ == f"{name}Attention"]
     return found
 
 
@@ -69,6 +78,31 @@ def test_a_layer_of_transformers_gives_the_same_outputs(name, dtype, tolerance, 
     # BERT's is before the residual and its norm.
     wanted = layer.output.dense(layer.self(x)[0]) if name == "Bert" else layer(x)[0]
     assert (found - wanted[:, -1]).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("name", ["Bert", "ViT", "GPT2"])
+def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_path):
+    layer = transformer(name, tmp_path, num_hidden_layers=3)  # the last of three
+    saved = saved_layer(tmp_path, 1, dtype=torch.float64)
+    assert saved.encoder.depth == 2
+    inputs = torch.arange(12).view(2, 6) % 9
+    if name == "ViT":
+        inputs = normal(2, 3, 8, 8, dtype=torch.float32)
+    x = saved.tokens(inputs)
+    found = mha(saved.taken.weights, saved.taken.contexts(x), saved.taken.queries(x)[:, -1])
+    outputs = []  # of the layer, in a pass through the whole model
+    hook = saved.module.register_forward_hook(lambda _, args, out: outputs.append((args, out)))
+    hidden = saved.encoder(inputs)
+    hook.remove()
+    assert name != "Bert" or torch.equal(x, hidden[1])
+    if name != "Bert":  # whose output has passed the residual and its norm
+        assert (found + saved.taken.bias - outputs[0][1][0][:, -1]).abs().max() < 1e-12
+    last = saved_layer(tmp_path, 2)
+    assert torch.equal(last.taken.weights.W_Q, from_torch(layer).weights.W_Q)
+    with pytest.raises(
+        ValueError, match="block: got 3; expected an integer of at least 0 and at most 2"
+    ):
+        saved_layer(tmp_path, 3)
 
 
 def test_other_layers_are_refused_by_name(tmp_path):

@@ -48,6 +48,21 @@ def test_digits_are_examined_in_the_dimensions_that_they_have(digits):
     assert json.loads(found.to_json())["rank"]["rank"] == found.rank.rank
 
 
+def test_examine_tells_how_far_it_is_and_draws_what_it_found():
+    told = []
+    found = examine(normal(40, 3, 5), normal(40, 5), heads=2, say=lambda *step: told.append(step))
+    done, of, words = zip(*told, strict=True)
+    assert sorted(set(done)) == [*range(of[0])]
+    assert len(set(of)) == 1
+    assert "general position in float64" in words
+    ax = found.draw()
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    assert len(names) == len(found.bounds) + 2
+    assert f"{found.rank.rank:,}" in " ".join(text.get_text() for text in ax.texts)
+    with pytest.raises(ValueError, match="heads: got None"):
+        examine(normal(4, 3, 5), normal(4, 5)).draw()
+
+
 def test_the_two_equal_rows_of_iris_are_named():
     iris = datasets.load_iris()
     found = examine(np.eye(4), iris.data, iris.target, heads=2, head_dim=4)
@@ -332,6 +347,8 @@ def test_the_command_reads_every_kind_of_file(tmp_path, capsys):
         assert "9 examples with contexts of their own" in call(name, "--contexts", "E")
     look = ("a.npz", "--contexts", "E", "--heads", 1, "--head-dim", 2, "--json")
     assert json.loads(call(*look))["rank"]["rank"] == 9
+    assert call(*look[:-1], "--picture", tmp_path / "found.svg")
+    assert "<svg" in (tmp_path / "found.svg").read_text()
     np.save(tmp_path / "t.npy", normal(5, 6).numpy())
     assert "n = 3 tokens, d = 5" in call("t.npy", "--tokens", 3)
     frame = pd.DataFrame({"a": [1, 2, 3], "b": [4.0, 5.0, 7.0], "kind": ["x", "y", "x"]})

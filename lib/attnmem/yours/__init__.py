@@ -14,7 +14,7 @@ from .data import cut
 from .examine import Bound, Examination, Finding, examine
 from .layer import Rank
 from .memorize import Memorized, memorize
-from .modules import FromTorch, from_torch, load_weights, save, to_torch
+from .modules import FromTorch, SavedLayer, from_torch, load_weights, save, saved_layer, to_torch
 
 __all__ = [
     "Bound",
@@ -24,6 +24,7 @@ __all__ = [
     "FromTorch",
     "Memorized",
     "Rank",
+    "SavedLayer",
     "capacity",
     "cut",
     "examine",
@@ -32,5 +33,6 @@ __all__ = [
     "load_weights",
     "memorize",
     "save",
+    "saved_layer",
     "to_torch",
 ]

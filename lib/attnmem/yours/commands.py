@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Callable
 
+from ..checks import refuse
 from .capacity import capacity, from_config
 from .data import ROLES, SUFFIXES, load
-from .examine import examine
+from .examine import Examination, examine
 
 SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter")
 CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
@@ -64,16 +65,41 @@ def _add_examine(commands: argparse._SubParsersAction) -> None:
     look.add_argument("--tokens", type=int, help="cut each row of a table into so many tokens")
     look.add_argument("--samples", type=int, default=1000, help="subsets drawn (default: 1000)")
     look.add_argument("--seed", type=int, default=0)
+    look.add_argument("--picture", metavar="FILE", help="draw bounds and ranks: .png, .svg, .pdf")
     look.add_argument("--json", action="store_true", help="print JSON instead of the report")
 
 
 def _examine(given: argparse.Namespace) -> int:
     chosen = vars(given)
+    if given.picture and given.heads is None:
+        refuse("--picture", given.picture, "--heads too, so that there is something to draw")
     names = {role: chosen[role] for role in ROLES if chosen[role]}
     found = examine(
         **load(given.file, names, given.tokens),
         **{name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")},
-        say=lambda step: print(f"... {step}", file=sys.stderr, flush=True),
+        say=_bar,
     )
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if given.picture:
+        _save(found, given.picture)
     print(found.to_json() if given.json else found)
     return 0
+
+
+def _bar(done: int, of: int, step: str) -> None:
+    """A bar on a terminal; elsewhere, a line for each step."""
+    if sys.stderr.isatty():
+        filled = 20 * done // of
+        shown = f"\r\x1b[K[{'#' * filled}{'.' * (20 - filled)}] {step}"
+        print(shown[:100], end="", file=sys.stderr, flush=True)
+    else:
+        print(f"... {done + 1} of {of}: {step}", file=sys.stderr, flush=True)
+
+
+def _save(found: Examination, path: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    found.draw(figure.subplots())
+    figure.savefig(path)

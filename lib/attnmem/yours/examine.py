@@ -6,17 +6,20 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import bounds
-from ..checks import Seed, checked
+from ..checks import Seed, checked, refuse
 from ..independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
 from .data import Data, Repeats, read, repeats, wrapped
 from .layer import GRAM, Rank, Reduced
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
 BLOCK = 2_000  # contexts whose ranks are computed at once
@@ -118,6 +121,38 @@ class Examination:
         """Number of examples that differ."""
         return self.examples - len(self.equal)
 
+    def draw(self, ax: Axes | None = None) -> Axes:
+        """Draw the bounds and ranks as bars, beside the number of examples.
+
+        Args:
+            ax: Where to draw; by default a new figure.
+
+        Returns:
+            The axes. Bounds whose hypotheses fail here are hollow.
+        """
+        if self.rank is None:
+            refuse("heads", None, "a number, so that there is something to draw")
+        import matplotlib.pyplot as plt
+
+        from ..figures import BLUE, THEORY
+
+        ax = ax or plt.gca()
+        bars = [
+            (bound.name + ", does not apply" * bool(bound.missing), bound.labels, bound.missing)
+            for bound in self.bounds
+        ]
+        bars += [("rank where all outputs are zero", self.met.rank, [])]
+        bars += [("rank of the derivative", self.rank.rank, [])]
+        for name, labels, fails in sorted(bars, key=lambda bar: bar[1]):
+            [bar] = ax.barh(name, labels, color="none" if fails else BLUE, edgecolor=BLUE)
+            ax.bar_label(ax.containers[-1], [f" {labels:,}"], fontsize="small")
+            bar.set_linestyle(":" if fails else "-")
+        ax.axvline(self.differ, **THEORY)
+        ax.set(xscale="log", xlabel="real labels of one output")
+        ax.text(self.differ, 1.01, f"{self.differ:,} examples", transform=ax.get_xaxis_transform())
+        ax.margins(x=0.15)
+        return ax
+
     def to_json(self) -> str:
         """The same as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2)
@@ -186,7 +221,7 @@ def examine(
     mask: Any = None,
     samples: int = 1000,
     seed: Seed = 0,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[int, int, str], None] | None = None,
 ) -> Examination:
     """Say what is degenerate in some data, how many of their labels one layer meets, and how.
 
@@ -200,7 +235,7 @@ def examine(
         mask: True where a token is padding, ``(T, n)``.
         samples: Subsets that are drawn where not all of them can be looked at.
         seed: Seed of samples and weights, at least 0.
-        say: Is called with each step of the work.
+        say: Is called at each step of the work: parts done, of how many, and what is done now.
 
     Returns:
         The findings.
@@ -215,19 +250,24 @@ def examine(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    say = say or (lambda _: None)
+    steps = _Steps(say or (lambda *_: None), 1 + len(TESTS) * len(DTYPES) + (4 if heads else 2))
     data = read(contexts, queries, labels, mask)
     (T, d), n = data.queries.shape, data.contexts.shape[-2]
     head_dim = head_dim or d
-    say("equal examples and dimensions")
+    steps.begin("equal examples and dimensions")
     same, at = repeats(data), layer.reduced(data)
     findings = []
     for name in DTYPES:
-        say(f"assumptions in {name}")
-        findings += _findings(data, name, samples, seed)
-    ranks = _Ranks(at.some(same.group.unique()), head_dim, seed, say)
+        findings += _findings(data, name, samples, seed, steps)
+    ranks = _Ranks(at.some(same.group.unique()), head_dim, seed, steps.tell)
+    steps.begin("the fewest heads")
     least = ranks.fewest(groups=False)
+    steps.begin("the fewest heads with outputs zero")
     enough = ranks.fewest(groups=True) if least else None
+    asked: list[Rank | None] = [None, None]
+    for index, groups in enumerate((False, True) if heads else ()):
+        steps.begin(f"rank of the derivative with {heads} heads")
+        asked[index] = ranks(heads, groups)
     found = Examination(
         examples=T,
         tokens=n,
@@ -242,13 +282,27 @@ def examine(
         dimensions=_dimensions(data, at),
         findings=findings,
         bounds=_bounds(data, at, findings, heads, head_dim) if heads else [],
-        rank=ranks(heads, groups=False) if heads else None,
-        met=ranks(heads, groups=True) if heads else None,
+        rank=asked[0],
+        met=asked[1],
         least_heads=least,
         enough_heads=enough,
         builder="",
     )
     return dataclasses.replace(found, builder=_builder(found))
+
+
+class _Steps:
+    """Tells how many parts of the work are done, and what is done now."""
+
+    def __init__(self, say: Callable[[int, int, str], None], of: int):
+        self.say, self.of, self.done = say, of, -1
+
+    def begin(self, step: str) -> None:
+        self.done += 1
+        self.tell(step)
+
+    def tell(self, step: str) -> None:
+        self.say(self.done, self.of, step)
 
 
 def _kind(data: Data) -> str:
@@ -305,9 +359,10 @@ def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
 
 A1, A2, A3 = (f"Assumption {k}" for k in (1, 2, 3))
 GENERAL = "general position"
+TESTS = (A1, A2, A3, GENERAL)
 
 
-def _findings(data: Data, name: str, samples: int, seed: int) -> list[Finding]:
+def _findings(data: Data, name: str, samples: int, seed: int, steps: _Steps) -> list[Finding]:
     n, d = data.contexts.shape[-2:]
     length = n if data.mask is None else (~data.mask).sum(1, keepdim=True)
     means = data.queries + data.contexts.sum(-2) / length  # padding is zero
@@ -315,13 +370,15 @@ def _findings(data: Data, name: str, samples: int, seed: int) -> list[Finding]:
     def tested(vectors: Tensor, size: int) -> tuple[str, str]:
         return _any_are_independent(vectors, size, DTYPES[name], samples, seed)
 
-    found = {
-        A1: tested(data.queries, n),
-        A2: _contexts(data, DTYPES[name]),
-        A3: tested(means, n),
-        GENERAL: tested(data.queries, d),
-    }
-    return [Finding(title, name, *verdict) for title, verdict in found.items()]
+    found = []
+    for title in TESTS:
+        steps.begin(f"{title} in {name}")
+        if title == A2:
+            verdict = _contexts(data, DTYPES[name])
+        else:
+            verdict = tested(means if title == A3 else data.queries, d if title == GENERAL else n)
+        found.append(Finding(title, name, *verdict))
+    return found
 
 
 def _any_are_independent(

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..attention import MHAWeights
-from ..checks import check_size, refuse
-from ..features.corpora import need
+from ..checks import check_integer, check_size, refuse
+from ..features.corpora import Inputs, need, reaching
+from ..features.encoders import Encoder, trained_encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +105,9 @@ def from_torch(module: nn.Module) -> FromTorch:
         >>> torch.allclose(y, layer(x, x, x)[0][:, 0], atol=1e-6)
         True
     """
-    kind = type(module)
-    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    if name not in _READERS:
-        refuse("module", name, f"one of {', '.join(_READERS)}")
-    return _READERS[name](module)
+    if _name(module) not in _READERS:
+        refuse("module", _name(module), f"one of {', '.join(_READERS)}")
+    return _READERS[_name(module)](module)
 
 
 def _from_mha(module: nn.MultiheadAttention) -> FromTorch:
@@ -180,6 +179,83 @@ _READERS: dict[str, Callable[[Any], FromTorch]] = {
     "transformers.GPT2Attention": _from_gpt2,
     "transformers.ViTAttention": _from_linear,
 }
+
+
+class _Reached(Exception):
+    """The forward pass has come to the layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLayer:
+    """The attention of one block of a saved model, and the model up to it.
+
+    Attributes:
+        taken: The weights, as :func:`from_torch` gives them.
+        module: The layer itself.
+        encoder: The model, which ends with this layer's block.
+    """
+
+    taken: FromTorch
+    module: nn.Module
+    encoder: Encoder
+
+    def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
+        """What the layer reads on a batch. Nothing behind it is computed, and nothing else kept.
+
+        Args:
+            inputs: As :class:`attnmem.features.Encoder` takes them: images, token numbers, or what
+                a tokenizer or an image processor returns as tensors, texts of one length.
+
+        Returns:
+            The tokens, for ``taken.contexts`` and ``taken.queries``; ``encoder.query`` is the place
+            of the query that the book uses.
+        """
+        seen: list[Tensor] = []
+
+        def stop(_: nn.Module, args: tuple, others: dict[str, Any]) -> None:
+            seen.append(args[0] if args else others["hidden_states"])
+            raise _Reached
+
+        hook = self.module.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            self.encoder(inputs)
+        except _Reached:
+            return seen[0]
+        finally:
+            hook.remove()
+        raise AssertionError("the model ended before its layer")
+
+
+def saved_layer(
+    source: str | Path, block: int = 0, *, dtype: torch.dtype = torch.float32
+) -> SavedLayer:
+    """Read the attention of one block of a saved model.
+
+    Args:
+        source: A folder that ``transformers`` has saved, or a name on a hub, of a BERT, a ViT or a
+            GPT-2.
+        block: Its number, from 0.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Returns:
+        The layer. Blocks behind it are not read.
+
+    Raises:
+        ValueError: If the model is of another kind, or has fewer blocks.
+    """
+    with reaching(str(source)):
+        blocks = need("transformers").AutoConfig.from_pretrained(source).num_hidden_layers
+    check_integer("block", block, least=0, most=blocks - 1)
+    encoder = trained_encoder(str(source), depth=block + 1, dtype=dtype)
+    layers = [part for part in encoder.model.modules() if _name(part) in _READERS]
+    if not layers:
+        refuse("source", f"a model of type {encoder.model.config.model_type}", "bert, vit or gpt2")
+    return SavedLayer(from_torch(layers[-1]), layers[-1], encoder)
+
+
+def _name(module: nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
 class _Attention(nn.Module):
