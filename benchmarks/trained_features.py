@@ -29,7 +29,9 @@ def features(folder, batches):
 def main() -> None:
     """Both models, one after the other."""
     torch.set_num_threads(1)
-    passages = corpora.manual_passages(pretrained.packaged_bert(), 2000, length=64)
+    passages = corpora.distinct_passages(
+        corpora.manual(), pretrained.packaged_bert(), 2000, length=64
+    )
     crops = map(corpora.standardized, corpora.photograph_crops(300, seed=0))
     for model, E, e, few, wide in (
         ("BERT", *features(pretrained.packaged_bert(), passages), (2, 1), (32, 64)),

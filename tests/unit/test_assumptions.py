@@ -156,6 +156,37 @@ def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
     assert (row.dependent, row.most_rank) == (200, 1), "one and the same query in every image"
 
 
+def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(monkeypatch):
+    first = assumptions.CASES[NAME]["quick"]
+
+    def save(folder, seed):
+        features.random_encoder(first.model, seed=seed).model.save_pretrained(folder)
+        return 1.0
+
+    second = dataclasses.replace(
+        first,
+        source="again",
+        T=30,
+        batches=lambda: corpora.photograph_crops(30, size=32, seed=1),
+        model=None,
+        trained=partial(assumptions.trained_here, save, 0.0),
+        curves=(),
+    )
+    both = {"quick": dataclasses.replace(first, also=(second,)), "published": first}
+    monkeypatch.setitem(assumptions.CASES, NAME, both)
+    assert experiments.run(NAME, "quick") == len(assumptions.checks(NAME, "quick"))
+    rows = experiments.table(NAME, "quick")
+    mine = rows[rows.source == "again"]
+    assert set(mine["map"]) == {"trained L0", "trained L1"}, "no random weights were asked for"
+    assert set(mine["T"]) == {30}
+    assert set(assumptions.collect(NAME, "quick", "float64", source="again")) == set(mine["map"])
+    monkeypatch.setattr(assumptions, "TIERS", ("quick",))
+    shown = assumptions.by_tier(NAME, "share").index.get_level_values("map")
+    assert not shown.str.startswith("trained").any()
+    with pytest.raises(ValueError, match=r"^source: got 'other'; expected one of photographs, ag"):
+        assumptions.collect(NAME, "quick", "float64", source="other")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -1,5 +1,6 @@
 """Encoders, feature maps and corpora, on tiny models and whatever the machine carries."""
 
+import gzip
 import io
 import re
 import weakref
@@ -439,6 +440,42 @@ def test_photographs_are_seven_colour_pictures():
     colours = [picture.float().std(dim=0).mean() for picture in corpora.photographs()]
     assert len(colours) == 7
     assert min(colours) > 5, "the three colours differ"
+
+
+def test_data_of_debian_are_read_where_its_packages_are_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setenv(corpora.DEBIAN, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist"):
+        corpora.clothes()
+    grey = np.arange(2 * 28 * 28).reshape(2, 28, 28) % 251
+    folder = tmp_path / "usr/share/datasets/fashion-mnist"
+    folder.mkdir(parents=True)
+    header = np.array([2051, 2, 28, 28], dtype=">i4").tobytes()
+    packed = gzip.compress(header + grey.astype(np.uint8).tobytes())
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(packed)
+    images = corpora.clothes()
+    assert images.shape == (2, 3, 28, 28)
+    assert torch.equal(images[1, 2], torch.from_numpy(grey[1]))
+    [large] = corpora.enlarged(images, 56)
+    assert torch.equal(large[1], corpora.resized(images[1], 56))
+    folder = tmp_path / "usr/share/backgrounds/mate/nature"
+    folder.mkdir(parents=True)
+    for i in range(2):
+        Image.new("RGB", (390, 300), (i, 100, 200)).save(folder / f"{i}.jpg")
+    corpora.nature.cache_clear()
+    assert [picture.shape for picture in corpora.nature()] == [(3, 100, 130)] * 2
+    [crops] = corpora.photograph_crops(2, size=32, seed=0, source=corpora.nature)
+    corpora.nature.cache_clear()
+    assert (crops[:, 2].float().mean() - 200).abs() < 3
+
+
+def test_passages_of_a_text_are_distinct_pairs(tmp_path, save_words):
+    words = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"]
+    save_words(tmp_path, words, cls_token="[CLS]", sep_token="[SEP]")
+    text = "one two three two one two three two three three"
+    [found] = corpora.distinct_passages(text, str(tmp_path), 5, length=5)
+    assert found["input_ids"].tolist() == [[1, 3, 2, 4, 2], [1, 5, 2, 4, 2]]
+    [found] = corpora.distinct_passages(text, str(tmp_path), 1, length=5)
+    assert len(found["input_ids"]) == 1
 
 
 def save_images(folder, modes):

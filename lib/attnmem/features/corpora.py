@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import importlib
 import itertools
+import os
 import pathlib
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -37,6 +39,7 @@ Inputs = Tensor | Mapping[str, Any]  # of a model: a tensor, or several by name
 SMALLEST_CROP = 96  # pixels; half of what it is scaled up to at least
 CLS, SEP, MASK = 256, 257, 258  # after the 256 bytes
 BYTES = 259  # the size of that vocabulary
+DEBIAN = "ATTNMEM_DEBIAN"  # names a folder where Debian's packages are unpacked, if none has them
 
 
 def need(package: str) -> Any:
@@ -50,6 +53,15 @@ def need(package: str) -> Any:
         top = package.partition(".")[0]
         name = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
         raise ImportError(f"{package} is missing: pip install {name}") from error
+
+
+def _of_debian(package: str, path: str) -> pathlib.Path:
+    """A file or folder that a package of Debian installs."""
+    found = pathlib.Path(os.environ.get(DEBIAN, "/"), "usr", "share", path)
+    if not found.exists():
+        how = f"apt-get install {package}, or unpack it to a folder and name that in {DEBIAN}"
+        raise FileNotFoundError(f"{found} is missing: {how}")
+    return found
 
 
 def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -72,17 +84,31 @@ def photographs() -> tuple[UInt8[Tensor, "3 h w"], ...]:
     return tuple(torch.from_numpy(np.array(a)).permute(2, 0, 1) for a in arrays)
 
 
+@functools.cache
+def nature() -> tuple[UInt8[Tensor, "3 h w"], ...]:
+    """Twelve colour photographs of Debian's ``mate-backgrounds`` (GPL), at a third of their size."""
+    folder, image = _of_debian("mate-backgrounds", "backgrounds/mate/nature"), need("PIL.Image")
+    smaller = [image.open(path).reduce(3) for path in sorted(folder.glob("*.jpg"))]
+    return tuple(torch.from_numpy(np.array(each)).permute(2, 0, 1) for each in smaller)
+
+
 @checked
 def photograph_crops(
-    count: int, *, size: int = 224, batch: int = 64, seed: Seed
+    count: int,
+    *,
+    size: int = 224,
+    batch: int = 64,
+    seed: Seed,
+    source: Callable[[], tuple[UInt8[Tensor, "3 h w"], ...]] = photographs,
 ) -> Iterator[Images]:
     """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
 
     Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height.
+    A ``source`` is another function that gives photographs, such as :func:`nature`.
     """
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
-        image, random = photographs()[i % len(photographs())], np.random.default_rng([seed, i])
+        image, random = source()[i % len(source())], np.random.default_rng([seed, i])
         side = random.integers(SMALLEST_CROP, min(image.shape[1:]), endpoint=True)
         top, left = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
         part = image[:, top : top + side, left : left + side]
@@ -96,6 +122,12 @@ def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size s
     """Scale an image bilinearly, with antialiasing, as image processors do; to whole levels."""
     scaled = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
+
+
+def enlarged(images: Images, size: int = 224, batch: int = 64) -> Iterator[Images]:
+    """Small images, such as :func:`digits`, scaled up to what a large model reads."""
+    for block in images.split(batch):
+        yield torch.stack([resized(image, size) for image in block])
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,6 +146,17 @@ def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
     data = need("sklearn.datasets").load_digits()
     grey = torch.from_numpy(data.images * 255 / 16).round().to(torch.uint8)
     return grey[:, None].expand(-1, 3, -1, -1), torch.from_numpy(data.target)
+
+
+def clothes() -> UInt8[Tensor, "T 3 28 28"]:
+    """The 10,000 test images of Fashion-MNIST, pictures of clothes in grey, in their order.
+
+    Debian's ``dataset-fashion-mnist`` (MIT) brings them.
+    """
+    folder = _of_debian("dataset-fashion-mnist", "datasets/fashion-mnist")
+    raw = gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes())
+    grey = torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=16)  # after the sizes
+    return grey.view(-1, 1, 28, 28).expand(-1, 3, -1, -1)
 
 
 @checked
@@ -241,18 +284,22 @@ def library_passages(
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
-def manual_passages(
-    tokenizer: str, count: int, *, length: int, batch: int = 100
+def manual() -> str:
+    """Python's manual, as ``help`` shows it."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics.values())
+
+
+def distinct_passages(
+    text: str, tokenizer: str, count: int, *, length: int, batch: int = 100
 ) -> Iterator[dict[str, Tokens]]:
-    """The first distinct passages of the manual that ``help`` shows, as pairs for a BERT.
+    """The first distinct passages of a text, such as the :func:`manual`, as pairs for a BERT.
 
     None overlap. They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a
     folder that ``transformers`` has saved.
     """
-    from pydoc_data.topics import topics
-
     words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
-    text = "\n".join(topics.values())
     whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
     passages = whole.split(length - 3)[:-1]
     distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]

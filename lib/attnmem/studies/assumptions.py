@@ -3,8 +3,8 @@
 :func:`checks` lists the tests of a study at a tier, each of which becomes a row. The tiers:
 ``published``, the paper's models and data, which need a hub; ``shipped``, random models of the same
 size on what lies on every machine; ``trained``, small models that are trained here first;
-``pretrained``, trained models that Python packages carry (the extra ``pretrained``); ``deeper``,
-every layer of the small models; ``quick``, a tiny model, a smoke test.
+``pretrained``, trained models that Python packages carry (the extra ``pretrained``), on several
+data; ``deeper``, every layer of the small models; ``quick``, a tiny model, a smoke test.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ DEPTH = 4  # of the small models
 class Case:
     """One architecture and its data: ``T`` examples of ``n`` tokens of dimension ``d``.
 
-    ``model``: what is made at random; ``trained``: weights on a hub, or a function that gives their
-    folder. ``samples``: subsets that a test of size up to ``n`` draws, and that general position
-    draws, where each costs a hundred times more: 300 without a failure leave less than 1% with 95%
-    confidence. ``sizes``: of further tests, on the queries of the maps in ``curves``; a random
-    attention layer is looked at only if it is among them. ``depth``: blocks looked at. ``labels``:
-    numbers of examples whose random labels a read-out is trained to meet.
+    ``model``: what is made at random, or None; ``trained``: weights on a hub, or a function that
+    gives their folder. ``samples``: subsets that a test of size up to ``n`` draws, and that general
+    position draws, where each costs a hundred times more: 300 without a failure leave less than 1%
+    with 95% confidence. ``sizes``: of further tests, on the queries of the maps in ``curves``; a
+    random attention layer is looked at only if it is among them. ``depth``: blocks looked at.
+    ``labels``: numbers of examples whose random labels a read-out is trained to meet. ``also``:
+    further data of the tier, each of another source.
     """
 
     source: str
@@ -58,7 +59,7 @@ class Case:
     n: int
     d: int
     batches: Callable[[], Iterable[corpora.Inputs]]
-    model: str | tuple[str, dict]
+    model: str | tuple[str, dict] | None
     trained: str | Callable[[], str] | None
     samples: tuple[int, int]
     sizes: tuple[int, ...] = ()
@@ -66,6 +67,7 @@ class Case:
     positions: bool = False
     depth: int = 1
     labels: tuple[int, ...] = ()
+    also: tuple[Case, ...] = ()
 
     def random(self, **options: Any) -> Encoder:
         """The model that is made at random."""
@@ -77,7 +79,7 @@ class Case:
         layers = range(self.depth + 1)
         attention = [name for name in self.curves if name == "random attention"]
         trained = [f"trained L{at}" for at in layers] * bool(self.trained)
-        return [f"random L{at}" for at in layers] + attention + trained
+        return [f"random L{at}" for at in layers] * bool(self.model) + attention + trained
 
 
 @functools.cache
@@ -177,9 +179,13 @@ def _tiers(published: Case, shipped: Case, trained: Case, quick: Case) -> dict[s
     return tiers | {"deeper": deeper, "quick": quick}
 
 
+def _passages(text: Callable[[], str], count: int, length: int) -> Iterable[corpora.Inputs]:
+    return corpora.distinct_passages(text(), pretrained.packaged_bert(), count, length=length)
+
+
 PACKAGED_BERT = Case(
     *("manual", "minilm-l6", 2000, 64, 384),
-    batches=lambda: corpora.manual_passages(pretrained.packaged_bert(), 2000, length=64),
+    batches=lambda: _passages(corpora.manual, 2000, 64),
     model=("bert", pretrained.MINILM),
     trained=pretrained.packaged_bert,
     samples=FEWER,
@@ -187,14 +193,59 @@ PACKAGED_BERT = Case(
     positions=True,
     depth=6,
 )
+TRAINED_ONLY = {"model": None, "depth": 2}
+LONGER = (
+    replace(
+        PACKAGED_BERT,
+        source="manual-128",
+        T=1024,  # all that there are
+        n=128,
+        batches=lambda: _passages(corpora.manual, 1024, 128),
+        **TRAINED_ONLY,
+    ),
+    replace(
+        PACKAGED_BERT,
+        source="library-256",
+        n=256,
+        batches=lambda: _passages(lambda: corpora.library_text().decode(), 2000, 256),
+        **TRAINED_ONLY,
+    ),
+)
+
+
+def _pixels(images: Iterable[corpora.Images]) -> Iterable[Tensor]:
+    return map(corpora.standardized, images)
+
+
 PACKAGED_VIT = Case(
     *("photographs", "dinov2-small", 2000, 257, 384),
-    batches=lambda: map(corpora.standardized, corpora.photograph_crops(2000, seed=SEED)),
+    batches=lambda: _pixels(corpora.photograph_crops(2000, seed=SEED)),
     model=("dinov2", pretrained.DINOV2_SMALL),
     trained=pretrained.packaged_vit,
     samples=FEWER,
     curves=(),
     depth=2,
+)
+MORE_IMAGES = (
+    replace(
+        PACKAGED_VIT,
+        source="nature",
+        batches=lambda: _pixels(corpora.photograph_crops(2000, seed=SEED, source=corpora.nature)),
+        **TRAINED_ONLY,
+    ),
+    replace(
+        PACKAGED_VIT,
+        source="digits",
+        T=1797,
+        batches=lambda: _pixels(corpora.enlarged(corpora.digits()[0])),
+        **TRAINED_ONLY,
+    ),
+    replace(
+        PACKAGED_VIT,
+        source="clothes",
+        batches=lambda: _pixels(corpora.enlarged(corpora.clothes()[:2000])),
+        **TRAINED_ONLY,
+    ),
 )
 CASES: dict[str, dict[str, Case]] = _Named(
     {
@@ -204,7 +255,7 @@ CASES: dict[str, dict[str, Case]] = _Named(
             train=pretrained.library_bert,
             least=0.4,
         )
-        | {"pretrained": PACKAGED_BERT},
+        | {"pretrained": replace(PACKAGED_BERT, also=LONGER)},
         "assumptions-gpt2": _language(
             *("gpt2", WIKIPEDIA, "gpt2-large", "gpt2-large", (1024, 1280)),
             sizes=(25, 50, 100, 200, 400, 600, 800, 1152),
@@ -215,7 +266,7 @@ CASES: dict[str, dict[str, Case]] = _Named(
             *("imagenet-1k", "google/vit-base-patch16-224-in21k", "vit-base", (197, 768)),
             sizes=(*range(25, 401, 25), 500, 600, 700),
         )
-        | {"pretrained": PACKAGED_VIT},
+        | {"pretrained": replace(PACKAGED_VIT, also=MORE_IMAGES)},
     }
 )
 
@@ -240,7 +291,7 @@ class AssumptionTests(Study):
         store.commit()
         rows = []
         for check in unit:
-            seen = collect(self.name, check.profile, check.dtype, device)
+            seen = collect(self.name, check.profile, check.dtype, device, check.source)
             rows.append((check, perform(seen[check.map], check)))
         return rows
 
@@ -268,9 +319,13 @@ TABLES = {
 TESTS = {name: AssumptionTests(name, "mahdavi", what) for name, what in TABLES.items()}
 
 
-def _case(name: str, tier: str) -> Case:
+def _case(name: str, tier: str, source: str | None = None) -> Case:
+    """With the data of a ``source``, by default the tier's first."""
     tiers = CASES[name]
-    return tiers.get(tier) or refuse("tier", repr(tier), f"one of {', '.join(tiers)} for {name}")
+    first = tiers.get(tier) or refuse("tier", repr(tier), f"one of {', '.join(tiers)} for {name}")
+    cases = {case.source: case for case in (first, *first.also)}
+    found = cases.get(source or first.source)
+    return found or refuse("source", repr(source), f"one of {', '.join(cases)} for {tier}")
 
 
 def checks(name: str, tier: str) -> list[Check]:
@@ -280,7 +335,11 @@ def checks(name: str, tier: str) -> list[Check]:
     (queries, size ``d``), and labels. Of the embeddings: Assumption 3 (relaxed) and its general
     position, and the rank of the position table. Of the maps in ``curves``: further sizes.
     """
-    case = _case(name, tier)
+    first = _case(name, tier)
+    return [one for case in (first, *first.also) for one in _listed(name, tier, case)]
+
+
+def _listed(name: str, tier: str, case: Case) -> list[Check]:
     many, few = case.samples
     listed = []
     for dtype in DTYPES:
@@ -331,9 +390,12 @@ def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def by_tier(name: str, column: str) -> pd.DataFrame:
-    """The same for each of the :data:`TIERS` that has rows, side by side."""
-    rows = {tier: TESTS[name].table(store.known(name, tier).values()) for tier in TIERS}
-    columns = {tier: by_precision(tests, column) for tier, tests in rows.items() if len(tests)}
+    """The same for each of the :data:`TIERS` that has rows, of its first data, side by side."""
+    columns = {}
+    for tier in TIERS:
+        rows = TESTS[name].table(store.known(name, tier).values())
+        if len(rows):
+            columns[tier] = by_precision(rows[rows.source == _case(name, tier).source], column)
     return pd.concat(columns, axis=1).sort_index()
 
 
@@ -354,29 +416,33 @@ def coverage(name: str) -> pd.DataFrame:
     return pd.DataFrame(have, index=["tests done", "of"]).T
 
 
-def collect(name: str, tier: str, dtype: str, device: str = "cpu") -> dict[str, Seen]:
-    """The features of each map that the tests of a tier look at.
+def collect(
+    name: str, tier: str, dtype: str, device: str = "cpu", source: str | None = None
+) -> dict[str, Seen]:
+    """The features of each map that the tests of a tier look at, on its first data or a ``source``.
 
     Raises:
-        ValueError: There is no such case or precision, or the data have another number of examples.
+        ValueError: There is no such case, precision or source, or the data have another number of
+            examples.
         ConnectionError: The tier needs a hub that cannot be reached.
     """
     if dtype not in DTYPES:
         refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
-    return _collected(_case(name, tier), dtype, device)
+    return _collected(_case(name, tier, source), dtype, device)
 
 
 @functools.lru_cache(maxsize=1)  # kept for the next test of the same features
 def _collected(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     options = {"dtype": DTYPES[dtype], "device": device, "depth": case.depth}
-    random = case.random(**options)
+    random = case.random(**options) if case.model else None
     weights = case.trained() if callable(case.trained) else case.trained
     trained = trained_encoder(weights, **options) if weights else None
     seed = SEED if "random attention" in case.maps else None
     maps = features.feature_maps(random, trained, seed=seed)
     heads = HEADS if case.labels else 0
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
-        seen = features.collect(maps, case.batches(), query=random.query, heads=heads, seed=SEED)
+        query = (random or trained).query
+        seen = features.collect(maps, case.batches(), query=query, heads=heads, seed=SEED)
     for of_map in seen.values():
         if len(of_map.queries) != case.T:
             refuse("source", f"{len(of_map.queries)} examples of {case.source}", f"{case.T}")
