@@ -86,7 +86,7 @@ def photographs() -> tuple[UInt8[Tensor, "3 h w"], ...]:
 
 @functools.cache
 def nature() -> tuple[UInt8[Tensor, "3 h w"], ...]:
-    """Twelve colour photographs of Debian's ``mate-backgrounds`` (GPL), at a third of their size."""
+    """Twelve colour photographs of Debian's ``mate-backgrounds`` (GPL), scaled to a third."""
     folder, image = _of_debian("mate-backgrounds", "backgrounds/mate/nature"), need("PIL.Image")
     smaller = [image.open(path).reduce(3) for path in sorted(folder.glob("*.jpg"))]
     return tuple(torch.from_numpy(np.array(each)).permute(2, 0, 1) for each in smaller)
