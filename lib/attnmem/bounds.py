@@ -541,14 +541,18 @@ def deep_ceiling(
 ) -> int:
     r"""Largest rank of the derivative of attention layers one after the other, on own contexts.
 
-    No more labels can be met for all label vectors, up to a set of measure zero. The outputs are
-    read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let :math:`s_L = \min(o,
-    d)` and, from the last layer to the first,
+    If there are more labels than that, counting each output's, almost no label vector is met. The
+    outputs are read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let
+    :math:`s_L = \min(o, d)` and, from the last layer to the first,
 
     .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)),
 
     with ``r = min(d_h, d)``. Later layers read :math:`s_l` dimensions of what layer ``l`` writes.
-    Then the ceiling is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o`.
+    The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
+    tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
+
+    Without ``skip`` the formula agrees with all ranks that we computed, but for causal attention on
+    two tokens, where the rank can be smaller: it is not proven.
 
     Args:
         heads: One number for each layer.

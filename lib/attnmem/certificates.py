@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from . import balls
 from .attention import AoTWeights, MHAWeights, check_skip, mha_features
+from .attention.deep import DeepWeights
 from .balls import Ball, BallMatrix, Enclosure, MostBits, exact, flint, precision, precisions
 from .checks import Range, check_tokens, checked, refuse
 from .examples import Contexts, Labels, Sequences, check_data
@@ -302,6 +304,87 @@ def enclosed_derivative(
     Source: this book, the chapter on the capacity of one layer.
     """
     return balls.enclosing(lambda: _derivative(_stored(weights), contexts, queries)[1])
+
+
+def _is_deep(weights, tokens) -> None:
+    data = {f"weights.tensors[{i}]": W for i, W in enumerate(weights.tensors)}
+    check_data(**data, tokens=tokens)
+
+
+@checked(also=_is_deep)
+def enclosed_jacobian(
+    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
+) -> Enclosure:
+    """The derivative of layers one after the other, in all weights, in ball arithmetic.
+
+    Weights and tokens are taken as exact. Rows and columns are those of
+    :func:`attnmem.attention.deep.jacobian`.
+
+    Source: this book, the chapter on several layers.
+    """
+
+    def derivative() -> BallMatrix:
+        layers = [[[*map(exact, W)] for W in layer] for layer in weights.layers]
+        W_D, rows = exact(weights.W_D), []
+        for x in tokens:
+            inner, X = [], exact(x)
+            for layer in layers:
+                heads = [_BallHead.of(X, maps, causal) for maps in zip(*layer, strict=True)]
+                inner.append((X, heads))
+                X = sum((head.A * head.V * head.W_O for head in heads), X if skip else 0 * X)
+            last = X.nrows() - 1
+            for c in range(W_D.ncols()):
+                # The derivative in the last tokens, then in those of each layer before.
+                G, at = 0 * X, flint().arb_mat(X.ncols(), W_D.ncols())
+                for j in range(X.ncols()):
+                    G[last, j], at[j, c] = W_D[j, c], X[last, j]
+                row = at.entries()
+                for Y, heads in reversed(inner):
+                    parts, pulled = zip(*(head.pull(Y, G) for head in heads), strict=True)
+                    kinds = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
+                    row = [b for kind in kinds for part in kind for b in part.entries()] + row
+                    G = sum(pulled, G if skip else 0 * G)
+                rows.append(row)
+        return flint().arb_mat(rows)
+
+    return balls.enclosing(derivative)
+
+
+class _BallHead(NamedTuple):
+    """A head in balls: its maps, and its queries, keys, values and attention on one context."""
+
+    W_Q: BallMatrix
+    W_K: BallMatrix
+    W_V: BallMatrix
+    W_O: BallMatrix
+    Q: BallMatrix
+    K: BallMatrix
+    V: BallMatrix
+    A: BallMatrix
+
+    @classmethod
+    def of(cls, X: BallMatrix, maps: Sequence[BallMatrix], causal: bool) -> _BallHead:
+        Q, K, V = (X * W for W in maps[:3])
+        A = []
+        for i, logits in enumerate((Q * K.transpose()).tolist()):
+            seen = logits[: i + 1] if causal else logits
+            A.append(balls.softmax(seen) + [flint().arb(0)] * (len(logits) - len(seen)))
+        return cls(*maps, Q, K, V, flint().arb_mat(A))
+
+    def pull(self, X: BallMatrix, G: BallMatrix) -> tuple[list[BallMatrix], BallMatrix]:
+        """The derivative in the four maps and in ``X``, given that in what the head adds."""
+        pulled = G * self.W_O.transpose()
+        pairs = zip(self.A.tolist(), (pulled * self.V.transpose()).tolist(), strict=True)
+        logits = []  # the derivative in the logits: A_ij (g_ij - sum_k A_ik g_ik)
+        for A, g in pairs:
+            mean = sum(a * b for a, b in zip(A, g, strict=True))
+            logits.append([a * (b - mean) for a, b in zip(A, g, strict=True)])
+        Z = flint().arb_mat(logits)
+        Q, K, V = Z * self.K, Z.transpose() * self.Q, self.A.transpose() * pulled
+        own = [X.transpose() * each for each in (Q, K, V)]
+        own.append((self.A * self.V).transpose() * G)
+        maps = ((Q, self.W_Q), (K, self.W_K), (V, self.W_V))
+        return own, sum((each * W.transpose() for each, W in maps), 0 * X)
 
 
 class _Head(NamedTuple):

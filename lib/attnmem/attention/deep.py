@@ -92,10 +92,10 @@ class DeepTangents(NamedTuple):
 def deep_tangents(
     weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
 ) -> DeepTangents:
-    """The derivative in all weights, and the outputs."""
-    outputs = deep(weights, tokens, skip=skip, causal=causal)[:, 0]
-    rows = jacobian(weights._replace(W_D=weights.W_D[:, :1]), tokens, skip=skip, causal=causal)
-    return DeepTangents(outputs, rows, weights)
+    """The derivative in all weights, and the outputs; of several outputs the first alone."""
+    one = weights._replace(W_D=weights.W_D[:, :1])
+    outputs = deep(one, tokens, skip=skip, causal=causal)[:, 0]
+    return DeepTangents(outputs, jacobian(one, tokens, skip=skip, causal=causal), one)
 
 
 def jacobian(

@@ -1,0 +1,157 @@
+"""Networks of attention layers against a plain loop, and the count of their parameters."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from attnmem import bounds
+from attnmem.attention.deep import deep, deep_tangents, jacobian, random_deep
+from attnmem.certificates import enclosed_jacobian
+from attnmem.independence import certified_rank
+
+F64 = {"dtype": torch.float64}
+KINDS = list(itertools.product([True, False], [True, False]))  # skip, causal
+
+
+def plain(weights, tokens, skip, causal):
+    """One example, one head, one query and one key at a time."""
+    outputs = []
+    for x in tokens:
+        x = [*x]
+        for W_Q, W_K, W_V, W_O in weights.layers:
+            after = []
+            for i, query in enumerate(x):
+                keys = x[: i + 1] if causal else x
+                y = query if skip else torch.zeros_like(query)
+                for Q, K, V, O in zip(W_Q, W_K, W_V, W_O, strict=True):
+                    powers = [torch.exp((query @ Q) @ (key @ K)) for key in keys]
+                    for power, key in zip(powers, keys, strict=True):
+                        y = y + power / sum(powers) * (key @ V @ O)
+                after.append(y)
+            x = after
+        outputs.append(x[-1] @ weights.W_D)
+    return torch.stack(outputs)
+
+
+def network(heads, d_h, d_v, d, n, examples, *, outputs=1, seed=0, logits=2.0, values=1.5):
+    """Weights with logits and values that are not small, and random tokens."""
+    g = torch.Generator().manual_seed(seed)
+    weights = random_deep(heads, d_h, d_v, d, g, outputs=outputs, logits=logits, values=values)
+    return weights, 1.2 * torch.randn(examples, n, d, generator=g, **F64)
+
+
+@pytest.mark.parametrize(("skip", "causal"), KINDS)
+def test_outputs_and_derivative_are_those_of_a_plain_loop(skip, causal):
+    weights, tokens = network((2, 1), 2, 3, 5, 3, 4, outputs=2)
+    wanted = plain(weights, tokens, skip, causal)
+    torch.testing.assert_close(deep(weights, tokens, skip=skip, causal=causal), wanted)
+
+    def outputs(*tensors):
+        return plain(weights.like(tensors), tokens, skip, causal).flatten()
+
+    parts = torch.autograd.functional.jacobian(outputs, weights.tensors)
+    J = torch.cat([part.flatten(1) for part in parts], 1)
+    torch.testing.assert_close(jacobian(weights, tokens, skip=skip, causal=causal), J)
+
+    at = deep_tangents(weights, tokens, skip=skip, causal=causal)
+    torch.testing.assert_close(at.outputs, wanted[:, 0])
+    first = torch.cat([J[::2, :-10], J[::2, -10::2]], 1)  # of the first output alone
+    torch.testing.assert_close(at.gram(), first @ first.T)
+    rows = torch.arange(4.0, **F64)
+    flat = torch.cat([W.flatten() for W in at.transposed(rows).tensors])
+    torch.testing.assert_close(flat, rows @ first)
+
+
+def held_back(seed=20, count=30):
+    """Sizes of networks by chance, with up to 150 parameters that matter."""
+    q, sizes = random.Random(seed), []
+    while len(sizes) < count:
+        d, skip, causal = q.randint(1, 8), q.random() < 0.6, q.random() < 0.4
+        heads = tuple(q.randint(1, 4) for _ in range(q.choice([1, 2, 2, 3, 3, 4])))
+        d_h, d_v, outputs = q.randint(1, d + 1), q.randint(1, d + 1), q.choice([1, 1, 2, 3, 9])
+        n = q.choice([2, 3, 5] if skip or not causal else [3, 5])
+        if bounds.deep_ceiling(heads, d_h, d_v, d, outputs=outputs, skip=skip) <= 150:
+            sizes.append((heads, d_h, d_v, d, n, outputs, skip, causal))
+    return sizes
+
+
+NARROW = [  # few narrow heads: what later layers do not read is lost
+    ((1, 1), 1, 8, 8, 2, 1, True, False),
+    ((1, 1, 1), 1, 2, 9, 3, 1, True, True),
+    ((1, 1, 1, 1), 1, 1, 9, 2, 2, True, False),
+    ((1, 3, 1), 2, 1, 5, 3, 2, False, False),
+    ((1, 1, 1, 1), 3, 4, 4, 2, 1, False, False),  # in float64 no gap shows
+    ((4, 4, 4), 1, 1, 1, 2, 1, True, False),  # d = 1
+]
+
+
+@pytest.mark.parametrize(
+    ("heads", "d_h", "d_v", "d", "n", "outputs", "skip", "causal"), NARROW + held_back()
+)
+def test_the_count_is_the_rank_of_the_derivative(heads, d_h, d_v, d, n, outputs, skip, causal):
+    P = bounds.deep_ceiling(heads, d_h, d_v, d, outputs=outputs, skip=skip)
+    weights, tokens = network(heads, d_h, d_v, d, n, P + 10, outputs=outputs, logits=1.0)
+    J = jacobian(weights, tokens, skip=skip, causal=causal)
+    J = J / J.norm(dim=0).clamp_min(1e-300)  # columns of one length, as layers differ in scale
+    values = torch.linalg.svdvals(J) / torch.linalg.matrix_norm(J, 2)
+    beyond = float(values[P]) if len(values) > P else 0.0
+    assert beyond < 1e-13
+    if values[P - 1] < 1e4 * max(beyond, 1e-16):
+        balls = enclosed_jacobian(weights, tokens[: P + 3], skip=skip, causal=causal)
+        assert certified_rank(balls, target=P).rank == P
+
+
+def test_without_skip_two_causal_tokens_may_have_a_smaller_rank():
+    """The first token stays in the two dimensions that layer 1 writes; the formula counts six."""
+    sizes = (1, 4, 1), 4, 2, 6
+    weights, tokens = network(*sizes, 2, 130, outputs=3, logits=1.0)
+    P = bounds.deep_ceiling(*sizes, outputs=3, skip=False)
+    J = jacobian(weights, tokens, skip=False, causal=True)
+    values = torch.linalg.svdvals(J / J.norm(dim=0).clamp_min(1e-300))
+    rank = int((values > 1e-10 * values[0]).sum())
+    assert rank < P
+    assert values[rank] < 1e-4 * values[rank - 1]
+
+
+def test_balls_contain_the_derivative():
+    for skip, causal in KINDS:
+        weights, tokens = network((2, 1), 2, 3, 4, 3, 2, outputs=2)
+        balls = enclosed_jacobian(weights, tokens, skip=skip, causal=causal)(128)
+        rows = torch.tensor([[float(x.mid()) for x in row] for row in balls.tolist()], **F64)
+        J = jacobian(weights, tokens, skip=skip, causal=causal)
+        torch.testing.assert_close(rows, J, rtol=1e-10, atol=1e-12)
+        assert max(float(x.rad()) for x in balls.entries()) < 1e-30
+
+
+def test_one_layer_adds_the_read_out_to_the_count_of_the_heads():
+    for H, d_h, d_v, d in itertools.product((1, 3), (1, 4, 6), (1, 5, 7), (1, 4, 5)):
+        one = bounds.own_context_ceiling(H, d_h, d)
+        assert bounds.deep_ceiling([H], d_h, d_v, d) == one + d
+        assert bounds.deep_ceiling([H], d_h, d_v, d, skip=False) == one  # a scale is lost ...
+
+
+def test_counts_by_hand():
+    # One head each, d_h = 1: layer 2 reads w and 1 + 2 dimensions more, so s_1 = 4.
+    both = 2 * 15 + 8 + 4 * 8  # logits of two layers, mu of the last, d x 4 values of the first
+    assert bounds.deep_ceiling([1, 1], 1, 8, 8) == both + 8 == 78
+    assert bounds.deep_ceiling([1, 1], 8, 8, 8) == 2 * 64 + 8 + 64 + 8
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("heads", {"heads": []}),
+        (r"heads\[1\]", {"heads": [2, 0]}),
+        (r"heads\[0\]", {"heads": [2.5]}),
+        ("head_dim", {"head_dim": 0}),
+        ("value_dim", {"value_dim": -1}),
+        ("dim", {"dim": 0}),
+        ("outputs", {"outputs": 0}),
+    ],
+)
+def test_sizes_that_no_network_has_are_refused_by_name(name, change):
+    sizes = {"heads": [2, 1], "head_dim": 2, "value_dim": 2, "dim": 3}
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        bounds.deep_ceiling(**(sizes | change))
