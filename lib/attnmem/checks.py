@@ -163,7 +163,7 @@ def _check(name: str, value: Any, hint: _Hint, arguments: dict, sizes: dict) -> 
         least, most = (arguments[end] if isinstance(end, str) else end for end in hint.range)
         check = check_number if float in members else check_integer
         check(name, value, least=least, most=most)
-    elif len(members) > 1:
+    elif len(members) > 1 and not all(hasattr(member, "_fields") for member in members):
         return
     elif typing.get_origin(kind) is typing.Literal:
         if value not in typing.get_args(kind):
@@ -175,11 +175,12 @@ def _check(name: str, value: Any, hint: _Hint, arguments: dict, sizes: dict) -> 
             check_integer(f"{name}[{i}]", member)
     elif not inspect.isclass(kind) or kind is Any or getattr(kind, "_is_protocol", False):
         return
-    elif not isinstance(value, kind):
-        refuse(name, _named(value), "True or False" if kind is bool else kind.__name__)
+    elif not isinstance(value, members):
+        words = " or ".join(member.__name__ for member in members)
+        refuse(name, _named(value), "True or False" if kind is bool else words)
     elif hasattr(kind, "_fields"):  # a tuple of weights
         inner = {axis: size for axis, size in sizes.items() if axis[0] not in "*."}
-        for field, arrays in _fields(kind).items():
+        for field, arrays in _fields(type(value)).items():
             _check_array(f"{name}.{field}", getattr(value, field), arrays, inner, tied=True)
         sizes |= {axis: size for axis, size in inner.items() if axis not in sizes}
 

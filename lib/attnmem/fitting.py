@@ -1,11 +1,15 @@
-"""One layer with one output, trained on all examples at once, in float64, by three optimizers.
+"""One layer, or several, with one output, trained on all examples at once by three optimizers.
 
-All of them start from the ``heads`` that they are given and stop when every label is met: when
+All of them start from the ``weights`` that they are given and stop when every label is met: when
 the largest error is at most ``tolerance``, in units of the largest label. They make at most so
 many ``steps``. (Adam looks after some of its steps only, so it may leave a start that meets them.)
-Whether they can is a question of the optimizer and of the number of examples, so the data, the
-start and the derivative (:mod:`attnmem.attention.tangents`) are the same for all. Contexts are own
-``(T, n, d)`` or shared ``(n, d)``, with one query and one real label for each example.
+Whether they can is a question of the optimizer and of the number of examples, so the data and the
+start are the same for all, and everything is computed in float64.
+
+Of one layer (:class:`~attnmem.attention.tangents.ScalarHeads`), contexts are own ``(T, n, d)`` or
+shared ``(n, d)``, with one query and one real label for each example. Of layers one after the other
+(:class:`~attnmem.attention.deep.DeepWeights`), contexts are own; the last token asks, so that
+``queries`` is None.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .attention import attention_weights
+from .attention.deep import DeepTangents, DeepWeights, Layer, deep, deep_tangents
 from .attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from .checks import Range, Seed, checked, refuse
 from .examples import Contexts, check_data
@@ -35,6 +40,8 @@ CHUNK = 20  # steps of L-BFGS between two looks at the largest error
 EVALUATE_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
 
 Labels = Float[Tensor, " T"]
+Queries = Float[Tensor, "T d"] | None
+Weights = ScalarHeads | DeepWeights
 Share = Annotated[int | float, Range(0, 1)]
 
 
@@ -42,65 +49,138 @@ class Fit(NamedTuple):
     """Where an optimizer ended.
 
     Attributes:
-        heads: The weights.
+        weights: Where it ended.
         error: The largest error of an output, in units of the largest label.
         steps: Steps that were made.
         stop: ``met``; ``stuck`` if no step lowers the squared error; ``steps`` at the limit.
         damping: Of Levenberg-Marquardt, the last damping; otherwise None.
     """
 
-    heads: ScalarHeads
+    weights: Weights
     error: float
     steps: int
     stop: str
     damping: float | None = None
 
 
-def _can_be_fitted(heads, contexts, queries, labels) -> None:
+@checked
+def _is_a_layer(layer: Layer, contexts: Float[Tensor, "T n d"]) -> None:
+    """One of several layers, whose weights have the sizes of the tokens."""
+
+
+def _can_be_fitted(weights, contexts, queries, labels) -> None:
     """Finite data, of which float64 holds squared gradients."""
-    named = {f"heads.{name}": weights for name, weights in heads._asdict().items()}
-    check_data(contexts=contexts, queries=queries, labels=labels, **named)
+    if isinstance(weights, DeepWeights):
+        if queries is not None:
+            refuse("queries", type(queries).__name__, "None, since the last token asks")
+        for layer in weights.layers:
+            _is_a_layer(layer, contexts)
+        if weights.W_D.shape[1] != 1:
+            refuse("weights.W_D", f"shape {(*weights.W_D.shape,)}", "one output, shape (d, 1)")
+        inner = {f"weights.layers[{i}]": layer for i, layer in enumerate(weights.layers)}
+        named = {f"{at}.{name}": w for at, x in inner.items() for name, w in x._asdict().items()}
+        check_data(contexts=contexts, labels=labels, **named, **{"weights.W_D": weights.W_D})
+    else:
+        named = {f"weights.{name}": w for name, w in weights._asdict().items()}
+        check_data(contexts=contexts, queries=queries, labels=labels, **named)
     largest = float(labels.abs().max())
     if largest and not SMALLEST <= largest <= LARGEST:
         got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
         refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
     with torch.no_grad():
-        outputs = scalar_outputs(_copied(heads), contexts.double(), queries.double())
-    if not outputs.isfinite().all():
+        residual = _problem(weights, contexts, queries, labels).residual(_copied(weights))
+    if not residual.isfinite().all():
         got = "weights with which some output is not finite on these contexts and queries"
-        refuse("heads", got, "finite outputs")
+        refuse("weights", got, "finite outputs")
 
 
-def _copied(heads: ScalarHeads, grad: bool = False) -> ScalarHeads:  # in float64
-    return ScalarHeads(*(w.double().detach().clone().requires_grad_(grad) for w in heads))
+def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
+    tensors = (w.double().detach().clone().requires_grad_(grad) for w in weights.tensors)
+    return weights.like(tuple(tensors))
 
 
 class _Problem:
-    """The examples in float64, and when their labels count as met."""
+    """The examples in float64, and when their labels count as met; by default for one layer."""
 
-    def __init__(self, contexts: Tensor, queries: Tensor, labels: Tensor, tolerance: float = MET):
-        self.contexts, self.queries, self.labels = (x.double() for x in (contexts, queries, labels))
+    def __init__(
+        self, contexts: Tensor, queries: Tensor | None, labels: Tensor, tolerance: float = MET
+    ):
+        self.contexts, self.labels = contexts.double(), labels.double()
+        self.queries = None if queries is None else queries.double()
         self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
         self.tolerance = tolerance
 
-    def residual(self, heads: ScalarHeads) -> Labels:
+    def residual(self, weights: Weights) -> Labels:
         """Outputs less labels."""
-        return scalar_outputs(heads, self.contexts, self.queries) - self.labels
+        return scalar_outputs(weights, self.contexts, self.queries) - self.labels
 
-    def linearized(self, heads: ScalarHeads) -> tuple[Tangents, Labels]:
+    def linearized(self, weights: Weights) -> tuple[Tangents | DeepTangents, Labels]:
         """The derivative, and the residual."""
-        at = tangents(heads, self.contexts, self.queries)
+        at = tangents(weights, self.contexts, self.queries)
         return at, at.outputs - self.labels
+
+    def gradient(self, weights: Weights) -> tuple[Weights, Tensor]:
+        """The gradient of the mean squared error, and that error."""
+        at, residual = self.linearized(weights)
+        return at.transposed(2 * residual / len(self.labels)), residual.square().mean()
+
+    def attention(self, weights: Weights) -> Iterator[Tensor]:
+        """The attention weights of all heads on all examples, token by token."""
+        yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
+
+    def some(self, chosen: slice | Tensor) -> _Problem:
+        """The same with some of the examples."""
+        contexts = self.contexts if self.contexts.ndim == 2 else self.contexts[chosen]
+        queries = None if self.queries is None else self.queries[chosen]
+        return type(self)(contexts, queries, self.labels[chosen], self.tolerance)
 
     def met(self, residual: Labels) -> bool:
         """Whether the largest error is small enough; never of one that is not a number."""
         return float(residual.abs().max()) / self.largest <= self.tolerance
 
-    def fit(self, heads: ScalarHeads, steps: int, stop: str, damping: float | None = None) -> Fit:
+    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
         """What to return; if labels are not met, ``stop`` says why there are no more steps."""
-        residual = self.residual(heads)
+        residual = self.residual(weights)
         stop = "met" if self.met(residual) else stop
-        return Fit(heads, float(residual.abs().max()) / self.largest, steps, stop, damping)
+        return Fit(weights, float(residual.abs().max()) / self.largest, steps, stop, damping)
+
+
+class _DeepProblem(_Problem):
+    """The same for layers one after the other."""
+
+    def residual(self, weights: DeepWeights) -> Labels:
+        return deep(weights, self.contexts)[:, 0] - self.labels
+
+    def linearized(self, weights: DeepWeights) -> tuple[DeepTangents, Labels]:
+        at = deep_tangents(weights, self.contexts)
+        return at, at.outputs - self.labels
+
+    @torch.enable_grad()
+    def gradient(self, weights: DeepWeights) -> tuple[DeepWeights, Tensor]:
+        error = self.residual(weights).square().mean()
+        return weights.like(torch.autograd.grad(error, weights.tensors)), error.detach()
+
+    def attention(self, weights: DeepWeights) -> Iterator[Tensor]:
+        """Of each layer; the last one is read at the last token only.
+
+        A network without positions treats all tokens alike, so that its output at any of them is
+        that at the last one when the tokens are shifted round.
+        """
+        n, d = self.contexts.shape[1:]
+        X, eye = self.contexts, torch.eye(d, dtype=torch.float64)
+        for i, layer in enumerate(weights.layers):
+            asking = [n - 1] if i == len(weights.layers) - 1 else range(n)
+            for k in asking:
+                yield attention_weights(layer.W_Q, layer.W_K, X, X[:, k])
+            below = DeepWeights(weights.layers[: i + 1], eye)
+            shifted = (self.contexts.roll(n - 1 - k, 1) for k in range(n))
+            X = torch.stack([deep(below, tokens) for tokens in shifted], 1)
+
+
+def _problem(weights: Weights, *data: Tensor | None, tolerance: float = MET) -> _Problem:
+    """Contexts, queries and labels, for one layer or for several."""
+    kind = _DeepProblem if isinstance(weights, DeepWeights) else _Problem
+    return kind(*data, tolerance)
 
 
 # --- Levenberg-Marquardt --------------------------------------------------------------------------
@@ -109,9 +189,9 @@ class _Problem:
 @checked(also=_can_be_fitted)
 @torch.no_grad()
 def levenberg_marquardt(
-    heads: ScalarHeads,
+    weights: Weights,
     contexts: Contexts,
-    queries: Float[Tensor, "T d"],
+    queries: Queries,
     labels: Labels,
     *,
     steps: int,
@@ -122,8 +202,9 @@ def levenberg_marquardt(
     A step is :math:`-J^\top (J J^\top + \lambda s)^{-1} r` with the residual ``r``, where ``s`` is
     the mean diagonal entry of :math:`J J^\top`. The damping :math:`\lambda` falls by a factor of 5
     after a step that lowers the squared error. It rises by a factor of 4 otherwise, and the step is
-    tried again; no damping above 1e8 is tried (``stuck``). A step costs ``T^2 d`` multiplications a
-    head, and ``T^3 / 6`` for each damping.
+    tried again; no damping above 1e8 is tried (``stuck``). A step of one layer costs ``T^2 d``
+    multiplications a head, one of several ``T^2`` for each weight; both cost ``T^3 / 6`` for each
+    damping.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -135,27 +216,27 @@ def levenberg_marquardt(
 
     Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
-    problem = _Problem(contexts, queries, labels, tolerance)
-    heads, damping = _copied(heads), DAMPING
-    at, residual = problem.linearized(heads)
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights, damping = _copied(weights), DAMPING
+    at, residual = problem.linearized(weights)
     for step in range(steps):
         if problem.met(residual):
-            return problem.fit(heads, step, "met", damping)
-        moved, damping = better(problem.residual, heads, at, residual, damping)
+            return problem.fit(weights, step, "met", damping)
+        moved, damping = better(problem.residual, weights, at, residual, damping)
         if moved is None:
-            return problem.fit(heads, step, "stuck", damping)
-        heads, damping = moved, max(damping / FALL, LOWEST)
-        at, residual = problem.linearized(heads)
-    return problem.fit(heads, steps, "steps", damping)
+            return problem.fit(weights, step, "stuck", damping)
+        weights, damping = moved, max(damping / FALL, LOWEST)
+        at, residual = problem.linearized(weights)
+    return problem.fit(weights, steps, "steps", damping)
 
 
 def better(
-    errors: Callable[[ScalarHeads], Labels],
-    heads: ScalarHeads,
-    at: Tangents,
+    errors: Callable[[Weights], Labels],
+    weights: Weights,
+    at: Tangents | DeepTangents,
     residual: Labels,
     damping: float,
-) -> tuple[ScalarHeads | None, float]:
+) -> tuple[Weights | None, float]:
     """Weights of a smaller squared error, and the damping that led there; ``errors`` of weights."""
     K = at.gram()  # J J^T
     diagonal = K.diagonal().clone()
@@ -164,7 +245,7 @@ def better(
         K.diagonal().copy_(diagonal + damping * s)
         factor, failed = torch.linalg.cholesky_ex(K)
         if not failed:
-            moved = heads.moved(at.transposed(solved(factor, residual)), -1.0)
+            moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
             if float(errors(moved).square().sum()) < squared:
                 return moved, damping
         damping *= RISE
@@ -175,20 +256,19 @@ def better(
 
 
 @torch.no_grad()
-def _descend(weights: ScalarHeads, contexts, queries, labels) -> Tensor:
+def _descend(problem: _Problem, weights: Weights) -> Tensor:
     """Put the gradient of the mean squared error beside the weights, and return that error."""
-    at = tangents(weights, contexts, queries)
-    residual = at.outputs - labels
-    for w, gradient in zip(weights, at.transposed(2 * residual / len(labels)), strict=True):
+    gradients, error = problem.gradient(weights)
+    for w, gradient in zip(weights.tensors, gradients.tensors, strict=True):
         w.grad = gradient.contiguous()
-    return residual.square().mean()
+    return error
 
 
 @checked(also=_can_be_fitted)
 def lbfgs(
-    heads: ScalarHeads,
+    weights: Weights,
     contexts: Contexts,
-    queries: Float[Tensor, "T d"],
+    queries: Queries,
     labels: Labels,
     *,
     steps: int,
@@ -201,17 +281,17 @@ def lbfgs(
 
     Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
     """
-    problem, weights = _Problem(contexts, queries, labels, tolerance), _copied(heads, grad=True)
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights = _copied(weights, grad=True)
     never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # stop by our own rules only
     evaluations = {"max_eval": 25 * CHUNK, "line_search_fn": "strong_wolfe"}
-    optimizer = torch.optim.LBFGS(weights, history_size=HISTORY, **evaluations, **never)
+    optimizer = torch.optim.LBFGS(weights.tensors, history_size=HISTORY, **evaluations, **never)
 
-    data = problem.contexts, problem.queries, problem.labels
     made, before = 0, math.inf
     while made < steps:
         optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
-        optimizer.step(lambda: _descend(weights, *data))
-        made = optimizer.state[weights[0]]["n_iter"]
+        optimizer.step(lambda: _descend(problem, weights))
+        made = optimizer.state[weights.tensors[0]]["n_iter"]
         residual = problem.residual(_copied(weights))
         squared = float(residual.square().sum())
         if problem.met(residual) or not squared < before:
@@ -222,9 +302,9 @@ def lbfgs(
 
 @checked(also=_can_be_fitted)
 def adam(
-    heads: ScalarHeads,
+    weights: Weights,
     contexts: Contexts,
-    queries: Float[Tensor, "T d"],
+    queries: Queries,
     labels: Labels,
     *,
     steps: int,
@@ -245,15 +325,14 @@ def adam(
 
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
-    problem, weights = _Problem(contexts, queries, labels, tolerance), _copied(heads, grad=True)
-    optimizer = torch.optim.Adam(weights, fused=True)
-    batches = _batches(len(queries), batch, seed)
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights = _copied(weights, grad=True)
+    optimizer = torch.optim.Adam(weights.tensors, fused=True)
+    batches = _batches(len(labels), batch, seed)
     best, least = _copied(weights), math.inf
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
-        chosen = next(batches)
-        some = problem.contexts if contexts.ndim == 2 else problem.contexts[chosen]
-        _descend(weights, some, problem.queries[chosen], problem.labels[chosen])
+        _descend(problem.some(next(batches)), weights)
         optimizer.step()
         if (step + 1) % EVALUATE_EVERY and step + 1 < steps:
             continue
@@ -288,7 +367,9 @@ class Limits(NamedTuple):
             point, and at least the inverse condition number of ``J``.
         least: The least singular value of ``J`` that is one of the ``T`` largest.
         largest: The largest singular value.
-        saturated: The share of pairs of a head and an example with an attention weight above 0.99.
+        saturated: The share of pairs of a head and an example with an attention weight above 0.99;
+            of several layers, of triples with a token that asks.
+        weight: The largest weight.
     """
 
     rms: float
@@ -296,28 +377,29 @@ class Limits(NamedTuple):
     least: float
     largest: float
     saturated: float
+    weight: float
 
 
 @checked(also=_can_be_fitted)
 @torch.no_grad()
-def limits(
-    heads: ScalarHeads, contexts: Contexts, queries: Float[Tensor, "T d"], labels: Labels
-) -> Limits:
+def limits(weights: Weights, contexts: Contexts, queries: Queries, labels: Labels) -> Limits:
     """Measure what limits training at some weights.
 
     Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
     to rounding.
     """
-    problem = _Problem(contexts, queries, labels)
-    at, residual = problem.linearized(heads)
+    problem, weights = _problem(weights, contexts, queries, labels), _copied(weights)
+    at, residual = problem.linearized(weights)
     values = torch.linalg.eigvalsh(at.gram()).clamp(min=0).sqrt()
-    gradient = math.sqrt(sum(float(w.square().sum()) for w in at.transposed(residual)))
+    down = at.transposed(residual).tensors
+    gradient = math.sqrt(sum(float(w.square().sum()) for w in down))
     size = float(residual.norm())
-    alpha = attention_weights(heads.W_Q, heads.W_K, problem.contexts, problem.queries)
+    tops = torch.cat([alpha.amax(-1).flatten() for alpha in problem.attention(weights)])
     return Limits(
         rms=size / len(labels) ** 0.5 / problem.largest,
         gradient=gradient / (float(values[-1]) * size) if size else 0.0,
         least=float(values[0]),
         largest=float(values[-1]),
-        saturated=float((alpha.amax(-1) > SATURATED).to(torch.float64).mean()),
+        saturated=float((tops > SATURATED).to(torch.float64).mean()),
+        weight=max(float(w.abs().max()) for w in weights.tensors),
     )

@@ -182,11 +182,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fitting(Configuration):
-    """One layer with one output, fitted to uniform labels of ``T`` examples, in float64.
+    """One layer or several with one output, fitted to uniform labels of ``T`` examples in float64.
 
     ``optimizer``: ``lm``, ``lbfgs`` or ``adam``; ``coordinates``: ``raw`` or ``balanced``;
     ``context``: ``own`` or ``shared``; ``steps``: the most that are made. Of Adam, ``batch``
-    (None for all examples), and the rate as for :class:`Run`.
+    (None for all examples), and the rate as for :class:`Run`. Of networks only: ``layers``, each of
+    ``H`` heads; ``d_v``; ``logits`` and ``values``, the standard deviations at the start.
     """
 
     experiment: str
@@ -205,6 +206,10 @@ class Fitting(Configuration):
     lr: float | None = None
     lr_start: float | None = None
     lr_end: float | None = None
+    layers: int | None = None
+    d_v: int | None = None
+    logits: float | None = None
+    values: float | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +218,7 @@ class Fitted:
 
     ``error`` is the largest error, ``rms`` their root mean square, in units of the largest label;
     ``damping`` is the last of Levenberg-Marquardt; the others: :class:`attnmem.fitting.Limits`.
+    The first rows do not have ``weight``.
     """
 
     error: float
@@ -228,6 +234,7 @@ class Fitted:
     device: str
     torch: str
     commit: str
+    weight: float | None = None
 
 
 class RowSchema:

@@ -344,9 +344,9 @@ def everything():
     yield random_mha(H, D, 2, seed=0)
     yield impossible.parity_by_heads(3)
     yield bits, parity, dana.spread_tokens(5, 3, 0), dana.circle(5), mahdavi.serve(6, 2)
-    yield fitting.levenberg_marquardt(start, E, e, y, steps=2).heads
-    yield fitting.lbfgs(start, E, e, y, steps=2).heads
-    yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).heads
+    yield fitting.levenberg_marquardt(start, E, e, y, steps=2).weights
+    yield fitting.lbfgs(start, E, e, y, steps=2).weights
+    yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).weights
     yield impossible.impossible_subset(bits, parity, 1)
     yield (sequences.dependent_subset(bits, 1, 2, 2),)
     yield (

@@ -147,17 +147,17 @@ SUBSETS = [
 ]
 
 START = ScalarHeads(draw(2, D, 3), draw(2, D, 3, seed=1), draw(2, D, seed=2))
-FIT = {"heads": START, **ALL, "steps": 2}
+FIT = {"weights": START, **ALL, "steps": 2}
 FITS = [
     ({"steps": 0}, "steps: got 0"),
     ({"tolerance": -1.0}, "tolerance: got -1.0"),
     ({"contexts": E[:, :0]}, "contexts: got shape"),
     ({"labels": 1e71 * y}, "labels: got a largest label of .e"),
     ({"labels": 1e-71 * y}, "labels: got a largest label of .e"),
-    ({"contexts": 1e200 * E, "queries": 1e200 * e}, "heads: got weights with which"),
-    ({"heads": ScalarHeads(*(w[:0] for w in START))}, "heads.W_Q: got shape"),
-    ({"heads": START._replace(mu=START.mu[:, 1:])}, "heads.mu: got d = 5"),
-    ({"heads": START._replace(W_K=START.W_K[..., 1:])}, "heads.W_K: got d_h = 2"),
+    ({"contexts": 1e200 * E, "queries": 1e200 * e}, "weights: got weights with which"),
+    ({"weights": ScalarHeads(*(w[:0] for w in START))}, "weights.W_Q: got shape"),
+    ({"weights": START._replace(mu=START.mu[:, 1:])}, "weights.mu: got d = 5"),
+    ({"weights": START._replace(W_K=START.W_K[..., 1:])}, "weights.W_K: got d_h = 2"),
 ]
 
 ONE = torch.ones(1, 1, **F64)
@@ -232,7 +232,7 @@ TABLE = [
     (fitting.levenberg_marquardt, FIT, [*SHAPES, *FITS]),
     (fitting.lbfgs, FIT, FITS),
     (fitting.adam, FIT | {"rate": float}, [*FITS, ({"batch": 0}, "batch: got 0")]),
-    (fitting.limits, {"heads": START, **ALL}, FITS[2:]),
+    (fitting.limits, {"weights": START, **ALL}, FITS[2:]),
     (certified_memorization, PROOF | {"labels": y[:, None]}, [*PROOFS[:-2], *COLUMNS, LABELS[2]]),
     (enclosed_features, {k: PROOF[k] for k in list(PROOF)[:3]}, PROOFS[:-2]),
     (certified_solution, PROOF, [*PROOFS, *LABELS, WIDE, ({"labels": draw(T, 2)}, "labels: got")]),

@@ -76,7 +76,7 @@ def test_fits_become_rows_and_resume():
     fit = fitting.levenberg_marquardt(*given, steps=asked.steps)
     assert (found.error, found.made, found.stop) == (fit.error, fit.steps, fit.stop)
     assert found.damping == fit.damping
-    assert found.least == fitting.limits(fit.heads, *given[1:]).least
+    assert found.least == fitting.limits(fit.weights, *given[1:]).least
     table = experiments.table(fits.NAME, "quick")
     assert [*dict.fromkeys(table.way)] == ["Levenberg-Marquardt", "L-BFGS", "Adam, rate 0.01"]
     assert set(table.fraction) == {0.5}

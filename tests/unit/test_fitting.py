@@ -56,7 +56,7 @@ def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(shared):
     tried = fitting.DAMPING * fitting.RISE ** round(
         math.log(fit.damping * fitting.FALL / fitting.DAMPING, fitting.RISE)
     )
-    for got, wanted in zip(fit.heads, dense_step(*data, tried), strict=True):
+    for got, wanted in zip(fit.weights, dense_step(*data, tried), strict=True):
         assert torch.allclose(got, wanted, atol=1e-10)
     assert (fit.steps, fit.stop) == (1, "steps")
 
@@ -68,7 +68,7 @@ def test_linear_least_squares_is_solved_exactly(optimizer):
     fit = optimizer(start, contexts, queries, labels, steps=400)
     tokens = contexts[:, 0]
     residual = tokens @ torch.linalg.lstsq(tokens, labels[:, None]).solution[:, 0] - labels
-    got = scalar_outputs(fit.heads, contexts, queries) - labels
+    got = scalar_outputs(fit.weights, contexts, queries) - labels
     assert torch.allclose(got, residual, atol=1e-7)
     assert fit.stop != "met"
     assert fit.error == pytest.approx(float(residual.abs().max() / labels.max()), abs=1e-7)
@@ -82,7 +82,7 @@ def test_nothing_is_done_where_labels_are_met_already():
     labels = scalar_outputs(start, contexts, queries)
     fit = fitting.levenberg_marquardt(start, contexts, queries, labels, steps=5)
     assert (fit.steps, fit.stop, fit.error) == (0, "met", 0.0)
-    assert all(torch.equal(a, b) for a, b in zip(fit.heads, start, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(fit.weights, start, strict=True))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -94,12 +94,12 @@ def test_half_of_the_ceiling_is_met(shared):
     data = given(shared, heads=4, n=4, d=6, d_h=3, examples=ceiling // 2)
     fit = fitting.levenberg_marquardt(*data, steps=100)
     _, contexts, queries, labels = data
-    error = (mha(fit.heads.layer(), contexts, queries)[:, 0] - labels).abs().max()
+    error = (mha(fit.weights.layer(), contexts, queries)[:, 0] - labels).abs().max()
     assert fit.stop == "met"
     assert fit.error == pytest.approx(float(error / labels.max()), rel=1e-6)
     assert fit.error <= fitting.MET
     again = fitting.levenberg_marquardt(*data, steps=100)
-    assert all(torch.equal(a, b) for a, b in zip(fit.heads, again.heads, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(fit.weights, again.weights, strict=True))
 
 
 def test_contradicting_labels_leave_it_at_a_stationary_point():
@@ -109,8 +109,8 @@ def test_contradicting_labels_leave_it_at_a_stationary_point():
     labels = torch.tensor([0.0, 1.0], dtype=torch.float64)
     fit = fitting.levenberg_marquardt(start, *twice, labels, steps=50)
     assert fit.stop != "met"
-    assert torch.allclose(scalar_outputs(fit.heads, *twice), labels.new_full((2,), 0.5))
-    found = fitting.limits(fit.heads, *twice, labels)
+    assert torch.allclose(scalar_outputs(fit.weights, *twice), labels.new_full((2,), 0.5))
+    found = fitting.limits(fit.weights, *twice, labels)
     assert found.gradient < 1e-7
     assert found.least < 1e-7 * found.largest
     assert found.rms == pytest.approx(0.5)
@@ -159,7 +159,7 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
     fit = fitting.adam(*data, steps=8, rate=rate, batch=batch, seed=3)
     seen = plain_adam(*data, 8, rate, batch, 3)
     _, contexts, queries, labels = data
-    residual = scalar_outputs(fit.heads, contexts, queries) - labels
+    residual = scalar_outputs(fit.weights, contexts, queries) - labels
     looks = [seen[2], seen[5], seen[7]]
     assert float(residual.square().sum()) == pytest.approx(min(looks), rel=1e-9)
     assert (fit.steps, fit.stop) == (8, "steps")

@@ -37,6 +37,15 @@ class ScalarHeads(NamedTuple):
         ones = self.mu.new_ones(len(self.mu), 1)
         return MHAWeights(self.W_Q, self.W_K, self.mu[..., None], ones, ones[:1])
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All weights, as those of :class:`~attnmem.attention.deep.DeepWeights`."""
+        return tuple(self)
+
+    def like(self, tensors: tuple[Tensor, ...]) -> ScalarHeads:
+        """The same heads with other tensors, in the order of :attr:`tensors`."""
+        return ScalarHeads(*tensors)
+
     def moved(self, step: ScalarHeads, size: float = 1.0) -> ScalarHeads:
         """The weights after a step of some size in a direction."""
         return ScalarHeads(*(w + size * s for w, s in zip(self, step, strict=True)))

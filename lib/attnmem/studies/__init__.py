@@ -14,6 +14,7 @@ from typing import Any
 from ..store import Run
 from . import dana, mahdavi
 from .assumptions import TESTS
+from .depth import DEPTH
 from .fits import FITS
 from .searches import SEARCHES
 from .study import Experiment, Selection, Study, _Named
@@ -22,7 +23,7 @@ MAHDAVI, DANA = (_Named({one.name: one for one in paper.PUBLISHED}) for paper in
 PUBLISHED: dict[str, Experiment] = _Named(MAHDAVI | DANA)
 OURS: dict[str, Experiment] = _Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
 EXPERIMENTS: dict[str, Experiment] = _Named(PUBLISHED | OURS)
-STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS | DEPTH)
 
 
 def runs(

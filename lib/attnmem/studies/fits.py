@@ -27,6 +27,7 @@ from ..training import warmup_cosine
 from ..training.devices import origin
 from .study import ALL, Selection, Study, Unit
 
+BOUNDS = ("ceiling", "floor", "theorem")  # of a shape
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
 
@@ -123,8 +124,9 @@ def fittings(profile: str) -> dict[Fitting, float]:
     }
 
 
-def _shape(fit: Fitting) -> Shape:
-    return Shape(fit.context, fit.H, fit.n, fit.d, fit.d_h)
+def sizes_of(fit: Fitting, kind: type = Shape) -> NamedTuple:
+    """The sizes of a fit, as a :class:`Shape` or of another kind with the same names."""
+    return kind(*(getattr(fit, name) for name in kind._fields))
 
 
 class Examples(NamedTuple):
@@ -141,7 +143,7 @@ def examples(fit: Fitting) -> Examples:
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
     """
-    digest = hashlib.sha256(f"{tuple(_shape(fit))} {fit.T} {fit.seed}".encode()).digest()
+    digest = hashlib.sha256(f"{tuple(sizes_of(fit))} {fit.T} {fit.seed}".encode()).digest()
     g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
     d, rank = fit.d, min(fit.d_h, fit.d)
     uniform = partial(torch.rand, generator=g, dtype=torch.float64)
@@ -170,47 +172,58 @@ class FitStudy(Study):
 
     kind = "fits of one layer"
     config = Fitting
+    sizes, known = Shape, BOUNDS
+    fittings = staticmethod(fittings)
+    examples = staticmethod(examples)
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         store.commit()
-        return [(fit, _fitted(fit)) for fit in unit]
+        return [(fit, _fitted(fit, self.examples(fit))) for fit in unit]
 
     def say(self, rows: Sequence[Row]) -> str:
         fit, result = rows[-1]
-        what = f"{fit.optimizer}, {fit.coordinates}, {_shape(fit).words}, T={fit.T}"
+        what = f"{fit.optimizer}, {fit.coordinates}, {sizes_of(fit, self.sizes).words}, T={fit.T}"
         ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
         return f"{what}, seed {fit.seed}: {ends}"
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
         super().configs(profile, selection)
-        return [*fittings(profile)]
+        return [*self.fittings(profile)]
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        rows = [*rows]
         table = super().table(rows)
-        shapes = [Shape(*sizes) for sizes in table[[*Shape._fields]].itertuples(False, None)]
+        shapes = [sizes_of(fit, self.sizes) for fit, _ in rows]
         fraction_of = {
-            (_shape(fit), fit.T): fraction
+            (sizes_of(fit, self.sizes), fit.T): fraction
             for profile in {*table.profile}
-            for fit, fraction in fittings(profile).items()
+            for fit, fraction in self.fittings(profile).items()
         }
         sizes = [*zip(shapes, table["T"], strict=True)]
         return table.assign(
             shape=[shape.words for shape in shapes],
-            **{name: [getattr(shape, name) for shape in shapes] for name in BOUNDS},
+            **{name: [getattr(shape, name) for shape in shapes] for name in self.known},
             fraction=[fraction_of.get((shape, T), T / shape.ceiling) for shape, T in sizes],
             met=table.stop == "met",
-            way=[_way(*way) for way in table[["optimizer", "coordinates", "lr"]].itertuples(False)],
+            way=[self.way(fit) for fit, _ in rows],
         )
+
+    def way(self, fit: Fitting) -> str:
+        """Adam is as published in the paper's coordinates at its rate; others are balanced."""
+        if (fit.optimizer, fit.coordinates, fit.lr) == ("adam", "raw", AS_PUBLISHED["lr"]):
+            return "Adam as published"
+        names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {fit.lr}"}
+        return names[fit.optimizer] + (", raw" if fit.coordinates == "raw" else "")
 
 
 FITS = {
     NAME: FitStudy(NAME, "mahdavi", "how much of its ceiling a layer reaches (not in the paper)")
 }
-BOUNDS = ("ceiling", "floor", "theorem")
 
 
-def _fitted(fit: Fitting) -> Fitted:
-    start, given = time.perf_counter(), examples(fit)
+def _fitted(fit: Fitting, given: NamedTuple) -> Fitted:
+    """Fit the data of some ``Examples``; the time is that of the optimizer."""
+    start = time.perf_counter()
     if fit.optimizer == "adam":
         rate = partial(warmup_cosine, fit)
         optimizer = partial(fitting.adam, rate=rate, batch=fit.batch, seed=fit.seed)
@@ -223,17 +236,9 @@ def _fitted(fit: Fitting) -> Fitted:
         made=end.steps,
         stop=end.stop,
         damping=end.damping,
-        **fitting.limits(end.heads, *given[1:])._asdict(),
-        **origin(seconds, given.queries.device),
+        **fitting.limits(end.weights, *given[1:])._asdict(),
+        **origin(seconds, given.labels.device),
     )
-
-
-def _way(optimizer: str, coordinates: str, rate: float | None) -> str:
-    """Adam is as published in the paper's coordinates at the paper's rate; others are balanced."""
-    if (optimizer, coordinates, rate) == ("adam", "raw", AS_PUBLISHED["lr"]):
-        return "Adam as published"
-    names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {rate}"}
-    return names[optimizer] + (", raw" if coordinates == "raw" else "")
 
 
 def reached(table: pd.DataFrame) -> pd.DataFrame:

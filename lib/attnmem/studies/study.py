@@ -4,7 +4,8 @@ A *study* is a figure, a table or a question of ours. A *unit* is what is measur
 minutes to hours; each of its configurations becomes a *row* of the store. There are four kinds:
 trainings of a grid (:class:`Experiment`), searches for the largest set that is memorized
 (:mod:`attnmem.studies.searches`), tests of assumptions on features
-(:mod:`attnmem.studies.assumptions`), and fits of one layer (:mod:`attnmem.studies.fits`).
+(:mod:`attnmem.studies.assumptions`), and fits of one layer or several (:mod:`attnmem.studies.fits`,
+:mod:`attnmem.studies.depth`).
 """
 
 from __future__ import annotations
