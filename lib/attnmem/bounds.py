@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -585,6 +585,105 @@ def deep_ceiling(
         r, v = min(head_dim, a), min(value_dim, a, b)
         total += H * (r * (2 * a - r) + v * (a + b - v))
     return total
+
+
+class DeepGroups(NamedTuple):
+    """How the heads of two layers are grouped, and the labels that :func:`deep_floor` counts."""
+
+    labels: int
+    carried: int  # c, the dimensions that carry values from the first layer to the second
+    first: list[int]  # sizes of the groups of the first layer
+    second: list[int]  # sizes of the groups of the second, at least c of them
+
+
+def _are_two_layers(heads, most=None) -> None:
+    _is_a_network(heads)
+    if len(heads) != 2:
+        refuse("heads", f"{len(heads)} layers", "two")
+    if most is not None:
+        check_integer("most", most)
+
+
+@checked
+def carried_rank(size: int, dim: int) -> int:
+    r"""Values of one group of heads that a second layer sees, for each dimension it reads.
+
+    The formula is :math:`\kappa(k) = (p + 1) d - \binom p2`, where ``p`` is the largest even
+    number up to ``min(k - 1, d)``. One value vector is the sum of those of all heads. The others
+    belong to ``p`` heads whose attention differs a little, in a way that the output does not see.
+
+    Example:
+        >>> [carried_rank(size, 8) for size in (1, 2, 3, 4, 5)]
+        [8, 8, 23, 23, 34]
+    """
+    p = min(size - 1, dim) // 2 * 2
+    return (p + 1) * dim - math.comb(p, 2)
+
+
+@checked(also=_are_two_layers)
+def deep_groups(
+    heads: Sequence[int],
+    head_dim: int,
+    value_dim: int,
+    dim: AtLeast2,
+    *,
+    most: int | None = None,
+) -> DeepGroups:
+    """The groups of two layers, of at most ``most`` heads each, that admit the most labels.
+
+    The labels are those that :func:`deep_floor` counts.
+
+    Example:
+        >>> deep_groups([6, 5], 1, 6, 8, most=2)
+        DeepGroups(labels=305, carried=5, first=[1, 1, 1, 1, 1, 1], second=[1, 1, 1, 1, 1])
+    """
+    (H1, H2), d = heads, dim
+    tried = []
+    for c in range(min(value_dim - 1, d - 2, H2) + 1):
+        e = d - 1 - c
+        gain = {
+            k: _group_rank(k, d, d, min(head_dim, d)) + c * carried_rank(k, d)
+            for k in range(1, min(H1, most or H1) + 1)
+        }
+        best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
+        for h in range(1, H1 + 1):
+            ends = [(best[h - k][0] + gain[k], k) for k in gain if k <= h]
+            total, k = max(ends)
+            best.append((total, [*best[h - k][1], k]))
+        first, sizes = best[H1], (e, e, min(head_dim, e))
+        # The gain of one more head falls from the second head of a group on, so equal sizes are
+        # best. There are at least c groups, and as many as keep them small enough.
+        for count in range(max(c, 1, -(-H2 // (most or H2))), H2 + 1):
+            small, larger = divmod(H2, count)
+            second = [small + 1] * larger + [small] * (count - larger)
+            labels = first[0] + sum(_group_rank(k, *sizes) for k in second) + d - 1
+            tried.append(DeepGroups(labels, c, first[1], second))
+    return max(tried, key=lambda groups: groups.labels)
+
+
+@checked(also=_are_two_layers)
+def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast2) -> int:
+    r"""Examples with own contexts whose real labels two layers all meet, for almost all data.
+
+    The layers have skip connections and full attention, contexts at least two tokens. Let ``c <=
+    min(d_v - 1, d - 2)`` dimensions carry values of the first layer to the second, whose logits
+    read ``e = d - 1 - c`` others. The first layer has groups of :math:`k_g` heads, the second at
+    least ``c`` groups of :math:`k'_g`. With the :func:`group_rank` in ``d`` and ``e`` dimensions
+    and :func:`carried_rank` for :math:`\kappa`, the floor is the largest
+
+    .. math:: \sum_g \bigl( \rho_d(k_g) + c \, \kappa(k_g) \bigr)
+              + \sum_g \rho_e(k'_g) + d - 1 .
+
+    Args:
+        heads: One number for each of the two layers.
+
+    Example:
+        >>> deep_floor([6, 5], 1, 6, 8) > own_context_ceiling(11, 1, 8) + 8
+        True
+
+    Source: :func:`attnmem.constructions.memorize_by_depth`.
+    """
+    return deep_groups(heads, head_dim, value_dim, dim).labels
 
 
 # --- what an accuracy, a loss or an error says ----------------------------------------------------

@@ -51,6 +51,11 @@ HERE = (
 SEEDED = [
     (constructions.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
     (constructions.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
+    (
+        constructions.memorize_by_depth,
+        (DRAWN, DRAWN[0, 0, :3]),
+        {"heads": [2, 1], "head_dim": 2, "value_dim": 2},
+    ),
     (constructions.memorize_by_difference, OWN, {"heads": 2, "head_dim": 2}),
     (constructions.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
     (constructions.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),

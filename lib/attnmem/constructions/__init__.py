@@ -9,6 +9,7 @@ is to be predicted after each. ``vocab`` is their number ``N``, ``heads`` is ``H
 
 from .cancellation import memorize_by_cancellation, memorize_by_difference
 from .dana import memorize_aot
+from .depth import memorize_by_depth
 from .mahdavi import memorize_mha, memorize_scalars
 from .next_tokens import memorize_next_tokens
 from .random_layers import random_mha
@@ -16,6 +17,7 @@ from .random_layers import random_mha
 __all__ = [
     "memorize_aot",
     "memorize_by_cancellation",
+    "memorize_by_depth",
     "memorize_by_difference",
     "memorize_mha",
     "memorize_next_tokens",

@@ -1,0 +1,244 @@
+"""Two layers meet what the floor promises, as a plain forward pass sees them."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from attnmem import bounds
+from attnmem.constructions import memorize_by_depth
+from attnmem.independence import numerical_rank
+
+F64 = {"dtype": torch.float64}
+
+
+def gaussian(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
+
+
+def partitions(total, largest=None):
+    if not total:
+        yield []
+    for first in range(min(total, largest or total), 0, -1):
+        for rest in partitions(total - first, first):
+            yield [first, *rest]
+
+
+# --- the floor ------------------------------------------------------------------------------------
+
+
+def count(first, second, c, d, d_h):
+    """The theorem's number of labels, with the formulas of groups written out."""
+    e = d - 1 - c
+
+    def rho(k, m):
+        r, p = min(d_h, m), min(k - 1, m)
+        missed = math.comb(p, 2) * r + math.comb(max(p - m + r, 0), 2) * (m - r)
+        return p * r * (2 * m - r) - missed + m
+
+    def kappa(k):
+        p = max(p for p in range(0, d + 1, 2) if p <= k - 1)
+        return (p + 1) * d - p * (p - 1) // 2
+
+    return sum(rho(k, d) + c * kappa(k) for k in first) + sum(rho(k, e) for k in second) + d - 1
+
+
+@pytest.mark.parametrize("d", [2, 3, 5, 6])
+@pytest.mark.parametrize(("H1", "H2"), [(1, 1), (1, 6), (7, 1), (4, 3), (9, 4), (5, 8)])
+def test_floor_is_the_best_of_all_groupings(H1, H2, d):
+    for d_h, d_v, most in itertools.product((1, 2, 7), (1, 2, 4, 9), (None, 1, 2, 3)):
+        cap = most or 99
+        best = max(
+            count(first, second, c, d, d_h)
+            for first in partitions(H1, cap)
+            for second in partitions(H2, cap)
+            for c in range(min(d_v - 1, d - 2, len(second)) + 1)
+        )
+        groups = bounds.deep_groups((H1, H2), d_h, d_v, d, most=most)
+        assert groups.labels == best
+        assert count(groups.first, groups.second, groups.carried, d, d_h) == best
+        assert (sum(groups.first), sum(groups.second)) == (H1, H2)
+        assert max(groups.first + groups.second) <= cap
+        if most is None:
+            assert bounds.deep_floor((H1, H2), d_h, d_v, d) == best
+            assert best <= bounds.deep_ceiling((H1, H2), d_h, d_v, d)
+
+
+def test_floor_beyond_one_layer():
+    """The sizes of the chapter, and one of equal widths."""
+    for heads, d_h, d_v, d in [((6, 5), 1, 6, 8), ((8, 4), 1, 5, 8), ((128, 64), 64, 64, 64)]:
+        one = bounds.own_context_ceiling(sum(heads), d_h, d) + d
+        assert one < bounds.deep_floor(heads, d_h, d_v, d) < bounds.deep_ceiling(heads, d_h, d_v, d)
+
+
+def moved(x, i, W, change=None):
+    """What query ``i`` attends to, or its derivative when the logit matrix changes."""
+    alpha = torch.softmax(x @ W @ x[i], 0)
+    z = alpha @ x
+    return z if change is None else (alpha * (x @ change @ x[i])) @ (x - z)
+
+
+def tangent(Q, K):
+    """The changes of ``K Q^T``, one for each entry of a map."""
+    for W in (Q, K):
+        for entry in torch.eye(W.numel(), **F64).view(-1, *W.shape):
+            yield K @ entry.T if W is Q else entry @ Q.T
+
+
+def drawn_groups(seed, sizes, m, d_h):
+    r = min(d_h, m)
+    for g, k in enumerate(sizes):
+        q = gaussian(seed + 10 * g, k, m)
+        yield gaussian(seed + 10 * g + 1, m, r), gaussian(seed + 10 * g + 2, m, r), q - q.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "c", "d", "d_h"),
+    [
+        ([1], [1], 0, 2, 1),
+        ([3, 1], [2, 1], 1, 4, 1),
+        ([5], [1, 1], 2, 5, 2),
+        ([2, 4], [1, 3], 2, 4, 4),
+        ([7], [1, 1, 1], 2, 5, 1),
+        ([3], [2, 1, 1], 3, 5, 3),
+    ],
+)
+def test_limit_has_as_many_independent_functions(first, second, c, d, d_h):
+    """All functions of an example to which the outputs tend, one column each."""
+    e, n, T = d - 1 - c, 2, count(first, second, c, d, d_h) + 7
+    layer_1 = list(drawn_groups(100, first, d, d_h))
+    layer_2 = list(drawn_groups(200, second, e, d_h))
+    m = gaussian(300, len(second), c)  # of a group, the sum of what its heads read
+
+    def functions(x):
+        s = x[:, :e]
+        yield from x[-1, :-1]
+        for tokens, groups in ((x, layer_1), (s, layer_2)):
+            for Q, K, q in groups:
+                yield from moved(tokens, -1, K @ Q.T)
+                for W in tangent(Q, K):
+                    yield from q @ moved(tokens, -1, K @ Q.T, W)
+        beta = [torch.softmax(s @ (K @ Q.T) @ s[-1], 0) for Q, K, _ in layer_2]
+        for Q, K, q in layer_1:
+            changes = [None]
+            for a in range(0, min(len(q) - 1, d) // 2 * 2, 2):
+                seen = Q @ gaussian(400, Q.shape[1])
+                pair = [torch.outer(q[a + 1], seen), torch.outer(-q[a], seen)]
+                unseen = sum(q[a + i] @ moved(x, -1, K @ Q.T, pair[i]) for i in range(2))
+                assert unseen.abs() < 1e-12
+                changes += pair
+            for W in changes:
+                at = [sum(b * moved(x, i, K @ Q.T, W) for i, b in enumerate(bs)) for bs in beta]
+                yield from (torch.stack(at).T @ m).flatten()
+
+    rows = torch.stack([torch.stack(list(functions(x))) for x in gaussian(500, T, n, d)])
+    sizes = rows.norm(dim=0).clamp(min=1e-9)  # a head alone has no values that cancel
+    assert numerical_rank(rows / sizes) == T - 7
+
+
+# --- the weights ----------------------------------------------------------------------------------
+
+
+def forward(weights, x):
+    """The network in loops over heads and tokens."""
+    for layer in weights.layers:
+        new = [token.clone() for token in x]
+        for W_Q, W_K, W_V, W_O in zip(*layer, strict=True):
+            for i, token in enumerate(x):
+                logits = [float((token @ W_Q) @ (key @ W_K)) for key in x]
+                powers = [math.exp(logit - max(logits)) for logit in logits]
+                for key, power in zip(x, powers, strict=True):
+                    new[i] += power / sum(powers) * (key @ W_V @ W_O)
+        x = new
+    return x[-1] @ weights.W_D[:, 0]
+
+
+def errors(weights, X, y):
+    return [abs(float(forward(weights, list(x)) - label)) for x, label in zip(X, y, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "d_h", "d_v", "d", "n"),
+    [
+        ((1, 1), 1, 1, 2, 2),
+        ((2, 1), 5, 9, 3, 3),  # maps and values wider than the tokens
+        ((3, 3), 2, 2, 3, 2),
+        ((6, 3), 1, 3, 6, 2),
+        ((5, 2), 6, 3, 6, 3),  # one group of five
+        ((1, 7), 2, 2, 4, 5),
+    ],
+)
+def test_every_label_at_the_floor(heads, d_h, d_v, d, n):
+    T = bounds.deep_floor(heads, d_h, d_v, d)
+    X, y = gaussian(0, T, n, d), gaussian(1, T)
+    weights = memorize_by_depth(X, y, heads=heads, head_dim=d_h, value_dim=d_v, seed=2)
+    for H, layer in zip(heads, weights.layers, strict=True):
+        shapes = [tuple(W.shape) for W in layer]
+        assert shapes == [(H, d, d_h), (H, d, d_h), (H, d, d_v), (H, d_v, d)]
+    assert max(errors(weights, X, y)) < 1e-8 * y.abs().max()
+    X, y = gaussian(0, T + 1, n, d), gaussian(1, T + 1)
+    with pytest.raises(ValueError, match=rf"labels: got T = {T + 1} .* at most {T}, the floor"):
+        memorize_by_depth(X, y, heads=heads, head_dim=d_h, value_dim=d_v)
+
+
+SMALL = {"heads": (3, 2), "head_dim": 2, "value_dim": 2}
+
+
+@pytest.mark.parametrize("tokens", [1e-150, 1.0, 1e150])
+@pytest.mark.parametrize("labels", [1e-100, 1.0, 1e100])
+def test_scales(tokens, labels):
+    X, y = tokens * gaussian(0, 31, 3, 4), labels * gaussian(1, 31)
+    assert max(errors(memorize_by_depth(X, y, **SMALL), X, y)) < 1e-8 * y.abs().max()
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        gaussian(0, 31, 1, 4) + 0.1 * gaussian(1, 31, 3, 4),  # tokens of an example nearly equal
+        gaussian(0, 1, 3, 4) + 0.01 * gaussian(1, 31, 3, 4),  # examples nearly equal
+        10 + gaussian(0, 31, 3, 4),
+        gaussian(0, 31, 3, 4) * torch.logspace(0, -6, 4, **F64),
+        gaussian(0, 31, 3, 4).round(),
+        torch.cat([gaussian(0, 1, 1, 4).expand(31, 1, 4), gaussian(1, 31, 2, 4)], 1),
+    ],
+)
+def test_hostile_tokens(X):
+    y = gaussian(2, 31).sign()
+    assert max(errors(memorize_by_depth(X, y, **SMALL), X, y)) < 1e-8
+
+
+def test_few_and_equal_labels():
+    X = gaussian(0, 31, 3, 4)
+    zeros = memorize_by_depth(X, torch.zeros(31, **F64), **SMALL)
+    assert max(errors(zeros, X, torch.zeros(31))) == 0
+    one = memorize_by_depth(X[:1].float(), torch.ones(1), **SMALL)  # in float32
+    assert errors(one, X[:1].float().double(), torch.ones(1))[0] < 1e-8
+    again = memorize_by_depth(X, torch.ones(31), seed=1, **SMALL)
+    assert not torch.equal(again.layers[0].W_Q, zeros.layers[0].W_Q)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": gaussian(0, 5, 1, 4)}, "tokens: got n = 1 token; expected at least 2"),
+        ({"tokens": gaussian(0, 5, 3, 1)}, "tokens: got dimension d = 1"),
+        ({"tokens": gaussian(0, 6, 3, 4)}, "labels: got T = 5 .* expected T = 6"),
+        ({"tokens": torch.full((5, 3, 4), math.nan)}, "tokens: got 60 entries that are NaN"),
+        ({"tokens": torch.ones(5, 3, 4)}, "examples: got 0 and 1 equal, with different labels"),
+        ({"labels": torch.full((5,), math.inf)}, "labels: got 5 entries"),
+        ({"labels": gaussian(1, 5, 2)}, "labels: got shape"),
+        ({"heads": (3,)}, "heads: got 1 layers; expected two"),
+        ({"heads": (3, 2, 1)}, "heads: got 3 layers; expected two"),
+        ({"heads": (3, 0)}, r"heads\[1\]: got 0"),
+        ({"head_dim": 0}, "head_dim: got 0"),
+        ({"value_dim": 0}, "value_dim: got 0"),
+        # Both tokens are one: all attention is alike, and outputs are linear in it.
+        ({"tokens": gaussian(0, 5, 1, 3).expand(5, 2, 3)}, "tokens: got data for which float64"),
+        ({"tokens": 1e-150 * gaussian(0, 5, 3, 4), "labels": 1e200 * gaussian(1, 5)}, "by inf"),
+    ],
+)
+def test_refusals(changes, message):
+    arguments = {"tokens": gaussian(0, 5, 3, 4), "labels": gaussian(1, 5), **SMALL}
+    with pytest.raises(ValueError, match=message):
+        memorize_by_depth(**(arguments | changes))
