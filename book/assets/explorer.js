@@ -29,6 +29,17 @@ const count = {
   aot_capacity: ({ H, d_h, d }) => H * d_h + d,
   own_context_rank: ({ H, d }) => H * d,
   own_context_floor: own_floor,
+  // Layers with values as wide as heads; s dimensions of what a layer writes are read behind it.
+  deep_ceiling: ({ L, H, d_h, d }) => {
+    const r = Math.min(d_h, d);
+    let [s, total] = [1, d];
+    for (let layer = 0; layer < L; layer++) {
+      const v = Math.min(d_h, d, s);
+      total += H * (r * (2 * d - r) + v * (d + s - v));
+      s = Math.min(d, s + H * (v + 2 * r));
+    }
+    return total;
+  },
   shared_context_floor: (sizes) => {
     const { H, n, d_h, d } = sizes;
     return n > d ? own_floor(sizes) : floor_of(H, n - 1, d, Math.min(d_h, n - 1)) + 1;

@@ -172,11 +172,11 @@ def test_every_box_of_the_graph_can_be_read_and_leads_to_its_claim(visit):
 
 # --- the explorer ---------------------------------------------------------------------------------
 
-SIZES = ("H", "d", "d_h", "n", "S", "N")
-GRID = itertools.product((1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50))
+SIZES = ("H", "d", "d_h", "n", "S", "N", "L")
+GRID = itertools.product((1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50), (1, 3))
 
 
-def expected(H, d, d_h, n, S, N):
+def expected(H, d, d_h, n, S, N, L):
     """Every count of the page by `attnmem.bounds`; None where a condition fails."""
     layer = bounds.mha_parameters(H, d_h, d)
     units = (layer - 1) // ((n + 1) * d + 2)  # a unit reads n tokens and a query; two more weights
@@ -190,6 +190,7 @@ def expected(H, d, d_h, n, S, N):
         "scalar_capacity": (3 <= n <= d and d_h >= 2, H, n, d_h, d),
         "shared_context_rank": (True, H, n),
         "own_context_ceiling": (True, H, d_h, d),
+        "deep_ceiling": (True, [H] * L, d_h, d_h, d),
         "shared_context_ceiling": (n <= d, H, n, d_h, d),
         "affine_rank": (True, H, d),
         "relu_capacity": (units, units, d),
@@ -242,10 +243,10 @@ def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_show
     points = json.loads(page.locator("#measured").text_content())
     assert {point["kind"] for point in points} == {"capacity", "associations", "classes"}
     for point in points[::7]:
-        page.evaluate(SET, {size: point[size] for size in SIZES})
+        page.evaluate(SET, {size: point[size] for size in SIZES[:-1]})
         bar = page.locator(f"[data-nearest={point['kind']}]")
         shown = int(bar.locator("output").inner_text().replace(",", ""))
-        same = ("kind", *SIZES)
+        same = ("kind", *SIZES[:-1])
         assert shown in [p["known"] for p in points if all(p[s] == point[s] for s in same)]
     page.evaluate(SET, {"H": 64, "d": 2, "d_h": 128, "n": 128, "S": 64, "N": 512})
     assert page.locator("[data-nearest]:not(.idle)").count() == 0
