@@ -173,7 +173,9 @@ def test_every_box_of_the_graph_can_be_read_and_leads_to_its_claim(visit):
 # --- the explorer ---------------------------------------------------------------------------------
 
 SIZES = ("H", "d", "d_h", "n", "S", "N", "L")
-GRID = itertools.product((1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50), (1, 3))
+GRID = itertools.product(
+    (1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50), (1, 3)
+)
 
 
 def expected(H, d, d_h, n, S, N, L):

@@ -105,6 +105,15 @@ def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_pat
         saved_layer(tmp_path, 3)
 
 
+def test_several_layers_are_counted_for_plain_heads():
+    counted = capacity(4, 8, 2, value_dim=3, layers=3)
+    assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
+    assert f"{counted.deep:,} matter in 3 such layers" in str(counted)
+    assert capacity(4, 8, 2).deep is None
+    with pytest.raises(ValueError, match="layers: got 2; expected 1 for this kind"):
+        capacity(4, 8, 2, bias="o", layers=2)
+
+
 def test_other_layers_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"module: got torch\.Linear; expected one of torch\.Mul"):
         from_torch(nn.Linear(2, 2))

@@ -34,6 +34,8 @@ class Capacity:
             zero or undo the shift of a LayerNorm; None if no such count is known.
         proved: What is proved of both counts, and what is only compared.
         floor_proved: Likewise of the floor.
+        layers: How many such layers stand one after the other.
+        deep: Their ceiling together, for one output; None for one layer.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Capacity:
     floor: int | None
     proved: str
     floor_proved: str
+    layers: int = 1
+    deep: int | None = None
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -55,6 +59,9 @@ class Capacity:
             f"{'no' if self.floor is None else f'{self.floor:,}':>13} floor of these labels",
             f"{'':13} ({self.floor_proved})",
         ]
+        if self.deep is not None:
+            lines.append(f"{self.deep:>13,} matter in {self.layers} such layers, a ceiling")
+            lines.append(f"{'':13} (proved; skip connections, no MLP, norm or bias between them)")
         return "\n".join([self.name, *lines])
 
 
@@ -72,6 +79,7 @@ def capacity(
     norm: bool = False,
     adapter: int | None = None,
     adapted: str = "qv",
+    layers: int = 1,
     name: str | None = None,
 ) -> Capacity:
     r"""Count the parameters of an attention layer that matter, and the labels they can hold.
@@ -97,6 +105,8 @@ def capacity(
             queries, keys and values have biases.
         adapter: Rank of low-rank adapters, which alone are trained; None trains all.
         adapted: The maps that have an adapter, letters of ``qkvo``.
+        layers: How many such layers stand one after the other, with skip connections. More than one
+            are counted for plain heads only.
         name: What the layer is called in the report.
 
     Returns:
@@ -128,6 +138,10 @@ def capacity(
     shapes = layer.shapes(outputs or dim)
     total = sum(rows * columns + columns * (x in bias) for x, (rows, columns) in shapes.items())
     low = (adapter, adapted) if adapter else ()
+    plain = layer.plain and not (bias or norm or adapter)
+    if layers > 1 and not plain:
+        refuse("layers", layers, "1 for this kind of layer; several are counted for plain heads")
+    sizes = (head_dim, value_dim or head_dim, dim)
     return Capacity(
         name or f"{heads} heads of width {head_dim}, {groups} of keys and values, d = {dim}",
         total,
@@ -136,6 +150,8 @@ def capacity(
         layer.shown(1, *low),
         None if adapter else layer.floor(),
         *layer.evidence(adapted if adapter else ""),
+        layers,
+        bounds.deep_ceiling([heads] * layers, *sizes) if layers > 1 else None,
     )
 
 

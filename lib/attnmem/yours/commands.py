@@ -11,7 +11,7 @@ from .capacity import capacity, from_config
 from .data import ROLES, SUFFIXES, load
 from .examine import Examination, examine
 
-SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter")
+SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
 CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
 
 
