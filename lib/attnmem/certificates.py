@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -325,29 +325,37 @@ def enclosed_jacobian(
 
     def derivative() -> BallMatrix:
         layers = [[[*map(exact, W)] for W in layer] for layer in weights.layers]
-        W_D, rows = exact(weights.W_D), []
-        for x in tokens:
-            inner, X = [], exact(x)
-            for layer in layers:
-                heads = [_BallHead.of(X, maps, causal) for maps in zip(*layer, strict=True)]
-                inner.append((X, heads))
-                X = sum((head.A * head.V * head.W_O for head in heads), X if skip else 0 * X)
-            last = X.nrows() - 1
-            for c in range(W_D.ncols()):
-                # The derivative in the last tokens, then in those of each layer before.
-                G, at = 0 * X, flint().arb_mat(X.ncols(), W_D.ncols())
-                for j in range(X.ncols()):
-                    G[last, j], at[j, c] = W_D[j, c], X[last, j]
-                row = at.entries()
-                for Y, heads in reversed(inner):
-                    parts, pulled = zip(*(head.pull(Y, G) for head in heads), strict=True)
-                    kinds = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
-                    row = [b for kind in kinds for part in kind for b in part.entries()] + row
-                    G = sum(pulled, G if skip else 0 * G)
-                rows.append(row)
-        return flint().arb_mat(rows)
+        return _deep_derivative(layers, exact(weights.W_D), tokens, skip, causal)[1]
 
     return balls.enclosing(derivative)
+
+
+def _deep_derivative(
+    layers: list, W_D: BallMatrix, tokens: Tensor, skip: bool, causal: bool
+) -> tuple[list[Ball], BallMatrix]:
+    """The outputs, and their derivative in all weights."""
+    outputs, rows = [], []
+    for x in tokens:
+        inner, X = [], exact(x)
+        for layer in layers:
+            heads = [_BallHead.of(X, maps, causal) for maps in zip(*layer, strict=True)]
+            inner.append((X, heads))
+            X = sum((head.A * head.V * head.W_O for head in heads), X if skip else 0 * X)
+        last = X.nrows() - 1
+        outputs += (X * W_D).tolist()[last]
+        for c in range(W_D.ncols()):
+            # The derivative in the last tokens, then in those of each layer before.
+            G, at = 0 * X, flint().arb_mat(X.ncols(), W_D.ncols())
+            for j in range(X.ncols()):
+                G[last, j], at[j, c] = W_D[j, c], X[last, j]
+            row = at.entries()
+            for Y, heads in reversed(inner):
+                parts, pulled = zip(*(head.pull(Y, G) for head in heads), strict=True)
+                kinds = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
+                row = [b for kind in kinds for part in kind for b in part.entries()] + row
+                G = sum(pulled, G if skip else 0 * G)
+            rows.append(row)
+    return outputs, flint().arb_mat(rows)
 
 
 class _BallHead(NamedTuple):
@@ -467,18 +475,35 @@ def certified_solution(
 
     Source: this book, the chapter on the capacity of one layer; R. Krawczyk, Computing 4 (1969).
     """
+
+    def derivative(steps: list[Ball]) -> tuple[list[Ball], BallMatrix]:
+        return _derivative(_moved(_stored(weights), steps), contexts, queries)
+
+    sizes = [_size(W) for W in weights[:3] for _ in range(W[0].numel())] * len(weights.W_Q)
+    return _near_stored(derivative, sizes, labels, most_bits)
+
+
+def _near_stored(
+    derivative: Callable[[list[Ball]], tuple[list[Ball], BallMatrix]],
+    sizes: list[float],
+    labels: Tensor,
+    most_bits: int,
+) -> CertifiedSolution:
+    """The proof, from outputs and derivative as functions of a step in each weight.
+
+    ``sizes`` are those of the weights, to which steps are relative.
+    """
     error = contraction = math.inf
     for bits in precisions(most_bits):
         with precision(bits):
-            heads = _stored(weights)
-            outputs, J = _derivative(heads, contexts, queries)
+            outputs, J = derivative([flint().arb(0)] * len(sizes))
             outputs = flint().arb_mat(len(outputs), 1, outputs)
             error = balls.largest(outputs - exact(labels.reshape(-1, 1)))
-            B = _right_inverse(J, weights)
+            B = _right_inverse(J, sizes)
             # The box |u| <= 2 |G(0)|, and q >= |I - G'| there in the largest-entry norm.
             u = flint().arb_mat(len(labels), 1, [flint().arb(0, 2 * error)] * len(labels))
             steps = B * u
-            _, near = _derivative(_moved(heads, steps.entries()), contexts, queries)
+            near = derivative(steps.entries())[1]
             sums = [[sum(map(abs, row))] for row in (near * B - 1).tolist()]
             contraction = balls.largest(flint().arb_mat(sums))
             if contraction < 0.5:
@@ -486,16 +511,16 @@ def certified_solution(
     return CertifiedSolution(error, math.inf, contraction, bits)
 
 
-def _right_inverse(J: BallMatrix, weights: MHAWeights) -> BallMatrix:
+def _size(W: Tensor) -> float:
+    """The root mean square of weights of one kind; one, if all are zero."""
+    top = W.abs().max().item()  # so that no square overflows
+    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
+
+
+def _right_inverse(J: BallMatrix, sizes: list[float]) -> BallMatrix:
     """Exact numbers ``B`` with ``J B`` near the identity, if the rows of ``J`` are independent."""
-    # Steps are measured relative to the size of each kind of weights. Floats see rows scaled to a
-    # largest entry of one, so that none of them is too large or too small.
-    sizes = []
-    for W in weights[:3]:
-        top = W.abs().max().item()  # so that no square overflows
-        size = top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
-        sizes += [size] * W[0].numel()
-    sizes *= len(weights.W_Q)
+    # Floats see rows scaled to a largest entry of one, so that none of them is too large or too
+    # small.
     rows = [[(x * s).mid() for x, s in zip(row, sizes, strict=True)] for row in J.tolist()]
     tops = [max(map(abs, row)) for row in rows]
     scaled = [[float(x / top) for x in row] for row, top in zip(rows, tops, strict=True)]
@@ -508,8 +533,51 @@ def _right_inverse(J: BallMatrix, weights: MHAWeights) -> BallMatrix:
 def _moved(heads: list[_Head], steps: list[Ball]) -> list[_Head]:
     """The weights after steps in the order of the derivative's columns."""
     step = iter(steps)
+    return [_Head(*(_step(W, step) for W in head[:3]), head.factor) for head in heads]
 
-    def moved(W: BallMatrix) -> BallMatrix:
-        return flint().arb_mat(W.nrows(), W.ncols(), [x + next(step) for x in W.entries()])
 
-    return [_Head(*map(moved, head[:3]), head.factor) for head in heads]
+def _step(W: BallMatrix, step: Iterator[Ball]) -> BallMatrix:
+    """The matrix after the next steps, one for each entry."""
+    return flint().arb_mat(W.nrows(), W.ncols(), [x + next(step) for x in W.entries()])
+
+
+def _has_one_output(weights, tokens, labels) -> None:
+    _is_deep(weights, tokens)
+    check_data(tokens=tokens, labels=labels)
+    if weights.W_D.shape[1] != 1:
+        refuse("weights.W_D", f"shape {tuple(weights.W_D.shape)}", "one output")
+
+
+@checked(also=_has_one_output)
+def certified_deep_solution(
+    weights: DeepWeights,
+    tokens: Float[Tensor, "T n d"],
+    labels: Float[Tensor, " T"],
+    *,
+    skip: bool = True,
+    causal: bool = False,
+    most_bits: MostBits = 512,
+) -> CertifiedSolution:
+    """Prove that weights near those of layers one after the other meet every label exactly.
+
+    All weights move, and the proof is that of :func:`certified_solution`.
+
+    Example:
+        >>> from attnmem.constructions import memorize_by_depth
+        >>> X, y = torch.rand(9, 2, 2), torch.rand(9)
+        >>> weights = memorize_by_depth(X, y, heads=(2, 3), head_dim=1, value_dim=1, seed=0)
+        >>> certified_deep_solution(weights, X, y).proven
+        True
+
+    Source: this book, the chapter on weights of two layers; R. Krawczyk, Computing 4 (1969).
+    """
+
+    def derivative(steps: list[Ball]) -> tuple[list[Ball], BallMatrix]:
+        step = iter(steps)
+        layers = [
+            [[_step(exact(W), step) for W in kind] for kind in layer] for layer in weights.layers
+        ]
+        return _deep_derivative(layers, _step(exact(weights.W_D), step), tokens, skip, causal)
+
+    sizes = [_size(W) for W in weights.tensors for _ in range(W.numel())]
+    return _near_stored(derivative, sizes, labels, most_bits)

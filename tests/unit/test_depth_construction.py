@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from attnmem import bounds
+from attnmem.attention.deep import deep, random_deep
+from attnmem.certificates import certified_deep_solution
 from attnmem.constructions import memorize_by_depth
 from attnmem.independence import numerical_rank
 
@@ -242,3 +244,40 @@ def test_refusals(changes, message):
     arguments = {"tokens": gaussian(0, 5, 3, 4), "labels": gaussian(1, 5), **SMALL}
     with pytest.raises(ValueError, match=message):
         memorize_by_depth(**(arguments | changes))
+
+
+# --- exact weights nearby -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [(2, 1), (3, 2)])
+def test_exact_weights_are_proved_to_be_near(heads):
+    size = {"head_dim": 1, "value_dim": 2}
+    T = bounds.deep_floor(heads, 1, 2, 3)
+    X, y = gaussian(0, T, 2, 3), gaussian(1, T)
+    weights = memorize_by_depth(X, y, heads=heads, **size, seed=1)
+    proof = certified_deep_solution(weights, X, y)
+    assert proof.proven
+    assert proof.distance < 1e-9
+    assert proof.error == pytest.approx(max(errors(weights, X, y)), abs=1e-13)
+    # Labels a little further off are met as well, by weights about as far away.
+    near = certified_deep_solution(weights, X, y + 1e-9 * gaussian(2, T))
+    assert near.proven
+    assert 1e-10 < near.distance < 1e-5
+    # No weights give two equal examples different labels.
+    X[1] = X[0]
+    assert not certified_deep_solution(weights, X, y, most_bits=128).proven
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"skip": False}])
+def test_proof_is_about_the_network_asked_for(options):
+    weights = random_deep((2, 1), 2, 3, 3, torch.Generator().manual_seed(0))
+    X = gaussian(0, 5, 4, 3)
+    y = deep(weights, X, **options)[:, 0]
+    assert certified_deep_solution(weights, X, y, **options).error < 1e-13
+    assert certified_deep_solution(weights, X, y, causal=not options.get("causal")).error > 1e-3
+
+
+def test_proof_refuses_two_outputs():
+    weights = random_deep((1,), 1, 1, 2, torch.Generator().manual_seed(0), outputs=2)
+    with pytest.raises(ValueError, match=r"weights.W_D: got shape \(2, 2\); expected one output"):
+        certified_deep_solution(weights, gaussian(0, 3, 2, 2), gaussian(1, 3))
