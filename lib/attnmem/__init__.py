@@ -21,7 +21,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``certificates``          proofs that a layer memorizes, or that exact weights are near
 ``training``              many models trained at once
 ``tiny_transformers``     many tiny models trained on a few sequences each
-``fitting``               one layer trained on all examples at once, until every label is met
+``fitting``               layers trained on all examples at once, until every label is met
 ``linear_memory``         the linear associative memory, which calibrates counts of bits
 ``features``              features of real models, and the images and texts that they read
 ``yours``                 your own data and layer: what holds, how many labels, which weights

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnmem import bounds, experiments, fitting
+from attnmem import store as storage
 from attnmem.attention.deep import DeepWeights, deep, jacobian, random_deep
 from attnmem.studies import STUDIES, depth
 from attnmem.studies.study import ALL
@@ -187,3 +188,22 @@ def test_fits_become_rows_and_resume(store):
     assert set(table.fraction) == {0.5}
     assert table["shape"][0] == "L=1, H=2, n=4, d=3, d_h=2, d_v=2"
     assert table.ratio[0] == found.least / found.largest
+
+
+def test_what_was_reached_is_read_off_fraction_by_fraction(store):
+    """All seeds up to 0.8; of the larger fractions one seed met 0.95, and none met 0.9."""
+    outcome = storage.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
+    met, net, other = dataclasses.replace(outcome, stop="met"), *depth.FAMILIES[1][1:]
+    first = next(
+        fit for fit in depth.fittings("paper") if depth.sizes_of(fit, depth.Network) == net
+    )
+    fit = lambda net, f, seed: dataclasses.replace(  # noqa: E731
+        first, **net._asdict(), T=int(f * net.ceiling), seed=seed
+    )
+    right = {(0.8, 0), (0.8, 1), (0.95, 1)}
+    cells = [(f, s) for f in (0.8, 0.9, 0.95) for s in range(2)]
+    rows = [(fit(net, *cell), met if cell in right else outcome) for cell in cells]
+    storage.append([*rows, (fit(other, 0.8, 0), outcome)])
+    one, two = depth.reached(experiments.table(depth.NAME, "paper")).itertuples(index=False)
+    assert one[6:] == (294, 204, 162, 0.8, 163, 193, 2)
+    assert two[6:] == (294, 218, 162, 0.0, 0, 0, 1)

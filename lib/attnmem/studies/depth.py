@@ -157,3 +157,27 @@ DEPTH = {
         NAME, "mahdavi", "how much of its ceiling a network reaches (not in the paper)"
     )
 }
+
+
+def reached(table: pd.DataFrame) -> pd.DataFrame:
+    """How many labels each network met, in the order of the rows of this study's table.
+
+    ``all`` is the largest fraction up to which every seed met its labels at every fraction tried,
+    and ``every`` that number of labels (0 if there is none); ``some`` is the largest number that
+    any seed met, and ``seeds`` is the fewest of a fraction. ``flat`` is the ceiling of one layer of
+    the same heads, so with as many weights.
+    """
+    lines = []
+    for net, rows in table.groupby([*Network._fields], sort=False):
+        net, right = Network(*net), rows.groupby("fraction").met
+        safe = rows[rows.fraction.isin([f for f, whole in right.all().cummin().items() if whole])]
+        lines.append(
+            net._asdict()
+            | {"weights": net.weights, "ceiling": net.ceiling}
+            | {"flat": net._replace(layers=1, H=net.layers * net.H).ceiling}
+            | {"all": safe.fraction.max() if len(safe) else 0.0}
+            | {"every": safe["T"].max() if len(safe) else 0}
+            | {"some": rows["T"][rows.met].max() if rows.met.any() else 0}
+            | {"seeds": right.size().min()}
+        )
+    return pd.DataFrame(lines)
