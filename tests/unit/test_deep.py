@@ -87,6 +87,7 @@ NARROW = [  # few narrow heads: what later layers do not read is lost
 ]
 
 
+@pytest.mark.hostile("mahdavi-finding-depth")
 @pytest.mark.parametrize(
     ("heads", "d_h", "d_v", "d", "n", "outputs", "skip", "causal"), NARROW + held_back()
 )
