@@ -85,11 +85,13 @@ def fittings(profile: str) -> dict[Fitting, float]:
         parts = [
             (small, (0.9, 0.95, 0.8), 5, newton),
             (FAMILIES[1][1:2], (0.8, 0.95), 5, NEWTON | SHARP),
+            ([net for net in small if net.layers > 1], (0.7, 0.6), 5, newton),
             (of_eight, (0.9,), 5, newton),
             (LARGE[1:2], (0.8,), 1, newton),
             (small, (0.98, 1.0), 5, newton),
             (FAMILIES[0][1:], (0.8,), 3, ADAM | SOFT),
             (of_eight, (0.8, 0.95), 5, newton),
+            (of_eight[2:], (0.7, 0.6), 5, newton),
             (WIDE, (0.9, 0.95), 5, newton),
             (of_eight, (0.98, 1.0), 5, newton),
             (LARGE[::2], (0.8,), 1, newton),
