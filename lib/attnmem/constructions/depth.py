@@ -104,11 +104,14 @@ def memorize_by_depth(
     groups = next(groups for groups in tried if groups.labels >= len(labels))  # small ones first
     size, scale = unit(tokens), unit(labels)
     change = balancing_map((tokens / size).flatten(0, 1))
+    change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
     X, y = tokens / size @ change, labels / scale
+    # Logits matter through the differences of an example's tokens, which have this size.
+    within = float((X - X.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
     tolerance = TOLERANCE * float(y.abs().max() or 1)
     least, generator = math.inf, torch.Generator().manual_seed(seed)
     for spread, sigma in itertools.product(SPREADS, SIZES):
-        base = _draw_base(groups, d, head_dim, spread, generator)
+        base = _draw_base(groups, d, head_dim, spread / within, generator)
         step = _newton(base, sigma, X, y, 1e-2 * tolerance)
         network = _outward(_network(base, step, sigma), change, size, head_dim, value_dim)
         network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
