@@ -551,8 +551,10 @@ def deep_ceiling(
     The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
     tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
 
-    Without ``skip`` the formula agrees with all ranks that we computed, but for causal attention on
-    two tokens, where the rank can be smaller: it is not proven.
+    Without ``skip`` the formula counts the dimensions that are both written by one layer and read
+    by the next. It is proven where these are all (theorem ``thm-depth-bare``), as with ``H_l d_v >=
+    d``. It agrees with all other ranks that we computed, but for causal attention on two tokens,
+    where the rank of narrow layers can be smaller.
 
     Args:
         heads: One number for each layer.

@@ -84,6 +84,7 @@ NARROW = [  # few narrow heads: what later layers do not read is lost
     ((1, 3, 1), 2, 1, 5, 3, 2, False, False),
     ((1, 1, 1, 1), 3, 4, 4, 2, 1, False, False),  # in float64 no gap shows
     ((4, 4, 4), 1, 1, 1, 2, 1, True, False),  # d = 1
+    ((2, 2, 1), 1, 2, 4, 2, 1, False, True),  # H d_v = d: values in complementary spaces
 ]
 
 
