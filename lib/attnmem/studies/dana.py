@@ -37,8 +37,8 @@ def _experiment(
 SMALL = {"N": 50, "batch": 256, "batches": 64}
 EXP5 = {"N": 70, "batch": 1024, "batches": 256}
 DIM = {"N": 200, "batch": 1024, "batches": 64}
-DEPTH = {"N": 70, "batch": 512, "batches": 128, "layers": 3}
-DEPTH |= {"lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}  # 2.5e-3 throughout
+DEEP = {"N": 70, "batch": 512, "batches": 128, "layers": 3}
+DEPTH = DEEP | {"lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}  # 2.5e-3 throughout
 QUICK = {"N": 10, "batch": 128, "batches": 16, "epochs": 8}
 QUICK_DEEP = QUICK | {"layers": 3, "lr": 0.05, "lr_start": 0.05, "lr_end": 0.05}
 
@@ -198,6 +198,17 @@ OURS = [
         _mlp(grid(d=[10], step=[20]), 2, **MLP, **EXP5, epochs=LONGER[0]),
         _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK | {"epochs": LONGER[1]}),
         seeds=3,
+    ),
+    _experiment(  # as many heads in one layer as in three, at the falling rate and at a constant one
+        *("depth-counts", "Exp. 1, three layers and one of as many heads (not in the paper)"),
+        _bigrams(grid(d=[7, 10], H=[1, 5]), **DEEP)
+        + _bigrams(grid(d=[7, 10], H=[3, 15]), **DEEP | {"layers": 1})
+        + _bigrams(grid(d=[7, 10, 13], H=[3, 15]), **DEPTH | {"layers": 1}),
+        _bigrams(grid(d=[3], H=[1]), **QUICK | {"layers": 3})
+        + _bigrams(grid(d=[3], H=[3]), **QUICK)
+        + _bigrams(grid(d=[3], H=[3]), **QUICK_DEEP | {"layers": 1}),
+        seeds=1,
+        curves="d",
     ),
     _experiment(  # positions and maps for every layer, a few cells of the deep experiments
         "depth-own-layers",
