@@ -9,7 +9,7 @@ from test_prose import body
 
 from tools.chapters import argument, notebook_path, text_path
 
-PAGES, WORDS = 16, 24_000  # with the front page, the explorer and a page for the reader's data
+PAGES, WORDS = 17, 24_000  # with the front page, the explorer and a page for the reader's data
 HIDDEN = {"hide-input", "hide-cell", "remove-cell", "remove-input"}
 CHAPTERS = argument()
 

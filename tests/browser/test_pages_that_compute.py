@@ -256,7 +256,7 @@ def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_show
 
 def ends(page, name):
     """The numbers that a bar writes, and where its parts end, in powers of ten on the axis."""
-    bar = page.locator(f"[data-bar^={name}]")
+    bar = page.locator(f"[data-bar^={name}]").first
     numbers = bar.locator("output").inner_text().replace(",", "").split(" to ")
     track = bar.locator(".track").bounding_box()
     boxes = [part.bounding_box() for part in bar.locator(".track i").all()]
