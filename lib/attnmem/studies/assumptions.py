@@ -399,6 +399,14 @@ def by_tier(name: str, column: str) -> pd.DataFrame:
     return pd.concat(columns, axis=1).sort_index()
 
 
+def by_source(name: str, column: str, tier: str = "pretrained") -> pd.DataFrame:
+    """The same for each of the data of one tier, of trained weights and at most two blocks."""
+    rows = TESTS[name].table(store.known(name, tier).values())
+    rows = rows[rows["map"].isin(["trained L0", "trained L1", "trained L2"])]
+    parts = rows.groupby("source", sort=False)
+    return pd.concat({of: by_precision(part, column) for of, part in parts}, axis=1).sort_index()
+
+
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
     """Our numbers (:func:`by_tier`) with the paper's in the column ``paper``, of float32.
 
