@@ -37,7 +37,7 @@ from .mahdavi import read_out
 from .random_layers import gaussian, on_cpu
 
 SIZES = (0.3, 0.1, 0.03, 0.01)  # sigma
-SPREADS = (2.0, 4.0, 1.0)  # standard deviations of the logits at the base point
+SPREADS = (2.0, 4.0, 1.0) * 2  # standard deviations of the logits at the base point
 STEPS = 40  # of Newton's method
 HALVINGS = 10  # of one step
 TOLERANCE = 1e-8  # of the largest label
