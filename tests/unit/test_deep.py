@@ -85,6 +85,7 @@ NARROW = [  # few narrow heads: what later layers do not read is lost
     ((1, 1, 1, 1), 3, 4, 4, 2, 1, False, False),  # in float64 no gap shows
     ((4, 4, 4), 1, 1, 1, 2, 1, True, False),  # d = 1
     ((2, 2, 1), 1, 2, 4, 2, 1, False, True),  # H d_v = d: values in complementary spaces
+    ((2, 3), 1, 4, 7, 2, 1, False, True),  # values of two heads share one dimension
 ]
 
 
