@@ -134,8 +134,6 @@ class Examination:
             refuse("heads", None, "a number, so that there is something to draw")
         import matplotlib.pyplot as plt
 
-        from ..figures import BLUE, THEORY
-
         ax = ax or plt.gca()
         bars = [
             (bound.name + ", does not apply" * bool(bound.missing), bound.labels, bound.missing)
@@ -144,10 +142,10 @@ class Examination:
         bars += [("rank where all outputs are zero", self.met.rank, [])]
         bars += [("rank of the derivative", self.rank.rank, [])]
         for name, labels, fails in sorted(bars, key=lambda bar: bar[1]):
-            [bar] = ax.barh(name, labels, color="none" if fails else BLUE, edgecolor=BLUE)
+            [bar] = ax.barh(name, labels, color="none" if fails else "C0", edgecolor="C0")
             ax.bar_label(ax.containers[-1], [f" {labels:,}"], fontsize="small")
             bar.set_linestyle(":" if fails else "-")
-        ax.axvline(self.differ, **THEORY)
+        ax.axvline(self.differ, color="black", linestyle="--", linewidth=1.2)
         ax.set(xscale="log", xlabel="real labels of one output")
         ax.text(self.differ, 1.01, f"{self.differ:,} examples", transform=ax.get_xaxis_transform())
         ax.margins(x=0.15)
