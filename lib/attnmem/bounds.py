@@ -552,9 +552,10 @@ def deep_ceiling(
     tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
 
     Without ``skip`` the formula counts the dimensions that are both written by one layer and read
-    by the next. It is proven where these are all (theorem ``thm-depth-bare``), as with ``H_l d_v >=
-    d``. It agrees with all other ranks that we computed, but for causal attention on two tokens,
-    where the rank of narrow layers can be smaller.
+    by the next. For ``o <= d`` it is proven to be the rank where these are all ``d`` dimensions
+    (theorem ``thm-depth-bare``), as with ``H_l d_v >= d`` in every layer. Elsewhere it is no theorem.
+    It agrees with all other ranks that we computed, but for causal attention on two tokens, where
+    the rank of narrow layers can be smaller.
 
     Args:
         heads: One number for each layer.
