@@ -553,7 +553,7 @@ def deep_ceiling(
 
     Without ``skip`` the formula counts the dimensions that are both written by one layer and read
     by the next. For ``o <= d`` it is proven to be the rank where these are all ``d`` dimensions
-    (theorem ``thm-depth-bare``), as with ``H_l d_v >= d`` in every layer. Elsewhere it is no theorem.
+    (theorem ``thm-depth-bare``), as with ``H_l d_v >= d`` in every layer; elsewhere no theorem.
     It agrees with all other ranks that we computed, but for causal attention on two tokens, where
     the rank of narrow layers can be smaller.
 
