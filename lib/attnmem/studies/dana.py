@@ -199,7 +199,7 @@ OURS = [
         _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK | {"epochs": LONGER[1]}),
         seeds=3,
     ),
-    _experiment(  # as many heads in one layer as in three, at the falling rate and at a constant one
+    _experiment(  # as many heads in one layer as in three, at a falling and at a constant rate
         *("depth-counts", "Exp. 1, three layers and one of as many heads (not in the paper)"),
         _bigrams(grid(d=[7, 10], H=[1, 5]), **DEEP)
         + _bigrams(grid(d=[7, 10], H=[3, 15]), **DEEP | {"layers": 1})
