@@ -7,7 +7,7 @@ import pytest
 
 from attnmem import experiments, fitting
 from attnmem import store as storage
-from attnmem.studies import assumptions, fits, searches
+from attnmem.studies import assumptions, depth, fits, searches
 
 EVERY = [
     (name, variant)
@@ -75,8 +75,9 @@ def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier
             assert found.dependent > 0
 
 
-def test_every_fit_belongs_to_the_study_and_says_where_it_ended():
-    have, listed = shipped(fits.NAME), fits.fittings("paper")
+@pytest.mark.parametrize("study", [fits, depth])
+def test_every_fit_belongs_to_the_study_and_says_where_it_ended(study):
+    have, listed = shipped(study.NAME), study.fittings("paper")
     assert set(have) == {asked.key for asked in listed}
     for asked, found in have.values():
         assert (found.stop == "met") == (found.error <= fitting.MET)

@@ -93,9 +93,9 @@ def fittings(profile: str) -> dict[Fitting, float]:
             (of_eight, (0.8, 0.95), 5, newton),
             (of_eight[2:], (0.7, 0.6), 5, newton),
             (WIDE, (0.9, 0.95), 5, newton),
-            (of_eight, (0.98, 1.0), 5, newton),
-            (LARGE[::2], (0.8,), 1, newton),
-            (LARGE[1:2], (0.9,), 2, newton),
+            (of_eight[:2], (0.98,), 5, newton),
+            (of_eight[1:2], (1.0,), 5, newton),
+            (of_eight[:1], (1.0,), 2, newton),  # where the time for measuring ended
         ]
     common = {"context": "own", "coordinates": "raw"}
     return {
