@@ -203,7 +203,7 @@ class SavedLayer:
         """What the layer reads on a batch. Nothing behind it is computed, and nothing else kept.
 
         Args:
-            inputs: As :class:`attnmem.features.Encoder` takes them: images, token numbers, or what
+            inputs: As an encoder of ``attnmem.features`` takes them: images, token numbers, or what
                 a tokenizer or an image processor returns as tensors, texts of one length.
 
         Returns:
