@@ -207,7 +207,7 @@ OURS = [
         _bigrams(grid(d=[3], H=[1]), **QUICK | {"layers": 3})
         + _bigrams(grid(d=[3], H=[3]), **QUICK)
         + _bigrams(grid(d=[3], H=[3]), **QUICK_DEEP | {"layers": 1}),
-        seeds=1,
+        seeds=3,
         curves="d",
     ),
     _experiment(  # positions and maps for every layer, a few cells of the deep experiments
