@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .attention import attention_weights
-from .attention.deep import DeepTangents, DeepWeights, Layer, deep, deep_tangents
+from .attention.deep import DeepTangents, DeepWeights, Layer, deep, deep_tangents, streams
 from .attention.tangents import ScalarHeads, Tangents, scalar_outputs, solved, tangents
 from .checks import Range, Seed, checked, refuse
 from .examples import Contexts, check_data
@@ -161,20 +161,12 @@ class _DeepProblem(_Problem):
         return weights.like(torch.autograd.grad(error, weights.tensors)), error.detach()
 
     def attention(self, weights: DeepWeights) -> Iterator[Tensor]:
-        """Of each layer; the last one is read at the last token only.
-
-        A network without positions treats all tokens alike, so that its output at any of them is
-        that at the last one when the tokens are shifted round.
-        """
-        n, d = self.contexts.shape[1:]
-        X, eye = self.contexts, torch.eye(d, dtype=torch.float64)
-        for i, layer in enumerate(weights.layers):
-            asking = [n - 1] if i == len(weights.layers) - 1 else range(n)
-            for k in asking:
-                yield attention_weights(layer.W_Q, layer.W_K, X, X[:, k])
-            below = DeepWeights(weights.layers[: i + 1], eye)
-            shifted = (self.contexts.roll(n - 1 - k, 1) for k in range(n))
-            X = torch.stack([deep(below, tokens) for tokens in shifted], 1)
+        """Of each layer; the last one is read at the last token only."""
+        pairs = [*zip(weights.layers, streams(weights, self.contexts), strict=False)]
+        for i, (layer, X) in enumerate(pairs, 1):
+            asking = X[:, -1:] if i == len(pairs) else X
+            for query in asking.unbind(1):
+                yield attention_weights(layer.W_Q, layer.W_K, X, query)
 
 
 def _problem(weights: Weights, *data: Tensor | None, tolerance: float = MET) -> _Problem:

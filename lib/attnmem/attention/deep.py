@@ -11,6 +11,7 @@ and the outputs are :math:`W_D^\top x_n`, read at the last token.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -59,15 +60,26 @@ def deep(
     causal: bool = False,
 ) -> Float[Tensor, "*T o"]:
     """The outputs at the last token; with ``causal``, each token attends to those up to it."""
-    X = tokens
+    *_, X = streams(weights, tokens, skip=skip, causal=causal)
+    return X[..., -1, :] @ weights.W_D
+
+
+def streams(
+    weights: DeepWeights,
+    tokens: Float[Tensor, "*T n d"],
+    *,
+    skip: bool = True,
+    causal: bool = False,
+) -> Iterator[Float[Tensor, "*T n d"]]:
+    """The tokens before the first layer and after every layer."""
+    yield (X := tokens)
     n = X.shape[-2]
     hidden = X.new_full((n, n), -math.inf if causal else 0.0).triu(1)
     for layer in weights.layers:
         Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
         A = torch.softmax(Q @ K.mT + hidden, -1)
         Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)
-        X = X + Y if skip else Y
-    return X[..., -1, :] @ weights.W_D
+        yield (X := X + Y if skip else Y)
 
 
 class DeepTangents(NamedTuple):

@@ -21,7 +21,7 @@ from torch import Tensor
 from .. import bounds
 from ..attention.deep import DeepWeights, random_deep
 from ..store import Fitting, Row
-from .fits import FitStudy, sizes_of
+from .fits import FitStudy, sizes_of, whole_up_to
 
 NAME = "answer-depth"
 
@@ -172,12 +172,12 @@ def reached(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for net, rows in table.groupby([*Network._fields], sort=False):
         net, right = Network(*net), rows.groupby("fraction").met
-        safe = rows[rows.fraction.isin([f for f, whole in right.all().cummin().items() if whole])]
+        safe = rows[rows.fraction <= whole_up_to(rows)]
         lines.append(
             net._asdict()
             | {"weights": net.weights, "ceiling": net.ceiling}
             | {"flat": net._replace(layers=1, H=net.layers * net.H).ceiling}
-            | {"all": safe.fraction.max() if len(safe) else 0.0}
+            | {"all": whole_up_to(rows)}
             | {"every": safe["T"].max() if len(safe) else 0}
             | {"some": rows["T"][rows.met].max() if rows.met.any() else 0}
             | {"seeds": right.size().min()}

@@ -241,6 +241,12 @@ def _fitted(fit: Fitting, given: NamedTuple) -> Fitted:
     )
 
 
+def whole_up_to(rows: pd.DataFrame) -> float:
+    """The largest fraction up to which all fits met their labels at every fraction tried, or 0."""
+    whole = rows.groupby("fraction").met.all().cummin()
+    return float(whole[whole].index.max()) if whole.any() else 0.0
+
+
 def reached(table: pd.DataFrame) -> pd.DataFrame:
     """How far each optimizer gets at each shape, in the order of the rows of this study's table.
 
@@ -251,11 +257,10 @@ def reached(table: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for (shape, way), rows in table.groupby(["shape", "way"], sort=False):
         right = rows.groupby("fraction").met
-        whole = right.all().cummin()
         one = rows.iloc[0]
         lines.append(
             {"shape": shape, "way": way, "ceiling": one.ceiling, "seeds": int(right.size().min())}
-            | {"all": float(whole[whole].index.max()) if whole.any() else 0.0}
+            | {"all": whole_up_to(rows)}
             | {"some": float(rows.fraction[rows.met].max()) if rows.met.any() else 0.0}
             | {"tried": float(rows.fraction.max())}
             | {name: getattr(one, name) / one.ceiling for name in ("floor", "theorem")}

@@ -125,7 +125,7 @@ class Examination:
         """Draw the bounds and ranks as bars, beside the number of examples.
 
         Args:
-            ax: Where to draw; by default a new figure.
+            ax: Where to draw; by default the current axes.
 
         Returns:
             The axes. Bounds whose hypotheses fail here are hollow.
@@ -262,10 +262,12 @@ def examine(
     least = ranks.fewest(groups=False)
     steps.begin("the fewest heads with outputs zero")
     enough = ranks.fewest(groups=True) if least else None
-    asked: list[Rank | None] = [None, None]
-    for index, groups in enumerate((False, True) if heads else ()):
+    rank = met = None
+    if heads:
         steps.begin(f"rank of the derivative with {heads} heads")
-        asked[index] = ranks(heads, groups)
+        rank = ranks(heads, groups=False)
+        steps.begin(f"rank of the derivative with {heads} heads")
+        met = ranks(heads, groups=True)
     found = Examination(
         examples=T,
         tokens=n,
@@ -280,8 +282,8 @@ def examine(
         dimensions=_dimensions(data, at),
         findings=findings,
         bounds=_bounds(data, at, findings, heads, head_dim) if heads else [],
-        rank=asked[0],
-        met=asked[1],
+        rank=rank,
+        met=met,
         least_heads=least,
         enough_heads=enough,
         builder="",
@@ -368,14 +370,16 @@ def _findings(data: Data, name: str, samples: int, seed: int, steps: _Steps) -> 
     def tested(vectors: Tensor, size: int) -> tuple[str, str]:
         return _any_are_independent(vectors, size, DTYPES[name], samples, seed)
 
+    tests = (
+        lambda: tested(data.queries, n),
+        lambda: _contexts(data, DTYPES[name]),
+        lambda: tested(means, n),
+        lambda: tested(data.queries, d),
+    )
     found = []
-    for title in TESTS:
+    for title, test in zip(TESTS, tests, strict=True):
         steps.begin(f"{title} in {name}")
-        if title == A2:
-            verdict = _contexts(data, DTYPES[name])
-        else:
-            verdict = tested(means if title == A3 else data.queries, d if title == GENERAL else n)
-        found.append(Finding(title, name, *verdict))
+        found.append(Finding(title, name, *test()))
     return found
 
 
