@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from statistics import mean
+from typing import Any
 
 from .checks import refuse
 from .reporting import papers
@@ -106,25 +106,21 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) -> list[str]:
-    """How much of a study is stored, and what a CPU needs for the rest, by its own mean times."""
+    """How much of a study is stored, and what a CPU needs for the rest, by its own rows."""
     selection = Selection(variant=variant)
     have, of = each.done(profile, selection, rows)
     word = "complete" if have == of else "in part" if have else "none"
     line = f"{profile:9} {each.name:28} {variant or '':18} {have:4} of {of:4}  {word}"
     if have == of or not each.units_known:
         return [line.rstrip()]
-    missing = Counter(each.curve_of(one) for one in each.missing(profile, selection, rows))
-    seconds = each.seconds(rows)
-    every = [second for found in seconds.values() for second in found]
-    prices = {
-        curve: missing[curve] * mean(seconds.get(curve, every)) if every else math.nan
-        for curve in sorted(missing, key=str if None in missing else None)
-    }
+    missing = each.missing(profile, selection, rows)
+    counts, prices = Counter(each.curve_of(one) for one in missing), Counter[Any]()
+    for one, seconds in zip(missing, each.prices(missing, rows), strict=True):
+        prices[each.curve_of(one)] += seconds
     lines = [f"{line:81}{_hours(sum(prices.values()))}".rstrip()]
-    for curve, price in prices.items():
-        if each.curves:
-            count = f"{missing[curve]} missing {_hours(price)}".rstrip()
-            lines.append(f"{'':9} {each.curves} = {curve}: {count}")
+    for curve in sorted(counts) if each.curves else ():
+        count = f"{counts[curve]} missing {_hours(prices[curve])}".rstrip()
+        lines.append(f"{'':9} {each.curves} = {curve}: {count}")
     return lines
 
 

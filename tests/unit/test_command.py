@@ -47,24 +47,6 @@ def test_list_and_status_name_every_study(command):
     assert "10 paper, 2 quick" in listed, "of a search, the shapes"
 
 
-def test_status_prices_what_is_missing_by_the_mean_time_of_the_rows(command):
-    """By the curve's own rows; a curve that has none, by all rows of the study."""
-    storage.append(
-        (run, outcome(36.0 * run.H))
-        for run in experiments.runs("mahdavi-fig2a", "quick")
-        if run.T != 1000 and run.H < run.T / 100
-    )
-    lines = command("status", "--profile", "quick")[1].splitlines()
-    [at] = [i for i, line in enumerate(lines) if " mahdavi-fig2a " in line]
-    said = "quick mahdavi-fig2a code 10 of 24 in part 16.0 min"
-    assert " ".join(lines[at].split()) == said
-    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
-        "T = 250: 4 missing 3.6 min",
-        "T = 500: 2 missing 2.8 min",
-        "T = 1000: 8 missing 9.6 min",
-    ]
-
-
 @pytest.mark.usefixtures("instant")
 def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_before_others(command):
     """By the time that rows took; curves without rows come last, the smallest first."""

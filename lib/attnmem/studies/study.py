@@ -132,10 +132,28 @@ class Study:
     def seconds(self, rows: Rows) -> dict[Any, list[float]]:
         """How long each row of a curve took, by curve; on a CPU, if any row is from there."""
         seconds: dict[Any, list[float]] = {}
-        on_cpu = [row for row in rows.values() if row[1].device == "cpu"]
-        for config, result in on_cpu or rows.values():
+        for config, result in _on_a_cpu(rows):
             seconds.setdefault(self.curve_of(config), []).append(result.wall_s)
         return seconds
+
+    def prices(self, configs: Sequence[Any], rows: Rows) -> list[float]:
+        """The seconds of each configuration on a CPU; nan if there are no rows.
+
+        By rows of its own cell; else by the time of a step in this cell on other curves, as if it
+        did not stop early; else by the time of a step in all rows.
+        """
+        other = ("seed", "steps", self.curves)
+        times: dict[Any, list[float]] = {}
+        for config, result in _on_a_cpu(rows):
+            step = result.wall_s / _steps_made(config, result)
+            own = result.wall_s / _steps(config)
+            for cell, time in ((_cell(config), own), (_cell(config, *other), step), ((), step)):
+                times.setdefault(cell, []).append(time)
+        found = [
+            next((times[c] for c in (_cell(one), _cell(one, *other), ()) if c in times), [math.nan])
+            for one in configs
+        ]
+        return [_steps(one) * mean(each) for one, each in zip(configs, found, strict=True)]
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit, in any process: one row for each configuration."""
@@ -157,6 +175,25 @@ class Study:
         """
         values = [vars(config) | vars(result) for config, result in rows]
         return pd.DataFrame(values, columns=[*SCHEMAS[self.config].types])
+
+
+def _on_a_cpu(rows: Rows) -> Iterable[Row]:
+    return [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
+
+
+def _cell(config: Any, *others: str | None) -> tuple[Any, ...]:
+    """All fields of a configuration but the seed and some others."""
+    return tuple(pair for pair in vars(config).items() if pair[0] not in ("seed", *others))
+
+
+def _steps(config: Any) -> int:
+    return getattr(config, "steps", 1)
+
+
+def _steps_made(config: Any, result: Any) -> int:
+    """Fewer than were asked for, if a training stopped with every example right."""
+    stopped = getattr(config, "early_stop", False) and result.accuracy == 1
+    return result.best_step if stopped and result.best_step else _steps(config)
 
 
 # --- trainings ------------------------------------------------------------------------------------
