@@ -12,7 +12,7 @@ from .checks import refuse
 from .reporting import show, titled_table
 from .store import Row, Run
 from .studies import DANA, EXPERIMENTS, runs
-from .studies.study import SIZES
+from .studies.study import PROFILES, SIZES
 from .studies.tables import beside_published, by_seed, rows, usable
 
 LETTERS = {"N": "N", "n": "n", "T": "T", "d": "d", "d_h": "d_h", "H": "H", "width": "w"}
@@ -30,6 +30,7 @@ CONTEXTS = {"shared": "All examples share one context.", "random": "Each has a c
 def record(name: str, axis: str | None, variant: str | None = None) -> None:
     """Show the record of an experiment of the published profile, in one form for every page.
 
+    Where nothing of that is stored it shows the profile ``quick``, a smoke test, and says so.
     It says what was trained and how, how much of it is stored, draws the mean and the range of the
     seeds with the published points where they are known, and lists the means. A curve with a hole
     is not shown beside whole ones, nor is a seed that has a part of a curve only.
@@ -45,7 +46,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     """
     grid, have, shown = _stored(name, variant)
     if not have:
-        refuse("name", repr(name), "an experiment with stored rows (python -m attnmem run)")
+        measure = f"python -m attnmem run {name}, in full or with --profile quick"
+        refuse("name", repr(name), f"an experiment with stored rows ({measure})")
     found = EXPERIMENTS[name].table(shown)
     if axis is not None and (axis not in SIZES or found[axis].isna().all()):
         refuse("axis", repr(axis), f"a size of {name}: one of {', '.join(SIZES)}")
@@ -59,8 +61,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     curves = curves_of(found, axis, measured, _named(name, grid))
-    crosses = {}
-    if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
+    crosses, published = {}, EXPERIMENTS[name].variants[0]
+    if name in DANA and (grid[0].profile, grid[0].variant) == ("paper", published):
         points = beside_published(name)
         crosses = {"published": (points[axis], points.published)}
     vertical = "mean square error" if measured == "loss" else "accuracy"
@@ -72,7 +74,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     cells = means.map("{:.1e}".format) if measured == "loss" else means.round(3)
     cells = cells.astype(object).where(means.notna(), "")
     what = "Mean" if vertical == "accuracy" else "Mean of the"
-    title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}."
+    smoke = "" if grid[0].profile == "paper" else f", profile {grid[0].profile}"
+    title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}{smoke}."
     lines = [(f"${LETTERS[axis]}$", *cells.columns), *cells.itertuples(name=None)]
     show(titled_table(title, f"tab-record-{name}", lines))
 
@@ -84,7 +87,7 @@ def protocol(name: str, variant: str | None = None) -> dict[str, str]:
 
 
 def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[str, str]:
-    one, seeds = grid[0], EXPERIMENTS[name].seeds["paper"]
+    one, seeds = grid[0], EXPERIMENTS[name].seeds[grid[0].profile]
     rates = f"the rate rises over the first 5% to {_range(run.lr for run in grid)}, then falls"
     rates += " along a cosine to zero"
     if one.schedule != "warmup-cosine":
@@ -100,6 +103,9 @@ def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[
         stored += f"; {lost} diverged; {seconds:,.0f} seconds each on average"
     if shown < len(have):
         stored += f"; shown here: {shown:,}, the seeds of whole curves"
+    if one.profile != "paper":
+        stored += ". Nothing of the published grid is stored, so this is the profile "
+        stored += f"`{one.profile}`: a smoke test, not a result"
     sizes = {field: _range(getattr(run, field) for run in grid) for field in LETTERS}
     steps = _range(run.steps for run in grid)
     return {
@@ -113,15 +119,17 @@ def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[
 
 
 def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[Row]]:
-    """The published grid, its stored rows, and those of its whole curves, if it has some."""
-    grid, known = runs(name, "paper", variant=variant), rows(name, "paper")
-    have = {run.key: known[run.key] for run in grid if run.key in known}
+    """A grid, its stored rows, and those of its whole curves, if it has some; quick if need be."""
+    for profile in (*PROFILES, PROFILES[0]):
+        grid, known = runs(name, profile, variant=variant), rows(name, profile)
+        if have := {run.key: known[run.key] for run in grid if run.key in known}:
+            break
     shown, _ = usable({run.key: run for run in grid}, have, EXPERIMENTS[name].curves)
     return grid, [*have.values()], shown
 
 
 def _named(name: str, grid: list[Run]) -> str | None:
-    """The size that tells the curves of the published grid apart, if it has more than one."""
+    """The size that tells the curves of the grid apart, if it has more than one."""
     field = EXPERIMENTS[name].curves
     return field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
 

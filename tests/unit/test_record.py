@@ -83,6 +83,24 @@ def test_each_of_several_curves_is_named(shown):
     assert "| $T$ = 30,000 | 0.018 |" in shown("mahdavi-fig4-heads", "H")[-1]
 
 
+@pytest.mark.usefixtures("store")
+def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_test(shown):
+    """No published point stands beside them, since their sizes are others."""
+    with pytest.raises(ValueError, match=r"run dana-exp6, in full or with --profile quick"):
+        experiments.record("dana-exp6", "H")
+    runs = experiments.runs("dana-exp6", "quick")
+    outcome = store.Outcome(0.5, 0.1, 2.0, "cpu", "2", "abc")
+    store.append((run, outcome) for run in runs)
+    said, table = shown("dana-exp6", "H")
+    assert f"{len(runs)} of {len(runs)} trainings, in {len({r.H for r in runs})} of " in said
+    assert "so this is the profile `quick`: a smoke test, not a result." in said
+    assert "profile quick." in table.splitlines()[0]
+    store.append([(experiments.runs("dana-exp6", "paper")[0], outcome)])
+    said, table = shown("dana-exp6", "H")
+    assert "**Stored.** 1 of 120 trainings" in said
+    assert "quick" not in said + table
+
+
 def test_the_words_alone(shown):
     [said] = shown("mahdavi-fig3-short", None)
     assert said.startswith("- **Source.**")

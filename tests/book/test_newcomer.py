@@ -1,0 +1,72 @@
+"""A newcomer adds an experiment: CONTRIBUTING's own entry and commands, up to the page."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from test_chapters import NAME
+
+from tools.chapters import ROOT
+
+SAID = (ROOT / "CONTRIBUTING.md").read_text()
+STUDY = "lib/attnmem/studies/dana.py"
+
+
+def in_copy(root, *arguments):
+    """A command in the copy; what it says."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "lib"), "OMP_NUM_THREADS": "1"}
+    environment.pop("ATTNMEM_MEASUREMENTS", None)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The repository in small, with the entry in its place, committed."""
+    root = tmp_path_factory.mktemp("clone")
+    for folder in ("tools", "book/fragments"):
+        shutil.copytree(ROOT / folder, root / folder)
+    without = shutil.ignore_patterns("measurements", "__pycache__")
+    shutil.copytree(ROOT / "lib", root / "lib", ignore=without)
+    for name in ("_config.yml", "constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
+    [entry] = re.findall(r"^    _experiment\(\n.*?^    \),\n", SAID, re.M | re.S)
+    study, start = (root / STUDY).read_text(), "OURS = [\n"
+    assert study.count(start) == 1
+    (root / STUDY).write_text(study.replace(start, start + entry))
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "All"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def test_from_the_entry_to_the_page(copy):
+    [line] = re.findall(r"`python (-m attnmem run dana-exp7 [^`]+)`", SAID)
+    assert "6 rows added" in in_copy(copy, *line.split(), "--device", "cpu")
+    [template] = re.findall(r"copy `(\S+record\.md)`", SAID)
+    assert NAME.fullmatch("dana/exp7")
+    page = copy / "book/text/dana/exp7.md"
+    page.parent.mkdir(parents=True)
+    page.write_text((copy / template).read_text().replace("dana-exp1", "dana-exp7"))
+    in_copy(copy, "-m", "tools.run", "dana/exp7")
+    cells = nbformat.read(copy / "book/notebooks/dana/exp7.ipynb", 4).cells
+    shown = "".join(
+        output.data.get("text/markdown", "") + " image/png" * ("image/png" in output.data)
+        for cell in cells
+        for output in cell.get("outputs", [])
+    )
+    assert "6 of 6 trainings" in shown
+    assert "`quick`: a smoke test, not a result" in shown
+    assert "image/png" in shown
+    assert "Exp. 7, profile quick." in shown
+
+
+def test_a_page_may_have_a_digit_in_its_name_and_no_capital_or_blank():
+    assert NAME.fullmatch("dana/exp7-again")
+    assert not any(map(NAME.fullmatch, ["dana/Exp7", "dana/exp 7", "exp7", "dana/exp_7"]))
