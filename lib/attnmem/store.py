@@ -270,7 +270,8 @@ def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str
     roots = dict.fromkeys([SHIPPED.resolve(), writable_root().resolve()])
     if recompute:
         if len(roots) == 1:
-            refuse("recompute", "True", "ATTNMEM_MEASUREMENTS to name a folder for the new rows")
+            folder = "a folder for the new rows, named by the environment variable"
+            refuse("recompute", "True", f"{folder} ATTNMEM_MEASUREMENTS, such as _build/rows")
         del roots[SHIPPED.resolve()]
     rows: dict[str, Row] = {}
     for root in roots:
