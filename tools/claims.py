@@ -76,13 +76,19 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
 
 
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
-    """How many trainings of published grids are stored, as a table."""
+    """How many trainings of published grids are stored, and how many ran on a GPU, as a table."""
     table = experiments.coverage(names)[["source", "published runs", "published, stored"]]
-    title = f"Published trainings of {AUTHORS[paper]}, and how many of them are stored"
-    lines = [
-        (where, f"{runs:,}", f"{have:,}") for where, runs, have in table.itertuples(False, None)
+    table["on a GPU"] = [
+        len(experiments.table(name, "paper").query("device != 'cpu' and variant == @published"))
+        for name, published in ((name, each.variants[0]) for name, each in names.items())
     ]
-    head = ("Figure or experiment", "trainings", "stored")
+    table.loc[""] = ["all", *table.iloc[:, 1:].sum()]
+    title = f"Published trainings of {AUTHORS[paper]}, how many are stored, and made on what"
+    lines = [
+        (where, *(f"{count:,}" for count in counts))
+        for where, *counts in table.itertuples(False, None)
+    ]
+    head = ("Figure or experiment", "trainings", "stored", "of these on a GPU")
     return titled_table(title, f"tab-report-{paper}", [head, *lines]) + "\n"
 
 

@@ -1,5 +1,6 @@
 """The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
 
+import csv
 import re
 
 import nbformat
@@ -22,6 +23,20 @@ def test_the_page_is_up_to_date():
         )
         assert totals.read_text() == claims.totals(RECORDED, paper)
         assert coverage.read_text() == claims.coverage(paper, grids)
+
+
+def test_the_report_says_which_rows_a_gpu_made():
+    """Counted in the files themselves."""
+    text = claims.coverage("mahdavi", experiments.MAHDAVI)
+    total = [0, 0]
+    for name in experiments.MAHDAVI:
+        head, *lines = csv.reader((store.SHIPPED / name / "paper.csv").open())
+        on_gpu = sum("NVIDIA" in line[head.index("device")] for line in lines)
+        source = experiments.MAHDAVI[name].source
+        assert re.search(rf"^\| {source} \| \d+ \| {len(lines)} \| {on_gpu} \|$", text, re.M)
+        total = [total[0] + len(lines), total[1] + on_gpu]
+    assert total[1] > 0
+    assert re.search(rf"^\| all \| 2,052 \| {total[0]:,} \| {total[1]} \|$", text, re.M)
 
 
 ENTRY = re.compile(
