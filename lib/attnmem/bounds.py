@@ -13,6 +13,7 @@ All sizes are integers of at least 1, or of the range that is said there. Each f
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -277,19 +278,36 @@ def best_groups(
     """Sizes of the groups of ``H`` heads whose sum of :func:`group_rank` is largest.
 
     From the second head of a group on, the gain of one more head falls. So groups of nearly equal
-    size are best, and their number is tried.
+    size are best.
 
     Example:
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
         [11, 11, 10]
     """
+    split, _ = _best_split(heads, keys, dim, rank)
+    return [size for size, count in split.items() for _ in range(count)]
 
-    def sizes(groups: int) -> list[int]:
+
+def _best_split(heads: int, *sizes: int) -> tuple[dict[int, int], int]:
+    """How many groups of each size are best, and the sum of their ranks.
+
+    For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
+    as a function of its size, with lines between whole numbers. It is concave, and so is the sum as
+    a function of ``G``. So this rises up to the best ``G``.
+    """
+
+    def split(groups: int) -> dict[int, int]:
         small, larger = divmod(heads, groups)
-        return [small + 1] * larger + [small] * (groups - larger)
+        return {small + 1: larger, small: groups - larger}
 
-    ranks = {size: _group_rank(size, keys, dim, rank) for size in range(1, heads + 1)}
-    return max(map(sizes, range(1, heads + 1)), key=lambda s: sum(ranks[size] for size in s))
+    def ranks(groups: int) -> int:
+        return sum(count * _group_rank(size, *sizes) for size, count in split(groups).items())
+
+    def is_enough(groups: int) -> bool:
+        return ranks(groups + 1) <= ranks(groups)
+
+    best = 1 + bisect.bisect_left(range(1, heads), True, key=is_enough)
+    return split(best), ranks(best)
 
 
 @checked
@@ -300,8 +318,7 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
     :func:`own_context_ceiling`.
     """
-    sizes = dim, dim, min(head_dim, dim)
-    return sum(_group_rank(size, *sizes) for size in best_groups(heads, *sizes))
+    return _best_split(heads, dim, dim, min(head_dim, dim))[1]
 
 
 @checked
@@ -314,8 +331,7 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     """
     if context > dim:
         return own_context_floor(heads, head_dim, dim)
-    sizes = context - 1, dim, min(head_dim, context - 1)
-    return sum(_group_rank(size, *sizes) for size in best_groups(heads, *sizes)) + 1
+    return _best_split(heads, context - 1, dim, min(head_dim, context - 1))[1] + 1
 
 
 @checked

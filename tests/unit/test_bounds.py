@@ -166,6 +166,29 @@ def test_nearly_equal_groups_are_the_best_partition():
                 assert reached == best(heads, keys, dim, r), (heads, keys, dim, r)
 
 
+GROUPED = [(1, 1, 1), (1, 9, 1), (4, 4, 2), (5, 8, 5), (8, 8, 8), (31, 64, 31), (3, 16, 2)]
+GROUPED += [(64, 64, 4), (64, 64, 64), (128, 300, 16), (15, 15, 15), (20, 21, 1)]  # m, d, r
+
+
+def test_the_best_groups_are_those_of_a_search_through_all_numbers():
+    """The fewest of several that are best, up to 300 heads; and at once for any number of heads."""
+    for sizes in GROUPED:
+        keys, dim, r = sizes
+        ranks = [0] + [bounds.group_rank(k, *sizes) for k in range(1, 302)]
+        for heads in range(1, 301):
+            splits = [(groups, *divmod(heads, groups)) for groups in range(1, heads + 1)]
+            sums = [(g - more) * ranks[k] + more * ranks[k + 1] for g, k, more in splits]
+            best = sums.index(max(sums))
+            groups, k, more = splits[best]
+            assert bounds.best_groups(heads, *sizes) == [k + 1] * more + [k] * (groups - more)
+            floor = bounds.own_context_floor if keys == dim else bounds.shared_context_floor
+            asked = (heads, r, dim) if keys == dim else (heads, keys + 1, r, dim)
+            assert floor(*asked) == max(sums) + (keys < dim)
+        each = max(range(1, 301), key=lambda k: ranks[k] / k)
+        many = 10**12 * ranks[each] + (keys < dim)
+        assert floor(10**12 * each, *asked[1:]) == many
+
+
 def exact_risk(H, d_h, d, N):
     """The union bound of theorem thm-random-bigrams, term by term, in fractions."""
     T = H * d_h + d
