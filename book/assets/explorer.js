@@ -148,6 +148,24 @@ function show(sizes, points) {
     document.querySelector(`#guaranteed [data-of=${name}]`).textContent = text;
 }
 
+// The sizes that an address asks for and no slider has, in words.
+const beyond = (asked, sliders) =>
+  sliders
+    .filter(({ name }) => asked.has(name))
+    .filter(({ name, min, max }) => {
+      const value = Number(asked.get(name));
+      return !(Number.isInteger(value) && value >= min && value <= max);
+    })
+    .map(({ name, min, max }) => `${name} = ${asked.get(name)} (its slider: ${min} to ${max})`);
+
+// Instead of counts at other sizes than the address asks for.
+function refuse(words) {
+  document.querySelector("#refused output").textContent = words.join(", ");
+  document.getElementById("refused").hidden = !words.length;
+  document.getElementById("chart").hidden = words.length > 0;
+  document.querySelector(".explored").hidden = words.length > 0;
+}
+
 function start(form) {
   const points = JSON.parse(document.getElementById("measured").textContent);
   const sliders = [...form.querySelectorAll("input")];
@@ -157,12 +175,20 @@ function start(form) {
     for (const slider of sliders) if (asked.has(slider.name)) slider.value = asked.get(slider.name);
   };
   const update = () => {
+    refuse([]);
     for (const slider of sliders) slider.nextElementSibling.value = slider.value;
     for (const preset of presets)
       preset.setAttribute("aria-pressed", preset.dataset.sizes === named());
     show(Object.fromEntries(sliders.map((s) => [s.name, s.valueAsNumber])), points);
   };
   const remember = () => history.replaceState(null, "", `#${named()}`);
+  const follow = () => {
+    const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
+    const words = beyond(asked, sliders);
+    if (!words.length) set(asked);
+    update();
+    refuse(words);
+  };
   for (const preset of presets)
     preset.addEventListener("click", () => {
       set(new URLSearchParams(preset.dataset.sizes));
@@ -171,8 +197,8 @@ function start(form) {
     });
   form.addEventListener("input", update);
   form.addEventListener("change", remember);
-  set(new URLSearchParams(location.hash.slice(1))); // a link may name sizes
-  update();
+  addEventListener("hashchange", follow);
+  follow();
 }
 
 start(document.getElementById("explorer"));

@@ -240,6 +240,44 @@ def test_the_explorer_works_with_the_keyboard_and_remembers_sizes_in_its_address
     assert again.eval_on_selector_all(*counts) == page.eval_on_selector_all(*counts)
 
 
+def refused(page):
+    """What the explorer says that it has no slider for, if that is all it shows."""
+    said, counts = page.locator("#refused"), page.locator("#chart, .explored")
+    hidden = [not count.is_visible() for count in counts.all()]
+    assert hidden == 2 * [said.is_visible()]
+    return said.locator("output").inner_text() if said.is_visible() else None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("H=12&d=768&d_h=64", "d = 768 (its slider: 2 to 128)"),
+        ("d=129&n=0", "d = 129 (its slider: 2 to 128), n = 0 (its slider: 1 to 128)"),
+        ("H=2.5", "H = 2.5 (its slider: 1 to 64)"),
+        ("H=many", "H = many (its slider: 1 to 64)"),
+        ("d=128&H=1", None),
+        ("the-measured-points", None),
+    ],
+)
+def test_the_explorer_refuses_sizes_in_its_address_that_it_cannot_show(visit, sizes, said):
+    page = visit(f"{EXPLORER}#{sizes}")
+    assert refused(page) == said
+    assert page.url.endswith(sizes)
+
+
+def test_the_explorer_follows_its_address_and_shows_counts_again_after_a_slider_moved(visit):
+    page = visit(f"{EXPLORER}#d=4096")
+    page.locator("#size-d").focus()
+    page.keyboard.press("ArrowRight")
+    assert refused(page) is None
+    assert "d=65&" in page.url
+    page.evaluate("location.hash = 'd=50'")
+    page.wait_for_function("document.getElementById('size-d').value === '50'")
+    page.evaluate("location.hash = 'd=768'")
+    page.wait_for_function("!document.getElementById('refused').hidden")
+    assert refused(page) == "d = 768 (its slider: 2 to 128)"
+
+
 def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_shown(visit):
     page = visit(EXPLORER)
     points = json.loads(page.locator("#measured").text_content())
