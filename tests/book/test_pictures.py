@@ -14,6 +14,7 @@ from attnmem.attention import mha
 from attnmem.constructions import memorize_mha
 from attnmem.constructions.sequences import offered_rank
 from attnmem.studies import fits
+from attnmem.training import SATURATED
 
 from tools.chapters import BOOK
 
@@ -323,3 +324,25 @@ def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
         expected = origin + ((own - origin) @ unit)[:, None] * unit
         torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
     torch.testing.assert_close(points("code", "same").expand(2, 2), feet[0])
+
+
+def test_a_saturated_head_hardly_moves_and_is_above_the_limit_of_the_trainings():
+    """Both heads get one push: the logit of token 1 rises by 1. Dots are averages of corners."""
+    corners = tensor([[80, 48], [18, 152], [142, 152]])
+    before_saturation = {}
+    for kind, group in re.findall(
+        r'<g class="(free|full)".*?(<text.*?)</g>', page("trained-turns"), re.S
+    ):
+        weights = [
+            tensor([float(x) for x in re.findall(r">(0\.\d+)</text>", line)])
+            for line in re.findall(r"(?:before|after)</text>.*", group)
+        ]
+        before_saturation[kind] = weights[0].max()
+        pushed = torch.softmax(weights[0].log() + tensor([1, 0, 0]), 0)
+        assert (pushed - weights[1]).abs().max() < (6e-3 if kind == "free" else 6e-4)
+        for moment, exact in (("before", weights[0]), ("after", pushed)):
+            at = re.search(rf'class="{moment}" cx="([\d.]+)" cy="([\d.]+)"', group).groups()
+            torch.testing.assert_close(
+                tensor([*map(float, at)]), exact @ corners, atol=0.06, rtol=0
+            )
+    assert before_saturation["full"] > SATURATED > before_saturation["free"]

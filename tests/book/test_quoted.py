@@ -1,0 +1,57 @@
+"""Numbers that pages quote, computed again from the rows by the standard library alone."""
+
+import csv
+import statistics
+
+import nbformat
+
+from attnmem import store
+
+from tools.chapters import notebook_path
+
+
+def quoted(chapter):
+    """What a chapter's run has stored for its prose, by key."""
+    return {
+        output.metadata["scrapbook"]["name"]: next(iter(output.data.values())).strip("'")
+        for cell in nbformat.read(notebook_path(chapter), 4).cells
+        for output in cell.get("outputs", [])
+        if "scrapbook" in output.get("metadata", {})
+    }
+
+
+def rows(name):
+    with (store.SHIPPED / name / "paper.csv").open() as file:
+        return [*csv.DictReader(file)]
+
+
+def test_what_five_tokens_give_is_the_mean_over_all_stored_seeds():
+    found = [
+        float(row["accuracy"])
+        for row in rows("mahdavi-fig4-context")
+        if (row["T"], row["n"]) == ("20000", "5")
+    ]
+    assert len(found) > 1
+    said = quoted("training/growth")
+    assert said["growth-five"] == f"{statistics.mean(found):.2f}"
+    assert said["growth-five-seeds"] == f"{min(found):.2f} to {max(found):.2f}"
+
+
+def test_seconds_beside_steps_are_medians_at_97_percent_of_the_ceiling():
+    """The ceilings of the two shapes in closed form: own contexts, and a shared one."""
+    shapes = {"own": (4, 4, 8, 8), "shared": (4, 6, 8, 5)}  # H, n, d, d_h
+    ceilings = {"own": 4 * (8 * (2 * 8 - 8) + 8), "shared": 4 * (5 * (5 + 8 - 5) + 5) + 1}
+    spent = {"lm": [], "adam": []}
+    for row in rows("answer-training"):
+        sizes = tuple(int(row[field]) for field in ("H", "n", "d", "d_h"))
+        asked = int(row["T"]) / ceilings[row["context"]]
+        way = row["optimizer"]
+        tuned = way == "lm" or (way == "adam" and row["lr"] == "0.01" and not row["batch"])
+        chosen = sizes == shapes[row["context"]] and int(row["seed"]) < 3
+        balanced = row["coordinates"] == "balanced"
+        if tuned and chosen and balanced and abs(asked - 0.97) < 0.005:
+            spent[way].append(float(row["wall_s"]))
+    assert [len(each) for each in spent.values()] == [6, 6]
+    said = quoted("training/capacity")
+    assert said["there-newton-seconds"] == f"{statistics.median(spent['lm']):.1f}"
+    assert said["there-adam-seconds"] == f"{statistics.median(spent['adam']):.0f}"
