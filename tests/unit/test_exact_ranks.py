@@ -1,0 +1,166 @@
+"""Counts and lower bounds of ranks against exact ranks, modulo a prime, on grids of small sizes.
+
+Exponentials of different logits are algebraically independent of each other and of the weights (if
+Schanuel's conjecture holds), and so are random numbers modulo a prime, but for a small chance. The
+derivative is taken forwards, one direction for each weight. Nothing here is the library's.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from attnmem import bounds
+from attnmem.constructions.sequences import subset_rank
+
+PRIME = 67_108_859  # so that sums of 2,000 products are exact in 64 bits
+
+
+def rank(rows):
+    """By elimination."""
+    rows, found = rows % PRIME, 0
+    for column in range(rows.shape[1]):
+        at = found + np.flatnonzero(rows[found:, column])
+        if not len(at):
+            continue
+        rows[[found, at[0]]] = rows[[at[0], found]]
+        pivot = rows[found] * pow(int(rows[found, column]), -1, PRIME) % PRIME
+        rows[found] = pivot
+        rows[found + 1 :] -= rows[found + 1 :, column, None] * pivot % PRIME
+        rows[found + 1 :] %= PRIME
+        found += 1
+        if found == len(rows):
+            break
+    return found
+
+
+def product(A, B):
+    return A @ B % PRIME
+
+
+def shares(powers):
+    """What sums to one in each row, in proportion."""
+    totals = powers.sum(-1, keepdims=True) % PRIME
+    inverses = [pow(int(total), -1, PRIME) for total in totals.flat]
+    return powers * np.reshape(inverses, totals.shape) % PRIME
+
+
+def rank_of_layers(heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=False):
+    """The rank of the derivative of layers one after the other, at random weights and tokens."""
+    g = np.random.default_rng(0)
+
+    def draw(*shape):
+        return g.integers(1, PRIME, shape)
+
+    layers = [
+        [draw(*shape) for _ in range(H) for shape in ((d, d_h), (d, d_h), (d, d_v), (d_v, d))]
+        for H in heads
+    ]
+    W_D = draw(d, outputs)
+    weights = sum(W.size for layer in layers for W in layer) + W_D.size
+    seen = np.tril(np.ones((n, n), np.int64)) if causal else 1
+    columns = iter(range(weights))
+
+    def through(X, dX, W):
+        """X W, and how it changes with all weights."""
+        change = product(dX, W)
+        for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
+            change[:, column, :, j] += X[..., i]
+        return product(X, W), change % PRIME
+
+    X, dX = draw(T, n, d), np.zeros((T, weights, n, d), np.int64)  # of each example
+    for layer in layers:
+        new, d_new = (X, dX) if skip else (0 * X, 0 * dX)
+        for W_Q, W_K, W_V, W_O in zip(*(layer[kind::4] for kind in range(4)), strict=True):
+            (Q, dQ), (K, dK), (V, dV) = (through(X, dX, W) for W in (W_Q, W_K, W_V))
+            A = shares(draw(T, n, n) * seen)
+            logits = product(dQ, K.swapaxes(1, 2)[:, None])
+            logits += product(Q[:, None], dK.swapaxes(2, 3))
+            logits %= PRIME
+            means = (A[:, None] * logits % PRIME).sum(-1, keepdims=True)
+            dA = A[:, None] * ((logits - means) % PRIME) % PRIME
+            changed = (product(dA, V[:, None]) + product(A[:, None], dV)) % PRIME
+            read, changed = through(product(A, V), changed, W_O)
+            new, d_new = (new + read) % PRIME, (d_new + changed) % PRIME
+        X, dX = new, d_new
+    rows = through(X, dX, W_D)[1][:, :, -1]
+    return rank(rows.swapaxes(1, 2).reshape(T * outputs, weights))
+
+
+WIDTHS = [
+    (1, 1, 3),
+    (1, 2, 3),
+    (2, 1, 3),
+    (2, 3, 4),
+    (2, 4, 5),
+    (1, 2, 6),
+    (1, 4, 6),
+]  # d_h, d_v, d
+SIZES = [
+    (heads, *widths, outputs, skip)
+    for heads in ((1, 1), (2, 1), (1, 2), (1, 1, 1))
+    for widths in WIDTHS
+    for outputs, skip in ((1, False), (2, False), (1, True))
+]
+
+
+@pytest.mark.hostile("mahdavi-finding-depth")
+def test_the_count_of_layers_is_the_exact_rank():
+    """Narrow layers and wide ones, with full and with causal attention to three tokens."""
+    for (heads, *widths, outputs, skip), causal in zip(SIZES, itertools.cycle((False, True))):
+        count = bounds.deep_ceiling(heads, *widths, outputs=outputs, skip=skip)
+        options = {"outputs": outputs, "skip": skip, "causal": causal}
+        found = rank_of_layers(heads, *widths, 3, count + 2, **options)
+        assert found == count, (heads, widths, options)
+
+
+@pytest.mark.parametrize(
+    ("heads", "widths", "outputs", "causal", "lost"),
+    [
+        ((1, 2, 1), (3, 2, 4), 1, False, 1),
+        ((1, 3, 1, 3), (3, 1, 3), 3, True, 1),
+        ((1, 2), (1, 4, 6), 1, True, 0),
+    ],
+)
+def test_on_two_tokens_layers_without_skip_may_have_a_smaller_rank(
+    heads, widths, outputs, causal, lost
+):
+    count = bounds.deep_ceiling(heads, *widths, outputs=outputs, skip=False)
+    options = {"outputs": outputs, "skip": False, "causal": causal}
+    assert rank_of_layers(heads, *widths, 2, count + 4, **options) == count - lost
+    assert rank_of_layers(heads, *widths, 3, count + 4, **options) == count
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def rank_of_offers(pairs, heads, head_dim, dim):
+    """The rank of what a layer offers on bigrams: the last token, and what each head attends to."""
+    g = np.random.default_rng(0)
+    first, last = pairs.T
+    tokens, at = g.integers(0, PRIME, (pairs.max() + 1, dim)), g.integers(0, PRIME, (2, dim))
+    starts, ends = tokens[first] + at[0], tokens[last] + at[1]
+    blocks = [ends]
+    for _ in range(heads):
+        share = g.integers(0, PRIME, (len(tokens),) * 2)[first, last, None]
+        attended = (ends + share * (starts - ends)) % PRIME
+        blocks.append(product(attended, g.integers(0, PRIME, (dim, head_dim))))
+    return rank(np.concatenate(blocks, axis=1))
+
+
+@pytest.mark.hostile("dana-finding-told-apart")
+def test_the_bound_of_subsets_is_the_exact_rank_of_bigrams():
+    """All bigrams of few tokens, and 8 drawn from 5, in few and in many dimensions."""
+    drawn = [torch.randperm(25, generator=torch.Generator().manual_seed(s))[:8] for s in range(9)]
+    sets = [torch.stack([codes // 5, codes % 5], 1) for codes in drawn]
+    sets += [torch.cartesian_prod(torch.arange(k), torch.arange(m)) for k, m in ((3, 3), (2, 5))]
+    binding = 0
+    for pairs in sets:
+        for heads, dim in itertools.product((1, 2, 3), (2, 3, 6)):
+            for head_dim in {1, 2, dim}:
+                exact = rank_of_offers(pairs.numpy(), heads, head_dim, dim)
+                found = subset_rank(pairs, heads, head_dim, dim)
+                assert found == exact, (pairs.tolist(), heads, head_dim, dim)
+                binding += found < len(pairs)
+    assert binding > 100
