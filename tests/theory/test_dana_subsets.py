@@ -236,6 +236,21 @@ def test_a_relation_that_is_none_over_the_integers_proves_nothing(entry, monkeyp
     assert impossible_subset(cube, parity, 2) is None
 
 
+@pytest.mark.hostile("dana-corollary-2")
+def test_a_prior_over_all_sequences_of_three_bits_needs_two_heads_too():
+    """The formula gives one head an accuracy of 1 there; behind each last token one is wrong."""
+    cube = torch.cartesian_prod(*[torch.arange(2)] * 3)
+    xor = (cube[:, 0] != cube[:, 1]).long()
+    known = bounds.aot_capacity(1, 4, 4)
+    assert bounds.associations_to_accuracy(known, 2, len(cube)) == 1
+    for rows in (cube, cube[::2], cube[1::2]):
+        labels = (rows[:, 0] != rows[:, 1]).long()
+        found = impossible_subset(rows, labels, 1)
+        assert len(rows[found.rows][:, -1].unique()) == 1
+        check_contradiction(found, rows, labels, 1)
+    assert impossible_subset(cube, xor, 2) is None
+
+
 @settings(max_examples=30)
 @given(sets(S=st.integers(3, 4)), st.integers(1, 3))
 def test_the_kernel_counts_products_of_indicators(rows, H):
