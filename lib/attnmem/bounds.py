@@ -288,8 +288,8 @@ def best_groups(
     return [size for size, count in split.items() for _ in range(count)]
 
 
-def _best_split(heads: int, *sizes: int) -> tuple[dict[int, int], int]:
-    """How many groups of each size are best, and the sum of their ranks.
+def _best_split(heads: int, *sizes: int, fewest: int = 1) -> tuple[dict[int, int], int]:
+    """How many groups of each size are best, of at least so many, and the sum of their ranks.
 
     For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
     as a function of its size, with lines between whole numbers. It is concave, and so is the sum as
@@ -306,7 +306,7 @@ def _best_split(heads: int, *sizes: int) -> tuple[dict[int, int], int]:
     def is_enough(groups: int) -> bool:
         return ranks(groups + 1) <= ranks(groups)
 
-    best = 1 + bisect.bisect_left(range(1, heads), True, key=is_enough)
+    best = fewest + bisect.bisect_left(range(fewest, heads), True, key=is_enough)
     return split(best), ranks(best)
 
 
@@ -568,10 +568,10 @@ def deep_ceiling(
     tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
 
     Without ``skip`` the formula counts the dimensions that are both written by one layer and read
-    by the next. For ``o <= d`` it is proven to be the rank where these are all ``d`` dimensions
-    (theorem ``thm-depth-bare``), as with ``H_l d_v >= d`` in every layer; elsewhere no theorem.
-    It agrees with all other ranks that we computed, but for causal attention on two tokens, where
-    the rank of narrow layers can be smaller.
+    by the next. For ``o <= d`` it is proved to be the rank (theorem ``thm-depth-bare``) of one
+    layer, and of several if :math:`H_l d_v \ge d` in all but the last and :math:`H_L (2 r +
+    \min(d_v, o)) \ge d` there. From three tokens on it agrees with all other ranks that we
+    computed; on two tokens, with full or causal attention, that of narrow layers can be smaller.
 
     Args:
         heads: One number for each layer.
@@ -613,6 +613,7 @@ class DeepGroups(NamedTuple):
     carried: int  # c, the dimensions that carry values from the first layer to the second
     first: list[int]  # sizes of the groups of the first layer
     second: list[int]  # sizes of the groups of the second, at least c of them
+    both: list[int]  # or sizes of groups of the heads of both layers together; then c = 0
 
 
 def _are_two_layers(heads, most=None) -> None:
@@ -654,29 +655,30 @@ def deep_groups(
 
     Example:
         >>> deep_groups([6, 5], 1, 6, 8, most=2)
-        DeepGroups(labels=305, carried=5, first=[1, 1, 1, 1, 1, 1], second=[1, 1, 1, 1, 1])
+        DeepGroups(labels=305, carried=5, first=[1, 1, 1, 1, 1, 1], second=[1, 1, 1, 1, 1], both=[])
     """
     (H1, H2), d = heads, dim
-    tried = []
+    most, tried = most or H1 + H2, []
+
+    def alike(heads: int, m: int, fewest: int) -> tuple[list[int], int]:
+        fewest = max(fewest, -(-heads // most))
+        split, total = _best_split(heads, m, m, min(head_dim, m), fewest=fewest)
+        return [size for size, count in split.items() for _ in range(count)], total
+
     for c in range(min(value_dim - 1, d - 2, H2) + 1):
-        e = d - 1 - c
         gain = {
             k: _group_rank(k, d, d, min(head_dim, d)) + c * carried_rank(k, d)
-            for k in range(1, min(H1, most or H1) + 1)
+            for k in range(1, min(H1, most) + 1)
         }
         best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
         for h in range(1, H1 + 1):
             ends = [(best[h - k][0] + gain[k], k) for k in gain if k <= h]
             total, k = max(ends)
             best.append((total, [*best[h - k][1], k]))
-        first, sizes = best[H1], (e, e, min(head_dim, e))
-        # The gain of one more head falls from the second head of a group on, so equal sizes are
-        # best. There are at least c groups, and as many as keep them small enough.
-        for count in range(max(c, 1, -(-H2 // (most or H2))), H2 + 1):
-            small, larger = divmod(H2, count)
-            second = [small + 1] * larger + [small] * (count - larger)
-            labels = first[0] + sum(_group_rank(k, *sizes) for k in second) + d - 1
-            tried.append(DeepGroups(labels, c, first[1], second))
+        second, total = alike(H2, d - 1 - c, max(c, 1))
+        tried.append(DeepGroups(best[H1][0] + total + d - 1, c, best[H1][1], second, []))
+    both, total = alike(H1 + H2, d - 1, 1)
+    tried.append(DeepGroups(total + d - 1, 0, [], [], both))
     return max(tried, key=lambda groups: groups.labels)
 
 
@@ -684,11 +686,13 @@ def deep_groups(
 def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast2) -> int:
     r"""Examples with own contexts whose real labels two layers all meet, for almost all data.
 
-    The layers have skip connections and full attention, contexts at least two tokens. Let ``c <=
-    min(d_v - 1, d - 2)`` dimensions carry values of the first layer to the second, whose logits
-    read ``e = d - 1 - c`` others. The first layer has groups of :math:`k_g` heads, the second at
-    least ``c`` groups of :math:`k'_g`. With the :func:`group_rank` in ``d`` and ``e`` dimensions
-    and :func:`carried_rank` for :math:`\kappa`, the floor is the largest
+    The layers have skip connections and one output, full or causal attention, and contexts of at
+    least two tokens. The floor is :func:`own_context_floor` of all heads in ``d - 1`` dimensions,
+    and ``d - 1`` (theorem ``thm-depth-width``), or the following, if that is larger (theorem
+    ``thm-depth-floor``). Let ``c <= min(d_v - 1, d - 2)`` dimensions carry values of the first
+    layer to the second, whose logits read ``e = d - 1 - c`` others. The first layer has groups of
+    :math:`k_g` heads, the second at least ``c`` groups of :math:`k'_g`. With the :func:`group_rank`
+    in ``d`` and ``e`` dimensions and :func:`carried_rank` for :math:`\kappa` it is the largest
 
     .. math:: \sum_g \bigl( \rho_d(k_g) + c \, \kappa(k_g) \bigr)
               + \sum_g \rho_e(k'_g) + d - 1 .

@@ -111,6 +111,26 @@ def test_labels_at_the_end_of_float64_are_met_or_refused(name):
         assert missed(weights, E, e, y, name.endswith("skip")) <= 1e-8
 
 
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("offset", [30.0, 1e4, 1e9])
+def test_labels_far_from_zero_are_met_within_their_spread_or_refused(name, offset):
+    E, e, y = given()
+    weights, refusal = outcome(LAYERS[name], E, e, y + offset)
+    if refusal:
+        assert offset > 100
+        assert "error" in refusal or "errs by" in refusal
+    else:
+        outputs = mha(weights, E, e, skip=name.endswith("skip"))[:, 0]
+        assert (outputs - (y + offset)).abs().max() <= 1e-8 * (y.max() - y.min()) / 2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_equal_labels_are_met(name):
+    E, e, y = given()
+    weights = LAYERS[name](E, e, torch.full_like(y, 3.0))
+    assert missed(weights, E, e, torch.full_like(y, 3.0), name.endswith("skip")) <= 1e-8
+
+
 def test_outputs_may_differ_in_scale():
     E, e, y = given(8, own=True)
     labels = torch.stack([y, 1e-200 * y.flip(0)], dim=1)

@@ -164,6 +164,7 @@ def test_nearly_equal_groups_are_the_best_partition():
                 assert sum(sizes) == heads
                 reached = sum(bounds.group_rank(k, keys, dim, r) for k in sizes)
                 assert reached == best(heads, keys, dim, r), (heads, keys, dim, r)
+    assert len(bounds.best_groups(10**6, 64, 64, 8)) == 66667  # at once
 
 
 GROUPED = [(1, 1, 1), (1, 9, 1), (4, 4, 2), (5, 8, 5), (8, 8, 8), (31, 64, 31), (3, 16, 2)]

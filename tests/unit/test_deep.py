@@ -106,16 +106,46 @@ def test_the_count_is_the_rank_of_the_derivative(heads, d_h, d_v, d, n, outputs,
         assert certified_rank(balls, target=P).rank == P
 
 
-def test_without_skip_two_causal_tokens_may_have_a_smaller_rank():
-    """The first token stays in the two dimensions that layer 1 writes; the formula counts six."""
-    sizes = (1, 4, 1), 4, 2, 6
-    weights, tokens = network(*sizes, 2, 130, outputs=3, logits=1.0)
-    P = bounds.deep_ceiling(*sizes, outputs=3, skip=False)
-    J = jacobian(weights, tokens, skip=False, causal=True)
+def rank_with_a_gap(weights, tokens, **options):
+    """The rank in float64, where it is beyond doubt."""
+    J = jacobian(weights, tokens, **options)
     values = torch.linalg.svdvals(J / J.norm(dim=0).clamp_min(1e-300))
     rank = int((values > 1e-10 * values[0]).sum())
+    assert rank == len(values) or values[rank] < 1e-4 * values[rank - 1]
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("heads", "d_h", "d_v", "d", "outputs", "causal", "rank"),
+    [
+        ((1, 2, 1), 3, 2, 4, 1, False, 45),
+        ((1, 4, 1), 4, 2, 6, 3, True, 112),  # token 1 stays in the two dimensions of layer 1
+    ],
+)
+def test_without_skip_two_tokens_may_have_a_smaller_rank(heads, d_h, d_v, d, outputs, causal, rank):
+    P = bounds.deep_ceiling(heads, d_h, d_v, d, outputs=outputs, skip=False)
+    for n, wanted in ((2, rank), (3, P)):
+        draw = network(heads, d_h, d_v, d, n, P + 9, outputs=outputs, logits=1.0)
+        assert rank_with_a_gap(*draw, skip=False, causal=causal) == wanted
     assert rank < P
-    assert values[rank] < 1e-4 * values[rank - 1]
+
+
+def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():
+    """With one output T examples have rank min(T, P)."""
+    ranks = {}
+    for o in (1, 4):
+        weights, tokens = network((1, 1), 2, 1, 4, 2, 30, outputs=o, logits=1.0)
+        found = [rank_with_a_gap(weights, tokens[:T]) for T in (12, 15, 30)]
+        ranks[o] = bounds.deep_ceiling((1, 1), 2, 1, 4, outputs=o), *found
+    assert ranks == {1: (39, 12, 15, 30), 4: (54, 36, 42, 54)}
+
+
+def test_one_head_a_layer_without_skip_has_the_dimension_of_the_known_conjecture():
+    """L layers, logits of rank a, square values, outputs: L (a (2d - a) + d^2) - (L - 1) d^2."""
+    for L, d in itertools.product(range(1, 5), range(1, 7)):
+        for a in range(1, d + 1):
+            known = L * (a * (2 * d - a) + d * d) - (L - 1) * d * d
+            assert bounds.deep_ceiling([1] * L, a, d, d, outputs=d, skip=False) == known
 
 
 def test_balls_contain_the_derivative():

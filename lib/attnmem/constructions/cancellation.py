@@ -33,7 +33,7 @@ from ..attention.tangents import (
 from ..bounds import best_groups, group_rank
 from ..checks import Seed, checked, refuse
 from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
-from .mahdavi import build_in_units
+from .mahdavi import build_in_units, label_spread
 from .random_layers import gaussian, on_cpu
 
 SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
@@ -41,7 +41,7 @@ SIZES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the first step, per w
 DRAWS = 8  # base points of each spread
 FEW = 500  # examples up to which all base points are tried before one is chosen
 CORRECTIONS = 25
-TOLERANCE = 1e-8  # of the largest label
+TOLERANCE = 1e-8  # of the labels' spread
 
 
 def _can_differ(contexts, queries, labels) -> None:
@@ -77,7 +77,8 @@ def memorize_by_difference(
     :func:`attnmem.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
     :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
     d_out)`` heads for itself, at least two; heads that are left over are idle. Values have width
-    one. Contexts have at least two tokens. Every output is within 1e-8 of the largest label.
+    one. Contexts have at least two tokens. Errors are at most 1e-8 of the labels' spread: half
+    their range, or the label if all are equal.
 
     Raises:
         ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
@@ -157,7 +158,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     tokens, balanced = contexts @ change.tokens, queries @ change.queries
     size = unit(labels)  # outputs may differ in scale
     labels = labels / size
-    tolerance = TOLERANCE * float(labels.abs().max())
+    tolerance = TOLERANCE * label_spread(labels)
     if not tolerance:
         maps = queries.new_zeros(sum(groups), queries.shape[1], rank)
         return ScalarHeads(maps, maps, maps[..., 0])
@@ -171,7 +172,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
         if error <= tolerance:
             return heads._replace(mu=heads.mu * size)
         least = min(least, error)
-    got = f"float64 misses a label by {least:.1e}"
+    got = f"float64 errs by {least / tolerance:.1e} times what is allowed"
     if least == math.inf:
         got = "the derivative of the layer has dependent rows in float64"
     refuse("contexts", f"data for which {got}", "queries and tokens further from dependent")

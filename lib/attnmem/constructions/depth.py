@@ -32,15 +32,16 @@ from ..attention.tangents import ScalarHeads, balancing_map
 from ..bounds import DeepGroups, deep_groups
 from ..checks import Seed, checked, refuse
 from ..examples import check_data, check_distinct_examples, unit
+from ..independence import numerical_rank
 from .cancellation import draw_base
-from .mahdavi import read_out
+from .mahdavi import label_spread, read_out
 from .random_layers import gaussian, on_cpu
 
 SIZES = (0.3, 0.1, 0.03, 0.01)  # sigma
 SPREADS = (2.0, 4.0, 1.0) * 2  # standard deviations of the logits at the base point
 STEPS = 40  # of Newton's method
 HALVINGS = 10  # of one step
-TOLERANCE = 1e-8  # of the largest label
+TOLERANCE = 1e-8  # of the labels' spread
 
 
 # --- the theorem ----------------------------------------------------------------------------------
@@ -75,18 +76,19 @@ def memorize_by_depth(
 ) -> DeepWeights:
     """Build two layers, with skip connections, that meet all labels at the last token.
 
-    The number of examples may be as large as :func:`attnmem.bounds.deep_floor`, which is often
-    beyond what one layer with all the heads can meet. Every output of
-    :func:`attnmem.attention.deep.deep` is within 1e-8 of the largest label.
+    The number of examples may be as large as :func:`attnmem.bounds.deep_floor`, which for some
+    shapes is beyond what one layer with all the heads can meet. Every error of an output of
+    :func:`attnmem.attention.deep.deep` is at most 1e-8 of the labels' spread: half their range, or
+    the label if all are equal.
 
     Args:
         tokens: Own contexts of at least two tokens, in at least two dimensions.
         heads: One number for each of the two layers.
 
     Raises:
-        ValueError: If two examples are equal, ``T`` exceeds the floor, or the data lie so near the
-            exceptional set, for which the theorem does not speak, that float64 does not meet the
-            labels.
+        ValueError: If two examples are equal, ``T`` exceeds the floor, or the data lie in the
+            exceptional set, for which the theorem does not speak, or so near that float64 does not
+            meet the labels.
 
     Example:
         >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
@@ -99,7 +101,7 @@ def memorize_by_depth(
     tokens, labels = tokens.double(), labels.double()
     d = tokens.shape[-1]
     tried = (
-        deep_groups(heads, head_dim, value_dim, d, most=most) for most in range(1, max(heads) + 1)
+        deep_groups(heads, head_dim, value_dim, d, most=most) for most in range(1, sum(heads) + 1)
     )
     groups = next(groups for groups in tried if groups.labels >= len(labels))  # small ones first
     size, scale = unit(tokens), unit(labels)
@@ -108,10 +110,10 @@ def memorize_by_depth(
     X, y = tokens / size @ change, labels / scale
     # Logits matter through the differences of an example's tokens, which have this size.
     within = float((X - X.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
-    tolerance = TOLERANCE * float(y.abs().max() or 1)
+    tolerance = TOLERANCE * (label_spread(y) or 1)
     least, generator = math.inf, torch.Generator().manual_seed(seed)
     for spread, sigma in itertools.product(SPREADS, SIZES):
-        base = _draw_base(groups, d, head_dim, spread / within, generator)
+        base = _draw_base(groups, heads[0], d, head_dim, spread / within, generator)
         step = _newton(base, sigma, X, y, 1e-2 * tolerance)
         network = _outward(_network(base, step, sigma), change, size, head_dim, value_dim)
         network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
@@ -119,8 +121,21 @@ def memorize_by_depth(
         if error <= tolerance:
             return network
         least = min(least, error)  # which leaves out NaN
-    got = f"data for which float64 misses a label by {least:.1e}"
-    return refuse("tokens", got, "tokens further from dependent, and scales nearer to one")
+    _refuse_exceptional(tokens / unit(tokens, (0, 1)), y)
+    got = f"data on which float64 errs by {least / tolerance:.1e} times what is allowed"
+    return refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
+
+
+def _refuse_exceptional(tokens, labels) -> None:
+    """Data for which the theorem does not speak at any precision, where that is quickly seen."""
+    d = tokens.shape[-1]
+    if (rank := numerical_rank(tokens.flatten(0, 1))) < d:
+        refuse("tokens", f"rank {rank} in d = {d} dimensions", f"rank {d}, or fewer labels")
+    alike = (tokens == tokens[:, :1]).flatten(1).all(1)  # all attention is one average there
+    x, y = tokens[alike, 0], labels[alike, None]
+    if (y - x @ torch.linalg.pinv(x) @ y).abs().sum() > 1e-6:
+        got = "examples of one repeated token with labels that are not linear in it"
+        refuse("tokens", got, "different tokens in an example")
 
 
 # --- the network ----------------------------------------------------------------------------------
@@ -147,23 +162,29 @@ class _Step(NamedTuple):
 
 
 def _draw_base(
-    groups: DeepGroups, dim: int, head_dim: int, spread: float, generator: torch.Generator
+    groups: DeepGroups, H1: int, dim: int, head_dim: int, spread: float, generator: torch.Generator
 ) -> _Base:
     d, c = dim, groups.carried
-    e, sizes = d - 1 - c, torch.tensor(groups.first)
-    first = draw_base(groups.first, d, min(head_dim, d), spread, generator)
-    second = draw_base(groups.second, e, min(head_dim, e), spread, generator)
+    e, sizes = d - 1 - c, torch.tensor(groups.first or [1] * H1)
+    if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
+        heads = draw_base(groups.both, e, min(head_dim, e), spread, generator)
+        maps, second = zip(*(W.split([H1, len(W) - H1]) for W in heads), strict=True)
+        first = ScalarHeads(*(pad(W, (0, 0, 0, 1)) for W in maps[:2]), pad(maps[2], (0, 1)))
+        second = ScalarHeads(*second)
+    else:
+        first = draw_base(groups.first, d, min(head_dim, d), spread, generator)
+        second = draw_base(groups.second, e, min(head_dim, e), spread, generator)
     # Heads a and b of a group with the values q_a and q_b along w: their keys move by q_b s^T and
     # -q_a s^T. The sum along w sees the symmetric product q_a q_b - q_b q_a = 0.
     apart = torch.zeros_like(first.W_K)
     start = 0
-    for size in groups.first:
+    for size in sizes.tolist():
         s = gaussian(generator, first.W_K.shape[-1])
         for a in range(start, start + min(size - 1, d) // 2 * 2, 2):
             apart[a] = torch.outer(first.mu[a + 1], s)
             apart[a + 1] = -torch.outer(first.mu[a], s)
         start += size
-    same = [torch.full((size, size), 1 / size) for size in groups.first]
+    same = [torch.full((size, size), 1 / size) for size in sizes.tolist()]
     return _Base(
         first,
         apart,

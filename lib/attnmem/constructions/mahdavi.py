@@ -44,9 +44,9 @@ PEAK = 4.0  # logit of the token that a head prefers on a served example; the ot
 SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
 CANDIDATES = 64  # random directions among which the best one is kept
 DRAWS = 5  # constructions tried before the data are called degenerate
-TOLERANCE = 1e-9  # of the largest label: a tenth of the error that the book claims
+TOLERANCE = 1e-9  # of the labels' spread: a tenth of the error that the book claims
 SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
-SCALAR_TOLERANCE = 1e-8  # of the largest label, where attention depends on the labels
+SCALAR_TOLERANCE = 1e-8  # of the labels' spread, where attention depends on the labels
 CARRIER, IDLE = 0, (1, 2)  # indices of tokens
 LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 
@@ -290,6 +290,12 @@ def build_in_units(
     return weights
 
 
+def label_spread(labels: Tensor) -> float:
+    """What errors are compared with: half the range of labels, or their size if all are equal."""
+    half = (labels.amax(0) - labels.amin(0)) / 2
+    return float(torch.where(half > 0, half, labels.abs().amax(0)).max())
+
+
 # --- the theorem ----------------------------------------------------------------------------------
 
 
@@ -333,7 +339,8 @@ def memorize_mha(
     """Build one multi-head attention layer that reproduces every label.
 
     ``mha(weights, contexts, queries, skip=skip)`` equals ``labels``, as ``(T, d_out)``, within 1e-9
-    of the largest label. This holds for any ``T`` up to ``mha_capacity(heads, n, head_dim)``.
+    of their spread: half their range, or the label if all are equal. This holds for any ``T`` up to
+    ``mha_capacity(heads, n, head_dim)``.
 
     Args:
         contexts: Each of rank ``n`` (Assumption 2), with ``n < d``.
@@ -376,7 +383,7 @@ def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip)
         reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
         outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
         error = (outputs - labels).abs().max()
-        if error <= TOLERANCE * labels.abs().max():
+        if error <= TOLERANCE * label_spread(labels):
             return weights
     got = f"nearly dependent contexts or queries (error {error:.1e} after {DRAWS} draws)"
     return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
@@ -416,7 +423,7 @@ def memorize_scalars(
             query lies in the span of the ``d - 1`` that a head serves.
 
     Raises:
-        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of the largest.
+        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of their spread.
 
     Example:
         >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
@@ -456,7 +463,7 @@ def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int)
     W_V[len(groups) :] = constant[:, None]
     weights = MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
     error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
-    if not error <= SCALAR_TOLERANCE * float(labels.abs().max()):
+    if not error <= SCALAR_TOLERANCE * label_spread(labels):
         got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
         refuse("queries", got, "better conditioned data")
     return weights
