@@ -12,8 +12,9 @@ import pytest
 import scipy
 import torch
 
+from attnmem import balls, certificates
 from attnmem.attention import MHAWeights
-from attnmem.attention.deep import DeepWeights, Layer
+from attnmem.attention.deep import DeepWeights, Layer, deep, jacobian, random_deep
 from attnmem.certificates import certified_deep_solution, certified_solution
 
 import oracles
@@ -174,6 +175,37 @@ def test_contraction_and_distance_of_masked_attention(heads, wanted, skip):
     assert proof.error == pytest.approx(miss, rel=1e-9)
     assert proof.distance == pytest.approx(2 * miss * float(B.max()), rel=1e-6)
     assert wanted < proof.contraction < 1.08 * wanted
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_box_of_weights_has_the_derivatives_of_its_points(skip, causal):
+    """Also where a derivative vanishes at the middle: values 1, 0, -1, seen alike by the last."""
+    weights = random_deep((2, 1), 2, 2, 3, torch.Generator().manual_seed(0), logits=2.0)
+    zero = torch.zeros(1, 3, 1, **F64)
+    flat = Layer(1 + zero, zero, torch.tensor([[[1.0], [0], [-1]]], **F64), 1 + zero.mT)
+    flat = DeepWeights((flat,), torch.ones(3, 1, **F64))
+    g = torch.Generator().manual_seed(1)
+    for network, X in ((weights, draw(2, 2, 3, 3)), (flat, torch.eye(3, **F64)[None])):
+        sizes = [1e-3] * sum(W.numel() for W in network.tensors)
+        steps = [balls.flint().arb(0, size) for size in sizes]
+        with balls.precision(128):
+            step = iter(steps)
+            maps = [
+                [[certificates._step(balls.exact(W), step) for W in kind] for kind in layer]
+                for layer in network.layers
+            ]
+            W_D = certificates._step(balls.exact(network.W_D), step)
+            outputs, near = certificates._deep_derivative(maps, W_D, X, skip, causal)
+        for _ in range(8):
+            corner = 2.0 * torch.randint(2, (len(sizes),), generator=g) - 1
+            at = moved(network, torch.tensor(sizes, **F64) * corner)
+            J = jacobian(at, X, skip=skip, causal=causal)
+            for ball, value in zip(near.entries(), J.flatten().tolist(), strict=True):
+                assert balls.below(ball) - 1e-12 < value < balls.above(ball) + 1e-12
+            values = deep(at, X, skip=skip, causal=causal).flatten().tolist()
+            for ball, value in zip(outputs, values, strict=True):
+                assert balls.below(ball) - 1e-12 < value < balls.above(ball) + 1e-12
 
 
 # --- several examples -----------------------------------------------------------------------------
