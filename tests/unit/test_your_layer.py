@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -51,6 +52,35 @@ def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, ba
         assert (found - wanted[:, place]).abs().max() <= tolerance
     with pytest.raises(ValueError, match="key: got shape"):
         taken.contexts(given[1][..., :4], given[2])
+
+
+@pytest.mark.parametrize("widths", [(None, None), (12, 7), (12, 12), (5, 7)])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("n", [12, 7])
+def test_two_axes_are_a_single_context_whatever_comes_first(widths, batch_first, n):
+    kind = {"kdim": widths[0], "vdim": widths[1], "batch_first": batch_first}
+    module = nn.MultiheadAttention(12, 3, dtype=torch.float64, **kind)
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
+    q, k = normal(n, 12), normal(n, widths[0] or 12, seed=1)
+    v = normal(n, widths[1], seed=2) if widths[1] not in (None, 12) else k
+    taken = from_torch(module)
+    E = taken.contexts(k, None if v is k else v)
+    assert E.shape[0] == n
+    found = mha(taken.weights, E, taken.queries(q)) + taken.bias
+    assert (found - module(q, k, v)[0]).abs().max() < 1e-12
+
+
+def test_other_axes_are_refused():
+    taken = from_torch(nn.MultiheadAttention(12, 3, kdim=5, vdim=7, dtype=torch.float64))
+    for call, name in (
+        (lambda x: taken.contexts(x[..., :5], normal(3, 4, 7)), "key"),
+        (lambda x: taken.contexts(normal(3, 4, 5), x[..., :7]), "value"),
+        (taken.queries, "query"),
+    ):
+        for x in (normal(12), normal(2, 3, 4, 12)):
+            with pytest.raises(ValueError, match=rf"^{name}: got shape .*, or one for a single"):
+                call(x)
 
 
 def transformer(name, folder, **others):
@@ -117,8 +147,9 @@ def test_several_layers_are_counted_for_plain_heads():
 def test_other_layers_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"module: got torch\.Linear; expected one of torch\.Mul"):
         from_torch(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="module: got add_bias_kv"):
-        from_torch(nn.MultiheadAttention(4, 2, add_bias_kv=True))
+    for other in ({"add_bias_kv": True}, {"add_zero_attn": True}):
+        with pytest.raises(ValueError, match="module: got add_bias_kv or add_zero_attn"):
+            from_torch(nn.MultiheadAttention(4, 2, **other))
     for scale in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
         with pytest.raises(ValueError, match="module: got cross-attention or other scales"):
             from_torch(transformer("GPT2", tmp_path, **scale))
@@ -127,6 +158,76 @@ def test_other_layers_are_refused_by_name(tmp_path):
     weights = random_mha(2, 4, 2, seed=0)
     with pytest.raises(ValueError, match="weights: got 1 run axes"):
         to_torch(type(weights)(*(W[None] for W in weights)))
+
+
+class Softer(nn.MultiheadAttention):
+    def forward(self, query, *others, **named):
+        return super().forward(0.5 * query, *others, **named)
+
+
+NAMESAKE = type("MultiheadAttention", (Softer,), {"__module__": "torch.elsewhere"})
+
+
+def spectral(layer):
+    return nn.utils.parametrizations.spectral_norm(layer, "in_proj_weight")
+
+
+LAYER = partial(nn.MultiheadAttention, 4, 2)
+WRONG = [
+    (lambda: Softer(4, 2), r"got Softer, a subclass, which may attend in another way; expected on"),
+    (lambda: NAMESAKE(4, 2), "got MultiheadAttention, a subclass"),  # as torch has some
+    (lambda: spectral(LAYER()), "got ParametrizedMultiheadAttention, a subclass"),
+    (lambda: nn.TransformerEncoderLayer(4, 2), r"such as module.get_submodule\('self_attn'\)$"),
+    (lambda: torch.compile(LAYER()), r"such as module.get_submodule\('_orig_mod'\)$"),
+    (lambda: nn.Sequential(nn.Linear(4, 4), LAYER()), r"get_submodule\('1'\)$"),
+    (lambda: LAYER().forward, "got builtins.method; expected one of torch.MultiheadAttention, tra"),
+    (
+        lambda: LAYER(dropout=0.1),
+        r"got dropout, since it is in training mode; expected module.eval",
+    ),
+    (lambda: LAYER().half(), r"got torch.float16 on cpu; expected .*module\.float\(\) makes them"),
+    (lambda: LAYER(dtype=torch.bfloat16), "got torch.bfloat16 on cpu; expected torch.float32 or"),
+    (lambda: LAYER(device="meta"), "got torch.float32 on meta; expected .* in memory"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # which torch.compile calls
+@pytest.mark.parametrize(("make", "said"), WRONG)
+def test_what_would_give_other_outputs_is_refused_with_a_remedy(make, said):
+    with pytest.raises(ValueError, match=rf"^module.*{said}"):
+        from_torch(make())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_the_refusals_say_helps():
+    for module, part in (
+        (nn.TransformerEncoderLayer(4, 2, dtype=torch.float64).eval(), "self_attn"),
+        (torch.compile(LAYER(dtype=torch.float64)), "_orig_mod"),
+    ):
+        layer, x = module.get_submodule(part), normal(3, 5, 4)
+        taken = from_torch(layer)
+        found = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, 0]) + taken.bias
+        wanted = layer(x, x, x)[0]
+        wanted = wanted[:, 0] if layer.batch_first else wanted[0]
+        assert (found - wanted).abs().max() < 1e-12
+    for good in (LAYER(dropout=0.1).eval(), LAYER(dtype=torch.bfloat16).float(), LAYER()):
+        assert from_torch(good).weights.W_Q.dtype == torch.float32
+
+
+def test_numbers_that_are_not_finite_are_refused_with_their_names():
+    layer = LAYER()
+    layer.out_proj.weight.data[1, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"^module\.out_proj\.weight: got 1 entries that are NaN"):
+        from_torch(layer)
+
+
+def test_adapters_and_dropout_of_a_model_are_refused(tmp_path):
+    layer = transformer("Bert", tmp_path)
+    with pytest.raises(ValueError, match=r"^module: got dropout"):
+        from_torch(layer.train())
+    layer.eval().self.query.register_parameter("lora_A", nn.Parameter(torch.ones(2, 24)))
+    with pytest.raises(ValueError, match=r"^module: got an adapter, self\.query\.lora_A; expected"):
+        from_torch(layer)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 3), (3, 5)])
@@ -142,6 +243,68 @@ def test_weights_become_torch_layers_and_files_and_come_back(heads, head_dim, tm
     save(wide._replace(W_O=wide.W_O.T.contiguous().T), tmp_path / "layer.safetensors")
     back = load_weights(tmp_path / "layer.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(back, wide, strict=True))
+
+
+@pytest.mark.parametrize("widths", [(None, None), (5, 7)])
+def test_a_layer_of_torch_is_saved_with_its_bias(widths, tmp_path):
+    module = nn.MultiheadAttention(12, 3, kdim=widths[0], vdim=widths[1], dtype=torch.float64)
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
+    taken = from_torch(module)
+    k = normal(9, widths[0] or 12)
+    v = normal(9, widths[1], seed=1) if widths[1] else k
+    save(taken, tmp_path / "layer.safetensors")
+    back, q = load_weights(tmp_path / "layer.safetensors"), normal(4, 12, seed=2)
+    found = mha(back, taken.contexts(k, v if widths[1] else None), taken.queries(q))
+    assert (found - module(q, k, v)[0]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("heads", [3, 4])
+def test_masks_are_taken_as_torch_takes_them(heads):
+    """Three heads of width 2 become torch's own layer; four, the module of this library."""
+    weights = random_mha(heads, 6, 2, seed=0, value_dim=2)
+    weights = weights._replace(W_O=normal(heads * 2, 6), W_D=torch.eye(6, dtype=torch.float64))
+    layer, x = to_torch(weights), normal(7, 5, 6)
+    assert isinstance(layer, nn.MultiheadAttention) == (heads == 3)
+    hidden = normal(7, 5, seed=1) > 0.5
+    hidden[:, 0] = False
+    added = torch.zeros(7, 5, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    pulled = normal(7, 5, seed=2)
+    alpha = (x[:, None, :1] @ weights.W_Q @ (x[:, None] @ weights.W_K).mT)[..., 0, :]  # (T, H, n)
+    for mask, logits in ((hidden, added), (added, added), (pulled, pulled), (pulled.float(), None)):
+        if logits is None and heads == 3:
+            continue  # torch wants the dtype of the layer
+        shown = alpha + (pulled.float() if logits is None else logits)[:, None]
+        z = shown.softmax(-1)[..., None, :] @ (x[:, None] @ weights.W_V)
+        wanted = z.flatten(1) @ weights.W_O
+        found = layer(x[:, :1], x, x, key_padding_mask=mask)[0][:, 0]
+        assert (found - wanted).abs().max() < 1e-12
+        alone = layer(x[3, :1], x[3], x[3], key_padding_mask=mask[3])[0]
+        assert (alone - wanted[3]).abs().max() < 1e-12
+    if heads == 4:
+        for mask in (hidden.long(), hidden.int()):
+            with pytest.raises(ValueError, match=r"^key_padding_mask: got dtype torch.int.* == 0$"):
+                layer(x[:, :1], x, x, key_padding_mask=mask)
+
+
+def test_a_module_without_a_batch_is_that_with_a_batch_of_one():
+    layer, x, q = to_torch(random_mha(3, 6, 5, seed=0, value_dim=2)), normal(4, 6), normal(4, 6)
+    assert not isinstance(layer, nn.MultiheadAttention)
+    for alone, batch in zip(layer(q, x), layer(q[None], x[None]), strict=True):
+        assert (alone - batch[0]).abs().max() < 1e-14
+    with pytest.raises(ValueError, match=r"^key: got shape \(4, 5\); expected width 6"):
+        layer(q, x[:, :5])
+
+
+def test_what_is_no_layer_of_one_precision_becomes_no_module():
+    weights = random_mha(2, 6, 3, seed=0, value_dim=3)
+    for given, said in (
+        ((from_torch(LAYER()),), "weights: got FromTorch; expected MHAWeights"),
+        ((weights._replace(W_V=weights.W_V.float()),), "weights.W_V: got torch.float32"),
+        ((weights, normal(2)), "bias: got shape"),
+    ):
+        with pytest.raises(ValueError, match=f"^{said}"):
+            to_torch(*given)
 
 
 # --- capacity: ranks of Jacobians -----------------------------------------------------------------
@@ -316,7 +479,10 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
             ("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"),
             "head_dim: got 6; expected at most 4",
         ),
-        (("--config", tmp_path / "config.json"), "model_type: got 'mamba'"),
+        (
+            ("--config", tmp_path / "config.json"),
+            f"{tmp_path}/config.json cannot be read as a model's configuration: model_type: got 'm",
+        ),
     ):
         status, said = call(*words)
         assert (status, said[: len(message)]) == (1, message)

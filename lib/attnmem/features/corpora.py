@@ -195,7 +195,8 @@ def _column(source: str, split: str, name: str) -> Iterator[Any]:
             table = data.load_from_disk(source)
         else:
             hub, _, part = source.partition(":")
-            table = data.load_dataset(hub, part or None, split=split, streaming=True)
+            options = {"split": split, "streaming": True, "trust_remote_code": False}
+            table = data.load_dataset(hub, part or None, **options)
     if isinstance(table, dict):
         if split not in table:
             refuse("split", repr(split), f"one of {', '.join(table)}")
@@ -214,16 +215,28 @@ def _column(source: str, split: str, name: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def reaching(source: str) -> Iterator[None]:
-    """One line for the many errors of a name that is no folder and that no hub gives."""
+def reading(source: str | pathlib.Path, what: str) -> Iterator[None]:
+    """Whatever is wrong with somebody's file as a ``ValueError`` that begins with its name."""
     try:
         yield
+    except Exception as error:  # libraries raise a dozen kinds
+        if isinstance(error, (ImportError, FileNotFoundError)) or getattr(error, "errno", None):
+            raise  # of this machine, not of the file
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise ValueError(f"{source} cannot be read as {what}: {reason}") from error
+
+
+@contextlib.contextmanager
+def reaching(source: str) -> Iterator[None]:
+    """One line for the many errors of a name that no hub gives, or of a folder with faults."""
+    try:
+        with reading(f"source: {source}", "a saved model or data set"):
+            yield
     except (OSError, ValueError) as error:  # offline, unknown or gated: libraries raise either
         if pathlib.Path(source).is_dir():
             raise
-        reason = str(error).split("\n")[0]
         raise ConnectionError(
-            f"source {source!r} is no folder here and came from no hub: {reason}"
+            f"source {source!r} is no folder here, and of a hub: {error}"
         ) from error
 
 
@@ -291,6 +304,11 @@ def manual() -> str:
     return "\n".join(topics.values())
 
 
+def _tokenizer(source: str) -> Any:
+    with reaching(source):
+        return need("transformers").AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+
+
 def distinct_passages(
     text: str, tokenizer: str, count: int, *, length: int, batch: int = 100
 ) -> Iterator[dict[str, Tokens]]:
@@ -299,7 +317,7 @@ def distinct_passages(
     None overlap. They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a
     folder that ``transformers`` has saved.
     """
-    words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    words = _tokenizer(tokenizer)
     whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
     passages = whole.split(length - 3)[:-1]
     distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]
@@ -329,8 +347,7 @@ def published_texts(
     batches of the form of :func:`library_passages`. A warning at the end says if there were fewer.
     ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
-    with reaching(tokenizer):
-        words = need("transformers").AutoTokenizer.from_pretrained(tokenizer)
+    words = _tokenizer(tokenizer)
     marks = words.cls_token_id, words.sep_token_id
     if pairs and None in marks:
         refuse("tokenizer", f"{tokenizer}, without [CLS] or [SEP]", "one with both, for pairs")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
+from .. import checks
 from ..checks import FLOATS, Range, Seed, check_integer, check_tensor, check_tokens, checked, refuse
 from ..constructions.random_layers import on_cpu
 from ..independence import numerical_rank
@@ -38,6 +39,8 @@ IMAGES = "vit", "deit", "dinov2"
 TEXTS = "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet"
 # The model types that are read, and the position of the query token.
 FAMILIES = dict.fromkeys((*IMAGES, *TEXTS), 0) | {"gpt2": -1}
+# No code, no pickle; weights of other sizes are refused by name.
+SAFELY = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": True}
 MAY_MISS = ("pooler", *LAST_NORMS)  # weights that a saved model may lack, since nothing reads them
 
 
@@ -124,10 +127,26 @@ class Encoder(NamedTuple):
         return table.weight[padding + 1 :].detach()  # RoBERTa counts from there
 
 
-def _check_family(name: str, config: Any) -> None:
-    kind = config.model_type + " decoder" * getattr(config, "is_decoder", False)
-    if kind not in FAMILIES:
-        refuse(name, f"a model of type {kind}", f"one of {', '.join(FAMILIES)}")
+def _check_family(name: str, config: Mapping[str, Any], families: Iterable[str]) -> None:
+    kind = str(config.get("model_type"))
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        kind += " decoder"
+    if config.get("position_embedding_type") not in (None, "absolute"):
+        kind += " with relative positions"
+    if kind not in families:
+        refuse(name, f"a model of type {kind}", f"one of {', '.join(families)}")
+
+
+def saved_config(source: str, families: Iterable[str] = tuple(FAMILIES), least: int = 0) -> Any:
+    """The configuration of a saved model with at least so many blocks; its own code is not run."""
+    library = need("transformers")
+    with reaching(source):
+        given = dict(library.PretrainedConfig.get_config_dict(source)[0])
+    _check_family("source", given, families)
+    with reaching(source):
+        config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    check_integer(f"source: {source}: num_hidden_layers", config.num_hidden_layers, least=least)
+    return config
 
 
 def _is_a_float_type(dtype: torch.dtype) -> None:
@@ -188,20 +207,20 @@ def trained_encoder(
     A ``source`` is a folder that ``transformers`` has saved, or a name on a hub such as
     ``bert-large-uncased``. If there is neither, ``ConnectionError`` is raised.
     """
-    library = need("transformers")
-    with reaching(source):
-        config = library.AutoConfig.from_pretrained(source)
-    _check_family("source", config)
+    library, config = need("transformers"), saved_config(source)
     if depth > config.num_hidden_layers:
         refuse("depth", depth, f"at most {config.num_hidden_layers}, the blocks of {source}")
     config.num_hidden_layers = depth
     # What is missing is drawn, such as a pooler that nothing reads.
     with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
         model, report = library.AutoModel.from_pretrained(
-            source, config=config, dtype=torch.float32, output_loading_info=True
+            source, config=config, dtype=torch.float32, output_loading_info=True, **SAFELY
         )
-    if missing := [key for key in report["missing_keys"] if not key.startswith(MAY_MISS)]:
-        refuse("source", f"{source} without {', '.join(sorted(missing))}", "all weights")
+    wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    if wrong := sorted(key for key in wrong if not key.startswith(MAY_MISS)):
+        refuse("source", f"{source} without {', '.join(wrong)}", "all weights, of the sizes said")
+    for key, P in model.named_parameters():
+        checks.check_finite(f"source: {source}: {key}", P)
     return _encoder(model, depth, dtype, device)
 
 
@@ -223,7 +242,7 @@ def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> E
     for name in LAST_NORMS:
         if hasattr(model, name):
             setattr(model, name, nn.Identity())
-    _check_family("architecture", model.config)
+    _check_family("architecture", model.config.to_dict(), FAMILIES)
     query = FAMILIES[model.config.model_type]
     return Encoder(model.eval().to(device, dtype), depth, query, dtype)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import bounds
 from ..checks import check_integer, check_number, checked, refuse
+from ..features.corpora import reading
 
 COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
 
@@ -286,47 +288,71 @@ class _Layer:
 
 _ROTARY = {"llama": "", "mistral": "", "qwen2": "qkv"}  # with their biases
 _NORMED = ("gpt2", "bert", "roberta", "vit")
+# The values with which a layer is the one that is counted.
+_USUAL = {"position_embedding_type": (None, "absolute"), "add_cross_attention": (None, False)}
+_USUAL |= {"qkv_bias": (None, True)}  # since its LayerNorm has a shift
+_USUAL |= {"pruned_heads": (None, {}), "partial_rotary_factor": (None, 1)}
 
 
 def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capacity:
     """Count for one layer of a model, from its ``config.json``.
 
     Args:
-        config: The file, or its contents.
+        config: The file, the folder in which it is, or its contents.
         **others: Further arguments of :func:`capacity`, such as ``adapter``.
 
     Returns:
         The counts.
 
     Raises:
-        ValueError: If the family of the model is not known, or a size is missing.
+        ValueError: If the family of the model, or a setting that changes its layer, is not known,
+            or a size is missing or wrong.
 
     Example:
         >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12}).parameters
         2362368
     """
-    given = (
-        dict(config) if isinstance(config, Mapping) else json.loads(Path(config).read_text("utf-8"))
-    )
-    kind = given.get("model_type")
-    if kind not in (*_NORMED, *_ROTARY):
-        refuse("model_type", repr(kind), f"one of {', '.join((*_NORMED, *_ROTARY))}")
-    if given.get("qkv_bias") is False:
-        refuse("qkv_bias", False, "True, since its LayerNorm has a shift")
+    path = None if isinstance(config, Mapping) else Path(config)
+    if path and path.is_dir():
+        path /= "config.json"
+    with reading(path or "config", "a model's configuration"):
+        read = _sizes(json.loads(path.read_bytes()) if path else config)
+        capacity(**read)  # what is refused here is the file's fault
+    return capacity(**(read | others))
 
-    def first(*names: str) -> Any:
-        found = [given[name] for name in names if given.get(name) is not None]
-        return found[0] if found else refuse("config", f"no {' or '.join(names)}", "one of them")
 
-    bias = "qkvo" if given.get("attention_bias") else _ROTARY.get(kind, "qkvo")
-    read = {
-        "heads": first("num_attention_heads", "n_head"),
-        "dim": first("hidden_size", "n_embd"),
-        "head_dim": given.get("head_dim"),
-        "kv_heads": given.get("num_key_value_heads"),
-        "bias": bias,
+def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of :func:`capacity` from a configuration."""
+    if not isinstance(given, Mapping):
+        refuse("contents", type(given).__name__, "an object of names and values")
+    kind, known = given.get("model_type"), (*_NORMED, *_ROTARY)
+    if kind not in known:
+        parts = [name for name in given if name.endswith("_config")]
+        inside = f", or what stands under {' or '.join(parts)}" if parts else ""
+        what = f"one of {', '.join(known)}{inside}; of others, give the sizes by hand"
+        refuse("model_type", reprlib.repr(kind), what)
+    biased = (None, False, True) if kind == "llama" else (None, False)
+    fixed = {} if kind in _ROTARY else {"head_dim": (None,), "num_key_value_heads": (None,)}
+    for name, usual in (_USUAL | fixed | {"attention_bias": biased}).items():
+        if given.get(name) not in usual:
+            what = f"{usual[-1]} for a {kind}; of others, give the sizes by hand"
+            refuse(name, reprlib.repr(given[name]), what)
+
+    def size(*names: str, needed: bool = True) -> int | None:
+        for name in names:
+            if given.get(name) is not None:
+                check_integer(name, given[name])
+                return given[name]
+        return refuse("contents", f"no {' or '.join(names)}", "one of them") if needed else None
+
+    name = str(given.get("_name_or_path") or kind)
+    return {
+        "heads": size("num_attention_heads", "n_head"),
+        "dim": size("hidden_size", "n_embd"),
+        "head_dim": size("head_dim", needed=False),
+        "kv_heads": size("num_key_value_heads", needed=kind in ("mistral", "qwen2")),
+        "bias": "qkvo" if given.get("attention_bias") else _ROTARY.get(kind, "qkvo"),
         "rope": kind in _ROTARY,
         "norm": kind in _NORMED,
-        "name": given.get("_name_or_path") or kind,
+        "name": name if name.isprintable() else kind,
     }
-    return capacity(**(read | others))

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..attention import MHAWeights
-from ..checks import check_integer, check_size, refuse
-from ..features.corpora import Inputs, need, reaching
-from ..features.encoders import Encoder, trained_encoder
+from ..checks import FLOATS, check_finite, check_integer, check_size, checked, refuse
+from ..features.corpora import Inputs, need, reading
+from ..features.encoders import Encoder, saved_config, trained_encoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,46 +39,59 @@ class FromTorch:
     widths: tuple[int, int, int]
     batch_first: bool = True
 
-    def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "T n d"]:
+    def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
         """Contexts for :func:`attnmem.attention.mha`.
 
         Args:
-            key: As the layer takes it.
+            key: As the layer takes it: three axes, or two for a single context.
             value: Likewise; None where it is the key.
 
         Returns:
-            One context for each example.
+            One context for each example, or the single one, which all queries share.
 
         Raises:
-            ValueError: If a width is not the layer's, or values differ from keys of the same width.
+            ValueError: If a shape is not the layer's, or values differ from keys of the same width.
         """
         _, keys, values = self.widths
-        check_size("key", key, -1, keys, "the width of the layer's keys")
+        rows = _rows("key", key, keys)
         if values:
-            value = key if value is None else value
-            check_size("value", value, -1, values, "the width of the layer's values")
-            return self._widened(torch.cat([key, value], dim=-1))
-        if value is not None and value is not key:
+            rows = torch.cat([rows, _rows("value", key if value is None else value, values)], -1)
+        elif value is not None and value is not key:
             refuse("value", "other values than keys", "None, or the key itself")
-        return self._widened(key)
+        return self._widened(rows)
 
-    def queries(self, query: Tensor) -> Float[Tensor, "T L d"]:
+    def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
         """Queries for :func:`attnmem.attention.mha`, ``L`` for each context.
 
         Args:
             query: As the layer takes it.
 
         Returns:
-            ``[:, i]`` are the queries at place ``i``.
+            ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
         """
-        check_size("query", query, -1, self.widths[0], "the width of the layer's queries")
-        return self._widened(query)
+        return self._widened(_rows("query", query, self.widths[0]))
+
+    @property
+    def whole(self) -> MHAWeights:
+        """Weights for the same contexts with the bias in them, as one more coordinate of values."""
+        heads, W_V = len(self.weights.W_V), F.pad(self.weights.W_V, (0, 1))
+        W_V[:, -1, -1] = 1 / heads  # of the constant coordinate
+        rows = self.weights.W_O.unflatten(0, (heads, -1)), self.bias.expand(heads, 1, -1)
+        return self.weights._replace(W_V=W_V, W_O=torch.cat(rows, dim=1).flatten(0, 1))
 
     def _widened(self, rows: Tensor) -> Tensor:
-        rows = rows if self.batch_first else rows.transpose(0, 1)
+        if rows.ndim == 3 and not self.batch_first:
+            rows = rows.transpose(0, 1)
         wide = F.pad(rows, (0, self.weights.W_Q.shape[-2] - rows.shape[-1]))
         wide[..., -1] = 1.0  # the constant coordinate
         return wide
+
+
+def _rows(name: str, rows: Tensor, width: int) -> Tensor:
+    if rows.ndim not in (2, 3) or rows.shape[-1] != width:
+        what = f"width {width}, with two axes before it, or one for a single context"
+        refuse(name, f"shape {tuple(rows.shape)}", what)
+    return rows
 
 
 def from_torch(module: nn.Module) -> FromTorch:
@@ -94,7 +107,8 @@ def from_torch(module: nn.Module) -> FromTorch:
         The weights, with what turns its inputs into contexts and queries.
 
     Raises:
-        ValueError: If the module is of another kind, or attends in another way.
+        ValueError: If the module is of another kind, attends in another way, draws dropout, or has
+            weights that are not finite numbers in float32 or float64.
 
     Example:
         >>> from attnmem.attention import mha
@@ -106,7 +120,21 @@ def from_torch(module: nn.Module) -> FromTorch:
         True
     """
     if _name(module) not in _READERS:
-        refuse("module", _name(module), f"one of {', '.join(_READERS)}")
+        wanted = f"one of {', '.join(_READERS)}"
+        parts = module.named_modules() if isinstance(module, nn.Module) else ()
+        if inside := [name for name, part in parts if _name(part) in _READERS]:
+            wanted += f", such as module.get_submodule({inside[0]!r})"
+        refuse("module", _name(module), wanted)
+    for name, P in module.named_parameters():
+        if P.is_meta or P.dtype not in FLOATS:
+            wanted = "torch.float32 or torch.float64 in memory, as module.float() makes them"
+            refuse(f"module.{name}", f"{P.dtype} on {P.device}", wanted)
+        check_finite(f"module.{name}", P)
+        if "lora" in name or "base_layer" in name:
+            refuse("module", f"an adapter, {name}", "a layer into which its adapters are merged")
+    drops = [vars(part).get(name) for part in module.modules() for name in _DROPS]
+    if module.training and any(drops):
+        refuse("module", "dropout, since it is in training mode", "module.eval()")
     return _READERS[_name(module)](module)
 
 
@@ -179,10 +207,11 @@ _READERS: dict[str, Callable[[Any], FromTorch]] = {
     "transformers.GPT2Attention": _from_gpt2,
     "transformers.ViTAttention": _from_linear,
 }
+_DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
 
 
 class _Reached(Exception):
-    """The forward pass has come to the layer."""
+    """The forward pass has come to the layer, with these tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,17 +239,15 @@ class SavedLayer:
             The tokens, for ``taken.contexts`` and ``taken.queries``; ``encoder.query`` is the place
             of the query that the book uses.
         """
-        seen: list[Tensor] = []
 
         def stop(_: nn.Module, args: tuple, others: dict[str, Any]) -> None:
-            seen.append(args[0] if args else others["hidden_states"])
-            raise _Reached
+            raise _Reached(args[0] if args else others["hidden_states"])
 
         hook = self.module.register_forward_pre_hook(stop, with_kwargs=True)
         try:
             self.encoder(inputs)
-        except _Reached:
-            return seen[0]
+        except _Reached as reached:
+            return reached.args[0]
         finally:
             hook.remove()
         raise AssertionError("the model ended before its layer")
@@ -233,7 +260,7 @@ def saved_layer(
 
     Args:
         source: A folder that ``transformers`` has saved, or a name on a hub, of a BERT, a ViT or a
-            GPT-2.
+            GPT-2. Code that comes with it is never run, and pickles are not read.
         block: Its number, from 0.
         dtype: ``torch.float32`` or ``torch.float64``.
 
@@ -241,20 +268,19 @@ def saved_layer(
         The layer. Blocks behind it are not read.
 
     Raises:
-        ValueError: If the model is of another kind, or has fewer blocks.
+        ValueError: If the model is of another kind, has fewer blocks, or cannot be read.
     """
-    with reaching(str(source)):
-        blocks = need("transformers").AutoConfig.from_pretrained(source).num_hidden_layers
-    check_integer("block", block, least=0, most=blocks - 1)
+    config = saved_config(str(source), ("bert", "vit", "gpt2"), least=1)
+    check_integer("block", block, least=0, most=config.num_hidden_layers - 1)
     encoder = trained_encoder(str(source), depth=block + 1, dtype=dtype)
     layers = [part for part in encoder.model.modules() if _name(part) in _READERS]
-    if not layers:
-        refuse("source", f"a model of type {encoder.model.config.model_type}", "bert, vit or gpt2")
     return SavedLayer(from_torch(layers[-1]), layers[-1], encoder)
 
 
 def _name(module: nn.Module) -> str:
     kind = type(module)
+    if isinstance(module, nn.MultiheadAttention) and kind is not nn.MultiheadAttention:
+        return f"{kind.__name__}, a subclass, which may attend in another way"
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
@@ -270,28 +296,37 @@ class _Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "T L d"],
-        key: Float[Tensor, "T n d"],
-        value: Float[Tensor, "T n d"] | None = None,
-        key_padding_mask: Bool[Tensor, "T n"] | None = None,
-    ) -> tuple[Float[Tensor, "T L d_out"], Float[Tensor, "T L n"]]:
-        """Outputs, and attention weights averaged over the heads."""
-        value = key if value is None else value
-        asked, keys = query[:, None] @ self.W_Q, key[:, None] @ self.W_K  # (T, H, L or n, d_h)
-        logits = asked @ keys.mT
-        if key_padding_mask is not None:
-            logits = logits.masked_fill(key_padding_mask[:, None, None], -torch.inf)
+        query: Float[Tensor, "*T L d"],
+        key: Float[Tensor, "*T n d"],
+        value: Float[Tensor, "*T n d"] | None = None,
+        key_padding_mask: Bool[Tensor, "*T n"] | Float[Tensor, "*T n"] | None = None,
+    ) -> tuple[Float[Tensor, "*T L d_out"], Float[Tensor, "*T L n"]]:
+        """Outputs, and attention weights averaged over the heads.
+
+        A mask of bools is True where a key is padding; one of floats is added to the logits.
+        """
+        value, mask = key if value is None else value, key_padding_mask
+        for name, rows in (("query", query), ("key", key), ("value", value)):
+            _rows(name, rows, self.W_Q.shape[1])
+        # The axis of heads before the rows: (*T, H, L or n, d_h).
+        logits = (query.unsqueeze(-3) @ self.W_Q) @ (key.unsqueeze(-3) @ self.W_K).mT
+        if mask is not None:
+            if mask.dtype != torch.bool and not mask.is_floating_point():
+                what = "bools, True at padding, or floats to add; a tokenizer's mask becomes == 0"
+                refuse("key_padding_mask", f"dtype {mask.dtype}", what)
+            added = torch.where(mask, -torch.inf, 0.0) if mask.dtype == torch.bool else mask
+            logits = logits + added[..., None, None, :]
         alpha = logits.softmax(-1)
-        heads = alpha @ (value[:, None] @ self.W_V)
-        outputs = heads.transpose(1, 2).flatten(2) @ self.W_O @ self.W_D + self.bias
-        return outputs, alpha.mean(1)
+        heads = alpha @ (value.unsqueeze(-3) @ self.W_V)
+        outputs = heads.transpose(-3, -2).flatten(-2) @ self.W_O @ self.W_D + self.bias
+        return outputs, alpha.mean(-3)
 
 
 def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
     """Make a torch module of a layer.
 
     Args:
-        weights: The layer, without run axes.
+        weights: The layer, without run axes; of :class:`FromTorch`, its weights and its bias.
         bias: What is added to its outputs.
 
     Returns:
@@ -300,7 +335,7 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         ``query``, ``key``, ``value`` (by default the key) and ``key_padding_mask``.
 
     Raises:
-        ValueError: If the weights have run axes.
+        ValueError: If the weights have run axes or several dtypes, or the bias does not fit.
 
     Example:
         >>> from attnmem.constructions import random_mha
@@ -309,6 +344,9 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         >>> layer(x[:, :1], x)[0].shape
         torch.Size([7, 1, 1])
     """
+    _check_layer(weights)
+    if bias is not None:
+        check_size("bias", bias, -1, weights.W_D.shape[-1], "the width of the outputs")
     if weights.W_Q.ndim != 3:
         refuse("weights", f"{weights.W_Q.ndim - 3} run axes", "a single layer")
     H, d, d_h = weights.W_Q.shape
@@ -326,13 +364,20 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
     return module
 
 
-def save(weights: MHAWeights, path: str | Path) -> None:
-    """Save a layer by safetensors.
+def save(layer: MHAWeights | FromTorch, path: str | Path) -> None:
+    """Save a layer by safetensors; what :func:`from_torch` gave, with its bias among the weights.
 
     Args:
-        weights: The layer.
-        path: A file that ends in ``.safetensors``.
+        layer: The layer.
+        path: A file that ends in ``.safetensors``; one of that name is replaced.
+
+    Raises:
+        ValueError: If it ends otherwise, or :func:`load_weights` would refuse the layer.
     """
+    if Path(path).suffix != ".safetensors":
+        refuse("path", repr(str(path)), "a name that ends in .safetensors")
+    weights = layer.whole if isinstance(layer, FromTorch) else layer
+    _check_layer(weights)
     tensors = {name: W.detach().clone().contiguous() for name, W in weights._asdict().items()}
     need("safetensors.torch").save_file(tensors, path)
 
@@ -347,9 +392,23 @@ def load_weights(path: str | Path) -> MHAWeights:
         The layer.
 
     Raises:
-        ValueError: If the file holds something else.
+        ValueError: If the file holds anything but finite weights of one layer, in float32 or in
+            float64, whose sizes fit together.
     """
-    tensors = need("safetensors.torch").load_file(path)
-    if set(tensors) != set(MHAWeights._fields):
-        refuse("path", f"tensors {sorted(tensors)}", ", ".join(MHAWeights._fields))
-    return MHAWeights(**tensors)
+    library = need("safetensors.torch")
+    with reading(path, "weights of a layer"):
+        tensors = library.load_file(path)
+        if set(tensors) != set(MHAWeights._fields):
+            refuse("tensors", ", ".join(sorted(tensors)), ", ".join(MHAWeights._fields))
+        weights = MHAWeights(**tensors)
+        _check_layer(weights)
+    return weights
+
+
+@checked
+def _check_layer(weights: MHAWeights) -> None:
+    for name, W in weights._asdict().items():
+        check_finite(f"weights.{name}", W)
+        if W.dtype != weights.W_Q.dtype or not W.numel():
+            what = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
+            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", what)

@@ -1,0 +1,386 @@
+"""Files of strangers: models, weights and configurations with faults are refused by name."""
+
+import codecs
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from attnmem import __main__ as cli
+from attnmem.constructions import random_mha
+from attnmem.features import corpora, trained_encoder
+from attnmem.yours import Capacity, capacity, from_config, load_weights, save, saved_layer
+
+pytestmark = pytest.mark.usefixtures("no_hub")
+
+# --- configurations -------------------------------------------------------------------------------
+
+GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "add_cross_attention": False}
+BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "pruned_heads": {}}
+QWEN = {"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4}
+QWEN |= {"num_key_value_heads": 2, "head_dim": 2}
+JUNK = [None, -1, 0, 2.5, "7", "", [], [3], {}, {"a": 1}, True, False, float("nan"), "\x1b["]
+HARMLESS = {  # of these names, as if nothing were said
+    "add_cross_attention": [None, False, 0],
+    "pruned_heads": [None, {}],
+    "head_dim": [None],
+}
+
+
+def write(folder, contents):
+    path = folder / "config.json"
+    path.write_bytes(contents if isinstance(contents, bytes) else json.dumps(contents).encode())
+    return path
+
+
+def refused(call, path):
+    """What is wrong with the file; the refusal is a ValueError of one line that begins with it."""
+    with pytest.raises(ValueError, match=r"\A" + re.escape(f"{path} cannot be read as ")) as error:
+        call(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def outcome(call, path):
+    """What is read, or the refusal; no other error, and the file before all."""
+    try:
+        return call(path)
+    except ValueError:
+        return refused(call, path)
+
+
+@pytest.mark.parametrize("whole", [GPT2, BERT, QWEN], ids=lambda whole: whole["model_type"])
+def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys):
+    for key in whole:
+        unsaid = {name: value for name, value in whole.items() if name != key}
+        for junk in JUNK:
+            path = write(tmp_path, whole | {key: junk})
+            if any(type(junk) is type(value) and junk == value for value in HARMLESS.get(key, [])):
+                assert from_config(path) == from_config(unsaid)
+            else:
+                assert key in refused(from_config, path), (key, junk)
+    assert cli.main(["capacity", "--config", str(write(tmp_path, whole | {key: "x"}))]) == 1
+    said = capsys.readouterr().err
+    assert key in said
+    assert said.count("\n") == 1
+
+
+def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_path):
+    rng, contents = random.Random(0), json.dumps(QWEN).encode()
+    outcomes = set()
+    for _ in range(400):
+        damaged = bytearray(contents)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789.-e"{}[]:, \\\xff')
+        path = write(tmp_path, bytes(damaged[: rng.choice([None, None, rng.randrange(130)])]))
+        outcomes.add(type(outcome(from_config, path)))
+    assert outcomes == {Capacity, str}
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        (b"", "Expecting value"),
+        (b"[]", "contents: got list"),
+        (b'"bert"', "contents: got str"),
+        (b"3", "contents: got int"),
+        (b'{"model_type": "bert",}', "line 1 column"),
+        (b'{"model_type": "caf\xe9"}', "can't decode byte 0xe9"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (
+            b'{"text_config": {}}',
+            "what stands under text_config; of others, give the sizes by hand",
+        ),
+        (b'{"model_type": "' + b"x" * 9999 + b'"}', "model_type: got 'xxxxxxxxxxxx...xxxxx"),
+        (b'{"model_type": ["bert"]}', "model_type: got ['bert']"),
+        (b'{"model_type": "bert", "hidden_size": 8}', "no num_attention_heads or n_head"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
+    path = write(tmp_path, contents)
+    assert said in refused(from_config, path)
+    assert cli.main(["capacity", "--config", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"{path} cannot be read as ")
+    assert error.count("\n") == 1
+    assert len(error) < 1000
+
+
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
+    path = write(tmp_path, mark + json.dumps(GPT2).encode())
+    assert (
+        from_config(path)
+        == from_config(tmp_path)
+        == from_config(str(tmp_path))
+        == capacity(3, 12, bias="qkvo", norm=True, name="gpt2")
+    )
+    path.unlink()
+    assert cli.main(["capacity", "--config", str(tmp_path)]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("whole", "key", "value"),
+    [
+        (BERT, "position_embedding_type", "relative_key"),
+        (BERT, "position_embedding_type", "relative_key_query"),
+        (BERT | {"is_decoder": True}, "add_cross_attention", True),
+        (GPT2, "add_cross_attention", True),
+        (BERT, "pruned_heads", {"0": [1]}),
+        (BERT | {"model_type": "vit"}, "qkv_bias", False),
+        (BERT | {"model_type": "vit"}, "qkv_bias", 0),
+        (BERT, "head_dim", 5),
+        (BERT, "num_key_value_heads", 1),
+        (QWEN, "attention_bias", True),  # transformers ignores it
+        (QWEN, "partial_rotary_factor", 0.5),
+    ],
+)
+def test_what_changes_the_layer_is_refused(whole, key, value):
+    assert from_config(whole).one_output > 0
+    with pytest.raises(ValueError, match=f"configuration: {key}: got .*, give the sizes by hand"):
+        from_config(whole | {key: value})
+
+
+def test_biases_of_a_configuration_are_those_of_the_model():
+    llama = QWEN | {"model_type": "llama"}
+    sizes = {"kv_heads": 2, "rope": True}
+    assert from_config(llama) == capacity(4, 16, 2, **sizes, name="llama")
+    biased = from_config(llama | {"attention_bias": True})
+    assert biased == capacity(4, 16, 2, **sizes, bias="qkvo", name="llama")
+    assert from_config(QWEN) == capacity(4, 16, 2, **sizes, bias="qkv", name="qwen2")
+    with pytest.raises(ValueError, match="no num_key_value_heads"):  # 32 is its default
+        from_config({k: v for k, v in QWEN.items() if k != "num_key_value_heads"})
+
+
+def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
+    path = write(tmp_path, GPT2 | {"_name_or_path": "\x1b[2J"})
+    assert from_config(path).name == "gpt2", "no control codes on a terminal"
+    with pytest.raises(ValueError, match=r"\Aadapter: got 0; expected"):
+        from_config(path, adapter=0)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def some_weights():
+    return random_mha(2, 5, 3, seed=0)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    path, whole = tmp_path / "layer.safetensors", some_weights()._asdict()
+    bad = dict.fromkeys(whole, float("nan"))
+    wrong = {name: W.clone() for name, W in whole.items()}
+    for name, W in wrong.items():
+        W.view(-1)[-1] = bad[name]
+    for name, W in whole.items():
+        for value in (
+            W.flatten(),  # one axis
+            W.to(torch.int64),
+            W.half(),
+            W > 0,
+            wrong[name],
+            W[..., :0],
+            W[..., : W.shape[-1] - 1] if name != "W_D" else W[:-1],
+            torch.cat([W, W], dim=-2),
+            W[None],
+            W.float(),  # beside others in float64
+        ):
+            save_file(whole | {name: value.contiguous()}, path)
+            said = refused(load_weights, path)
+            assert "weights." in said
+            if value.dtype == torch.float64 and value.isnan().any():
+                assert f"weights.{name}: got 1 entries that are NaN" in said
+        save_file({other: V for other, V in whole.items() if other != name}, path)
+        assert "tensors: got " in refused(load_weights, path)
+    save_file(whole | {"bias": whole["W_D"].clone()}, path)
+    assert "tensors: got W_D, W_K, W_O, W_Q, W_V, bias" in refused(load_weights, path)
+
+
+def test_damaged_files_of_weights_are_refused_or_hold_a_layer(tmp_path):
+    path, rng = tmp_path / "layer.safetensors", random.Random(1)
+    save(some_weights(), path)
+    contents, outcomes = path.read_bytes(), set()
+    start = 8 + struct.unpack("<Q", contents[:8])[0]
+    for trial in range(300):
+        damaged = bytearray(contents)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(start if trial % 4 else len(damaged))] = rng.randrange(256)
+        path.write_bytes(bytes(damaged[: rng.choice([None, None, rng.randrange(len(contents))])]))
+        found = outcome(load_weights, path)
+        outcomes.add(type(found))
+        assert isinstance(found, str) or all(W.isfinite().all() for W in found)
+    assert outcomes == {type(some_weights()), str}
+    for damaged in (b"", b"hello", (2**60).to_bytes(8, "little") + contents[8:]):
+        path.write_bytes(damaged)
+        refused(load_weights, path)
+    with pytest.raises(FileNotFoundError):
+        load_weights(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w", "w.safetensors.bak"])
+def test_weights_are_saved_under_a_name_that_says_what_they_are(name, tmp_path):
+    with pytest.raises(ValueError, match=r"^path: got .*; expected a name that ends in \.safet"):
+        save(some_weights(), tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_weights_that_would_not_come_back_are_not_saved(tmp_path):
+    weights = some_weights()
+    for bad in (weights._replace(W_O=weights.W_O[1:]), weights._replace(W_K=weights.W_K / 0)):
+        with pytest.raises(ValueError, match=r"^weights\.W_[OK]: got "):
+            save(bad, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"^weights: got dict; expected MHAWeights"):
+        save(weights._asdict(), tmp_path / "w.safetensors")
+
+
+# --- saved models ---------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}
+SIZES |= {"intermediate_size": 8, "max_position_embeddings": 8}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def changed(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+MISSING = "source: got {} without embeddings.position_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model_type": "llama"}, "source: got a model of type llama; expected one of bert, vit,"),
+        ({"model_type": "roberta"}, "source: got a model of type roberta; expected one of bert"),
+        ({"model_type": ["bert"]}, r"source: got a model of type ['bert']; expected one of bert"),
+        ({"model_type": None}, "source: got a model of type None"),
+        ({"is_decoder": True}, "source: got a model of type bert decoder"),
+        ({"add_cross_attention": True}, "source: got a model of type bert decoder"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "source: got a model of type bert with relative positions",
+        ),
+        ({"num_attention_heads": 5}, "source: {} cannot be read as a saved model or data set: The"),
+        ({"num_attention_heads": 0}, "source: {} cannot be read as a saved model or data set: "),
+        ({"hidden_size": "12"}, "source: {} cannot be read as a saved model or data set: Valid"),
+        ({"hidden_size": 3 * 10**12}, "source: {} cannot be read as a saved model or data set: St"),
+        ({"max_position_embeddings": 7}, MISSING),
+        ({"num_hidden_layers": 3, "max_position_embeddings": 9}, MISSING),
+        ({"num_hidden_layers": 0}, "source: {}: num_hidden_layers: got 0; expected an integer of "),
+        ({"num_hidden_layers": -2}, "source: {}: num_hidden_layers: got -2"),
+    ],
+)
+def test_a_saved_model_with_faults_is_refused_by_name(settings, said, model):
+    changed(model, **settings)
+    with pytest.raises(ValueError, match=r"\A" + re.escape(said.format(model))) as error:
+        saved_layer(model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("contents", [b"", b"[]", b"3", b"{,}", b"\xff\xfe\x00", b"[" * 100_000])
+def test_a_folder_without_a_configuration_is_refused(contents, model):
+    (model / "config.json").write_bytes(contents)
+    for read in (saved_layer, trained_encoder):
+        with pytest.raises(ValueError, match=r"\Asource: "):
+            read(str(model))
+
+
+def test_weights_of_a_saved_model_are_whole_finite_and_no_pickle(model):
+    path = model / "model.safetensors"
+    contents, tensors = path.read_bytes(), load_file(path)
+    name = "encoder.layer.0.attention.self.query.weight"
+    for damaged in (contents[:-100], b"hello", (2**60).to_bytes(8, "little") + contents[8:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"\Asource: {model} cannot be read as a saved mod"):
+            saved_layer(model)
+    bad = tensors[name].clone()
+    bad[1, 2] = float("inf")
+    save_file(tensors | {name: bad}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"\Asource: {model}: {name}: got 1 entries that are NaN"):
+        saved_layer(model)
+    path.unlink()
+    torch.save(tensors, model / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no file named model\.safetensors"):
+        saved_layer(model)
+
+
+CODE = """
+open({mark!r}, "w").close()
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+class Config(BertConfig): model_type = "unheard-of"
+class Model(BertModel): pass
+class Words(PreTrainedTokenizerFast): pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["bert", "unheard-of"])
+def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
+    kind, model, monkeypatch, tmp_path, save_words
+):
+    mark = tmp_path / "was-run"
+    own = {
+        "AutoConfig": "own.Config",
+        "AutoModel": "own.Model",
+        "AutoTokenizer": [None, "own.Words"],
+    }
+    save_words(model, ["one", "two"])
+    (model / "own.py").write_text(CODE.format(mark=str(mark)))
+    changed(model, model_type=kind, auto_map=own)
+    words = model / "tokenizer_config.json"
+    settings = {"auto_map": own, "tokenizer_class": "Words"}
+    words.write_text(json.dumps(json.loads(words.read_text()) | settings))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    text = tmp_path / "text"
+    datasets.Dataset.from_dict({"text": ["one two one"]}).save_to_disk(text)
+    for call in (
+        lambda: saved_layer(model),
+        lambda: trained_encoder(str(model)),
+        lambda: [*corpora.published_texts(str(text), str(model), 1, length=2)],
+        lambda: [*corpora.distinct_passages("one two one", str(model), 1, length=5)],
+    ):
+        with contextlib.suppress(ValueError, TypeError):  # words without marks
+            call()
+        assert not mark.exists()
+    if kind != "bert":
+        with pytest.raises(
+            ValueError, match="source: got a model of type unheard-of; expected one"
+        ):
+            saved_layer(model)
+
+
+def test_data_sets_are_asked_for_without_their_code(monkeypatch):
+    asked = []
+
+    def load(*names, **options):
+        asked.append(options)
+        return datasets.Dataset.from_dict({"image": []})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(ValueError, match="source: got 0 of 0 images"):
+        next(corpora.published_images("some/images", 3))
+    assert asked[0]["trust_remote_code"] is False
+    assert not os.path.exists("some/images")
