@@ -17,6 +17,7 @@ from attnmem.yours import (
     from_config,
     from_torch,
     load_weights,
+    memorize,
     save,
     saved_layer,
     to_torch,
@@ -307,6 +308,16 @@ def test_what_is_no_layer_of_one_precision_becomes_no_module():
             to_torch(*given)
 
 
+def test_other_widths_than_those_memorized_are_refused():
+    E, e = normal(3, 2, 4), normal(3, 4, seed=1)
+    found = memorize(E, e, [1.0, 2.0, 3.0], heads=2, head_dim=2)
+    assert len(found.predict(E, e)) == 3
+    with pytest.raises(
+        ValueError, match=r"^contexts: got shape \(3, 2, 5\); expected 4 along axis"
+    ):
+        found.predict(normal(3, 2, 5), normal(3, 5))
+
+
 # --- capacity: ranks of Jacobians -----------------------------------------------------------------
 
 
@@ -471,7 +482,10 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
     )
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     for words, message in (
-        (("--heads", 32), "dim: got None"),
+        ((), "--dim: got nothing; expected --heads and --dim, or a model's --config"),
+        (("--heads", 32), "--dim: got nothing; expected --heads and --dim"),
+        (("--dim", 32), "--heads: got nothing; expected --heads and --dim"),
+        (("--heads", 0, "--dim", 32), "heads: got 0"),
         (("--heads", 3, "--dim", 4), "heads: got 3; expected a divisor of dim = 4"),
         (("--heads", 1, "--dim", 2, "--norm"), "dim: got 2; expected an integer of at least 3"),
         (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),

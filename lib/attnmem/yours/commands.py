@@ -49,7 +49,9 @@ def _capacity(given: argparse.Namespace) -> int:
     if hasattr(given, "config"):
         print(from_config(given.config, **chosen))
     else:
-        print(capacity(**({"heads": None, "dim": None} | chosen)))
+        if missing := {"heads", "dim"} - chosen.keys():
+            refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's --config")
+        print(capacity(**chosen))
     return 0
 
 

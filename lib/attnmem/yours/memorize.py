@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention import MHAWeights
 from ..attention.tangents import ScalarHeads
-from ..checks import Range, Seed, checked, refuse
+from ..checks import Range, Seed, check_size, checked, refuse
 from ..constructions import memorize_mha
 from ..fitting import MET
 from . import layer
@@ -62,7 +62,9 @@ class Memorized:
 
     def predict(self, contexts: Any, queries: Any, mask: Any = None) -> np.ndarray:
         """One number, row of numbers, or class for each example of data of the same width."""
-        scores = _apply(self.weights, read(contexts, queries, None, mask))
+        data, width = read(contexts, queries, None, mask), self.weights.W_Q.shape[-2]
+        check_size("contexts", data.contexts, -1, width, "the width of what was memorized")
+        scores = _apply(self.weights, data)
         if self.classes is not None:
             return np.array(self.classes)[scores.argmax(-1).numpy()]
         return scores.squeeze(-1).numpy()
