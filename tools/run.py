@@ -76,9 +76,12 @@ def _execute(source: Path, scratch: Path, values: dict[str, object], folder: Pat
 
 
 def _edited(chapter: str) -> bool:
-    """Whether the chapter's text or the library differ from the last commit, or there is none."""
+    """Whether the chapter's text or the library differ from the last commit, or none is known."""
     command = ["git", "status", "--porcelain", "--", "lib", str(text_path(chapter))]
-    status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
+    try:
+        status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
+    except OSError:  # no git on this machine
+        return True
     return status.returncode != 0 or bool(status.stdout)
 
 

@@ -12,6 +12,7 @@ import nbformat
 import PIL.Image
 import pytest
 
+from tools import run
 from tools.chapters import ROOT
 
 HEADER = "---\nkernelspec:\n  display_name: Python 3\n  language: python\n  name: python3\n---\n\n"
@@ -156,6 +157,11 @@ def test_in_a_fresh_copy_a_notebook_stays_where_only_pictures_differ(book):
     assert rerun(theirs.replace("drawn\\n", "painted\\n")) == ours
     (book.root / "lib/module.py").write_text("")  # the picture may have changed for that
     assert rerun(theirs) == ours
+
+
+def test_without_git_a_chapter_counts_as_edited(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert run._edited("front/overview")
 
 
 @pytest.mark.parametrize(
