@@ -80,6 +80,17 @@ def test_cells_are_short_and_narrow_and_pictures_are_small_bitmaps(chapter):
     assert "image/svg+xml" not in notebook_path(chapter).read_text()
 
 
+BY_KEYS = re.compile(r"\b(?!glue)(\w+)\.(?!i?loc\b)\w+\[\s*[\w\"']+, *[^\[\]:=]+\]")
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_numbers_are_read_by_several_keys_where_those_are_known_to_be_unique(chapter):
+    """Of others pandas 2 gives a column of one row, where pandas 3 gives the number."""
+    text = text_path(chapter).read_text("utf-8")
+    for table in set(BY_KEYS.findall("\n".join(cell.source for cell in code_cells(chapter)))):
+        assert f"assert {table}.index.is_unique" in text, table
+
+
 def shows(cell, kind, mark=""):
     """Whether an output of the cell has data of that kind, with that mark in it."""
     return any(mark in output.get("data", {}).get(kind, ()) for output in cell.outputs)
