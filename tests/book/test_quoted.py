@@ -55,3 +55,25 @@ def test_seconds_beside_steps_are_medians_at_97_percent_of_the_ceiling():
     said = quoted("training/capacity")
     assert said["there-newton-seconds"] == f"{statistics.median(spent['lm']):.1f}"
     assert said["there-adam-seconds"] == f"{statistics.median(spent['adam']):.0f}"
+
+
+def test_means_on_one_table_stand_for_published_ones():
+    """The mean over six cells of the squared difference from our mean, in standard errors."""
+    ours, tables = {}, {}
+    for row in rows("dana-exp6"):
+        if row["variant"] == "code":
+            ours.setdefault(row["H"], []).append(float(row["accuracy"]))
+    for row in rows("dana-exp6-one-table"):
+        cell = tables.setdefault(row["table"], {}).setdefault(row["H"], [])
+        cell.append(float(row["accuracy"]))
+    squares = []
+    for cells in tables.values():
+        apart = [
+            (statistics.mean(cells[H]) - statistics.mean(own)) ** 2
+            / (2 * statistics.variance(own) / len(own))
+            for H, own in ours.items()
+        ]
+        squares.append(statistics.mean(apart))
+    wanted = "on one table: " + ", ".join(f"{square:.1f}" for square in sorted(squares))
+    cells = nbformat.read(notebook_path("dana/all-points"), 4).cells
+    assert any(wanted in output.get("text", "") for c in cells for output in c.get("outputs", []))
