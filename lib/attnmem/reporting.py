@@ -255,6 +255,9 @@ def show(text: str, metadata: dict | None = None) -> None:
 def attempt(answer: object, right: Callable[[Any], bool]) -> None:
     """Say whether an answer to an exercise is right; None is no answer yet.
 
+    A whole number may be written as ``3.0``. An answer that the check cannot take, such as a number
+    where four are asked for, is wrong, and the check's own words say why.
+
     Example:
         >>> attempt(None, lambda heads: heads == 3)
         no answer yet
@@ -262,11 +265,20 @@ def attempt(answer: object, right: Callable[[Any], bool]) -> None:
         right
         >>> attempt(4, lambda heads: heads == 3)
         not yet: try another answer than 4
+        >>> attempt([], lambda heads: heads + 1 == 4)
+        not yet: [] cannot be checked (can only concatenate list (not "int") to list)
     """
     if answer is None:
         print("no answer yet")
+        return
+    whole = isinstance(answer, float) and answer.is_integer()
+    try:
+        found = right(int(answer) if whole else answer)
+    except Exception as error:  # of any kind, since an answer may be anything
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        print(f"not yet: {answer!r} cannot be checked ({why})")
     else:
-        print("right" if right(answer) else f"not yet: try another answer than {answer!r}")
+        print("right" if found else f"not yet: try another answer than {answer!r}")
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

@@ -1,0 +1,45 @@
+"""Answers of every natural kind get words: right, not yet with a reason, and never a traceback."""
+
+import pytest
+import torch
+
+from attnmem import bounds
+from attnmem.reporting import attempt
+
+
+def all_right(four):
+    return bool((torch.tensor(four) @ torch.ones(4) == 10).all())
+
+
+@pytest.mark.parametrize(
+    ("answer", "check", "said"),
+    [
+        (33.0, lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100, "right"),
+        (
+            32.0,
+            lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100,
+            "not yet: try another answer ",
+        ),
+        (
+            0,
+            lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100,
+            "not yet: 0 cannot be checked (h",
+        ),
+        ("ten", lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100, "not yet: 'ten' cannot be"),
+        ([1.0, 2.0, 3.0, 4.0], all_right, "right"),
+        ([1.0, 2.0], all_right, "not yet: [1.0, 2.0] cannot be checked ("),
+        (192.9, lambda ratio: abs(ratio / 193 - 1) < 0.1, "right"),
+        (0, lambda x: 1 / x > 0, "not yet: 0 cannot be checked (division by zero)"),
+        (1, lambda _: [].pop(7), "not yet: 1 cannot be checked (pop from empty list)"),
+    ],
+)
+def test_an_answer_gets_one_line(capsys, answer, check, said):
+    attempt(answer, check)
+    out = capsys.readouterr().out
+    assert out.startswith(said)
+    assert out.count("\n") == 1
+
+
+def test_whoever_stops_a_check_stops_it():
+    with pytest.raises(KeyboardInterrupt):
+        attempt(1, lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
