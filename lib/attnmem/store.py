@@ -18,6 +18,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
@@ -26,13 +27,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from .checks import refuse
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "measurements"
 ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git's hooks lead to their repository
+DIGESTS = "DIGESTS"  # the file beside shipped rows that says what they were (tools/digests.py)
+PATIENCE = 5.0, 55.0  # seconds for which a lock is waited for in silence, and after saying so
 UNKNOWN = "unknown"  # the commit of rows that come from a copy of the files without its repository
 
 Row = tuple[Any, Any]  # a configuration and its result
@@ -286,12 +289,14 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     (``locked``), a file that seems damaged is read again under it: a row may be half written.
 
     Raises:
-        DamagedResultsError: On the first line that :func:`append` did not write so.
+        DamagedResultsError: On the first line that :func:`append` did not write so, or if rows that
+            were shipped are missing.
     """
-    if not path.exists():
-        return {}
     number, rows = 1, {}
     try:
+        if not path.exists():
+            _check_shipped(path, [])
+            return {}
         data = path.read_bytes()
         lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
         if lines.pop():
@@ -309,14 +314,26 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             if config.key in rows:
                 raise ValueError(f"the run {config.key} stands in the file twice")
             rows[config.key] = config, result
+        _check_shipped(path, lines[1:])
     except ValueError as error:
         if not locked:
-            with contextlib.suppress(OSError), FileLock(path.with_suffix(".lock")):
+            with contextlib.suppress(OSError), _locked(path):
                 return read(path, locked=True)
         if isinstance(error, UnicodeDecodeError):
             number, error = data[: error.start].count(b"\n") + 1, ValueError("not UTF-8 text")
         raise DamagedResultsError(f"{path}, line {number}: {error}") from error
     return rows
+
+
+def _check_shipped(path: Path, lines: list[str]) -> None:
+    """A shipped file begins with the rows that were shipped; new ones are behind them."""
+    listed = path.parent.parent / DIGESTS
+    for entry in listed.read_text("utf-8").splitlines() if listed.exists() else []:
+        file, count, shipped = entry.split()
+        if path.match(file):
+            first = "\n".join(lines[: int(count)])
+            if hashlib.sha256(first.encode()).hexdigest() != shipped:
+                raise ValueError(f"its first {count} rows are not those that {listed} lists")
 
 
 def _parse(line: str, schema: RowSchema) -> Row:
@@ -368,7 +385,8 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
     Raises:
         ValueError: A value has no place in a row, such as NaN. Nothing is written to its file.
         DamagedResultsError: The file is damaged, or holds rows of another kind.
-        OSError: A row cannot be written, as on a full disk; nothing of it is left in its file.
+        OSError: A row cannot be written, as on a full disk; nothing of it is left in its file. Or
+            another process does not give up its lock.
     """
     by_file: dict[Path, list[Row]] = {}
     for config, result in rows:
@@ -383,7 +401,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
                 expected = f"{schema.config.__name__} with {schema.result.__name__}"
                 refuse("rows", f"{row}", f"{expected}, as the others of {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
+        with _locked(path):
             have = read(path, locked=True)
             new: dict[str, Row] = {}
             for row in group:
@@ -403,6 +421,16 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
                 _write(scratch, [header + "\n", *lines])
                 os.replace(scratch, path)
     return added
+
+
+def _locked(path: Path) -> AcquireReturnProxy:
+    """The lock of a file, as a ``with`` block; who waits for it says so, and not for ever."""
+    lock = FileLock(path.with_suffix(".lock"))
+    with contextlib.suppress(Timeout):
+        return lock.acquire(timeout=PATIENCE[0])
+    said = f"waiting for {lock.lock_file}, which another process holds, for up to a minute"
+    print(said, file=sys.stderr, flush=True)
+    return lock.acquire(timeout=PATIENCE[1])
 
 
 def _line(config: Configuration, result: Any, schema: RowSchema) -> str:
@@ -446,7 +474,7 @@ def check_writable(config: Configuration) -> None:
     """Raise OSError before a row is measured that could not be stored; warn if it has no commit."""
     path = writable_root() / config.experiment / f"{config.profile}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
+    with _locked(path):
         if path.exists():
             path.open("ab").close()
     if commit() == UNKNOWN:

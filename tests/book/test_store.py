@@ -2,12 +2,15 @@
 
 import functools
 import re
+import shutil
 
 import pytest
 
 from attnmem import experiments, fitting
 from attnmem import store as storage
 from attnmem.studies import assumptions, depth, fits, searches
+
+from tools import digests
 
 EVERY = [
     (name, variant)
@@ -41,6 +44,26 @@ def test_every_row_is_a_run_of_its_grid(name):
         for run in experiments.runs(name, "paper", more_seeds, variant=variant)
     }
     assert set(shipped(name)) <= wanted
+
+
+def test_the_list_of_shipped_rows_is_up_to_date():
+    wanted = [digests.entry(path) for path in digests.shipped()]
+    assert [*digests.listed().values()] == wanted, "python -m tools.digests brings it up to date"
+    assert len(wanted) > 60
+
+
+@pytest.mark.parametrize("name", digests.listed())
+def test_a_shipped_row_cannot_be_lost(name, tmp_path):
+    """The row in the middle is gone, the rest is as it was."""
+    path = storage.SHIPPED / name
+    shutil.copy(digests.LIST, tmp_path)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    del lines[-(-len(lines) // 2)]
+    copy = tmp_path / name
+    copy.parent.mkdir()
+    copy.write_text("".join(lines), encoding="utf-8")
+    with pytest.raises(storage.DamagedResultsError, match="rows are not those that"):
+        storage.read(copy)
 
 
 def test_every_row_says_where_it_comes_from():

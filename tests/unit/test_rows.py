@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import errno
+import hashlib
 import inspect
 import io
 import math
@@ -367,6 +368,70 @@ def test_a_damaged_file_is_refused_where_nothing_can_be_locked(tmp_path, path):
     path.with_suffix(".lock").mkdir()
     with pytest.raises(DamagedResultsError, match="line 3: cut off"):
         storage.read(path)
+
+
+def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypatch, capfd):
+    """A process that was stopped holds it; what can be read without it is read."""
+    storage.append(made(2), tmp_path)
+    monkeypatch.setattr(storage, "PATIENCE", (0.05, 0.1))
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
+    capfd.readouterr()
+    for wait in (lambda: storage.append(made(3), tmp_path), lambda: storage.check_writable(RUN)):
+        with FileLock(path.with_suffix(".lock")):
+            with pytest.raises(TimeoutError, match=r"quick\.lock"):
+                wait()
+            assert stored(path) == made(2)
+        said = capfd.readouterr().err
+        assert said.startswith(f"waiting for {path.with_suffix('.lock')}, which another process")
+        assert said.count("\n") == 1
+    monkeypatch.setattr(storage, "PATIENCE", (0.05, 20))
+    writer = threading.Thread(target=storage.append, args=(made(3), tmp_path))
+    with FileLock(path.with_suffix(".lock")):
+        writer.start()
+        writer.join(0.3)
+    writer.join()
+    assert stored(path) == made(3)
+    assert capfd.readouterr().err.startswith("waiting for ")
+    storage.append(made(4), tmp_path)
+    assert capfd.readouterr().err == ""
+    path.write_bytes(path.read_bytes()[:-7])
+    monkeypatch.setattr(storage, "PATIENCE", (0.05, 0.1))
+    lock, cut = FileLock(path.with_suffix(".lock")), "line 5: cut off"
+    with lock, pytest.raises(DamagedResultsError, match=cut):
+        storage.read(path)
+
+
+def test_of_listed_rows_none_may_be_missing(tmp_path, path):
+    """New rows go behind them; one of these may be taken away again."""
+    storage.append(made(5), tmp_path)
+    listed = path.read_text().splitlines()[1:]
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
+    text = f"another/quick.csv 1 {'0' * 64}\ntrial/quick.csv 5 {digest}\n"
+    (tmp_path / "DIGESTS").write_text(text)
+    assert stored(path) == made(5)
+    assert storage.append(made(8), tmp_path) == 3
+    header, *rows = path.read_text().splitlines()
+    for gone in range(8):
+        left = rows[:gone] + rows[gone + 1 :]
+        path.write_text("\n".join([header, *left, ""]))
+        if gone >= 5:
+            assert len(stored(path)) == 7
+            continue
+        for refused in (lambda: storage.read(path), lambda: storage.append(made(9), tmp_path)):
+            with pytest.raises(DamagedResultsError, match="its first 5 rows are not those that"):
+                refused()
+        assert path.read_text().splitlines() == [header, *left]
+    for left in ([header, *rows[1::-1], *rows[2:]], [header], rows[:0]):
+        path.write_text("\n".join([*left, ""]))
+        with pytest.raises(DamagedResultsError):
+            storage.read(path)
+    path.unlink()
+    with pytest.raises(DamagedResultsError, match="its first 5 rows are not those that"):
+        storage.read(path)
+    with pytest.raises(DamagedResultsError):
+        storage.append(made(9), tmp_path)
+    assert not path.exists()
+    assert storage.read(path.with_name("paper.csv")) == {}
 
 
 def test_a_store_is_tried_before_anything_is_measured(store):

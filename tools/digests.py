@@ -1,0 +1,48 @@
+"""Say what the shipped rows are, once they are committed: ``python -m tools.digests``.
+
+Each line of ``lib/attnmem/measurements/DIGESTS`` names a file, the number of its rows and their
+hash. A reader refuses a file that does not begin with these rows; new ones may stand behind them.
+After new rows are committed this brings the list up to date. It refuses to if rows are lost, unless
+``--lost`` says that this is meant.
+"""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+from attnmem import store
+
+LIST = store.SHIPPED / store.DIGESTS
+
+
+def shipped() -> list[Path]:
+    """The files of rows that git knows, or will know with the next commit."""
+    command = ["git", "ls-files", "-z", "--", "*/*.csv"]
+    names = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8").split("\0")
+    return [store.SHIPPED / name for name in sorted(names) if name]
+
+
+def entry(path: Path) -> str:
+    """The line of one file."""
+    rows = path.read_text("utf-8").splitlines()[1:]
+    digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+    return f"{path.parent.name}/{path.name} {len(rows)} {digest}"
+
+
+def listed() -> dict[str, str]:
+    """The lines that are there, by file."""
+    lines = LIST.read_text("utf-8").splitlines() if LIST.exists() else []
+    return {line.split()[0]: line for line in lines}
+
+
+def main(*options: str) -> None:
+    """Write the list anew."""
+    if "--lost" not in options:
+        for name in listed():  # refuses a file that has lost some of its listed rows, or all
+            store.read(store.SHIPPED / name)
+    LIST.write_text("".join(entry(path) + "\n" for path in shipped()), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
