@@ -73,11 +73,12 @@ addEventListener("load", async () => {
   reveal();
 });
 
-// The picture opens on its first box, not on the room above it.
+// The picture opens on its first box, the highest of the leftmost, not on the room above it.
 function showFirst() {
   const picture = document.querySelector(".graph");
   const places = [...picture.querySelectorAll("rect")].map((box) => box.getBoundingClientRect());
-  const first = places.reduce((a, b) => (b.left < a.left ? b : a));
+  const before = (a, b) => a.left < b.left - 1 || (a.left < b.left + 1 && a.top < b.top);
+  const first = places.reduce((a, b) => (before(b, a) ? b : a));
   const middle = picture.getBoundingClientRect().top + picture.clientHeight / 2;
   picture.scrollTop += first.top - middle;
 }

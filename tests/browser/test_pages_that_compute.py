@@ -147,6 +147,8 @@ def test_the_graph_has_every_claim_and_opens_on_boxes(visit, width, least):
     drawn = page.locator('.graph a[href^="#claim-"]')
     assert drawn.count() == len(claims.claims())
     assert page.locator(".graph").evaluate(SEEN) >= least
+    scrolled = "graph => graph.scrollTop / (graph.scrollHeight - graph.clientHeight)"
+    assert page.locator(".graph").evaluate(scrolled) < 0.5, "claims without a line stand last"
 
 
 def test_rows_are_saved_under_a_name_of_their_own(visit):
