@@ -180,6 +180,9 @@ COMMANDS = {"list": _list, "status": _status, "run": _run}
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; 1 on bad input or a store that fails, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):  # a name in other letters does not lose a report
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     parser, commands = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -189,8 +192,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read has read enough; nothing is left to say at the exit
         _say_no_more()
         return 0
-    except (ValueError, OSError, ImportError) as error:  # of names, the store, or what is missing
-        print(error, file=sys.stderr)
+    except (ValueError, OSError, ImportError, MemoryError, RecursionError) as error:
+        print(error or f"{type(error).__name__}, of a file too large", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; every finished row is in the store", file=sys.stderr)

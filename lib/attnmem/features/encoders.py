@@ -216,8 +216,7 @@ def trained_encoder(
         model, report = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True, **SAFELY
         )
-    others = report["mismatched_keys"]  # with shapes from transformers 5 on
-    wrong = {*report["missing_keys"], *(k if isinstance(k, str) else k[0] for k in others)}
+    wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if wrong := sorted(key for key in wrong if not key.startswith(MAY_MISS)):
         refuse("source", f"{source} without {', '.join(wrong)}", "all weights, of the sizes said")
     for key, P in model.named_parameters():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import json
 import sys
 from collections.abc import Callable
 
 from ..checks import refuse
 from .capacity import capacity, from_config
-from .data import ROLES, SUFFIXES, load
 from .examine import Examination, examine
+from .files import SUFFIXES, TAKES, load
 
 SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
 CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
@@ -57,35 +59,58 @@ def _capacity(given: argparse.Namespace) -> int:
 
 def _add_examine(commands: argparse._SubParsersAction) -> None:
     look = commands.add_parser("examine", help="what holds for your data, and what a layer meets")
-    look.add_argument(
-        "file", help=f"{', '.join(SUFFIXES)}; npy and csv are tables, one example a row"
-    )
+    _add_file(look)
     look.add_argument("--heads", type=int, help="number of heads H")
     look.add_argument("--head-dim", type=int, help="width of a head (default: d)")
-    for role in ROLES:
-        look.add_argument(f"--{role}", metavar="NAME", help=f"the array (or column) of {role}")
-    look.add_argument("--tokens", type=int, help="cut each row of a table into so many tokens")
     look.add_argument("--samples", type=int, default=1000, help="subsets drawn (default: 1000)")
     look.add_argument("--seed", type=int, default=0)
     look.add_argument("--picture", metavar="FILE", help="draw bounds and ranks: .png, .svg, .pdf")
     look.add_argument("--json", action="store_true", help="print JSON instead of the report")
 
 
+def _add_file(command: argparse.ArgumentParser) -> None:
+    """The file of examples and how it is read; defaults are those of load()."""
+    command.add_argument("file", help=f"{', '.join(SUFFIXES)}, or - for a CSV from a pipe")
+    table = command.add_argument_group("tables (csv, tsv, -; npy takes --tokens alone)")
+    add = table.add_argument
+    add("--label", "--labels", metavar="NAME", help="column (default: the last) or array of labels")
+    add("--label-kind", choices=("real", "class"), help="default: decimals are real")
+    add("--columns", metavar="A,B", type=_names, help="default: numbers, and words of few values")
+    add(
+        "--drop-missing", choices=("rows", "columns"), help="those with gaps (default: few of both)"
+    )
+    add("--tokens", type=int, help="cut each row into so many (default: about sqrt(width))")
+    add("--header", action=argparse.BooleanOptionalAction, help="names in line 1 (default: seen)")
+    arrays = command.add_argument_group("arrays (npz, safetensors, pt)")
+    for role in ("contexts", "queries", "mask"):
+        arrays.add_argument(f"--{role}", metavar="NAME", help=f"the array of {role}")
+
+
+def _names(text: str) -> list[str]:
+    """Names between commas, in quotes if they hold one."""
+    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+
+
 def _examine(given: argparse.Namespace) -> int:
     chosen = vars(given)
     if given.picture and given.heads is None:
         refuse("--picture", given.picture, "--heads too, so that there is something to draw")
-    names = {role: chosen[role] for role in ROLES if chosen[role]}
+    reading = {name for names in TAKES.values() for name in names}
+    data = load(given.file, **{name: chosen[name] for name in reading})
     found = examine(
-        **load(given.file, names, given.tokens),
+        *data[:3],
+        mask=data.mask,
         **{name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")},
         say=_bar,
     )
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
+    if given.json:
+        print(json.dumps({"read": data.summary} | json.loads(found.to_json()), indent=2))
+    else:
+        print(data, found, sep="\n\n")
     if given.picture:
         _save(found, given.picture)
-    print(found.to_json() if given.json else found)
     return 0
 
 

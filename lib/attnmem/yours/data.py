@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import math
 import textwrap
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +13,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..checks import check_integer, refuse
-from ..features.corpora import need
 
-SUFFIXES = (".npz", ".npy", ".pt", ".safetensors", ".csv")
 ROLES = ("contexts", "queries", "labels", "mask")
 REAL = "biuf"  # kinds of numpy types that are real numbers
+EXACT = 2**53  # up to here float64 holds all integers
+HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most so large
 
 
 def wrapped(lines: list[str]) -> str:
@@ -46,8 +45,9 @@ def read(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> D
     """Accept what :func:`attnmem.yours.examine` and :func:`attnmem.yours.memorize` are given."""
     tables = contexts if isinstance(contexts, (list, tuple)) else ()
     if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:
-        contexts, mask = _padded(contexts)
-    E, coarse = _reals("contexts", contexts, (2, 3))
+        E, mask, coarse = _padded(contexts)
+    else:
+        E, coarse = _reals("contexts", contexts, (2, 3))
     e, other = _reals("queries", queries, (2,))
     if E.shape[-1] != e.shape[-1]:
         got = f"d = {E.shape[-1]} (shape {tuple(E.shape)})"
@@ -68,15 +68,16 @@ def read(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> D
     return Data(E, e, found, classes, hidden, precision)
 
 
-def _padded(tables: list | tuple) -> tuple[Tensor, Tensor]:
-    """Contexts of different lengths as one tensor, and where it is padded."""
-    parts = [_reals(f"contexts[{t}]", table, (2,)) for t, table in enumerate(tables)]
-    coarse = max((kind for _, kind in parts), key=lambda kind: torch.finfo(kind).eps)
-    if len({part.shape[1] for part, _ in parts}) > 1:
+def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Contexts of different lengths as one tensor, where it is padded, and their precision."""
+    found = [_reals(f"contexts[{t}]", table, (2,)) for t, table in enumerate(tables)]
+    parts, kinds = zip(*found, strict=True)
+    if len({part.shape[1] for part in parts}) > 1:
         refuse("contexts", "tokens of several widths", "one width d")
-    lengths = torch.tensor([len(part) for part, _ in parts])
-    padded = torch.nn.utils.rnn.pad_sequence([part.to(coarse) for part, _ in parts], True)
-    return padded, torch.arange(padded.shape[1]) >= lengths[:, None]
+    lengths = torch.tensor([len(part) for part in parts])
+    padded = torch.nn.utils.rnn.pad_sequence(parts, True)
+    coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps)
+    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], coarse
 
 
 def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.dtype]:
@@ -84,9 +85,11 @@ def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.
     if isinstance(value, Tensor):
         if value.is_complex() or value.is_quantized:
             refuse(name, f"dtype {value.dtype}", "real numbers")
-        kind = value.dtype if value.is_floating_point() else torch.float64
-        found = value.detach().to_dense().cpu().to(torch.float64)
+        value = value.detach().to_dense().cpu()
+    if isinstance(value, Tensor) and value.is_floating_point():
+        found, kind = value.to(torch.float64), value.dtype
     else:
+        check_exact(name, value)
         array = _array(name, value)
         # A longdouble has no torch type; integers are exact.
         kind = getattr(torch, array.dtype.name, torch.float64)
@@ -112,11 +115,36 @@ def _array(name: str, value: Any) -> np.ndarray:
     return array
 
 
+def check_exact(name: str, value: Any) -> None:
+    """Refuse integers that float64 may round, such as long ids and times in nanoseconds."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # columns have types of their own
+        for column in value.columns:
+            check_exact(f"{name}, column {column!r}", value[column].to_numpy())
+    elif isinstance(value, (list, tuple)) or kind == "O":
+        for part in value:
+            check_exact(name, part)
+    elif isinstance(value, int) and abs(value) > EXACT:
+        refuse(name, value, "integers up to 2^53, to which float64 is exact")
+    elif isinstance(value, Tensor) and not value.is_floating_point():
+        check_exact(name, value.cpu().numpy())
+    elif kind in ("i", "u") and (far := value[(value > EXACT) | (value < -EXACT)]).size:
+        check_exact(name, int(far[0]))
+
+
 def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
-    given = mask.detach().cpu() if isinstance(mask, Tensor) else torch.as_tensor(np.array(mask))
-    hidden = torch.isneginf(given) if given.is_floating_point() else given.bool()
-    if given.is_floating_point() and given[~hidden].any():
-        refuse("mask", "numbers that are added to logits", "zeros and minus infinities, or bools")
+    if isinstance(mask, Tensor):
+        mask = mask.detach().cpu()
+        mask = (mask.double() if mask.is_floating_point() else mask).numpy()
+    given = _array("mask", mask)
+    hidden = given <= HIDDEN if given.dtype.kind == "f" else given
+    if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given[~hidden].any()):
+        kind = "integers" if given.dtype.kind in "iu" else "numbers that are neither 0 nor huge"
+        expected = "True for padding, or -inf beside 0 (of a tokenizer's attention_mask: mask == 0)"
+        refuse("mask", kind, expected)
+    if hidden.ndim == 4 and hidden.shape[1:3] == (1, 1):  # as transformers hands it on
+        hidden = hidden[:, 0, 0]
+    hidden = torch.from_numpy(np.array(hidden, dtype=bool))
     shapes = {(count, contexts.shape[-2]), tuple(contexts.shape[:-1])}
     if tuple(hidden.shape) not in shapes:
         refuse("mask", f"shape {tuple(hidden.shape)}", " or ".join(f"shape {s}" for s in shapes))
@@ -135,8 +163,11 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     array = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels, dtype=kind)
     if array.dtype.kind == "O":
         each = array.reshape(-1).tolist()
-        if len({isinstance(label, str) for label in each}) > 1:  # a missing one is no word
-            refuse("labels", "words beside others", "a label for each example, all of one kind")
+        words = [isinstance(label, str) for label in each]
+        if len({*words}) > 1:  # a missing one is no word
+            row = words.index(not words[0])
+            got = f"words beside others ({each[row]!r} in row {row})"
+            refuse("labels", got, "a label for each example, all of one kind")
         array = np.array(each).reshape(array.shape)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind not in REAL + "US" or array.ndim not in (1, 2):
@@ -150,9 +181,11 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     if array.ndim == 1 and array.dtype.kind != "f":
         classes, numbers = np.unique(array, return_inverse=True)
         return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), classes.tolist()
+    check_exact("labels", labels)
     reals = torch.from_numpy(_array("labels", array).astype(np.float64)).reshape(count, -1)
-    if not reals.isfinite().all():
-        refuse("labels", "NaN or an infinite number", "finite numbers")
+    if not (finite := reals.isfinite().all(1)).all():
+        row = finite.tolist().index(False)
+        refuse("labels", f"NaN or an infinite number in row {row}", "finite numbers")
     return reals, None
 
 
@@ -180,6 +213,10 @@ def cut(
     """
     rows, _ = _reals("table", table, (2,))
     check_integer("tokens", tokens)
+    if not (finite := rows.isfinite()).all():
+        row, k = (~finite).nonzero()[0].tolist()
+        name = [*getattr(table, "columns", range(rows.shape[1]))][k]
+        refuse("table", f"no finite number in row {row}, column {name!r}", "finite numbers")
     if rows.shape[1] % tokens:
         refuse("tokens", tokens, f"a divisor of the table's width {rows.shape[1]}")
     contexts = rows.reshape(len(rows), tokens, -1)
@@ -187,53 +224,6 @@ def cut(
         places = torch.eye(tokens, dtype=rows.dtype).expand(len(rows), -1, -1)
         contexts = torch.cat([contexts, places], dim=-1)
     return contexts, contexts.mean(dim=1)
-
-
-def load(path: str | Path, names: dict[str, str], tokens: int | None = None) -> dict[str, Any]:
-    """Read contexts, queries and labels from a file; nothing in it is ever executed.
-
-    ``names`` are those of the arrays, by role, where they differ from the role's own.
-    """
-    path = Path(path)
-    if path.suffix not in SUFFIXES:
-        refuse("file", repr(path.name), f"a name that ends in {', '.join(SUFFIXES)}")
-    if path.suffix in (".npy", ".csv"):
-        return _table(path, names, tokens)
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    elif path.suffix == ".pt":
-        arrays = torch.load(path, weights_only=True, map_location="cpu")
-    else:
-        arrays = need("safetensors.torch").load_file(path)
-    found = {}
-    for role in ROLES:
-        name = names.get(role, role)
-        if name in arrays:
-            found[role] = arrays[name]
-        elif role in ("contexts", "queries") or role in names:
-            refuse(role, f"no array {name!r}", f"one of {', '.join(arrays)}")
-    return found
-
-
-def _table(path: Path, names: dict[str, str], tokens: int | None) -> dict[str, Any]:
-    labels = None
-    if path.suffix == ".npy":
-        table = np.load(path, allow_pickle=False, mmap_mode="r")
-    else:
-        import pandas as pd
-
-        frame = pd.read_csv(path)
-        column = names.get("labels", frame.columns[-1])
-        if column not in frame.columns:
-            refuse("labels", f"no column {column!r}", f"one of {[*map(str, frame.columns)]}")
-        labels, table = frame[column], frame.drop(columns=[column])
-        if words := [*table.select_dtypes(exclude="number").columns]:
-            refuse("file", f"columns {words} of words", "numbers, but in the column of labels")
-    if tokens is None:
-        refuse("tokens", None, f"a number of tokens that divides {table.shape[-1]} columns")
-    contexts, queries = cut(table, tokens)
-    return {"contexts": contexts, "queries": queries, "labels": labels}
 
 
 class Repeats(NamedTuple):

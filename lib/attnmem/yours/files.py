@@ -1,0 +1,399 @@
+"""Files as people have them: what is read of a file, what is left out, and both in words."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import math
+import re
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..checks import check_integer, refuse
+from ..features.corpora import need
+from .data import EXACT, REAL, ROLES, check_exact, cut, wrapped
+
+TEXTS, ARRAYS = (".csv", ".tsv"), (".npz", ".safetensors", ".pt")
+SUFFIXES = (*TEXTS, ".npy", *ARRAYS)
+TAKES = dict.fromkeys(TEXTS, ("tokens", "label", "label_kind", "columns", "drop_missing", "header"))
+TAKES |= dict.fromkeys(ARRAYS, ("contexts", "queries", "mask", "label", "label_kind"))
+TAKES |= {".npy": ("tokens",)}
+CHOICES = {"label_kind": ("real", "class"), "drop_missing": ("rows", "columns")}
+SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "spaces"}
+MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+", re.ASCII)  # or a decimal comma: nobody can tell
+SWAPPED = str.maketrans(",.", ".,")
+ROW_NAMES = "row names"
+GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  # beside numbers
+FEW, MANY = 12, 1000  # different words that are coded: unasked, and by --columns
+SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
+
+
+Rows = list[tuple[int, list[str]]]  # the cells of each row, after the number of its line
+
+
+class Loaded(NamedTuple):
+    """What :func:`load` read, for ``examine`` and ``memorize``, and a summary of it."""
+
+    contexts: Any
+    queries: Any
+    labels: Any
+    mask: Any
+    summary: dict[str, Any]  # texts, lists and dictionaries, by what they are about
+
+    def __str__(self) -> str:
+        """The summary, a line for each part."""
+        return wrapped([f"{name}: {_said(part)}" for name, part in self.summary.items() if part])
+
+
+class _Column(NamedTuple):
+    name: str
+    cells: np.ndarray  # texts, one a row
+    values: np.ndarray | None  # None for words
+    gaps: np.ndarray
+    trouble: str  # why it is left out unless asked for
+
+
+def load(path: str | Path, **options: Any) -> Loaded:
+    """Read contexts, queries and labels from a file; nothing in it is ever executed.
+
+    Options of a table are ``tokens``, into how many a row is cut (by default the square root of its
+    width, rounded up), and of a text also ``columns``, a list of names (by default all numbers, and
+    words of at most 12 values that come twice on average), ``drop_missing``, the ``rows`` or the
+    ``columns`` with gaps (by default columns with gaps in over a quarter of the rows, then rows),
+    and ``header``, whether line 1 holds names. Options of arrays are the names of ``contexts``,
+    ``queries`` and ``mask``, if others. Both take ``label``, a column (by default the last) or
+    array, and ``label_kind``, ``real`` or ``class`` (by default decimals are real).
+
+    Args:
+        path: A table with one example a row (.csv, .tsv, .npy, or ``-`` for a CSV from standard
+            input), or arrays by name (.npz, .safetensors, .pt).
+
+    Returns:
+        The examples, and a summary of what was used and left out; ``str()`` tells it.
+
+    Raises:
+        ValueError: If the file cannot be read as it stands; the message names what helps.
+
+    Example:
+        >>> print(load("ages.csv"))  # doctest: +SKIP
+        file: ages.csv: 40 rows of 3 columns between commas, example 0 in line 2
+        label: city (the last column, classes: 4)
+        numbers: height, age
+    """
+    given, kind = {k: value for k, value in options.items() if value is not None}, _kind(path)
+    for name, value in given.items():
+        option, *takes = [f"--{each}".replace("_", "-") for each in (name, *TAKES[kind])]
+        if option not in takes:
+            refuse(option, repr(value), f"of {kind} only {', '.join(takes)}")
+        if value not in CHOICES.get(name, [value]):
+            refuse(option, repr(value), " or ".join(CHOICES[name]))
+    if kind == ".npy":
+        table = _opened(path, kind)
+        said = {"file": f"{Path(path).name}: shape {table.shape}, one example a row"}
+        return _pieces(table, given.get("tokens"), None, said)
+    return (_arrays if kind in ARRAYS else _table)(path, given)
+
+
+def _kind(path: str | Path) -> str:
+    """The kind of a file that is there, by its suffix."""
+    name = str(path)
+    if "://" in name:
+        refuse("file", repr(name), "a file here: download it, or pipe it into `examine -`")
+    kind = next((each for each in SUFFIXES if name.lower().endswith(each)), None)
+    if name != "-" and not Path(path).is_file():
+        refuse("file", f"{name!r}, {'a folder' if Path(path).is_dir() else 'not there'}", "a file")
+    if name != "-" and kind is None:
+        refuse("file", repr(name), f"a name that ends in {', '.join(SUFFIXES)}: save it as such")
+    return kind or ".csv"
+
+
+def _said(part: Any) -> str:
+    """A part of a summary in words, without characters that a terminal would obey."""
+    if isinstance(part, dict):
+        part = [f"{_said(name)[:60]} ({_said(value)})" for name, value in part.items()]
+    if isinstance(part, list):
+        more = f" and {len(part) - FEW} more" * (len(part) > FEW)
+        part = ", ".join(_said(each)[:160] for each in part[:FEW]) + more
+    return str(part) if str(part).isprintable() else repr(part)
+
+
+def _short(cell: str) -> str:
+    return repr(cell if len(cell) <= 40 else f"{cell[:37]}...")
+
+
+# --- arrays by name -------------------------------------------------------------------------------
+
+
+def _opened(path: str | Path, kind: str) -> Any:
+    if kind == ".pt" and torch.__version__ < (2, 10):
+        where = f"{kind} with torch {torch.__version__}, which may run what is in it"
+        refuse("file", where, "torch 2.10 or later, or a .safetensors file of the same arrays")
+    try:
+        if kind == ".pt":
+            return torch.load(path, weights_only=True, map_location="cpu")
+        if kind == ".safetensors":
+            return need("safetensors.torch").load_file(path)
+        with open(path, "rb") as file:
+            found = np.load(file, allow_pickle=False)
+            return dict(found) if kind == ".npz" else np.asarray(found)
+    except (ImportError, PermissionError):
+        raise
+    except Exception as error:  # anything, often in words that advise to trust the file
+        got = f"{Path(path).name!r}, damaged or with more than numbers ({type(error).__name__})"
+        refuse("file", got, f"arrays of numbers, written as {kind}")
+
+
+def _arrays(path: str | Path, given: dict[str, str]) -> Loaded:
+    arrays, file = _opened(path, _kind(path)), Path(path).name
+    if not isinstance(arrays, dict):
+        refuse("file", f"{file!r} with a {type(arrays).__name__}", "a dictionary of tensors")
+    names = {role: given.get("label" if role == "labels" else role) for role in ROLES}
+    all_names = _said([*map(str, arrays)])
+    found, said = {}, {"file": f"{file}: {all_names}"}
+    for role, name in names.items():
+        array = arrays.get(name or role)
+        if hasattr(array, "shape"):
+            found[role] = array
+            said[role] = f"{_said(name or role)}, of shape {tuple(array.shape)}"
+        elif role in ("contexts", "queries") or name or array is not None:
+            got = f"no array {name or role!r} in {file!r}"
+            refuse(f"--{role}", got, f"one of {all_names}, or a table as .npy or .csv")
+    if "labels" in found:
+        found["labels"], words = _of_kind(found["labels"], given.get("label_kind"))
+        said["labels"] += f", {words}"
+    elif len(arrays) > len(found):
+        said["labels"] = "none (--label takes an array as labels)"
+    return Loaded(*(found.get(role) for role in ROLES), said)
+
+
+def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
+    """Labels as numbers or as classes, and that in words."""
+    floats = isinstance(labels, torch.Tensor) and labels.is_floating_point()
+    array = np.asarray(labels.detach().double() if floats else labels)
+    single = array.ndim == 1 or array.shape[1:] == (1,)
+    kind = kind or ("class" if single and array.dtype.kind != "f" else "real")
+    if kind == "real" and array.dtype.kind not in REAL:
+        refuse("--label-kind", kind, f"class, as {_short(str(array.flat[0]))} is no number")
+    if kind == "class" and not single:
+        refuse("--label-kind", kind, f"real for shape {array.shape}, or the argmax of one-hot rows")
+    if kind == "real":
+        check_exact("label", array)
+        return array.astype(np.float64), "numbers"
+    words = f"classes: {len(set(array.reshape(-1).tolist()))}"
+    words += "; as numbers: --label-kind real" * (array.dtype.kind in REAL)
+    return array.astype(str) if array.dtype.kind == "f" else array, words
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _pieces(table: np.ndarray, tokens: int | None, labels: Any, said: dict[str, Any]) -> Loaded:
+    """Examples from the rows of a table, filled up with zeros."""
+    width = table.shape[-1] if table.ndim == 2 else 0
+    if width:  # else cut refuses it
+        tokens = math.isqrt(width - 1) + 1 if tokens is None else tokens
+        check_integer("--tokens", tokens, most=width)
+        if fill := -width % tokens:
+            table = np.pad(table, ((0, 0), (0, fill)))
+        said["tokens"] = f"{tokens} of {table.shape[1] // tokens} numbers and a mark of the place"
+        said["tokens"] += f", filled up with zeros: {fill}" * (fill > 0)
+    return Loaded(*cut(table, tokens or 1), labels, None, said)
+
+
+def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
+    """Choose columns, then the rows without gaps; code words."""
+    label, columns, drop = map(given.get, ("label", "columns", "drop_missing"))
+    found, lines, said = _columns(path, given.get("header"))
+    names = {column.name: column for column in found}
+    for option, name in [("--label", label), *(("--columns", name) for name in columns or ())]:
+        if name is not None and name not in names:
+            refuse(option, f"no column {_short(name)}", f"one of {_said([*names])}")
+    filled = [column for column in found if not column.gaps.all()] or found
+    target = names[label] if label is not None else filled[-1]
+    if target.name in (columns or ()):
+        refuse("--columns", f"{_short(target.name)}, the labels", "others, or another --label")
+    labelled, left = ~target.gaps, {}
+    most = labelled.sum() * (0 if drop == "columns" else 1 if columns or drop else SPARSE)
+    for column in found:
+        gaps = int((column.gaps & labelled).sum())
+        why = f"gaps in {gaps} rows" if gaps > most else ""
+        why = why if columns else column.trouble or why
+        why = why if column.name in (columns or names) else "not in --columns"
+        left |= {column.name: why} if why and column is not target else {}
+    used = [column for column in found if column is not target and column.name not in left]
+    holes = [column.name for column in used if (column.gaps & labelled).any()]
+    kept = labelled & ~np.any([target.gaps, *(column.gaps for column in used)], axis=0)
+    if not used or not kept.any():
+        lacks = f"gaps in {_said(holes)} of every row" if used else "no column to use"
+        lacks = lacks if labelled.any() else f"no label in {_short(target.name)}"
+        others = "others by --columns and --label, or --drop-missing columns"
+        refuse("file", lacks, f"{others}; left out: {_said(left) or 'none'}")
+    labels, words = _of_kind(_labels(target, kept, given), given.get("label_kind"))
+    last = "" if label is not None else "the last column, "
+    coded = {c.name: sorted({*c.cells[kept]}) for c in used if c.values is None}
+    parts = []
+    for column in used:
+        each = coded.get(column.name, [])
+        if len(each) > MANY:
+            refuse("--columns", f"{len(each)} words in {_short(column.name)}", f"at most {MANY}")
+        parts += [column.cells[kept] == word for word in each] or [column.values[kept]]
+    gone = {"without a label": lines[~labelled].tolist()}
+    gone |= {f"with gaps in {_said(holes)}": lines[labelled & ~kept].tolist()}
+    said["file"] += f", example 0 in line {lines[kept][0]}"
+    said["label"] = {target.name: last + words}
+    said["numbers"] = [column.name for column in used if column.values is not None]
+    said |= {"words, coded as 0 and 1": coded, "columns left out": left}
+    said["lines left out"] = {why: each for why, each in gone.items() if each}
+    read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
+    options = [f"--{name}".replace("_", "-") for name in TAKES[".csv"]]
+    said["to read it otherwise"] = ", ".join(options)
+    return read
+
+
+def _labels(target: _Column, kept: np.ndarray, given: dict[str, Any]) -> np.ndarray:
+    """Labels of the rows that are kept: integers, reals or words."""
+    cells = target.cells[kept].tolist()
+    ids = all(cell.isdecimal() for cell in cells)  # long ones are classes like any words
+    mixed = target.values is None and not ids and any(map(NUMBER.fullmatch, cells))
+    if mixed and "label_kind" not in given:
+        expected = "numbers alone, --label-kind class, or another --label"
+        refuse("--label", f"{_short(target.name)}, where {target.trouble}", expected)
+    if target.values is None:
+        return np.array(cells)
+    if all(map(WHOLE.fullmatch, cells)):
+        return np.array([int(cell) for cell in cells])
+    return target.values[kept].astype(float if NUMBER.fullmatch(cells[0]) else bool)
+
+
+def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.ndarray, dict]:
+    """The columns of a text, the line of each row, and how it was read."""
+    name = "standard input" if str(path) == "-" else Path(path).name
+    text, encoding = _text(path, name)
+    separator, rows = _split(text)
+    names, rows, how = _headed(rows, header)
+    lines = np.array([line for line, _ in rows])
+    parts = [*zip(*(cells for _, cells in rows), strict=True)]
+    marked = [x for part in parts for x in part if {*x} & {*",."} and NUMBER.fullmatch(x)]
+    comma = not any("." in cell for cell in marked) and not all(map(THOUSANDS.fullmatch, marked))
+    said = f"{name}: {len(rows)} rows of {len(parts)} columns between {SEPARATORS[separator]}"
+    said += ", decimal commas" * comma + encoding + how
+    if twice := [name for name in names if names.count(name) > 1]:
+        places = [k + 1 for k, name in enumerate(names) if name == twice[0]]
+        refuse("file", f"{_short(twice[0])} as name of columns {_said(places)}", "a name for each")
+    found = [_column(*each, lines, comma) for each in zip(names, parts, strict=True)]
+    return found, lines, {"file": said}
+
+
+def _text(path: str | Path, name: str) -> tuple[str, str]:
+    """The text of a file, and how it is encoded where this is not UTF-8."""
+    raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    encoding = next((code for mark, code in MARKS.items() if raw.startswith(mark)), "utf-8")
+    said = f", in {encoding.upper()}" if encoding[:5] != "utf-8" else ""
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as error:
+        if encoding != "utf-8":
+            refuse("file", f"{name!r}, no {encoding.upper()} text ({error.reason})", "UTF-8")
+        line = raw.count(b"\n", 0, error.start) + 1
+        text, said = raw.decode("latin-1"), f", read as Latin-1 since line {line} is not in UTF-8"
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        refuse("file", f"a zero byte in line {line} of {name!r}", "text, saved as CSV in UTF-8")
+    if not text.strip():
+        refuse("file", f"{name!r}, which is empty", "a line of names, and a line for each example")
+    return text, said
+
+
+def _split(text: str) -> tuple[str, Rows]:
+    """Rows by the separator that makes them equally long, with most numbers."""
+    best, fault = ((False,), "", []), ""
+    for mark in SEPARATORS:
+        style = {"delimiter": mark, "skipinitialspace": True, "strict": True}
+        reader, rows, line = csv.reader(io.StringIO(text, newline=""), **style), [], 1
+        try:
+            for cells in reader:
+                rows.append((line, [cell.strip() for cell in cells]))
+                line = reader.line_num + 1
+        except csv.Error as error:
+            fault = fault or f"line {line}: {error}"
+            continue
+        rows = [row for row in rows if any(row[1])]
+        widths, top = {len(cells) for _, cells in rows[1:] or rows}, len(rows[0][1])
+        even = max(widths) > 1 and len(widths) == 1 and max(widths) - top in (0, 1)
+        some = [cell for _, cells in rows[1:200] for cell in cells]
+        numbers = sum(map(bool, map(NUMBER.fullmatch, some))) / max(1, len(some))
+        best = max(best, ((even, numbers, top), mark, rows), key=lambda each: each[0])
+    if fault and not best[0][0]:
+        refuse("file", fault, 'quotes " around whole cells, "" within them')
+    if max(len(cells) for _, cells in best[2]) < 2:
+        refuse("file", "one column", f"cells between {', '.join(SEPARATORS.values())}")
+    return best[1:]
+
+
+def _headed(rows: Rows, header: bool | None) -> tuple[list[str], Rows, str]:
+    """The names of columns, rows of as many cells, and how they came."""
+    (top, first), body, how = rows[0], rows[1:], ""
+    if header is not False and {len(cells) for _, cells in body} == {len(first) + 1}:
+        heads = [cells[0] for _, cells in body]
+        counted = heads in ([str(k + start) for k in range(len(body))] for start in (0, 1))
+        words = len({*heads}) == len(heads) and not any(map(NUMBER.fullmatch, heads))
+        if not any(cells[-1] for _, cells in body):
+            body = [(line, cells[:-1]) for line, cells in body]
+            how = ", without the separators at ends"
+        elif counted or words:  # as R writes names of rows
+            first, header = ["", *first], True
+    for line, cells in body:
+        if len(cells) != len(first):
+            got = f"{len(first)} cells in line {top} and {len(cells)} in line {line}"
+            refuse("file", got, 'as many in each line, in quotes " if they hold a separator')
+    numbers = [cell for cell in first if NUMBER.fullmatch(cell)]
+    if header is None and 0 < len(numbers) < len(first):
+        got = f"{_short(numbers[0])} beside words in line {top}"
+        refuse("file", got, "--header if these are names, --no-header if they are an example")
+    if header is False or (header is None and len(numbers) == len(first)):
+        how += f", no names in line {top}, so columns go by numbers"
+        return [str(k + 1) for k in range(len(first))], [rows[0], *body], how
+    if not body:
+        refuse("file", f"names in line {top} and no row", "a row for each example")
+    names = [name or (f"column {k + 1}" if k else ROW_NAMES) for k, name in enumerate(first)]
+    return names, body, how
+
+
+def _number(cell: str) -> float | None:
+    """The number that a cell is; None if it is none, or if float64 has none near it."""
+    if "," in cell or not NUMBER.fullmatch(cell):
+        return None
+    value, digits = float(cell), cell.lower().partition("e")[0]
+    far = abs(value) >= EXACT and digits == cell and Decimal(cell) != Decimal(value)
+    lost = value == 0 and not {*digits}.isdisjoint("123456789")
+    return None if far or lost or math.isinf(value) else value
+
+
+def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) -> _Column:
+    """A column of numbers, of truths as 0 and 1, or of words."""
+    cells, low = np.array(part, dtype=object), [cell.casefold() for cell in part]
+    gaps = np.array([cell in GAPS for cell in low])
+    values = [_number(cell.translate(SWAPPED) if comma else cell) for cell in part]
+    if all(cell in ("true", "false") for cell in low if cell not in GAPS):
+        values = [float(cell == "true") for cell in low]
+    odd = [k for k, value in enumerate(values) if value is None and not gaps[k]]
+    trouble = "the first column, without a name" * (name == ROW_NAMES)
+    if not odd:
+        values = np.where(gaps, np.nan, np.array(values, dtype=np.float64))
+        return _Column(name, cells, values, gaps, "no values" if gaps.all() else trouble)
+    count = len({*part} - {""})
+    if count > min(FEW, len(part) / 2) or count == 1:
+        trouble = trouble or f"{count} different word{'s' * (count > 1)}"
+    if any(map(NUMBER.fullmatch, part)):
+        where = f"{_short(part[odd[0]])} in line {lines[odd[0]]}"
+        trouble = f"{where} is no number that float64 holds"
+    return _Column(name, cells, None, cells == "", trouble)

@@ -1,0 +1,643 @@
+"""Files of people: each is read as a plain reader reads it, or refused by name; nothing else."""
+
+import csv
+import io
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attnmem import __main__ as command
+from attnmem.yours import examine, memorize
+from attnmem.yours.data import cut, read
+from attnmem.yours.files import SEPARATORS, load
+
+SHIPPED = Path(pytest.importorskip("sklearn.datasets").__file__).parent / "data"
+EVERY = [
+    "name,day,colour,member,height,age,group",
+    "Ada,2024-01-02,red,yes,170.5,36,A",
+    "Ben,2024-02-02,NA,no,,41,B",
+    "Cem,2024-03-05,red,no,181.0,NA,A",
+    "Dora,2024-03-09,blue,yes,166.25,29,B",
+    "Eve,2024-04-01,NA,yes,159.0,60,A",
+    "Finn,2024-05-30,blue,no,190.0,33,B",
+    "Gül,2024-06-12,red,no,175.0,51,A",
+    "Hal,2024-07-07,blue,yes,168.5,44,",
+    "Ina,2024-08-08,NA,yes,171.5,38,B",
+    "Jan,2024-09-19,red,no,184.5,27,A",
+]
+
+
+def write(folder, lines, name="t.csv", encoding="utf-8"):
+    path = folder / name
+    path.write_bytes("\n".join([*lines, ""]).encode(encoding))
+    return path
+
+
+def table_of(data):
+    """The rows before they were cut: without the marks of places."""
+    n = data.contexts.shape[1]
+    return data.contexts[:, :, : data.contexts.shape[2] - n].flatten(1).numpy()
+
+
+def plain(path, summary):
+    """What csv and float() make of the columns and lines that a summary says are used."""
+    text = path.read_bytes()
+    said = summary["file"]
+    known = {"UTF-16": "utf-16", "Latin-1": "latin-1"}
+    encoding = next((known[word] for word in known if word in said), "utf-8-sig")
+    mark = next(mark for mark, word in SEPARATORS.items() if f"between {word}" in said)
+    reader = csv.reader(
+        io.StringIO(text.decode(encoding), newline=""), delimiter=mark, skipinitialspace=True
+    )
+    rows, line = {}, 1
+    for row in reader:
+        if any(cell.strip() for cell in row):
+            rows[line] = [cell.strip() for cell in row]
+        line = reader.line_num + 1
+    if "no names in line" in said:
+        names = [str(k + 1) for k in range(len(rows[min(rows)]))]
+    else:
+        names = rows.pop(min(rows))
+        if {len(row) for row in rows.values()} == {len(names) + 1} and "separators at" not in said:
+            names = ["", *names]
+        names = [name or (f"column {k + 1}" if k else "row names") for k, name in enumerate(names)]
+    if "without the separators" in said:
+        assert not any(row.pop() for row in rows.values() if len(row) > len(names))
+    assert {len(row) for row in rows.values()} == {len(names)}
+    out = {line for lines in summary.get("lines left out", {}).values() for line in lines}
+    rows = {line: row for line, row in rows.items() if line not in out}
+    [label] = summary["label"]
+    words = summary.get("words, coded as 0 and 1", {})
+    numbers = summary.get("numbers", [])
+    told = [*numbers, *words, *summary.get("columns left out", {}), label]
+    assert sorted(told) == sorted(names), "each column is used, or said to be left out"
+    parts = []
+    for k, name in enumerate(names):
+        column = [row[k] for row in rows.values()]
+        if name in numbers and {cell.lower() for cell in column} <= {"true", "false"}:
+            parts.append([cell.lower() == "true" for cell in column])
+        elif name in numbers:
+            comma = "decimal commas" in said
+            parts.append([float(cell.replace(",", ".") if comma else cell) for cell in column])
+        elif name in words:
+            parts += [[cell == word for cell in column] for word in words[name]]
+            assert {*column} <= {*words[name]}
+    table = np.array(parts, dtype=float).T
+    return table, [row[names.index(label)] for row in rows.values()]
+
+
+def same_as_plain(path, **options):
+    return compared(load(path, **options), path)
+
+
+def compared(data, path):
+    table, labels = plain(path, data.summary)
+    found = table_of(data)
+    assert np.array_equal(found[:, : table.shape[1]], table)
+    assert not found[:, table.shape[1] :].any()
+    if data.labels.dtype.kind in "fi":
+        assert data.labels.tolist() == [float(label.replace(",", ".")) for label in labels]
+    elif data.labels.dtype.kind == "b":
+        assert data.labels.tolist() == [label.lower() == "true" for label in labels]
+    else:
+        assert [*data.labels] == labels
+    return data
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_an_everyday_table_gets_an_answer_and_its_summary_says_what_became_of_it(tmp_path):
+    path = write(tmp_path, EVERY)
+    data = same_as_plain(path)
+    said = data.summary
+    assert said["numbers"] == ["height", "age"]
+    coded = {"colour": ["NA", "blue", "red"], "member": ["no", "yes"]}
+    assert said["words, coded as 0 and 1"] == coded
+    assert said["columns left out"] == dict.fromkeys(["name", "day"], "10 different words")
+    gaps = {"with gaps in height, age": [3, 4], "without a label": [9]}
+    assert said["lines left out"] == gaps
+    assert data.labels.tolist() == list("ABABABA"[:1]) + list("BABABA")[:0] + [*"BABABA"][:6]
+
+
+def test_options_choose_columns_labels_and_gaps(tmp_path):
+    path = write(tmp_path, EVERY)
+    data = same_as_plain(path, drop_missing="columns")
+    assert len(data.labels) == 9
+    assert data.summary["columns left out"]["height"] == "gaps in 1 rows"
+    data = same_as_plain(path, label="height", columns=["name", "age"])
+    assert data.summary["words, coded as 0 and 1"]["name"][:2] == ["Ada", "Dora"]
+    assert data.summary["label"] == {"height": "numbers"}
+    assert len(data.labels) == 8
+    sparse = [f"{i},{i if i % 2 else ''},{i * i},{0.5 * i}" for i in range(8)]
+    path = write(tmp_path, ["a,b,c,y", *sparse])
+    assert same_as_plain(path).summary["columns left out"] == {"b": "gaps in 4 rows"}
+    assert len(same_as_plain(path, drop_missing="rows").labels) == 4
+    just = [f"{i},{i if i % 4 else ''},{i * i},{0.5 * i}" for i in range(8)]  # a quarter goes
+    assert len(same_as_plain(write(tmp_path, ["a,b,c,y", *just])).labels) == 6
+
+
+def test_words_are_coded_up_to_twelve_that_come_twice(tmp_path):
+    for count, rows, coded in ((12, 24, True), (13, 26, False), (12, 23, False), (1, 9, False)):
+        body = [f"{i},w{i % count},{i / 7:.3f}" for i in range(rows)]
+        said = same_as_plain(write(tmp_path, ["a,b,y", *body])).summary
+        assert ("b" in said.get("words, coded as 0 and 1", {})) == coded
+    path = write(tmp_path, ["a,b,y", *(f"{i},w{i},0.5" for i in range(1001))])
+    with pytest.raises(
+        ValueError, match=r"--columns: got 1001 words in 'b'; expected at most 1000"
+    ):
+        load(path, columns=["b"])
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "cut_to"),
+    [(1, None, 1), (2, None, 2), (4, None, 2), (5, None, 3), (64, None, 8), (9, 4, 4), (8, 4, 4)],
+)
+def test_rows_of_any_width_are_cut_and_filled_up_with_zeros(tmp_path, width, tokens, cut_to):
+    body = [",".join(f"{i + k}.5" for k in range(width + 1)) for i in range(3)]
+    data = same_as_plain(
+        write(tmp_path, [",".join(f"c{k}" for k in range(width + 1)), *body]), tokens=tokens
+    )
+    assert data.contexts.shape[1] == cut_to
+    fill = -width % cut_to
+    assert (f"filled up with zeros: {fill}" in data.summary["tokens"]) == (fill > 0)
+    with pytest.raises(ValueError, match=f"--tokens: got {width + 1}; .* at most {width}"):
+        load(tmp_path / "t.csv", tokens=width + 1)
+
+
+def as_lines(text):
+    return text.split("|")
+
+
+REFUSED = {
+    "a,b,c,d|1,2,3,4,5|1,7,3,4,5": "4 cells in line 1 and 5 in line 2",
+    "a,b,y|1,2,3|4,5": "3 cells in line 1 and 2 in line 3",
+    "a,b,y|1,2,3|4,5,6,7": "3 cells in line 1 and 4 in line 3",
+    "a,b,a|1,2,3": "'a' as name of columns 1, 3",
+    "a,b,y": "names in line 1 and no row",
+    "a|1|2": "one column; expected cells between tabs, semicolons",
+    'a,b,y|1,"2,3|4,5,6': "line 2: unexpected end of data",
+    "country,1990,1991|DE,1,2|FR,3,4": "'1990' beside words in line 1; .*--header .*--no-header",
+    "a,b,y|1,2,3|4,5,six": "--label: got 'y', where 'six' in line 3 is no number .*--label-kind",
+    "a,b,y|x1,q,3|x2,r,4": "no column to use; .*--columns.* left out: a .2 different words",
+    "a,b,y|1,2,|3,4,NA": None,  # y has no value, so b is the label
+    "a,b,y|,2,1|3,,2": "no column to use; .* or --drop-missing.* a .gaps in 1 rows.*b",
+}
+
+
+@pytest.mark.parametrize("lines", REFUSED)
+def test_what_cannot_be_read_is_refused_by_line_column_and_option(tmp_path, lines):
+    path = write(tmp_path, as_lines(lines))
+    if REFUSED[lines] is None:
+        assert [*same_as_plain(path).summary["label"]] == ["b"]
+    else:
+        with pytest.raises(ValueError, match=REFUSED[lines]):
+            load(path)
+
+
+def test_the_first_line_of_what_scikit_learn_ships_is_read_or_refused():
+    for name, cells in (("wine_data", 14), ("breast_cancer", 31)):
+        top = {"wine_data": 5, "breast_cancer": 4}[name]
+        with pytest.raises(ValueError, match=f"{top} cells in line 1 and {cells} in line 2"):
+            load(SHIPPED / f"{name}.csv")
+    assert same_as_plain(SHIPPED / "iris.csv", header=True).contexts.shape[0] == 150
+    assert "between spaces" in same_as_plain(SHIPPED / "linnerud_exercise.csv").summary["file"]
+
+
+WAYS = {  # another way to write it, and what the summary says of it
+    "semicolons": ("a;b;y|1,5;2;0,5|2,5;3;1,25", "between semicolons, decimal commas"),
+    "tabs": ("a\tb\ty|1.5\t2\t0.5|2.5\t3\t1.25", "between tabs"),
+    "spaces": ("a  b y|1.5 2 0.5|2.5 3 1.25", "between spaces"),
+    "ends": ("a,b,y|1.5,2,0.5,|2.5,3,1.25,", "without the separators at ends"),
+    "no names": ("1.5,2,0.5|2.5,3,1.25", "no names in line 1"),
+    "blanks": ("a,b,y||1.5, 2,0.5|,,|2.5,3,1.25", "example 0 in line 3"),
+    "quotes": ('"a","b","y"|"1.5","2","0.5"|"2.5","3","1.25"', "2 rows of 3 columns"),
+    "one name less": ("a,b,y|u,1.5,2,0.5|v,2.5,3,1.25", "4 columns"),
+    "no first name": (",a,b,y|0,1.5,2,0.5|1,2.5,3,1.25", "4 columns"),
+    "sums": ("a,b,y|+15e-1,2.0,.5|25E-1,3.,1.25", "commas"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_table_in_many_ways_is_the_same(tmp_path, way):
+    lines, said = WAYS[way]
+    data = load(write(tmp_path, as_lines(lines)))
+    assert table_of(data).tolist() == [[1.5, 2.0], [2.5, 3.0]]
+    assert data.labels.tolist() == [0.5, 1.25]
+    assert said in data.summary["file"]
+    if "first" in way or "less" in way:
+        assert [*data.summary["columns left out"]] == ["row names"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("utf-8", "commas,"),
+        ("utf-8-sig", "commas,"),
+        ("utf-16", "in UTF-16"),
+        ("latin-1", "line 8 is not"),
+    ],
+)
+def test_letters_of_any_encoding(tmp_path, encoding, said):
+    path = write(tmp_path, EVERY, encoding=encoding)
+    assert said in same_as_plain(path).summary["file"]
+    names = same_as_plain(path, columns=["name"]).summary["words, coded as 0 and 1"]["name"]
+    assert "Gül" in names
+
+
+def test_columns_of_ids_truths_and_odd_cells(tmp_path):
+    body = ["9007199254740993,True,1,1e999,1", "9007199254740992,FALSE,x,2,2", "1,true,3,4,3"]
+    data = load(write(tmp_path, ["id,ok,odd,far,y", *body]))
+    assert data.summary["numbers"] == ["ok"]
+    assert table_of(data)[:, 0].tolist() == [1.0, 0.0, 1.0]
+    out = data.summary["columns left out"]
+    assert out["id"] == "'9007199254740993' in line 2 is no number that float64 holds"
+    assert out["odd"].startswith("'x' in line 3 is no number")
+    assert out["far"].startswith("'1e999' in line 2 is no number")
+    big = load(tmp_path / "t.csv", columns=["id"])
+    assert [*big.summary["words, coded as 0 and 1"]["id"]] == [
+        "1",
+        *(f"900719925474099{k}" for k in "23"),
+    ]
+    ids = load(tmp_path / "t.csv", label="id")
+    assert len({*ids.labels}) == 3, "as classes they stay apart"
+    with pytest.raises(ValueError, match="--label-kind: got real; expected class, as '900"):
+        load(tmp_path / "t.csv", label="id", label_kind="real")
+    exact = load(write(tmp_path, ["a,b,y", "9007199254740994,1,2", "9007199254740992,1,2"]))
+    assert exact.summary["numbers"] == ["a", "b"]
+    either = load(write(tmp_path, ["a;b;y", "1,234;2;3", "5,678;3;4"]))
+    assert "'1,234' in line 2" in either.summary["columns left out"]["a"]
+
+
+def test_a_class_may_be_called_NA(tmp_path):
+    path = write(tmp_path, ["a,b,y", "1,2,NA", "2,3,DE", "3,4,None", "5,5,null", "6,7,"])
+    data = same_as_plain(path)
+    assert data.labels.tolist() == ["NA", "DE", "None", "null"]
+    assert data.summary["lines left out"] == {"without a label": [6]}
+    whole = write(tmp_path, ["a,b,y", "1,2,NA", "2,3,4", "3,4,5"])
+    assert load(whole).labels.tolist() == [4, 5], "still integers, hence classes"
+    assert load(whole).labels.dtype.kind == "i"
+    assert load(whole, label_kind="real").labels.dtype == np.float64
+    assert load(write(tmp_path, ["a,y", "1,0.5", "2,4"]), label_kind="class").labels.tolist() == [
+        "0.5",
+        "4.0",
+    ]
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def test_arrays_are_named_and_none_is_used_silently(tmp_path):
+    gen = torch.Generator().manual_seed(0)
+    arrays = {"E": torch.randn(4, 3, 2, generator=gen), "queries": torch.randn(4, 2, generator=gen)}
+    arrays["y"] = torch.arange(4)
+    arrays["hot"] = torch.eye(4, dtype=torch.int64)
+    np.savez(tmp_path / "a.npz", **{name: value.numpy() for name, value in arrays.items()})
+    torch.save(arrays, tmp_path / "a.pt")
+    save_file(arrays, tmp_path / "a.safetensors")
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(ValueError, match=r"--contexts: got no array 'contexts' .*one of .*E"):
+            load(path)
+        data = load(path, contexts="E")
+        assert data.labels is None
+        assert "--label takes an array" in data.summary["labels"]
+        assert load(path, contexts="E", label="y").labels.dtype.kind == "i"
+        assert load(path, contexts="E", label="y", label_kind="real").labels.dtype.kind == "f"
+        assert load(path, contexts="E", label="hot").summary["labels"].endswith("(4, 4), numbers")
+        with pytest.raises(ValueError, match="one-hot rows"):
+            load(path, contexts="E", label="hot", label_kind="class")
+        with pytest.raises(ValueError, match="--mask: got no array 'm'"):
+            load(path, contexts="E", mask="m")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("t.npy", {"label": "y"}),
+        ("t.csv", {"contexts": "a"}),
+        ("t.csv", {"mask": "a"}),
+        ("t.npz", {"tokens": 4}),
+        ("t.pt", {"columns": ["a"]}),
+        ("t.safetensors", {"drop_missing": "rows"}),
+        ("t.npy", {"header": False}),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(tmp_path, name, options):
+    (tmp_path / name).touch()
+    [option] = options
+    takes = {
+        "npy": "--tokens",
+        "csv": "--label",
+        "npz": "--label",
+        "pt": "--mask",
+        "safetensors": "--mask",
+    }
+    with pytest.raises(
+        ValueError, match=f"--{option.replace('_', '-')}: got .* only .*{takes[name[2:]]}"
+    ):
+        load(tmp_path / name, **options)
+
+
+def test_pt_needs_a_torch_that_runs_nothing(tmp_path, monkeypatch):
+    torch.save({"contexts": torch.ones(2, 2, 2), "queries": torch.ones(2, 2)}, tmp_path / "a.pt")
+    for version, fine in (("2.9.1", False), ("2.10.0+cpu", True), ("3.0", True)):
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+        if fine:
+            assert load(tmp_path / "a.pt").contexts.shape == (2, 2, 2)
+        else:
+            with pytest.raises(ValueError, match=r"torch 2\.10 or later, or a \.safetensors"):
+                load(tmp_path / "a.pt")
+
+
+# --- masks and integers ---------------------------------------------------------------------------
+
+
+def test_masks_of_both_conventions_are_read_or_refused():
+    gen = torch.Generator().manual_seed(0)
+    E, e = torch.randn(3, 4, 2, generator=gen), torch.randn(3, 2, generator=gen)
+    pad = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]).bool()
+    low = torch.finfo(torch.float16).min
+    given = [pad, pad.numpy(), pad.tolist(), pd.DataFrame(pad.numpy())]
+    given += [torch.where(pad, x, 0.0) for x in (-torch.inf, torch.finfo().min, -1e9, low, -1e4)]
+    given += [torch.where(pad, -1e9, 0.0)[:, None, None], pad[:, None, None].numpy()]
+    given += [torch.where(pad, -1e9, 0.0).bfloat16()]
+    for mask in given:
+        assert torch.equal(read(E, e, mask=mask).mask, pad)
+    attention = (~pad).long()
+    wrong = [attention, attention.numpy(), attention.tolist(), attention.to(torch.uint8)]
+    for mask in [
+        *wrong,
+        attention.float(),
+        torch.where(pad, -100.0, 0.0),
+        torch.where(pad, torch.nan, 0),
+    ]:
+        with pytest.raises(ValueError, match=r"mask: got .* True for padding.* mask == 0"):
+            read(E, e, mask=mask)
+        with pytest.raises(ValueError, match="mask == 0"):
+            examine(E, e, mask=mask)
+    built = memorize(E, e, [1.0, 2.0, 3.0], heads=2, head_dim=2, mask=pad)
+    assert np.allclose(built.predict(E, e, attention == 0), [1, 2, 3], atol=1e-5)
+    with pytest.raises(ValueError, match="mask == 0"):
+        built.predict(E, e, mask=attention)
+
+
+BIG = 2**53 + 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([[BIG, 0], [BIG - 1, 0]]),
+        np.array([[BIG, 0], [BIG, 0]], np.uint64),
+        np.array([[-BIG, 0.5], [1, 2]], object),
+        torch.tensor([[BIG, 0], [BIG - 1, 0]]),
+        [[BIG, 0.5], [1, 2]],
+        [torch.tensor([-BIG, 0]), torch.tensor([BIG - 1, 0])],
+        [np.array([BIG, 0]), np.array([BIG - 1, 0])],
+        pd.DataFrame({"id": [BIG, BIG - 1], "x": [0.5, 1.5]}),
+        pd.DataFrame({"id": pd.array([BIG, BIG - 1], "Int64"), "x": [0.5, 1.5]}),
+    ],
+)
+def test_integers_that_float64_merges_are_refused(value):
+    for call in (lambda: read(torch.ones(2, 3, 2), value), lambda: cut(value, 2)):
+        with pytest.raises(ValueError, match=f"{BIG if not hasattr(value, 'columns') else 'id'}"):
+            call()
+    assert read(torch.ones(2, 3, 2), [[2**53, 0], [-(2**53), 0]]).queries[0, 0] == 2**53
+
+
+def test_tables_of_several_precisions_keep_theirs():
+    """A coarse table does not round the others that stand beside it."""
+    fine, coarse = np.full((2, 2), 1 + 1e-9), np.ones((1, 2), np.float32)
+    data = read([fine, coarse], np.ones((2, 2)))
+    assert data.contexts[0, 0, 0] == 1 + 1e-9
+    assert data.precision == torch.float32
+
+
+def test_what_is_missing_is_named_by_row_and_column():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, np.nan]})
+    with pytest.raises(ValueError, match="table: got no finite number in row 1, column 'b'"):
+        cut(frame, 1)
+    E, e = torch.ones(3, 2, 2), torch.eye(3, 2)
+    for labels, row in (
+        ([1.0, 2.0, np.nan], 2),
+        ([[1.0], [np.inf], [2.0]], 1),
+        (["a", None, "b"], 1),
+    ):
+        with pytest.raises(ValueError, match=f"labels: got .*in row {row}"):
+            read(E, e, labels)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*words):
+        status = command.main(["examine", *map(str, words), "--samples", "5"])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_each_report_begins_with_what_was_read(tmp_path, call, monkeypatch):
+    path = write(tmp_path, EVERY)
+    status, out, _ = call(path, "--columns", 'age, "height"', "--label", "group")
+    assert (status, out.splitlines()[1]) == (0, "label: group (classes: 2)")
+    assert out.startswith("file: t.csv: 10 rows of 7 columns between commas, example 0 in line 2")
+    status, out, _ = call(path, "--json", "--labels", "age", "--label-kind", "real")
+    assert json.loads(out)["read"]["label"] == {"age": "numbers"}
+    np.save(tmp_path / "t.npy", np.arange(6.0).reshape(2, 3))
+    assert call(tmp_path / "t.npy")[1].startswith("file: t.npy: shape (2, 3), one example a row")
+    piped = io.TextIOWrapper(io.BytesIO(b"a,b,y\n1,2,0.5\n2,3,1.5\n"))
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert "file: standard input: 2 rows" in call("-")[1]
+    (tmp_path / "UP.CSV").write_bytes(path.read_bytes())
+    assert call(tmp_path / "UP.CSV")[0] == 0
+
+
+def test_a_report_is_not_lost_for_letters_or_a_picture(tmp_path, monkeypatch, capsys):
+    path = write(tmp_path, ["a,b,y", "1,2,ß", "2,3,x", "4,4,ß"])
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    words = ["examine", str(path), "--samples", "5", "--heads", "1"]
+    assert command.main([*words, "--picture", str(tmp_path / "no" / "x.png")]) == 1
+    out.flush()
+    text = out.buffer.getvalue().decode("ascii")
+    assert r"\xdf" in text
+    assert "weights: " in text, "the whole report, though the picture has no folder"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("http://example.org/a.csv", "file: got 'http://example.org/a.csv'; expected .*download"),
+        ("", "a folder; expected a file"),
+        ("none.csv", "not there"),
+        ("t.xlsx", r"expected a name that ends in \.csv, \.tsv"),
+        ("t.csv.gz", r"expected a name that ends in \.csv, \.tsv"),
+    ],
+)
+def test_a_place_that_is_no_file_is_refused(tmp_path, call, name, said):
+    for there in ("t.xlsx", "t.csv.gz"):
+        (tmp_path / there).touch()
+    status, out, error = call(name if "://" in name else tmp_path / name)
+    assert (status, out) == (1, "")
+    assert pytest.importorskip("re").search(said, error.splitlines()[-1])
+
+
+# --- hostile files --------------------------------------------------------------------------------
+
+NAMED = ("line ", "column", "--", "shape", "'f.", "labels", "contexts", "queries", "mask")
+
+
+def mutated(rng):
+    """A clean table, then a few things that people and programs do to tables."""
+    rows = [["a", "b", "kind", "ok", "y"]]
+    for i in range(rng.choice([1, 2, 9])):
+        number = f"{rng.uniform(-5, 5):.{rng.choice([0, 1, 3])}f}"
+        rows.append([number, str(rng.randrange(9)), "uvw"[i % 3], "True", str(i / 4)])
+    mark = rng.choice([",", ",", ";", "\t", "|", " "])
+    cells = [
+        "",
+        "NA",
+        "abc",
+        "1,5",
+        "1.5",
+        "9007199254740993",
+        "1e999",
+        "1e-999",
+        '"',
+        "inf",
+        "x y",
+        "-",
+        "ß",
+        "1,234",
+        "0x1",
+        "1_0",
+        "٣",
+        "\u2028",
+        "=1",
+        mark,
+        "None",
+    ]
+    encoding = "utf-8"
+    for _ in range(rng.randrange(4)):
+        row = rng.choice([row for row in rows if row])
+        do = rng.randrange(14)
+        if do < 5:
+            row[rng.randrange(len(row))] = rng.choice(cells)
+        elif do == 5:
+            rows = (
+                [[*row, ""] for row in rows[1:]]
+                if rng.random() < 0.5
+                else [rows[0], *([*r, ""] for r in rows[1:])]
+            )
+        elif do == 6:
+            row.append(rng.choice(cells))
+        elif do == 7:
+            row.pop()
+        elif do == 8:
+            del rows[0]
+        elif do == 9:
+            rows.insert(rng.randrange(len(rows) + 1), rng.choice([[], [""] * 5, ["title"]]))
+        elif do == 10:
+            rows = [rows[0], *([f"r{i}", *row] for i, row in enumerate(rows[1:]))] if rows else rows
+        elif do == 11:
+            encoding = rng.choice(["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1"])
+        elif do == 12:
+            k = rng.randrange(4)
+            for each in rows:
+                if len(each) > k:
+                    each[k] = each[k].replace(".", ",")
+        else:
+            rows = [[f'"{cell}"' for cell in row] for row in rows]
+        if not any(rows):
+            break
+    text = rng.choice(["\n", "\r\n", "\r"]).join(mark.join(row) for row in rows)
+    raw = text.encode(encoding, "replace")
+    if rng.random() < 0.15 and raw:
+        k = rng.randrange(len(raw))
+        raw = rng.choice([raw[:k], raw[:k] + bytes([rng.randrange(256)]) + raw[k + 1 :]])
+    return raw
+
+
+def attempt(path, **options):
+    """What load and read make of a file, and the refusal; no other error passes."""
+    try:
+        data = load(path, **options)
+        read(*data[:3], mask=data.mask)
+    except ValueError as error:
+        return None, str(error)
+    return data, ""
+
+
+def test_hostile_tables_are_read_as_they_stand_or_refused_by_name(tmp_path):
+    rng, path, answers = random.Random(0), tmp_path / "f.csv", 0
+    for turn in range(1500):
+        raw = mutated(rng)
+        path.write_bytes(raw)
+        options = rng.choice([{}, {}, {"drop_missing": "rows"}, {"header": True}, {"tokens": 2}])
+        data, refusal = attempt(path, **options)
+        if data:
+            compared(data, path)
+        else:
+            assert any(word in refusal for word in NAMED), (turn, raw, refusal)
+        answers += bool(data)
+    assert 300 < answers < 1400
+
+
+def test_hostile_arrays_are_refused_by_name(tmp_path, call):
+    arrays = {
+        "contexts": torch.randn(3, 2, 2),
+        "queries": torch.randn(3, 2),
+        "labels": torch.ones(3),
+    }
+    numpys = {name: value.numpy() for name, value in arrays.items()}
+    torch.save(arrays, tmp_path / "f.pt")
+    save_file(arrays, tmp_path / "f.safetensors")
+    np.savez(tmp_path / "f.npz", **numpys)
+    np.save(tmp_path / "f.npy", numpys["queries"])
+    rng = random.Random(1)
+    for path in sorted(tmp_path.iterdir()):
+        clean = path.read_bytes()
+        for _ in range(60):
+            raw = bytearray(clean)
+            for _ in range(rng.choice([1, 3])):
+                k = rng.randrange(min(len(raw), rng.choice([80, 10_000])))
+                raw[k] = rng.choice([0, 10, 255, rng.randrange(256)])
+            path.write_bytes(raw[: rng.choice([len(raw), rng.randrange(len(raw))])])
+            _, refusal = attempt(path)
+            assert not refusal or any(word in refusal for word in NAMED), refusal
+            assert not any(word in refusal for word in ("pickle", "unsafe", "weights_only"))
+    odd = [
+        [torch.ones(2)],
+        torch.ones(3),
+        {"contexts": [1, 2], "queries": "x"},
+        "words",
+        {3: 4},
+        None,
+    ]
+    for value in odd:
+        torch.save(value, tmp_path / "f.pt")
+        status, out, error = call(tmp_path / "f.pt")
+        assert (status, out) == (1, "")
+        assert "f.pt" in error.splitlines()[-1]
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "f.pt")
+    np.save(tmp_path / "f.npy", np.array([{}, 3], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "f.npz", contexts=np.array([{}], dtype=object))
+    (tmp_path / "f.safetensors").write_bytes(b"\xff" * 8 + b"{}")
+    (tmp_path / "g.npz").write_bytes(b"words")
+    for path in ("f.pt", "f.npy", "f.npz", "f.safetensors", "g.npz"):
+        status, out, error = call(tmp_path / path)
+        assert (status, out) == (1, "")
+        assert f"file: got '{path}', " in error
+        assert not any(
+            word in error for word in ("unsafe", "allow_pickle", "weights_only", "Traceback")
+        )
