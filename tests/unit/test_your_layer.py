@@ -141,6 +141,9 @@ def test_several_layers_are_counted_for_plain_heads():
     assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
     assert f"{counted.deep:,} matter in 3 such layers" in str(counted)
     assert capacity(4, 8, 2).deep is None
+    assert capacity(10**9, 8, 8).floor <= capacity(10**9, 8, 8).one_output, "at once"
+    with pytest.raises(ValueError, match="layers: got 1000000000; expected an integer .* 10000"):
+        capacity(4, 8, 2, layers=10**9)
     with pytest.raises(ValueError, match="layers: got 2; expected 1 for this kind"):
         capacity(4, 8, 2, bias="o", layers=2)
 
@@ -154,8 +157,10 @@ def test_other_layers_are_refused_by_name(tmp_path):
     for scale in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
         with pytest.raises(ValueError, match="module: got cross-attention or other scales"):
             from_torch(transformer("GPT2", tmp_path, **scale))
+    taken, k = from_torch(nn.MultiheadAttention(4, 2)), normal(1, 2, 4)
+    assert torch.equal(taken.contexts(k, k.clone()), taken.contexts(k)), "an equal copy"
     with pytest.raises(ValueError, match="value: got other values"):
-        from_torch(nn.MultiheadAttention(4, 2)).contexts(normal(1, 2, 4), normal(1, 2, 4))
+        taken.contexts(k, normal(1, 2, 4, seed=1))
     weights = random_mha(2, 4, 2, seed=0)
     with pytest.raises(ValueError, match="weights: got 1 run axes"):
         to_torch(type(weights)(*(W[None] for W in weights)))

@@ -203,10 +203,8 @@ def _column(source: str, split: str, name: str) -> Iterator[Any]:
         table = table[split]
     rows = iter(table)
     for i in itertools.count():
-        try:
+        with reading(f"source: {source}: row {i}", f"the column {name}"):
             row = next(rows, None)
-        except Exception as error:  # libraries of images raise half a dozen kinds
-            refuse("source", f"row {i} that cannot be read ({error})", f"a readable {name}")
         if row is None:
             return
         if name not in row:

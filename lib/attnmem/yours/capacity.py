@@ -12,10 +12,10 @@ import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .. import bounds
-from ..checks import check_integer, check_number, checked, refuse
+from ..checks import Range, check_integer, check_number, checked, refuse
 from ..features.corpora import reading
 
 COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
@@ -81,7 +81,7 @@ def capacity(
     norm: bool = False,
     adapter: int | None = None,
     adapted: str = "qv",
-    layers: int = 1,
+    layers: Annotated[int, Range(1, 10_000)] = 1,
     name: str | None = None,
 ) -> Capacity:
     r"""Count the parameters of an attention layer that matter, and the labels they can hold.

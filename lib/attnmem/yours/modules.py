@@ -56,7 +56,7 @@ class FromTorch:
         rows = _rows("key", key, keys)
         if values:
             rows = torch.cat([rows, _rows("value", key if value is None else value, values)], -1)
-        elif value is not None and value is not key:
+        elif value is not None and not torch.equal(value, key):
             refuse("value", "other values than keys", "None, or the key itself")
         return self._widened(rows)
 
@@ -301,10 +301,7 @@ class _Attention(nn.Module):
         value: Float[Tensor, "*T n d"] | None = None,
         key_padding_mask: Bool[Tensor, "*T n"] | Float[Tensor, "*T n"] | None = None,
     ) -> tuple[Float[Tensor, "*T L d_out"], Float[Tensor, "*T L n"]]:
-        """Outputs, and attention weights averaged over the heads.
-
-        A mask of bools is True where a key is padding; one of floats is added to the logits.
-        """
+        """Outputs, and attention weights averaged over the heads; a mask of floats is added."""
         value, mask = key if value is None else value, key_padding_mask
         for name, rows in (("query", query), ("key", key), ("value", value)):
             _rows(name, rows, self.W_Q.shape[1])
