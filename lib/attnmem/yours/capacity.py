@@ -37,7 +37,9 @@ class Capacity:
         proved: What is proved of both counts, and what is only compared.
         floor_proved: Likewise of the floor.
         layers: How many such layers stand one after the other.
-        deep: Their ceiling together, for one output; None for one layer.
+        deep: Their ceiling together, for one output at the last token, with skip connections and a
+            trained read-out, which the counts of one layer lack; None for one layer.
+        stacked: All their numbers, and those of the read-out.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Capacity:
     floor_proved: str
     layers: int = 1
     deep: int | None = None
+    stacked: int | None = None
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -62,8 +65,12 @@ class Capacity:
             f"{'':13} ({self.floor_proved})",
         ]
         if self.deep is not None:
-            lines.append(f"{self.deep:>13,} matter in {self.layers} such layers, a ceiling")
-            lines.append(f"{'':13} (proved; skip connections, no MLP, norm or bias between them)")
+            whole = f"of {self.stacked:,} matter for one output of {self.layers} such layers"
+            lines.append(f"{self.deep:>13,} {whole}, a ceiling")
+            lines.append(
+                f"{'':13} (proved; skip connections and a read-out, unlike in the counts above;"
+            )
+            lines.append(f"{'':13} no MLP, norm or bias between the layers)")
         return "\n".join([self.name, *lines])
 
 
@@ -154,6 +161,7 @@ def capacity(
         *layer.evidence(adapted if adapter else ""),
         layers,
         bounds.deep_ceiling([heads] * layers, *sizes) if layers > 1 else None,
+        2 * layers * heads * dim * sum(sizes[:2]) + dim if layers > 1 else None,
     )
 
 
