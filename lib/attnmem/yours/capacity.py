@@ -66,11 +66,11 @@ class Capacity:
         ]
         if self.deep is not None:
             whole = f"of {self.stacked:,} matter for one output of {self.layers} such layers"
-            lines.append(f"{self.deep:>13,} {whole}, a ceiling")
-            lines.append(
-                f"{'':13} (proved; skip connections and a read-out, unlike in the counts above;"
-            )
-            lines.append(f"{'':13} no MLP, norm or bias between the layers)")
+            lines += [
+                f"{self.deep:>13,} {whole}, a ceiling",
+                f"{'':13} (proved; with skip connections and a read-out, unlike the counts above;",
+                f"{'':13} no MLP, norm or bias between the layers)",
+            ]
         return "\n".join([self.name, *lines])
 
 
