@@ -177,6 +177,16 @@ def test_other_families_are_refused_with_a_list_of_those_that_are_read(kind, siz
         features.trained_encoder(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "sizes", [{"hidden_size": 25}, {"hidden_size": "24"}, {"vocab_size": -1}, {"hidden_act": "?"}]
+)
+def test_sizes_of_which_no_model_can_be_made_are_refused(sizes):
+    with pytest.raises(
+        ValueError, match=r"^architecture cannot be read as a bert of these sizes: "
+    ):
+        features.random_encoder(("bert", SIZES["bert"] | sizes), seed=0)
+
+
 def test_a_model_that_lacks_weights_is_refused(tmp_path):
     whole = whole_model("bert", tmp_path)
     lacks = "layer.1.output.dense", "pooler"

@@ -23,7 +23,7 @@ from .. import checks
 from ..checks import FLOATS, Range, Seed, check_integer, check_tensor, check_tokens, checked, refuse
 from ..constructions.random_layers import on_cpu
 from ..independence import numerical_rank
-from .corpora import Inputs, need, normalized, reaching
+from .corpora import Inputs, need, normalized, reaching, reading
 
 Depth = Annotated[int, Range(0)]
 VIT_BASE = {"hidden_size": 768, "patch_size": 16, "image_size": 224}
@@ -189,9 +189,9 @@ def random_encoder(
     """
     kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
-    config = library.AutoConfig.for_model(kind, **sizes)
-    config.num_hidden_layers = depth
-    with torch.random.fork_rng(devices=[]):
+    with reading("architecture", f"a {kind} of these sizes"), torch.random.fork_rng(devices=[]):
+        config = library.AutoConfig.for_model(kind, **sizes)
+        config.num_hidden_layers = depth
         torch.manual_seed(seed)
         model = library.AutoModel.from_config(config, dtype=torch.float32)
     return _encoder(model, depth, dtype, device)
