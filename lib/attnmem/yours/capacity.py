@@ -39,7 +39,6 @@ class Capacity:
         layers: How many such layers stand one after the other.
         deep: Their ceiling together, for one output at the last token, with skip connections and a
             trained read-out, which the counts of one layer lack; None for one layer.
-        stacked: All their numbers, and those of the read-out.
     """
 
     name: str
@@ -52,7 +51,6 @@ class Capacity:
     floor_proved: str
     layers: int = 1
     deep: int | None = None
-    stacked: int | None = None
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -65,12 +63,11 @@ class Capacity:
             f"{'':13} ({self.floor_proved})",
         ]
         if self.deep is not None:
-            whole = f"of {self.stacked:,} matter for one output of {self.layers} such layers"
-            lines += [
-                f"{self.deep:>13,} {whole}, a ceiling",
-                f"{'':13} (proved; with skip connections and a read-out, unlike the counts above;",
-                f"{'':13} no MLP, norm or bias between the layers)",
-            ]
+            where = "such layers, a ceiling (proved)"
+            lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")
+            lines.append(
+                f"{'':13} (unlike above with skip connections and a read-out; no MLP or norm)"
+            )
         return "\n".join([self.name, *lines])
 
 
@@ -161,7 +158,6 @@ def capacity(
         *layer.evidence(adapted if adapter else ""),
         layers,
         bounds.deep_ceiling([heads] * layers, *sizes) if layers > 1 else None,
-        2 * layers * heads * dim * sum(sizes[:2]) + dim if layers > 1 else None,
     )
 
 
