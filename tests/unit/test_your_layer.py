@@ -140,7 +140,7 @@ def test_several_layers_are_counted_for_plain_heads():
     counted = capacity(4, 8, 2, value_dim=3, layers=3)
     assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
     assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
-    assert "unlike above with skip connections and a read-out" in str(counted)
+    assert "with skip connections and a read-out, unlike above" in str(counted)
     assert capacity(4, 8, 2).deep is None
     assert capacity(10**9, 8, 8).floor <= capacity(10**9, 8, 8).one_output, "at once"
     with pytest.raises(ValueError, match=r"layers: got 1000000000; expected .* 10000$"):

@@ -65,9 +65,7 @@ class Capacity:
         if self.deep is not None:
             where = "such layers, a ceiling (proved)"
             lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")
-            lines.append(
-                f"{'':13} (unlike above with skip connections and a read-out; no MLP or norm)"
-            )
+            lines.append(f"{'':13} (with skip connections and a read-out, unlike above; no norm)")
         return "\n".join([self.name, *lines])
 
 
