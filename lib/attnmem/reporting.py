@@ -274,11 +274,10 @@ def attempt(answer: object, right: Callable[[Any], bool]) -> None:
     whole = isinstance(answer, float) and answer.is_integer()
     try:
         found = right(int(answer) if whole else answer)
+        print("right" if found else f"not yet: try another answer than {answer!r}")
     except Exception as error:  # of any kind, since an answer may be anything
         why = (str(error) or type(error).__name__).splitlines()[0]
         print(f"not yet: {answer!r} cannot be checked ({why})")
-    else:
-        print("right" if found else f"not yet: try another answer than {answer!r}")
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

@@ -129,31 +129,31 @@ class Study:
         """The value of the field ``curves``, or None if the study has one curve."""
         return getattr(config, self.curves) if self.curves else None
 
-    def seconds(self, rows: Rows) -> dict[Any, list[float]]:
-        """How long each row of a curve took, by curve; on a CPU, if any row is from there."""
-        seconds: dict[Any, list[float]] = {}
-        for config, result in _on_a_cpu(rows):
-            seconds.setdefault(self.curve_of(config), []).append(result.wall_s)
-        return seconds
-
-    def prices(self, configs: Sequence[Any], rows: Rows) -> list[float]:
+    def prices(self, configs: Iterable[Any], rows: Rows) -> list[float]:
         """The seconds of each configuration on a CPU; nan if there are no rows.
 
         By rows of its own cell; else by the time of a step in this cell on other curves, as if it
         did not stop early; else by the time of a step in all rows.
         """
-        other = ("seed", "steps", self.curves)
         times: dict[Any, list[float]] = {}
         for config, result in _on_a_cpu(rows):
-            step = result.wall_s / _steps_made(config, result)
-            own = result.wall_s / _steps(config)
-            for cell, time in ((_cell(config), own), (_cell(config, *other), step), ((), step)):
-                times.setdefault(cell, []).append(time)
-        found = [
-            next((times[c] for c in (_cell(one), _cell(one, *other), ()) if c in times), [math.nan])
+            steps = made = getattr(config, "steps", 1)
+            if getattr(config, "early_stop", False) and result.accuracy == 1:
+                made = result.best_step or steps
+            own, *others = self._cells(config)
+            times.setdefault(own, []).append(result.wall_s / steps)
+            for cell in others:
+                times.setdefault(cell, []).append(result.wall_s / made)
+        return [
+            getattr(one, "steps", 1)
+            * mean(next((times[c] for c in self._cells(one) if c in times), [math.nan]))
             for one in configs
         ]
-        return [_steps(one) * mean(each) for one, each in zip(configs, found, strict=True)]
+
+    def _cells(self, config: Any) -> tuple[tuple[Any, ...], ...]:
+        """Its cell, all seeds; the same place on all curves; and the whole study."""
+        own = tuple(pair for pair in vars(config).items() if pair[0] != "seed")
+        return own, tuple(pair for pair in own if pair[0] not in ("steps", self.curves)), ()
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
         """Measure a unit, in any process: one row for each configuration."""
@@ -178,22 +178,8 @@ class Study:
 
 
 def _on_a_cpu(rows: Rows) -> Iterable[Row]:
+    """The rows from there, or all if none is."""
     return [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
-
-
-def _cell(config: Any, *others: str | None) -> tuple[Any, ...]:
-    """All fields of a configuration but the seed and some others."""
-    return tuple(pair for pair in vars(config).items() if pair[0] not in ("seed", *others))
-
-
-def _steps(config: Any) -> int:
-    return getattr(config, "steps", 1)
-
-
-def _steps_made(config: Any, result: Any) -> int:
-    """Fewer than were asked for, if a training stopped with every example right."""
-    stopped = getattr(config, "early_stop", False) and result.accuracy == 1
-    return result.best_step if stopped and result.best_step else _steps(config)
 
 
 # --- trainings ------------------------------------------------------------------------------------
@@ -268,7 +254,9 @@ class Experiment(Study):
 
     def _costs(self, runs: list[Run], rows: Rows) -> dict[Any, tuple[float, int]]:
         """Of each curve the mean time of its rows; then the size of its largest training."""
-        seconds = self.seconds(rows)
+        seconds: dict[Any, list[float]] = {}
+        for run, outcome in _on_a_cpu(rows):
+            seconds.setdefault(self.curve_of(run), []).append(outcome.wall_s)
         sizes: dict[Any, int] = {}
         for run in runs:
             size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
