@@ -41,6 +41,25 @@ def plain_attention(weights, tokens):
     return tops
 
 
+@pytest.mark.parametrize(("d_h", "d_v", "H"), [(9, 2, 40), (1, 12, 3)])
+def test_fits_start_with_logits_and_values_of_the_size_that_their_rows_say(d_h, d_v, H):
+    """Whatever the widths: of the logits of both layers' maps, and of what the heads add."""
+    asked = next(iter(depth.fittings("paper")))
+    for logits, values in ((asked.logits, asked.values), (6.0, 0.2)):
+        sizes = {"layers": 2, "H": H, "d": 16, "d_h": d_h, "d_v": d_v, "T": 400}
+        fit = dataclasses.replace(asked, logits=logits, values=values, **sizes)
+        weights, X, _, labels = depth.examples(fit)
+        assert float(X.mean()) == pytest.approx(0, abs=0.05)
+        assert float(X.square().mean()) == pytest.approx(1, rel=0.05)
+        assert 0 <= float(labels.min()) < 0.1 < 0.9 < float(labels.max()) <= 1
+        for layer in weights.layers:
+            queries, keys = X.flatten(0, 1) @ layer.W_Q, X.flatten(0, 1).flip(0) @ layer.W_K
+            spread = (queries * keys).sum(-1).square().mean().sqrt()
+            assert float(spread) == pytest.approx(logits, rel=0.3)
+            added = (X.flatten(0, 1) @ layer.W_V @ layer.W_O).sum(0)
+            assert float(added.square().mean().sqrt()) == pytest.approx(values, rel=0.2)
+
+
 def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra():
     weights, tokens, _, labels = data = given()
     fit = fitting.levenberg_marquardt(*data, steps=1)
