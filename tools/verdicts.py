@@ -22,6 +22,7 @@ class Recorded(NamedTuple):
     sizes: str | None
     instead: str | None
     checks: list[tuple[str, Graded]]
+    curves: int | None = None
 
     @property
     def rests_on(self) -> set[str]:
@@ -31,7 +32,7 @@ class Recorded(NamedTuple):
     @property
     def failing(self) -> str:
         """The evidence that decides against the claim: the strongest of the failing checks."""
-        failing = [(evidence, check) for evidence, check in self.checks if not check.holds]
+        failing = [(evidence, check) for evidence, check in self.checks if check.holds is False]
         return min(failing, key=lambda each: GRADES.index(each[1].grade))[0]
 
 

@@ -18,7 +18,7 @@ from .checks import refuse
 GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
 GRADES = ("proved", "certified", "checked", "measured")  # strongest first
-CLAIMED = ("confirmed", "in part", "contradicted")  # if all checks hold, some, or none
+CLAIMED = ("confirmed", "in part", "contradicted")  # see word_for
 WORDS = {
     "definition": ("illustrated", "illustrated in part", "not as stated"),
     "assumption": ("met", "met in part", "not met"),
@@ -84,11 +84,12 @@ def claims() -> dict[str, Claim]:
 class Graded(NamedTuple):
     """Whether a check supports the claim, and what it rests on."""
 
-    holds: bool
+    holds: bool | None  # None where a measured curve cannot tell
     grade: str  # one of GRADES
     by: str | None = None  # the label of the proof, for a proved check
     seeds: int | None = None  # for a measured check
     of: int | None = None  # the seeds that the paper used, where ours are fewer
+    main: bool = True  # whether it can carry the claim
 
 
 def proved(holds: bool, *, by: str) -> Graded:
@@ -106,21 +107,25 @@ def checked(holds: bool) -> Graded:
     return Graded(bool(holds), "checked")
 
 
-def measured(holds: bool, seeds: int, of: int | None = None) -> Graded:
+def measured(holds: bool | None, seeds: int, of: int | None = None) -> Graded:
     """A check that rests on trainings or samples with so many seeds, ``of`` those of the paper.
+
+    None says that they cannot tell, such as a curve without room to grow.
 
     Example:
         >>> name_of([measured(True, seeds=1, of=6)])
         'measured, 1 of 6 seeds'
     """
-    return Graded(bool(holds), "measured", seeds=int(seeds), of=None if of is None else int(of))
+    holds = None if holds is None else bool(holds)
+    return Graded(holds, "measured", seeds=int(seeds), of=None if of is None else int(of))
 
 
-def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
-    """The word of a verdict: all checks hold, some do, or none does.
+def word_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) -> str:
+    """The word of a verdict: no check fails, every main check does, or neither is so.
 
-    A universal statement with one proved or certified counterexample is contradicted, however many
-    instances agree with it. The kind of the claim decides which three words there are.
+    For the first, at least half of the published ``curves`` must hold (without these: of the main
+    checks). A universal statement with one proved or certified counterexample is contradicted,
+    however many instances agree with it. The kind of the claim decides which three words there are.
 
     Example:
         >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
@@ -128,28 +133,37 @@ def word_for(claim: Claim, checks: Iterable[Graded]) -> str:
     """
     checks = [*checks]
     all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
-    failing = [check for check in checks if not check.holds]
-    if not failing:
-        return all_hold
+    failing = [check for check in checks if check.holds is False]
+    main = [check.holds for check in checks if check.main]
     exact = any(check.grade in ("proved", "certified") for check in failing)
-    return none_holds if (claim.universal and exact) or len(failing) == len(checks) else some_hold
+    if (claim.universal and exact) or {*main} == {False}:
+        return none_holds
+    enough = 2 * main.count(True) >= (curves or len(main))
+    return all_hold if enough and not failing else some_hold
 
 
-def grade_for(claim: Claim, checks: Iterable[Graded]) -> str:
+def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) -> str:
     """What the word rests on: the strongest check of a universal statement, else the weakest.
 
-    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds.
+    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds,
+    and on how many of the published ``curves`` the main ones hold; without curves, how many of all
+    checks hold, if the claim is true in part.
 
     Example:
-        >>> grade_for(claims()["mahdavi-theorem-1"], [certified(True), checked(True)])
-        'certified'
+        >>> grade_for(claims()["mahdavi-figure-2a"], [measured(True, 6), measured(None, 1)], 4)
+        'measured, 1 of 4 curves, 6 seeds'
     """
-    checks = [*checks]
-    if word_for(claim, checks) == WORDS.get(claim.kind, CLAIMED)[-1]:
-        checks = [check for check in checks if not check.holds]
-    order = sorted(checks, key=lambda check: GRADES.index(check.grade))
+    checks, words = [*checks], WORDS.get(claim.kind, CLAIMED)
+    word = word_for(claim, checks, curves)
+    held = sum(check.holds is True for check in checks if check.main or not curves)
+    counts = f"{held} of {curves} curves" if curves else f"{held} of {len(checks)} checks"
+    fails = word == words[-1]  # then only the checks that fail count
+    counting = [check for check in checks if check.holds is False or (check.holds and not fails)]
+    order = sorted(counting, key=lambda check: GRADES.index(check.grade))
     decisive = order[0 if claim.universal else -1].grade
-    return name_of(check for check in checks if check.grade == decisive)
+    grade, _, seeds = name_of(c for c in order if c.grade == decisive).partition(", ")
+    counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])
+    return ", ".join(filter(None, (grade, counts, seeds)))
 
 
 def name_of(checks: Iterable[Graded]) -> str:
@@ -176,47 +190,59 @@ def glue(key: str, value: str | int) -> None:
     _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
 
 
-def _is_judged_in_full(key, checks, sizes, instead) -> None:
-    name = f"verdict {key!r}"
+def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
+    name, checks = f"verdict {key!r}", {**checks, **(also or {})}
     if key not in claims():
         refuse("verdict", repr(key), "a key of claims()")
-    if not checks:
-        refuse(name, "no checks", "at least one")
     for evidence, check in checks.items():
         if not isinstance(check, Graded):
             grades = ", ".join(f"{grade}(...)" for grade in GRADES)
             refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
+    if all(check.holds is None for check in checks.values()):
+        refuse(name, "no checks that can tell", "at least one")
     if sizes is None and any(check.grade == "measured" for check in checks.values()):
         refuse(name, "no sizes", "sizes: what was measured, since some checks are")
-    word = word_for(claims()[key], checks.values())
+    word = word_for(claims()[key], checks.values(), curves)
     if claims()[key].universal and word == "contradicted" and instead is None:
         refuse(name, "no instead", "the label of what is true, as it is contradicted")
 
 
 @arguments.checked(also=_is_judged_in_full)
 def verdict(
-    key: str, checks: Mapping[str, Graded], *, sizes: str | None = None, instead: str | None = None
+    key: str,
+    checks: Mapping[str, Graded],
+    *,
+    also: Mapping[str, Graded] | None = None,
+    sizes: str | None = None,
+    instead: str | None = None,
+    curves: int | None = None,
 ) -> None:
     """Judge a claim by named checks; show the verdict, and store it for the claims page.
 
-    The word and its grade follow from the checks (:func:`word_for`, :func:`grade_for`).
+    The word and its grade follow from the checks (:func:`word_for`, :func:`grade_for`). A check
+    joins all that the claim says of one curve.
 
     Args:
         key: A key of :func:`claims`.
         checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
             :func:`certified`, :func:`checked` or :func:`measured` returned.
+        also: Checks that must hold, too, but cannot carry the claim alone.
         sizes: Sizes and data of what was measured, which measured checks need.
         instead: Label of the statement that is true instead of a contradicted theorem.
+        curves: How many curves the paper published, if the main checks are one for each.
     """
     claim = claims()[key]
+    aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
+    checks = {**checks, **aside}
     entry = {
         "claim": key,
-        "verdict": word_for(claim, checks.values()),
-        "grade": grade_for(claim, checks.values()),
+        "verdict": word_for(claim, checks.values(), curves),
+        "grade": grade_for(claim, checks.values(), curves),
         "sizes": sizes,
         "instead": instead,
         # A list, since notebooks sort the keys of a dict.
         "checks": [[evidence, *check] for evidence, check in checks.items()],
+        "curves": curves,
     }
     word = f"**{claim.label}: {entry['verdict']}**"
     head = " · ".join(filter(None, [word, entry["grade"], sizes]))
@@ -226,7 +252,8 @@ def verdict(
 
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
-    return f"{'✓' if check.holds else '✗'} {evidence} *({name_of([check])})*"
+    mark = "·" if check.holds is None else "✗✓"[check.holds]
+    return f"{mark} {evidence} *({name_of([check])})*"
 
 
 def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:

@@ -59,7 +59,9 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
         assert f">{word}<" in title
         assert judged is None or (judged.sizes or "") in title
         reasons = bool(claim.needs) + bool(claim.left_out)  # for what is missing
-        assert reasons == (judged is None), f"{key}: judged, or needs, or left_out"
+        assert reasons == 1 or judged, f"{key}: judged, or needs, or left_out"
+        assert not (judged and claim.left_out), key
+        assert not (judged and claim.needs) or judged.verdict == "in part", key
 
 
 def made_up(word, grade="checked", instead=None, *checks):
@@ -140,14 +142,15 @@ def test_a_verdict_follows_from_its_checks_has_a_target_and_says_seeds_and_sizes
     found, claim = RECORDED[key], reporting.claims()[key]
     checks = [check for _, check in found.checks]
     assert checks
-    assert found.verdict == reporting.word_for(claim, checks)
-    assert found.grade == reporting.grade_for(claim, checks)
+    assert found.verdict == reporting.word_for(claim, checks, found.curves)
+    assert found.grade == reporting.grade_for(claim, checks, found.curves)
     assert found.instead or not (claim.universal and found.verdict == "contradicted")
     assert f"(verdict-{key})=" in text_path(found.chapter).read_text()
     if any(check.grade == "measured" for check in checks):
         assert found.sizes
         assert claim.thresholds or claim.kind not in ("figure", "table")
     assert re.match(r"(?!measured)|.*\d+ (of \d+ )?seed", found.grade)
+    assert found.curves is None or f"of {found.curves} curves" in found.grade
 
 
 @pytest.mark.parametrize("chapter", chapters())

@@ -31,6 +31,7 @@ PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.proved(False, by="
 EXACT, BALLS = reporting.certified(True), reporting.certified(False)
 SEEN, UNSEEN = reporting.checked(True), reporting.checked(False)
 ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), (False, 3, 6)))
+MUTE, ASIDE = reporting.measured(None, 2, 6), PROVED._replace(main=False)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +47,19 @@ ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), 
         ("finding", [SEEN, PROVED, EXACT], "confirmed", "checked"),
         ("finding", [PROVED, BALLS], "in part", "certified"),
         ("figure", [ONE, FIVE], "confirmed", "measured, 1 of 6 seeds"),
-        ("figure", [FIVE, LOST], "in part", "measured, 3 of 6 seeds"),
+        ("figure", [FIVE, LOST], "in part", "measured, 1 of 2 checks, 3 of 6 seeds"),
         ("figure", [LOST, LOST], "contradicted", "measured, 3 of 6 seeds"),
+        ("figure", [LOST, ASIDE], "contradicted", "measured, 3 of 6 seeds"),
+        (
+            "figure",
+            [FIVE, LOST._replace(main=False)],
+            "in part",
+            "measured, 1 of 2 checks, 3 of 6 seeds",
+        ),
+        ("figure", [LOST, MUTE], "in part", "measured, 0 of 2 checks, 3 of 6 seeds"),
+        ("figure", [MUTE, ASIDE], "in part", "proved"),
+        ("figure", [FIVE, MUTE], "confirmed", "measured, 5 of 5 seeds"),
+        ("figure", [FIVE, MUTE, MUTE], "in part", "measured, 1 of 3 checks, 5 of 5 seeds"),
         ("figure", [PROVED, FIVE], "confirmed", "measured, 5 of 5 seeds"),
         ("theorem", [PROVED, BALLS], "contradicted", "certified"),
         ("definition", [PROVED, UNSEEN], "illustrated in part", "checked"),
@@ -62,6 +74,23 @@ ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), 
 def test_word_and_grade_follow_from_the_checks(kind, checks, word, grade):
     assert reporting.word_for(claim(kind), checks) == word
     assert reporting.grade_for(claim(kind), checks) == grade
+
+
+@pytest.mark.parametrize(
+    ("checks", "curves", "word", "grade"),
+    [
+        ([FIVE, FIVE], 4, "confirmed", "measured, 2 of 4 curves, 5 of 5 seeds"),
+        ([FIVE, FIVE], 5, "in part", "measured, 2 of 5 curves, 5 of 5 seeds"),
+        ([FIVE, ONE, MUTE], 4, "confirmed", "measured, 2 of 4 curves, 1 of 6 seeds"),
+        ([FIVE, FIVE, LOST], 3, "in part", "measured, 2 of 3 curves, 3 of 6 seeds"),
+        ([LOST, ASIDE], 9, "contradicted", "measured, 0 of 9 curves, 3 of 6 seeds"),
+        ([FIVE, ASIDE], 1, "confirmed", "measured, 1 of 1 curves, 5 of 5 seeds"),
+        ([MUTE, ASIDE], 5, "in part", "proved, 0 of 5 curves"),
+    ],
+)
+def test_half_of_the_published_curves_must_hold(checks, curves, word, grade):
+    assert reporting.word_for(claim("figure"), checks, curves) == word
+    assert reporting.grade_for(claim("figure"), checks, curves) == grade
 
 
 def test_a_universal_claim_of_any_kind_falls_by_one_counterexample():
@@ -81,9 +110,10 @@ def test_a_verdict_is_shown_and_stored(displayed):
         "sizes": None,
         "instead": None,
         "checks": [
-            ["rank 993", True, "certified", None, None, None],
-            ["error small", True, "checked", None, None, None],
+            ["rank 993", True, "certified", None, None, None, True],
+            ["error small", True, "checked", None, None, None, True],
         ],
+        "curves": None,
     }
     assert data["text/markdown"] == data["text/plain"]
     assert data["text/markdown"].splitlines() == [
@@ -93,14 +123,27 @@ def test_a_verdict_is_shown_and_stored(displayed):
         "- ✓ error small *(checked)*",
     ]
     assert "confirmed** · measured, 1 of 6 seeds · T = 550\n" in measured["text/markdown"]
-    assert entry["attnmem"]["checks"] == [["half", True, "measured", None, 1, 6]]
+    assert entry["attnmem"]["checks"] == [["half", True, "measured", None, 1, 6, True]]
+
+
+def test_what_a_claim_adds_is_shown_and_cannot_carry_it(displayed):
+    also = {"an offset": ONE}
+    reporting.verdict("dana-experiment-6", {"slope": LOST}, also=also, sizes="N = 10", curves=3)
+    [(data, metadata)] = displayed
+    assert metadata["attnmem"]["verdict"] == "contradicted"
+    assert metadata["attnmem"]["curves"] == 3
+    assert [check[-1] for check in metadata["attnmem"]["checks"]] == [True, False]
+    assert "- ✓ an offset" in data["text/markdown"]
+    reporting.verdict("dana-experiment-6", {"slope": MUTE}, also=also, sizes="N = 10")
+    assert "- · slope" in displayed[-1][0]["text/markdown"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("mahdavi-theorem-9", {"x": SEEN}), "^verdict: got 'mahdavi-theorem-9'"),
-        (("mahdavi-theorem-1", {}), "no checks"),
+        (("mahdavi-theorem-1", {}), "no checks that can tell"),
+        (("mahdavi-figure-3", {"x": MUTE}), "no checks that can tell"),
         (("mahdavi-theorem-1", {"x": True}), r"got True for 'x'; expected what it rests on"),
         (("mahdavi-figure-3", {"x": SEEN, "y": ONE}), "no sizes"),
         (("mahdavi-theorem-1", {"x": BALLS}), "no instead"),

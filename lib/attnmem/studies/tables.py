@@ -65,6 +65,17 @@ def coverage(names: Iterable[str]) -> pd.DataFrame:
     return pd.DataFrame(counts).T
 
 
+def published_curves(name: str) -> int:
+    """How many curves the published figure of an experiment has.
+
+    Example:
+        >>> published_curves("mahdavi-fig2a")
+        4
+    """
+    field = EXPERIMENTS[name].curves
+    return len({getattr(run, field) for run in runs(name, "paper", 1)}) if field else 1
+
+
 # --- rows for a figure ----------------------------------------------------------------------------
 
 
