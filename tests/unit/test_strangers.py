@@ -372,6 +372,21 @@ def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
             saved_layer(model)
 
 
+def test_code_is_declined_wherever_transformers_asks_for_it(model, monkeypatch):
+    asked = []
+    for name in ("AutoConfig", "AutoModel"):
+        kind = getattr(transformers, name)
+
+        def load(*names, _load=kind.from_pretrained, **options):
+            asked.append(options["trust_remote_code"])
+            return _load(*names, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", load)
+    saved_layer(model)
+    assert asked == [False] * len(asked)
+    assert len(asked) >= 3, "the configuration twice, then the model"
+
+
 def test_data_sets_are_asked_for_without_their_code(monkeypatch):
     asked = []
 
