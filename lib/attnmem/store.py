@@ -410,9 +410,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
             lines = [_line(*row, schema) for row in new.values()]
             added += len(lines)
             if path.exists():
-                with open(path, encoding="utf-8-sig") as file:
-                    ours = file.readline().rstrip("\n") == header
-                if not ours:
+                if path.read_text("utf-8-sig").split("\n", 1)[0] != header:
                     raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
                 _write(path, lines)
             else:
