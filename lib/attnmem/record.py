@@ -61,8 +61,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     curves = curves_of(found, axis, measured, _named(name, grid))
-    crosses, published = {}, EXPERIMENTS[name].variants[0]
-    if name in DANA and (grid[0].profile, grid[0].variant) == ("paper", published):
+    crosses = {}
+    if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
         points = beside_published(name)
         crosses = {"published": (points[axis], points.published)}
     vertical = "mean square error" if measured == "loss" else "accuracy"

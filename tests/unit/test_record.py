@@ -85,14 +85,14 @@ def test_each_of_several_curves_is_named(shown):
 
 @pytest.mark.usefixtures("store")
 def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_test(shown):
-    """No published point stands beside them, since their sizes are others."""
     with pytest.raises(ValueError, match=r"run dana-exp6, in full or with --profile quick"):
         experiments.record("dana-exp6", "H")
     runs = experiments.runs("dana-exp6", "quick")
     outcome = store.Outcome(0.5, 0.1, 2.0, "cpu", "2", "abc")
     store.append((run, outcome) for run in runs)
     said, table = shown("dana-exp6", "H")
-    assert f"{len(runs)} of {len(runs)} trainings, in {len({r.H for r in runs})} of " in said
+    cells = len({run.H for run in runs})
+    assert f"{len(runs)} of {len(runs)} trainings, in {cells} of {cells} cells, up to 2" in said
     assert "so this is the profile `quick`: a smoke test, not a result." in said
     assert "profile quick." in table.splitlines()[0]
     store.append([(experiments.runs("dana-exp6", "paper")[0], outcome)])
