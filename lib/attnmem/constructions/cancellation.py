@@ -13,7 +13,7 @@ small.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -178,7 +178,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     refuse("contexts", f"data for which {got}", "queries and tokens further from dependent")
 
 
-class _Base(NamedTuple):
+class Base(NamedTuple):
     """A base point, its derivative, and the shortest direction with the right derivative."""
 
     heads: ScalarHeads
@@ -187,15 +187,16 @@ class _Base(NamedTuple):
     step: ScalarHeads
 
     def size(self) -> float:
+        """The root mean square of the direction."""
         return math.sqrt(sum(float(w.square().mean()) for w in self.step))
 
 
-def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[_Base]:
+def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[Base]:
     """Base points one by one; for few examples, those with the shortest steps first."""
     g = torch.Generator().manual_seed(seed)
     drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in SPREADS * DRAWS)
     bases = filter(None, (_linearized(heads, tokens, queries, labels) for heads in drawn))
-    yield from bases if len(labels) > FEW else sorted(bases, key=_Base.size)
+    yield from bases if len(labels) > FEW else sorted(bases, key=Base.size)
 
 
 @on_cpu
@@ -221,19 +222,21 @@ def draw_base(
     )
 
 
-def _linearized(heads: ScalarHeads, tokens, queries, labels) -> _Base | None:
-    """The base point with its derivative; None if that has no full rank in float64."""
+def _linearized(heads: ScalarHeads, tokens, queries, labels) -> Base | None:
     heads = ScalarHeads(*(w.to(queries.device) for w in heads))
-    at = tangents(heads, tokens, queries)
+    return linearized(heads, tangents(heads, tokens, queries), labels)
+
+
+def linearized(heads: ScalarHeads, at: Tangents, labels: Float[Tensor, " T"]) -> Base | None:
+    """The base point with its derivative; None if that has no full rank in float64."""
     factor, failed = torch.linalg.cholesky_ex(at.gram())  # the step is J^T (J J^T)^-1 y
-    return None if failed else _Base(heads, at, factor, at.transposed(solved(factor, labels)))
+    return None if failed else Base(heads, at, factor, at.transposed(solved(factor, labels)))
 
 
-def _near(base: _Base, tokens, queries, labels, tolerance) -> ScalarHeads | None:
+def _near(base: Base, tokens, queries, labels, tolerance) -> ScalarHeads | None:
     """The best weights near the base point, with divided values."""
     best, least = None, math.inf
-    for size in SIZES:
-        heads, error = _corrected(base, size / base.size(), tokens, queries, labels)
+    for heads, error in near(base, lambda w: scalar_outputs(w, tokens, queries), labels):
         if error < least:
             best, least = heads, error
         if least <= 1e-2 * tolerance:
@@ -241,15 +244,22 @@ def _near(base: _Base, tokens, queries, labels, tolerance) -> ScalarHeads | None
     return best
 
 
-def _corrected(
-    base: _Base, eps: float, tokens, queries, labels
-) -> tuple[ScalarHeads | None, float]:
+def near(
+    base: Base, outputs: Callable[[ScalarHeads], Tensor], labels: Float[Tensor, " T"]
+) -> Iterator[tuple[ScalarHeads | None, float]]:
+    """For smaller and smaller steps: weights with divided values, and their largest error."""
+    length = base.size()
+    for size in SIZES if length else ():
+        yield _corrected(base, size / length, outputs, labels)
+
+
+def _corrected(base: Base, eps: float, outputs, labels) -> tuple[ScalarHeads | None, float]:
     """Correct the direction until its error no longer halves."""
     best, least, step = None, math.inf, base.step
     for _ in range(CORRECTIONS):
         near = base.heads.moved(step, eps)
         heads = near._replace(mu=near.mu / eps)  # F(theta_0 + eps delta) / eps
-        residual = labels - scalar_outputs(heads, tokens, queries)
+        residual = labels - outputs(heads)
         error = float(residual.abs().max())
         if not error < 0.5 * least:
             break

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import bounds
 from ..checks import Seed, checked, refuse
+from ..examples import unit
 from ..independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
 from .data import Data, Repeats, read, repeats, wrapped
@@ -89,12 +90,13 @@ class Examination:
         findings: The assumptions.
         bounds: The bounds, if ``heads`` is given.
         rank: Of the derivative at random weights of the layer, on the examples that differ.
-        met: Of the derivative at random weights with which all outputs are zero. So many of these
-            examples meet any real labels.
+        met: Of the derivative at random weights with which all outputs are zero, counting only
+            rows so clear that float64 has the digits: so many of these examples meet any real
+            labels, by :func:`memorize`.
         least_heads: The fewest heads with which ``rank`` can be the number of examples that differ;
             None if it ends below it.
         enough_heads: The fewest found with which ``met`` is; None if none were found.
-        builder: Which function builds the weights.
+        outputs: How many reals a label has; 0 for classes, None without labels.
     """
 
     examples: int
@@ -114,12 +116,17 @@ class Examination:
     met: Rank | None
     least_heads: int | None
     enough_heads: int | None
-    builder: str
+    outputs: int | None
 
     @property
     def differ(self) -> int:
         """Number of examples that differ."""
         return self.examples - len(self.equal)
+
+    @property
+    def builder(self) -> str:
+        """Which function builds the weights, and what it can meet."""
+        return _builder(self)
 
     def draw(self, ax: Axes | None = None) -> Axes:
         """Draw the bounds and ranks as bars, beside the number of examples.
@@ -153,7 +160,7 @@ class Examination:
 
     def to_json(self) -> str:
         """The same as JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        return json.dumps(dataclasses.asdict(self) | {"builder": self.builder}, indent=2)
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -166,13 +173,15 @@ class Examination:
             *self.notes,
         ]
         for name, size in self.dimensions.items():
-            gap = f"{size['kept']:.0e} | {size['dropped']:.0e}, tolerance {size['tolerance']:.0e}"
-            lines.append(f"{name} = {size['dimensions']} dimensions (singular values {gap})")
+            gap = f"{size['kept']:.0e}, the next {size['dropped']:.0e} of the largest"
+            cut = f"counted above {size['tolerance']:.0e}"
+            lines.append(f"{name} = {size['dimensions']} dimensions (least spread {gap}; {cut})")
         lines.append("")
         lines += [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
         lines.append("")
         if self.heads is not None:
-            lines.append(f"{self.heads} heads of width {self.head_dim}, one real output:")
+            real = " (your labels are classes, which may need fewer heads)" * (self.outputs == 0)
+            lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")
             lines += [f"  {bound}" for bound in self.bounds]
             full = self.rank.rank == self.rank.of
             limit = "to this tolerance, almost no real labels of more are met"
@@ -199,7 +208,8 @@ def _rank(name: str, rank: Rank, means: str) -> str:
 
 def _fewest(found: Examination) -> str:
     """With how many heads all labels can be met."""
-    what = f"all {found.differ:,} examples that differ, heads of width {found.head_dim}"
+    what = f"one real label of all {found.differ:,} examples that differ"
+    what += f", heads of width {found.head_dim}"
     least, enough = found.least_heads, found.enough_heads
     if least is None:
         return f"{what}: almost no real labels are met, as the rank ends below with any heads tried"
@@ -248,27 +258,28 @@ def examine(
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    steps = _Steps(say or (lambda *_: None), 1 + len(TESTS) * len(DTYPES) + (4 if heads else 2))
+    asked = [f"the rank with {heads} heads", f"the rank with {heads} heads, outputs zero"]
+    steps = _Steps(say, [*STEPS, *(asked if heads else [])])
     data = read(contexts, queries, labels, mask)
     (T, d), n = data.queries.shape, data.contexts.shape[-2]
     head_dim = head_dim or d
-    steps.begin("equal examples and dimensions")
+    steps.begin()
     same, at = repeats(data), layer.reduced(data)
     findings = []
     for name in DTYPES:
         findings += _findings(data, name, samples, seed, steps)
     ranks = _Ranks(at.some(same.group.unique()), head_dim, seed, steps.tell)
-    steps.begin("the fewest heads")
+    steps.begin()
     least = ranks.fewest(groups=False)
-    steps.begin("the fewest heads with outputs zero")
+    steps.begin()
     enough = ranks.fewest(groups=True) if least else None
     rank = met = None
     if heads:
-        steps.begin(f"rank of the derivative with {heads} heads")
+        steps.begin()
         rank = ranks(heads, groups=False)
-        steps.begin(f"rank of the derivative with {heads} heads")
+        steps.begin()
         met = ranks(heads, groups=True)
-    found = Examination(
+    return Examination(
         examples=T,
         tokens=n,
         dim=d,
@@ -286,23 +297,24 @@ def examine(
         met=met,
         least_heads=least,
         enough_heads=enough,
-        builder="",
+        outputs=None if data.labels is None else 0 if data.classes else data.labels.shape[1],
     )
-    return dataclasses.replace(found, builder=_builder(found))
 
 
 class _Steps:
     """Tells how many parts of the work are done, and what is done now."""
 
-    def __init__(self, say: Callable[[int, int, str], None], of: int):
-        self.say, self.of, self.done = say, of, -1
+    def __init__(self, say: Callable[[int, int, str], None] | None, names: list[str]):
+        self.say, self.names, self.done = say, names, -1
 
-    def begin(self, step: str) -> None:
+    def begin(self) -> None:
+        """The next of the parts."""
         self.done += 1
-        self.tell(step)
+        self.tell(self.names[self.done])
 
     def tell(self, step: str) -> None:
-        self.say(self.done, self.of, step)
+        if self.say:
+            self.say(self.done, len(self.names), step)
 
 
 def _kind(data: Data) -> str:
@@ -337,7 +349,8 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
     if m + c < d:
         notes.append(f"tokens lie in {m + c} of {d} dimensions")
     if c and not data.shared:
-        notes.append(f"linear functions that are constant within each context (sums?): {c}")
+        what = "sums of coordinates that all tokens of a context share"
+        notes.append(f"{what} (cut's marks of places are one): {c}")
     if q == 1:
         notes.append("all queries lie on one line")
     thin = max(WEAK, torch.finfo(data.precision).eps)
@@ -347,7 +360,7 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
 
 
 def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
-    names = ("tokens of a context differ in m", "queries lie in q", "contexts differ besides in c")
+    names = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
     rtol = layer.tolerance(data.precision)
     return {
         name: {"dimensions": size, "kept": each.kept, "dropped": each.dropped, "tolerance": rtol}
@@ -360,6 +373,12 @@ def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
 A1, A2, A3 = (f"Assumption {k}" for k in (1, 2, 3))
 GENERAL = "general position"
 TESTS = (A1, A2, A3, GENERAL)
+STEPS = (
+    "equal examples and dimensions",
+    *(f"{title} in {name}" for name in DTYPES for title in TESTS),
+    "the fewest heads",
+    "the fewest heads with outputs zero",
+)
 
 
 def _findings(data: Data, name: str, samples: int, seed: int, steps: _Steps) -> list[Finding]:
@@ -378,7 +397,7 @@ def _findings(data: Data, name: str, samples: int, seed: int, steps: _Steps) -> 
     )
     found = []
     for title, test in zip(TESTS, tests, strict=True):
-        steps.begin(f"{title} in {name}")
+        steps.begin()
         found.append(Finding(title, name, *test()))
     return found
 
@@ -387,12 +406,13 @@ def _any_are_independent(
     vectors: Tensor, size: int, precision: torch.dtype, samples: int, seed: int
 ) -> tuple[str, str]:
     """A verdict on any ``size`` of the vectors, or on all if there are fewer, and what it is of."""
-    T, d = vectors.shape
-    size, here = min(size, T), vectors.to(precision)
+    (T, d), size = vectors.shape, min(size, len(vectors))
     if size > d:
         return "fails", f"{size} vectors in {d} dimensions"
-    if not here.isfinite().all():
+    if not vectors.to(precision).isfinite().all():
         return "fails", "numbers that this precision cannot hold"
+    vectors = _in_units(vectors)
+    here = vectors.to(precision)
     if zero := (~here.any(1)).nonzero()[:1].flatten().tolist():
         return "fails", f"vector {zero[0]} is zero"
     if size == 1:
@@ -402,8 +422,8 @@ def _any_are_independent(
         s, t = (group == counts.argmax()).nonzero()[:2, 0].tolist()
         return "fails", f"vectors {s} and {t} are equal in this precision"
     if (rank := numerical_rank(here)) < size:
-        modulo = f", {certified_rank(here).rank} modulo a prime" if here.numel() <= FEW else ""
-        return "fails to rounding", f"all vectors have rank {rank} to rounding{modulo}"
+        exact = f", at least {certified_rank(here).rank} exactly" if here.numel() <= FEW else ""
+        return "fails to rounding", f"all vectors span {rank} dimensions to rounding{exact}"
     if size == T:
         return "holds", f"all {T} vectors are independent (singular values)"
     if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= FEW:
@@ -418,17 +438,23 @@ def _any_are_independent(
 
 def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
     """A verdict on whether the tokens of each context are independent."""
-    E = (data.contexts[None] if data.shared else data.contexts).to(precision)
+    E = data.contexts[None] if data.shared else data.contexts
     n = torch.full((len(E),), E.shape[1]) if data.mask is None else (~data.mask).sum(1)
-    if not E.isfinite().all():
+    if not E.to(precision).isfinite().all():
         return "fails", "numbers that this precision cannot hold"
+    E = _in_units(E).to(precision)
     poor = (torch.cat([numerical_rank(part) for part in E.split(BLOCK)]) < n).nonzero()[:, 0]
     if not len(poor):
         return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
     t = int(poor[0])
-    first = f"{int(n[t])} tokens, of rank {certified_rank(E[t]).rank} modulo a prime"
+    first = f"{int(n[t])} tokens in at least {certified_rank(E[t]).rank} dimensions"
     verdict = "fails" if int(n[t]) > E.shape[2] else "fails to rounding"
     return verdict, f"contexts that are deficient: {len(poor):,}, the first is {t} ({first})"
+
+
+def _in_units(x: Tensor) -> Tensor:
+    """Each coordinate in its own unit, as for the dimensions: no rank depends on units."""
+    return x / unit(x, (*range(x.ndim - 1),))
 
 
 # --- bounds and ranks -----------------------------------------------------------------------------
@@ -484,11 +510,11 @@ class _Ranks:
         if full := [rank for h, rank in known.items() if h < heads and rank.rank == T]:
             return full[0]
         if heads not in known:
-            self.say(f"rank of the derivative with {heads} heads" + groups * ", outputs zero")
+            self.say(f"derivative of {heads} heads" + groups * ", outputs zero")
             rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
             at = self.at.some(rows)
-            drawn = layer.draw(heads, self.head_dim, at, 0.5, self.seed, groups)
-            known[heads] = layer.rank_at(drawn, at)
+            drawn = layer.draw(heads, self.head_dim, at, layer.SHARP, self.seed, groups)
+            known[heads] = layer.rank_at(drawn, at, layer.SURE if groups else None)
         return known[heads]
 
     def fewest(self, groups: bool) -> int | None:
@@ -521,8 +547,12 @@ def _builder(found: Examination) -> str:
         return f"attnmem.constructions.memorize_mha (Theorem 1){refuses}; attnmem.memorize calls it"
     left = f"; {len(found.conflicts)} labels disagree with those of equal examples"
     words = "attnmem.memorize" + left * bool(found.conflicts)
+    if found.outputs == 0:
+        return f"{words}, which tells how many classes it meets; the counts are of real labels"
+    if (found.outputs or 1) > 1:
+        return f"{words}; the counts are of one real output, these labels have {found.outputs}"
     if found.met.rank >= found.differ:
         return f"{words}; any real labels of examples that differ can be met"
     if found.rank.rank >= found.differ:
         return f"{words}, beyond what is proved for all labels"
-    return f"{words}, for at most about {found.rank.rank:,} real labels; classes may need less"
+    return f"{words}, for at most about {found.rank.rank:,} real labels"

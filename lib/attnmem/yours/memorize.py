@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,10 +17,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from .. import bounds
 from ..attention import MHAWeights
 from ..attention.tangents import ScalarHeads
 from ..checks import Range, Seed, check_size, checked, refuse
-from ..constructions import memorize_mha
+from ..constructions import memorize_mha, memorize_scalars
+from ..constructions.cancellation import linearized, near
 from ..fitting import MET
 from . import layer
 from .data import Data, read, repeats, wrapped
@@ -28,8 +33,10 @@ AIM = 1e-9  # of the largest label, where a fit stops
 SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
 RESTARTS, FEW = 4, 500  # starts of all labels, if there are few
-DESCENT, PLATEAU, CHUNK = 2000, 100, 20  # steps of L-BFGS: most, without progress, between looks
-PATIENCE = 0.4  # share of the time left that one attempt may take
+LONGEST, PLATEAU, CHUNK = 2000, 100, 20  # steps of L-BFGS: most, without progress, between looks
+WORK, MOST = 2e12, 20_000  # multiplications of all steps, some minutes of one core; and steps
+PATIENCE = 0.4  # share of the steps left that one attempt may take
+CANCELLING, DESCENT = "heads that nearly cancel", "Levenberg-Marquardt"
 ROWS = 2048  # examples whose outputs are computed at once
 
 
@@ -106,15 +113,17 @@ def memorize(
     head_dim: int,
     seed: Seed = 0,
     mask: Any = None,
-    seconds: Annotated[int | float, Range(0, 1e6)] = 240,
+    seconds: Annotated[int | float | None, Range(0, 1e6)] = None,
     say: Callable[[str], None] | None = None,
 ) -> Memorized:
     """Find weights of one layer that meet as many labels as possible.
 
     A real label is met to 1e-6 of the largest one of its column. A class is met if its score is
-    the largest. The construction of Theorem 1 is taken where its hypotheses hold. Otherwise real
-    labels are met by Levenberg-Marquardt, and classes by L-BFGS on the cross-entropy, in the
-    dimensions that the data have.
+    the largest, so a tie is not met. The construction of Theorem 1 is taken where its hypotheses
+    hold. Otherwise real labels are met by heads that nearly cancel, which meet as many as
+    :func:`examine` says for sure, and of more by Levenberg-Marquardt; classes by L-BFGS on the
+    cross-entropy. All this is done in the dimensions that the data have. Steps are counted, so a
+    call gives the same answer on a slow machine.
 
     Args:
         contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
@@ -125,7 +134,8 @@ def memorize(
         head_dim: Head dimension ``d_h``.
         seed: Seed of the start, at least 0.
         mask: True where a token is padding, ``(T, n)``.
-        seconds: The time after which no new attempt begins.
+        seconds: The time after which no new attempt begins, by default none: then the answer
+            depends on the machine.
         say: Is called with each attempt.
 
     Returns:
@@ -144,15 +154,29 @@ def memorize(
     if labels is None:
         refuse("labels", None, "one label for each query")
     data = read(contexts, queries, labels, mask)
-    kept = _representatives(data)
-    rows = kept.unique()
-    until, say = time.monotonic() + seconds, say or (lambda _: None)
-    at = layer.reduced(data).some(rows)
-    task = _Task(data, rows, at, data.labels[rows], heads, head_dim, seed, until, say)
-    weights, how = _by_theorem(task) or (_classes(task) if data.classes else _reals(task))
+    group, kept = repeats(data).group, _representatives(data)
+    first = group.unique()  # as in examine; labels are those of the representatives
+    rows, at = kept[first], layer.reduced(data).some(first)
+    until = math.inf if seconds is None else time.monotonic() + seconds
+    say = say or (lambda _: None)
+    steps = _steps(at, heads, head_dim)
+    task = _Task(data, rows, at, data.labels[rows], heads, head_dim, seed, steps, until, say)
+    most = -1
+    for each, by in itertools.chain(_proved(task), (_classes if data.classes else _reals)(task)):
+        if (count := task.met(each)) > most:
+            weights, how, most = each, by, count
+        if most == len(rows):
+            break
     errors = _errors(data, _apply(weights, data))
     met = errors < 0 if data.classes else errors <= MET
     return Memorized(weights, errors, met, _reason(task, kept, met), how, data.classes)
+
+
+def _steps(at: Reduced, heads: int, head_dim: int) -> int:
+    """How many steps of Levenberg-Marquardt may be made for each output."""
+    D = at.queries.shape[1]
+    T = min(len(at.queries), layer.ceiling(heads, head_dim, at.sizes))
+    return math.ceil(min(MOST, WORK / (T**2 * (heads * (D + min(head_dim, D)) + T / 3) + 1)))
 
 
 @dataclasses.dataclass
@@ -166,6 +190,7 @@ class _Task:
     heads: int
     head_dim: int
     seed: int
+    steps: int  # of Levenberg-Marquardt, for each output
     until: float
     say: Callable[[str], None]
 
@@ -180,6 +205,14 @@ class _Task:
         """How many of the rows meet their labels."""
         errors = _errors(self.data, _apply(weights, self.data))[self.rows]
         return int((errors < 0 if self.data.classes else errors <= MET).sum())
+
+    def away(self, found: ScalarHeads, y: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
+        """The errors of one output of the rows, computed on the data as they came."""
+        return (_apply(self.at.outward(found).layer(), self.data)[self.rows, 0] - y).abs()
+
+
+Found = Iterator[tuple[MHAWeights, str]]  # weights, and what built them
+Attempts = Iterator[tuple[ScalarHeads, Float[Tensor, " T"]]]  # heads of one output, and its errors
 
 
 def _representatives(data: Data) -> Int[Tensor, " T"]:
@@ -233,36 +266,43 @@ def _reason(task: _Task, kept: Int[Tensor, " T"], met: Bool[Tensor, " T"]) -> st
 
 def _shortfall(task: _Task, met: int) -> str:
     """Why labels of different examples are not met."""
-    T, more = len(task.rows), "no fit met more; another seed, more seconds or more heads may"
+    T, time = len(task.rows), ", more seconds" * task.late()
+    more = f"no fit met more; another seed{time} or more heads may"
     if task.data.classes or task.labels.shape[1] > 1:
         return more
     room = layer.ceiling(task.heads, task.head_dim, task.at.sizes)
     why = f"with so many heads the outputs have {room} parameters on such data"
     if T <= GRAM:
-        room = layer.rank_at(task.start(task.heads), task.at).rank
+        drawn = layer.draw(task.heads, task.head_dim, task.at, layer.SHARP, task.seed)
+        room = layer.rank_at(drawn, task.at).rank
         why = f"with so many heads the derivative has rank {room} on these data (to rounding)"
     limit = f"{why}, and almost no real labels of more than {room} examples are met"
     return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"
 
 
-# --- real labels ----------------------------------------------------------------------------------
+# --- constructions --------------------------------------------------------------------------------
 
 
-def _by_theorem(task: _Task) -> tuple[MHAWeights, str] | None:
-    """The construction of Theorem 1, if its hypotheses hold."""
-    data, rows, labels = task.data, task.rows, task.labels
-    if data.mask is not None:
-        return None
+def _proved(task: _Task) -> Found:
+    """The constructions whose hypotheses hold, on as many rows as they are proved for."""
+    data, labels, heads = task.data, task.labels, task.heads
+    n, d = data.contexts.shape[-2:]
     if data.classes is not None:
         labels = torch.nn.functional.one_hot(labels, len(data.classes)).double()
-    contexts = data.contexts if data.shared else data.contexts[rows]
-    sizes = {"heads": task.heads, "head_dim": task.head_dim, "seed": task.seed}
-    try:
-        weights = memorize_mha(contexts, data.queries[rows], labels, **sizes)
-    except ValueError:  # an assumption fails, or there are too many examples
-        return None
-    fits = task.met(weights) == len(rows)
-    return (weights, "the construction of Theorem 1") if fits else None
+    sizes = {"heads": heads, "head_dim": task.head_dim, "seed": task.seed}
+    theorem = functools.partial(memorize_mha, **sizes), bounds.mha_capacity(heads, n, task.head_dim)
+    found = {"the construction of Theorem 1": theorem}
+    if data.shared and 3 <= n <= d and task.head_dim >= 2 and labels[0].numel() == 1:
+        fitted = functools.partial(memorize_scalars, heads=heads)
+        found["attention fitted to the labels"] = fitted, heads * (d - 1)
+    for how, (build, room) in found.items() if data.mask is None else ():
+        rows = task.rows[:room]
+        contexts = data.contexts if data.shared else data.contexts[rows]
+        with contextlib.suppress(ValueError):  # an assumption fails
+            yield build(contexts, data.queries[rows], labels[:room].squeeze(-1)), how
+
+
+# --- real labels ----------------------------------------------------------------------------------
 
 
 def _layer(task: _Task, maps: ScalarHeads, values: Tensor, decoder: Tensor) -> MHAWeights:
@@ -274,8 +314,8 @@ def _layer(task: _Task, maps: ScalarHeads, values: Tensor, decoder: Tensor) -> M
     return MHAWeights(W_Q, W_K, task.at.maps[0] @ values, W_O, decoder)
 
 
-def _reals(task: _Task) -> tuple[MHAWeights, str]:
-    """Some heads for each column of a shortest factor of the labels, or a read-out of them all."""
+def _reals(task: _Task) -> Found:
+    """Some heads for each column of a shortest factor of the labels, and a read-out of them all."""
     size = _largest(task.labels)
     Y = task.labels / size
     U, sizes, Vh = torch.linalg.svd(Y, full_matrices=False)
@@ -283,56 +323,85 @@ def _reals(task: _Task) -> tuple[MHAWeights, str]:
     columns, mixed = (
         (U[:, :k] * sizes[:k], Vh[:k]) if k < Y.shape[1] else (Y, torch.eye(k).double())
     )
-    tried = []
     if k <= task.heads:
         share, more = divmod(task.heads, k)
         fits = [_fitted(task, y, share + (j < more)) for j, y in enumerate(columns.T)]
-        maps = ScalarHeads(*map(torch.cat, zip(*fits, strict=True)))
-        owner = torch.arange(k).repeat_interleave(torch.tensor([len(fit.mu) for fit in fits]))
+        heads, names = zip(*fits, strict=True)
+        maps = ScalarHeads(*map(torch.cat, zip(*heads, strict=True)))
+        owner = torch.arange(k).repeat_interleave(torch.tensor([len(fit.mu) for fit in heads]))
         values = maps.mu[..., None] * torch.nn.functional.one_hot(owner, k)[:, None]
-        tried.append((_layer(task, maps, values, mixed * size), "Levenberg-Marquardt"))
-    if not tried or task.met(tried[0][0]) < len(Y):
-        tried.append(_read_out(task, Y, size))
-    return max(tried, key=lambda found: task.met(found[0]))
+        yield _layer(task, maps, values, mixed * size), " and ".join(sorted({*names}))
+    yield _read_out(task, Y, size)
 
 
-def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> ScalarHeads:
-    """A fit of all labels, or of the largest set of examples on which one succeeds."""
-    at, size, T = task.at, float(y.abs().max()), len(y)
-
-    def drawn(attempt: int) -> ScalarHeads:
-        start = task.start(heads, attempt)
-        return start._replace(mu=0.1 * start.mu)
-
-    start = drawn(0)
+def _fitted(task: _Task, y: Float[Tensor, " T"], heads: int) -> tuple[ScalarHeads, str]:
+    """Heads that meet one output of all examples, or of as many as some attempt meets."""
+    size, start = float(y.abs().max()), task.start(heads)
     y = y / (size or 1.0)
+    best, how, most = start._replace(mu=0 * start.mu), "values of zero", int((y == 0).sum())
+    for attempts, name in ((_cancelling, CANCELLING), (_descents, DESCENT)) if size else ():
+        for found, away in attempts(task, y, heads):
+            met = int((away <= MET).sum())
+            if met > most or met == len(y):  # weights of a descent are smaller
+                best, how, most = found, name, met
+            if attempts is _descents and (most == len(y) or task.late()):
+                break
+    return best._replace(mu=size * best.mu), how
+
+
+def _cancelling(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
+    """Near heads that cancel: all labels of the rows whose number :func:`examine` prints."""
+    task.say(CANCELLING)
+    rows = layer.enough_rows(task.at, heads, task.head_dim, task.seed)
+    at = task.at.some(rows)
+    base = layer.draw(heads, task.head_dim, at, layer.SHARP, task.seed, groups=True)
+    clear = layer.independent_rows(base, at, layer.SURE)
+    at, rows = at.some(clear), rows[clear]
+    linear = linearized(base, layer.tangents(base, at), y[rows])
+    for found, error in near(linear, lambda w: layer.outputs(w, at), y[rows]) if linear else ():
+        if error <= MET:
+            away = task.away(found, y)
+            yield found, away
+            if float(away[rows].max()) <= MET:
+                return
+
+
+def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
+    """Fits of all labels; then of fewer and fewer, until one succeeds."""
+    at, T, left = task.at, len(y), task.steps
     some = layer.enough_rows(at, heads, task.head_dim, task.seed)
-    order = some[layer.independent_rows(task.start(heads), at.some(some))]
+    sharp = layer.draw(heads, task.head_dim, at.some(some), layer.SHARP, task.seed)
+    order = some[layer.independent_rows(sharp, at.some(some))]
     order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
-    if not size or not len(order):  # labels or outputs are all zero
-        return start._replace(mu=0 * start.mu)
-    full, starts = len(order) >= T, RESTARTS if T <= FEW else 1
-    # How many examples, and from which start; None is from the nearest fit of all, the best of its.
-    tries: list[tuple[int, int | None]] = [(T, attempt) for attempt in range(starts)] * full
-    for share in SHARES:
-        count = max(1, int(share * len(order)))
-        tries += [(count, None)] * full
-        tries += [(count, attempt) for attempt in range(starts)] * (not full or T <= FEW)
-    best, most, nearest, errors = start, -1, start, torch.full((T,), math.inf)
-    for count, attempt in tries:
-        task.say(f"Levenberg-Marquardt on {count} examples")
-        first = nearest if attempt is None else drawn(attempt)
-        rows = errors.argsort()[:count] if attempt is None else order[:count]
-        until = time.monotonic() + PATIENCE * max(task.until - time.monotonic(), 0.0)
-        found = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, until=until)
-        away = (layer.outputs(found, at) - y).abs()
-        met = int((away <= MET).sum())
-        best, most = (found, met) if met > most else (best, most)
-        if count == T and float(away.square().sum()) < float(errors.square().sum()):
+    full, starts = len(order) >= T, range(RESTARTS if T <= FEW else 1)
+
+    def fit(first: ScalarHeads | int, rows: Tensor) -> tuple[ScalarHeads, Tensor]:
+        nonlocal left
+        task.say(f"{DESCENT} on {len(rows)} examples")
+        if isinstance(first, int):
+            first = task.start(heads, first)
+            first = first._replace(mu=0.1 * first.mu)
+        limits = {"steps": math.ceil(PATIENCE * left), "until": task.until}
+        found, made = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, **limits)
+        left -= made
+        return found, task.away(found, y)
+
+    nearest, errors = 0, torch.full((T,), math.inf)
+    for attempt in starts if full else ():
+        found, away = fit(attempt, torch.arange(T))
+        yield found, away
+        if float(away.square().sum()) < float(errors.square().sum()):
             nearest, errors = found, away
-        if most >= count or task.late():
-            break
-    return best._replace(mu=size * best.mu)
+    for share in SHARES if len(order) else ():
+        count = max(1, int(share * len(order)))
+        # From the nearest fit of all, the best of its; and from each start, the clearest rows.
+        tries = [(nearest, errors.argsort()[:count])] * full
+        tries += [(i, order[:count]) for i in starts] * (not full or T <= FEW)
+        for first, rows in tries:
+            found, away = fit(first, rows)
+            yield found, away
+            if int((away <= MET).sum()) >= count or not left:
+                return
 
 
 def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWeights, str]:
@@ -351,17 +420,13 @@ def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWe
 # --- classes --------------------------------------------------------------------------------------
 
 
-def _classes(task: _Task) -> tuple[MHAWeights, str]:
+def _classes(task: _Task) -> Found:
     """Several starts of the cross-entropy, if there are few examples."""
-    best, most, T = None, -1, len(task.rows)
-    for attempt in range(RESTARTS if T <= FEW else 1):
+    for attempt in range(RESTARTS if len(task.rows) <= FEW else 1):
         task.say(f"L-BFGS on the cross-entropy, start {attempt + 1}")
-        found = _by_entropy(task, attempt)
-        met = task.met(found)
-        best, most = (found, met) if met > most else (best, most)
-        if most == T or task.late():
+        yield _by_entropy(task, attempt), "L-BFGS on the cross-entropy"
+        if task.late():
             break
-    return best, "L-BFGS on the cross-entropy"
 
 
 def _by_entropy(task: _Task, attempt: int) -> MHAWeights:
@@ -389,7 +454,7 @@ def _by_entropy(task: _Task, attempt: int) -> MHAWeights:
         tolerance_change=0.0,
     )
     losses: list[float] = []
-    for _ in range(DESCENT // CHUNK):
+    for _ in range(LONGEST // CHUNK):
         losses.append(float(optimizer.step(closure).detach()))
         with torch.no_grad():
             wrong = bool((scores().argmax(1) != task.labels).any())
