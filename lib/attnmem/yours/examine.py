@@ -513,8 +513,12 @@ class _Ranks:
             self.say(f"derivative of {heads} heads" + groups * ", outputs zero")
             rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
             at = self.at.some(rows)
-            drawn = layer.draw(heads, self.head_dim, at, layer.SHARP, self.seed, groups)
-            known[heads] = layer.rank_at(drawn, at, layer.SURE if groups else None)
+            sizes = heads, self.head_dim, at
+            known[heads] = (
+                layer.rank_at(layer.draw(*sizes, layer.SHARP, self.seed, True), at, layer.SURE)
+                if groups
+                else layer.free_rank(*sizes, self.seed)
+            )
         return known[heads]
 
     def fewest(self, groups: bool) -> int | None:

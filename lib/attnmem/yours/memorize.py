@@ -273,8 +273,7 @@ def _shortfall(task: _Task, met: int) -> str:
     room = layer.ceiling(task.heads, task.head_dim, task.at.sizes)
     why = f"with so many heads the outputs have {room} parameters on such data"
     if T <= GRAM:
-        drawn = layer.draw(task.heads, task.head_dim, task.at, layer.SHARP, task.seed)
-        room = layer.rank_at(drawn, task.at).rank
+        room = layer.free_rank(task.heads, task.head_dim, task.at, task.seed).rank
         why = f"with so many heads the derivative has rank {room} on these data (to rounding)"
     limit = f"{why}, and almost no real labels of more than {room} examples are met"
     return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"
@@ -370,9 +369,9 @@ def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     """Fits of all labels; then of fewer and fewer, until one succeeds."""
     at, T, left = task.at, len(y), task.steps
     some = layer.enough_rows(at, heads, task.head_dim, task.seed)
-    sharp = layer.draw(heads, task.head_dim, at.some(some), layer.SHARP, task.seed)
-    order = some[layer.independent_rows(sharp, at.some(some))]
-    order = order[: layer.ceiling(heads, task.head_dim, at.sizes)]
+    sharp = layer.draw(heads, task.head_dim, at, layer.SHARP, task.seed)
+    orders = [layer.independent_rows(w, at.some(some)) for w in (task.start(heads), sharp)]
+    order = some[max(orders, key=len)][: layer.ceiling(heads, task.head_dim, at.sizes)]
     full, starts = len(order) >= T, range(RESTARTS if T <= FEW else 1)
 
     def fit(first: ScalarHeads | int, rows: Tensor) -> tuple[ScalarHeads, Tensor]:

@@ -1,0 +1,546 @@
+"""Every number that ``examine`` and ``memorize`` print, computed again in plain loops."""
+
+import collections
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from attnmem.yours import cut, examine, memorize
+from attnmem.yours import layer as one_layer
+from attnmem.yours.data import read
+
+datasets = pytest.importorskip("sklearn.datasets")
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+# --- the plain layer ------------------------------------------------------------------------------
+
+
+def tokens_of(E, mask, t):
+    """The tokens of one example, without padding."""
+    tokens = E if E.ndim == 2 else E[t]
+    return tokens if mask is None else tokens[~mask[t]]
+
+
+def plain_scores(weights, E, e, mask=None):
+    """Outputs of a layer, one example and one head at a time."""
+    W_Q, W_K, W_V, W_O, W_D = (w.numpy() for w in weights)
+    found = []
+    for t, query in enumerate(e):
+        tokens, parts = tokens_of(E, mask, t), []
+        for Q, K, V in zip(W_Q, W_K, W_V, strict=True):
+            logits = [float(x @ K @ (query @ Q)) for x in tokens]
+            shares = [math.exp(logit - max(logits)) for logit in logits]
+            z = sum(share * x for share, x in zip(shares, tokens, strict=True)) / sum(shares)
+            parts += [*(z @ V)]
+        found.append(np.array(parts) @ W_O @ W_D)
+    return np.array(found)
+
+
+def plain_rows(maps, E, e, mask=None):
+    """The derivative of one output in all weights, by its formula, one example at a time."""
+    W_Q, W_K, mu = maps
+    rows = []
+    for t, query in enumerate(e):
+        tokens, row = tokens_of(E, mask, t), []
+        for Q, K, v in zip(W_Q, W_K, mu, strict=True):
+            logits = tokens @ K @ (query @ Q)
+            shares = np.exp(logits - logits.max())
+            shares /= shares.sum()
+            z = shares @ tokens
+            pull = sum(a * (x @ v - z @ v) * (x - z) for a, x in zip(shares, tokens, strict=True))
+            row += [z, np.outer(query, K.T @ pull).ravel(), np.outer(pull, Q.T @ query).ravel()]
+        rows.append(np.concatenate(row))
+    return np.array(rows)
+
+
+def drawn(groups, d, d_h, seed=0):
+    """Random heads; in a group they have equal attention and values that sum to zero."""
+    rng = np.random.default_rng(seed)
+    W_Q, W_K, mu = [], [], []
+    for size in groups:
+        Q, K, v = (rng.standard_normal(shape) for shape in ((d, d_h), (d, d_h), (abs(size), d)))
+        W_Q += [Q] * abs(size)
+        W_K += [K] * abs(size)
+        mu += [*(v - v.mean(0) if size > 0 else v)]
+    return W_Q, W_K, mu
+
+
+def plain_rank(heads, E, e, mask):
+    """Singular values above 1e-10 of the largest, for data in the units of each coordinate."""
+    E, e = (x / np.maximum(np.nanmax(abs(x.reshape(-1, x.shape[-1])), 0), 1e-9) for x in (E, e))
+    J = plain_rows(heads, 2 * E, 2 * e, mask)
+    values = np.linalg.svd(J / np.linalg.norm(J, axis=1, keepdims=True), compute_uv=False)
+    return int((values > 1e-10 * values[0]).sum())
+
+
+def rank_with(heads, E, e, d_h, mask=None):
+    """Of free heads: groups of one head each, whose values sum to what they are."""
+    return plain_rank(drawn([-1] * heads, e.shape[1], d_h), E, e, mask)
+
+
+def partitions(heads, most=None):
+    """All sizes of groups."""
+    if not heads:
+        yield []
+    for size in range(min(heads, most or heads), 0, -1):
+        for rest in partitions(heads - size, size):
+            yield [size, *rest]
+
+
+def rank_of_groups(heads, E, e, d_h, mask=None):
+    """The largest rank where all outputs are zero, of all ways to group the heads."""
+    return max(
+        plain_rank(drawn(groups, e.shape[1], d_h), E, e, mask) for groups in partitions(heads)
+    )
+
+
+# --- data of every kind ---------------------------------------------------------------------------
+
+
+def data(kind, T=60, n=3, d=4):
+    """Contexts, queries, mask, and the dimensions m, q, c that they have by construction."""
+    E, e, mask, sizes = normal(T, n, d), normal(T, d, seed=1), None, (d, d, 0)
+    if kind == "masked":
+        mask = np.arange(n) >= np.random.default_rng(2).integers(1, n + 1, T)[:, None]
+        E[mask] = np.nan
+    elif kind == "masked in front":
+        mask = np.arange(n) < np.random.default_rng(2).integers(0, n, T)[:, None]
+    elif kind == "shared, short":
+        E, sizes = E[0], (n - 1, d, 1)
+    elif kind == "shared, long":
+        E, sizes = normal(d + 2, d), (d, d, 0)
+    elif kind == "shared, masked":
+        E = normal(d + 2, d)
+        mask = np.random.default_rng(2).random((T, d + 2)) < 0.4
+        mask[:, 0] = False
+    elif kind == "a constant sum":
+        E[..., 0] = 1 - E[..., 1:].sum(-1)
+        sizes = d - 1, d, 1
+    elif kind == "two sums":
+        E[..., 0] = 1 - E[..., 1]
+        E[..., 2] = normal(T, seed=3)[:, None]
+        sizes = d - 2, d, 2
+    elif kind == "a zero column":
+        E[..., 1] = 0
+        sizes = d - 1, d, 0
+    elif kind == "few queries":
+        e, sizes = normal(T, 2, seed=1) @ normal(2, d, seed=4), (d, 2, 0)
+    elif kind == "one query":
+        e, sizes = np.repeat(e[:1], T, 0), (d, 1, 0)
+    elif kind == "flat tokens":
+        E, sizes = normal(T, n, 2) @ normal(2, d, seed=4), (2, d, 0)
+    elif kind == "units":
+        E, e = E * [1, 30, 1e-2, 4], e * [50, 1, 1, 1e-2]
+    elif kind == "one token":
+        E, sizes = E[:, :1], (0, d, d)
+    return E, e, mask, sizes
+
+
+KINDS = [
+    *("free", "masked", "masked in front", "shared, short", "shared, long", "shared, masked"),
+    *("a constant sum", "two sums", "a zero column", "few queries", "one query", "flat tokens"),
+    *("units", "one token"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dimensions_ranks_and_fewest_heads_are_those_of_plain_jacobians(kind):
+    E, e, mask, sizes = data(kind)
+    d_h = 2
+    ranks = {H: rank_with(H, E, e, d_h, mask) for H in (1, 2, 3)}
+    grouped = {H: rank_of_groups(H, E, e, d_h, mask) for H in (1, 2, 3, 4)}
+    for heads in (1, 2, 3):
+        found = examine(E, e, normal(60), heads=heads, head_dim=d_h, mask=mask, samples=9)
+        assert tuple(x["dimensions"] for x in found.dimensions.values()) == sizes
+        assert (found.rank.rank, found.rank.of) == (ranks[heads], found.differ)
+        assert found.met.rank == grouped[heads]
+    # The fewest heads, on as many examples as two free heads reach, or four that cancel; and more.
+    for T in {ranks[2], ranks[2] + 1, grouped[4], grouped[4] + 1} - {60, 61}:
+        some = E if E.ndim == 2 else E[:T], e[:T]
+        hidden = None if mask is None else mask[:T]
+        found = examine(*some, head_dim=d_h, mask=hidden, samples=9)
+        for rank, said in ((rank_with, found.least_heads), (rank_of_groups, found.enough_heads)):
+            enough = next((H for H in range(1, 5) if rank(H, *some, d_h, hidden) == T), None)
+            if enough is None:
+                assert said is None or said > 4
+            else:  # float64 may need one head more than exact arithmetic
+                assert said - enough in ((0,) if rank is rank_with else (0, 1))
+
+
+@pytest.mark.parametrize("d_h", [1, 2, 5])
+def test_the_ceiling_is_the_rank_for_all_small_dimensions(d_h):
+    """Of data with m, q and c dimensions."""
+    for m, q, c in itertools.product((0, 1, 2, 3), (1, 2, 3), (0, 1, 2)):
+        if m + c == 0:
+            continue
+        d, T = max(m + c, q), 70
+        E = np.zeros((T, 4, d))
+        E[..., :m] = normal(T, 4, m)
+        E[..., m : m + c] = normal(T, 1, c, seed=1)
+        e = np.zeros((T, d))
+        e[:, :q] = normal(T, q, seed=2)
+        E = E @ np.linalg.qr(normal(d, d, seed=3))[0]
+        for heads in (1, 2):
+            wanted = heads * (min(d_h, m, q) * (m + q - min(d_h, m, q)) + m) + c
+            assert one_layer.ceiling(heads, d_h, (m, q, c)) == wanted
+            assert rank_with(heads, E, e, d_h) == min(T, wanted)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def group_rank(size, m, q, r):
+    """The formula of the chapter, typed again."""
+    p = min(size - 1, m)
+    missed = r * p * (p - 1) // 2
+    if p > m - r:
+        k = p - m + r
+        missed += (q - r) * k * (k - 1) // 2
+    return p * r * (m + q - r) - missed + m
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [1, 2, 5])
+@pytest.mark.parametrize("d_h", [1, 3])
+def test_bounds_are_their_formulas_and_apply_where_their_hypotheses_hold(kind, heads, d_h):
+    E, e, mask, (m, q, c) = data(kind)
+    n, d = E.shape[-2:]
+    found = examine(E, e, normal(60), heads=heads, head_dim=d_h, mask=mask, samples=300)
+    named = {bound.name: bound for bound in found.bounds}
+    verdicts = {x.name: x.verdict for x in found.findings if x.precision == "float64"}
+
+    def state(name):
+        return "fails" if named[name].missing else "open" if named[name].unsure else "applies"
+
+    def of(*assumed):
+        words = [verdicts[x] for x in assumed]
+        return (
+            "fails"
+            if any(x.startswith("fails") for x in words)
+            else "open"
+            if "not refuted" in words
+            else "applies"
+        )
+
+    theorem = named["Theorem 1"]
+    assert theorem.labels == heads * (min(n, d_h) - 1) + 1
+    refused = mask is not None or n >= d
+    assert state("Theorem 1") == ("fails" if refused else of("Assumption 1", "Assumption 2"))
+    shared = E.ndim == 2
+    fitted = "attention fitted to the labels"
+    assert (fitted in named) == (shared and 3 <= n <= d and d_h >= 2)
+    if fitted in named:
+        assert named[fitted].labels == heads * (d - 1)
+        wanted = "fails" if mask is not None else of("Assumption 2", "general position")
+        assert state(fitted) == wanted
+    if n > 1:
+        few = shared and n <= d
+        keys, constant = (n - 1, 1) if few else (d, 0)
+        r = min(d_h, keys)
+        best = max(sum(group_rank(s, keys, d, r) for s in groups) for groups in partitions(heads))
+        assert named["floor L(H)"].labels == best + constant
+        free = (m, q, c) == (keys, d, constant)
+        assert state("floor L(H)") == ("open" if free and mask is None else "fails")
+        assert named["ceiling P(H)"].labels == heads * (r * (keys + d - r) + keys) + constant
+        assert state("ceiling P(H)") == "applies"
+    r = min(d_h, m, q)
+    ceilings = [x.labels for x in found.bounds if "of more" in x.means]
+    assert heads * (r * (m + q - r) + m) + c in ceilings
+    assert named["ceiling of random attention with a read-out"].labels == heads * m + c
+    ranks = [bound.labels for bound in found.bounds if bound.means.startswith("almost no")]
+    assert min(ranks[:-1] or ranks) >= found.rank.rank
+
+
+# --- assumptions ----------------------------------------------------------------------------------
+
+
+def test_assumption_3_is_of_the_means_of_the_tokens_that_are_there():
+    """Means by own lengths are dependent, and by the longest length they are not; and back."""
+    E, e, mask, _ = data("masked", T=7, n=3)
+    assert len({int(k) for k in (~mask).sum(1)}) > 1
+
+    def vectors(by):
+        lengths = [by or int((~mask[t]).sum()) for t in range(7)]
+        sums = [tokens_of(E, mask, t).sum(0) for t in range(7)]
+        return np.array([e[t] + sums[t] / lengths[t] for t in range(7)])
+
+    def verdict(queries):
+        found = examine(E, queries, mask=mask)
+        return {x.name: x.verdict for x in found.findings if x.precision == "float64"}
+
+    assert verdict(e)["Assumption 3"] == "holds"  # every set is looked at
+    spoilt = e.copy()
+    spoilt[6] += vectors(None)[0] + vectors(None)[1] - vectors(None)[6]
+    assert verdict(spoilt)["Assumption 3"] == "fails to rounding"
+    spoilt = e.copy()
+    spoilt[6] += vectors(3)[0] + vectors(3)[1] - vectors(3)[6]
+    assert verdict(spoilt)["Assumption 3"] == "holds"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_set_of_queries_is_looked_at_if_there_are_few(seed):
+    """The verdict is that of all subsets; one of them may be dependent."""
+    rng = np.random.default_rng(seed)
+    E, e = rng.standard_normal((9, 3, 4)), rng.standard_normal((9, 4))
+    for spoil in (False, True):
+        if spoil:
+            e[8] = e[2] - 2 * e[5]  # one set of three
+        for size, name in ((3, "Assumption 1"), (4, "general position")):
+            least = min(
+                np.linalg.matrix_rank(e[[*chosen]])
+                for chosen in itertools.combinations(range(9), size)
+            )
+            [found] = [
+                x for x in examine(E, e).findings if (x.name, x.precision) == (name, "float64")
+            ]
+            assert found.verdict == ("holds" if least == size else "fails to rounding")
+
+
+def test_one_dependent_set_among_the_samples_is_enough():
+    """Of 60 queries two lie on one line: with three tokens 58 of 34,220 sets are dependent."""
+    E, e = normal(60, 3, 4), normal(60, 4, seed=1)
+    e[7] = -3 * e[31]
+    for samples in (200, 1000):
+        for seed in range(6):
+            found = examine(E, e, heads=1, samples=samples, seed=seed)
+            [first] = [
+                x for x in found.findings if (x.name, x.precision) == ("Assumption 1", "float64")
+            ]
+            drawn, said = first.detail.split(" of ")[0], first.verdict
+            assert said == ("not refuted" if int(drawn) == 0 else "fails to rounding")
+            assert ("Assumption 1 fails" in str(found.bounds[0].missing)) == (int(drawn) > 0)
+            counts.update([int(drawn)])
+    assert counts[1] > 0  # exactly one was met with
+
+
+counts = collections.Counter()
+
+
+def test_deficient_contexts_are_counted_and_the_first_is_named():
+    E, e, mask, _ = data("masked in front", T=40)
+    E[mask] = 0
+    E[11, 2] = E[11, 1]  # if both are there
+    E[30, 2] = 0
+    ranks = [np.linalg.matrix_rank(tokens_of(E, mask, t)) for t in range(40)]
+    short = [t for t in range(40) if ranks[t] < len(tokens_of(E, mask, t))]
+    for x in examine(E, e, mask=mask, samples=9).findings:
+        if x.name == "Assumption 2":
+            length = len(tokens_of(E, mask, short[0]))
+            assert f"deficient: {len(short)}, the first is {short[0]} ({length} tokens" in x.detail
+            assert f"at least {ranks[short[0]]} dimensions" in x.detail
+
+
+def test_units_of_columns_change_no_verdict():
+    """Years of one place and marks of another, in two precisions."""
+    rng = np.random.default_rng(0)
+    E, e = rng.random((50, 2, 3)), rng.random((50, 3))
+    units = np.array([4.0**9, 4.0**-9, 1.0])
+    plain, scaled = (examine(E * u, e * u, heads=2, samples=50) for u in (1.0, units))
+    assert plain.findings == scaled.findings
+    assert [x["dimensions"] for x in scaled.dimensions.values()] == [3, 3, 0]
+    assert {x.verdict for x in scaled.findings} <= {"holds", "not refuted"}
+
+
+# --- outputs, errors and what is met --------------------------------------------------------------
+
+
+def test_outputs_of_several_columns_and_lengths_are_those_of_plain_loops():
+    """In units of each column, and beyond the block of 2,048 examples."""
+    E, e, mask, _ = data("masked", T=30)
+    y = normal(30, 2, seed=5) * [1e6, 1e-3]
+    found = memorize(E, e, y, heads=4, head_dim=2, mask=mask)
+    scores = plain_scores(found.weights, E, e, mask)
+    wanted = (np.abs(scores - y) / np.abs(y).max(0)).max(1)
+    assert np.abs(found.errors.numpy() - wanted).max() < 1e-9
+    assert found.met.tolist() == [*(wanted <= 1e-6)]
+    assert 8 < found.count < 30  # in contexts of one token no query counts
+    many, asked, hidden, _ = data("masked", T=2100)
+    shown = found.predict(many, asked, hidden)
+    wanted = plain_scores(found.weights, many, asked, hidden)
+    assert np.abs(shown - wanted).max() < 1e-9 * np.abs(wanted).max()
+    other = found.predict(np.nan_to_num(many), asked)
+    assert np.abs(other - shown).max() > 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("apart", [0.9e-6, 1.5e-6])
+def test_a_label_of_several_columns_is_met_if_every_column_is(column, apart):
+    """Two equal examples, whose labels are apart in one column by a share of its largest label."""
+    E, e = normal(8, 3, 4), normal(8, 4, seed=1)
+    E[7], e[7] = E[0], e[0]
+    y = normal(8, 2, seed=2)
+    y /= np.abs(y).max(0)
+    y[7] = y[0]
+    y[7, column] += apart
+    y = y / np.abs(y).max(0) * [1.0, 1e6]
+    found = memorize(E, e, y, heads=4, head_dim=2)
+    wanted = (np.abs(plain_scores(found.weights, E, e) - y) / np.abs(y).max(0)).max(1)
+    assert np.abs(found.errors.numpy() - wanted).max() < 1e-8
+    assert found.met.tolist() == [*(wanted <= 1e-6)]
+    assert found.count == (8 if apart < 1e-6 else 7)
+    assert ("0 and 7" in found.reason) == (apart > 1e-6)
+
+
+def test_margins_of_classes_are_those_of_plain_loops_and_a_tie_is_not_met():
+    E, e, mask, _ = data("masked", T=12)
+    words = np.array(["a", "b", "c"])[np.random.default_rng(3).integers(0, 3, 12)]
+    found = memorize(E, e, words, heads=2, head_dim=2, mask=mask)
+    scores = plain_scores(found.weights, E, e, mask)
+    for t, row in enumerate(scores):
+        right = "abc".index(words[t])
+        margin = max(x for k, x in enumerate(row) if k != right) - row[right]
+        assert abs(margin - float(found.errors[t])) < 1e-9
+        assert bool(found.met[t]) == (margin < 0)
+    assert f"(least margin {-float(found.errors[found.met].max()):.1e})" in str(found)
+    tie = memorize(0 * np.nan_to_num(E), e, words, heads=2, head_dim=2)  # all scores are zero
+    assert tie.errors.tolist() == [0.0] * 12
+    assert tie.count == 0
+
+
+@pytest.mark.parametrize("labels", [[5.0, 2.0, 5.0, 5.0, 1.0], ["z", "a", "z", "z", "b"]])
+def test_of_equal_examples_the_label_of_most_is_met(labels):
+    E, e = normal(5, 3, 4), normal(5, 4, seed=1)
+    for t in (1, 2, 3):
+        E[t], e[t] = E[0][[1, 2, 0]], e[0]  # in another order
+    found = memorize(E, e, labels, heads=2, head_dim=2)
+    assert found.met.tolist() == [True, False, True, True, True]
+    assert "1 because equal examples have different labels (such as 0 and 1)" in found.reason
+    assert found.reason.startswith("1 of 5 labels are not met")
+
+
+# --- what is promised is met ----------------------------------------------------------------------
+
+
+def tables():
+    """Tables of scikit-learn, raw and in standard units, cut into tokens."""
+    cancer, iris = datasets.load_breast_cancer().data, datasets.load_iris().data
+    wine = datasets.load_wine().data[:, :12]
+    body = datasets.load_linnerud().data
+    diabetes = datasets.load_diabetes(scaled=False).data
+    for name, table, n, places, heads, head_dim in (
+        ("cancer", cancer, 5, False, 16, 6),
+        ("iris", iris, 2, True, 6, 3),
+        ("wine", wine, 3, False, 8, 4),
+        ("linnerud", body, 3, False, 16, 2),
+        ("diabetes", diabetes, 5, True, 8, 3),
+    ):
+        for scale in (False, True):
+            x = (table - table.mean(0)) / table.std(0) if scale else table
+            yield pytest.param(
+                *cut(x, n, positions=places), heads, head_dim, id=f"{name}{'-std' * scale}"
+            )
+    rng = np.random.default_rng(0)
+    E, e = rng.integers(0, 4, (90, 3, 3)), rng.integers(0, 5, (90, 3))
+    yield pytest.param(E, e, 5, 2, id="integers")
+    yield pytest.param(1e4 + normal(60, 3, 4), normal(60, 4, seed=1), 5, 2, id="an offset")
+    yield pytest.param(normal(6, 4), normal(80, 4, seed=1), 4, 2, id="shared, long")
+    yield pytest.param(normal(3, 5), normal(80, 5, seed=1), 5, 2, id="shared, short")
+
+
+@pytest.mark.parametrize(("E", "e", "heads", "head_dim"), [*tables()])
+@pytest.mark.parametrize("kind", ["normal", "worst", "one"])
+def test_so_many_labels_are_met_as_examine_says(E, e, heads, head_dim, kind):
+    """Random labels, those along which the rows differ least, and one label among zeros."""
+    T, sizes = len(e), {"heads": heads, "head_dim": head_dim}
+    said = examine(E, e, **sizes, samples=9)
+    firsts = [t for t in range(T) if t not in {t for _, t in said.equal}]
+    y = normal(T, seed=6)
+    if kind == "worst":
+        at = one_layer.reduced(read(E, e)).some(torch.tensor(firsts))
+        base = one_layer.draw(heads, head_dim, at, one_layer.SHARP, 0, groups=True)
+        rows = one_layer.independent_rows(base, at, one_layer.SURE)
+        _, axes = torch.linalg.eigh(one_layer.tangents(base, at.some(rows)).gram())
+        y = np.zeros(T)
+        y[np.array(firsts)[rows]] = axes[:, 0]
+    elif kind == "one":
+        y = np.eye(T)[3]
+    for s, t in said.equal:
+        y[t] = y[s]
+    found = memorize(E, e, y, **sizes, seconds=0)  # the first attempts alone
+    assert int(found.met[firsts].sum()) >= said.met.rank > 0
+    assert said.met.rank >= max((x.labels for x in said.bounds if applies(x)), default=0)
+
+
+def applies(bound):
+    return "any real labels" in bound.means and not bound.missing and not bound.unsure
+
+
+def test_labels_of_theorem_1_are_met_where_there_are_more():
+    """It applies to seven labels; of the others some are met too."""
+    E, e = normal(12, 2, 3), normal(12, 3, seed=1)
+    said = examine(E, e, heads=3, head_dim=2)
+    assert applies(said.bounds[0])
+    found = memorize(E, e, normal(12), heads=3, head_dim=2, seconds=0)
+    assert found.count >= max(said.bounds[0].labels, said.met.rank)
+
+
+def test_the_clock_changes_no_answer(monkeypatch):
+    """A machine on which each look at the clock takes a day."""
+    E, e, y = normal(40, 3, 4), normal(40, 4, seed=1), normal(40, seed=2)
+    sizes = {"heads": 2, "head_dim": 2}
+    first, told = memorize(E, e, y, **sizes), []
+    clock = itertools.count(0, 86400)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    again = memorize(E, e, y, **sizes, say=told.append)
+    assert all(torch.equal(a, b) for a, b in zip(first.weights, again.weights, strict=True))
+    short = memorize(E, e, y, **sizes, seconds=1, say=told.append)
+    assert "more seconds" in short.reason
+    assert "more seconds" not in first.reason
+    assert 0 < short.count <= first.count < 40
+
+
+# --- many examples --------------------------------------------------------------------------------
+
+
+def test_more_examples_than_pairs_are_formed_for():
+    """Beyond 12,000 examples ranks are those of a random part, of more than their parameters."""
+    E, e, _, _ = data("shared, short", T=12_100)
+    found = examine(E, e, normal(12_100), heads=3, head_dim=2, samples=9)
+    parameters = 3 * (2 * (2 + 4 - 2) + 2) + 1
+    assert (found.rank.rank, found.rank.of) == (parameters, parameters + parameters // 8 + 50)
+    assert found.met.rank == rank_of_groups(3, E, e[:80], 2)
+    assert found.least_heads == math.ceil((12_100 - 1) / (2 * 4 + 2))
+    assert found.enough_heads is None
+    y = normal(12_100, seed=5)
+    built = memorize(E, e, y, heads=3, head_dim=2, seconds=0)
+    errors = np.abs(plain_scores(built.weights, E, e)[:, 0] - y) / np.abs(y).max()
+    assert built.count == (errors <= 1e-6).sum() >= found.met.rank
+    assert f"have {parameters} parameters" in built.reason
+    at = one_layer.reduced(read(E, e))
+    for T, rows in ((12_000, 12_000), (12_001, parameters + parameters // 8 + 50)):
+        assert len(one_layer.enough_rows(at.some(torch.arange(T)), 3, 2, 0)) == rows
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_each_step_is_told_once_and_in_order(heads):
+    told = []
+    examine(normal(40, 3, 4), normal(40, 4), heads=heads, say=lambda *step: told.append(step))
+    assert len(told) == len(set(told))
+    assert len({words for _, _, words in told}) == len(told)
+    [of] = {of for _, of, _ in told}
+    assert of == 1 + 2 * 4 + (4 if heads else 2)
+    done = [done for done, _, _ in told]
+    assert done == sorted(done)
+    assert set(done) == set(range(of))
+
+
+def test_the_report_says_whose_labels_its_counts_are():
+    E, e, y = normal(40, 3, 4), normal(40, 4, seed=1), normal(40, 2, seed=2)
+    classes = examine(E, e, [*"abcd"] * 10, heads=1, head_dim=2)
+    assert "your labels are classes" in " ".join(str(classes).split())
+    assert "real labels" in classes.builder
+    assert "these labels have 2" in examine(E, e, y, heads=9, head_dim=2).builder
+    one = examine(E, e, y[:, 0], heads=9, head_dim=2)
+    assert one.builder.endswith("any real labels of examples that differ can be met")
+    assert "classes" not in str(one)
