@@ -30,10 +30,14 @@ def elsewhere(installed, folder, *command):
 
 
 def test_the_wheel_carries_its_data(installed, tmp_path):
-    code = "import attnmem.reporting as r; print(r.__file__, len(r.claims()))"
-    path, count = elsewhere(installed, tmp_path, "-c", code).split()
+    code = (
+        "import attnmem.reporting as r, attnmem.store as s;"
+        "print(r.__file__, len(r.claims()), (s.SHIPPED / s.DIGESTS).exists())"
+    )
+    path, count, listed = elsewhere(installed, tmp_path, "-c", code).split()
     assert path.startswith(str(installed))
     assert int(count) > 50
+    assert listed == "True"
 
 
 def test_a_chapter_opened_alone_runs_to_its_end(installed, tmp_path):
