@@ -102,6 +102,10 @@ def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_pa
             b'{"text_config": {}}',
             "what stands under text_config; of others, give the sizes by hand",
         ),
+        (
+            b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}',
+            "under base_model_name_or_path;",
+        ),
         (b'{"model_type": "' + b"x" * 9999 + b'"}', "model_type: got 'xxxxxxxxxxxx...xxxxx"),
         (b'{"model_type": ["bert"]}', "model_type: got ['bert']"),
         (b'{"model_type": "bert", "hidden_size": 8}', "no num_attention_heads or n_head"),

@@ -329,7 +329,7 @@ def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
         refuse("contents", type(given).__name__, "an object of names and values")
     kind, known = given.get("model_type"), (*_NORMED, *_ROTARY)
     if kind not in known:
-        parts = [name for name in given if name.endswith("_config")]
+        parts = [name for name in given if name.endswith("_config") or name.startswith("base_mod")]
         inside = f", or what stands under {' or '.join(parts)}" if parts else ""
         what = f"one of {', '.join(known)}{inside}; of others, give the sizes by hand"
         refuse("model_type", reprlib.repr(kind), what)
