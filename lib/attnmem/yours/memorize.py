@@ -173,7 +173,7 @@ def memorize(
 
 
 def _steps(at: Reduced, heads: int, head_dim: int) -> int:
-    """How many steps of Levenberg-Marquardt may be made for each output."""
+    """How many steps of Levenberg-Marquardt may be made."""
     D = at.queries.shape[1]
     T = min(len(at.queries), layer.ceiling(heads, head_dim, at.sizes))
     return math.ceil(min(MOST, WORK / (T**2 * (heads * (D + min(head_dim, D)) + T / 3) + 1)))
@@ -190,7 +190,7 @@ class _Task:
     heads: int
     head_dim: int
     seed: int
-    steps: int  # of Levenberg-Marquardt, for each output
+    steps: int  # of Levenberg-Marquardt that are left
     until: float
     say: Callable[[str], None]
 
@@ -367,7 +367,7 @@ def _cancelling(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
 
 def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     """Fits of all labels; then of fewer and fewer, until one succeeds."""
-    at, T, left = task.at, len(y), task.steps
+    at, T = task.at, len(y)
     some = layer.enough_rows(at, heads, task.head_dim, task.seed)
     sharp = layer.draw(heads, task.head_dim, at, layer.SHARP, task.seed)
     orders = [layer.independent_rows(w, at.some(some)) for w in (task.start(heads), sharp)]
@@ -375,14 +375,13 @@ def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     full, starts = len(order) >= T, range(RESTARTS if T <= FEW else 1)
 
     def fit(first: ScalarHeads | int, rows: Tensor) -> tuple[ScalarHeads, Tensor]:
-        nonlocal left
         task.say(f"{DESCENT} on {len(rows)} examples")
         if isinstance(first, int):
             first = task.start(heads, first)
             first = first._replace(mu=0.1 * first.mu)
-        limits = {"steps": math.ceil(PATIENCE * left), "until": task.until}
+        limits = {"steps": math.ceil(PATIENCE * task.steps), "until": task.until}
         found, made = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, **limits)
-        left -= made
+        task.steps -= made
         return found, task.away(found, y)
 
     nearest, errors = 0, torch.full((T,), math.inf)
@@ -399,7 +398,7 @@ def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
         for first, rows in tries:
             found, away = fit(first, rows)
             yield found, away
-            if int((away <= MET).sum()) >= count or not left:
+            if int((away <= MET).sum()) >= count or not task.steps:
                 return
 
 
