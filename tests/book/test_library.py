@@ -34,13 +34,13 @@ def imported(name):
     """The modules of the library that a module imports, anywhere in its code."""
     package = "attnmem." + (name if MODULES[name].stem == "__init__" else name.rpartition(".")[0])
     for node in ast.walk(TREES[name]):
-        targets = [alias.name for alias in getattr(node, "names", [])]
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        targets = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             base = "." * node.level + (node.module or "")
             base = importlib.util.resolve_name(base, package.rstrip("."))
             targets = [f"{base}.{target}" for target in targets]
-        elif not isinstance(node, ast.Import):
-            continue
         for target in targets:
             if target.split(".")[0] == "attnmem":
                 inner = target.removeprefix("attnmem").lstrip(".")

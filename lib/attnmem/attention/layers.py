@@ -31,8 +31,8 @@ from .products import (
 class MHAWeights(NamedTuple):
     """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3).
 
-    ``safetensors.torch`` saves them as a dictionary, without pickles: ``save_file(weights._asdict(),
-    path)`` and ``MHAWeights(**load_file(path))``. :func:`attnmem.yours.load_weights` checks them.
+    ``safetensors.torch`` saves them, without pickles: ``save_file(weights._asdict(), path)`` and
+    ``MHAWeights(**load_file(path))``, which :func:`attnmem.yours.load_weights` checks.
     """
 
     W_Q: Float[Tensor, "*runs H d d_h"]
