@@ -216,7 +216,8 @@ def cut(
     if not (finite := rows.isfinite()).all():
         row, k = (~finite).nonzero()[0].tolist()
         name = [*getattr(table, "columns", range(rows.shape[1]))][k]
-        refuse("table", f"no finite number in row {row}, column {name!r}", "finite numbers")
+        got = f"no finite number in row {row}, column {name!r}"
+        refuse("table", got, "finite numbers: drop such rows or columns")
     if rows.shape[1] % tokens:
         refuse("tokens", tokens, f"a divisor of the table's width {rows.shape[1]}")
     contexts = rows.reshape(len(rows), tokens, -1)

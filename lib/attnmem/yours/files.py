@@ -166,7 +166,7 @@ def _arrays(path: str | Path, given: dict[str, str]) -> Loaded:
             said[role] = f"{_said(name or role)}, of shape {tuple(array.shape)}"
         elif role in ("contexts", "queries") or name or array is not None:
             got = f"no array {name or role!r} in {file!r}"
-            refuse(f"--{role}", got, f"one of {all_names}, or a table as .npy or .csv")
+            refuse(f"--{role}", got, f"one of {all_names} (a table goes as .csv)")
     if "labels" in found:
         found["labels"], words = _of_kind(found["labels"], given.get("label_kind"))
         said["labels"] += f", {words}"
@@ -225,7 +225,7 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     most = labelled.sum() * (0 if drop == "columns" else 1 if columns or drop else SPARSE)
     for column in found:
         gaps = int((column.gaps & labelled).sum())
-        why = f"gaps in {gaps} rows" if gaps > most else ""
+        why = f"no value in {gaps} of {labelled.sum()} rows" if gaps > most else ""
         why = why if columns else column.trouble or why
         why = why if column.name in (columns or names) else "not in --columns"
         left |= {column.name: why} if why and column is not target else {}
@@ -255,7 +255,7 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     said["lines left out"] = {why: each for why, each in gone.items() if each}
     read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
     options = [f"--{name}".replace("_", "-") for name in TAKES[".csv"]]
-    said["to read it otherwise"] = ", ".join(options)
+    said["options"] = ", ".join(options)
     return read
 
 
@@ -308,6 +308,9 @@ def _text(path: str | Path, name: str) -> tuple[str, str]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         refuse("file", f"a zero byte in line {line} of {name!r}", "text, saved as CSV in UTF-8")
+    text = re.sub(
+        r"\Asep=.(?=[\r\n])", "", text
+    )  # which Excel writes; the separator is seen anyway
     if not text.strip():
         refuse("file", f"{name!r}, which is empty", "a line of names, and a line for each example")
     return text, said
@@ -353,7 +356,7 @@ def _headed(rows: Rows, header: bool | None) -> tuple[list[str], Rows, str]:
             first, header = ["", *first], True
     for line, cells in body:
         if len(cells) != len(first):
-            got = f"{len(first)} cells in line {top} and {len(cells)} in line {line}"
+            got = f"{len(cells)} cells in line {line} and {len(first)} in line {top}"
             refuse("file", got, 'as many in each line, in quotes " if they hold a separator')
     numbers = [cell for cell in first if NUMBER.fullmatch(cell)]
     if header is None and 0 < len(numbers) < len(first):
@@ -394,6 +397,7 @@ def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) ->
     if count > min(FEW, len(part) / 2) or count == 1:
         trouble = trouble or f"{count} different word{'s' * (count > 1)}"
     if any(map(NUMBER.fullmatch, part)):
-        where = f"{_short(part[odd[0]])} in line {lines[odd[0]]}"
-        trouble = f"{where} is no number that float64 holds"
+        first = part[odd[0]]
+        exact = " that float64 holds" * bool("," not in first and NUMBER.fullmatch(first))
+        trouble = f"{_short(first)} in line {lines[odd[0]]} is no number{exact}"
     return _Column(name, cells, None, cells == "", trouble)
