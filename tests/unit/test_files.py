@@ -188,6 +188,8 @@ REFUSED = {
     "a,b,y|1,2,3|4,5,six": "--label: got 'y', where 'six' in line 3 is no number; .*--label-kind",
     "a,b,y|x1,q,3|x2,r,4": "no column to use; .*--columns.* left out: a .2 different words",
     "a,b,y|1,2,|3,4,NA": None,  # y has no value, so b is the label
+    "a,\0b,y|1,2,3": "a zero byte in line 1 of 't.csv'",
+    " | ": "'t.csv', which is empty",
     "a,b,y|,2,1|3,,2": "no column to use; .* or --drop-missing.* a .no value in 1 of 2 rows.*b",
 }
 
@@ -254,14 +256,15 @@ def test_letters_of_any_encoding(tmp_path, encoding, said):
 
 
 def test_columns_of_ids_truths_and_odd_cells(tmp_path):
-    body = ["9007199254740993,True,1,1e999,1", "9007199254740992,FALSE,x,2,2", "1,true,3,4,3"]
-    data = load(write(tmp_path, ["id,ok,odd,far,y", *body]))
+    body = ["9007199254740993,True,1,1e999,0.0,1", "9007199254740992,FALSE,x,2,-2e-999,2"]
+    data = load(write(tmp_path, ["id,ok,odd,far,near,y", *body, "1,true,3,4,0e5,3"]))
     assert data.summary["numbers"] == ["ok"]
     assert table_of(data)[:, 0].tolist() == [1.0, 0.0, 1.0]
     out = data.summary["columns left out"]
     assert out["id"] == "'9007199254740993' in line 2 is no number that float64 holds"
     assert out["odd"] == "'x' in line 3 is no number"
     assert out["far"] == "'1e999' in line 2 is no number that float64 holds"
+    assert out["near"] == "'-2e-999' in line 3 is no number that float64 holds"
     big = load(tmp_path / "t.csv", columns=["id"])
     assert [*big.summary["words, coded as 0 and 1"]["id"]] == [
         "1",
@@ -316,6 +319,24 @@ def test_arrays_are_named_and_none_is_used_silently(tmp_path):
             load(path, contexts="E", label="hot", label_kind="class")
         with pytest.raises(ValueError, match="--mask: got no array 'm'"):
             load(path, contexts="E", mask="m")
+        with pytest.raises(ValueError, match="--label-kind: got 'words'; expected real or class"):
+            load(path, contexts="E", label="y", label_kind="words")
+
+
+def test_a_table_of_npy_is_filled_up_and_its_gaps_are_named(tmp_path):
+    table = np.arange(15.0).reshape(3, 5)
+    np.save(tmp_path / "t.npy", table.astype(np.float32))
+    data = load(tmp_path / "t.npy")
+    assert np.array_equal(table_of(data), np.pad(table, ((0, 0), (0, 1))))
+    assert data.labels is None
+    table[2, 3] = np.nan
+    np.save(tmp_path / "t.npy", table)
+    with pytest.raises(ValueError, match="table: got no finite number in row 2, column 3"):
+        load(tmp_path / "t.npy")
+    for shape in ((3,), (2, 3, 4), (0, 4), (4, 0)):
+        np.save(tmp_path / "t.npy", np.ones(shape))
+        with pytest.raises(ValueError, match="table: got shape"):
+            load(tmp_path / "t.npy")
 
 
 @pytest.mark.parametrize(
