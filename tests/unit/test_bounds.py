@@ -316,6 +316,12 @@ def test_an_accuracy_tells_as_many_bits_as_labels_it_rules_out(T, N):
         assert max(ruled_out - math.log2(T + 1), 0) <= bits <= max(ruled_out, 0) + 1e-9
 
 
+def test_answers_counted_in_small_integers_are_shares_as_well():
+    for dtype in (bool, np.int8, np.uint8):
+        bits = bounds.accuracy_to_bits(np.array([0, 1], dtype), 4, 10)
+        assert bits == pytest.approx([0, 20])
+
+
 @pytest.mark.parametrize("cells", [1, 2, 7, 1000])
 def test_an_error_tells_no_more_bits_than_the_code_that_makes_it(cells):
     """Labels rounded to the middle of their cell take log2(cells) bits; a normal code 0.25 more."""
