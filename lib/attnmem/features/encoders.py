@@ -216,7 +216,8 @@ def trained_encoder(
         model, report = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True, **SAFELY
         )
-    wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    others = report["mismatched_keys"]  # with shapes from transformers 5 on
+    wrong = {*report["missing_keys"], *(k if isinstance(k, str) else k[0] for k in others)}
     if wrong := sorted(key for key in wrong if not key.startswith(MAY_MISS)):
         refuse("source", f"{source} without {', '.join(wrong)}", "all weights, of the sizes said")
     for key, P in model.named_parameters():
