@@ -54,10 +54,13 @@ def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
         if seeds := re.search(r"(\d+) (?:of (\d+) )?seeds?", judged.grade):
             entry["seeds"] = int(seeds[1])
             entry["seeds_of_the_paper"] = int(seeds[2]) if seeds[2] else None
+        if curves := re.search(r"(\d+) of (\d+) curves", judged.grade):
+            entry["curves"], entry["curves_of_the_paper"] = map(int, curves.groups())
         entry["sizes"] = judged.sizes
         entry["checks"] = [
             {"evidence": evidence, "holds": check.holds, "grade": check.grade}
             | ({"proof": check.by} if check.by else {})
+            | ({} if check.main else {"main": False})
             for evidence, check in judged.checks
         ]
         entry["cell"] = f"notebooks/{judged.chapter}.html#verdict-{claim.key}"

@@ -157,9 +157,10 @@ def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None)
     word = word_for(claim, checks, curves)
     held = sum(check.holds is True for check in checks if check.main or not curves)
     counts = f"{held} of {curves} curves" if curves else f"{held} of {len(checks)} checks"
-    fails = word == words[-1]  # then only the checks that fail count
-    counting = [check for check in checks if check.holds is False or (check.holds and not fails)]
-    order = sorted(counting, key=lambda check: GRADES.index(check.grade))
+    if word == words[-1]:
+        checks = [check for check in checks if not check.holds]
+    telling = [check for check in checks if check.holds is not None]
+    order = sorted(telling, key=lambda check: GRADES.index(check.grade))
     decisive = order[0 if claim.universal else -1].grade
     grade, _, seeds = name_of(c for c in order if c.grade == decisive).partition(", ")
     counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])

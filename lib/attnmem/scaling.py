@@ -292,12 +292,5 @@ def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) ->
 
 
 def rises_on_a_line(line: Fit | None, least: Share = 0.98) -> bool | None:
-    """Whether a fitted line rises and explains the share ``least`` of the variance.
-
-    None if there is no line.
-
-    Example:
-        >>> rises_on_a_line(fit("linear", [1, 2, 3], [3, 2, 1]))
-        False
-    """
+    """Whether a line, if there is one, rises and explains that share of the variance."""
     return None if line is None else line.coefficients["x^1"] > 0 and line.r2 >= least

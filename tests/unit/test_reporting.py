@@ -56,6 +56,7 @@ MUTE, ASIDE = reporting.measured(None, 2, 6), PROVED._replace(main=False)
             "in part",
             "measured, 1 of 2 checks, 3 of 6 seeds",
         ),
+        ("figure", [LOST, FIVE, ASIDE], "in part", "measured, 2 of 3 checks, 3 of 6 seeds"),
         ("figure", [LOST, MUTE], "in part", "measured, 0 of 2 checks, 3 of 6 seeds"),
         ("figure", [MUTE, ASIDE], "in part", "proved"),
         ("figure", [FIVE, MUTE], "confirmed", "measured, 5 of 5 seeds"),

@@ -289,3 +289,13 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
 def test_bad_arguments_are_named(function, arguments, options, name):
     with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
         function(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("y", "answer"),
+    [([1, 2, 3.01], True), ([3, 2, 1], False), ([0, 0, 1], False), ([2, 2, 2], False)],
+)
+def test_a_line_has_to_rise_and_to_explain(y, answer):
+    assert scaling.rises_on_a_line(scaling.fit("linear", [1, 2, 3], y)) is answer
+    assert scaling.rises_on_a_line(scaling.fit("linear", [1, 2, 3], [0, 0, 1]), 0.7)
+    assert scaling.rises_on_a_line(scaling.unsaturated_line([1, 2], [0.1, 0.2])) is None
