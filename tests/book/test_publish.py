@@ -50,7 +50,11 @@ def test_seeds_are_those_of_the_grade():
         if entry.get("grade") == "measured":
             grade = RECORDED[key].grade
             assert f", {entry['seeds']} " in grade
-            assert f"of {entry.get('seeds_of_the_paper')} seed" in grade or " of " not in grade
+            seeds = grade.rpartition(", ")[2]
+            assert f"of {entry.get('seeds_of_the_paper')} seed" in seeds or " of " not in seeds
+            curves = RECORDED[key].curves
+            assert entry.get("curves_of_the_paper") == curves
+            assert curves is None or f", {entry['curves']} of {curves} curves" in grade
 
 
 def test_each_judged_finding_has_one_entry_for_citations():
