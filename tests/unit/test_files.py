@@ -140,6 +140,9 @@ def test_options_choose_columns_labels_and_gaps(tmp_path):
     path = write(tmp_path, ["a,b,c,y", *sparse])
     assert same_as_plain(path).summary["columns left out"] == {"b": "no value in 4 of 8 rows"}
     assert len(same_as_plain(path, drop_missing="rows").labels) == 4
+    half = [f"{i},{'' if i < 2 else i},{0.5 * i if i < 4 else ''}" for i in range(8)]
+    said = same_as_plain(write(tmp_path, ["a,b,y", *half])).summary
+    assert said["columns left out"] == {"b": "no value in 2 of 4 rows"}, "of those with a label"
     just = [f"{i},{i if i % 4 else ''},{i * i},{0.5 * i}" for i in range(8)]  # a quarter goes
     assert len(same_as_plain(write(tmp_path, ["a,b,c,y", *just])).labels) == 6
 
@@ -188,6 +191,7 @@ REFUSED = {
     "a,b,y|1,2,3|4,5,six": "--label: got 'y', where 'six' in line 3 is no number; .*--label-kind",
     "a,b,y|x1,q,3|x2,r,4": "no column to use; .*--columns.* left out: a .2 different words",
     "a,b,y|1,2,|3,4,NA": None,  # y has no value, so b is the label
+    "item,2020,y|u,1,2|v,2,3": "'2020' beside words in line 1; .*--header",
     "a,\0b,y|1,2,3": "a zero byte in line 1 of 't.csv'",
     " | ": "'t.csv', which is empty",
     "a,b,y|,2,1|3,,2": "no column to use; .* or --drop-missing.* a .no value in 1 of 2 rows.*b",
@@ -278,6 +282,13 @@ def test_columns_of_ids_truths_and_odd_cells(tmp_path):
     assert exact.summary["numbers"] == ["a", "b"]
     either = load(write(tmp_path, ["a;b;y", "1,234;2;3", "5,678;3;4"]))
     assert either.summary["columns left out"]["a"] == "'1,234' in line 2 is no number"
+
+
+def test_lines_are_counted_as_an_editor_counts_them(tmp_path):
+    lines = ['a,"b', 'c",y', "1,2,0.5", "", '3,"4', '",1.5', "5,,2.5", "7,8,"]
+    data = same_as_plain(write(tmp_path, lines), drop_missing="rows")
+    assert [*data.summary["lines left out"].values()] == [[8], [7]]
+    assert "example 0 in line 3" in data.summary["file"]
 
 
 def test_a_class_may_be_called_NA(tmp_path):
@@ -397,7 +408,7 @@ def test_masks_of_both_conventions_are_read_or_refused():
     for mask in [
         *wrong,
         attention.float(),
-        torch.where(pad, -100.0, 0.0),
+        torch.where(pad, -9999.0, 0.0),
         torch.where(pad, torch.nan, 0),
     ]:
         with pytest.raises(ValueError, match=r"mask: got .* True for padding.* mask == 0"):
@@ -417,6 +428,7 @@ BIG = 2**53 + 1
     "value",
     [
         np.array([[BIG, 0], [BIG - 1, 0]]),
+        np.array([[BIG - 1, BIG], [0, 1]]),
         np.array([[BIG, 0], [BIG, 0]], np.uint64),
         np.array([[-BIG, 0.5], [1, 2]], object),
         torch.tensor([[BIG, 0], [BIG - 1, 0]]),
@@ -431,7 +443,9 @@ def test_integers_that_float64_merges_are_refused(value):
     for call in (lambda: read(torch.ones(2, 3, 2), value), lambda: cut(value, 2)):
         with pytest.raises(ValueError, match=f"{BIG if not hasattr(value, 'columns') else 'id'}"):
             call()
-    assert read(torch.ones(2, 3, 2), [[2**53, 0], [-(2**53), 0]]).queries[0, 0] == 2**53
+    most = [[2**53, 0], [-(2**53), 0]]
+    for held in (most, np.array(most), torch.tensor(most)):
+        assert read(torch.ones(2, 3, 2), held).queries[0, 0] == 2**53
 
 
 def test_tables_of_several_precisions_keep_theirs():
