@@ -259,6 +259,39 @@ def test_bounds_are_their_formulas_and_apply_where_their_hypotheses_hold(kind, h
     assert min(ranks[:-1] or ranks) >= found.rank.rank
 
 
+FEWEST = [
+    (3, 2, 7),
+    (3, 2, 9),
+    (3, 1, 7),
+    (2, 2, 5),
+    (2, 2, 17),
+    (4, 2, 27),
+    (4, 4, 40),
+    (4, 1, 31),
+]
+
+
+@pytest.mark.parametrize(("d", "d_h", "T"), FEWEST)
+def test_the_fewest_heads_are_the_fewest(d, d_h, T):
+    """Where the first guesses are too low, or too high by one."""
+
+    def seen(asked=None):
+        sizes = {"heads": asked, "head_dim": d_h}
+        return examine(normal(T, 3, d), normal(T, d, seed=1), **sizes, samples=1)
+
+    def floor(heads):
+        return max(sum(group_rank(size, d, d, d_h) for size in x) for x in partitions(heads))
+
+    found = seen()
+    fewest = next(H for H in range(1, 99) if floor(H) >= T)
+    assert fewest <= found.enough_heads <= fewest + 1  # float64 may need one more
+    assert seen(found.enough_heads).met.rank == T
+    assert seen(found.enough_heads - 1).met.rank < T
+    assert found.least_heads == math.ceil(T / (d_h * (2 * d - d_h) + d))
+    words = " ".join(str(found).split())
+    assert found.least_heads == 1 or f"H < {found.least_heads} almost no" in words
+
+
 # --- assumptions ----------------------------------------------------------------------------------
 
 
@@ -473,13 +506,17 @@ def applies(bound):
     return "any real labels" in bound.means and not bound.missing and not bound.unsure
 
 
-def test_labels_of_theorem_1_are_met_where_there_are_more():
-    """It applies to seven labels; of the others some are met too."""
-    E, e = normal(12, 2, 3), normal(12, 3, seed=1)
-    said = examine(E, e, heads=3, head_dim=2)
-    assert applies(said.bounds[0])
-    found = memorize(E, e, normal(12), heads=3, head_dim=2, seconds=0)
-    assert found.count >= max(said.bounds[0].labels, said.met.rank)
+@pytest.mark.parametrize(("E", "d", "heads"), [(normal(12, 2, 3), 3, 3), (normal(3, 6), 6, 1)])
+def test_labels_of_bounds_that_apply_are_met_where_there_are_more(E, d, heads):
+    """Of Theorem 1, and of attention fitted to the labels, of which one head holds more."""
+    e, sizes = normal(12, d, seed=1), {"heads": heads, "head_dim": 2}
+    said = examine(E, e, **sizes)
+    bound = said.bounds[heads == 1]
+    assert applies(bound)
+    assert bound.labels == {3: 4, 1: 5}[heads]
+    for seed in range(5):
+        found = memorize(E, e, normal(12, seed=seed), **sizes)
+        assert found.count >= max(bound.labels, said.met.rank)
 
 
 def test_the_clock_changes_no_answer(monkeypatch):

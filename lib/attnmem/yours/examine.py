@@ -126,7 +126,23 @@ class Examination:
     @property
     def builder(self) -> str:
         """Which function builds the weights, and what it can meet."""
-        return _builder(self)
+        if self.heads is None:
+            return "attnmem.memorize, with heads"
+        theorem = self.bounds[0]
+        if not theorem.missing and theorem.labels >= self.examples == self.differ:
+            refuses = "refuses if an assumption fails after all, and " * bool(theorem.unsure)
+            return f"attnmem.constructions.memorize_mha (Theorem 1), {refuses}is tried first"
+        left = f"; {len(self.conflicts)} labels disagree with those of equal examples"
+        words = "attnmem.memorize" + left * bool(self.conflicts)
+        if self.outputs == 0:
+            return f"{words}, which tells how many classes it meets; the counts are of real labels"
+        if (self.outputs or 1) > 1:
+            return f"{words}; the counts are of one real output, these labels have {self.outputs}"
+        if self.met.rank >= self.differ:
+            return f"{words}; any real labels of examples that differ can be met"
+        if self.rank.rank >= self.differ:
+            return f"{words}, beyond what is proved for all labels"
+        return f"{words}, for at most about {self.rank.rank:,} real labels"
 
     def draw(self, ax: Axes | None = None) -> Axes:
         """Draw the bounds and ranks as bars, beside the number of examples.
@@ -308,7 +324,6 @@ class _Steps:
         self.say, self.names, self.done = say, names, -1
 
     def begin(self) -> None:
-        """The next of the parts."""
         self.done += 1
         self.tell(self.names[self.done])
 
@@ -540,23 +555,3 @@ class _Ranks:
             middle = (low + high) // 2
             low, high = (low, middle) if self(middle, groups).rank >= T else (middle, high)
         return high
-
-
-def _builder(found: Examination) -> str:
-    if found.heads is None:
-        return "attnmem.memorize, with heads"
-    theorem = found.bounds[0]
-    if not theorem.missing and theorem.labels >= found.examples == found.differ:
-        refuses = ", or a refusal if an assumption fails after all" * bool(theorem.unsure)
-        return f"attnmem.constructions.memorize_mha (Theorem 1){refuses}; attnmem.memorize calls it"
-    left = f"; {len(found.conflicts)} labels disagree with those of equal examples"
-    words = "attnmem.memorize" + left * bool(found.conflicts)
-    if found.outputs == 0:
-        return f"{words}, which tells how many classes it meets; the counts are of real labels"
-    if (found.outputs or 1) > 1:
-        return f"{words}; the counts are of one real output, these labels have {found.outputs}"
-    if found.met.rank >= found.differ:
-        return f"{words}; any real labels of examples that differ can be met"
-    if found.rank.rank >= found.differ:
-        return f"{words}, beyond what is proved for all labels"
-    return f"{words}, for at most about {found.rank.rank:,} real labels"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -21,7 +20,7 @@ from .. import bounds
 from ..attention import MHAWeights
 from ..attention.tangents import ScalarHeads
 from ..checks import Range, Seed, check_size, checked, refuse
-from ..constructions import memorize_mha, memorize_scalars
+from ..constructions import memorize_mha
 from ..constructions.cancellation import linearized, near
 from ..fitting import MET
 from . import layer
@@ -154,7 +153,8 @@ def memorize(
     if labels is None:
         refuse("labels", None, "one label for each query")
     data = read(contexts, queries, labels, mask)
-    group, kept = repeats(data).group, _representatives(data)
+    group = repeats(data).group
+    kept = _representatives(data, group)
     first = group.unique()  # as in examine; labels are those of the representatives
     rows, at = kept[first], layer.reduced(data).some(first)
     until = math.inf if seconds is None else time.monotonic() + seconds
@@ -162,7 +162,9 @@ def memorize(
     steps = _steps(at, heads, head_dim)
     task = _Task(data, rows, at, data.labels[rows], heads, head_dim, seed, steps, until, say)
     most = -1
-    for each, by in itertools.chain(_proved(task), (_classes if data.classes else _reals)(task)):
+    for each, by in itertools.chain(
+        _by_theorem(task), (_classes if data.classes else _reals)(task)
+    ):
         if (count := task.met(each)) > most:
             weights, how, most = each, by, count
         if most == len(rows):
@@ -206,18 +208,17 @@ class _Task:
         errors = _errors(self.data, _apply(weights, self.data))[self.rows]
         return int((errors < 0 if self.data.classes else errors <= MET).sum())
 
-    def away(self, found: ScalarHeads, y: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        """The errors of one output of the rows, computed on the data as they came."""
-        return (_apply(self.at.outward(found).layer(), self.data)[self.rows, 0] - y).abs()
+    def outputs(self, found: ScalarHeads) -> Float[Tensor, " k"]:
+        """One output of the rows, computed on the data as they came."""
+        return _apply(self.at.outward(found).layer(), self.data)[self.rows, 0]
 
 
 Found = Iterator[tuple[MHAWeights, str]]  # weights, and what built them
 Attempts = Iterator[tuple[ScalarHeads, Float[Tensor, " T"]]]  # heads of one output, and its errors
 
 
-def _representatives(data: Data) -> Int[Tensor, " T"]:
+def _representatives(data: Data, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     """For each example the first equal one with the label that most of the equal ones have."""
-    group = repeats(data).group
     chosen = torch.arange(len(group))
     for s in group[group != chosen].unique():
         members = (group == s).nonzero()[:, 0]
@@ -279,29 +280,22 @@ def _shortfall(task: _Task, met: int) -> str:
     return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"
 
 
-# --- constructions --------------------------------------------------------------------------------
+# --- real labels ----------------------------------------------------------------------------------
 
 
-def _proved(task: _Task) -> Found:
-    """The constructions whose hypotheses hold, on as many rows as they are proved for."""
-    data, labels, heads = task.data, task.labels, task.heads
-    n, d = data.contexts.shape[-2:]
+def _by_theorem(task: _Task) -> Found:
+    """The construction of Theorem 1, on as many rows as it is for, if its hypotheses hold."""
+    data, labels = task.data, task.labels
     if data.classes is not None:
         labels = torch.nn.functional.one_hot(labels, len(data.classes)).double()
-    sizes = {"heads": heads, "head_dim": task.head_dim, "seed": task.seed}
-    theorem = functools.partial(memorize_mha, **sizes), bounds.mha_capacity(heads, n, task.head_dim)
-    found = {"the construction of Theorem 1": theorem}
-    if data.shared and 3 <= n <= d and task.head_dim >= 2 and labels[0].numel() == 1:
-        fitted = functools.partial(memorize_scalars, heads=heads)
-        found["attention fitted to the labels"] = fitted, heads * (d - 1)
-    for how, (build, room) in found.items() if data.mask is None else ():
-        rows = task.rows[:room]
-        contexts = data.contexts if data.shared else data.contexts[rows]
-        with contextlib.suppress(ValueError):  # an assumption fails
-            yield build(contexts, data.queries[rows], labels[:room].squeeze(-1)), how
-
-
-# --- real labels ----------------------------------------------------------------------------------
+    room = bounds.mha_capacity(task.heads, data.contexts.shape[-2], task.head_dim)
+    rows = task.rows[:room]
+    contexts = data.contexts if data.shared else data.contexts[rows]
+    sizes = {"heads": task.heads, "head_dim": task.head_dim, "seed": task.seed}
+    with contextlib.suppress(ValueError):  # an assumption fails
+        if data.mask is None:
+            weights = memorize_mha(contexts, data.queries[rows], labels[:room], **sizes)
+            yield weights, "the construction of Theorem 1"
 
 
 def _layer(task: _Task, maps: ScalarHeads, values: Tensor, decoder: Tensor) -> MHAWeights:
@@ -359,7 +353,7 @@ def _cancelling(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     linear = linearized(base, layer.tangents(base, at), y[rows])
     for found, error in near(linear, lambda w: layer.outputs(w, at), y[rows]) if linear else ():
         if error <= MET:
-            away = task.away(found, y)
+            away = (task.outputs(found) - y).abs()
             yield found, away
             if float(away[rows].max()) <= MET:
                 return
@@ -372,34 +366,28 @@ def _descents(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     sharp = layer.draw(heads, task.head_dim, at, layer.SHARP, task.seed)
     orders = [layer.independent_rows(w, at.some(some)) for w in (task.start(heads), sharp)]
     order = some[max(orders, key=len)][: layer.ceiling(heads, task.head_dim, at.sizes)]
-    full, starts = len(order) >= T, range(RESTARTS if T <= FEW else 1)
-
-    def fit(first: ScalarHeads | int, rows: Tensor) -> tuple[ScalarHeads, Tensor]:
-        task.say(f"{DESCENT} on {len(rows)} examples")
-        if isinstance(first, int):
-            first = task.start(heads, first)
-            first = first._replace(mu=0.1 * first.mu)
+    full, starts = len(order) >= T, RESTARTS if T <= FEW else 1
+    # How many examples, and from which start; None is from the nearest fit of all, the best of its.
+    tries: list[tuple[int, int | None]] = [(T, attempt) for attempt in range(starts)] * full
+    for share in SHARES if len(order) else ():
+        count = max(1, int(share * len(order)))
+        tries += [(count, None)] * full
+        tries += [(count, attempt) for attempt in range(starts)] * (not full or T <= FEW)
+    nearest, errors = task.start(heads), torch.full((T,), math.inf)
+    for count, attempt in tries:
+        task.say(f"{DESCENT} on {count} examples")
+        start = task.start(heads, attempt or 0)
+        first = nearest if attempt is None else start._replace(mu=0.1 * start.mu)
+        rows = errors.argsort()[:count] if attempt is None else order[:count]
         limits = {"steps": math.ceil(PATIENCE * task.steps), "until": task.until}
         found, made = layer.meet(first, at.some(rows), y[rows], tolerance=AIM, **limits)
         task.steps -= made
-        return found, task.away(found, y)
-
-    nearest, errors = 0, torch.full((T,), math.inf)
-    for attempt in starts if full else ():
-        found, away = fit(attempt, torch.arange(T))
+        away = (task.outputs(found) - y).abs()
         yield found, away
-        if float(away.square().sum()) < float(errors.square().sum()):
+        if count == T and float(away.square().sum()) < float(errors.square().sum()):
             nearest, errors = found, away
-    for share in SHARES if len(order) else ():
-        count = max(1, int(share * len(order)))
-        # From the nearest fit of all, the best of its; and from each start, the clearest rows.
-        tries = [(nearest, errors.argsort()[:count])] * full
-        tries += [(i, order[:count]) for i in starts] * (not full or T <= FEW)
-        for first, rows in tries:
-            found, away = fit(first, rows)
-            yield found, away
-            if int((away <= MET).sum()) >= count or not task.steps:
-                return
+        if int((away <= MET).sum()) >= count or not task.steps:
+            return
 
 
 def _read_out(task: _Task, Y: Float[Tensor, "T o"], size: Tensor) -> tuple[MHAWeights, str]:
