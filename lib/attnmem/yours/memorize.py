@@ -170,7 +170,7 @@ def memorize(
         if most == len(rows):
             break
     errors = _errors(data, _apply(weights, data))
-    met = errors < 0 if data.classes else errors <= MET
+    met = _met(data, errors)
     return Memorized(weights, errors, met, _reason(task, kept, met), how, data.classes)
 
 
@@ -206,7 +206,7 @@ class _Task:
     def met(self, weights: MHAWeights) -> int:
         """How many of the rows meet their labels."""
         errors = _errors(self.data, _apply(weights, self.data))[self.rows]
-        return int((errors < 0 if self.data.classes else errors <= MET).sum())
+        return int(_met(self.data, errors).sum())
 
     def outputs(self, found: ScalarHeads) -> Float[Tensor, " k"]:
         """One output of the rows, computed on the data as they came."""
@@ -242,6 +242,10 @@ def _errors(data: Data, scores: Tensor) -> Float[Tensor, " T"]:
         return scores.new_full((len(scores),), -1.0)
     right = scores.gather(1, data.labels[:, None])[:, 0]
     return scores.scatter(1, data.labels[:, None], -torch.inf).amax(1) - right
+
+
+def _met(data: Data, errors: Float[Tensor, " T"]) -> Bool[Tensor, " T"]:
+    return errors < 0 if data.classes else errors <= MET  # a tie of classes is not met
 
 
 def _reason(task: _Task, kept: Int[Tensor, " T"], met: Bool[Tensor, " T"]) -> str:
