@@ -190,6 +190,15 @@ def test_the_best_groups_are_those_of_a_search_through_all_numbers():
         assert floor(10**12 * each, *asked[1:]) == many
 
 
+@pytest.mark.parametrize(("H", "n", "d"), [(5, 4, 6), (9, 3, 3), (1, 2, 5), (12, 9, 9)])
+def test_heads_wider_than_what_they_tell_apart_have_the_floor_of_narrower_ones(H, n, d):
+    for wide in (n, n + 3):
+        assert bounds.shared_context_floor(H, n, wide, d) == bounds.shared_context_floor(
+            H, n, n - 1, d
+        )
+    assert bounds.own_context_floor(H, d + 2, d) == bounds.own_context_floor(H, d, d)
+
+
 def exact_risk(H, d_h, d, N):
     """The union bound of theorem thm-random-bigrams, term by term, in fractions."""
     T = H * d_h + d

@@ -93,6 +93,7 @@ LAYERS = [
     *[layer(*sizes, None, "random") for sizes in [(2, 3, 4, 4), (1, 3, 5, 1), (2, 5, 3, 2)]],
     *[layer(*sizes, 4, "random") for sizes in [(2, 3, 3, 3), (1, 2, 4, 2), (2, 1, 4, 3)]],
     layer(5, 3, 3, 1, 3, "random"),
+    *[layer(4, 2, 2, 1, 5, context) for context in ("shared", "random")],  # d < H, N - 1
 ]
 
 

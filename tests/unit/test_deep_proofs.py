@@ -236,3 +236,10 @@ def test_examples_that_are_nearly_one_are_proven_with_a_large_distance():
     proof = certified_solution(one_layer, X[:, None], X, labels)
     assert proof.proven
     assert proof.distance == pytest.approx(2 * miss * 2 / gap, rel=1e-7)
+
+
+@pytest.mark.parametrize("labels", [[0.5, float("nan")], [0.5, float("inf")], [0.5]])
+def test_labels_that_no_network_can_meet_are_refused(labels):
+    weights, X = positive((1, 1), 1, 1, 2), draw(3, 2, 2, 2)
+    with pytest.raises(ValueError, match=r"^labels: got"):
+        certified_deep_solution(weights, X, torch.tensor(labels, **F64))
