@@ -108,9 +108,7 @@ def checked(holds: bool) -> Graded:
 
 
 def measured(holds: bool | None, seeds: int, of: int | None = None) -> Graded:
-    """A check that rests on trainings or samples with so many seeds, ``of`` those of the paper.
-
-    None says that they cannot tell, such as a curve without room to grow.
+    """A check that rests on so many seeds, ``of`` the paper's; None: they cannot tell.
 
     Example:
         >>> name_of([measured(True, seeds=1, of=6)])
