@@ -15,7 +15,11 @@ import torch
 from attnmem import balls, certificates
 from attnmem.attention import MHAWeights
 from attnmem.attention.deep import DeepWeights, Layer, deep, jacobian, random_deep
-from attnmem.certificates import certified_deep_solution, certified_solution
+from attnmem.certificates import (
+    certified_deep_solution,
+    certified_solution,
+    enclosed_jacobian,
+)
 
 import oracles
 
@@ -243,3 +247,12 @@ def test_labels_that_no_network_can_meet_are_refused(labels):
     weights, X = positive((1, 1), 1, 1, 2), draw(3, 2, 2, 2)
     with pytest.raises(ValueError, match=r"^labels: got"):
         certified_deep_solution(weights, X, torch.tensor(labels, **F64))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_derivatives_of_layers_are_enclosed_at_few_bits(skip, causal):
+    weights = random_deep((2, 1), 2, 2, 3, torch.Generator().manual_seed(0), outputs=2)
+    enclosed = enclosed_jacobian(weights, draw(1, 2, 3, 3), skip=skip, causal=causal)
+    exact = enclosed(1024)
+    assert all(enclosed(bits).contains(exact) for bits in (2, 5, 10, 20, 53, 128))
