@@ -206,6 +206,23 @@ def test_the_ceiling_is_the_rank_for_all_small_dimensions(d_h):
             assert rank_with(heads, E, e, d_h) == min(T, wanted)
 
 
+@pytest.mark.parametrize("kind", ["free", "few queries", "one query"])
+def test_spreads_beside_the_tolerance_are_singular_values(kind):
+    """Of queries, each coordinate divided by the power of four up to its largest size."""
+    E, e, _, (_, q, _) = data(kind)
+    unit = 4.0 ** np.floor(np.log2(np.abs(e).max(0)) / 2)
+    values = [*np.linalg.svd(e / unit, compute_uv=False), 0.0]
+    size = examine(E, e, samples=1).dimensions["queries lie in q"]
+    assert size["kept"] == pytest.approx(values[q - 1] / values[0])
+    assert size["dropped"] == pytest.approx(values[q] / values[0], abs=1e-14)
+    assert size["dropped"] < size["tolerance"] < size["kept"]
+
+
+def test_coordinates_that_are_zero_are_counted():
+    E, e, _, _ = data("a zero column")
+    assert "coordinates that are zero in all tokens: 1" in examine(E, e, samples=1).notes
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
@@ -562,6 +579,9 @@ def test_the_clock_changes_no_answer(monkeypatch):
     assert "more seconds" in short.reason
     assert "more seconds" not in first.reason
     assert 0 < short.count <= first.count < 40
+    full = memorize(E[:32], e[:32], y[:32], **sizes, seconds=1)
+    assert full.count < 32
+    assert "derivative" not in full.reason  # whose rank excludes nothing
 
 
 # --- many examples --------------------------------------------------------------------------------
