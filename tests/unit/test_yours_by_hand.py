@@ -385,6 +385,14 @@ def test_one_dependent_set_among_the_samples_is_enough():
 counts = collections.Counter()
 
 
+def test_a_vector_of_zeros_is_named():
+    E, e, _, _ = data("free")
+    e[3] = 0
+    for x in examine(E, e, samples=9).findings:
+        if x.name in ("Assumption 1", "general position"):
+            assert (x.verdict, x.detail) == ("fails", "vector 3 is zero")
+
+
 def test_deficient_contexts_are_counted_and_the_first_is_named():
     E, e, mask, _ = data("masked in front", T=40)
     E[mask] = 0
