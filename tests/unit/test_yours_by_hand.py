@@ -1,6 +1,7 @@
 """Every number that ``examine`` and ``memorize`` print, computed again in plain loops."""
 
 import collections
+import dataclasses
 import itertools
 import math
 import time
@@ -615,6 +616,16 @@ def test_more_examples_than_pairs_are_formed_for():
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "of"), [(20, 20), (9, 9), (8, 9), (19, 20)])
+def test_a_rank_of_some_examples_is_not_said_of_all(rank, of):
+    found = examine(normal(20, 3, 4), normal(20, 4), heads=2, head_dim=2)
+    found = dataclasses.replace(found, rank=dataclasses.replace(found.rank, rank=rank, of=of))
+    said = " ".join(str(found).split())
+    part = " among those looked at" if of < 20 else ""
+    assert (f"random weights: full{part}, it excludes nothing" in said) == (rank == of)
+    assert (f"of more are met{part} (" in said) == (rank < of)
 
 
 @pytest.mark.parametrize("heads", [None, 2])

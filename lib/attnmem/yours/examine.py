@@ -199,9 +199,9 @@ class Examination:
             real = " (your labels are classes, which may need fewer heads)" * (self.outputs == 0)
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")
             lines += [f"  {bound}" for bound in self.bounds]
-            full = self.rank.rank == self.rank.of
-            limit = "to this tolerance, almost no real labels of more are met"
-            limit = "full, it excludes nothing" if full else limit
+            part = " among those looked at" * (self.rank.of < self.differ)
+            limit = f"to this tolerance, almost no real labels of more are met{part}"
+            limit = f"full{part}, it excludes nothing" if self.rank.rank == self.rank.of else limit
             lines += [
                 _rank("rank of the derivative", self.rank, limit),
                 _rank("rank where all outputs are zero", self.met, "so many meet any real labels"),
