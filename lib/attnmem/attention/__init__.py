@@ -1,9 +1,10 @@
 """The two papers' attention layers, and the orders of multiplication in which they are computed.
 
-``layers`` holds the layers, their weights and what they refuse;
-``products`` the products, softmaxes, sums and look-ups that layers and training share;
-``pairs`` and ``embedded`` the losses that are trained, with their gradients written out;
-``tangents`` the derivative of a layer with one output, and linear changes of its data.
+Leading axes ``*runs`` stack independent models, equally many in all weights. They and those of the
+data broadcast against each other as in torch arithmetic; a single model has none. float32 and
+float64 mix as in torch arithmetic too: the computation runs in the wider of them. Contexts hold
+tokens as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``, with one query ``(*runs, B,
+d)`` for each example. Token numbers are in ``[0, N)``; others are refused on a CPU.
 
 Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
 """

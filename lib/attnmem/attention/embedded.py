@@ -6,8 +6,7 @@ A query :math:`q` and tokens :math:`x_s` are embedded by one matrix, a bias and 
           y_h = \textstyle\sum_s \alpha_{h,s}\, w_h^\top (W_E x_s + p_s + b) ,
 
 where :math:`\alpha` is the softmax of the logits over the tokens; the bias of the tokens would add
-the same to all logits of a head. Nothing is embedded but a shared context: of each head and token
-a vector and a number remain, which give the logit of a query as it came. The gradient is written
+the same to all logits of a head. Nothing is embedded but a shared context. The gradient is written
 out, so that it is laid out as the weights are and arrays are used in place.
 """
 
@@ -96,9 +95,8 @@ def embedded_losses(
 def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
     """Of each head and token the vector and the number that give the logit of a query, in bits.
 
-    They are of shapes ``(R, H m, c)`` and ``(R, H m, 1)`` for embedded ``tokens`` ``(R, m, d)`` and
-    the ``bias`` ``(R, d)`` of every embedded query; with them comes the function from their
-    gradients to those at ``W_E``, ``bias``, ``W_Q``, ``W_K`` and the tokens.
+    Embedded ``tokens`` are ``(R, m, d)``, the vectors ``(R, H m, c)``, the numbers ``(R, H m, 1)``;
+    ``bias``, ``(R, d)``, is that of every embedded query.
     """
     scale *= LOG2_E
     tokens = (tokens * scale)[:, None]

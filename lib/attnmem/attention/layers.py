@@ -1,11 +1,4 @@
-"""The two papers' attention layers, each a pure function over a NamedTuple of weights.
-
-Leading axes ``*runs`` stack independent models. The weights' run axes and the data's run axes
-broadcast against each other as in torch arithmetic; a single model has none. float32 and float64
-mix as in torch arithmetic too: the computation runs in the wider of them.
-
-Sources: Mahdavi et al. 2024, Sec. 3 (``mha``); Dana et al. 2025, equations (1)-(2) (``aot``).
-"""
+"""The two papers' attention layers, each a pure function over a NamedTuple of weights."""
 
 from __future__ import annotations
 
@@ -94,14 +87,6 @@ def mha_attention(
 ) -> Float[Tensor, "*runs B H n"]:
     r"""Attention weights :math:`\alpha_h` of every head: non-negative, each row sums to one.
 
-    Args:
-        weights: The layer's weights, all with the same number of run axes.
-        context: Tokens as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
-        query: One vector per example.
-
-    Returns:
-        The attention weights, one row for each example and head.
-
     Source: Mahdavi et al. 2024, Sec. 3, step 2.
     """
     W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
@@ -115,14 +100,6 @@ def mha_features(
     r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
 
     The layer's output is linear in these rows, so what it can memorize is decided by their rank.
-
-    Args:
-        weights: The layer's weights, all with the same number of run axes.
-        context: Tokens as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
-        query: One vector per example.
-
-    Returns:
-        The matrix, with ``H d`` columns.
 
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """
@@ -144,25 +121,14 @@ def mha(
               \qquad z_h = E^\top \operatorname{softmax}(E W_{K,h} W_{Q,h}^\top e)
 
     Args:
-        weights: The layer's weights, all with the same number of run axes.
-        context: The tokens ``E`` as rows, one context per example ``(*runs, B, n, d)`` or one for
-            all of them ``(*runs, n, d)``, with the run axes of the query.
+        context: The tokens ``E`` as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
         query: One vector ``e`` per example.
-        skip: Whether the query is added to the attention output before the read-out, which needs
-            ``d_o = d``.
-
-    Returns:
-        The outputs, ``(*runs, B, d_out)``.
-
-    Raises:
-        ValueError: If an argument, which the message names, has a wrong shape or a dtype other than
-            float32 and float64.
+        skip: Whether ``e`` is added to what ``W_D`` reads, which needs ``d_o = d``.
 
     Example:
-        >>> H, n, d = 2, 3, 5
-        >>> W = torch.ones(H, d, 1)
-        >>> weights = MHAWeights(W, W, W, torch.ones(H, 4), torch.ones(4, 1))
-        >>> mha(weights, torch.zeros(7, n, d), torch.ones(7, d)).shape
+        >>> W = torch.ones(2, 5, 1)
+        >>> weights = MHAWeights(W, W, W, torch.ones(2, 4), torch.ones(4, 1))
+        >>> mha(weights, torch.zeros(7, 3, 5), torch.ones(7, 5)).shape
         torch.Size([7, 1])
 
     Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
@@ -190,13 +156,6 @@ def aot_features(
 ) -> Float[Tensor, "*runs B Hd"]:
     r"""The attention before output: row ``t`` is :math:`A(t) = [A^1(t); \dots; A^H(t)]`.
 
-    Args:
-        weights: The model's weights, all with the same number of run axes.
-        tokens: Integers in ``[0, N)``, one sequence of length ``S`` a row.
-
-    Returns:
-        The matrix, with ``H d`` columns.
-
     Source: Dana et al. 2025, equation (1).
     """
     embedding, positions, W_Q, W_K, *_ = _widest(*weights)
@@ -213,17 +172,6 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
               \bigl( x(t, S)^\top (W_Q^h)^\top W_K^h \, x(t, s) \bigr) \, x(t, s)
 
     with ``x(t, s) = e(t_s) + pos_s``. Only the last position asks, and it sees all positions.
-
-    Args:
-        weights: The model's weights, all with the same number of run axes.
-        tokens: Integers in ``[0, N)``, one sequence of length ``S`` a row.
-
-    Returns:
-        The logits, ``(*runs, B, N)``.
-
-    Raises:
-        ValueError: If an argument, which the message names, has a wrong shape or dtype, or (on a
-            CPU) a token is out of range.
 
     Source: Dana et al. 2025, equations (1) and (2).
     """

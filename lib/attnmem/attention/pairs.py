@@ -74,8 +74,7 @@ def heads_vjp(
 ) -> tuple[Float[Tensor, "R d_o B"], Vjp]:
     """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column.
 
-    Many heads take ``H x d^2`` matrices: the logits are ``A vec(q delta^T)``, and nothing has size
-    ``H d B``. Few take :func:`_few_heads`: the same products, but less to write and read between.
+    The logits are ``A vec(q delta^T)``. Few heads have less to write and read in another order.
     """
     (R, H, d_o, d), B = M.shape, q.shape[-1]
     if d + d_o >= 2 * H:
@@ -100,10 +99,7 @@ def heads_vjp(
 
 
 def _few_heads(A, M, q, delta):
-    """By keys ``A_h^T q`` and mixtures ``sigma_h delta`` of every head, of size ``H d B``.
-
-    The logits are ``keys . delta``, the sum is ``M_h mixture_h``.
-    """
+    """By keys ``A_h^T q`` and mixtures ``sigma_h delta`` of every head, of size ``H d B``."""
     R, H, d, B = *A.shape[:3], q.shape[-1]
     asks, moves = A.mT.flatten(1, 2), M.transpose(1, 2).flatten(2)  # of all heads at once
     keys = torch.bmm(asks, q).view(R, H, d, B)

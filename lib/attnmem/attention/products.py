@@ -1,6 +1,6 @@
 """Products of an attention layer in their cheapest orders, and look-ups in tables of embeddings.
 
-All functions take leading run axes, as :mod:`attnmem.attention.layers` describes them; ``allruns``
+All functions take leading run axes, as :mod:`attnmem.attention` describes them; ``allruns``
 stands for the run axes of weights and data, broadcast against each other. Costs are counted in
 multiplications of numbers.
 """
@@ -41,10 +41,7 @@ def attention_weights(
     context: Float[Tensor, "*examples d"],
     query: Float[Tensor, "*data B d"],
 ) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax over the tokens of ``E W_K W_Q^T e``, multiplied in the cheapest order.
-
-    All orders give the same numbers but for rounding; the cost is counted per head.
-    """
+    """The softmax over the tokens of ``E W_K W_Q^T e``, in the cheapest order (costs per head)."""
     tokens = token_axes(context, query)
     (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
     orders = {
@@ -116,11 +113,7 @@ def add_heads(
 def look_up(
     embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*allruns B S d"]:
-    """The embedding of every token, each run from its own table.
-
-    Gradients repeat bit for bit, on a GPU too. Nothing waits for the host, so that a step may be
-    captured.
-    """
+    """The embedding of every token, each run from its own table; gradients repeat bit for bit."""
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
     N, d = embedding.shape[-2:]
     table = embedding.expand(*runs, N, d).reshape(math.prod(runs), N, d)

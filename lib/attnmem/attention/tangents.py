@@ -106,8 +106,6 @@ def tangents(
 ) -> Tangents:
     """The derivative of a layer's outputs in its weights, and the outputs.
 
-    Contexts are own ``(T, n, d)`` or shared ``(n, d)``, with one query a row.
-
     Source: this book, the chapter on the capacity of one layer.
     """
     tokens = token_axes(context, query).replace("...", "")
@@ -120,10 +118,8 @@ def tangents(
 
 
 def solved(factor: Float[Tensor, "T T"], rows: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Solve ``K x = rows`` by the lower Cholesky factor of ``K``, such as :meth:`Tangents.gram`.
-
-    ``torch.cholesky_solve`` takes ten times as long, since it copies ``K``.
-    """
+    """Solve ``K x = rows`` by the lower Cholesky factor of ``K``, such as :meth:`Tangents.gram`."""
+    # torch.cholesky_solve takes ten times as long, since it copies K.
     half = torch.linalg.solve_triangular(factor, rows[:, None], upper=False)
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]
 
@@ -143,8 +139,8 @@ class Coordinates(NamedTuple):
     ) -> Coordinates:
         """Coordinates in which second moments are one, but for directions hardly used.
 
-        Contexts are own ``(T, n, d)`` or shared ``(n, d)``. Moments of own contexts are taken about
-        their mean, since only differences of tokens change the attention.
+        Moments of own contexts are taken about their mean, since only differences of tokens change
+        the attention.
         """
         own = contexts.ndim == 3
         return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))

@@ -4,10 +4,8 @@ Heads with equal attention whose values sum to zero cancel: the output :math:`F(
 for all data. Near such weights :math:`F(\theta_0 + \varepsilon \delta) / \varepsilon` tends to the
 derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides the values. So if ``J`` has
 full row rank, some ``delta`` meets any labels exactly, for small ``eps`` (inverse function
-theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`.
-
-Groups of two heads are a difference of two copies. Larger groups reach more labels unless ``d`` is
-small.
+theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`. Groups of two
+heads are a difference of two copies; larger ones reach more labels unless ``d`` is small.
 """
 
 from __future__ import annotations
@@ -76,19 +74,17 @@ def memorize_by_difference(
     large as ``P(h)``: :func:`attnmem.bounds.own_context_ceiling` for own contexts, and
     :func:`attnmem.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
     :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
-    d_out)`` heads for itself, at least two; heads that are left over are idle. Values have width
-    one. Contexts have at least two tokens. Errors are at most 1e-8 of the labels' spread: half
-    their range, or the label if all are equal.
+    d_out)`` heads for itself, at least two; those left over are idle. Values have width one, and
+    contexts at least two tokens. Errors are at most 1e-8 of the labels' spread: half their range,
+    or the label if all are equal.
 
     Raises:
         ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
-            the data lie so near the exceptional set, on which that rank is smaller, that float64
-            does not meet the labels.
+            the data lie so near the set where that rank is smaller that float64 misses the labels.
 
     Example:
         >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
-        >>> weights = memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0)
-        >>> weights.W_Q.shape
+        >>> memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0).W_Q.shape
         torch.Size([4, 4, 2])
 
     Source: this book, the chapter on the capacity of one layer.
@@ -195,7 +191,9 @@ def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[Base]:
     """Base points one by one; for few examples, those with the shortest steps first."""
     g = torch.Generator().manual_seed(seed)
     drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in SPREADS * DRAWS)
-    bases = filter(None, (_linearized(heads, tokens, queries, labels) for heads in drawn))
+    moved = (ScalarHeads(*(W.to(queries.device) for W in heads)) for heads in drawn)
+    derived = (linearized(heads, tangents(heads, tokens, queries), labels) for heads in moved)
+    bases = filter(None, derived)
     yield from bases if len(labels) > FEW else sorted(bases, key=Base.size)
 
 
@@ -220,11 +218,6 @@ def draw_base(
         (scale * W_K).repeat_interleave(sizes, dim=0),
         torch.cat([mu - mu.mean(0) for mu in values]),
     )
-
-
-def _linearized(heads: ScalarHeads, tokens, queries, labels) -> Base | None:
-    heads = ScalarHeads(*(w.to(queries.device) for w in heads))
-    return linearized(heads, tangents(heads, tokens, queries), labels)
 
 
 def linearized(heads: ScalarHeads, at: Tangents, labels: Float[Tensor, " T"]) -> Base | None:

@@ -4,12 +4,10 @@ Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. It offers the ``d +
 
 .. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)]
 
-for every sequence ``t``, and the last layer adds them up. If the rows ``F(t)`` are independent,
-there are ``M`` and ``W_O`` with ``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any
-``E(t)``. The skip connection would add ``x'``, not ``M x'``. But ``M`` can be moved into the
+for every sequence ``t``. If the rows ``F(t)`` are independent, there are ``M`` and ``W_O`` with
+``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. ``M`` can be moved into the
 embedding, ``e = M e'`` and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the
-maps that read ``x``. Then every attention weight stays as it was, and the transformer's output is
-exactly ``W_U E(t)``.
+maps that read ``x``. Then every attention weight stays as it was, and the output is ``W_U E(t)``.
 """
 
 from __future__ import annotations
@@ -152,16 +150,11 @@ def memorize_aot(
     Args:
         sequences: Distinct sequences of at least two tokens.
         head_dim: At most ``d``.
-        seed: Seed of the drawn transformers.
         unembedding: ``W_U``, with distinct rows of length one; by default :func:`spread_tokens`.
 
     Returns:
-        The best of a few draws by their smallest margin. The logits are ``W_U E(t)``, where
-        ``E(t)`` is the row of the next token. In exact arithmetic the smallest margin is one less
-        the largest product of two rows of ``W_U``.
-
-    Raises:
-        ValueError: If the input does not fit, or no draw does; the error says why.
+        The best of a few draws by their smallest margin. In exact arithmetic that is one less the
+        largest product of two rows of ``W_U``.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))

@@ -3,8 +3,7 @@ r"""Two layers that meet every label of more examples than one layer with all th
 The ``d`` dimensions of the residual stream are shared out. Layer 2 reads its logits in ``e`` of
 them, ``S``, where nobody writes. Layer 1 writes into ``c`` others, ``C``, which the values of layer
 2 read, and both layers write along the last one, ``w``. So what the first layer writes into ``C``
-enters the output *exactly linearly*, through the attention of both layers: each of its heads has
-``c`` more value vectors than it would have alone.
+enters the output *exactly linearly*, through the attention of both layers.
 
 In each layer heads with equal attention form groups whose values along ``w`` cancel, as in
 :mod:`attnmem.constructions.cancellation`. With steps of size :math:`\tau = \sigma^3` and values
@@ -76,10 +75,9 @@ def memorize_by_depth(
 ) -> DeepWeights:
     """Build two layers, with skip connections, that meet all labels at the last token.
 
-    The number of examples may be as large as :func:`attnmem.bounds.deep_floor`, which for some
-    shapes is beyond what one layer with all the heads can meet. Every error of an output of
-    :func:`attnmem.attention.deep.deep` is at most 1e-8 of the labels' spread: half their range, or
-    the label if all are equal.
+    The number of examples may be as large as :func:`attnmem.bounds.deep_floor`. Every error of an
+    output of :func:`attnmem.attention.deep.deep` is at most 1e-8 of the labels' spread: half their
+    range, or the label if all are equal.
 
     Args:
         tokens: Own contexts of at least two tokens, in at least two dimensions.
@@ -92,8 +90,7 @@ def memorize_by_depth(
 
     Example:
         >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
-        >>> weights = memorize_by_depth(X, y, heads=(4, 2), head_dim=1, value_dim=3)
-        >>> weights.layers[0].W_V.shape
+        >>> memorize_by_depth(X, y, heads=(4, 2), head_dim=1, value_dim=3).layers[0].W_V.shape
         torch.Size([4, 4, 3])
 
     Source: this book, the chapter on weights of two layers.

@@ -8,12 +8,8 @@ One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 
-Every head here serves the same number of examples, the least that suffices, and no head serves the
-first example. All steps are batched over the heads.
-
-This attention does not depend on the labels, so it serves no more examples than the features have
-rank, ``H (n - 1) + 1`` on a shared context. Where it does depend on them (:func:`memorize_scalars`)
-each head serves ``d - 1`` examples with scalar labels, by the product of rank two
+Where attention depends on the labels (:func:`memorize_scalars`), each head serves ``d - 1``
+examples with scalar labels, by the product of rank two
 
 .. math:: W_K W_Q^\top = g \, w^\top + c \, u v^\top, \qquad w = \sum_{s \text{ served}} l_s f_s .
 
@@ -100,8 +96,6 @@ def _refuse_queries(got: str, slots: int) -> None:
 def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
     """A unit vector ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
 
-    A Gaussian direction has distinct entries almost surely. The best of a few is kept.
-
     Source: Mahdavi et al. 2024, Lemma 3.
     """
     directions = gaussian(generator, CANDIDATES, contexts.shape[-1]).to(contexts.device)
@@ -127,9 +121,8 @@ def orthogonal_direction(
 ) -> Float[Tensor, "H d"]:
     """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
 
-    ``free`` is the basis of :func:`dual_basis`. Of a few random directions it keeps the one
-    furthest from zero on the other queries. None of those may lie in the span of the served ones,
-    or ``ValueError`` names it.
+    ``free`` is the basis of :func:`dual_basis`. None of the other queries may lie in the span of
+    the served ones, or ``ValueError`` names it.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
@@ -178,8 +171,7 @@ def saturating_scale(
 
     .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
 
-    At the default ``tail``, the rounding unit of float64, the head equals its limit to the last
-    bit, with no limit taken.
+    At the default ``tail`` the head equals its limit to the last bit.
 
     Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
@@ -229,8 +221,6 @@ def read_out(
     Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T d_out"], refinements: int = 1
 ) -> Float[Tensor, "Hd d_out"]:
     """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
-
-    It is computed by a QR decomposition of ``Z^T`` and refined against the residual.
 
     Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
     """

@@ -99,8 +99,7 @@ def memorize_next_tokens(
     of each group, ``head_dim`` is at most ``d``, and only one row of each ``W_V`` is not zero.
 
     Raises:
-        ValueError: If the Jacobian has too small a rank on these sequences, or float64 loses some
-            next token.
+        ValueError: If the Jacobian's rank is too small, or float64 loses some next token.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))

@@ -48,11 +48,7 @@ def random_mha(
 ) -> MHAWeights:
     """Draw a generic layer: independent Gaussian weights, with one output and ``W_D = 1``.
 
-    The layer lies in any given set of volume zero with probability zero.
-
-    Args:
-        spread: Standard deviation of the logits, from 0 to 1e6, for standard normal tokens and
-            queries. It scales ``W_Q`` and ``W_K``.
+    ``spread`` is the standard deviation of the logits for standard normal tokens and queries.
 
     Example:
         >>> random_mha(2, 5, 3, seed=0).W_Q.shape

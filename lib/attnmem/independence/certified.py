@@ -21,17 +21,11 @@ MIX = 2**20  # largest coefficient of the combinations
 
 
 class CertifiedRank(NamedTuple):
-    """A proven lower bound of a matrix's rank.
-
-    Attributes:
-        rank: The matrix has at least this rank; 0 if the largest precision did not suffice.
-        shape: Shape of the matrix.
-        proof: The prime, or the precision of the determinant; or "not certified ...".
-    """
+    """A proven lower bound of a matrix's rank; 0 if the largest precision did not suffice."""
 
     rank: int
     shape: tuple[int, int]
-    proof: str
+    proof: str  # the prime, or the precision of the determinant; or "not certified ..."
 
     @property
     def full(self) -> bool:
@@ -61,9 +55,9 @@ def certified_rank(
     """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 
     **A tensor** stands for exactly the numbers that it holds. They are integers, or fractions whose
-    denominator is a power of two, so they have residues modulo an odd prime ``p``. A minor that is
-    not zero modulo ``p`` is not zero. Hence the rank modulo ``p`` never exceeds the rank. It falls
-    short of it only if ``p``, drawn from all 62-bit primes, divides every largest minor.
+    denominator is a power of two, so they have residues modulo an odd prime ``p``. The rank modulo
+    ``p`` never exceeds the rank. It falls short of it only if ``p``, drawn from all 62-bit primes,
+    divides every largest minor.
 
     **A function** from bits to an ``arb_mat`` encloses one and the same real matrix at any
     precision, such as the features of :func:`attnmem.certificates.enclosed_features`. Random
@@ -76,7 +70,6 @@ def certified_rank(
             a tensor. Only with a tensor.
         target: The rank to prove, by default the numerical rank of the midpoints. Only with a
             function.
-        seed: Seed of the prime, or of the combinations.
         most_bits: At least 128.
 
     Example:

@@ -35,16 +35,13 @@ def kruskal_rank(
     Independent means of full numerical rank in float64. The rows are scaled to length one first,
     which changes no dependency. A zero row, or rows without entries, make it 0.
 
-    ``"exhaustive"`` tries sizes upwards until a dependent subset appears. A depth-first search
-    eliminates one vector at a time. It checks the last two vectors of all subsets with a common
-    beginning in one product. The few subsets of tiny volume get their singular values computed. It
-    looks at 10^6 to 10^7 subsets a second, and refuses sizes of more than ``max_subsets``.
+    ``"exhaustive"`` tries sizes upwards until a dependent subset appears. It looks at 10^6 to 10^7
+    subsets a second, and refuses sizes of more than ``max_subsets``.
 
     ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of its
     solver (HiGHS, about 1e-6), within ``max_seconds``. Singular values confirm its dependency. This
-    pays where there are few more vectors than dimensions. Among 40 vectors of dimension 36 it finds
-    a dependent set of 15 in seconds, where a search would look at 10^10 subsets. With 30 generic
-    vectors of dimension 10 it takes more than half a minute, and the search takes seconds.
+    pays where there are few more vectors than dimensions: among 40 vectors of dimension 36, not
+    among 30 of dimension 10.
 
     Raises:
         ValueError: If the work allowed does not suffice; the error says what is known by then. Also
@@ -88,6 +85,7 @@ def _suspects(
     rows: Float[Tensor, "T d"], size: int, rtol: float | None
 ) -> Iterator[Int[Tensor, "block size"]]:
     """All subsets of ``size`` unit vectors that could be dependent, and some others."""
+    # All subsets with a common beginning are checked in one product.
     # If extreme singular values have a ratio of at most rtol, k unit vectors span a volume of at
     # most sqrt(e k) rtol. Squares of volumes have errors of about 1e-16, far below threshold^2.
     threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)

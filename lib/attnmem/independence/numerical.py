@@ -42,13 +42,9 @@ def numerical_rank(
 ) -> int | Int[Tensor, "*batch"]:
     """Number of singular values above ``rtol`` times the largest one, of each matrix of a batch.
 
-    A tolerance makes a statement about a perturbed matrix. Full rank is certain up to rounding. A
-    lower rank only says that the matrix is close to one of that rank. There,
-    :func:`attnmem.independence.certified_rank` proves a rank without a tolerance; the rank of some
-    rows is a lower bound for all.
-
-    Most matrices of full rank are settled by a Cholesky decomposition of their Gram matrix, or by a
-    QR decomposition. Only the others get their singular values computed.
+    Full rank is certain up to rounding. A lower rank only says that the matrix is close to one of
+    that rank. There, :func:`attnmem.independence.certified_rank` proves a rank without a tolerance;
+    the rank of some rows is a lower bound for all.
 
     Args:
         rtol: The default is ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy
@@ -63,6 +59,7 @@ def numerical_rank(
     if 0 in matrix.shape[-2:]:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
+        # A Cholesky or a QR decomposition settles most matrices of full rank.
         matrices = values.reshape(-1, *matrix.shape[-2:])
         wide = (matrices if matrix.shape[-2] <= matrix.shape[-1] else matrices.mT).double()
         unsettled = ~_clearly_full(wide @ wide.mT, wide.shape[2], rtol)
@@ -148,17 +145,10 @@ def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
 
 
 class SampledIndependence(NamedTuple):
-    """What random subsets of ``size`` vectors showed.
+    """What random subsets of ``size`` vectors showed: so many of ``samples`` were ``dependent``.
 
-    Sampling cannot prove a Kruskal rank: ``dependent_at_most`` is zero only if every subset was
-    seen.
-
-    Attributes:
-        size: Number of vectors in a subset.
-        samples: Number of subsets.
-        dependent: How many of them were rank-deficient.
-        confidence: Confidence of the bound that follows.
-        dependent_at_most: Clopper and Pearson's bound of the fraction of dependent subsets.
+    A fraction of at most ``dependent_at_most`` of all subsets is dependent, with this
+    ``confidence`` (Clopper and Pearson). That proves no Kruskal rank.
     """
 
     size: int
@@ -176,10 +166,8 @@ class SampledIndependence(NamedTuple):
 class SampledKruskalRank(NamedTuple):
     """The largest size that passed the sampled test, with the evidence on both sides of it.
 
-    Attributes:
-        rank: That size, 0 if none passed.
-        passed: The test of that size; None if no size passed.
-        failed: The test of the next size; None if none failed.
+    ``rank`` is that size, 0 if none passed. ``passed`` is its test, and ``failed`` that of the next
+    size; None if none passed or failed.
     """
 
     rank: int
@@ -206,11 +194,8 @@ def sampled_independence(
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence.
 
-    A subset is independent if its numerical rank is ``size``. Most ranks are settled by a Cholesky
-    decomposition of the subset's Gram matrix, cut from that of all vectors if there are few. Ranks
-    below what squares can resolve are settled by a QR decomposition. Those close to the tolerance
-    get their singular values computed. ``confidence`` is that of the bound of the fraction of
-    dependent subsets.
+    A subset is independent if its :func:`numerical_rank` is ``size``. ``confidence`` is that of the
+    bound of the fraction of dependent subsets.
 
     Example:
         >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
