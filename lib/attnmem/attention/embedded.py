@@ -137,9 +137,8 @@ def _shared(P, positions, scale, contexts, queries):
         g_heads = shares.mul_(g[:, :, None].div(total).div_(LOG2_E))
         g_values = g_heads.sum(dim=-1).mul_(LOG2_E)
         g_logits = (values[..., None] - heads).mul_(g_heads).flatten(1, 2)
-        W_E, b_E, W_Q, W_K, g_tokens = of_forms(
-            g_logits @ queries, g_logits.sum(dim=-1, keepdim=True)
-        )
+        g_numbers = g_logits.sum(dim=-1, keepdim=True)
+        W_E, b_E, W_Q, W_K, g_tokens = of_forms(g_logits @ queries, g_numbers)
         of_values = g_values.mT @ w  # at the embedded tokens, through the values
         b_E += of_values.sum(dim=1)
         W_E.baddbmm_(g_tokens.add_(of_values).mT, contexts)
@@ -171,9 +170,8 @@ def _own(P, positions, scale, contexts, queries):
         g_heads = shares.mul_(g.mT.div(total).div_(LOG2_E)[..., None])  # as in _shared
         g_logits = values.sub_(heads[..., None]).mul_(g_heads).flatten(0, 1)
         g_keys = torch.cat([g_logits @ flat, g_logits], dim=-1).view(R, B, -1)
-        W_E, b_E, W_Q, W_K, g_rows = of_forms(
-            (queries.mT @ g_keys).mT, g_keys.sum(dim=1)[..., None]
-        )
+        g_vectors, g_numbers = (queries.mT @ g_keys).mT, g_keys.sum(dim=1)[..., None]
+        W_E, b_E, W_Q, W_K, g_rows = of_forms(g_vectors, g_numbers)
         # A value is linear in the context, in its position, and in the bias.
         by_head = g_heads.transpose(1, 2).reshape(R, -1, B * n)
         of_values = [by_head @ contexts.flatten(1, 2), g_heads.sum(dim=1)]

@@ -89,8 +89,7 @@ def mha_attention(
 
     Source: Mahdavi et al. 2024, Sec. 3, step 2.
     """
-    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
-    return attention_weights(W_Q, W_K, context, query)
+    return attention_weights(*_widest(weights.W_Q, weights.W_K, context, query))
 
 
 @checked(also=_fit_together)
@@ -103,8 +102,7 @@ def mha_features(
 
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """
-    W_Q, W_K, context, query = _widest(weights.W_Q, weights.W_K, context, query)
-    return attend(W_Q, W_K, context, query)[1].flatten(-2)
+    return attend(*_widest(weights.W_Q, weights.W_K, context, query))[1].flatten(-2)
 
 
 @checked(also=_fit_with_skip)

@@ -1,8 +1,7 @@
 """Products of an attention layer in their cheapest orders, and look-ups in tables of embeddings.
 
-All functions take leading run axes, as :mod:`attnmem.attention` describes them; ``allruns``
-stands for the run axes of weights and data, broadcast against each other. Costs are counted in
-multiplications of numbers.
+All functions take leading run axes, as :mod:`attnmem.attention` describes them; ``allruns`` are
+those of weights and data, broadcast against each other. Costs are multiplications of numbers.
 """
 
 from __future__ import annotations

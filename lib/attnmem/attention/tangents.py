@@ -6,8 +6,7 @@ the attention of head ``h``, a change of the weights changes the output by
 .. math:: \sum_h \dot\mu_h^\top z_h + c_h^\top (\dot W_{K,h} q_h + W_{K,h} \dot W_{Q,h}^\top e),
           \qquad c_h = D_h \mu_h .
 
-All three terms are products of few vectors. So the products of the derivative's rows with each
-other cost ``T^2 d`` multiplications a head, where those of its matrix cost ``T^2 d d_h``.
+So products of all pairs of its rows cost ``T^2 d`` multiplications a head, not ``T^2 d d_h``.
 """
 
 from __future__ import annotations

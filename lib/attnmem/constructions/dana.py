@@ -32,7 +32,7 @@ SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in
 SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
 FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
 ENOUGH = 0.99  # share of the exact margin at which no further draw is made
-REFINEMENTS = 3
+REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
 
 
 @on_cpu
@@ -145,7 +145,7 @@ def memorize_aot(
     ``offered_rank(sequences, heads, head_dim, dim) == T_0``
     (:func:`~attnmem.constructions.sequences.offered_rank`). Random sequences usually satisfy the
     second one. Sets that share tokens in a regular way, such as all settings of a few bits, may
-    not. For such sets some next tokens are beyond any weights.
+    not, and then some next tokens are beyond any weights.
 
     Args:
         sequences: Distinct sequences of at least two tokens.
@@ -178,9 +178,8 @@ def memorize_aot(
             _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
         # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
         jitter = exact_margin / 4 if attempt else 0.0
-        targets = W_U[next_tokens]
-        move = gaussian(generator, *targets.shape)
-        targets = targets + jitter * move / move.norm(dim=1).max()  # each logit moves by at most it
+        move = gaussian(generator, len(sequences), dim)  # each logit moves by at most jitter
+        targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
         spreads = SHARP if attempt < FIRST else SPREADS
         spread = spreads[attempt % len(spreads)]
         sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
@@ -225,8 +224,7 @@ def fitted(
     """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
 
     Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
-    zero. The features are worse conditioned than those of the other paper, so the solution is
-    refined more often. The weights are infinite or NaN if ``M`` is singular.
+    zero. The weights are infinite or NaN if ``M`` is singular.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape

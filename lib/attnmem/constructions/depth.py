@@ -97,10 +97,9 @@ def memorize_by_depth(
     """
     tokens, labels = tokens.double(), labels.double()
     d = tokens.shape[-1]
-    tried = (
-        deep_groups(heads, head_dim, value_dim, d, most=most) for most in range(1, sum(heads) + 1)
-    )
-    groups = next(groups for groups in tried if groups.labels >= len(labels))  # small ones first
+    sizes = range(1, sum(heads) + 1)  # of groups, small ones first
+    tried = (deep_groups(heads, head_dim, value_dim, d, most=most) for most in sizes)
+    groups = next(groups for groups in tried if groups.labels >= len(labels))
     size, scale = unit(tokens), unit(labels)
     change = balancing_map((tokens / size).flatten(0, 1))
     change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
@@ -158,11 +157,9 @@ class _Step(NamedTuple):
     out: Float[Tensor, " d_minus_1"]  # the read-out in S and C
 
 
-def _draw_base(
-    groups: DeepGroups, H1: int, dim: int, head_dim: int, spread: float, generator: torch.Generator
-) -> _Base:
-    d, c = dim, groups.carried
-    e, sizes = d - 1 - c, torch.tensor(groups.first or [1] * H1)
+def _draw_base(groups: DeepGroups, H1, d, head_dim, spread, generator) -> _Base:
+    c, sizes = groups.carried, torch.tensor(groups.first or [1] * H1)
+    e = d - 1 - c
     if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
         heads = draw_base(groups.both, e, min(head_dim, e), spread, generator)
         maps, second = zip(*(W.split([H1, len(W) - H1]) for W in heads), strict=True)
@@ -215,9 +212,7 @@ def _network(base: _Base, step: _Step, sigma: float) -> DeepWeights:
     return DeepWeights((first, second), pad(step.out, (0, 1), value=1.0)[:, None])
 
 
-def _outward(
-    network: DeepWeights, change: Tensor, size: Tensor, head_dim: int, value_dim: int
-) -> DeepWeights:
+def _outward(network: DeepWeights, change, size, head_dim, value_dim) -> DeepWeights:
     """The network on the data that computes what this one computes on ``data / size @ change``."""
     inward, back = change / size, torch.linalg.inv(change) * size
     layers = []

@@ -145,9 +145,9 @@ def _vertex(features: np.ndarray, right: list[int], pairs: Pairs, count: int) ->
     scale = np.abs(matrix).max(axis=1, keepdims=True)
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), np.ones(len(pairs))])
     right_side = np.append(np.zeros(len(matrix)), 1.0)
-    program = {"A_eq": rows, "b_eq": right_side, "method": "highs-ds"}
     # A vertex has a smallest support, so its solution is unique up to its scale.
-    solution = scipy.optimize.linprog(np.zeros(len(pairs)), **program)
+    cost = np.zeros(len(pairs))
+    solution = scipy.optimize.linprog(cost, A_eq=rows, b_eq=right_side, method="highs-ds")
     if not solution.success:
         return []
     return [pair for pair, value in zip(pairs, solution.x, strict=True) if value > 1e-9]
@@ -190,8 +190,7 @@ def parity_by_heads(bits: int) -> AoTWeights:
     solution = torch.linalg.solve(columns, -((-1.0) ** m))  # positive where the parity is one
     # A token 0 is (0, 1), which asks and carries the constant; a token 1 is (1, 0).
     embedding = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-    one = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    zero = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
+    zero, one = embedding.split(1)
     weights = AoTWeights(
         embedding=embedding,
         positions=torch.zeros(bits + 1, 2, dtype=torch.float64),

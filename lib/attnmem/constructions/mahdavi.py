@@ -55,8 +55,7 @@ LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the larg
 def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
     """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
 
-    The examples are consecutive. Where ``H k`` exceeds ``T - 1`` the last slots start again from
-    example 1. So no head is idle, and the examples of one head are distinct.
+    Where ``H k`` exceeds ``T - 1`` the last slots start again from example 1, so no head is idle.
 
     Example:
         >>> serve(examples=6, heads=2)
@@ -189,9 +188,7 @@ def saturating_scale(
     return scale.amax(dim=(0, 2))
 
 
-def _attention_maps(
-    contexts: Contexts, queries: Float[Tensor, "T d"], heads: int, generator: torch.Generator
-) -> tuple[Float[Tensor, "H d r"], Float[Tensor, "H d r"]]:
+def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor]:
     """The maps ``W_Q`` and ``W_K`` of all heads, of width ``k + 1``."""
     served = serve(len(queries), heads).to(queries.device)
     duals, free = dual_basis(queries, served)
@@ -234,11 +231,7 @@ def read_out(
 def factor(
     M: Float[Tensor, "H d d_out"], value_dim: int, W_D: Float[Tensor, "d_o d_out"]
 ) -> tuple[Float[Tensor, "H d d_v"], Float[Tensor, "H*d_v d_o"]]:
-    """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head.
-
-    ``W_V,h`` is ``M_h`` with zero columns up to ``d_v``. Each ``W_O,h`` is the left inverse of
-    ``W_D``, with zero rows.
-    """
+    """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head."""
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
     undo = torch.cat([torch.linalg.pinv(W_D), W_D.new_zeros(value_dim - outputs, len(W_D))])

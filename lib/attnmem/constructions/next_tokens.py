@@ -6,9 +6,7 @@ c_k u - c_k^2 r` with distinct :math:`c_k`, and let the residual stream have the
 largest logit. The heads write along one direction that ``r`` does not see, so ``z`` is what the
 skip connection gives, and :math:`y(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t)` is to be met.
 
-At weights where the heads of each group share their attention, and their values ``m_h`` have sum
-zero, all outputs vanish. A small change of all maps, with the values divided by its size, gives any
-labels that the Jacobian there can give.
+It is met near weights where heads cancel, as in :mod:`attnmem.constructions.cancellation`.
 """
 
 from __future__ import annotations
@@ -131,9 +129,7 @@ def memorize_next_tokens(
     return best
 
 
-def _bases(
-    sequences: Sequences, sizes: tuple[int, ...], groups: Sequence[int], seed: int
-) -> Iterator[tuple[Tensor, Tensor, Scalars]]:
+def _bases(sequences, sizes, groups, seed) -> Iterator[tuple[Tensor, Tensor, Scalars]]:
     """Embeddings, positions and cancelling heads. The last coordinate of x(t, S) is positive."""
     group_of_head = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(groups))
     for attempt in range(DRAWS):
@@ -144,8 +140,7 @@ def _bases(
         drawn = [gaussian(generator, size, embedding.shape[1]) for size in groups]
         values = torch.cat([m - m.mean(0) for m in drawn])
         u = gaussian(generator, embedding.shape[1])  # a direction to write in, if all labels are 0
-        base = Scalars(u, values, W_Q[group_of_head], W_K[group_of_head])
-        yield embedding, positions, base
+        yield embedding, positions, Scalars(u, values, W_Q[group_of_head], W_K[group_of_head])
 
 
 def _solutions(x: Tensor, base: Scalars, labels: Tensor) -> Iterator[Scalars]:

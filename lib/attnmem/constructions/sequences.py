@@ -62,10 +62,8 @@ def _numbers(draw: np.random.Generator, *shape: int) -> Int[np.ndarray, "..."]:
     return draw.integers(1, mod_prime.PRIME, shape, dtype=np.int64)
 
 
-def _embedded(
-    free: _FreeSequences, dim: int, draw: np.random.Generator
-) -> Int[np.ndarray, "T S d"]:
-    """``x(t, s) = e(t_s) + pos_s``."""
+def _embedded(free: _FreeSequences, dim: int, draw: np.random.Generator) -> np.ndarray:
+    """``x(t, s) = e(t_s) + pos_s``, of shape ``(T, S, d)``."""
     table = _numbers(draw, int(free.tokens.max()) + 1, dim)
     return (table[free.tokens] + _numbers(draw, free.tokens.shape[1], dim)) % mod_prime.PRIME
 
@@ -141,9 +139,7 @@ def dependent_subset(
     return torch.tensor(sorted(min(found, key=len, default=[])), dtype=torch.int64)
 
 
-def _free_offers(
-    sequences: Sequences, heads: int, head_dim: int, dim: int, seed: int
-) -> np.ndarray:
+def _free_offers(sequences, heads, head_dim, dim, seed) -> np.ndarray:
     """``F`` modulo the prime, with random embeddings, value maps and attention weights."""
     free, draw = _free_sequences(sequences), np.random.default_rng(seed)
     x = _embedded(free, dim, draw)
@@ -210,14 +206,7 @@ def cancelling_rank(
     return mod_prime.rank(_tangents(sequences, [k - 1 for k in groups], head_dim, dim, seed))
 
 
-def _tangents(
-    sequences: Sequences,
-    values: Sequence[int],
-    head_dim: int,
-    dim: int,
-    seed: int,
-    trained: bool = False,
-) -> np.ndarray:
+def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarray:
     """The Jacobian modulo the prime. Each of ``values`` is an attention with so many values."""
     # With the covariance C of a sequence's tokens under the attention and q = x(t, S), derivatives
     # are q by u, A by m, and q^T D C m for a change of W_QK by D. A change of basis in the head

@@ -66,10 +66,8 @@ def certified_rank(
     Otherwise the precision doubles, up to ``most_bits``.
 
     Args:
-        times: A second tensor. The rank is then that of the exact product, which need not fit into
-            a tensor. Only with a tensor.
-        target: The rank to prove, by default the numerical rank of the midpoints. Only with a
-            function.
+        times: A second tensor, whose exact product with the first one has the rank in question.
+        target: The rank to prove of a function, by default the numerical rank of the midpoints.
         most_bits: At least 128.
 
     Example:
@@ -146,8 +144,7 @@ def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
     draw = random.Random(seed)
     for _ in range(2):  # the columns, then the rows
         if balls.ncols() > size:
-            count = balls.ncols() * size
-            mix = [draw.randint(-MIX, MIX) for _ in range(count)]
+            mix = [draw.randint(-MIX, MIX) for _ in range(balls.ncols() * size)]
             balls = balls * flint().arb_mat(balls.ncols(), size, mix)
         balls = balls.transpose()
     return balls

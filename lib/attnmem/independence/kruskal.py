@@ -44,8 +44,8 @@ def kruskal_rank(
     among 30 of dimension 10.
 
     Raises:
-        ValueError: If the work allowed does not suffice; the error says what is known by then. Also
-            if the solver's smallest set is dependent only to its own tolerance.
+        ValueError: If the work allowed does not suffice (the error says what is known by then), or
+            the solver's smallest set is dependent only to its own tolerance.
 
     Example:
         >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
@@ -147,14 +147,9 @@ def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block 
 def _smallest_circuit(
     rows: Float[Tensor, "T d"], rank: int, rtol: float | None, max_seconds: int | float
 ) -> int:
-    r"""The size of the smallest dependent subset (the spark), for dependent non-zero unit rows.
-
-    A dependency ``sum_i x_i v_i = 0`` is scaled so that its largest coefficient is one. The
-    program is
-
-    .. math:: \min \sum_i z_i, \quad -z_i \le x_i \le z_i, \quad x_i \ge 2 p_i - 1, \quad
-              \sum_i p_i = 1, \quad z, p \in \{0, 1\}^T .
-    """
+    """The size of the smallest dependent subset (the spark), for dependent non-zero unit rows."""
+    # Minimize sum z over z, p in {0, 1}^T: a dependency has its coefficients x where z is one, and
+    # its largest one, where p is one, is scaled to one.
     count = len(rows)
     V = (rows @ torch.linalg.svd(rows, full_matrices=False).Vh[:rank].mT).cpu().numpy()
     one, none = scipy.sparse.eye(count), scipy.sparse.csr_array((count, count))
