@@ -81,9 +81,7 @@ def kruskal_rank(
 # --- every subset, one elimination for all that begin alike ---------------------------------------
 
 
-def _suspects(
-    rows: Float[Tensor, "T d"], size: int, rtol: float | None
-) -> Iterator[Int[Tensor, "block size"]]:
+def _suspects(rows, size, rtol) -> Iterator[Int[Tensor, "block size"]]:
     """All subsets of ``size`` unit vectors that could be dependent, and some others."""
     # All subsets with a common beginning are checked in one product.
     # If extreme singular values have a ratio of at most rtol, k unit vectors span a volume of at
@@ -144,9 +142,7 @@ def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block 
 # --- the smallest circuit by integer programming --------------------------------------------------
 
 
-def _smallest_circuit(
-    rows: Float[Tensor, "T d"], rank: int, rtol: float | None, max_seconds: int | float
-) -> int:
+def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     """The size of the smallest dependent subset (the spark), for dependent non-zero unit rows."""
     # Minimize sum z over z, p in {0, 1}^T: a dependency has its coefficients x where z is one, and
     # its largest one, where p is one, is scaled to one.

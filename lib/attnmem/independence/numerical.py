@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import scipy
@@ -223,9 +223,7 @@ def sampled_independence(
     return SampledIndependence(size, samples, dependent, confidence, at_most)
 
 
-def _subsets(
-    T: int, size: int, samples: int, generator: torch.Generator
-) -> Iterator[Int[Tensor, "block size"]]:
+def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]:
     """Uniformly random subsets, some at a time."""
     block = DRAWN if T <= LARGE else 1 + ENTRIES // T
     few = T > LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
@@ -241,14 +239,8 @@ def _subsets(
         yield subsets
 
 
-def _dependent(
-    vectors: Float[Tensor, "T d"],
-    gram: Float[Tensor, "T T"] | None,
-    subsets: Int[Tensor, "block size"],
-    rtol: float | None,
-    ceiling: Callable[[], float],
-) -> Bool[Tensor, " block"]:
-    """Which subsets have a numerical rank below their size."""
+def _dependent(vectors, gram, subsets, rtol, ceiling) -> Bool[Tensor, " block"]:
+    """Which subsets, ``(block, size)``, have a numerical rank below their size."""
     size, d = subsets.shape[1], vectors.shape[1]
     if rtol is None:
         rtol = max(size, d) * torch.finfo(vectors.dtype).eps
