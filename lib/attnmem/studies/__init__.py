@@ -36,18 +36,9 @@ def runs(
 ) -> list[Run]:
     """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
 
-    Args:
-        name: A key of ``EXPERIMENTS``.
-        profile: ``paper`` or ``quick``.
-        seeds: The first so many of them; by default as many as the paper has.
-        variant: How the paper is read; by default as it was published.
-        where: Only the cells with these values, such as ``{"d": 10}``.
-
-    Returns:
-        The runs, cell by cell.
-
-    Raises:
-        ValueError: The experiment does not have what an argument asks for; the message names it.
+    A part of them: the first so many ``seeds``; one ``variant``, how the paper is read; ``where``,
+    the cells with these values, such as ``{"d": 10}``. The default is what was published. What the
+    experiment does not have is refused with a ``ValueError`` that names the argument.
 
     Example:
         >>> len(runs("dana-exp1", "paper"))

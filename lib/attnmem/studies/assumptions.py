@@ -103,14 +103,13 @@ def _vision(
     source: str, hub: str, architecture: str, shape: tuple[int, int], sizes: tuple[int, ...]
 ) -> dict[str, Case]:
     """The tiers of a ViT of ``shape`` tokens and dimensions, whose trained weights a hub has."""
-    crops = functools.partial(corpora.photograph_crops, seed=SEED)
+    crops = partial(corpora.photograph_crops, seed=SEED)
     published = Case(
         *(source, architecture, 1973, *shape, lambda: corpora.published_images(source, 2000)),
         *(architecture, hub, FULL, sizes),
     )
-    shipped = replace(
-        published, source="photographs", T=2000, batches=lambda: crops(2000), **UNTRAINED
-    )
+    photographs = {"source": "photographs", "T": 2000, "batches": lambda: crops(2000)}
+    shipped = replace(published, **photographs, **UNTRAINED)
     trained = Case(
         *("digits", "vit-digits", 1797, 17, 64, lambda: corpora.digits()[0].split(256)),
         model=("vit", pretrained.DIGITS_VIT),
@@ -137,8 +136,8 @@ def _language(
 ) -> dict[str, Case]:
     """The tiers of a BERT or a GPT-2; ``train`` makes the small one, refused below ``least``."""
     n, pairs = shape[0], kind == "bert"
-    read = functools.partial(corpora.library_passages, seed=SEED, pairs=pairs)
-    texts = functools.partial(corpora.published_texts, source, hub, 2000, length=n, batch=4)
+    read = partial(corpora.library_passages, seed=SEED, pairs=pairs)
+    texts = partial(corpora.published_texts, source, hub, 2000, length=n, batch=4)
     first = {"curves": ("random L1",), "positions": True}
     both = {"curves": ("random L1", "trained L1"), "positions": True}
     published = Case(
@@ -146,7 +145,7 @@ def _language(
         *(architecture, hub, FULL, sizes),
         **both,
     )
-    passages = functools.partial(read, 2000, length=n, batch=4)
+    passages = partial(read, 2000, length=n, batch=4)
     shipped = replace(published, source="library", batches=passages, **UNTRAINED | first)
     trained = Case(
         *("library", f"{kind}-library", 2000, 64, 96, lambda: read(2000, length=64, batch=100)),
@@ -184,8 +183,7 @@ def _passages(text: Callable[[], str], count: int, length: int) -> Iterable[corp
 
 
 PACKAGED_BERT = Case(
-    *("manual", "minilm-l6", 2000, 64, 384),
-    batches=lambda: _passages(corpora.manual, 2000, 64),
+    *("manual", "minilm-l6", 2000, 64, 384, lambda: _passages(corpora.manual, 2000, 64)),
     model=("bert", pretrained.MINILM),
     trained=pretrained.packaged_bert,
     samples=FEWER,
@@ -429,10 +427,7 @@ def collect(
 ) -> dict[str, Seen]:
     """The features of each map that the tests of a tier look at, on its first data or a ``source``.
 
-    Raises:
-        ValueError: There is no such case, precision or source, or the data have another number of
-            examples.
-        ConnectionError: The tier needs a hub that cannot be reached.
+    Raises ``ConnectionError`` where the tier needs a hub that cannot be reached.
     """
     if dtype not in DTYPES:
         refuse("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")

@@ -28,8 +28,6 @@ COUNTS = ("parameters", "layer_parameters", "dimension")
 SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
 CELL = (*SHAPE, "T", "experiment", "steps", "lr")
 CPU = torch.device("cpu")
-
-
 Positive = Annotated[int | float, Range(0, math.inf)]
 
 
@@ -49,8 +47,8 @@ def saved_bits(
     Args:
         accuracy: The share of right answers, None for real labels.
         loss: The mean cross-entropy in nats, or the mean square error.
-        classes: Number of classes ``N``, None for real labels.
-        labels: Number of labels.
+        classes: None for real labels.
+        labels: How many there are.
 
     Example:
         >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))

@@ -7,7 +7,6 @@ for one layer (:mod:`attnmem.studies.fits`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +20,7 @@ from torch import Tensor
 from .. import bounds
 from ..attention.deep import DeepWeights, random_deep
 from ..store import Fitting, Row
-from .fits import FitStudy, sizes_of, whole_up_to
+from .fits import FitStudy, drawing, listed, sizes_of, whole_up_to
 
 NAME = "answer-depth"
 
@@ -97,15 +96,7 @@ def fittings(profile: str) -> dict[Fitting, float]:
             (of_eight[1:2], (1.0,), 5, newton),
             (of_eight[:1], (1.0,), 2, newton),  # where the time for measuring ended
         ]
-    common = {"context": "own", "coordinates": "raw"}
-    return {
-        Fitting(NAME, profile, seed=seed, T=T, **net._asdict(), **common, **way): fraction
-        for nets, fractions, seeds, way in parts
-        for fraction in fractions
-        for net in nets
-        for T in [int(fraction * net.ceiling)]
-        for seed in range(seeds)
-    }
+    return listed(NAME, profile, parts, context="own", coordinates="raw")
 
 
 class Examples(NamedTuple):
@@ -123,8 +114,7 @@ def examples(fit: Fitting) -> Examples:
     Entries of tokens are uniform with mean zero and variance one, labels are uniform on [0, 1].
     """
     net = sizes_of(fit, Network)
-    digest = hashlib.sha256(f"{tuple(net)} {fit.T} {fit.seed}".encode()).digest()
-    g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    g = drawing(net, fit)
     uniform = partial(torch.rand, generator=g, dtype=torch.float64)
     tokens, labels = 3**0.5 * (2 * uniform(fit.T, net.n, net.d) - 1), uniform(fit.T)
     start = {"logits": fit.logits, "values": fit.values}
@@ -145,8 +135,7 @@ class DepthStudy(FitStudy):
     examples = staticmethod(examples)
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
-        table = super().table(rows)
-        return table.assign(ratio=table.least / table.largest)
+        return super().table(rows).assign(ratio=lambda table: table.least / table.largest)
 
     def way(self, fit: Fitting) -> str:
         """The optimizer, and whether its start is sharp."""

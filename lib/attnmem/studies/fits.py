@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -114,14 +114,25 @@ def fittings(profile: str) -> dict[Fitting, float]:
             (one_published, (0.8,), 1, large),
             (two_published, (0.9,), 1, large),
         ]
+    return listed(NAME, profile, parts)
+
+
+def listed(name: str, profile: str, parts: Iterable[Any], **common: Any) -> dict[Fitting, float]:
+    """The fits of some parts: each has shapes, fractions of their ceilings, seeds and a way."""
     return {
-        Fitting(NAME, profile, seed=seed, T=T, **shape._asdict(), **way): fraction
+        Fitting(name, profile, seed=seed, T=T, **shape._asdict(), **common, **way): fraction
         for shapes, fractions, seeds, way in parts
         for fraction in fractions
         for shape in shapes
         for T in [int(fraction * shape.ceiling)]
         for seed in range(seeds)
     }
+
+
+def drawing(sizes: NamedTuple, fit: Fitting) -> torch.Generator:
+    """Where the data of a fit with these sizes and its start come from."""
+    digest = hashlib.sha256(f"{tuple(sizes)} {fit.T} {fit.seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
 def sizes_of(fit: Fitting, kind: type = Shape) -> NamedTuple:
@@ -143,19 +154,15 @@ def examples(fit: Fitting) -> Examples:
 
     Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
     """
-    digest = hashlib.sha256(f"{tuple(sizes_of(fit))} {fit.T} {fit.seed}".encode()).digest()
-    g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    g = drawing(sizes_of(fit), fit)
     d, rank = fit.d, min(fit.d_h, fit.d)
     uniform = partial(torch.rand, generator=g, dtype=torch.float64)
     gaussian = partial(torch.randn, generator=g, dtype=torch.float64)
     contexts = uniform(*([fit.T] if fit.context == "own" else []), fit.n, d)
     queries, labels = uniform(fit.T, d), uniform(fit.T)
     scale = map_scale(LOGITS, d, rank)
-    heads = ScalarHeads(
-        scale * gaussian(fit.H, d, rank),
-        scale * gaussian(fit.H, d, rank),
-        VALUES * gaussian(fit.H, d),
-    )
+    maps = (scale * gaussian(fit.H, d, rank) for _ in range(2))
+    heads = ScalarHeads(*maps, VALUES * gaussian(fit.H, d))
     change = Coordinates.balancing(contexts, queries)
     if fit.coordinates == "raw":
         return Examples(change.outward(heads), contexts, queries, labels)

@@ -75,29 +75,21 @@ def run(
     where: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> int:
-    """Measure what is missing of a study and append the rows.
+    """Measure what is missing of a study and append the rows; how many were added.
+
+    The part is chosen as for :func:`attnmem.studies.runs`.
 
     Args:
-        name: A key of ``STUDIES``.
         profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
         executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
             ``Client.get_executor()``); by default units are measured here, one after the other.
-        seeds: The first so many seeds of each training.
         tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
-        variant: How the paper is read.
-        where: Only the trainings with these values, such as ``{"d": 10}``.
         **options: ``workers``, units in flight at once, which share a GPU's memory (by default an
             executor is given all units at once, so a limit of time needs this number);
             ``limit_minutes``, after which no unit begins (the cheapest curves of a grid come first,
             and first seeds before others); ``recompute``, to measure again what came with the
             library; ``report``, called with a :class:`Progress` after each unit.
-
-    Returns:
-        How many rows were added.
-
-    Raises:
-        ValueError: The study does not have what an argument asks for; the message names it.
     """
     selection = Selection(seeds, variant, where, tf32)
     job = Job(name, profile or STUDIES[name].default_profile, selection)

@@ -173,9 +173,8 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
 def found(name: str, profile: str) -> pd.DataFrame:
     """What the stored rows of a search show: one line for every cell whose bisection is complete.
 
-    Returns:
-        A table with the cell's sizes, ``memorized`` and ``failed`` (missing if everything was
-        memorized), ``bound`` (by the paper's theorem) and ``parameters`` of the model.
+    It has the cell's sizes, ``memorized`` and ``failed`` (missing if everything was memorized),
+    ``bound`` (by the paper's theorem) and ``parameters`` of the model.
     """
     search, lines = SEARCHES[name], []
     search.configs(profile)
@@ -185,9 +184,7 @@ def found(name: str, profile: str) -> pd.DataFrame:
         if not needed:
             [run, *_] = probe(name, profile, cell, 1)
             sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-            theory = {
-                "bound": training.FAMILIES[run.model].guaranteed(run),
-                "parameters": training.parameter_count(run),
-            }
+            bound = training.FAMILIES[run.model].guaranteed(run)
+            theory = {"bound": bound, "parameters": training.parameter_count(run)}
             lines.append(sizes | ends._asdict() | theory)
     return pd.DataFrame(lines)

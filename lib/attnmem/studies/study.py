@@ -1,11 +1,8 @@
 """What every study offers: configurations to measure, in units, and the rows that they become.
 
 A *study* is a figure, a table or a question of ours. A *unit* is what is measured at once and takes
-minutes to hours; each of its configurations becomes a *row* of the store. There are four kinds:
-trainings of a grid (:class:`Experiment`), searches for the largest set that is memorized
-(:mod:`attnmem.studies.searches`), tests of assumptions on features
-(:mod:`attnmem.studies.assumptions`), and fits of one layer or several (:mod:`attnmem.studies.fits`,
-:mod:`attnmem.studies.depth`).
+minutes to hours; each of its configurations becomes a *row* of the store. Each kind of study has a
+file; trainings of a grid (:class:`Experiment`) are here.
 """
 
 from __future__ import annotations
@@ -199,11 +196,8 @@ def grid(**axes: Iterable[Any]) -> Cells:
 class Experiment(Study):
     """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
 
-    Attributes:
-        cells: For each profile, all fields of a :class:`~attnmem.store.Run` of each cell.
-        seeds: For each profile, how many seeds each cell is trained with.
-        variants: The readings of the paper that it is run in, first the one that was published.
-        curves: The field that tells the curves of the figure apart; none if there is one curve.
+    Each of the ``cells`` has the fields of a :class:`~attnmem.store.Run`. The published reading is
+    the first of ``variants``; ``curves`` is the field that tells a figure's curves apart, if any.
     """
 
     cells: dict[str, Cells]

@@ -20,11 +20,8 @@ from .study import PROFILES, SIZES, Selection
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """The stored rows of a study by key: those that came with the library and those added since.
 
-    With ``recompute`` only rows in the folder for new rows count.
-
-    Raises:
-        ValueError: There is no such study or profile, or no folder for new rows alone.
-        DamagedResultsError: A file that cannot be trusted.
+    With ``recompute`` only rows in the folder for new rows count. Raises ``DamagedResultsError``
+    for a file that cannot be trusted.
     """
     STUDIES[name].check_profile(profile)
     return store.known(name, profile, recompute=recompute)
@@ -95,20 +92,13 @@ def stored(
     diverged; these stay in the table, without an accuracy.
 
     Args:
-        name: An experiment.
-        profile: ``paper`` or ``quick``.
-        seeds: The first so many of them.
-        variant: As for :func:`attnmem.studies.runs`.
         curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
             without a hole is then enough, and only such curves are returned, with the seeds that
             have every cell of the curve.
         quiet: Print nothing where the rows are of ``profile``.
 
     Returns:
-        The table, and the profile that it is of.
-
-    Raises:
-        ValueError: The store has rows of neither profile.
+        The table, and the profile that it is of. If there are rows of neither, ``name`` is refused.
     """
     experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
@@ -140,10 +130,7 @@ def stored(
 def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
     """Rows of a grid, of its whole curves if it has some, and whether they are without holes.
 
-    Args:
-        grid: The runs by key.
-        known: Rows by key, of this grid and of others.
-        curves: As for :func:`stored`.
+    ``known`` may have rows of other grids, too; ``curves`` is as for :func:`stored`.
     """
     have = [row for key, row in known.items() if key in grid]
     cells = {dataclasses.replace(run, seed=0) for run, _ in have}
@@ -233,14 +220,9 @@ def beside_published(name: str) -> pd.DataFrame:
     """The published means of an experiment of Dana et al. beside ours, a line for each point.
 
     Trainings that diverged are left out of the means, and so are points without a stored training.
-
-    Returns:
-        A table with the sizes, ``published``, ``ours`` (the mean over the seeds of the published
-        grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
-        ``difference`` (ours less the published).
-
-    Raises:
-        ValueError: ``name`` is no such experiment.
+    Beside the sizes there are ``published``, ``ours`` (the mean over the seeds of the published
+    grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
+    ``difference`` (ours less the published).
 
     Example:
         >>> len(beside_published("dana-exp1"))
@@ -272,13 +254,8 @@ def repeat(
 ) -> tuple[Any, Any]:
     """Do the first stored training of a part of a grid again, on the CPU.
 
-    The part is chosen as for :func:`attnmem.studies.runs`.
-
-    Returns:
-        The accuracy now and in the row; or the two curves of the first ``epochs``.
-
-    Raises:
-        ValueError: There is no such row, or it has no curve.
+    The part is chosen as for :func:`attnmem.studies.runs`. Returned are the accuracy now and in the
+    row, or the two curves of the first ``epochs``; a part without a row or curve is refused.
     """
     [run, *_] = runs(name, profile, 1, variant=variant, where=where)
     known = rows(name, profile)
