@@ -164,13 +164,9 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     for field, count in Counter(field for field, _ in arguments.where).items():
         if count > 1:
             refuse("where", f"{count} values of {field}", "one value of each field")
-    where = dict(arguments.where) or None
+    profile, where = arguments.profile or each.default_profile, dict(arguments.where) or None
     return [
-        Job(
-            name,
-            arguments.profile or each.default_profile,
-            Selection(arguments.seeds, variant, where, arguments.tf32),
-        )
+        Job(name, profile, Selection(arguments.seeds, variant, where, arguments.tf32))
         for variant in variants
     ]
 

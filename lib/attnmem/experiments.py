@@ -1,9 +1,7 @@
 """The studies as chapters call them: their grids, how to run them, and their rows.
 
-``runs(name, profile)`` is the plain list of an experiment's trainings, every hyper-parameter
-explicit; ``run(name, profile)`` measures what the store does not have yet of any study; ``table``
-and ``stored`` read its rows; ``record`` shows them. The rooms behind are :mod:`attnmem.studies`,
-:mod:`attnmem.studies.run`, :mod:`attnmem.studies.tables` and :mod:`attnmem.record`.
+``runs`` is the plain list of an experiment's trainings; ``run`` measures what the store does not
+have yet of any study; ``table`` and ``stored`` read its rows; ``record`` shows them.
 """
 
 from .record import record

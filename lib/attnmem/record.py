@@ -33,16 +33,9 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     Where nothing of that is stored it shows the profile ``quick``, a smoke test, and says so.
     It says what was trained and how, how much of it is stored, draws the mean and the range of the
     seeds with the published points where they are known, and lists the means. A curve with a hole
-    is not shown beside whole ones, nor is a seed that has a part of a curve only.
-
-    Args:
-        name: A key of ``EXPERIMENTS``.
-        axis: The size on the horizontal axis, such as ``"H"``; other sizes that vary make curves.
-            None for the words alone.
-        variant: As for :func:`attnmem.studies.runs`.
-
-    Raises:
-        ValueError: There is no such experiment or size, or nothing of it is stored.
+    is not shown beside whole ones, nor is a seed that has a part of a curve only. ``axis`` is the
+    size on the horizontal axis, such as ``"H"``; other sizes that vary make curves. Without it
+    there are the words alone. An experiment without stored rows is refused.
     """
     grid, have, shown = _stored(name, variant)
     if not have:
@@ -60,7 +53,9 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     from . import figures
 
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
-    curves = curves_of(found, axis, measured, _named(name, grid))
+    field = EXPERIMENTS[name].curves  # the size that tells curves apart, if it has several values
+    named = field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
+    curves = curves_of(found, axis, measured, named)
     crosses = {}
     if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
         points = beside_published(name)
@@ -126,12 +121,6 @@ def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[
             break
     shown, _ = usable({run.key: run for run in grid}, have, EXPERIMENTS[name].curves)
     return grid, [*have.values()], shown
-
-
-def _named(name: str, grid: list[Run]) -> str | None:
-    """The size that tells the curves of the grid apart, if it has more than one."""
-    field = EXPERIMENTS[name].curves
-    return field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
 
 
 def curves_of(

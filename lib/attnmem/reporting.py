@@ -222,7 +222,6 @@ def verdict(
     joins all that the claim says of one curve.
 
     Args:
-        key: A key of :func:`claims`.
         checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
             :func:`certified`, :func:`checked` or :func:`measured` returned.
         also: Checks that must hold, too, but cannot carry the claim alone.

@@ -252,10 +252,8 @@ class RowSchema:
         self.columns = (*self.types, "key", "checksum")
 
 
-SCHEMAS = {
-    config: RowSchema(config, result)
-    for config, result in ((Run, Outcome), (Check, Finding), (Fitting, Fitted))
-}
+KINDS = ((Run, Outcome), (Check, Finding), (Fitting, Fitted))
+SCHEMAS = {config: RowSchema(config, result) for config, result in KINDS}
 BY_HEADER = {",".join(schema.columns): schema for schema in SCHEMAS.values()}
 BOOLEANS = {"True": True, "False": False}
 
@@ -266,9 +264,7 @@ BOOLEANS = {"True": True, "False": False}
 def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """Rows by key, those shipped and those measured here since; with ``recompute`` these only.
 
-    Raises:
-        ValueError: With ``recompute``, if new rows would go among the shipped ones.
-        DamagedResultsError: A file is damaged.
+    Refuses ``recompute`` if new rows would go among the shipped ones. Raises as :func:`read`.
     """
     roots = dict.fromkeys([SHIPPED.resolve(), writable_root().resolve()])
     if recompute:
@@ -370,17 +366,11 @@ def _parse(line: str, schema: RowSchema) -> Row:
 
 
 def append(rows: Iterable[Row], root: Path | None = None) -> int:
-    """Append rows to their files and flush them to disk; rows that are there already stay.
+    """Append rows to their files, those that are new, and flush them to disk; how many there were.
 
     Every row is one write of one line, and a new file is renamed into its place, so a killed
-    process leaves whole lines only. A writer holds a lock on the file ``<profile>.lock``.
-
-    Args:
-        rows: Configurations, each with its result.
-        root: The folder of the experiments' folders; :func:`writable_root` if it is ``None``.
-
-    Returns:
-        How many rows were new.
+    process leaves whole lines only. A writer holds a lock on the file ``<profile>.lock``. The
+    folder of the experiments' folders is ``root``, by default :func:`writable_root`.
 
     Raises:
         ValueError: A value has no place in a row, such as NaN. Nothing is written to its file.

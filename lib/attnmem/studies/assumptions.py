@@ -191,23 +191,25 @@ PACKAGED_BERT = Case(
     positions=True,
     depth=6,
 )
-TRAINED_ONLY = {"model": None, "depth": 2}
+
+
+def _trained_on(
+    case: Case, source: str, batches: Callable[[], Iterable[corpora.Inputs]], **sizes: int
+) -> Case:
+    """Further data of a trained model, of which two blocks are looked at."""
+    return replace(case, source=source, batches=batches, model=None, depth=2, **sizes)
+
+
+def _library() -> Iterable[corpora.Inputs]:
+    return _passages(lambda: corpora.library_text().decode(), 2000, 256)
+
+
+SHORTER = {"T": 1024, "n": 128}  # all passages of the manual that are so long
 LONGER = (
-    replace(
-        PACKAGED_BERT,
-        source="manual-128",
-        T=1024,  # all that there are
-        n=128,
-        batches=lambda: _passages(corpora.manual, 1024, 128),
-        **TRAINED_ONLY,
+    _trained_on(
+        PACKAGED_BERT, "manual-128", lambda: _passages(corpora.manual, 1024, 128), **SHORTER
     ),
-    replace(
-        PACKAGED_BERT,
-        source="library-256",
-        n=256,
-        batches=lambda: _passages(lambda: corpora.library_text().decode(), 2000, 256),
-        **TRAINED_ONLY,
-    ),
+    _trained_on(PACKAGED_BERT, "library-256", _library, n=256),
 )
 
 
@@ -224,26 +226,13 @@ PACKAGED_VIT = Case(
     curves=(),
     depth=2,
 )
-MORE_IMAGES = (
-    replace(
-        PACKAGED_VIT,
-        source="nature",
-        batches=lambda: _pixels(corpora.photograph_crops(2000, seed=SEED, source=corpora.nature)),
-        **TRAINED_ONLY,
-    ),
-    replace(
-        PACKAGED_VIT,
-        source="digits",
-        T=1797,
-        batches=lambda: _pixels(corpora.enlarged(corpora.digits()[0])),
-        **TRAINED_ONLY,
-    ),
-    replace(
-        PACKAGED_VIT,
-        source="clothes",
-        batches=lambda: _pixels(corpora.enlarged(corpora.clothes()[:2000])),
-        **TRAINED_ONLY,
-    ),
+MORE_IMAGES = tuple(
+    _trained_on(PACKAGED_VIT, source, lambda images=images: _pixels(images()), T=T)
+    for source, T, images in (
+        ("nature", 2000, lambda: corpora.photograph_crops(2000, seed=SEED, source=corpora.nature)),
+        ("digits", 1797, lambda: corpora.enlarged(corpora.digits()[0])),
+        ("clothes", 2000, lambda: corpora.enlarged(corpora.clothes()[:2000])),
+    )
 )
 CASES: dict[str, dict[str, Case]] = _Named(
     {
@@ -373,10 +362,7 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
 
 
 def kruskal_estimate(rows: pd.DataFrame) -> int:
-    """The largest size of which 99% of the sets of queries are independent, or 0.
-
-    ``rows`` are tests of one map in one precision.
-    """
+    """The largest size of which 99% of the sets of one map's queries are independent, or 0."""
     passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
     return max(passed["size"], default=0)
 

@@ -145,7 +145,6 @@ def _at_other_rates(name: str, what: str, paper: Cells, quick: Cells, seeds: int
     return _experiment(name, what, *cells, seeds, curves="d")
 
 
-LONGER = [4 * epochs for epochs in (64, QUICK["epochs"])]
 OURS = [
     _experiment(  # one budget of parameters, spent on few wide heads or on many narrow ones
         *("budget", "Exp. 2 at equal parameters (not in the paper)"),
@@ -189,14 +188,14 @@ OURS = [
     ),
     _experiment(
         *("exp5-aot-longer", "Exp. 5, attention, four times as long (not in the paper)"),
-        _bigrams(grid(d=[10], H=[21]), **EXP5, epochs=LONGER[0]),
-        _bigrams(grid(d=[4], H=[3]), **QUICK | {"epochs": LONGER[1]}),
+        _bigrams(grid(d=[10], H=[21]), **EXP5, epochs=256),
+        _bigrams(grid(d=[4], H=[3]), **QUICK | {"epochs": 32}),
         seeds=3,
     ),
     _experiment(
         *("exp5-mlp-longer", "Exp. 5, MLP, four times as long (not in the paper)"),
-        _mlp(grid(d=[10], step=[20]), 2, **MLP, **EXP5, epochs=LONGER[0]),
-        _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK | {"epochs": LONGER[1]}),
+        _mlp(grid(d=[10], step=[20]), 2, **MLP, **EXP5, epochs=256),
+        _mlp(grid(d=[4], step=[2]), 2, **MLP, **QUICK | {"epochs": 32}),
         seeds=3,
     ),
     _experiment(  # as many heads in one layer as in three, at a falling and at a constant rate

@@ -29,17 +29,12 @@ Cells = list[dict[str, Any]]
 
 
 class Selection(NamedTuple):
-    """A part of a study; by default all that was published.
+    """A part of a study; by default all that was published."""
 
-    The first so many ``seeds`` of each training; the ``variant``, how the paper is read
-    (``attnmem.training.VARIANTS``); ``where``, the values of some fields, such as ``{"d": 10}``;
-    and ``tf32``, whether a GPU may compute products so, in trainings of their own.
-    """
-
-    seeds: int | None = None
-    variant: str | None = None
-    where: Mapping[str, Any] | None = None
-    tf32: bool = False
+    seeds: int | None = None  # the first so many of each training
+    variant: str | None = None  # how the paper is read, one of attnmem.training.VARIANTS
+    where: Mapping[str, Any] | None = None  # the values of some fields, such as {"d": 10}
+    tf32: bool = False  # whether a GPU may compute products so, in trainings of their own
 
 
 class _Place(NamedTuple):

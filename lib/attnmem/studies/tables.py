@@ -30,9 +30,7 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
 def table(name: str, profile: str) -> pd.DataFrame:
     """The stored rows of a study as a table, a line for each row.
 
-    It has a column for each field of the store, and those that the kind of study adds
-    (:class:`attnmem.studies.assumptions.AssumptionTests`, :class:`attnmem.studies.fits.FitStudy`).
-    Raises as :func:`rows`.
+    Its columns are the fields of the store, and those that the kind of study adds.
     """
     return STUDIES[name].table(rows(name, profile).values())
 

@@ -2,9 +2,6 @@
 
 Every run keeps its own seed for weights, data and order, so a run in a stack follows the same path
 as the same run alone, up to the rounding of batched products.
-
-``models`` holds the models, ``data`` their data and random numbers, ``engine`` steps of a stack,
-``protocols`` the published ways to train, ``trainer`` the whole of a training and its checkpoints.
 """
 
 from .data import examples, generator

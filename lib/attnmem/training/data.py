@@ -14,14 +14,9 @@ from ..store import Run
 
 
 def generator(run: Run | str, stream: str) -> torch.Generator:
-    """A generator of its own for every run and purpose, the same on every machine.
+    """A new generator on the CPU for a run and a purpose (``weights``), the same on every machine.
 
-    Args:
-        run: The run, whose key seeds the generator, or a text in place of the key.
-        stream: What the numbers are for, such as ``weights``.
-
-    Returns:
-        A new generator on the CPU, at the start of its numbers.
+    The run's key seeds it, or a text in place of the key.
     """
     key = run if isinstance(run, str) else run.key
     digest = hashlib.sha256(f"{key} {stream}".encode()).digest()
@@ -56,8 +51,8 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 class Examples:
     """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
 
-    The examples of all runs lie in one array, which is filled run by run, so that the host never
-    holds more than one run's. Of contexts that all examples share there is one a run.
+    All lie in one array, which is filled run by run, so that the host never holds more than one
+    run's. Of contexts that all examples share there is one a run.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:

@@ -78,13 +78,8 @@ VARIANTS = {
 def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
     """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
 
-    Args:
-        run: A run of the model ``aot`` or ``mlp``.
-        g: Where the numbers come from.
-
-    Returns:
-        The weights by name and layer, such as ``W_Q.0``, without the axis of runs; what layers
-        share is of layer 0.
+    They have a name and a layer, such as ``W_Q.0`` (what layers share is of layer 0), and no axis
+    of runs.
     """
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
@@ -258,15 +253,7 @@ def aot_logits_of_pairs(
 
 
 def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
-    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``).
-
-    Args:
-        run: A run of the model ``mha``.
-        g: Where the numbers come from.
-
-    Returns:
-        The weights by name, without the axis of runs.
-    """
+    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``), no axis of runs."""
     d, d_h, H, outputs = run.d, run.d_h, run.H, run.N or 1
     W_E, b_E = _uniform(g, d, d), _uniform(g, d)
     W_D, b_D = _uniform(g, outputs, d), _uniform(g, outputs, bound=d**-0.5)
@@ -294,15 +281,7 @@ def mha_heads(
     """Attention weights and values of every head of the model that Mahdavi et al. train.
 
     Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
-
-    Args:
-        P: Stacked weights, as :func:`mha_parameters` names them.
-        run: Any run of the stack, for the sizes.
-        contexts: Tokens as rows, own ``(R, B, n, d)`` or shared ``(R, n, d)``.
-        queries: One vector for each example.
-
-    Returns:
-        The attention weights and the values.
+    Contexts are own ``(R, B, n, d)`` or shared ``(R, n, d)``; ``run`` is any of the stack.
     """
     positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     tokens = token_axes(contexts, queries)
@@ -370,12 +349,10 @@ TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
-    shapes = _shapes(architecture(run))
-    used = (
+    return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
-        for name, shape in shapes.items()
+        for name, shape in _shapes(architecture(run)).items()
     )
-    return sum(used)
 
 
 def layer_parameter_count(run: Run) -> int:
@@ -399,12 +376,8 @@ def _shapes(run: Run) -> dict[str, torch.Size]:
 def dimension(run: Run) -> int | None:
     """Dimension of the family of functions that a run's model can be, if it is known.
 
-    Args:
-        run: Any run.
-
-    Returns:
-        What :func:`attnmem.bounds.aot_dimension` or :func:`attnmem.bounds.mha_dimension` counts.
-        None for several layers, and for maps that all heads share to a space wider than ``d``.
+    It is what :func:`attnmem.bounds.aot_dimension` or :func:`attnmem.bounds.mha_dimension` counts;
+    None for several layers, and for maps that all heads share to a space wider than ``d``.
     """
     if run.model == "mha":
         shared = run.context == "shared"

@@ -18,15 +18,7 @@ from ..checks import Range, Seed, checked, refuse
 def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> MHAWeights:
     """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
 
-    Args:
-        heads: ``H``.
-        dim: ``d``.
-        head_dim: ``d_h``.
-        outputs: ``d_out``.
-        seed: Of the draw.
-
-    Returns:
-        Weights in torch's default dtype.
+    They are in torch's default dtype.
 
     Example:
         >>> xavier(heads=2, dim=5, head_dim=3, outputs=4, seed=0).W_D.shape
@@ -58,18 +50,12 @@ def descend(
 
     Args:
         weights: Where it starts; they are not changed.
-        contexts: One for all, ``(n, d)``, or one for each query, ``(T, n, d)``.
-        queries: ``T`` of them.
         labels: Integers are classes, learned by cross-entropy of the outputs. Real numbers are met
             in the mean square by the one output.
-        steps: At least 1.
         lr: The rate of the first step, from 0 to 1. It falls along a cosine to zero.
 
     Returns:
         The last weights, and the loss before every step, in the precision of the arguments.
-
-    Raises:
-        ValueError: Arguments that do not fit together, by name.
     """
     leaves = MHAWeights(*(W.detach().clone().requires_grad_() for W in weights))
     optimizer = torch.optim.Adam(leaves, lr=lr)

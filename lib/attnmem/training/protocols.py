@@ -1,7 +1,6 @@
 """The published ways to train a stack of runs: rates, batches, what is watched, when to stop.
 
-A protocol trains a chunk of steps at a time (:meth:`Protocol.advance`). Between two chunks a
-training can be stored, and it can go on later as if nothing had happened.
+Between two chunks of steps (:meth:`Protocol.advance`) a training can be stored, and go on later.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ SATURATED = 0.99  # a head is saturated for an example if one of its attention w
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
-    """The rate of a step: linear from ``lr_start`` over the first 5%, then a cosine to ``lr_end``.
-
-    Args:
-        run: The training, or a fit by Adam.
-        step: The step, from 0 to ``run.steps``.
-    """
+    """The rate of a step: from ``lr_start`` over the first 5%, then a cosine to ``lr_end``."""
     warmup = max(1, round(0.05 * run.steps))
     if step < warmup:
         return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)

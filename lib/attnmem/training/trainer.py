@@ -36,18 +36,10 @@ def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
 
 
 def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
-    """Runs in groups that are trained at once, in the order in which they first occur.
+    """Any runs in groups that :func:`train` accepts, in the order in which they first occur.
 
     On a CPU a group holds the seeds of one cell. On a GPU it holds all runs of one shape, as many
-    as fit into the memory that each of ``workers`` has.
-
-    Args:
-        runs: Any runs.
-        device: Where they are to be trained.
-        workers: How many groups are trained at the same time, at least 1.
-
-    Returns:
-        The groups, each of which :func:`train` accepts.
+    as fit into the memory that each of ``workers`` has, which train at the same time.
 
     Example:
         >>> from attnmem import experiments
@@ -124,23 +116,15 @@ def train(
 
     Everything is computed in float32, whatever torch's default is. A run whose loss is not finite
     any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
-    has too little memory is trained in halves, and so on.
+    has too little memory is trained in halves, and so on; ``torch.OutOfMemoryError`` is raised
+    where it has too little for a single run. ``wall_s`` is the stack's time shared equally.
 
     Args:
         runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
             examples and steps, and by their rates.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ...
         checkpoints: A folder in which the state of a long training is stored once a minute. The
             same call goes on from there, and ends with the outcomes that it would have had. States
-            stay until :func:`forget` deletes them.
-
-    Returns:
-        Outcomes. ``wall_s`` is the stack's time shared equally among its runs.
-
-    Raises:
-        ValueError: ``runs`` that cannot be trained at once, a device that is not there, or a
-            checkpoint that cannot be read.
-        torch.OutOfMemoryError: The device has too little memory for a single run.
+            stay until :func:`forget` deletes them. One that cannot be read is refused.
     """
     if not runs:
         refuse("runs", "none", "at least one")
