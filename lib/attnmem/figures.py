@@ -3,8 +3,7 @@
 These are the drawings that several chapters share. Theory is drawn dashed, data as solid lines or
 dots. The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Captions
 are in the chapters, so no figure has a title. ``labels`` are the names of the two axes, and a
-dictionary has what is drawn by its name in the legend. Every function draws into ``ax``, by default
-the current axes, and returns it.
+dictionary has what is drawn by its name in the legend. By default ``ax`` is the current axes.
 """
 
 from __future__ import annotations

@@ -282,11 +282,9 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     """All rows of a file by key, in its order; none if there is no file.
 
     Line ends and byte-order mark may be those of another system. Unless this process holds the lock
-    (``locked``), a file that seems damaged is read again under it: a row may be half written.
-
-    Raises:
-        DamagedResultsError: On the first line that :func:`append` did not write so, or if rows that
-            were shipped are missing.
+    (``locked``), a file that seems damaged is read again under it: a row may be half written. The
+    first line that :func:`append` did not write so raises :class:`DamagedResultsError`, and so do
+    shipped rows that are missing.
     """
     number, rows = 1, {}
     try:
@@ -495,10 +493,9 @@ def writable_root() -> Path:
 
 @functools.cache
 def commit(package: Path = PACKAGE) -> str:
-    """The commit that the code comes from, ``+`` if it has been changed since.
+    """The code's commit, ``+`` if it has been changed since; asked once a process, as it is read.
 
     ``ATTNMEM_COMMIT`` names it; otherwise git, if this is a checkout; otherwise it is ``unknown``.
-    It is asked once a process, since that is when the code was read.
     """
     if named := os.environ.get("ATTNMEM_COMMIT", "").strip():
         return named

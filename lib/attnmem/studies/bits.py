@@ -38,17 +38,12 @@ def saved_bits(
     classes: int | None,
     labels: Positive,
 ) -> float:
-    """Bits that a model saves in a code for its labels.
+    """Bits that a model saves in a code for so many labels.
 
-    For classes it is the better of two codes: one with the model's probabilities, and one that
-    lists the answers that are wrong. For real labels that are uniform on [0, 1] it is a normal code
-    around the outputs; mean square errors below ``1e-16`` count as that.
-
-    Args:
-        accuracy: The share of right answers, None for real labels.
-        loss: The mean cross-entropy in nats, or the mean square error.
-        classes: None for real labels.
-        labels: How many there are.
+    For classes it is the better of two codes: one with the model's probabilities, whose ``loss`` is
+    the mean cross-entropy in nats, and one that lists the answers that are wrong. For real labels
+    (``classes`` and ``accuracy`` None) that are uniform on [0, 1] it is a normal code around the
+    outputs; mean square errors, the ``loss``, below ``1e-16`` count as that.
 
     Example:
         >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))

@@ -143,11 +143,8 @@ class DepthStudy(FitStudy):
         return name + (", sharp start" if fit.logits == SHARP["logits"] else "")
 
 
-DEPTH = {
-    NAME: DepthStudy(
-        NAME, "mahdavi", "how much of its ceiling a network reaches (not in the paper)"
-    )
-}
+WHAT = "how much of its ceiling a network reaches (not in the paper)"
+DEPTH = {NAME: DepthStudy(NAME, "mahdavi", WHAT)}
 
 
 def reached(table: pd.DataFrame) -> pd.DataFrame:
@@ -162,12 +159,11 @@ def reached(table: pd.DataFrame) -> pd.DataFrame:
     for net, rows in table.groupby([*Network._fields], sort=False):
         net, right = Network(*net), rows.groupby("fraction").met
         safe = rows[rows.fraction <= whole_up_to(rows)]
+        flat = net._replace(layers=1, H=net.layers * net.H)
         lines.append(
             net._asdict()
-            | {"weights": net.weights, "ceiling": net.ceiling}
-            | {"flat": net._replace(layers=1, H=net.layers * net.H).ceiling}
-            | {"all": whole_up_to(rows)}
-            | {"every": safe["T"].max() if len(safe) else 0}
+            | {"weights": net.weights, "ceiling": net.ceiling, "flat": flat.ceiling}
+            | {"all": whole_up_to(rows), "every": safe["T"].max() if len(safe) else 0}
             | {"some": rows["T"][rows.met].max() if rows.met.any() else 0}
             | {"seeds": right.size().min()}
         )

@@ -27,7 +27,6 @@ from ..training import warmup_cosine
 from ..training.devices import origin
 from .study import ALL, Selection, Study, Unit
 
-BOUNDS = ("ceiling", "floor", "theorem")  # of a shape
 LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
 NAME = "answer-training"
 
@@ -179,7 +178,7 @@ class FitStudy(Study):
 
     kind = "fits of one layer"
     config = Fitting
-    sizes, known = Shape, BOUNDS
+    sizes, known = Shape, ("ceiling", "floor", "theorem")
     fittings = staticmethod(fittings)
     examples = staticmethod(examples)
 
@@ -223,9 +222,8 @@ class FitStudy(Study):
         return names[fit.optimizer] + (", raw" if fit.coordinates == "raw" else "")
 
 
-FITS = {
-    NAME: FitStudy(NAME, "mahdavi", "how much of its ceiling a layer reaches (not in the paper)")
-}
+WHAT = "how much of its ceiling a layer reaches (not in the paper)"
+FITS = {NAME: FitStudy(NAME, "mahdavi", WHAT)}
 
 
 def _fitted(fit: Fitting, given: NamedTuple) -> Fitted:

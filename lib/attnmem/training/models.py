@@ -42,24 +42,16 @@ def _uniform(g: torch.Generator, *shape: int, bound: float | None = None) -> Ten
 
 
 class Variant(NamedTuple):
-    """How an attention-only transformer is read: the paper's equations or the published code.
+    """How an attention-only transformer is read: the paper's equations or the published code."""
 
-    Attributes:
-        shared_maps: All heads share one map to dimension ``d_h`` and one back (the code, used where
-            ``d_h`` differs from ``d``), or each head projects from dimension ``d`` (the equations).
-        position_in_skip: Positions are added to the residual stream, or to the attention's input
-            only.
-        scaled: Logits are divided by the root of ``d_h``, or not.
-        published_init: Initial weights as in the published code, or PyTorch's defaults for an
-            ``Embedding`` and a ``Linear``.
-        tied: All layers use one table of positions and one pair of maps, and the feed-forward
-            layer's second map has no bias (the code); or each layer has its own, and the bias.
-    """
-
+    # All heads share one map to dimension d_h and one back (the code, used where d_h differs from
+    # d), or each head projects from dimension d (the equations).
     shared_maps: bool = True
-    position_in_skip: bool = False
-    scaled: bool = True
-    published_init: bool = True
+    position_in_skip: bool = False  # added to the residual stream, or the attention's input only
+    scaled: bool = True  # logits divided by the root of d_h
+    published_init: bool = True  # or PyTorch's defaults for an Embedding and a Linear
+    # All layers use one table of positions and one pair of maps, and the feed-forward layer's
+    # second map has no bias (the code); or each layer has its own, and the bias.
     tied: bool = True
 
 
@@ -357,8 +349,8 @@ def parameter_count(run: Run) -> int:
 
 def layer_parameter_count(run: Run) -> int:
     """How many trained numbers belong to a model's layers: all but :data:`TABLES`."""
-    shapes = _shapes(architecture(run))
-    return sum(math.prod(shapes[name]) for name in shapes if name.split(".")[0] not in TABLES)
+    shapes = _shapes(architecture(run)).items()
+    return sum(math.prod(shape) for name, shape in shapes if name.split(".")[0] not in TABLES)
 
 
 def architecture(run: Run) -> Run:
