@@ -62,10 +62,8 @@ def _tables() -> dict[str, dict]:
 @functools.cache
 def papers() -> dict[str, Paper]:
     """The papers that the book judges, by key, in the order of ``claims.toml``."""
-    return {
-        key: Paper(key, table["authors"], table["year"], table["title"])
-        for key, table in _tables().items()
-    }
+    each = _tables().items()
+    return {key: Paper(key, of["authors"], of["year"], of["title"]) for key, of in each}
 
 
 @functools.cache

@@ -102,10 +102,7 @@ FIGURE_2A = (
     memorization(grid(H=[5, 10], n=[32], T=[10_000]), **SHARED),
     memorization(grid(H=[2], n=[8], T=[250]), **SHARED | SMALLER),
 )
-FIGURE_3 = (
-    memorization(SIZES_3, **TO_THE_END),
-    memorization(QUICK_3[:1], **TO_THE_END | SMALLER),
-)
+FIGURE_3 = memorization(SIZES_3, **TO_THE_END), memorization(QUICK_3[:1], **TO_THE_END | SMALLER)
 SHORT = {"last_batch": "short"}  # an epoch's last batch holds what is left, as in the code
 SAME = {"table": 0}  # all seeds have the same examples
 

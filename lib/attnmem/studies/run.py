@@ -128,9 +128,8 @@ def run_jobs(
     at_once = workers or (math.inf if executor else 1)
     place = _Place(device, workers or 1, limit_minutes is not None)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
-    units = None
-    if all(STUDIES[job.name].units_known for job in jobs):
-        units = len([*iter(_queue(jobs, rows, place).__next__, None)])
+    known = all(STUDIES[job.name].units_known for job in jobs)
+    units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
     waiting = _queue(jobs, rows, place)
     executor = executor or _Inline()
     in_flight: dict[Future, str] = {}

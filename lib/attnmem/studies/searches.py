@@ -101,23 +101,20 @@ def _classes(cells: Cells, **changes: Any) -> Cells:
     return mahdavi.memorization([{"n": 32} | cell for cell in cells], **protocol)
 
 
-def _search(
-    name: str, what: str, paper: Cells, quick: Cells, restarts: int, after: str = ""
-) -> Search:
+def _search(name: str, what: str, paper: Cells, quick: Cells, restarts: int) -> Search:
     cells, counts = {"paper": paper, "quick": quick}, {"paper": restarts, "quick": 2}
-    what = f"{what} memorized without an error{after}"
     return Search(name, name.partition("-")[0], what, cells, counts)
 
 
 _LISTED = (
     _search(
-        *("mahdavi-capacity", "examples (shared context)"),
+        *("mahdavi-capacity", "examples (shared context) memorized without an error"),
         _classes([{"H": 4}, {"H": 8}]),
         _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **mahdavi.SMALLER),
         restarts=3,
     ),
     _search(
-        *("dana-capacity", "associations"),
+        *("dana-capacity", "associations memorized without an error"),
         _associations(
             [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
             + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
@@ -127,13 +124,13 @@ _LISTED = (
         restarts=4,
     ),
     _search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
-        *("dana-shapes", "associations"),
+        "dana-shapes",
+        "associations memorized without an error, narrower heads (not in the paper)",
         _associations(
             [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
         ),
         _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
         restarts=4,
-        after=", narrower heads (not in the paper)",
     ),
 )
 SEARCHES: dict[str, Search] = _Named({search.name: search for search in _LISTED})

@@ -44,8 +44,7 @@ def missing(
     where: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """The configurations without a row, of a part as for :func:`attnmem.studies.runs`."""
-    selection = Selection(seeds, variant, where)
-    return STUDIES[name].missing(profile, selection, rows(name, profile))
+    return STUDIES[name].missing(profile, Selection(seeds, variant, where), rows(name, profile))
 
 
 def coverage(names: Iterable[str]) -> pd.DataFrame:
@@ -185,8 +184,7 @@ def fewest_seeds(table: pd.DataFrame) -> int:
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
     """Rows of an experiment, as :func:`stored` returns them, with a column ``parameters``.
 
-    It is counted from the tensors that the loss depends on
-    (:func:`attnmem.training.parameter_count`). Rows of another experiment are refused.
+    See :func:`attnmem.training.parameter_count`. Rows of another experiment are refused.
     """
     counts = {
         tuple(getattr(run, field) or 0 for field in SIZES): training.parameter_count(run)

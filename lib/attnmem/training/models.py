@@ -314,14 +314,13 @@ class Family(NamedTuple):
     logits_of_pairs: Callable[..., Tensor] | None = None
 
 
-FAMILIES = {
-    "mha": Family(
-        mha_parameters,
-        mha_losses,
-        ("classes", "reals"),
-        lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
-    ),
-}
+FAMILIES = {}
+FAMILIES["mha"] = Family(
+    mha_parameters,
+    mha_losses,
+    ("classes", "reals"),
+    lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
+)
 FAMILIES["aot"] = FAMILIES["mlp"] = Family(
     aot_parameters,
     aot_losses,
