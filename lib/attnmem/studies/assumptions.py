@@ -204,10 +204,10 @@ def _library() -> Iterable[corpora.Inputs]:
     return _passages(lambda: corpora.library_text().decode(), 2000, 256)
 
 
-SHORTER = {"T": 1024, "n": 128}  # all passages of the manual that are so long
+OF_MANUAL = {"T": 1024, "n": 128}  # all of its passages that are so long
 LONGER = (
     _trained_on(
-        PACKAGED_BERT, "manual-128", lambda: _passages(corpora.manual, 1024, 128), **SHORTER
+        PACKAGED_BERT, "manual-128", lambda: _passages(corpora.manual, 1024, 128), **OF_MANUAL
     ),
     _trained_on(PACKAGED_BERT, "library-256", _library, n=256),
 )

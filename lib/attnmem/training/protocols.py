@@ -27,7 +27,7 @@ SATURATED = 0.99  # a head is saturated for an example if one of its attention w
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
-    """The rate of a step: from ``lr_start`` over the first 5%, then a cosine to ``lr_end``."""
+    """The rate of a step: a line from ``lr_start`` for 5% of them, then a cosine to ``lr_end``."""
     warmup = max(1, round(0.05 * run.steps))
     if step < warmup:
         return run.lr * (run.lr_start + (1 - run.lr_start) * step / warmup)
