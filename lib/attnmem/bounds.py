@@ -1,14 +1,15 @@
 """Every capacity formula of the two papers and of this book, one function each.
 
 Prose, figures and tests call these functions, so that no formula is written twice. The letters are
-those of the notation page. ``heads`` is the number of heads ``H``, ``context`` the tokens in a
-context ``n``, ``dim`` the embedding dimension ``d``, ``head_dim`` the head dimension ``d_h``,
-``value_dim`` that of the values ``d_v``, ``outputs`` the number of outputs ``d_out``, ``width`` the
-hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary or number of classes, ``length`` the
-tokens ``S`` of a sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``.
+those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``, ``dim`` the embedding
+dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs`` ``d_out``, ``width`` the
+hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary, ``length`` the tokens ``S`` of a
+sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``. Sizes are integers of at
+least 1, or of the range that is said; others raise ``ValueError``.
 
-All sizes are integers of at least 1, or of the range that is said there. Each function raises
-``ValueError`` for other values. Formulas without a source are this book's.
+Formulas without a source are this book's. Most are made of :math:`r (a + b - r)`, the dimension of
+matrices of shape ``(a, b)`` and rank at most ``r``: a head shows its logits, such a matrix, and its
+values.
 """
 
 from __future__ import annotations
@@ -26,15 +27,21 @@ from .checks import Range, check_integer, checked, refuse
 UpToDim = Annotated[int, Range(1, "dim")]
 AtLeast2 = Annotated[int, Range(2)]
 
+
+def _low_rank(rank: int, a: int, b: int) -> int:
+    """Dimension of the matrices of shape ``(a, b)`` whose rank is at most ``rank``."""
+    r = min(rank, a, b)
+    return r * (a + b - r)
+
+
 # --- what a layer memorizes -----------------------------------------------------------------------
 
 
 @checked
 def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
-    """Number of examples that one multi-head attention layer memorizes: :math:`H (r - 1) + 1`.
+    """Examples that one layer memorizes: :math:`H (r - 1) + 1` with ``r = min(n, d_h, Q)``.
 
-    Here ``r = min(n, d_h)``, or ``r = min(n, d_h, Q)`` if the Kruskal rank ``Q`` of the queries is
-    given. Theorem 1 assumes ``Q >= n``, under which ``Q`` changes nothing.
+    ``Q`` is the Kruskal rank of the queries. Theorem 1 assumes ``Q >= n``: it changes nothing.
 
     Example:
         >>> mha_capacity(heads=32, context=32, head_dim=32)
@@ -47,28 +54,20 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 
 @checked
 def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
-    """Number of examples beyond which a two-layer ReLU network fails on some admissible data set.
+    """Examples beyond which a two-layer ReLU network fails on some set as in Theorem 1.
 
-    The formula is the whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}`: the number
-    of weights per output that matter when all contexts are one constant. Some set with more
-    examples satisfies the assumptions of Theorem 1 and cannot be memorized.
-
-    Source: Mahdavi et al. 2024, Proposition 3.
+    The whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}`: the weights per output that
+    matter when all contexts are one constant. Source: Mahdavi et al. 2024, Proposition 3.
     """
     return (width * (dim + outputs + 1) + outputs) // outputs
 
 
 @checked
 def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
-    """Number of associations that an attention-only transformer memorizes: :math:`H d_h + d`.
+    """Associations that an attention-only transformer memorizes: :math:`H d_h + d`, ``d_h <= d``.
 
-    This holds for sets of sequences that attention can tell apart, such as random ones. It does not
-    hold for every set (theorems ``thm-parity``, ``thm-subsets`` and ``thm-random-bigrams``). The
-    paper's layer has ``d_h <= d``.
-
-    Example:
-        >>> aot_capacity(heads=20, head_dim=10, dim=10)
-        210
+    It holds for sets that attention can tell apart, such as random ones, and not for every set
+    (``thm-parity``, ``thm-subsets``, ``thm-random-bigrams``).
 
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
@@ -77,10 +76,7 @@ def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
 
 @checked
 def previous_aot_capacity(heads: int, head_dim: int) -> int:
-    """The earlier bound that Dana et al. compare with: :math:`H (d_h - 1) + 1` associations.
-
-    Source: Mahdavi et al. 2024, Theorem 1, as quoted in Dana et al. 2025, Table 1.
-    """
+    """The earlier bound :math:`H (d_h - 1) + 1`, as quoted in Dana et al. 2025, Table 1."""
     return heads * (head_dim - 1) + 1
 
 
@@ -92,17 +88,10 @@ def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> N
 
 @checked(also=_so_many_bigrams_exist)
 def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> float:
-    """Upper bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
+    """Bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
 
-    The ``H d_h + d <= N^2`` bigrams, with ``d_h <= d``, are drawn uniformly from all ``N^2``
-    without repetition. Unless the event of this probability occurs, the features ``F`` of almost
-    every transformer have full rank on them, so that every choice of next tokens can be memorized.
-    The bound is a union bound over sets of tokens, a sum of hypergeometric tails, cut off at one,
-    where it says nothing (theorem ``thm-random-bigrams``).
-
-    Example:
-        >>> random_bigrams_risk(heads=20, head_dim=10, dim=10, vocab=50) < 1e-15
-        True
+    They are drawn from all ``N^2`` without repetition. It is a union bound over sets of tokens, a
+    sum of hypergeometric tails, cut off at one (``thm-random-bigrams``).
     """
     H, d_h, d, N = heads, head_dim, dim, vocab
     T = H * d_h + d
@@ -115,11 +104,9 @@ def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> 
     # L last tokens end more than H d_h + L of the bigrams.
     few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
     # m tokens hold more than H ceil(m / 2) - spare of them, or more than d + spare are (a, a).
+    tokens = range(2, min(2 * d_h - 2, N) + 1)
     crowded = [
-        sum(
-            term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare)
-            for m in range(2, min(2 * d_h - 2, N) + 1)
-        )
+        sum(term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare) for m in tokens)
         + term(1, N, d + spare)
         for spare in range(H + 1)
     ]
@@ -133,13 +120,10 @@ def scalar_capacity(
     head_dim: AtLeast2,
     dim: Annotated[int, Range(3)],
 ) -> int:
-    """Number of scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
+    """Scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
-    The context is shared and has ``3 <= n <= d`` independent tokens, the heads have width ``d_h >=
-    2``, and the queries are in general position. The capacity depends neither on ``n`` nor on
-    ``d_h``.
-
-    Source: :func:`attnmem.constructions.memorize_scalars`.
+    On a shared context of ``3 <= n <= d`` independent tokens, with heads of width ``d_h >= 2`` and
+    queries in general position (:func:`attnmem.constructions.memorize_scalars`).
     """
     return heads * (dim - 1)
 
@@ -151,9 +135,7 @@ def scalar_capacity(
 def shared_context_rank(heads: int, context: int) -> int:
     """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
 
-    No weights exceed it, and with more than ``d`` tokens none reach it, since ``Z`` has ``H d``
-    columns. So attention that is chosen without regard to the labels can serve no more examples.
-    Attention that depends on the labels can (:func:`attnmem.constructions.memorize_scalars`).
+    Attention that is chosen without regard to the labels serves no more examples.
 
     Source: Mahdavi et al. 2024, Proposition 2.
     """
@@ -175,88 +157,66 @@ def affine_span_rank(
 ) -> int:
     r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
 
-    The subspace ``A`` has dimension ``a``, the ``span``, and contains zero or not. No weights
-    exceed the rank, and almost all reach it if there are enough examples, of at least two tokens
-    each. A shared context of ``n`` independent tokens spans ``a = n - 1`` (Proposition 2). Tokens
-    with a constant coordinate sum lie in ``a = d - 1``, through the origin if that sum is zero
-    (Proposition 5).
-
-    Example:
-        >>> affine_span_rank(heads=32, span=31) == shared_context_rank(heads=32, context=32)
-        True
-
-    It contains Mahdavi et al. 2024, Propositions 2 and 5.
+    ``span`` is its dimension ``a``. Almost all weights reach it with enough examples of at least
+    two tokens. It contains Propositions 2 (``a = n - 1``) and 5 (``a = d - 1``) of Mahdavi et al.
     """
     return heads * span + (not through_origin)
 
 
 @checked
 def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
-    """Largest rank of ``Z`` when every example has a context of its own: :math:`H d`.
+    """Largest rank of ``Z`` when every example has a context of ``n >= 2`` tokens: :math:`H d`.
 
-    Almost all weights and data reach it, with heads of any width, if contexts have ``n >= 2``
-    tokens. A read-out then meets any real labels of as many examples. See
-    :func:`attnmem.constructions.random_mha`.
+    Almost all weights and data reach it, with heads of any width.
     """
     return heads * dim
 
 
 # --- real labels: ceilings and floors -------------------------------------------------------------
 
+# The ceilings count the parameters that one output shows: beyond so many examples almost all real
+# labels are out of reach (Sard's theorem). The floors are ranks of the derivative at weights where
+# the output vanishes, as the values of heads with equal attention cancel: real labels of so many
+# examples are met, for almost all data. Contexts have at least two tokens.
 
-# A layer with one output is determined by its logit matrices, of rank at most d_h, and by its
-# values. Their number is a ceiling: weights that meet more real labels exist only for a set of
-# labels of measure zero (Sard's theorem). The floors are ranks of the derivative at weights where
-# the output vanishes: the values of heads with equal attention cancel. Such heads form a group.
+
+def _ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
+    """Logits and values of each head, and what all heads have in common."""
+    return heads * (_low_rank(head_dim, tokens, queries) + tokens) + common
 
 
 @checked
 def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
-    """Number of parameters that determine the one output of a layer on own contexts.
+    """Parameters that determine one output on own contexts: :math:`P(H) = H (r (2 d - r) + d)`.
 
-    The formula is :math:`P(H) = H (r (2 d - r) + d)` with ``r = min(d_h, d)``. Each head
-    contributes its logits, a matrix of shape ``(d, d)`` and rank at most ``r``, and its values.
-    Beyond so many examples almost all real labels are out of reach. Contexts have at least two
-    tokens. The count also holds for a shared context of more than ``d`` tokens.
+    Here ``r = min(d_h, d)``. Beyond so many examples almost all real labels are out of reach. The
+    count also holds for a shared context of more than ``d`` tokens.
     """
-    r = min(head_dim, dim)
-    return heads * (r * (2 * dim - r) + dim)
+    return _ceiling(heads, head_dim, dim, dim, 0)
 
 
 @checked
 def shared_context_ceiling(
     heads: int, context: UpToDim, head_dim: int, dim: int, embedded: bool = False
 ) -> int:
-    """Number of parameters that determine the one output of a layer on a shared context.
+    r"""The same on a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + 1`.
 
-    The formula is :math:`H (r (n - 1 + d - r) + n - 1) + 1` with ``r = min(d_h, n - 1)``. Each head
-    contributes its logits, a matrix of shape ``(n - 1, d)`` and rank at most ``r``, and its values,
-    both less those of the last token. A constant adds one. Beyond so many examples almost all real
-    labels are out of reach.
-
-    Args:
-        embedded: Count for the model that Mahdavi et al. train, whose query embedding has a bias.
-            It adds :math:`\\min(d, H r)`, for the point where all logits vanish.
+    Here ``r = min(d_h, n - 1)``. Logits and values count less those of the last token, a constant
+    adds one. The model that Mahdavi et al. train (``embedded``) has a bias of queries, which adds
+    :math:`\min(d, H r)`, for the point where all logits vanish.
     """
-    differences = context - 1
-    r = min(head_dim, differences)
-    origin = min(dim, heads * r) if embedded else 0
-    return heads * (r * (differences + dim - r) + differences) + 1 + origin
+    origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
+    return _ceiling(heads, head_dim, context - 1, dim, 1) + origin
 
 
 @checked
 def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]) -> int:
     r"""Rank of the derivative in the weights of one group, whose values sum to zero.
 
-    All heads of the group share one logit matrix, of shape ``(m, d)`` and rank ``r``. Their values
-    span ``p = size - 1`` dimensions, or all ``m``. The formula is :math:`p r (m + d - r) - \binom
-    p2 r - \binom{p - m + r}2 (d - r) + m`, whose last binomial is zero if ``p <= m - r``.
-
-    Args:
-        size: Number of heads in the group.
-        keys: Dimensions ``m`` that tell tokens apart: ``d``, or ``n - 1`` on a shared context of
-            ``n <= d`` tokens.
-        rank: Rank of the logit matrix ``r``, at most ``m``.
+    The heads share one logit matrix, of shape ``(m, d)`` and rank ``r``; ``keys`` are the ``m``
+    dimensions that tell tokens apart, ``d``, or ``n - 1`` on a shared context. Values span
+    ``p = size - 1`` dimensions, or all ``m``. The formula is :math:`p r (m + d - r) - \binom p2 r
+    - \binom{p - m + r}2 (d - r) + m`, whose last binomial is zero if ``p <= m - r``.
 
     Example:
         >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
@@ -268,7 +228,7 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
 def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     p = min(size - 1, keys)
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
-    return p * rank * (keys + dim - rank) - missed + keys
+    return p * _low_rank(rank, keys, dim) - missed + keys
 
 
 @checked
@@ -344,31 +304,19 @@ def sequences_ceiling(
     last_tokens: Annotated[int | None, Range(1, "vocab")] = None,
     trained: bool = False,
 ) -> int:
-    """Number of parameters that determine one output for each of some token sequences.
+    """Parameters of one output for each of some token sequences: ``b + H (a + r (a + b - r))``.
 
-    The formula is ``b + H (a + r (a + b - r))``: the skip connection contributes ``b = min(d, L)``
-    for ``L`` last tokens. Each head contributes ``a = min(d, N + S - 2)`` values, and logits of
-    rank ``r = min(d_h, a, b)``. With trained embeddings and positions the count is that of
-    unlimited ``d``, or ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less. Beyond so
-    many sequences almost all real labels are out of reach.
-
-    Args:
-        vocab: Number of tokens ``N`` that the sequences use.
-        last_tokens: Number of last tokens ``L`` that the sequences use; by default ``N``.
-        trained: Whether embeddings and positions are trained, not fixed.
+    ``b = min(d, L)`` for ``L`` last tokens (by default ``N``), ``a = min(d, N + S - 2)``, ``r =
+    min(d_h, a, b)``. With ``trained`` embeddings and positions it is that of unlimited ``d``, or
+    ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less.
     """
-
-    def count(a: int, b: int) -> int:
-        r = min(head_dim, a, b)
-        return b + heads * (a + r * (a + b - r))
-
     a, b = vocab + length - 2, last_tokens or vocab
     if not trained:
-        return count(min(dim, a), min(dim, b))
-    if dim > a + 1:
-        return count(a, b)
-    tables = dim * (vocab + length - dim)
-    return min(count(a, b), tables + heads * (head_dim * (2 * dim - head_dim) + dim))
+        a, b = min(dim, a), min(dim, b)
+    free = _ceiling(heads, head_dim, a, b, b)
+    if not trained or dim > a + 1:
+        return free
+    return min(free, _ceiling(heads, head_dim, dim, dim, dim * (vocab + length - dim)))
 
 
 def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
@@ -378,12 +326,10 @@ def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
 
 @checked(also=_group_is_no_larger_than_its_values_span)
 def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
-    """Number of real labels that groups of cancelling heads meet, whatever the labels are.
+    """Real labels of sequences that groups meet: ``d`` and a :func:`group_rank` for each group.
 
-    The formula is ``d`` plus :func:`group_rank` for each group of ``k <= d + 1`` heads of width
-    ``d_h <= d``. It holds for almost all fixed embeddings if the last token of each sequence, and
-    one token before it, are in no other sequence. A pair adds what one head adds to
-    :func:`sequences_ceiling`.
+    It holds for almost all fixed embeddings if the last token of each sequence, and one token
+    before it, are in no other sequence; ``size <= d + 1``.
     """
     return dim + groups * group_rank(size, dim, dim, head_dim)
 
@@ -395,11 +341,7 @@ def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
 def mha_parameters(
     heads: int, head_dim: int, dim: int, value_dim: int = 1, outputs: int = 1
 ) -> int:
-    """Number of parameters of a multi-head layer and its read-out.
-
-    The formula is :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`: the attention maps and values of
-    each head, and one linear map with bias from the heads to the outputs.
-    """
+    """Parameters of a layer and its read-out: :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`."""
     return heads * dim * (2 * head_dim + value_dim) + outputs * (heads * value_dim + 1)
 
 
@@ -407,9 +349,9 @@ def mha_parameters(
 def aot_parameters(
     heads: int, head_dim: UpToDim, dim: int, vocab: int, length: int, rank_one: bool = False
 ) -> int:
-    """Number of parameters of an attention-only transformer: :math:`d (S + 2 N + 4 d_h H)`.
+    """Parameters of an attention-only transformer: :math:`d (S + 2 N + 2 (d_h + w) H)`.
 
-    With queries and keys of width one (``rank_one``) it is :math:`d (S + 2 N + 2 (d_h + 1) H)`.
+    Queries and keys have the width ``w = d_h``, or one (``rank_one``).
 
     Source: Dana et al. 2025, Theorem 1 and Remark 2.
     """
@@ -435,43 +377,29 @@ def aot_dimension(
     shared_maps: bool = False,
     position_in_skip: bool = True,
 ) -> int:
-    r"""Dimension of the family of functions of one-layer transformers on pairs of tokens.
+    r"""Dimension of the functions of one-layer transformers on pairs of tokens, ``N > d``.
 
-    It is the number of parameters less all directions that leave every predicted distribution as it
-    is, and the rank of the Jacobian of all predictions at almost all weights. With maps of their
-    own, the heads show two matrices each, :math:`W_Q^\top W_K` and :math:`W_O W_V`, of rank ``r =
-    min(d_h, d)``:
+    It is the rank of the Jacobian of all predictions at almost all weights. With maps of their
+    own, the heads show two matrices each, :math:`W_Q^\top W_K` and :math:`W_O W_V`, of rank
+    ``r = min(d_h, d)``:
 
     .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r)
 
-    The first term is the two tables, less a constant added to all logits. The second is a change of
-    basis of the residual stream. The last is the difference of the two positions, which adds to the
-    tokens and is seen by keys and values only. Positions that are not in the skip connection are
-    seen by the queries too, which adds :math:`\min(d, H r)`. Maps that all heads share, with
-    ``d_h`` different from ``d``, take the place of the heads' terms:
-    :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two positions of width ``d_h``. A feed-forward
-    layer of width ``m`` behind adds all of its :math:`m (2 d + 1)` numbers.
-
-    It is at most the dimension of all predictions of that form, which counts where the vocabulary
-    is small or the heads are many: with :math:`k = \min(d, H r)` directions of the heads' outputs,
-    or ``d`` with a feed-forward layer,
+    These are the tables less a constant added to all logits, less a change of basis of the residual
+    stream; the maps; the difference of the two positions. Positions that queries see too, as they
+    are not in the skip connection, add :math:`\min(d, H r)`. Maps that all heads share
+    (``shared_maps``, ``d_h <= d``) count :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two
+    positions of width ``d_h``. A feed-forward layer of ``width`` ``m`` adds :math:`m (2 d + 1)`. It
+    is at most, with ``k`` directions of outputs (:math:`\min(d, H r)`; ``d`` with such a layer),
 
     .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
-
-    Args:
-        head_dim: Head dimension ``d_h``, at most ``d`` if maps are shared.
-        vocab: Vocabulary size ``N``, greater than ``d``.
-        width: Width ``m`` of a feed-forward layer without bias behind, 0 for none.
-        shared_maps: Whether all heads share one map to ``d_h`` and one back.
-        position_in_skip: Whether positions are in the residual stream, or in the attention's input
-            only.
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
         seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
         seen += head_dim * (1 if position_in_skip else 2)
     else:
-        seen = 2 * heads * r * (2 * d - r) + min(d, 2 * heads * r)
+        seen = 2 * heads * _low_rank(r, d, d) + min(d, 2 * heads * r)
         seen += 0 if position_in_skip else min(d, heads * r)
     k = d if width else min(d, heads * r)
     most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
@@ -494,41 +422,29 @@ def mha_dimension(
     classes: Annotated[int | None, Range(2)] = None,
     embedded: bool = True,
 ) -> int:
-    r"""Dimension of the family of functions of a multi-head layer with values of width one.
+    r"""Dimension of the functions of a multi-head layer with values of width one.
 
-    It is the number of parameters less all directions that leave every output, or every predicted
-    distribution over classes, as it is, and the rank of the Jacobian of all outputs at almost all
-    weights and data. Let :math:`C` be 1 for a real output and one less than the
-    number of classes otherwise, and :math:`k = \min(H, d, C)`. A head's values and its place in the
-    outputs share a scale:
+    It is the rank of the Jacobian of all outputs, or predicted distributions over ``classes``, at
+    almost all weights and data. Let :math:`C` be 1 for a real output and one less than the number
+    of classes otherwise, and :math:`k = \min(H, d, C)`. Values and read-outs share a scale:
 
-    - own contexts: :math:`H (r (2 d - r) + d) + k (H + C - k) - H`, ``r = min(d_h, d)``: the
-      logits are a matrix of shape ``(d, d)`` and rank ``r``, the values a vector;
-    - a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + k (H + C - k) - H`, ``r = min(d_h,
-      n - 1)``: logits and values less those of the last token.
+    .. math:: H (r (m + d - r) + m) + k (H + C - k) - H , \qquad r = \min(d_h, m),
 
-    A bias adds :math:`C`; without one, a shared context adds the constant of its last token,
-    :math:`k`. The embedding of the model that Mahdavi et al. train adds
-    :math:`\min(d, H r)`, the query at which all logits vanish, and on own contexts the positions
-    :math:`\min(n - 1, d) \min(d, H (r + 1))`, less what they have in common. With one token there
-    are no logits: what is left is the bias and, on own contexts, a linear map of rank ``k``.
-
-    Args:
-        shared: Whether one context serves all examples; it then has at most ``d`` tokens.
-        classes: Number of classes, at least 2; None for one real output.
-        embedded: Whether queries and tokens are embedded and have positions, with a bias behind, as
-            in the model that Mahdavi et al. train, or not, as in the layer of their theory.
+    with ``m = d`` for own contexts and ``m = n - 1`` for a shared one of ``n <= d`` tokens. A bias
+    adds :math:`C`; without one, a shared context adds that of its last token, :math:`k`. The
+    model that Mahdavi et al. train (``embedded``, with a bias) adds :math:`\min(d, H r)`, the query
+    at which all logits vanish, and on own contexts the positions :math:`\min(n - 1, d) \min(d, H (r
+    + 1))`. With one token only the bias is left and, on own contexts, a linear map of rank ``k``.
     """
     H, n, d = heads, context, dim
     C = 1 if classes is None else classes - 1
     k = min(H, d, C)
     bias = C if embedded else k if shared else 0
     if n == 1:
-        return C if shared else k * (d + C - k) + bias
-    keys = n - 1 if shared else d
-    r = min(head_dim, keys)
-    head = r * (keys + d - r) + keys
-    total = H * (head - 1) + k * (H + C - k) + bias
+        return C if shared else _low_rank(k, d, C) + bias
+    m = n - 1 if shared else d
+    r = min(head_dim, m)
+    total = _ceiling(H, head_dim, m, d, bias) + k * (H + C - k) - H
     if embedded:
         total += min(d, H * r)
         total += 0 if shared else min(n - 1, d) * min(d, H * (r + 1))
@@ -582,11 +498,10 @@ def deep_ceiling(
     """
     d, o = dim, min(outputs, dim)
     if skip:
-        r, s, total = min(head_dim, d), o, d * outputs
+        s, total = o, d * outputs
         for H in reversed(heads):
-            v = min(value_dim, d, s)
-            total += H * (r * (2 * d - r) + v * (d + s - v))
-            s = min(d, s + H * (v + 2 * r))
+            total += H * (_low_rank(head_dim, d, d) + _low_rank(value_dim, d, s))
+            s = min(d, s + H * (min(value_dim, s) + 2 * min(head_dim, d)))
         return total
     # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
     L = len(heads)
@@ -601,8 +516,7 @@ def deep_ceiling(
             e[i] = min(e[i], written, read)
     total = e[L] * outputs - sum(x * x for x in e[1:])
     for H, a, b in zip(heads, e, e[1:], strict=False):
-        r, v = min(head_dim, a), min(value_dim, a, b)
-        total += H * (r * (2 * a - r) + v * (a + b - v))
+        total += H * (_low_rank(head_dim, a, a) + _low_rank(value_dim, a, b))
     return total
 
 
@@ -626,15 +540,11 @@ def _are_two_layers(heads, most=None) -> None:
 
 @checked
 def carried_rank(size: int, dim: int) -> int:
-    r"""Values of one group of heads that a second layer sees, for each dimension it reads.
+    r"""Values of a group that a second layer sees for each dimension that it reads.
 
-    The formula is :math:`\kappa(k) = (p + 1) d - \binom p2`, where ``p`` is the largest even
-    number up to ``min(k - 1, d)``. One value vector is the sum of those of all heads. The others
-    belong to ``p`` heads whose attention differs a little, in a way that the output does not see.
-
-    Example:
-        >>> [carried_rank(size, 8) for size in (1, 2, 3, 4, 5)]
-        [8, 8, 23, 23, 34]
+    The formula is :math:`\kappa(k) = (p + 1) d - \binom p2`, with ``p`` the largest even number up
+    to ``min(k - 1, d)``: the sum of all heads' values, and those of ``p`` heads whose attention
+    differs a little, in a way that the output does not see.
     """
     p = min(size - 1, dim) // 2 * 2
     return (p + 1) * dim - math.comb(p, 2)
@@ -649,9 +559,7 @@ def deep_groups(
     *,
     most: int | None = None,
 ) -> DeepGroups:
-    """The groups of two layers, of at most ``most`` heads each, that admit the most labels.
-
-    The labels are those that :func:`deep_floor` counts.
+    """The groups of two layers, of at most ``most`` heads each, of the largest :func:`deep_floor`.
 
     Example:
         >>> deep_groups([6, 5], 1, 6, 8, most=2)
@@ -718,12 +626,7 @@ def associations_to_accuracy(
 ) -> float:
     r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
 
-    The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`, for a uniform prior over the
-    sequences and equally likely next tokens, and a ``count`` ``X`` from 0 to ``T_0``.
-
-    Example:
-        >>> associations_to_accuracy(count=210, vocab=50, total=2500)
-        0.10232
+    The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`.
 
     Source: Dana et al. 2025, Corollary 2.
     """
@@ -738,9 +641,7 @@ def _is_not_half_precision(**arguments: Any) -> None:
 
 @checked(also=_is_not_half_precision)
 def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
-    """Number of associations that an accuracy, a number or an array, amounts to.
-
-    The inverse of :func:`associations_to_accuracy`. It is negative below the accuracy of guessing.
+    """Associations that an accuracy, a number or an array, amounts to; negative below guessing.
 
     Source: Dana et al. 2025, Corollary 2.
     """
@@ -758,12 +659,9 @@ def _is_a_share(accuracy: Any) -> None:
 def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
     r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
 
-    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` for a share ``p`` of right
-    answers, with :math:`h(p) = -p \log_2 p - (1 - p) \log_2 (1 - p)`. The code says which answers
-    are wrong, and the right label for each of these. The number of wrong answers, at most
-    :math:`\log_2 (T + 1)` bits, is not charged. Fano's inequality says that no better can be had of
-    the accuracy alone. The bits are :math:`T \log_2 N` if every answer is right, and zero if no
-    more are right than by guessing.
+    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` with the binary entropy
+    ``h``; zero up to guessing. The code says which answers are wrong, and the right label for each;
+    their number is not charged. Fano's inequality says that the accuracy alone gives no better.
 
     Source: Cover and Thomas, Elements of Information Theory, chapter 2.
     """
@@ -775,10 +673,7 @@ def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
 
 @checked
 def different_draws(total: int, draws: int) -> float:
-    r"""Expected number of different pairs among ``T`` uniform draws from ``T_0``.
-
-    The formula is :math:`T_0 (1 - (1 - 1/T_0)^{T})`.
-    """
+    r"""Different pairs expected among ``T`` uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^T)`."""
     return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
 
 
@@ -792,10 +687,9 @@ def _is_a_mean_square(error: Any) -> None:
 def error_to_bits(error, total: int):
     r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
 
-    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``. It
-    is what a code saves for labels that are normal around the outputs (Shannon's lower bound of the
-    rate). It is zero from ``D = 0.0585`` on, and infinite at ``D = 0``. A model that always answers
-    1/2 has ``D = 1/12``.
+    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``:
+    what a code saves for labels that are normal around the outputs (Shannon's lower bound). It is
+    zero from ``D = 0.0585`` on; a model that always answers 1/2 has ``D = 1/12``.
 
     Source: Cover and Thomas, Elements of Information Theory, chapter 10.
     """
@@ -808,10 +702,8 @@ def error_to_bits(error, total: int):
 def loss_to_bits(loss, vocab: AtLeast2, total: int):
     r"""Bits that a model knows of ``T`` labels: :math:`T (\ln N - \ell) / \ln 2`.
 
-    The loss :math:`\ell` is the mean cross-entropy on the labels in nats, a number or an array.
-    Labels uniform over ``N`` classes take :math:`T \log_2 N` bits. This is how many of them the
-    model's predictions save: none for uniform guesses, and fewer for worse ones. On average over
-    the labels it is at most the mutual information between labels and weights (Gibbs' inequality).
+    The loss :math:`\ell` is the mean cross-entropy in nats. On average over the labels the bits are
+    at most the mutual information between labels and weights (Gibbs' inequality).
 
     Example:
         >>> round(loss_to_bits(0.0, vocab=100, total=10_000))

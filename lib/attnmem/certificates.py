@@ -30,23 +30,13 @@ from .examples import Contexts, Labels, Sequences, check_data
 
 
 class CertifiedMemorization(NamedTuple):
-    """What is proven about stored weights and their labels.
+    """What is proven about stored weights and their labels; infinite is what is not proven."""
 
-    Attributes:
-        error: No output of the stored weights, without rounding, is further from its label.
-        rank: The features have at least this rank: the number of examples, or 0 without a proof.
-        shift: Some read-out gives every label exactly, and no entry of it is further than this from
-            the stored one. Infinite without a proof.
-        radius: Largest radius of the balls around the outputs of that read-out, each of which
-            contains its label. Infinite without a proof.
-        bits: The precision at which the proof was found, or the search given up.
-    """
-
-    error: float
-    rank: int
-    shift: float
-    radius: float
-    bits: int
+    error: float  # no output of the stored weights, without rounding, is further from its label
+    rank: int  # the features have at least this: the number of examples, or 0 without a proof
+    shift: float  # some read-out gives every label exactly, and is entrywise as near to the stored
+    radius: float  # the largest of the balls around its outputs, each of which contains its label
+    bits: int  # the precision at which the proof was found, or the search given up
 
 
 def check_enclosed(weights, **data) -> None:
@@ -176,16 +166,10 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
 
 
 class CertifiedAssociations(NamedTuple):
-    """What is proven about the next tokens that stored weights predict.
+    """What is proven about the next tokens that stored weights predict."""
 
-    Attributes:
-        memorized: For so many sequences the right token has the largest logit, without rounding.
-        margin: On each of these its logit is larger by at least this much. Zero if there are none,
-            infinite if there is no other token.
-    """
-
-    memorized: int
-    margin: float
+    memorized: int  # for so many sequences the right token has the largest logit, without rounding
+    margin: float  # by at least this much; 0 if there are none, infinite if no other token is there
 
 
 def _are_sequences(weights, sequences, next_tokens=None) -> None:
@@ -260,20 +244,12 @@ def certified_associations(
 
 
 class CertifiedSolution(NamedTuple):
-    """What is proven about exact weights near stored ones.
+    """What is proven about exact weights near stored ones."""
 
-    Attributes:
-        error: No output of the stored weights, without rounding, is further from its label.
-        distance: Some weights meet every label exactly, and no entry of them is further than this
-            from the stored one. Infinite without a proof.
-        contraction: Newton's correction shrinks distances by this factor; below 1/2 in a proof.
-        bits: The precision at which the proof was found, or the search given up.
-    """
-
-    error: float
-    distance: float
-    contraction: float
-    bits: int
+    error: float  # no output of the stored weights, without rounding, is further from its label
+    distance: float  # some exact weights are entrywise as near to them; infinite without a proof
+    contraction: float  # Newton's correction shrinks distances by this factor; below 1/2 in a proof
+    bits: int  # the precision at which the proof was found, or the search given up
 
     @property
     def proven(self) -> bool:

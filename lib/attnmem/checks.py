@@ -52,16 +52,8 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     member must fit.
 
     Args:
-        function: The function, decorated as ``@checked``.
         also: Checks relations between arguments: called with those that it names (all, if it takes
             ``**arguments``) after their own checks. It raises ``ValueError``.
-
-    Returns:
-        The function, which sees Python's numbers in place of numpy's; a decorator if ``also`` is
-        given alone.
-
-    Raises:
-        ValueError: From the function, if an argument is not as annotated; the message names it.
 
     Example:
         >>> @checked

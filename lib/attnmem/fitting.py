@@ -46,21 +46,13 @@ Share = Annotated[int | float, Range(0, 1)]
 
 
 class Fit(NamedTuple):
-    """Where an optimizer ended.
-
-    Attributes:
-        weights: Where it ended.
-        error: The largest error of an output, in units of the largest label.
-        steps: Steps that were made.
-        stop: ``met``; ``stuck`` if no step lowers the squared error; ``steps`` at the limit.
-        damping: Of Levenberg-Marquardt, the last damping; otherwise None.
-    """
+    """Where an optimizer ended."""
 
     weights: Weights
-    error: float
+    error: float  # the largest of an output, in units of the largest label
     steps: int
-    stop: str
-    damping: float | None = None
+    stop: str  # met; stuck if no step lowers the squared error; steps at the limit
+    damping: float | None = None  # the last one of Levenberg-Marquardt
 
 
 @checked

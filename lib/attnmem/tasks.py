@@ -32,16 +32,7 @@ class ContextQueries(NamedTuple):
 def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Bigrams:
     """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
 
-    Args:
-        generator: Source of the random numbers, on the CPU.
-        vocab: Vocabulary size ``N``, at least 2.
-        count: Number of pairs, at least 1. A pair may occur more than once.
-
-    Returns:
-        The pairs, their next tokens and the table.
-
-    Raises:
-        ValueError: If a size is not an integer or too small.
+    A pair may occur more than once.
 
     Example:
         >>> drawn = bigrams(torch.Generator().manual_seed(0), vocab=5, count=7)
@@ -67,17 +58,6 @@ def associations(
     """Draw ``count`` different pairs of tokens, each followed by its entry in a random table.
 
     The pairs are a uniformly random subset of all ``N^2``.
-
-    Args:
-        generator: Source of the random numbers, on the CPU.
-        vocab: Vocabulary size ``N``, at least 2.
-        count: Number of pairs, from 1 to ``N^2``.
-
-    Returns:
-        The pairs, their next tokens and the table.
-
-    Raises:
-        ValueError: If a size is not an integer or out of range.
 
     Example:
         >>> drawn = associations(torch.Generator().manual_seed(0), vocab=5, count=25)
@@ -110,20 +90,9 @@ def context_queries(
     """Draw queries and contexts with entries uniform on [0, 1], and random labels.
 
     Args:
-        generator: Source of the random numbers, on the CPU.
-        examples: Number of examples ``T``.
-        context: Tokens in a context, ``n``.
-        dim: Embedding dimension ``d``.
         shared: Whether one context serves all examples.
-        classes: Number of classes, at least 2, for labels that are uniform over them. None draws
-            real labels uniform on [0, 1].
+        classes: Labels are uniform over so many; None draws real labels uniform on [0, 1].
         dtype: Of the real numbers; None is torch's default.
-
-    Returns:
-        Contexts, queries and labels.
-
-    Raises:
-        ValueError: If a size is not an integer or too small, or ``shared`` is not a bool.
 
     Example:
         >>> drawn = context_queries(torch.Generator(), 7, context=3, dim=5, shared=True)
