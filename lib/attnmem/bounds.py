@@ -3,9 +3,9 @@
 Prose, figures and tests call these functions, so that no formula is written twice. The letters are
 those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``, ``dim`` the embedding
 dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs`` ``d_out``, ``width`` the
-hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary, ``length`` the tokens ``S`` of a
-sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``. Sizes are integers of at
-least 1, or of the range that is said; others raise ``ValueError``.
+hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary or number of classes, ``length`` the
+tokens ``S`` of a sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``. Sizes are
+integers of at least 1, or of the range that is said there; others raise ``ValueError``.
 
 Formulas without a source are this book's. Most are made of :math:`r (a + b - r)`, the dimension of
 matrices of shape ``(a, b)`` and rank at most ``r``: a head shows its logits, such a matrix, and its
@@ -471,7 +471,7 @@ def deep_ceiling(
     outputs: int = 1,
     skip: bool = True,
 ) -> int:
-    r"""Largest rank of the derivative of attention layers one after the other, on own contexts.
+    r"""Largest rank of the derivative of layers of so many ``heads`` each, on own contexts.
 
     If there are more labels than that, counting each output's, almost no label vector is met. The
     outputs are read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let
@@ -488,9 +488,6 @@ def deep_ceiling(
     layer, and of several if :math:`H_l d_v \ge d` in all but the last and :math:`H_L (2 r +
     \min(d_v, o)) \ge d` there. From three tokens on it agrees with all other ranks that we
     computed; on two tokens, with full or causal attention, that of narrow layers can be smaller.
-
-    Args:
-        heads: One number for each layer.
 
     Example:
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
@@ -604,9 +601,6 @@ def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast
 
     .. math:: \sum_g \bigl( \rho_d(k_g) + c \, \kappa(k_g) \bigr)
               + \sum_g \rho_e(k'_g) + d - 1 .
-
-    Args:
-        heads: One number for each of the two layers.
 
     Example:
         >>> deep_floor([6, 5], 1, 6, 8) > own_context_ceiling(11, 1, 8) + 8

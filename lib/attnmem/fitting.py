@@ -345,23 +345,16 @@ def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
 class Limits(NamedTuple):
     """What tells a local minimum from bad conditioning, at the weights where an optimizer ended.
 
-    Attributes:
-        rms: The root mean square of the errors, in units of the largest label.
-        gradient: :math:`|J^T r| / (|J| |r|)` with the spectral norm of ``J``; zero at a stationary
-            point, and at least the inverse condition number of ``J``.
-        least: The least singular value of ``J`` that is one of the ``T`` largest.
-        largest: The largest singular value.
-        saturated: The share of pairs of a head and an example with an attention weight above 0.99;
-            of several layers, of triples with a token that asks.
-        weight: The largest weight.
+    ``saturated`` counts pairs of a head and an example, of several layers triples with a token that
+    asks.
     """
 
-    rms: float
-    gradient: float
-    least: float
-    largest: float
-    saturated: float
-    weight: float
+    rms: float  # the root mean square of the errors, in units of the largest label
+    gradient: float  # |J^T r| / (|J| |r|): 0 at a stationary point, else at least 1 / cond(J)
+    least: float  # the least singular value of J that is one of the T largest
+    largest: float  # the largest singular value
+    saturated: float  # the share of them with an attention weight above 0.99
+    weight: float  # the largest weight
 
 
 @checked(also=_can_be_fitted)
