@@ -303,9 +303,6 @@ def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capaci
         config: The file, the folder in which it is, or its contents.
         **others: Further arguments of :func:`capacity`, such as ``adapter``.
 
-    Returns:
-        The counts.
-
     Raises:
         ValueError: If the family of the model, or a setting that changes its layer, is not known,
             or a size is missing or wrong.

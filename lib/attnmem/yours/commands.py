@@ -20,14 +20,7 @@ CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
 def add_commands(
     commands: argparse._SubParsersAction,
 ) -> dict[str, Callable[[argparse.Namespace], int]]:
-    """Add the commands to the parser of ``python -m attnmem``.
-
-    Args:
-        commands: What ``parser.add_subparsers(dest="command")`` returned.
-
-    Returns:
-        What does each command, by its name.
-    """
+    """Add the commands to the parser of ``python -m attnmem``; what does each, by its name."""
     _add_capacity(commands)
     _add_examine(commands)
     return {"capacity": _capacity, "examine": _examine}

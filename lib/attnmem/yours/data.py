@@ -200,12 +200,6 @@ def cut(
         positions: Whether each token gets its place as ``n`` further coordinates, a one among
             zeros. Without them, attention does not see the order.
 
-    Returns:
-        Contexts and queries, in float64.
-
-    Raises:
-        ValueError: If the table is not one of numbers, or ``n`` does not divide its width.
-
     Example:
         >>> contexts, queries = cut([[1, 2, 3, 4], [5, 6, 7, 8]], tokens=2)
         >>> contexts[0].tolist(), queries[0].tolist()

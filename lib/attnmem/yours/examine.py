@@ -30,38 +30,23 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One assumption in one precision.
-
-    Attributes:
-        name: The assumption.
-        precision: ``float32`` or ``float64``.
-        verdict: Holds, fails, fails to rounding (by a tolerance), or not refuted (by samples).
-        detail: What was looked at, and what was found.
-    """
+    """One assumption in one precision."""
 
     name: str
-    precision: str
-    verdict: str
-    detail: str
+    precision: str  # float32 or float64
+    verdict: str  # holds, fails, fails to rounding (by a tolerance), or not refuted (by samples)
+    detail: str  # what was looked at, and what was found
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One bound at these sizes.
-
-    Attributes:
-        name: The bound.
-        labels: The number of labels that it says.
-        means: What holds of so many labels, under the bound's hypotheses.
-        missing: Hypotheses that fail here.
-        unsure: Hypotheses that could not be settled.
-    """
+    """One bound at these sizes."""
 
     name: str
     labels: int
-    means: str
-    missing: list[str]
-    unsure: list[str]
+    means: str  # what holds of so many labels, under the bound's hypotheses
+    missing: list[str]  # hypotheses that fail here
+    unsure: list[str]  # those that could not be settled
 
     def __str__(self) -> str:
         """The bound in one line."""
@@ -145,14 +130,7 @@ class Examination:
         return f"{words}, for at most about {self.rank.rank:,} real labels"
 
     def draw(self, ax: Axes | None = None) -> Axes:
-        """Draw the bounds and ranks as bars, beside the number of examples.
-
-        Args:
-            ax: Where to draw; by default the current axes.
-
-        Returns:
-            The axes. Bounds whose hypotheses fail here are hollow.
-        """
+        """Draw the bounds and ranks as bars; bounds whose hypotheses fail here are hollow."""
         if self.rank is None:
             refuse("heads", None, "a number, so that there is something to draw")
         import matplotlib.pyplot as plt
@@ -260,12 +238,6 @@ def examine(
         samples: Subsets that are drawn where not all of them can be looked at.
         seed: Seed of samples and weights, at least 0.
         say: Is called at each step of the work: parts done, of how many, and what is done now.
-
-    Returns:
-        The findings.
-
-    Raises:
-        ValueError: If the data are malformed; the message names what.
 
     Example:
         >>> found = examine(torch.rand(30, 3, 5), torch.rand(30, 5), heads=2, head_dim=2)

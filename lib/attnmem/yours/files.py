@@ -36,7 +36,6 @@ GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  
 FEW, MANY = 12, 1000  # different words that are coded: unasked, and by --columns
 SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
 
-
 Rows = list[tuple[int, list[str]]]  # the cells of each row, after the number of its line
 
 
@@ -76,12 +75,6 @@ def load(path: str | Path, **options: Any) -> Loaded:
     Args:
         path: A table with one example a row (.csv, .tsv, .npy, or ``-`` for a CSV from standard
             input), or arrays by name (.npz, .safetensors, .pt).
-
-    Returns:
-        The examples, and a summary of what was used and left out; ``str()`` tells it.
-
-    Raises:
-        ValueError: If the file cannot be read as it stands; the message names what helps.
 
     Example:
         >>> print(load("ages.csv"))  # doctest: +SKIP
@@ -254,8 +247,7 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     said |= {"words, coded as 0 and 1": coded, "columns left out": left}
     said["lines left out"] = {why: each for why, each in gone.items() if each}
     read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
-    options = [f"--{name}".replace("_", "-") for name in TAKES[".csv"]]
-    said["options"] = ", ".join(options)
+    said["options"] = ", ".join(f"--{name}".replace("_", "-") for name in TAKES[".csv"])
     return read
 
 

@@ -209,23 +209,14 @@ def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """The rank of a derivative on some data, its rows scaled to length one.
+    """The rank of a derivative on some data, its rows scaled to length one."""
 
-    Attributes:
-        rank: The number of singular values, or of Cholesky's pivots, above the tolerance.
-        of: The number of examples that were looked at.
-        kept: The smallest one that counts.
-        dropped: The largest one that does not; None if unknown, 0 if all count.
-        tolerance: What it is compared with, relative to the largest.
-        how: Singular values or Cholesky.
-    """
-
-    rank: int
-    of: int
-    kept: float
-    dropped: float | None
-    tolerance: float
-    how: str
+    rank: int  # the number of singular values, or of Cholesky's pivots, above the tolerance
+    of: int  # the number of examples that were looked at
+    kept: float  # the smallest one that counts
+    dropped: float | None  # the largest one that does not; None if unknown, 0 if all count
+    tolerance: float  # relative to the largest
+    how: str  # singular values or Cholesky
 
 
 def free_rank(heads: int, head_dim: int, at: Reduced, seed: int) -> Rank:

@@ -140,9 +140,6 @@ def memorize(
     Returns:
         The weights, each example's error, and the reason why some labels are not met.
 
-    Raises:
-        ValueError: If the data are malformed; the message names what.
-
     Example:
         >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
         >>> memorize(*data, ["yes", "no"] * 10, heads=2, head_dim=2).reason

@@ -63,11 +63,7 @@ class FromTorch:
     def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
         """Queries for :func:`attnmem.attention.mha`, ``L`` for each context.
 
-        Args:
-            query: As the layer takes it.
-
-        Returns:
-            ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
+        ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
         """
         return self._widened(_rows("query", query, self.widths[0]))
 
@@ -102,9 +98,6 @@ def from_torch(module: nn.Module) -> FromTorch:
             ``batch_first``. Or a ``BertAttention``, ``ViTAttention`` or ``GPT2Attention`` of a
             model of transformers, such as ``model.h[0].attn``. BERT's output is then meant before
             the residual and its norm; each query of GPT-2 sees the tokens up to its own.
-
-    Returns:
-        The weights, with what turns its inputs into contexts and queries.
 
     Raises:
         ValueError: If the module is of another kind, attends in another way, draws dropout, or has
@@ -216,17 +209,11 @@ class _Reached(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class SavedLayer:
-    """The attention of one block of a saved model, and the model up to it.
+    """The attention of one block of a saved model, and the model up to it."""
 
-    Attributes:
-        taken: The weights, as :func:`from_torch` gives them.
-        module: The layer itself.
-        encoder: The model, which ends with this layer's block.
-    """
-
-    taken: FromTorch
-    module: nn.Module
-    encoder: Encoder
+    taken: FromTorch  # the weights, as from_torch gives them
+    module: nn.Module  # the layer itself
+    encoder: Encoder  # ends with this layer's block
 
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
         """What the layer reads on a batch. Nothing behind it is computed, and nothing else kept.
@@ -261,11 +248,8 @@ def saved_layer(
     Args:
         source: A folder that ``transformers`` has saved, or a name on a hub, of a BERT, a ViT or a
             GPT-2. Code that comes with it is never run, and pickles are not read.
-        block: Its number, from 0.
+        block: Its number, from 0; blocks behind it are not read.
         dtype: ``torch.float32`` or ``torch.float64``.
-
-    Returns:
-        The layer. Blocks behind it are not read.
 
     Raises:
         ValueError: If the model is of another kind, has fewer blocks, or cannot be read.
