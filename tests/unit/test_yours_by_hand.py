@@ -4,13 +4,14 @@ import collections
 import dataclasses
 import itertools
 import math
+import sys
 import time
 
 import numpy as np
 import pytest
 import torch
 
-from attnmem.yours import cut, examine, memorize
+from attnmem.yours import Bound, cut, examine, memorize
 from attnmem.yours import layer as one_layer
 from attnmem.yours.data import read
 
@@ -616,6 +617,72 @@ def test_more_examples_than_pairs_are_formed_for():
 
 
 # --- words ----------------------------------------------------------------------------------------
+
+
+def said(found):
+    return " ".join(str(found).split())
+
+
+@pytest.mark.parametrize(("equal", "more"), [(5, None), (8, 3)])
+def test_pairs_that_are_not_named_are_counted(equal, more):
+    E, e = normal(20, 3, 4), normal(20, 4)
+    E[1 : equal + 1], e[1 : equal + 1] = E[0], e[0]
+    words = said(examine(E, e, samples=9))
+    assert ("pairs more" in words) == (more is not None)
+    assert more is None or f"0 and 5 and {more} pairs more" in words
+
+
+def test_notes_are_of_what_the_data_have():
+    E, e = normal(30, 2, 4), normal(30, 4)
+    plain = examine(E, e, normal(30), samples=9)
+    assert plain.notes == []
+    assert plain.labels == "1 real number for each example"
+    assert examine(E, e, normal(30, 2), samples=9).labels == "2 real numbers for each example"
+    thin = examine(E, np.c_[e[:, :3], e[:, :1] + 1e-8 * e[:, 3:]], samples=9)
+    assert [note[:27] for note in thin.notes] == ["some dimensions are as thin"]
+    E[..., 1] = 0
+    notes = examine(E, e, samples=9).notes
+    assert notes == [
+        "coordinates that are zero in all tokens: 1",
+        "tokens lie in 3 of 4 dimensions",
+    ]
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(3, "fails to rounding"), (4, "fails")])
+def test_more_tokens_than_dimensions_fail_without_rounding(n, verdict):
+    E = normal(6, n, 3)
+    E[2, 1] = E[2, 0]
+    E[4, 1] = E[4, 0]
+    [found] = [
+        x
+        for x in examine(E, normal(6, 3), samples=9).findings
+        if (x.name, x.precision) == ("Assumption 2", "float64")
+    ]
+    first = f"2, the first is 2 ({n}" if n == 3 else f"6, the first is 0 ({n}"
+    assert found.verdict == verdict
+    assert f"deficient: {first} tokens" in found.detail
+
+
+@pytest.mark.parametrize(("T", "exact"), [(40, ", at least 10 exactly"), (41, "")])
+def test_ranks_of_few_numbers_are_certified(T, exact, monkeypatch):
+    monkeypatch.setattr(sys.modules["attnmem.yours.examine"], "FEW", 400)
+    e = normal(T, 9) @ normal(9, 10)  # in fewer dimensions, but for rounding
+    found = examine(normal(2, 10), e, samples=9)
+    details = {(x.name, x.precision): x.detail for x in found.findings}
+    words = "all vectors span 9 dimensions to rounding"
+    assert details["general position", "float64"] == words + exact
+
+
+def test_a_bound_says_whether_it_applies():
+    state = [([], []), ([], ["x"]), (["y"], ["x"])]
+    words = [str(Bound("b", 1234, "met", *each)).split("; ")[1] for each in state]
+    assert words == ["applies", "may apply (x)", "does not apply (y)"]
+
+
+def test_a_shared_context_of_as_many_tokens_as_dimensions_is_short():
+    found = examine(normal(4, 4), normal(60, 4), heads=2, head_dim=2, samples=9)
+    [ceiling] = [bound.labels for bound in found.bounds if bound.name == "ceiling P(H)"]
+    assert ceiling == 2 * (2 * (3 + 4 - 2) + 3) + 1
 
 
 @pytest.mark.parametrize(("rank", "of"), [(20, 20), (9, 9), (8, 9), (19, 20)])
