@@ -11,7 +11,7 @@ Rooms, from the ground up. A room imports only from rooms above its own line:
 ``examples``              examples that a layer is to memorize: shapes, units, refusals
 ``bounds``                every capacity formula, one function each
 ``balls``                 real numbers with proven error bounds
-``attention``             the two layers
+``attention``             the layers of both papers, and layers one after the other
 ``independence``          rank, Kruskal rank, general position: numerical, exact, sampled, certified
 ``tasks``                 the data sets of the experiments
 ``store``                 the store of rows: one file for each experiment and profile

@@ -648,7 +648,9 @@ def test_notes_are_of_what_the_data_have():
     ]
 
 
-@pytest.mark.parametrize(("n", "verdict"), [(3, "fails to rounding"), (4, "fails")])
+@pytest.mark.parametrize(
+    ("n", "verdict"), [(2, "fails to rounding"), (3, "fails to rounding"), (4, "fails")]
+)
 def test_more_tokens_than_dimensions_fail_without_rounding(n, verdict):
     E = normal(6, n, 3)
     E[2, 1] = E[2, 0]
@@ -658,12 +660,15 @@ def test_more_tokens_than_dimensions_fail_without_rounding(n, verdict):
         for x in examine(E, normal(6, 3), samples=9).findings
         if (x.name, x.precision) == ("Assumption 2", "float64")
     ]
-    first = f"2, the first is 2 ({n}" if n == 3 else f"6, the first is 0 ({n}"
+    first = f"2, the first is 2 ({n}" if n <= 3 else f"6, the first is 0 ({n}"
     assert found.verdict == verdict
     assert f"deficient: {first} tokens" in found.detail
 
 
-@pytest.mark.parametrize(("T", "exact"), [(40, ", at least 10 exactly"), (41, "")])
+EXACTLY = ", at least 10 exactly"
+
+
+@pytest.mark.parametrize(("T", "exact"), [(39, EXACTLY), (40, EXACTLY), (41, "")])
 def test_ranks_of_few_numbers_are_certified(T, exact, monkeypatch):
     monkeypatch.setattr(sys.modules["attnmem.yours.examine"], "FEW", 400)
     e = normal(T, 9) @ normal(9, 10)  # in fewer dimensions, but for rounding

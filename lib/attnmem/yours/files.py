@@ -300,9 +300,8 @@ def _text(path: str | Path, name: str) -> tuple[str, str]:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         refuse("file", f"a zero byte in line {line} of {name!r}", "text, saved as CSV in UTF-8")
-    text = re.sub(
-        r"\Asep=.(?=[\r\n])", "", text
-    )  # which Excel writes; the separator is seen anyway
+    # Excel writes a line that names the separator, which is seen anyway.
+    text = re.sub(r"\Asep=.(?=[\r\n])", "", text)
     if not text.strip():
         refuse("file", f"{name!r}, which is empty", "a line of names, and a line for each example")
     return text, said
