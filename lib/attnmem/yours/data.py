@@ -22,7 +22,7 @@ HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most so
 
 def wrapped(lines: list[str]) -> str:
     """A report, whose long lines go on below themselves."""
-    return "\n".join(textwrap.fill(line, 79, subsequent_indent=" " * 12) for line in lines)
+    return "\n".join(textwrap.fill(line, 74, subsequent_indent=" " * 12) for line in lines)
 
 
 class Data(NamedTuple):
