@@ -6,7 +6,6 @@ After new rows are committed this brings the list up to date. It refuses to if r
 ``--lost`` says that this is meant.
 """
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +25,7 @@ def shipped() -> list[Path]:
 def entry(path: Path) -> str:
     """The line of one file."""
     rows = path.read_text("utf-8").splitlines()[1:]
-    digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
-    return f"{path.parent.name}/{path.name} {len(rows)} {digest}"
+    return f"{path.parent.name}/{path.name} {len(rows)} {store.digest(rows)}"
 
 
 def listed() -> dict[str, str]:

@@ -244,7 +244,11 @@ def best_groups(
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
         [11, 11, 10]
     """
-    split, _ = _best_split(heads, keys, dim, rank)
+    return _sizes(_best_split(heads, keys, dim, rank)[0])
+
+
+def _sizes(split: dict[int, int]) -> list[int]:
+    """The size of each group."""
     return [size for size, count in split.items() for _ in range(count)]
 
 
@@ -568,7 +572,7 @@ def deep_groups(
     def alike(heads: int, m: int, fewest: int) -> tuple[list[int], int]:
         fewest = max(fewest, -(-heads // most))
         split, total = _best_split(heads, m, m, min(head_dim, m), fewest=fewest)
-        return [size for size, count in split.items() for _ in range(count)], total
+        return _sizes(split), total
 
     for c in range(min(value_dim - 1, d - 2, H2) + 1):
         gain = {

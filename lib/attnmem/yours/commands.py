@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ..checks import refuse
 from .capacity import capacity, from_config
 from .examine import Examination, examine
-from .files import SUFFIXES, TAKES, load
+from .files import ALLOWED, SUFFIXES, TAKES, load
 
 SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
 CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
@@ -67,11 +67,10 @@ def _add_file(command: argparse.ArgumentParser) -> None:
     table = command.add_argument_group("tables (csv, tsv, -; npy takes --tokens alone)")
     add = table.add_argument
     add("--label", "--labels", metavar="NAME", help="column (default: the last) or array of labels")
-    add("--label-kind", choices=("real", "class"), help="default: decimals are real")
+    add("--label-kind", choices=ALLOWED["label_kind"], help="default: decimals are real")
     add("--columns", metavar="A,B", type=_names, help="default: numbers, and words of few values")
-    add(
-        "--drop-missing", choices=("rows", "columns"), help="those with gaps (default: few of both)"
-    )
+    gaps = "those with gaps (default: few of both)"
+    add("--drop-missing", choices=ALLOWED["drop_missing"], help=gaps)
     add("--tokens", type=int, help="cut each row into so many (default: about sqrt(width))")
     add("--header", action=argparse.BooleanOptionalAction, help="names in line 1 (default: seen)")
     arrays = command.add_argument_group("arrays (npz, safetensors, pt)")

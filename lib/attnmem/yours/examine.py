@@ -502,7 +502,7 @@ class _Ranks:
             at = self.at.some(rows)
             sizes = heads, self.head_dim, at
             known[heads] = (
-                layer.rank_at(layer.draw(*sizes, layer.SHARP, self.seed, True), at, layer.SURE)
+                layer.rank_at(layer.cancelling(*sizes, self.seed), at, layer.SURE)
                 if groups
                 else layer.free_rank(*sizes, self.seed)
             )

@@ -24,7 +24,7 @@ SUFFIXES = (*TEXTS, ".npy", *ARRAYS)
 TAKES = dict.fromkeys(TEXTS, ("tokens", "label", "label_kind", "columns", "drop_missing", "header"))
 TAKES |= dict.fromkeys(ARRAYS, ("contexts", "queries", "mask", "label", "label_kind"))
 TAKES |= {".npy": ("tokens",)}
-CHOICES = {"label_kind": ("real", "class"), "drop_missing": ("rows", "columns")}
+ALLOWED = {"label_kind": ("real", "class"), "drop_missing": ("rows", "columns")}
 SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "spaces"}
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -87,8 +87,8 @@ def load(path: str | Path, **options: Any) -> Loaded:
         option, *takes = [f"--{each}".replace("_", "-") for each in (name, *TAKES[kind])]
         if option not in takes:
             refuse(option, repr(value), f"of {kind} only {', '.join(takes)}")
-        if value not in CHOICES.get(name, [value]):
-            refuse(option, repr(value), " or ".join(CHOICES[name]))
+        if value not in ALLOWED.get(name, [value]):
+            refuse(option, repr(value), " or ".join(ALLOWED[name]))
     if kind == ".npy":
         table = _opened(path, kind)
         said = {"file": f"{Path(path).name}: shape {table.shape}, one example a row"}

@@ -227,6 +227,11 @@ def free_rank(heads: int, head_dim: int, at: Reduced, seed: int) -> Rank:
     return found if full else max(found, rank_at(blunt, at), key=lambda each: each.rank)
 
 
+def cancelling(heads: int, head_dim: int, at: Reduced, seed: int) -> ScalarHeads:
+    """Random heads that cancel: ``examine`` counts labels there, and ``memorize`` meets them."""
+    return draw(heads, head_dim, at, SHARP, seed, groups=True)
+
+
 def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank:
     """The numerical rank of the derivative: by singular values, of many examples by Cholesky's.
 

@@ -268,8 +268,8 @@ def _reason(task: _Task, kept: Int[Tensor, " T"], met: Bool[Tensor, " T"]) -> st
 
 def _shortfall(task: _Task, met: int) -> str:
     """Why labels of different examples are not met."""
-    T, time = len(task.rows), ", more seconds" * task.late()
-    more = f"no fit met more; another seed{time} or more heads may"
+    T, seconds = len(task.rows), ", more seconds" * task.late()
+    more = f"no fit met more; another seed{seconds} or more heads may"
     if task.data.classes or task.labels.shape[1] > 1:
         return more
     room = layer.ceiling(task.heads, task.head_dim, task.at.sizes)
@@ -348,7 +348,7 @@ def _cancelling(task: _Task, y: Float[Tensor, " T"], heads: int) -> Attempts:
     task.say(CANCELLING)
     rows = layer.enough_rows(task.at, heads, task.head_dim, task.seed)
     at = task.at.some(rows)
-    base = layer.draw(heads, task.head_dim, at, layer.SHARP, task.seed, groups=True)
+    base = layer.cancelling(heads, task.head_dim, at, task.seed)
     clear = layer.independent_rows(base, at, layer.SURE)
     at, rows = at.some(clear), rows[clear]
     linear = linearized(base, layer.tangents(base, at), y[rows])
