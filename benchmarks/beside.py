@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 def cells() -> dict[str, list]:
     """Stacks of short runs by name: of Dana et al.'s Experiments 1 and 5, and what departs."""
-    from attnmem import experiments, training
+    from attnmem.lab import experiments, training
 
     def short(runs, steps, **changes):
         kept = {"profile": "benchmark", "steps": steps, "T": steps * runs[0].batch}
@@ -51,7 +51,7 @@ def serve() -> None:
     """Train the cells whose names come in, one a line, and answer with milliseconds a step."""
     import torch
 
-    from attnmem import training
+    from attnmem.lab import training
 
     torch.set_num_threads(1)
     known = cells()

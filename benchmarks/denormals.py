@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 from ensemble import seconds
 
-from attnmem import experiments, training
+from attnmem.lab import experiments, training
 
 
 def train(heads: int, steps: int, flushed: bool) -> tuple[float, float]:

@@ -9,9 +9,9 @@ and the compiled program train the seeds of a cell at once. The compiled program
 over the runs and ``scan`` over the steps, under ``jit``. The engine also counts right answers after
 every epoch, which the other two do not.
 
-The floor of a step is the number of its operations, as :func:`attnmem.training.operations` counts
-them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model only
-engine and floor are compared, and beside them the layers of the book with PyTorch's autograd and
+The floor of a step is the number of its operations, as :func:`attnmem.lab.training.operations`
+counts them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model
+only engine and floor are compared, and beside them the layers of the book with PyTorch's autograd and
 fused Adam. On a CPU everything runs on one core. JAX is optional: ``pip install
 -e '.[bench]'``.
 """
@@ -32,8 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from attnmem import experiments, training
-from attnmem.store import Run
+from attnmem.lab import data, experiments, models, training
+from attnmem.lab.store import Run
 
 MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
     ("shared", 20, 32),
@@ -122,7 +122,7 @@ def compiled_program(runs: list[Run]) -> Callable[[], object]:
         state = (P, zeros, jax.tree.map(jnp.zeros_like, P), 0.0)
         return jax.lax.scan(step, state, (tokens, answers))[1]
 
-    weights = [training.aot_parameters(run, training.generator(run, "weights")) for run in runs]
+    weights = [models.aot_parameters(run, data.generator(run, "weights")) for run in runs]
     P = {name: jnp.stack([W[name].numpy() for W in weights]) for name in weights[0]}
     epochs = run.steps * run.batch // run.T
     data = [[part.repeat(epochs, *[1] * (part.ndim - 1)) for part in bigrams(run)] for run in runs]
@@ -201,14 +201,14 @@ def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, f
 
 def by_autograd(run: Run, device: str) -> None:
     """Train one of Mahdavi et al.'s models by its layers, PyTorch's autograd and fused Adam."""
-    weights = training.mha_parameters(run, training.generator(run, "weights"))
+    weights = models.mha_parameters(run, data.generator(run, "weights"))
     P = {name: W[None].to(device).requires_grad_() for name, W in weights.items()}
-    contexts, queries, labels = (part.to(device) for part in training.examples(run))
+    contexts, queries, labels = (part.to(device) for part in data.examples(run))
     adam = torch.optim.Adam(P.values(), lr=run.lr, fused=True)
     for step in range(run.steps):
         batch = slice(step % 4 * run.batch, (step % 4 + 1) * run.batch)
         seen = contexts if run.context == "shared" else contexts[batch]
-        _, values = training.mha_heads(P, run, seen[None], queries[None, batch])
+        _, values = models.mha_heads(P, run, seen[None], queries[None, batch])
         outputs = values[0] @ (P["W_O"][0] @ P["W_D"][0].T) + P["b_D"][0]
         adam.zero_grad()
         F.cross_entropy(outputs, labels[batch]).backward()

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import attnmem
-from attnmem import experiments
+from attnmem.lab import experiments
 
 LIBRARY = str(Path(attnmem.__file__).parent) + os.sep
 

@@ -4,7 +4,7 @@
 
 Each stack holds the runs of one shape, all their seeds and sizes, as a sweep would train them.
 Printed: the fastest round. The rate counts the operations of the matrix products, as
-:func:`attnmem.training.operations` does. ``gpu.txt`` has what an H200 and an H100 gave.
+:func:`attnmem.lab.training.operations` does. ``gpu.txt`` has what an H200 and an H100 gave.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 
 import torch
 
-from attnmem import experiments
-from attnmem.training.devices import device_name, device_settings
-from attnmem.training.protocols import PROTOCOLS
-from attnmem.training.trainer import operations
+from attnmem.lab import experiments
+from attnmem.lab.devices import device_name, device_settings
+from attnmem.lab.protocols import PROTOCOLS
+from attnmem.lab.training import operations
 
 STACKS = [  # of which figure, its fields, how many runs
     ("mahdavi-fig2a", {"H": 20, "T": 10_000}, 1),

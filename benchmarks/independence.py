@@ -14,7 +14,7 @@ import time
 
 import torch
 
-from attnmem.independence import sampled_independence
+from attnmem.theory.independence import sampled_independence
 
 
 def graded(T: int = 2000, d: int = 768) -> torch.Tensor:

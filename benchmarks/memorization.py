@@ -22,8 +22,8 @@ from ensemble import seconds
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from attnmem import experiments, training
-from attnmem.store import Run
+from attnmem.lab import experiments, protocols, training
+from attnmem.lab.store import Run
 
 CELLS = [  # H, n, T
     (2, 4, 1000),
@@ -82,7 +82,7 @@ def textbook(run: Run, device: str) -> float:
     loader = DataLoader(dataset, batch_size=run.batch, shuffle=True, drop_last=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: training.warmup_cosine(run, step) / run.lr
+        optimizer, lambda step: protocols.warmup_cosine(run, step) / run.lr
     )
     best, step = math.inf, 0
     while step < run.steps:

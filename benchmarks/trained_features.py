@@ -17,10 +17,10 @@ import time
 
 import torch
 
-from attnmem import bounds
-from attnmem.attention import mha
-from attnmem.constructions import memorize_mha
-from attnmem.features import corpora, pretrained, trained_encoder
+from attnmem import memorize_mha, mha
+from attnmem.core import bounds
+from attnmem.features import corpora, pretrained
+from attnmem.features.encoders import trained_encoder
 from attnmem.yours import examine, memorize
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-SHAPED = ["attention", "balls", "certificates", "constructions", "fitting", "independence", "tasks"]
+SHAPED = ["core", "theory", "lab.tasks"]
 
 
 def pytest_addoption(parser):

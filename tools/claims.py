@@ -1,6 +1,6 @@
 """Write book/claims.md: every claim of both papers, with the verdict that its chapter recorded.
 
-Nothing on that page is typed: the claims come from attnmem.reporting, the verdicts and their
+Nothing on that page is typed: the claims come from attnmem.pages.reporting, the verdicts and their
 evidence from the outputs of the executed notebooks, the graph from the references in the chapters.
 """
 
@@ -9,21 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from attnmem import experiments
-from attnmem.experiments import Experiment
-from attnmem.reporting import (
-    CLAIMED,
-    GRADES,
-    WORDS,
-    Claim,
-    Graded,
-    claims,
-    marked,
-    name_of,
-    papers,
-    titled_table,
-)
-from attnmem.store import SHIPPED
+from attnmem.lab import experiments
+from attnmem.lab.store import SHIPPED
+from attnmem.lab.study import Experiment
+from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, name_of, titled_table
+from attnmem.papers import Claim, claims, papers
 
 from . import graph, statements
 from .chapters import BOOK, render, renew

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from attnmem import store
+from attnmem.lab import store
 
 LIST = store.SHIPPED / store.DIGESTS
 

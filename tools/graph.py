@@ -13,7 +13,8 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import NamedTuple
 
-from attnmem.reporting import WORDS, Claim, claims
+from attnmem.pages.reporting import WORDS
+from attnmem.papers import Claim, claims
 
 from .chapters import render
 from .layered import Frame, draw

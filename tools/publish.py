@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from attnmem.reporting import Claim, claims, papers
-from attnmem.store import SHIPPED
+from attnmem.lab.store import SHIPPED
+from attnmem.papers import Claim, claims, papers
 
 from .chapters import BOOK, ROOT, renew
 from .claims import files

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from attnmem.reporting import claims, papers
+from attnmem.papers import claims, papers
 
 from .chapters import chapters, text_path
 

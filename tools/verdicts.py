@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import nbformat
 
-from attnmem.reporting import GRADES, METADATA, Claim, Graded
+from attnmem.pages.reporting import GRADES, METADATA, Graded
+from attnmem.papers import Claim
 
 from .chapters import chapters, notebook_path
 

@@ -1,5 +1,5 @@
 // The page "Explorer": sliders, the bounds at their sizes in a chart, and measured points near them.
-// The formulas are those of attnmem.bounds; tests/browser compares the two.
+// The formulas are those of attnmem.core.bounds; tests/browser compares the two.
 
 // Rank of the derivative of k heads that cancel; m dimensions tell tokens apart, r is the logits' rank.
 function group_rank(k, m, d, r) {

@@ -13,12 +13,11 @@ from datetime import timedelta
 from typing import Any
 
 from .checks import refuse
-from .reporting import papers
-from .store import Rows
-from .studies import EXPERIMENTS, STUDIES
-from .studies.run import Job, Progress, choose_device, pool, run_jobs
-from .studies.study import ALL, Selection, Study
-from .studies.tables import rows as stored_rows
+from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress, choose_device, pool, run_jobs
+from .lab.experiments import rows as stored_rows
+from .lab.store import Rows
+from .lab.study import ALL, Selection, Study
+from .papers import papers
 from .yours.commands import add_commands
 
 GROUPS = {"all": list(EXPERIMENTS)} | {

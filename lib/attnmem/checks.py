@@ -8,14 +8,18 @@ takes no ``int64`` for a seed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import inspect
 import math
 import numbers
 import operator
+import pathlib
 import types
 import typing
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -310,3 +314,39 @@ def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> 
     """Accept a tensor with ``size`` entries along an axis; ``meaning`` says what determines it."""
     if value.shape[axis] != size:
         refuse(name, f"shape {tuple(value.shape)}", f"{size} along axis {axis}, {meaning}")
+
+
+def on_cpu(function: Function) -> Function:
+    """Let a function make its tensors on the CPU, whatever torch's default device is."""
+
+    @functools.wraps(function)
+    def placed(*args, **kwargs):
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return placed
+
+
+def need(package: str) -> Any:
+    """A package of the extra ``hub``, imported where it is used."""
+    try:
+        with warnings.catch_warnings():
+            # A progress bar that finds no widgets in a notebook falls back to text.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            return importlib.import_module(package)
+    except ImportError as error:
+        top = package.partition(".")[0]
+        name = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
+        raise ImportError(f"{package} is missing: pip install {name}") from error
+
+
+@contextlib.contextmanager
+def reading(source: str | pathlib.Path, what: str) -> Iterator[None]:
+    """Whatever is wrong with somebody's file as a ``ValueError`` that begins with its name."""
+    try:
+        yield
+    except Exception as error:  # libraries raise a dozen kinds
+        if isinstance(error, (ImportError, FileNotFoundError)) or getattr(error, "errno", None):
+            raise  # of this machine, not of the file
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise ValueError(f"{source} cannot be read as {what}: {reason}") from error

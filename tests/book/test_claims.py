@@ -6,7 +6,9 @@ import re
 import nbformat
 import pytest
 
-from attnmem import experiments, reporting, store
+from attnmem import papers
+from attnmem.lab import experiments, store
+from attnmem.pages import reporting
 
 from tools import claims, verdicts
 from tools.chapters import chapters, notebook_path, text_path
@@ -48,8 +50,8 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
     entries = {
         key: (title, facets) for title, key, facets in ENTRY.findall(claims.PAGE.read_text())
     }
-    assert [*entries] == [*reporting.claims()]
-    for key, claim in reporting.claims().items():
+    assert [*entries] == [*papers.claims()]
+    for key, claim in papers.claims().items():
         title, facets = entries[key]
         assert claim.label in title
         assert claim.says in title
@@ -82,8 +84,8 @@ def test_totals_count_each_word_and_what_the_confirmed_rest_on():
         "mahdavi-figure-2a": made_up("in part", "measured, 1 of 6 seeds"),
         "mahdavi-assumption-1": made_up("not met", "certified"),
     }
-    total = len(reporting.claims())
-    left_out = sum(bool(claim.left_out) for claim in reporting.claims().values())
+    total = len(papers.claims())
+    left_out = sum(bool(claim.left_out) for claim in papers.claims().values())
     assert claims.totals(made) == (
         f"Of **{total}** claims: **3** confirmed (1 proved, 1 certified, 1 measured), **1** in "
         f"part, **0** contradicted, **1** not met, **{total - 5 - left_out}** not yet, "
@@ -103,14 +105,14 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
     }
     [(statement, evidence, scope, instead)] = contradicted(made)
     assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
-    assert reporting.claims()["dana-lemma-2"].says in statement
+    assert papers.claims()["dana-lemma-2"].says in statement
     assert (evidence, scope) == ("✗ xor", "Proved: T = 9")
     assert instead.startswith("{prf:ref}`prop-affine`")
 
 
 def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeypatch):
     key = "dana-finding-shared-subspace"
-    known = dict(reporting.claims())
+    known = dict(papers.claims())
     known[key] = known[key]._replace(against="dana-experiment-2")
     monkeypatch.setattr(claims, "claims", lambda: known)
     [(statement, evidence, _, instead)] = contradicted({key: made_up("confirmed")})
@@ -120,7 +122,7 @@ def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeyp
     assert contradicted({key: made_up("in part")}) == []
 
 
-@pytest.mark.parametrize("claim", [c for c in reporting.claims().values() if c.rows])
+@pytest.mark.parametrize("claim", [c for c in papers.claims().values() if c.rows])
 def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
     for name in claim.rows:
         experiment, profile = name.split("/")
@@ -139,7 +141,7 @@ def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
 
 @pytest.mark.parametrize("key", sorted(RECORDED))
 def test_a_verdict_follows_from_its_checks_has_a_target_and_says_seeds_and_sizes(key):
-    found, claim = RECORDED[key], reporting.claims()[key]
+    found, claim = RECORDED[key], papers.claims()[key]
     checks = [check for _, check in found.checks]
     assert checks
     assert found.verdict == reporting.word_for(claim, checks, found.curves)
@@ -157,7 +159,7 @@ def test_a_verdict_follows_from_its_checks_has_a_target_and_says_seeds_and_sizes
 def test_a_verdict_is_an_output_of_its_cell_and_other_targets_need_more(chapter):
     for key in re.findall(r"^\(verdict-(.*)\)=$", text_path(chapter).read_text(), re.M):
         judged = RECORDED.get(key)
-        assert judged.chapter == chapter if judged else reporting.claims()[key].needs
+        assert judged.chapter == chapter if judged else papers.claims()[key].needs
     for cell in nbformat.read(notebook_path(chapter), 4).cells:
         for output in cell.get("outputs", []):
             entry = output.get("metadata", {}).get(reporting.METADATA)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnmem import reporting
+from attnmem import papers
+from attnmem.pages import reporting
 
 from tools import claims, graph, layered, statements
 from tools.verdicts import Recorded, recorded
@@ -111,11 +112,11 @@ def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof(
 def test_the_fragment_is_up_to_date_and_every_node_is_a_link():
     assert claims.GRAPH.read_text() == graph.figure(FOUND, RECORDED), "make run renews the graph"
     edges = graph.edges(FOUND, RECORDED)
-    drawn = {node for edge in edges for node in edge[:2]} | {*reporting.claims()}
+    drawn = {node for edge in edges for node in edge[:2]} | {*papers.claims()}
     links = re.findall(r'<a class="[\w-]+" href="([^"]+)"', claims.GRAPH.read_text())
     assert sorted(links) == sorted(
         f"#claim-{node}"
-        if node in reporting.claims()
+        if node in papers.claims()
         else f"notebooks/{FOUND.statements[node].chapter}.html#{node}"
         for node in drawn
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnmem import reporting
+from attnmem import papers
 
 from tools.verdicts import recorded
 
@@ -31,7 +31,7 @@ MARKED = {claim for path in sorted(TESTS.rglob("test_*.py")) for claim in marks(
 RECORDED = recorded()
 UNIVERSAL = [
     claim.key
-    for claim in reporting.claims().values()
+    for claim in papers.claims().values()
     if claim.key in RECORDED
     and (claim.kind == "theorem" or claim.universal or claim.key in FINDINGS)
 ]
@@ -44,4 +44,4 @@ def test_every_theorem_with_a_verdict_has_a_hostile_test(key):
 
 def test_every_hostile_mark_names_a_claim():
     assert {"mahdavi-theorem-1", "dana-proposition-1", *FINDINGS} <= set(UNIVERSAL)
-    assert MARKED - reporting.claims().keys() == set()
+    assert MARKED - papers.claims().keys() == set()

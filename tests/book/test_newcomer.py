@@ -13,7 +13,7 @@ from test_chapters import NAME
 from tools.chapters import ROOT
 
 SAID = (ROOT / "CONTRIBUTING.md").read_text()
-STUDY = "lib/attnmem/studies/dana.py"
+STUDY = "lib/attnmem/lab/dana.py"
 
 
 def in_copy(root, *arguments):

@@ -9,12 +9,12 @@ import jupytext
 import pytest
 import torch
 
-from attnmem import bounds, experiments
-from attnmem.attention import mha
-from attnmem.constructions import memorize_mha
-from attnmem.constructions.sequences import offered_rank
-from attnmem.studies import fits
-from attnmem.training import SATURATED
+from attnmem import memorize_mha, mha
+from attnmem.core import bounds
+from attnmem.core.memorize import SATURATED
+from attnmem.lab import experiments, fits
+from attnmem.theory import counts
+from attnmem.theory.sequences import offered_rank
 
 from tools.chapters import BOOK
 
@@ -242,7 +242,7 @@ def test_three_labels_save_two_of_six_bits():
     assert left == (1 / p).log2().sum() == 4
     assert ">4 bits<" in shown
     loss = -p.double().log().mean().item()
-    assert bounds.loss_to_bits(loss, vocab=4, total=3) == pytest.approx(2)
+    assert counts.loss_to_bits(loss, vocab=4, total=3) == pytest.approx(2)
     assert ">saves 2 of 6<" in shown
 
 

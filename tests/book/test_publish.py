@@ -5,7 +5,7 @@ import json
 import jsonschema
 import pytest
 
-from attnmem.reporting import claims
+from attnmem.papers import claims
 
 from tools import publish, verdicts
 from tools.chapters import ROOT, notebook_path, text_path

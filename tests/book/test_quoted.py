@@ -5,7 +5,7 @@ import statistics
 
 import nbformat
 
-from attnmem import store
+from attnmem.lab import store
 
 from tools.chapters import notebook_path
 

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from attnmem import experiments, fitting
-from attnmem import store as storage
-from attnmem.studies import assumptions, depth, fits, searches
+from attnmem.lab import assumptions, depth, experiments, fits, searches
+from attnmem.lab import store as storage
+from attnmem.theory import fitting
 
 from tools import digests
 

@@ -17,8 +17,8 @@ import jupytext
 import pandas as pd
 import pytest
 
-from attnmem import reporting, scaling, store
-from attnmem.studies import searches
+from attnmem.lab import searches, store
+from attnmem.pages import reporting, scaling
 
 from tools import verdicts
 from tools.chapters import text_path

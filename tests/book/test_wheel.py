@@ -31,7 +31,7 @@ def elsewhere(installed, folder, *command):
 
 def test_the_wheel_carries_its_data(installed, tmp_path):
     code = (
-        "import attnmem.reporting as r, attnmem.store as s;"
+        "import attnmem.pages.reporting as r, attnmem.lab.store as s;"
         "print(r.__file__, len(r.claims()), (s.SHIPPED / s.DIGESTS).exists())"
     )
     path, count, listed = elsewhere(installed, tmp_path, "-c", code).split()

@@ -200,12 +200,12 @@ def test_every_picture_and_every_table_has_a_numbered_caption(wide):
     captioned = shown.filter(has=wide.locator(NUMBER)).count()
     framed = wide.locator("article figure", has=wide.locator(NUMBER)).locator("img, table").count()
     # A record shows its picture above its table, whose title is that of both.
-    record = wide.locator("article .cell", has_text="experiments.record(").locator("img")
+    record = wide.locator("article .cell", has_text="record(").locator("img")
     assert shown.count() == captioned + framed + record.count()
 
 
 # The command line, what refuses bad input, and the grids of one paper.
-INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "studies.mahdavi")}
+INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "lab.mahdavi")}
 MODULES = {name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnmem.")} - INNER
 
 

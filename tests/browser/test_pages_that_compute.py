@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from attnmem import bounds
+from attnmem.core import bounds
+from attnmem.theory import counts
 
 from tools import claims
 from tools.verdicts import recorded
@@ -181,10 +182,10 @@ GRID = itertools.product(
 
 
 def expected(H, d, d_h, n, S, N, L):
-    """Every count of the page by `attnmem.bounds`; None where a condition fails."""
-    layer = bounds.mha_parameters(H, d_h, d)
+    """Every count of the page by `attnmem.core.bounds`; None where a condition fails."""
+    layer = counts.mha_parameters(H, d_h, d)
     units = (layer - 1) // ((n + 1) * d + 2)  # a unit reads n tokens and a query; two more weights
-    counts = {  # the condition, and the arguments
+    wanted = {  # the condition, and the arguments
         "mha_capacity": (n < d, H, n, d_h),
         "previous_aot_capacity": (d_h <= n <= d, H, d_h),
         "aot_capacity": (d_h <= d, H, d_h, d),
@@ -201,7 +202,10 @@ def expected(H, d, d_h, n, S, N, L):
         "mha_parameters": (True, H, d_h, d),
         "aot_parameters": (d_h <= d, H, d_h, d, N, S),
     }
-    return {k: getattr(bounds, k)(*rest) if fits else None for k, (fits, *rest) in counts.items()}
+    return {
+        k: getattr(counts if k.endswith("parameters") else bounds, k)(*rest) if fits else None
+        for k, (fits, *rest) in wanted.items()
+    }
 
 
 READ = """rows => Object.fromEntries(rows.map(row => {
@@ -224,7 +228,7 @@ def test_the_explorer_shows_what_the_library_computes(visit):
         assert page.eval_on_selector_all("[data-count]", READ) == counts, sizes
         total = sizes["N"] ** sizes["S"]
         known = min(counts["aot_capacity"] or 0, total)
-        accuracy = bounds.associations_to_accuracy(known, sizes["N"], total)
+        accuracy = counts.associations_to_accuracy(known, sizes["N"], total)
         text = page.locator("[data-of=accuracy]").text_content()
         assert float(text) == pytest.approx(accuracy, rel=5e-3)
 

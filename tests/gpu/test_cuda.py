@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from attnmem import training
-from attnmem.attention import look_up
-from attnmem.training.devices import device_settings
-from attnmem.training.protocols import PROTOCOLS
+from attnmem.lab import training
+from attnmem.lab.devices import device_settings
+from attnmem.lab.pairs import look_up
+from attnmem.lab.protocols import PROTOCOLS
 
 from plain import association_run, bigram_run, memorization_run
 
@@ -145,7 +145,7 @@ def test_an_error_gives_the_memory_back():
 
 
 def test_a_killed_training_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.lab.training.EVERY", 0.0)
     stack = seeds(RUNS["classes"])
     whole = results_of(training.train(stack, device="cuda"))
     evaluate = PROTOCOLS["classes"].evaluate

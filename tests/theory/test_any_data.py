@@ -6,23 +6,14 @@ import itertools
 import pytest
 import torch
 
-from attnmem import fitting
-from attnmem.attention import aot, mha
-from attnmem.attention.tangents import ScalarHeads, balancing_map
-from attnmem.constructions import (
-    dana,
-    impossible,
-    mahdavi,
-    memorize_aot,
-    memorize_by_cancellation,
-    memorize_by_difference,
-    memorize_mha,
-    memorize_next_tokens,
-    memorize_scalars,
-    random_mha,
-    sequences,
-)
+from attnmem import aot, memorize_mha, mha, random_mha
 from attnmem.examples import unit
+from attnmem.theory import dana, fitting, impossible, sequences
+from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.next_tokens import memorize_next_tokens
+from attnmem.theory.scalars import memorize_scalars
+from attnmem.theory.tangents import ScalarHeads, balancing_map
 
 H, N, D = 4, 3, 5
 HOW = {"heads": H, "head_dim": 4, "seed": 0}
@@ -300,7 +291,7 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
     with pytest.raises(ValueError, match=r"^sequences: got T_0 = 0; expected 1 <= T_0"):
         memorize_aot(rows[:0], next_tokens[:0], heads=2, **learn)
     with pytest.raises(ValueError, match="examples: got 0"):
-        mahdavi.serve(0, 2)
+        memorize.serve(0, 2)
 
 
 @pytest.mark.parametrize("vocab", [3, 4, 5])
@@ -363,7 +354,7 @@ def everything():
     yield from (build(pairs, tokens) for build in SEQUENCES.values())
     yield random_mha(H, D, 2, seed=0)
     yield impossible.parity_by_heads(3)
-    yield bits, parity, dana.spread_tokens(5, 3, 0), dana.circle(5), mahdavi.serve(6, 2)
+    yield bits, parity, dana.spread_tokens(5, 3, 0), dana.circle(5), memorize.serve(6, 2)
     yield fitting.levenberg_marquardt(start, E, e, y, steps=2).weights
     yield fitting.lbfgs(start, E, e, y, steps=2).weights
     yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).weights

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.attention import MHAWeights, mha
-from attnmem.attention.tangents import ScalarHeads, scalar_outputs, solved, tangents
-from attnmem.certificates import certified_solution, enclosed_derivative
-from attnmem.constructions import memorize_by_cancellation, memorize_by_difference, random_mha
-from attnmem.independence import certified_rank
+from attnmem import MHAWeights, mha, random_mha
+from attnmem.core import bounds
+from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
+from attnmem.theory.certificates import certified_solution, enclosed_derivative
+from attnmem.theory.independence import certified_rank
+from attnmem.theory.tangents import ScalarHeads, scalar_outputs, solved, tangents
 
 BUILDERS = [memorize_by_difference, memorize_by_cancellation]
 FLOOR_AND_CEILING = bounds.own_context_floor, bounds.own_context_ceiling
@@ -87,7 +87,7 @@ def test_the_derivative_is_that_of_the_layer_written_plainly(kind):
 
 @pytest.mark.parametrize("block", [1, 4, 9, 100])
 def test_products_of_rows_are_the_same_in_blocks_of_any_size(block, monkeypatch):
-    monkeypatch.setattr("attnmem.attention.tangents.BLOCK", block)
+    monkeypatch.setattr("attnmem.theory.tangents.BLOCK", block)
     E, e = data("own", 9, 3, 4)
     heads = drawn([0, 2, 3], 4, 2)
     J, K = torch.cat(jacobian(heads, E, e), 1), tangents(heads, E, e).gram()

@@ -9,12 +9,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from attnmem import bounds
-from attnmem import tasks as tasks_of_the_paper
-from attnmem.attention import AoTWeights, aot
-from attnmem.certificates import certified_associations, enclosed_offers
-from attnmem.constructions import dana, memorize_aot
-from attnmem.independence import certified_rank
+from attnmem import AoTWeights, aot
+from attnmem.core import bounds
+from attnmem.lab import tasks as tasks_of_the_paper
+from attnmem.theory import counts, dana
+from attnmem.theory.certificates import certified_associations, enclosed_offers
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.independence import certified_rank
 
 F64 = {"dtype": torch.float64}
 quick = settings(max_examples=40)
@@ -131,7 +132,7 @@ def test_corollary_2_the_rest_is_guessed():
         assert hits[:room].all()
         accuracies.append(float(hits.double().mean()))
     mean = sum(accuracies) / 30
-    expected = bounds.associations_to_accuracy(room, N, N * N)
+    expected = counts.associations_to_accuracy(room, N, N * N)
     # A guess is right with probability 1/N: standard error sqrt(30 * 111 / N) / (30 * 144).
     assert abs(mean - expected) < 4 * math.sqrt(30 * (N * N - room) / N) / (30 * N * N)
 
@@ -173,7 +174,7 @@ def test_theorem_1_exact_on_likely_sequences_and_bounded_elsewhere(N, heads, spa
 @pytest.mark.parametrize(("N", "S", "d", "d_h", "H"), [(2, 3, 2, 2, 1), (7, 4, 2, 1, 6)])
 def test_remark_1_counts_parameters_but_full_rank_leaves_c_infinite(N, S, d, d_h, H):
     T_0 = H * d_h + d
-    assert bounds.aot_parameters(H, d_h, d, N, S) == d * (S + 2 * N + 4 * (T_0 - d))
+    assert counts.aot_parameters(H, d_h, d, N, S) == d * (S + 2 * N + 4 * (T_0 - d))
     F = torch.tensor([[0, 1], [2, 0], [0, 0]])  # two columns of rank two; the first row is likely
     assert certified_rank(F).rank == 2
     assert torch.linalg.svd(F.T.double()).Vh[0, 0] == 0  # the block whose inverse C has
@@ -187,7 +188,7 @@ def test_parameters_are_what_the_matrices_hold(N, S, d, d_h, H):
         shapes += H * [(width, d), (width, d), (d_h, d), (d, d_h)]
         return sum(math.prod(shape) for shape in shapes)
 
-    assert held(d_h) == d * (S + 2 * N + 4 * d_h * H) == bounds.aot_parameters(H, d_h, d, N, S)
+    assert held(d_h) == d * (S + 2 * N + 4 * d_h * H) == counts.aot_parameters(H, d_h, d, N, S)
     assert held(1) == d * (S + 2 * N + 2 * (d_h + 1) * H)
     if d == 2:
         assert held(d_h) == 2 * (S + 2 * N + 4 * (H * d_h + 2 - 2))

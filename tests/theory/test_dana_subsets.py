@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from attnmem import bounds
-from attnmem.attention import AoTWeights, aot
-from attnmem.certificates import certified_associations, enclosed_offers
-from attnmem.constructions import dana, impossible, memorize_aot, mod_prime
-from attnmem.constructions.impossible import (
+from attnmem import AoTWeights, aot
+from attnmem.core import bounds
+from attnmem.theory import counts, dana, impossible, mod_prime
+from attnmem.theory.certificates import certified_associations, enclosed_offers
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.impossible import (
     every_parity,
     impossible_subset,
     parity_by_heads,
     places_kernel,
 )
-from attnmem.constructions.sequences import dependent_subset, offered_rank, subset_rank
-from attnmem.independence import certified_rank
+from attnmem.theory.independence import certified_rank
+from attnmem.theory.sequences import dependent_subset, offered_rank, subset_rank
 
 import oracles
 
@@ -242,7 +243,7 @@ def test_a_prior_over_all_sequences_of_three_bits_needs_two_heads_too():
     cube = torch.cartesian_prod(*[torch.arange(2)] * 3)
     xor = (cube[:, 0] != cube[:, 1]).long()
     known = bounds.aot_capacity(1, 4, 4)
-    assert bounds.associations_to_accuracy(known, 2, len(cube)) == 1
+    assert counts.associations_to_accuracy(known, 2, len(cube)) == 1
     for rows in (cube, cube[::2], cube[1::2]):
         labels = (rows[:, 0] != rows[:, 1]).long()
         found = impossible_subset(rows, labels, 1)
@@ -363,7 +364,7 @@ def test_full_rank_is_built_and_impossible_tasks_are_refused_as_such(rows, H, d,
 @pytest.mark.hostile("dana-corollary-2")
 def test_corollary_2_fails_with_corollary_1():
     """Its formula is one at T_0 = H d_h + d, and one head gets three of four."""
-    assert bounds.associations_to_accuracy(bounds.aot_capacity(1, 2, 2), 2, 4) == 1.0
+    assert counts.associations_to_accuracy(bounds.aot_capacity(1, 2, 2), 2, 4) == 1.0
     cube, parity = every_parity(2)
     assert impossible_subset(cube, parity, 1) is not None
     for wrong in range(4):  # any three of the four can be right
@@ -405,5 +406,5 @@ def test_the_risk_of_random_bigrams_bounds_how_often_they_fall_short():
         codes = torch.randperm(N * N, generator=draw)[:T]
         rows = torch.stack([codes // N, codes % N], dim=1)
         short += offered_rank(rows, H, d, d) < T
-    assert short / count <= bounds.random_bigrams_risk(H, d, d, N)
-    assert bounds.random_bigrams_risk(H, d, d, N) < 1
+    assert short / count <= counts.random_bigrams_risk(H, d, d, N)
+    assert counts.random_bigrams_risk(H, d, d, N) < 1

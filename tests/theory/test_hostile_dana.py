@@ -12,8 +12,9 @@ import pytest
 import torch
 from flint import arb
 
-from attnmem.attention import AoTWeights, aot, aot_features
-from attnmem.constructions import dana, memorize_aot
+from attnmem import AoTWeights, aot, aot_features
+from attnmem.theory import dana
+from attnmem.theory.dana import memorize_aot
 
 import hostile
 import oracles

@@ -12,10 +12,10 @@ import pytest
 import torch
 from flint import arb_mat
 
-from attnmem import bounds
-from attnmem.attention import MHAWeights, mha, mha_features
-from attnmem.constructions import mahdavi, memorize_mha, memorize_scalars
-from attnmem.independence import certified_rank
+from attnmem import MHAWeights, memorize_mha, mha, mha_features
+from attnmem.core import bounds
+from attnmem.theory.independence import certified_rank
+from attnmem.theory.scalars import memorize_scalars
 
 import hostile
 import oracles
@@ -36,9 +36,9 @@ def layer(W_log2):
 def parts(E, e, served, seed=0):
     """What the construction is made of: duals, the two directions, and the free space."""
     generator = torch.Generator().manual_seed(seed)
-    duals, free = mahdavi.dual_basis(e, served)
-    u = mahdavi.separating_direction(E, generator)
-    return duals, u, mahdavi.orthogonal_direction(free, e, served, generator)
+    duals, free = memorize.dual_basis(e, served)
+    u = memorize.separating_direction(E, generator)
+    return duals, u, memorize.orthogonal_direction(free, e, served, generator)
 
 
 def wishes(heads, slots, n):
@@ -141,12 +141,12 @@ def test_step_1_a_head_never_adds_more_than_n_minus_1_on_a_shared_context(n):
 def test_step_2_a_square_read_out_is_the_only_one_and_has_extreme_scales():
     Z = torch.tensor([[1, 1, 0], [1, 2, 0], [0, 0, 1]], **F64)
     inverse = torch.tensor([[2, -1, 0], [-1, 1, 0], [0, 0, 1]], **F64)
-    torch.testing.assert_close(mahdavi.read_out(Z, torch.eye(3, **F64)), inverse)
+    torch.testing.assert_close(memorize.read_out(Z, torch.eye(3, **F64)), inverse)
     scale = torch.tensor([2.0**-300, 1.0, 2.0**300], **F64)
-    M = mahdavi.read_out(scale[:, None] * Z, torch.diag(scale))
+    M = memorize.read_out(scale[:, None] * Z, torch.diag(scale))
     torch.testing.assert_close(M, inverse)
     wide = torch.cat([Z, torch.ones(3, 2, **F64)], dim=1)
-    torch.testing.assert_close(wide @ mahdavi.read_out(wide, Z), Z)
+    torch.testing.assert_close(wide @ memorize.read_out(wide, Z), Z)
 
 
 @pytest.mark.hostile("mahdavi-step-2")
@@ -157,7 +157,7 @@ def test_step_2_the_factors_multiply_to_the_read_out_exactly(d_v, d_o):
     M = hostile.integers(d_v, H, d, 3)
     W_D = torch.eye(d_o, 3, dtype=torch.int64).flip(0)
     W_D[-1, 1] = 4  # not a part of the identity, and not its own transpose
-    W_V, W_O = mahdavi.factor(M.double(), d_v, W_D.double())
+    W_V, W_O = memorize.factor(M.double(), d_v, W_D.double())
     assert (W_V.shape, W_O.shape) == ((H, d, d_v), (H * d_v, d_o))
     blocks = W_O.unflatten(0, (H, d_v))
     torch.testing.assert_close(W_V @ blocks @ W_D.double(), M.double(), rtol=1e-12, atol=1e-12)
@@ -189,9 +189,9 @@ def test_claim_1_the_whole_width_and_extreme_attention(name):
     E, e = data.double()
     r = min(n, d_h, len(e))
     served = torch.arange(len(e) - r, len(e))[None]  # the last ones: the largest queries
-    duals, _ = mahdavi.dual_basis(e, served)
+    duals, _ = memorize.dual_basis(e, served)
     for wish in wishes(1, r, n):
-        keys = mahdavi.interpolating_keys(E, served, wish)[0]
+        keys = memorize.interpolating_keys(E, served, wish)[0]
         assert keys.shape[1] == r <= d_h
         for slot, t in enumerate(served[0]):
             with oracles.workprec(300):
@@ -227,7 +227,7 @@ def test_claims_1_and_2_dependent_queries_have_no_choice_and_are_refused():
         seen.add(tuple(third))
     assert len(seen) > 20  # so it moves with what the others ask for: no fixed corner
     with pytest.raises(ValueError, match=r"^queries: got dependent ones among examples \[0, 1, 2"):
-        mahdavi.dual_basis(e.double(), torch.arange(3)[None])
+        memorize.dual_basis(e.double(), torch.arange(3)[None])
     with pytest.raises(ValueError, match=r"^queries: got example 2 in the span"):
         parts(E[:2].double(), e.double(), torch.arange(2)[None])
 
@@ -251,8 +251,8 @@ def test_claim_2_silence_at_the_full_count_whatever_is_asked_elsewhere(name):
         corners.append(max(range(n), key=lambda i, h=heights, p=pull: p * h[i]))
     epsilon = 2.0**-40
     for wish in wishes(1, k, n):
-        keys = mahdavi.interpolating_keys(E, served, wish)
-        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=epsilon)
+        keys = memorize.interpolating_keys(E, served, wish)
+        c = memorize.saturating_scale(E, e, served, duals, keys, u, v, tail=epsilon)
         W_K = torch.cat([keys[0], c * u[:, None]], dim=1)
         W_Q = torch.cat([duals[0], v[0, :, None]], dim=1)
         for t in range(T):
@@ -288,7 +288,7 @@ def test_lemma_3_at_its_edges_with_integers():
 @pytest.mark.hostile("mahdavi-lemma-3", "mahdavi-lemma-4")
 def test_lemma_3_and_4_a_repeated_token_ties_at_every_scale():
     E = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 0]])
-    heights = E.double() @ mahdavi.separating_direction(E.double(), torch.Generator())
+    heights = E.double() @ memorize.separating_direction(E.double(), torch.Generator())
     assert heights[1] == heights[2]
     for b in itertools.product((-3, 0, 5), repeat=2):
         for c in (0, 1, 40, 1000):  # the tie at the top is never broken: V decides the shares
@@ -326,7 +326,7 @@ def test_appendix_b2_two_tokens_in_closed_form(tail, against):
     v = torch.tensor([[0.0, 1, 0]], **F64)
     duals = torch.tensor([[[1.0], [0], [0]]], **F64)
     keys = torch.tensor([[[0.0], [against], [0]]], **F64)  # the silent one hears it, too
-    c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=tail)
+    c = memorize.saturating_scale(E, e, served, duals, keys, u, v, tail=tail)
     needed = (math.log(1 / tail) + against) / 4  # v . e is 2, and u tells the tokens apart by 2
     assert float(c[0]) == pytest.approx(max(0.0, needed))
     W_K = torch.cat([keys[0], c * u[:, None]], dim=1)
@@ -339,7 +339,7 @@ def test_appendix_b2_two_tokens_in_closed_form(tail, against):
     # With a tie there is no finite scale, and none is returned.
     tie = torch.ones(3, **F64)
     assert not torch.isfinite(
-        mahdavi.saturating_scale(E, e, served, duals, keys.abs(), tie, v, tail=tail)
+        memorize.saturating_scale(E, e, served, duals, keys.abs(), tie, v, tail=tail)
     ).all()
 
 
@@ -349,13 +349,13 @@ def test_appendix_b2_a_finite_scale_keeps_the_rank_of_the_limit(name):
     """The rank is proven at a scale that still misses the corners by ``2^-30``."""
     (H, n, d, _), data = ADMISSIBLE[name]
     E, e = data.double()
-    served = mahdavi.serve(len(e), H)
+    served = memorize.serve(len(e), H)
     duals, u, v = parts(E, e, served)
     for one_hot in (0.0, 4.0):
         wish = one_hot * torch.eye(n - 1, n, **F64).roll(1, 1)
         generic = wish + torch.arange(H * (n - 1) * n).reshape(H, n - 1, n).double().sin()
-        keys = mahdavi.interpolating_keys(E, served, generic)
-        c = mahdavi.saturating_scale(E, e, served, duals, keys, u, v, tail=2.0**-30)
+        keys = memorize.interpolating_keys(E, served, generic)
+        c = memorize.saturating_scale(E, e, served, duals, keys, u, v, tail=2.0**-30)
         W_K = torch.cat([keys, (c[:, None] * u)[..., None]], -1)
         W_Q = torch.cat([duals, v[..., None]], -1)
         rest = torch.zeros(H, d, 1, **F64), torch.zeros(H, 1, **F64), torch.zeros(1, 1, **F64)

@@ -9,11 +9,10 @@ from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem import bounds
-from attnmem.attention import mha, mha_features
-from attnmem.certificates import enclosed_features
-from attnmem.constructions import memorize_mha, random_mha
-from attnmem.independence import certified_rank, numerical_rank
+from attnmem import memorize_mha, mha, mha_features, random_mha
+from attnmem.core import bounds
+from attnmem.theory.certificates import enclosed_features
+from attnmem.theory.independence import certified_rank, numerical_rank
 
 import hostile
 import oracles

@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem.attention import mha, mha_attention, mha_features
-from attnmem.bounds import mha_capacity
-from attnmem.constructions import mahdavi, memorize_mha
-from attnmem.independence import numerical_rank
+from attnmem import memorize_mha, mha, mha_attention, mha_features
+from attnmem.core.bounds import mha_capacity
+from attnmem.theory.independence import numerical_rank
 
 F64 = {"dtype": torch.float64}
 
@@ -135,7 +134,7 @@ def test_float32_data_give_float64_weights():
 
 @pytest.mark.parametrize(("T", "heads"), [(1, 3), (2, 5), (25, 8), (24, 8), (993, 32)])
 def test_every_example_but_the_first_is_served(T, heads):
-    served = mahdavi.serve(T, heads)
+    served = memorize.serve(T, heads)
     assert served.shape == (heads, math.ceil((T - 1) / heads))
     assert set(served.flatten().tolist()) == set(range(1, T))
     assert all(len(set(row)) == len(row) for row in served.tolist())
@@ -148,7 +147,7 @@ def test_claim_2_heads_choose_where_they_serve_and_are_one_hot_elsewhere(shared)
     weights = memorize_mha(contexts, queries, labels, heads=heads, head_dim=n, seed=0)
     alpha = mha_attention(weights, contexts, queries)
     mine = torch.zeros(T, heads, dtype=torch.bool)
-    served = mahdavi.serve(T, heads)
+    served = memorize.serve(T, heads)
     mine[served, torch.arange(heads)[:, None]] = True
     largest = alpha.amax(dim=-1)
     assert (largest[~mine] == 1.0).all()  # to the last bit: what the computed scale promises
@@ -159,4 +158,4 @@ def test_claim_2_heads_choose_where_they_serve_and_are_one_hot_elsewhere(shared)
 def test_step_2_the_read_out_is_the_least_norm_solution():
     Z, y = torch.randn(7, 15, **F64), torch.randn(7, 2, **F64)
     expected = torch.linalg.pinv(Z) @ y
-    torch.testing.assert_close(mahdavi.read_out(Z, y), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(memorize.read_out(Z, y), expected, rtol=1e-10, atol=1e-10)

@@ -9,10 +9,10 @@ import math
 import pytest
 import torch
 
-from attnmem import balls, fitting
-from attnmem.attention import AoTWeights, MHAWeights
-from attnmem.attention.tangents import ScalarHeads
-from attnmem.certificates import (
+from attnmem import AoTWeights, MHAWeights, memorize_mha
+from attnmem.theory import balls, fitting
+from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
+from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
     certified_solution,
@@ -20,23 +20,19 @@ from attnmem.certificates import (
     enclosed_features,
     enclosed_offers,
 )
-from attnmem.constructions import (
-    memorize_aot,
-    memorize_by_cancellation,
-    memorize_by_difference,
-    memorize_mha,
-    memorize_next_tokens,
-    memorize_scalars,
-)
-from attnmem.constructions.impossible import every_parity
-from attnmem.constructions.sequences import cancelling_rank, jacobian_rank, subset_rank
-from attnmem.independence import (
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.impossible import every_parity
+from attnmem.theory.independence import (
     certified_rank,
     kruskal_rank,
     numerical_rank,
     sampled_independence,
     sampled_kruskal_rank,
 )
+from attnmem.theory.next_tokens import memorize_next_tokens
+from attnmem.theory.scalars import memorize_scalars
+from attnmem.theory.sequences import cancelling_rank, jacobian_rank, subset_rank
+from attnmem.theory.tangents import ScalarHeads
 
 F64 = {"dtype": torch.float64}
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem.attention import AoTWeights, MHAWeights, aot, mha
-from attnmem.independence import certified_rank
+from attnmem import AoTWeights, MHAWeights, aot, mha
+from attnmem.theory.independence import certified_rank
 
 F64 = {"dtype": torch.float64}
 seeds = st.integers(0, 2**32)

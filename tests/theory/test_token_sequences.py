@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem import bounds
-from attnmem.attention import AoTWeights, aot
-from attnmem.certificates import certified_associations
-from attnmem.constructions import memorize_next_tokens, mod_prime
-from attnmem.constructions.impossible import every_parity, impossible_subset
-from attnmem.constructions.next_tokens import Scalars, jacobian, scalars
-from attnmem.constructions.sequences import cancelling_rank, jacobian_rank, offered_rank
-from attnmem.independence import numerical_rank
-from attnmem.tiny_transformers import train_tiny
+from attnmem import AoTWeights, aot
+from attnmem.core import bounds
+from attnmem.theory import mod_prime
+from attnmem.theory.certificates import certified_associations
+from attnmem.theory.impossible import every_parity, impossible_subset
+from attnmem.theory.independence import numerical_rank
+from attnmem.theory.next_tokens import Scalars, jacobian, memorize_next_tokens, scalars
+from attnmem.theory.sequences import cancelling_rank, jacobian_rank, offered_rank
+from attnmem.theory.tiny_transformers import train_tiny
 
 import hostile
 

@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """An empty store, with nothing shipped."""
-    from attnmem import store as storage
+    from attnmem.lab import store as storage
 
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path / "new"))
     monkeypatch.setattr(storage, "SHIPPED", tmp_path / "shipped")
@@ -18,8 +18,8 @@ def store(tmp_path, monkeypatch):
 @pytest.fixture
 def instant(monkeypatch):
     """Training that takes no time and returns what depends on the run only."""
-    from attnmem import training
-    from attnmem.store import Outcome
+    from attnmem.lab import training
+    from attnmem.lab.store import Outcome
 
     def train(runs, *, device, checkpoints):
         time.sleep(0.002)

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnmem import training
-from attnmem.store import Run
-from attnmem.training.data import pairs
+from attnmem.lab import data, models
+from attnmem.lab.data import pairs
+from attnmem.lab.store import Run
 
 
 def bigram_run(**changes):
@@ -60,7 +60,7 @@ class BigramModel(nn.Module):
     def forward(self, tokens):
         run, P, S = self.run, self.P, tokens.shape[1]
         self.mask = torch.ones(S, S, dtype=torch.bool).triu(1)
-        variant = training.VARIANTS[run.variant]
+        variant = models.VARIANTS[run.variant]
         x = P["embedding"][tokens]
         for layer in range(run.layers):
             at = 0 if variant.tied else layer
@@ -81,7 +81,7 @@ class BigramModel(nn.Module):
     def head(self, layer, h, a):
         Q, K, V, O = (self.P[f"{name}_{layer}"][h] for name in ("W_Q", "W_K", "W_V", "W_O"))
         logits = (a @ Q.T) @ (a @ K.T).mT
-        if training.VARIANTS[self.run.variant].scaled:
+        if models.VARIANTS[self.run.variant].scaled:
             logits = logits / math.sqrt(self.run.d_h)
         alpha = logits.masked_fill(self.mask, -math.inf).softmax(-1)
         return F.linear(alpha @ (a @ V.T), O)
@@ -112,8 +112,8 @@ class Memorizer(nn.Module):
 
 
 def mha_outputs(P, run, contexts, queries):
-    """What is decoded from :func:`attnmem.training.mha_heads`, of stacked weights."""
-    _, values = training.mha_heads(P, run, contexts, queries)
+    """What is decoded from :func:`attnmem.lab.models.mha_heads`, of stacked weights."""
+    _, values = models.mha_heads(P, run, contexts, queries)
     return values @ P["W_O"] @ P["W_D"].mT + P["b_D"][:, None]
 
 
@@ -129,8 +129,8 @@ class Path(NamedTuple):
 
 
 def _start(run, kind):
-    initial = training.FAMILIES[run.model].initial
-    model = kind(run, initial(run, training.generator(run, "weights")))
+    initial = models.FAMILIES[run.model].initial
+    model = kind(run, initial(run, data.generator(run, "weights")))
     return model, torch.optim.Adam(model.parameters(), lr=run.lr)
 
 
@@ -152,7 +152,7 @@ def train_bigrams(run) -> Path:
     schedule = torch.optim.lr_scheduler.LinearLR(
         optimizer, run.lr_start, run.lr_end, run.steps // batches
     )
-    order = training.generator(run, "order")
+    order = data.generator(run, "order")
     everything = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
     path, right, curve = Path([], [], {}), [], []
     for _ in range(run.steps // batches):
@@ -194,7 +194,7 @@ def train_associations(run) -> Path:
 def train_memorization(run) -> Path:
     """Batches in a new order every epoch; the best weights by the loss on the whole set."""
     model, optimizer = _start(run, Memorizer)
-    contexts, queries, labels = training.examples(run)
+    contexts, queries, labels = data.examples(run)
     if run.context == "shared":
         contexts = contexts.expand(run.T, -1, -1)
     warmup = round(0.05 * run.steps) or 1
@@ -232,7 +232,7 @@ def train_memorization(run) -> Path:
 
 def _parts(run):
     """Batches without end: epochs on end, or each with what is left as its last batch."""
-    order = training.generator(run, "order")
+    order = data.generator(run, "order")
     epochs = (torch.randperm(run.T, generator=order).tolist() for _ in itertools.count())
     if run.last_batch == "short":
         for epoch in epochs:

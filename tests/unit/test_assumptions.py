@@ -9,11 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from attnmem import __main__, experiments, features
-from attnmem.features import Seen, corpora, pretrained
-from attnmem.independence import numerical_rank
-from attnmem.studies import STUDIES, assumptions
-from attnmem.studies.study import ALL
+from attnmem import __main__
+from attnmem.features import corpora, encoders, pretrained
+from attnmem.features.encoders import Seen
+from attnmem.lab import assumptions, experiments
+from attnmem.lab.experiments import STUDIES
+from attnmem.lab.study import ALL
+from attnmem.theory.independence import numerical_rank
 
 NAME = "assumptions-vision"
 
@@ -39,7 +41,7 @@ def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch)
     monkeypatch.setattr(assumptions, "STEPS", 300)
 
     def untrained(folder, seed):
-        model = features.random_encoder(("vit", pretrained.DIGITS_VIT), depth=2, seed=seed).model
+        model = encoders.random_encoder(("vit", pretrained.DIGITS_VIT), depth=2, seed=seed).model
         model.save_pretrained(folder)
         return 1.0
 
@@ -102,7 +104,7 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     kind, tmp_path, monkeypatch, save_words
 ):
     hub, source = str(tmp_path / "model"), local_data(kind, tmp_path / "data")
-    features.random_encoder(tiny(kind), depth=2, seed=1).model.save_pretrained(hub)
+    encoders.random_encoder(tiny(kind), depth=2, seed=1).model.save_pretrained(hub)
     save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
     name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
     if kind == "vit":
@@ -160,7 +162,7 @@ def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(
     first = assumptions.CASES[NAME]["quick"]
 
     def save(folder, seed):
-        features.random_encoder(first.model, seed=seed).model.save_pretrained(folder)
+        encoders.random_encoder(first.model, seed=seed).model.save_pretrained(folder)
         return 1.0
 
     second = dataclasses.replace(

@@ -6,18 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from attnmem.attention import (
+from attnmem import (
     AoTWeights,
     MHAWeights,
     aot,
     aot_features,
-    look_up,
     mha,
     mha_attention,
     mha_features,
-    products,
 )
-from attnmem.attention.products import add_heads
+from attnmem.core.layers import add_heads, take_rows
+from attnmem.lab.pairs import _Rows, look_up
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
@@ -98,7 +97,7 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
 
 
-@pytest.mark.parametrize("rows", [products.take_rows, products._Rows.apply])
+@pytest.mark.parametrize("rows", [take_rows, _Rows.apply])
 def test_a_look_up_and_its_gradient_go_token_by_token(rows):
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
@@ -179,15 +178,13 @@ def test_transforms_of_torch_go_through_aot(length):
 def test_transforms_of_torch_go_through_the_look_up_of_a_gpu():
     table, chosen = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(5, (2, 7))
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        ours, torchs = (
-            transform(f)(table, chosen) for f in (products._Rows.apply, products.take_rows)
-        )
+        ours, torchs = (transform(f)(table, chosen) for f in (_Rows.apply, take_rows))
         assert torch.equal(ours, torchs)
     many = torch.stack([table, -table])
-    ours = torch.vmap(products._Rows.apply, (0, None))(many, chosen)
-    assert torch.equal(ours[1], products.take_rows(-table, chosen))
+    ours = torch.vmap(_Rows.apply, (0, None))(many, chosen)
+    assert torch.equal(ours[1], take_rows(-table, chosen))
     table.requires_grad_()
-    assert torch.autograd.gradgradcheck(products._Rows.apply, (table, chosen))
+    assert torch.autograd.gradgradcheck(_Rows.apply, (table, chosen))
 
 
 def test_mha_equals_torchs_multihead_attention():

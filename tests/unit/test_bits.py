@@ -6,10 +6,10 @@ import math
 import pandas as pd
 import pytest
 
-from attnmem import bounds, experiments, training
-from attnmem import store as storage
-from attnmem.store import Outcome
-from attnmem.studies import bits
+from attnmem.lab import bits, data, experiments, models
+from attnmem.lab import store as storage
+from attnmem.lab.store import Outcome
+from attnmem.theory import counts
 
 FROM = {"wall_s": 1.0, "device": "cpu", "torch": "2", "commit": "none"}
 
@@ -48,19 +48,19 @@ def test_stored_trainings_have_their_bits_and_counts(tmp_path, monkeypatch):
     storage.append([(first, Outcome(accuracy=0.5, loss=1.0, **FROM)), (second, lost)])
     table = bits.stored("quick")
     [line] = table.itertuples()
-    labels = bounds.different_draws(first.N**2, first.T)
+    labels = counts.different_draws(first.N**2, first.T)
     assert 0 < labels < min(first.N**2, first.T)
     assert line.bits == pytest.approx(labels * (math.log(first.N) - 1) / math.log(2))
-    assert line.parameters == training.parameter_count(first)
-    assert line.layer_parameters == training.layer_parameter_count(first)
-    assert line.dimension == training.dimension(first)
+    assert line.parameters == models.parameter_count(first)
+    assert line.layer_parameters == models.layer_parameter_count(first)
+    assert line.dimension == models.dimension(first)
 
 
 def test_a_recount_goes_over_every_pair_that_was_drawn():
     [run, *_] = experiments.runs("dana-exp1", "quick", 1)
     run = dataclasses.replace(run, T=128, batch=64, steps=250)
     found = bits.recount(run)
-    drawn = len(training.data.pairs(run).tokens.unique(dim=0))
+    drawn = len(data.pairs(run).tokens.unique(dim=0))
     assert drawn < run.N**2
     assert 0 < found.counted <= drawn * math.log2(run.N)
     assert found.counted != found.read

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.attention import MHAWeights, mha
-from attnmem.constructions import memorize_aot, random_mha
-from attnmem.independence import numerical_rank
-from attnmem.training import xavier
+from attnmem import MHAWeights, mha, random_mha, xavier
+from attnmem.core import bounds
+from attnmem.theory import counts
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.independence import numerical_rank
 
 CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
 
@@ -70,27 +70,27 @@ LITERAL = [
     (bounds.sequences_floor, (7, 4, 2, 5), 5 + 7 * (5 + 3 * 2 * 8 - 2 * 3)),
     (bounds.sequences_floor, (7, 4, 4, 5), 5 + 7 * (5 + 3 * 4 * 6 - 4 * 3 - 1 * 1)),
     (bounds.sequences_floor, (7, 6, 2, 5), 5 + 7 * (5 + 5 * 2 * 8 - 2 * 10 - 3 * 1)),
-    (bounds.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
-    (bounds.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
-    (bounds.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
-    (bounds.aot_parameters, (7, 3, 5, 11, 2, True), 5 * 24 + 7 * (2 * 3 * 5 + 2 * 5)),
-    (bounds.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
-    (bounds.associations_to_accuracy, (0, 5, 11), 1 / 5),
-    (bounds.accuracy_to_associations, (39 / 55, 5, 11), 7),
-    (bounds.accuracy_to_associations, (1 / 5 - 4 / 55, 5, 11), -1),
-    (bounds.loss_to_bits, (math.log(3), 12, 5), 5 * 2),
-    (bounds.loss_to_bits, (math.log(24), 12, 5), -5),
-    (bounds.error_to_bits, (1 / (2 * math.pi * math.e), 5), 0),
-    (bounds.error_to_bits, (1 / (2 * math.pi * math.e) / 64, 5), 5 * 3),
-    (bounds.error_to_bits, (0.5, 5), 0),
-    (bounds.accuracy_to_bits, (1.0, 8, 5), 15),
-    (bounds.accuracy_to_bits, (1 / 8, 8, 5), 0),
-    (bounds.accuracy_to_bits, (0.0, 8, 5), 0),
-    (bounds.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
-    (bounds.different_draws, (3, 2), 5 / 3),
-    (bounds.different_draws, (2, 3), 7 / 4),
-    (bounds.different_draws, (1, 7), 1),
-    (bounds.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
+    (counts.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
+    (counts.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
+    (counts.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
+    (counts.aot_parameters, (7, 3, 5, 11, 2, True), 5 * 24 + 7 * (2 * 3 * 5 + 2 * 5)),
+    (counts.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
+    (counts.associations_to_accuracy, (0, 5, 11), 1 / 5),
+    (counts.accuracy_to_associations, (39 / 55, 5, 11), 7),
+    (counts.accuracy_to_associations, (1 / 5 - 4 / 55, 5, 11), -1),
+    (counts.loss_to_bits, (math.log(3), 12, 5), 5 * 2),
+    (counts.loss_to_bits, (math.log(24), 12, 5), -5),
+    (counts.error_to_bits, (1 / (2 * math.pi * math.e), 5), 0),
+    (counts.error_to_bits, (1 / (2 * math.pi * math.e) / 64, 5), 5 * 3),
+    (counts.error_to_bits, (0.5, 5), 0),
+    (counts.accuracy_to_bits, (1.0, 8, 5), 15),
+    (counts.accuracy_to_bits, (1 / 8, 8, 5), 0),
+    (counts.accuracy_to_bits, (0.0, 8, 5), 0),
+    (counts.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
+    (counts.different_draws, (3, 2), 5 / 3),
+    (counts.different_draws, (2, 3), 7 / 4),
+    (counts.different_draws, (1, 7), 1),
+    (counts.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
 ]
 
 
@@ -120,18 +120,18 @@ LEAST = {
     (bounds.scalar_capacity, "context"): 3,
     (bounds.scalar_capacity, "dim"): 3,
     (bounds.scalar_capacity, "head_dim"): 2,
-    (bounds.accuracy_to_associations, "vocab"): 2,
-    (bounds.accuracy_to_bits, "vocab"): 2,
-    (bounds.loss_to_bits, "vocab"): 2,
-    (bounds.aot_dimension, "vocab"): 2,
-    (bounds.aot_dimension, "width"): 0,
-    (bounds.mha_dimension, "classes"): 2,
+    (counts.accuracy_to_associations, "vocab"): 2,
+    (counts.accuracy_to_bits, "vocab"): 2,
+    (counts.loss_to_bits, "vocab"): 2,
+    (counts.aot_dimension, "vocab"): 2,
+    (counts.aot_dimension, "width"): 0,
+    (counts.mha_dimension, "classes"): 2,
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
 NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
 NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False)
 FORMULAS = [*dict.fromkeys(f for f, *_ in LITERAL)]
-FORMULAS += [bounds.random_bigrams_risk, bounds.mha_dimension]
+FORMULAS += [counts.random_bigrams_risk, counts.mha_dimension]
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
@@ -139,7 +139,7 @@ def test_the_least_sizes_are_accepted_and_smaller_ones_refused_by_name(formula):
     parameters = inspect.signature(formula).parameters
     least = {name: LEAST.get((formula, name), 1) for name in parameters if name not in NO_SIZES}
     smallest = {name: least.get(name, NO_SIZES.get(name)) for name in parameters}
-    if formula is bounds.random_bigrams_risk:
+    if formula is counts.random_bigrams_risk:
         smallest["vocab"] = 2  # of two bigrams
     assert formula(**smallest) is not None
     for name, size in least.items():
@@ -226,17 +226,17 @@ RISKS += [(7, 2, 3, 5), (5, 2, 15, 5), (5, 2, 14, 5), (2, 5, 7, 17), (3, 4, 5, 1
 
 @pytest.mark.parametrize(("H", "d_h", "d", "N"), RISKS)
 def test_the_risk_of_random_bigrams_is_the_union_bound(H, d_h, d, N):
-    assert bounds.random_bigrams_risk(H, d_h, d, N) == pytest.approx(
+    assert counts.random_bigrams_risk(H, d_h, d, N) == pytest.approx(
         float(exact_risk(H, d_h, d, N)), rel=1e-9, abs=1e-300
     )
 
 
 def test_all_bigrams_may_be_drawn_and_no_more():
-    assert bounds.random_bigrams_risk(2, 2, 5, vocab=3) == 1.0
+    assert counts.random_bigrams_risk(2, 2, 5, vocab=3) == 1.0
     with pytest.raises(ValueError, match=r"^vocab: got 2; expected at least 3, so that 9 bigrams"):
-        bounds.random_bigrams_risk(2, 2, 5, vocab=2)
+        counts.random_bigrams_risk(2, 2, 5, vocab=2)
     with pytest.raises(ValueError, match=r"^vocab: got 3; expected at least 4, so that 10 bigrams"):
-        bounds.random_bigrams_risk(2, 2, 6, vocab=3)
+        counts.random_bigrams_risk(2, 2, 6, vocab=3)
 
 
 def test_parameters_are_those_of_layers_that_are_built():
@@ -246,12 +246,12 @@ def test_parameters_are_those_of_layers_that_are_built():
     size = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads}
     weights = memorize_aot(tokens, torch.tensor([0, 1]), seed=0, **size)
     counted = sum(tensor.numel() for tensor in weights)
-    assert bounds.aot_parameters(heads, head_dim, dim, vocab, length) == counted
+    assert counts.aot_parameters(heads, head_dim, dim, vocab, length) == counted
     saved = heads * 2 * dim * (head_dim - 1)  # queries and keys of width one
-    assert bounds.aot_parameters(heads, head_dim, dim, vocab, length, True) == counted - saved
+    assert counts.aot_parameters(heads, head_dim, dim, vocab, length, True) == counted - saved
     layer = xavier(heads, dim, head_dim, 1, seed=0)
     maps = sum(tensor.numel() for tensor in (layer.W_Q, layer.W_K, layer.W_V))
-    assert bounds.mha_parameters(heads, head_dim, dim) == maps + heads + 1
+    assert counts.mha_parameters(heads, head_dim, dim) == maps + heads + 1
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64])
@@ -270,9 +270,9 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
     ("formula", "arguments", "name"),
     [
         (bounds.scalar_capacity, (2, 5, 2, 4), "context"),
-        (bounds.aot_parameters, (2, 5, 4, 3, 2), "head_dim"),
+        (counts.aot_parameters, (2, 5, 4, 3, 2), "head_dim"),
         (bounds.aot_capacity, (2, 5, 4), "head_dim"),
-        (bounds.random_bigrams_risk, (2, 5, 4, 9), "head_dim"),
+        (counts.random_bigrams_risk, (2, 5, 4, 9), "head_dim"),
         (bounds.shared_context_ceiling, (2, 5, 3, 4), "context"),
         (bounds.group_rank, (2, 5, 4, 2), "keys"),
         (bounds.group_rank, (2, 3, 4, 4), "rank"),
@@ -282,21 +282,21 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
         (bounds.sequences_ceiling, (2, 4, 4, 3, 2, 4), "last_tokens"),
         (bounds.sequences_floor, (2, 6, 4, 4), "size"),
         (bounds.sequences_floor, (2, 2, 5, 4), "head_dim"),
-        (bounds.aot_dimension, (2, 3, 4, 4), "vocab"),
-        (partial(bounds.aot_dimension, shared_maps=True), (2, 5, 4, 9), "head_dim"),
-        (partial(bounds.mha_dimension, shared=True), (2, 3, 4, 5), "context"),
-        (bounds.associations_to_accuracy, (11, 3, 10), "count"),
-        (bounds.associations_to_accuracy, (NAN, 3, 10), "count"),
-        (bounds.associations_to_accuracy, (-0.5, 3, 10), "count"),
-        (bounds.accuracy_to_associations, (HALF, 3, 1), "accuracy"),
-        (bounds.accuracy_to_bits, (HALF, 3, 1), "accuracy"),
-        (bounds.accuracy_to_bits, (1.01, 3, 10), "accuracy"),
-        (bounds.accuracy_to_bits, (np.array([0.5, -0.01]), 3, 10), "accuracy"),
-        (bounds.accuracy_to_bits, (NAN, 3, 10), "accuracy"),
-        (bounds.loss_to_bits, (HALF, 3, 1), "loss"),
-        (bounds.error_to_bits, (HALF, 1), "error"),
-        (bounds.error_to_bits, (np.array([0.1, -0.1]), 1), "error"),
-        (bounds.error_to_bits, (NAN, 1), "error"),
+        (counts.aot_dimension, (2, 3, 4, 4), "vocab"),
+        (partial(counts.aot_dimension, shared_maps=True), (2, 5, 4, 9), "head_dim"),
+        (partial(counts.mha_dimension, shared=True), (2, 3, 4, 5), "context"),
+        (counts.associations_to_accuracy, (11, 3, 10), "count"),
+        (counts.associations_to_accuracy, (NAN, 3, 10), "count"),
+        (counts.associations_to_accuracy, (-0.5, 3, 10), "count"),
+        (counts.accuracy_to_associations, (HALF, 3, 1), "accuracy"),
+        (counts.accuracy_to_bits, (HALF, 3, 1), "accuracy"),
+        (counts.accuracy_to_bits, (1.01, 3, 10), "accuracy"),
+        (counts.accuracy_to_bits, (np.array([0.5, -0.01]), 3, 10), "accuracy"),
+        (counts.accuracy_to_bits, (NAN, 3, 10), "accuracy"),
+        (counts.loss_to_bits, (HALF, 3, 1), "loss"),
+        (counts.error_to_bits, (HALF, 1), "error"),
+        (counts.error_to_bits, (np.array([0.1, -0.1]), 1), "error"),
+        (counts.error_to_bits, (NAN, 1), "error"),
     ],
 )
 def test_bad_arguments_are_named(formula, arguments, name):
@@ -321,28 +321,28 @@ def test_an_accuracy_tells_as_many_bits_as_labels_it_rules_out(T, N):
     for k in range(-(-T // N), T + 1):
         left = math.comb(T, k) * (N - 1) ** (T - k)
         ruled_out = T * math.log2(N) - math.log2(left)
-        bits = bounds.accuracy_to_bits(k / T, N, T)
+        bits = counts.accuracy_to_bits(k / T, N, T)
         assert max(ruled_out - math.log2(T + 1), 0) <= bits <= max(ruled_out, 0) + 1e-9
 
 
 def test_answers_counted_in_small_integers_are_shares_as_well():
     for dtype in (bool, np.int8, np.uint8):
-        bits = bounds.accuracy_to_bits(np.array([0, 1], dtype), 4, 10)
+        bits = counts.accuracy_to_bits(np.array([0, 1], dtype), 4, 10)
         assert bits == pytest.approx([0, 20])
 
 
 @pytest.mark.parametrize("cells", [1, 2, 7, 1000])
 def test_an_error_tells_no_more_bits_than_the_code_that_makes_it(cells):
     """Labels rounded to the middle of their cell take log2(cells) bits; a normal code 0.25 more."""
-    bits = bounds.error_to_bits(1 / (12 * cells**2), total=1)
+    bits = counts.error_to_bits(1 / (12 * cells**2), total=1)
     lost = math.log2(2 * math.pi * math.e / 12) / 2
     assert bits == pytest.approx(max(0, math.log2(cells) - lost), abs=1e-12)
 
 
 def test_bits_take_arrays_and_half_the_deviation_is_a_bit():
-    bits = bounds.loss_to_bits(np.array([math.log(8), math.log(2), 0.0]), vocab=8, total=10)
+    bits = counts.loss_to_bits(np.array([math.log(8), math.log(2), 0.0]), vocab=8, total=10)
     assert bits == pytest.approx([0, 20, 30])
-    bits = bounds.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12, 0]), total=10)
+    bits = counts.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12, 0]), total=10)
     assert bits[1] - bits[0] == pytest.approx(10)
     assert bits[2:].tolist() == [0, math.inf]
 
@@ -356,4 +356,4 @@ def test_bits_are_what_an_ideal_code_saves(temperature):
     told = likelihood[np.arange(500), labels]
     plain, coded = 500 * np.log2(7), -np.log2(told).sum()  # code lengths in bits
     loss = -np.log(told).mean()
-    assert bounds.loss_to_bits(loss, 7, 500) == pytest.approx(plain - coded, abs=1e-8)
+    assert counts.loss_to_bits(loss, 7, 500) == pytest.approx(plain - coded, abs=1e-8)

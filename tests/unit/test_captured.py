@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from attnmem.training import engine
-from attnmem.training.protocols import PROTOCOLS
+from attnmem.lab import engine
+from attnmem.lab.protocols import PROTOCOLS
 
 from plain import association_run, bigram_run, memorization_run
 

@@ -10,18 +10,17 @@ import pytest
 import torch
 from flint import arb, arb_mat, fmpq
 
-from attnmem import balls
-from attnmem.attention import AoTWeights, MHAWeights, mha, mha_features
-from attnmem.certificates import (
+from attnmem import AoTWeights, MHAWeights, memorize_mha, mha, mha_features
+from attnmem.theory import balls, independence
+from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
     certified_solution,
     enclosed_features,
     enclosed_offers,
 )
-from attnmem.constructions import memorize_mha
-from attnmem.constructions.dana import offered
-from attnmem.independence import certified_rank, numerical_rank
+from attnmem.theory.dana import offered
+from attnmem.theory.independence import certified_rank, numerical_rank
 
 import oracles
 
@@ -87,9 +86,8 @@ def test_a_certified_rank_is_never_above_the_true_one(kind):
 
 
 def test_a_prime_that_divides_the_minors_only_lowers_the_bound(monkeypatch):
-    from attnmem.independence import certified
 
-    monkeypatch.setattr(certified, "_prime", lambda seed: 7)
+    monkeypatch.setattr(independence, "_prime", lambda seed: 7)
     assert certified_rank(torch.tensor([[7, 0], [0, 1]])).rank == 1
     monkeypatch.undo()
     primes = {certified_rank(torch.eye(2), seed=seed).proof for seed in range(20)}

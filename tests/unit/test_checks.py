@@ -13,22 +13,23 @@ import torch
 from jaxtyping import Float, Int
 
 import attnmem
-from attnmem import (
-    attention,
-    bounds,
-    constructions,
+from attnmem import yours
+from attnmem.checks import Range, Seed, checked, refuse
+from attnmem.core import bounds
+from attnmem.lab import tasks
+from attnmem.pages import scaling
+from attnmem.theory import (
+    cancellation,
+    dana,
+    depth,
     fitting,
     independence,
     linear_memory,
-    scaling,
-    tasks,
+    next_tokens,
+    sequences,
     tiny_transformers,
-    yours,
 )
-from attnmem.attention.tangents import ScalarHeads
-from attnmem.checks import Range, Seed, checked, refuse
-from attnmem.constructions import dana, sequences
-from attnmem.training import one_layer
+from attnmem.theory.tangents import ScalarHeads
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 EXAMPLES = E, e, y = DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4, :1]
@@ -39,27 +40,27 @@ WIDE = {"head_dim": 2, "dim": 3}
 ONE_HEAD = ScalarHeads(DRAWN[:1, :, :2], DRAWN[1:2, :, :2], DRAWN[2, :1])
 TASK = PAIRS[None], PAIRS[None, :, 0]
 HEADS = DRAWN[:2, :, :3], DRAWN[:2, :, 1:4]
-MHA = attention.MHAWeights(*HEADS, DRAWN[:2, :, :1], DRAWN[0, :2], DRAWN[1, :, :1])
+MHA = attnmem.MHAWeights(*HEADS, DRAWN[:2, :, :1], DRAWN[0, :2], DRAWN[1, :, :1])
 SIDES = [DRAWN[:2, :3]] * 3
-AOT = attention.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
+AOT = attnmem.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
 HERE = (
-    "attnmem.independence",
-    "attnmem.linear_memory",
-    "attnmem.tiny_transformers",
-    "attnmem.scaling",
+    "attnmem.theory.independence",
+    "attnmem.theory.linear_memory",
+    "attnmem.theory.tiny_transformers",
+    "attnmem.pages.scaling",
 )
 SEEDED = [
-    (constructions.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
-    (constructions.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
+    (dana.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
+    (cancellation.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
     (
-        constructions.memorize_by_depth,
+        depth.memorize_by_depth,
         (DRAWN, DRAWN[0, 0, :3]),
         {"heads": [2, 1], "head_dim": 2, "value_dim": 2},
     ),
-    (constructions.memorize_by_difference, OWN, {"heads": 2, "head_dim": 2}),
-    (constructions.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
-    (constructions.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
-    (constructions.random_mha, (2, 5, 3), {}),
+    (cancellation.memorize_by_difference, OWN, {"heads": 2, "head_dim": 2}),
+    (attnmem.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
+    (next_tokens.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
+    (attnmem.random_mha, (2, 5, 3), {}),
     (dana.draw, (3, 2, 4, 2, 1, 1.0), {}),
     (dana.spread_tokens, (3, 4), {}),
     (tiny_transformers.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
@@ -73,7 +74,7 @@ SEEDED = [
     (scaling.bootstrap, (np.mean, [[0.0], [1.0]]), {"draws": 9}),
     (sequences.dependent_subset, (PAIRS, 1), WIDE),
     (sequences.offered_rank, (PAIRS, 1), WIDE),
-    (one_layer.xavier, (2, 5, 3, 1), {}),
+    (attnmem.xavier, (2, 5, 3, 1), {}),
     (yours.examine, OWN[:2], {"heads": 2, "head_dim": 2, "samples": 9}),
     (yours.memorize, OWN, {"heads": 2, "head_dim": 2}),
 ]
@@ -137,10 +138,10 @@ PLACED = [
     *((draw, (), {"vocab": 3, "count": 4}) for draw in (tasks.bigrams, tasks.associations)),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),
-    (attention.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
-    (attention.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
-    (attention.aot, (AOT, PAIRS), {}),
-    (attention.aot_features, (AOT, PAIRS), {}),
+    (attnmem.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
+    (attnmem.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
+    (attnmem.aot, (AOT, PAIRS), {}),
+    (attnmem.aot_features, (AOT, PAIRS), {}),
 ]
 
 
@@ -210,7 +211,7 @@ def layer(
 
 
 @checked
-def weighted(weights: attention.MHAWeights, query: Float[torch.Tensor, "*data B d"]):
+def weighted(weights: attnmem.MHAWeights, query: Float[torch.Tensor, "*data B d"]):
     return query.shape
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem import experiments, reporting
-from attnmem import store as storage
-from attnmem.store import Outcome
-from attnmem.studies import STUDIES
+from attnmem import papers
+from attnmem.lab import experiments
+from attnmem.lab import store as storage
+from attnmem.lab.experiments import STUDIES
+from attnmem.lab.store import Outcome
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -68,7 +69,7 @@ def test_a_paper_in_all_its_readings_is_one_command(command):
         for variant in experiment.variants if name.startswith("dana") else ():
             assert not experiments.missing(name, "quick", variant=variant)
     assert "dana-exp2, own-maps: 0 missing" in out
-    assert list(cli.GROUPS) == ["all", *reporting.papers()]
+    assert list(cli.GROUPS) == ["all", *papers.papers()]
     assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
 
 

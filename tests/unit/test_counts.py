@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from attnmem import bounds, training
-from attnmem.attention import MHAWeights, mha
-from attnmem.independence import numerical_rank
-from attnmem.store import Run
+from attnmem import MHAWeights, mha
+from attnmem.core import bounds
+from attnmem.lab import data, models
+from attnmem.lab.store import Run
+from attnmem.theory import counts
+from attnmem.theory.independence import numerical_rank
 
 from plain import mha_outputs
 
@@ -16,7 +18,7 @@ PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
 
 def jacobian(run, outputs, *, normal=False):
     """Rows: outputs; columns: weights in float64, drawn as for training and enlarged, or normal."""
-    P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
+    P = models.FAMILIES[run.model].initial(run, data.generator(run, "weights"))
     P = {name: 3 * W.double()[None] for name, W in P.items()}
     if normal:
         g = torch.Generator().manual_seed(2)
@@ -53,7 +55,7 @@ def predictions(run):
     pairs = torch.cartesian_prod(every, every)[None]
 
     def of(P):
-        logits = training.aot_logits(P, run, pairs)[0]
+        logits = models.aot_logits(P, run, pairs)[0]
         return (logits - logits.mean(dim=0)).flatten()
 
     return of
@@ -61,7 +63,7 @@ def predictions(run):
 
 @pytest.mark.parametrize("run", TRANSFORMERS, ids=lambda run: f"{run.variant}-{run.H}-{run.d_h}")
 def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
-    assert numerical_rank(jacobian(run, predictions(run)), rtol=1e-11) == training.dimension(run)
+    assert numerical_rank(jacobian(run, predictions(run)), rtol=1e-11) == models.dimension(run)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +76,11 @@ def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
 )
 def test_dimension_of_transformers_with_few_tokens(run, dimension):
     found = jacobian(run, predictions(run), normal=True)
-    assert numerical_rank(found, rtol=1e-11) == training.dimension(run) == dimension
+    assert numerical_rank(found, rtol=1e-11) == models.dimension(run) == dimension
 
 
 def test_no_heads_add_to_logits_of_full_rank():
-    assert bounds.aot_dimension(123, 10, 10, 50) == 10 * (50**2 + 50 - 1 - 10)
+    assert counts.aot_dimension(123, 10, 10, 50) == 10 * (50**2 + 50 - 1 - 10)
 
 
 def layer(H, n, d, d_h, N, context):
@@ -104,7 +106,7 @@ def words(run):
 @pytest.mark.parametrize("run", LAYERS, ids=words)
 def test_dimension_of_layers_is_the_rank_of_many_outputs(run):
     torch.manual_seed(1)
-    B = training.parameter_count(run) // (run.N or 1) + 20
+    B = models.parameter_count(run) // (run.N or 1) + 20
     contexts = torch.randn(1, *((B,) if run.context == "random" else ()), run.n, run.d).double()
     queries = torch.randn(1, B, run.d).double()
 
@@ -112,18 +114,18 @@ def test_dimension_of_layers_is_the_rank_of_many_outputs(run):
         found = mha_outputs(P, run, contexts, queries)[0]
         return (found - found.mean(dim=-1, keepdim=True) if run.N else found).flatten()
 
-    assert numerical_rank(jacobian(run, outputs), rtol=1e-12) == training.dimension(run)
+    assert numerical_rank(jacobian(run, outputs), rtol=1e-12) == models.dimension(run)
 
 
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(2, 3, 4, 2), (1, 2, 3, 3), (3, 4, 4, 9)])
 def test_dimensions_of_the_layer_of_theory(H, n, d, d_h):
     plain = {"heads": H, "head_dim": d_h, "dim": d, "context": n, "embedded": False}
     r = min(d_h, d)
-    assert bounds.mha_dimension(**plain, shared=False) == H * (r * (2 * d - r) + d)
+    assert counts.mha_dimension(**plain, shared=False) == H * (r * (2 * d - r) + d)
     shared = bounds.shared_context_ceiling(H, n, d_h, d)
-    assert bounds.mha_dimension(**plain, shared=True) == shared
+    assert counts.mha_dimension(**plain, shared=True) == shared
     embedded = bounds.shared_context_ceiling(H, n, d_h, d, embedded=True)
-    assert bounds.mha_dimension(**plain | {"embedded": True}, shared=True) == embedded
+    assert counts.mha_dimension(**plain | {"embedded": True}, shared=True) == embedded
 
 
 @pytest.mark.parametrize(("H", "d", "n", "classes"), [(1, 3, 2, 9), (2, 3, 3, 5), (3, 3, 2, 3)])
@@ -143,14 +145,14 @@ def test_dimension_of_the_layer_of_theory_with_classes_is_the_rank(H, d, n, clas
     found = torch.autograd.functional.jacobian(outputs, tuple(parts))
     whole = torch.cat([part.flatten(1) for part in found], dim=1)
     sizes = {"shared": shared, "classes": classes, "embedded": False}
-    assert numerical_rank(whole, rtol=1e-12) == bounds.mha_dimension(H, 2, d, n, **sizes)
+    assert numerical_rank(whole, rtol=1e-12) == counts.mha_dimension(H, 2, d, n, **sizes)
 
 
 def test_the_dimension_is_unknown_for_several_layers_and_for_wide_shared_maps():
     two = transformer(7, 3, 3, 1, "code")
-    assert training.dimension(two) is not None
-    assert training.dimension(Run(**{**vars(two), "layers": 2})) is None
-    assert training.dimension(transformer(7, 3, 4, 1, "code")) is None
+    assert models.dimension(two) is not None
+    assert models.dimension(Run(**{**vars(two), "layers": 2})) is None
+    assert models.dimension(transformer(7, 3, 4, 1, "code")) is None
 
 
 @pytest.mark.parametrize(
@@ -165,4 +167,4 @@ def test_the_dimension_is_unknown_for_several_layers_and_for_wide_shared_maps():
     ids=lambda value: getattr(value, "model", value),
 )
 def test_what_is_no_table_belongs_to_the_layers(run, tables):
-    assert training.parameter_count(run) - training.layer_parameter_count(run) == tables
+    assert models.parameter_count(run) - models.layer_parameter_count(run) == tables

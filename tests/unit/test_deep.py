@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.attention.deep import deep, deep_tangents, jacobian, random_deep
-from attnmem.certificates import enclosed_jacobian
-from attnmem.independence import certified_rank
+from attnmem import deep, random_deep
+from attnmem.core import bounds
+from attnmem.theory.certificates import enclosed_jacobian
+from attnmem.theory.independence import certified_rank
+from attnmem.theory.tangents import deep_tangents, jacobian
 
 F64 = {"dtype": torch.float64}
 KINDS = list(itertools.product([True, False], [True, False]))  # skip, causal

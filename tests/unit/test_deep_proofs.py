@@ -12,14 +12,14 @@ import pytest
 import scipy
 import torch
 
-from attnmem import balls, certificates
-from attnmem.attention import MHAWeights
-from attnmem.attention.deep import DeepWeights, Layer, deep, jacobian, random_deep
-from attnmem.certificates import (
+from attnmem import DeepWeights, Layer, MHAWeights, deep, random_deep
+from attnmem.theory import balls, certificates
+from attnmem.theory.certificates import (
     certified_deep_solution,
     certified_solution,
     enclosed_jacobian,
 )
+from attnmem.theory.tangents import jacobian
 
 import oracles
 

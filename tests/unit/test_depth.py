@@ -6,11 +6,14 @@ import math
 import pytest
 import torch
 
-from attnmem import bounds, experiments, fitting
-from attnmem import store as storage
-from attnmem.attention.deep import DeepWeights, deep, jacobian, random_deep
-from attnmem.studies import STUDIES, depth
-from attnmem.studies.study import ALL
+from attnmem import DeepWeights, deep, random_deep
+from attnmem.core import bounds
+from attnmem.lab import depth, experiments
+from attnmem.lab import store as storage
+from attnmem.lab.experiments import STUDIES
+from attnmem.lab.study import ALL
+from attnmem.theory import fitting
+from attnmem.theory.tangents import jacobian
 
 N, D, D_H, D_V, T = 3, 5, 2, 4, 11
 

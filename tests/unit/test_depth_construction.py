@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.attention.deep import deep, random_deep
-from attnmem.certificates import certified_deep_solution
-from attnmem.constructions import memorize_by_depth
-from attnmem.independence import numerical_rank
+from attnmem import deep, random_deep
+from attnmem.core import bounds
+from attnmem.theory.certificates import certified_deep_solution
+from attnmem.theory.depth import memorize_by_depth
+from attnmem.theory.independence import numerical_rank
 
 F64 = {"dtype": torch.float64}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnmem import experiments, training
-from attnmem.attention import EmbeddedWeights, embedded_losses
-from attnmem.training.models import mha_losses
+from attnmem.lab import data, experiments, models
+from attnmem.lab.embedded import EmbeddedWeights, embedded_losses
+from attnmem.lab.models import mha_losses
 
 from plain import mha_outputs
 
@@ -113,12 +113,12 @@ def test_a_run_that_is_not_finite_leaves_the_others_alone(shared):
 @pytest.mark.parametrize("context", ["shared", "random"])
 @pytest.mark.parametrize("N", [None, 7])
 def test_it_is_what_the_trained_model_loses(context, N):
-    """The layer in the orders of :mod:`attnmem.attention.layers`, and autograd."""
+    """The layer in the orders of :mod:`attnmem.core.layers`, and autograd."""
     [run, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
     run = dataclasses.replace(run, context=context, N=N, H=3, n=4, d=5, d_h=3)
     P = {
         name: torch.stack([W, 3 * W]).double().requires_grad_()
-        for name, W in training.mha_parameters(run, training.generator(run, "weights")).items()
+        for name, W in models.mha_parameters(run, data.generator(run, "weights")).items()
     }
     B = 23
     contexts = numbers(2, *(() if context == "shared" else (B,)), run.n, run.d)

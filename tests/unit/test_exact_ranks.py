@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.constructions.sequences import subset_rank
+from attnmem.core import bounds
+from attnmem.theory.sequences import subset_rank
 
 PRIME = 67_108_859  # so that sums of 2,000 products are exact in 64 bits
 

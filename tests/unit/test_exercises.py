@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attnmem import bounds
-from attnmem.reporting import attempt
+from attnmem.core import bounds
+from attnmem.pages.reporting import attempt
 
 
 def all_right(four):

@@ -12,9 +12,9 @@ import pytest
 import torch
 from flint import arb
 
-from attnmem import balls
-from attnmem.attention import MHAWeights, mha_features
-from attnmem.certificates import (
+from attnmem import MHAWeights, mha_features
+from attnmem.theory import balls
+from attnmem.theory.certificates import (
     certified_memorization,
     certified_solution,
     enclosed_derivative,

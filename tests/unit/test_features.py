@@ -15,10 +15,9 @@ import transformers
 from PIL import Image
 from torch import nn
 
-from attnmem import features
-from attnmem.features import corpora, pretrained
-from attnmem.independence import certified_rank, numerical_rank
-from attnmem.studies.assumptions import TINY_VIT as VIT
+from attnmem.features import corpora, encoders, pretrained
+from attnmem.lab.assumptions import TINY_VIT as VIT
+from attnmem.theory.independence import certified_rank, numerical_rank
 
 TINY = {"vit": VIT} | {
     kind: (kind, pretrained.language_sizes(kind, length=64, d=24, layers=1))
@@ -38,10 +37,10 @@ def inputs_of(kind):
 
 @pytest.mark.parametrize("kind", TINY)
 def test_precisions_share_their_weights_and_seeds_their_draws(kind):
-    single = features.random_encoder(TINY[kind], depth=2, seed=1)
-    double = features.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=1)
+    single = encoders.random_encoder(TINY[kind], depth=2, seed=1)
+    double = encoders.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=1)
     state = torch.get_rng_state()
-    other = features.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=2)
+    other = encoders.random_encoder(TINY[kind], depth=2, dtype=torch.float64, seed=2)
     assert torch.equal(state, torch.get_rng_state()), "the caller's draws are not disturbed"
     for name, P in single.model.state_dict().items():
         assert torch.equal(P.double(), double.model.state_dict()[name].double())
@@ -54,7 +53,7 @@ def test_precisions_share_their_weights_and_seeds_their_draws(kind):
 SIZES = {  # tiny models of all families
     kind: {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 40}
     | ({"image_size": 32, "patch_size": 8} if kind in IMAGES else {"vocab_size": 50})
-    for kind in features.FAMILIES
+    for kind in encoders.FAMILIES
 }
 SIZES["dinov2"] = {k: v for k, v in SIZES["dinov2"].items() if k != "intermediate_size"}
 SIZES["distilbert"] = {"dim": 24, "n_heads": 4, "hidden_dim": 40, "vocab_size": 50}
@@ -79,7 +78,7 @@ def some_input(kind):
     return torch.rand(3, 3, 32, 32) if kind in IMAGES else torch.randint(3, 50, (3, 9))
 
 
-@pytest.mark.parametrize("kind", features.FAMILIES)
+@pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
     whole, inputs, seen = whole_model(kind, tmp_path), some_input(kind), []
     blocks = [part for part in whole.modules() if type(part).__name__.endswith(BLOCKS)]
@@ -93,7 +92,7 @@ def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
             lambda _, args, x: seen.append(x if torch.is_tensor(x) else x[0])
         )
     whole(inputs.double() if kind in IMAGES else inputs)
-    trained = partial(features.trained_encoder, str(tmp_path), dtype=torch.float64)
+    trained = partial(encoders.trained_encoder, str(tmp_path), dtype=torch.float64)
     encoder = trained(depth=2)
     for depth in range(3):
         for part in encoder.cut(depth), trained(depth=depth):
@@ -106,10 +105,10 @@ def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
             refused(depth=3)
 
 
-@pytest.mark.parametrize("kind", features.FAMILIES)
+@pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_the_token_that_asks_sees_all_tokens(kind, tmp_path):
     whole_model(kind, tmp_path)
-    encoder, x = features.trained_encoder(str(tmp_path), depth=1), some_input(kind)
+    encoder, x = encoders.trained_encoder(str(tmp_path), depth=1), some_input(kind)
     asked = encoder(x)[1][:, encoder.query]
     for i in range(9):
         other = x.clone()
@@ -122,11 +121,11 @@ def test_the_token_that_asks_sees_all_tokens(kind, tmp_path):
         assert (changed > 1e-4).all()
 
 
-@pytest.mark.parametrize("kind", features.FAMILIES)
+@pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_every_family_computes_in_float64_from_end_to_end(kind, tmp_path):
     """Differences over 1e-9 and 1e-6 agree; a float32 on the way makes the first one noise."""
     whole_model(kind, tmp_path)
-    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    encoder = encoders.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
     moved = [(P, P.detach().clone(), torch.randn_like(P)) for P in encoder.model.parameters()]
 
     def slope(step):
@@ -141,10 +140,10 @@ def test_every_family_computes_in_float64_from_end_to_end(kind, tmp_path):
     torch.testing.assert_close(slope(1e-9), slope(1e-6), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", features.FAMILIES)
+@pytest.mark.parametrize("kind", encoders.FAMILIES)
 def test_positions_are_what_the_embedding_adds(kind, tmp_path):
     sizes = SIZES[kind] | ({"embedding_size": 24} if kind == "electra" else {})
-    encoder = features.random_encoder((kind, sizes), depth=0, dtype=torch.float64, seed=0)
+    encoder = encoders.random_encoder((kind, sizes), depth=0, dtype=torch.float64, seed=0)
     for name, P in encoder.model.named_parameters():
         if "position" not in name and "wpe" not in name:
             P.data.fill_("LayerNorm.weight" in name)
@@ -170,11 +169,11 @@ def test_positions_are_what_the_embedding_adds(kind, tmp_path):
 def test_other_families_are_refused_with_a_list_of_those_that_are_read(kind, sizes, tmp_path):
     said = rf"got a model of type {kind}; expected one of vit, .*, bert, .*gpt2$"
     with pytest.raises(ValueError, match=rf"^architecture: {said}"):
-        features.random_encoder((kind, sizes), seed=0)
+        encoders.random_encoder((kind, sizes), seed=0)
     config = transformers.AutoConfig.for_model(kind, hidden_size=24, **sizes)
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"^source: {said}"):
-        features.trained_encoder(str(tmp_path))
+        encoders.trained_encoder(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_sizes_of_which_no_model_can_be_made_are_refused(sizes):
     with pytest.raises(
         ValueError, match=r"^architecture cannot be read as a bert of these sizes: "
     ):
-        features.random_encoder(("bert", SIZES["bert"] | sizes), seed=0)
+        encoders.random_encoder(("bert", SIZES["bert"] | sizes), seed=0)
 
 
 def test_a_model_that_lacks_weights_is_refused(tmp_path):
@@ -193,10 +192,10 @@ def test_a_model_that_lacks_weights_is_refused(tmp_path):
     kept = {n: P for n, P in whole.state_dict().items() if not any(part in n for part in lacks)}
     whole.save_pretrained(tmp_path, state_dict=kept)
     state = torch.get_rng_state()
-    assert features.trained_encoder(str(tmp_path), depth=1).depth == 1, "nothing reads a pooler"
+    assert encoders.trained_encoder(str(tmp_path), depth=1).depth == 1, "nothing reads a pooler"
     assert torch.equal(state, torch.get_rng_state()), "the caller's draws are not disturbed"
     with pytest.raises(ValueError, match=r"^source: got .* without encoder.layer.1.output.dense.b"):
-        features.trained_encoder(str(tmp_path), depth=2)
+        encoders.trained_encoder(str(tmp_path), depth=2)
 
 
 # --- what a tokenizer gives -----------------------------------------------------------------------
@@ -214,7 +213,7 @@ SENTENCE, OTHER, LONG = "one two three", "two two one", "three one two one"
 @pytest.mark.parametrize("pair", [None, "three one", "one two three one two"])
 def test_sentences_and_pairs_are_read_as_the_model_reads_them(pair, tmp_path, berts_tokenizer):
     whole = whole_model("bert", tmp_path)
-    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    encoder = encoders.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
     given = berts_tokenizer(SENTENCE, pair, return_tensors="pt")
     expected = whole(**given, output_hidden_states=True).hidden_states
     for found, x in zip(encoder(given), expected, strict=True):
@@ -226,7 +225,7 @@ def test_sentences_and_pairs_are_read_as_the_model_reads_them(pair, tmp_path, be
 @pytest.mark.parametrize("kind", TEXTS)
 def test_padding_is_no_token(kind, tmp_path, berts_tokenizer):
     whole = whole_model(kind, tmp_path)
-    encoder = features.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
+    encoder = encoders.trained_encoder(str(tmp_path), depth=2, dtype=torch.float64)
     berts_tokenizer.pad_token_id = whole.config.pad_token_id or 0
     padded = berts_tokenizer(
         [SENTENCE, OTHER], return_tensors="pt", padding="max_length", max_length=8
@@ -247,10 +246,10 @@ def test_padding_is_no_token(kind, tmp_path, berts_tokenizer):
 
 def test_input_that_a_model_does_not_read_is_named(tmp_path, berts_tokenizer):
     whole_model("bert", tmp_path)
-    bert = features.trained_encoder(str(tmp_path))
-    vit = features.random_encoder(VIT, seed=0)
-    dino = features.random_encoder(("dinov2", SIZES["dinov2"]), seed=0)
-    gpt2 = features.random_encoder(("gpt2", SIZES["gpt2"]), seed=0)
+    bert = encoders.trained_encoder(str(tmp_path))
+    vit = encoders.random_encoder(VIT, seed=0)
+    dino = encoders.random_encoder(("dinov2", SIZES["dinov2"]), seed=0)
+    gpt2 = encoders.random_encoder(("gpt2", SIZES["gpt2"]), seed=0)
     ragged = berts_tokenizer([SENTENCE, LONG], return_tensors="pt", padding=True)
     good = berts_tokenizer([SENTENCE, OTHER], return_tensors="pt")
     ids = good["input_ids"]
@@ -284,7 +283,7 @@ def test_input_that_a_model_does_not_read_is_named(tmp_path, berts_tokenizer):
         with pytest.raises(ValueError, match=f"^{said}"):
             encoder(inputs)
     with pytest.raises(ValueError, match=r"^encoder: got a dinov2; expected a vit"):
-        features.exact_embeddings(dino, levels)
+        encoders.exact_embeddings(dino, levels)
 
 
 @pytest.mark.parametrize("kind", ["vit", "bert"])
@@ -293,9 +292,9 @@ def test_surroundings_change_no_feature(kind, tmp_path):
     architecture, inputs = TINY[kind], inputs_of(kind)
 
     def found():
-        encoder = features.random_encoder(architecture, seed=1)
-        maps = features.feature_maps(encoder, seed=3)
-        return features.collect(maps, [inputs], query=0, heads=2)
+        encoder = encoders.random_encoder(architecture, seed=1)
+        maps = encoders.feature_maps(encoder, seed=3)
+        return encoders.collect(maps, [inputs], query=0, heads=2)
 
     expected = found()
 
@@ -315,10 +314,10 @@ def test_surroundings_change_no_feature(kind, tmp_path):
         check()
     finally:
         torch.set_default_dtype(torch.float32)
-    model = features.random_encoder(architecture, seed=1).model.to(torch.bfloat16)
+    model = encoders.random_encoder(architecture, seed=1).model.to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    encoder = features.trained_encoder(str(tmp_path))
-    rounded = features.Encoder(model.float(), 1, 0, torch.float32)
+    encoder = encoders.trained_encoder(str(tmp_path))
+    rounded = encoders.Encoder(model.float(), 1, 0, torch.float32)
     assert torch.equal(encoder(inputs)[1], rounded(inputs)[1])
 
 
@@ -337,21 +336,21 @@ def torchs_layer(heads, maps):
 def test_random_attention_is_one_head_of_torch_with_the_same_weights():
     head, x, y = torchs_layer(heads=1, maps=4)
     expected = (x + head(y, y, y)[0]).detach()
-    torch.testing.assert_close(features.random_attention(x, x, seed=5), expected)
-    some = features.random_attention(x, x[:, [0, 3]], seed=5)
+    torch.testing.assert_close(encoders.random_attention(x, x, seed=5), expected)
+    some = encoders.random_attention(x, x[:, [0, 3]], seed=5)
     torch.testing.assert_close(some, expected[:, [0, 3]])
 
 
 def test_heads_read_what_a_layer_of_torch_reads():
     layer, x, y = torchs_layer(heads=3, maps=9)
     expected = layer(y[:, 2:3], y, y)[0][:, 0].detach()
-    torch.testing.assert_close(features.head_features(x, x[:, 2], 3, seed=5), expected)
+    torch.testing.assert_close(encoders.head_features(x, x[:, 2], 3, seed=5), expected)
 
 
 def test_exact_embeddings_are_the_embeddings_and_prove_ranks():
-    encoder = features.random_encoder(VIT, dtype=torch.float64, seed=0)
+    encoder = encoders.random_encoder(VIT, dtype=torch.float64, seed=0)
     images = torch.cat([*corpora.photograph_crops(30, size=32, seed=0)])
-    A, B = features.exact_embeddings(encoder, images)
+    A, B = encoders.exact_embeddings(encoder, images)
     tokens = encoder(images)[0]
     torch.testing.assert_close(A.double() @ B.double() / 255, tokens, rtol=1e-12, atol=1e-12)
     assert certified_rank(A[0], times=B).full
@@ -364,10 +363,10 @@ def test_exact_embeddings_are_the_embeddings_and_prove_ranks():
 
 
 def test_collecting_keeps_what_the_assumptions_speak_about():
-    encoder = features.random_encoder(VIT, dtype=torch.float64, seed=0)
-    maps = features.feature_maps(encoder, encoder, seed=3)
+    encoder = encoders.random_encoder(VIT, dtype=torch.float64, seed=0)
+    maps = encoders.feature_maps(encoder, encoder, seed=3)
     batches = list(corpora.photograph_crops(5, size=32, batch=2, seed=0))
-    seen = features.collect(maps, batches, query=encoder.query)
+    seen = encoders.collect(maps, batches, query=encoder.query)
     assert [*seen] == ["random L0", "random L1", "trained L0", "trained L1", "random attention"]
     tokens = maps(torch.cat(batches))
     for name, found in seen.items():
@@ -378,9 +377,9 @@ def test_collecting_keeps_what_the_assumptions_speak_about():
     assert numerical_rank(seen["random L0"].queries) == 1, "[CLS] and its position never change"
     assert seen["random L0"].ranks.tolist() == [17] * 5
     assert found.heads.numel() == 0, "no layer reads"
-    last, x = features.collect(maps, batches, query=16, heads=2, seed=4), tokens["random L1"]
+    last, x = encoders.collect(maps, batches, query=16, heads=2, seed=4), tokens["random L1"]
     torch.testing.assert_close(last["random L1"].queries, x[:, 16])
-    read = features.head_features(x, x[:, 16], 2, seed=4)
+    read = encoders.head_features(x, x[:, 16], 2, seed=4)
     torch.testing.assert_close(last["random L1"].heads, read)
 
 
@@ -396,7 +395,7 @@ def test_collecting_lets_go_of_the_tokens():
             del tokens
             assert all(earlier() is None for earlier in seen[:-1])
 
-    features.collect(lambda x: {"map": x}, batches(), query=0, heads=2)
+    encoders.collect(lambda x: {"map": x}, batches(), query=0, heads=2)
     assert len(seen) == 4
 
 
@@ -412,7 +411,7 @@ def test_models_trained_here_learn_and_load(train, options, least, most, tmp_pat
     state = torch.get_rng_state()
     assert least < train(tmp_path, seed=0, **options) < most
     assert torch.equal(state, torch.get_rng_state())
-    assert features.trained_encoder(str(tmp_path), depth=2).depth == 2
+    assert encoders.trained_encoder(str(tmp_path), depth=2).depth == 2
 
 
 # --- corpora --------------------------------------------------------------------------------------
@@ -505,11 +504,11 @@ def test_the_published_path_runs_on_a_folder_of_images_and_a_saved_model(tmp_pat
     assert [len(b) for b in batches] == [2, 1], "three of the first four have colour"
     first = corpora.resized(torch.from_numpy(arrays[0]).permute(2, 0, 1), 32)
     assert torch.equal(batches[0][0], first)
-    model = features.random_encoder(VIT, seed=0).model
+    model = encoders.random_encoder(VIT, seed=0).model
     model.layernorm = nn.LayerNorm(24)  # as the whole model has it
     model.save_pretrained(tmp_path / "model")
-    encoder = features.trained_encoder(str(tmp_path / "model"))
-    seen = features.collect(features.feature_maps(trained=encoder), batches, query=0)
+    encoder = encoders.trained_encoder(str(tmp_path / "model"))
+    seen = encoders.collect(encoders.feature_maps(trained=encoder), batches, query=0)
     assert [len(s.queries) for s in seen.values()] == [3, 3]
 
 
@@ -564,7 +563,7 @@ def test_what_cannot_be_read_in_a_data_set_is_named(tmp_path):
     [
         lambda: next(corpora.published_images("no/such-images", 3)),
         lambda: next(corpora.published_texts("no/such-text", "no/such-words", 3, length=9)),
-        lambda: features.trained_encoder("no/such-model"),
+        lambda: encoders.trained_encoder("no/such-model"),
     ],
 )
 def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
@@ -573,28 +572,28 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
     assert "\n" not in str(error.value)
 
 
-ONES, NO_ENCODER = torch.ones(2, 3, 4), features.Encoder(None, 1, 0, None)
+ONES, NO_ENCODER = torch.ones(2, 3, 4), encoders.Encoder(None, 1, 0, None)
 
 
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         *(
-            (partial(features.random_encoder, architecture, seed=0), "architecture")
+            (partial(encoders.random_encoder, architecture, seed=0), "architecture")
             for architecture in ("vit-giant", None, 3, ("vit",), ("vit", None), ("vit", {}, 1))
         ),
-        (lambda: features.random_encoder(VIT, depth=-1, seed=0), "depth"),
-        (lambda: features.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
-        (lambda: features.random_encoder(VIT, seed=-1), "seed"),
-        (lambda: features.feature_maps(NO_ENCODER, seed=-1), "seed"),
+        (lambda: encoders.random_encoder(VIT, depth=-1, seed=0), "depth"),
+        (lambda: encoders.random_encoder(VIT, dtype=torch.float16, seed=0), "dtype"),
+        (lambda: encoders.random_encoder(VIT, seed=-1), "seed"),
+        (lambda: encoders.feature_maps(NO_ENCODER, seed=-1), "seed"),
         (lambda: pretrained.digits_vit("nowhere", seed=2.0), "seed"),
-        (lambda: features.random_encoder(("vit", {"n_embd": 24}), seed=0), "architecture"),
-        (lambda: features.random_encoder(("bert", {"is_decoder": True}), seed=0), "architecture"),
-        (lambda: features.feature_maps(), "random"),
-        (lambda: features.feature_maps(trained=NO_ENCODER, seed=0), "random"),
-        (lambda: features.collect(lambda x: {"x": x}, [], query=0), "batches"),
-        (lambda: features.collect(lambda x: {"x": x}, [ONES], query=3), "query"),
-        (lambda: features.head_features(ONES, ONES[:, 0], 3, seed=0), "heads"),
+        (lambda: encoders.random_encoder(("vit", {"n_embd": 24}), seed=0), "architecture"),
+        (lambda: encoders.random_encoder(("bert", {"is_decoder": True}), seed=0), "architecture"),
+        (lambda: encoders.feature_maps(), "random"),
+        (lambda: encoders.feature_maps(trained=NO_ENCODER, seed=0), "random"),
+        (lambda: encoders.collect(lambda x: {"x": x}, [], query=0), "batches"),
+        (lambda: encoders.collect(lambda x: {"x": x}, [ONES], query=3), "query"),
+        (lambda: encoders.head_features(ONES, ONES[:, 0], 3, seed=0), "heads"),
         (lambda: next(corpora.published_images("x", 0)), "count"),
         (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
         (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from attnmem import figures
+from attnmem.pages import figures
 
 mpl.use("agg")
 import matplotlib.pyplot as plt

@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from attnmem import bounds, experiments, fitting
-from attnmem import store as storage
-from attnmem.attention.tangents import scalar_outputs
-from attnmem.studies import STUDIES, fits
-from attnmem.studies.study import ALL
+from attnmem.core import bounds
+from attnmem.lab import experiments, fits
+from attnmem.lab import store as storage
+from attnmem.lab.experiments import STUDIES
+from attnmem.lab.study import ALL
+from attnmem.theory import fitting
+from attnmem.theory.tangents import scalar_outputs
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from attnmem import bounds, fitting
-from attnmem.attention import mha, mha_attention
-from attnmem.attention.tangents import (
+from attnmem import mha, mha_attention
+from attnmem.core import bounds
+from attnmem.theory import fitting
+from attnmem.theory.tangents import (
     Coordinates,
     ScalarHeads,
     balancing_map,

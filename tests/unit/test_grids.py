@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem import experiments, training
-from attnmem.studies import EXPERIMENTS, STUDIES
+from attnmem.lab import data, experiments, models, study
+from attnmem.lab.experiments import EXPERIMENTS, STUDIES
 
 
 def of(name, profile="paper"):
@@ -50,7 +50,7 @@ def test_every_published_experiment_has_every_run_once():
     keys = [
         run.key
         for name, experiment in experiments.EXPERIMENTS.items()
-        for profile in experiments.PROFILES
+        for profile in study.PROFILES
         for variant in experiment.variants
         for run in experiments.runs(name, profile, variant=variant)
     ]
@@ -84,10 +84,10 @@ def test_seeds_share_a_table_and_nothing_else(name, published, tables):
     assert {once.count(run) for run in once} == {tables}
     assert set(once) <= set(of(published))
     same_cell = [run for run in runs if (run.H, run.width) == (runs[0].H, runs[0].width)]
-    drawn = {(run.table, run.seed): training.data.pairs(run) for run in same_cell}
-    for (number, seed), data in drawn.items():
-        assert torch.equal(data.table, drawn[number, 0].table)
-        assert seed == 0 or not torch.equal(data.tokens, drawn[number, 0].tokens)
+    drawn = {(run.table, run.seed): data.pairs(run) for run in same_cell}
+    for (number, seed), pair in drawn.items():
+        assert torch.equal(pair.table, drawn[number, 0].table)
+        assert seed == 0 or not torch.equal(pair.tokens, drawn[number, 0].tokens)
         assert number == 0 or not torch.equal(data.table, drawn[0, 0].table)
         a, b = data.tokens.unbind(dim=1)
         assert torch.equal(data.next_tokens, data.table[a, b])
@@ -106,7 +106,7 @@ def test_the_small_print_changes_one_thing(name, published, change, seeds):
     assert set(of(name)) <= changed
     assert {run.seed for run in of(name)} == set(range(seeds))
     first, second = (dataclasses.replace(run, T=20) for run in of(name)[:2])
-    drawn = [training.examples(run) for run in (first, second)]
+    drawn = [data.examples(run) for run in (first, second)]
     for one, other in zip(*drawn, strict=True):  # seeds share their examples if these are numbered
         assert torch.equal(one, other) == ("table" in change)
 
@@ -143,7 +143,7 @@ def test_parameters_that_are_compared_are_equal_by_the_papers_count():
         assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
     runs = experiments.runs("dana-budget", "paper", variant="paper")
     assert {run.d_h for run in runs} == {1, 2, 5, 10}
-    assert len({training.parameter_count(run) for run in runs}) == 1
+    assert len({models.parameter_count(run) for run in runs}) == 1
 
 
 def test_sizes_of_the_memorization_grids():
@@ -181,19 +181,19 @@ def test_bad_arguments_are_named(name, profile, options, refused):
 
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
     """As CONTRIBUTING says: nothing else has to know of them to run, read and list them."""
-    monkeypatch.setitem(training.FAMILIES, "new", training.FAMILIES["aot"])
+    monkeypatch.setitem(models.FAMILIES, "new", models.FAMILIES["aot"])
     cells = [vars(run) | {"model": "new"} for run in of("dana-exp6", "quick")[::2]]
     fields = {"experiment", "profile", "seed", "variant", "products"}
     cells = [{name: cell[name] for name in cell.keys() - fields} for cell in cells]
     both, seeds = ({"paper": one, "quick": one} for one in (cells, 2))
-    entry = experiments.Experiment("dana-new", "dana", "a new model", both, seeds, curves="H")
+    entry = study.Experiment("dana-new", "dana", "a new model", both, seeds, curves="H")
     for table in (EXPERIMENTS, STUDIES):
         monkeypatch.setitem(table, entry.name, entry)
     assert experiments.run("dana-new", "quick", "cpu") == 6
     table, profile = experiments.stored("dana-new", "quick", curves="H")
     assert (len(table), profile) == (6, "quick")
     counted = experiments.with_parameters(table, "dana-new", "quick")
-    assert set(counted.parameters) == {training.parameter_count(run) for run in of("dana-new")}
+    assert set(counted.parameters) == {models.parameter_count(run) for run in of("dana-new")}
     assert experiments.coverage(["dana-new"]).source.tolist() == ["Dana et al. 2025, a new model"]
     assert cli.main(["status", "--profile", "quick"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
-from attnmem.independence import (
-    kruskal,
+from attnmem.theory import independence
+from attnmem.theory.independence import (
     kruskal_rank,
-    numerical,
     numerical_rank,
     sampled_independence,
     sampled_kruskal_rank,
@@ -154,8 +153,8 @@ def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
     expected = brute_force(torch.cat([vectors, near]))
     assert expected == 3
     for entries in (1, 100, 2**19):  # blocks of any size
-        monkeypatch.setattr(kruskal, "ENTRIES", entries)
-        monkeypatch.setattr(kruskal, "PAIRS", entries)
+        monkeypatch.setattr(independence, "ENTRIES", entries)
+        monkeypatch.setattr(independence, "PAIRS", entries)
         assert kruskal_rank(torch.cat([vectors, near])) == expected
 
 
@@ -206,14 +205,14 @@ def test_many_vectors_are_tested_as_few_are(decay, monkeypatch):
     vectors = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
     vectors[:, 12:] *= decay
     few = sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3)
-    monkeypatch.setattr(numerical, "LARGE", 59)
-    monkeypatch.setattr(numerical, "ENTRIES", 60 * 6)  # 7 subsets at once
+    monkeypatch.setattr(independence, "LARGE", 59)
+    monkeypatch.setattr(independence, "GATHERED", 60 * 6)  # 7 subsets at once
     assert sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3) == few
 
 
 def test_small_subsets_of_many_vectors_are_uniform_and_repeat_nothing(monkeypatch):
-    monkeypatch.setattr(numerical, "LARGE", 8)
-    drawn = torch.cat([*numerical._subsets(9, 3, 10_000, torch.Generator().manual_seed(0))])
+    monkeypatch.setattr(independence, "LARGE", 8)
+    drawn = torch.cat([*independence._subsets(9, 3, 10_000, torch.Generator().manual_seed(0))])
     sets, counts = drawn.sort(dim=1).values.unique(dim=0, return_counts=True)
     assert (sets.diff(dim=1) > 0).all()
     expected = 10_000 / math.comb(9, 3)

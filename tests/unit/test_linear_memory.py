@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from attnmem.linear_memory import Facts, count_at, draw, outer_products, recalled, trained
+from attnmem.theory.linear_memory import Facts, count_at, draw, outer_products, recalled, trained
 
 
 def test_drawn_vectors_have_length_one_and_differ():

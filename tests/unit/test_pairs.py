@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnmem import experiments, training
-from attnmem.attention import pairs
-from attnmem.attention.embedded import cross_entropy_vjp
-from attnmem.attention.pairs import after_pairs, attend_to_one, attend_to_two
-from attnmem.training.models import aot_logits_of_pairs, aot_losses
+from attnmem.lab import data, experiments, models, pairs
+from attnmem.lab.embedded import cross_entropy_vjp
+from attnmem.lab.models import aot_logits_of_pairs, aot_losses
+from attnmem.lab.pairs import after_pairs, attend_to_one, attend_to_two
 
 from plain import BigramModel
 
@@ -138,14 +137,14 @@ def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
         after.backward()
 
 
-@pytest.mark.parametrize("variant", training.VARIANTS)
+@pytest.mark.parametrize("variant", models.VARIANTS)
 @pytest.mark.parametrize("sizes", [{"H": 3, "d_h": 5}, {"H": 7, "d_h": 3}, {"H": 2, "d_h": 2}])
 @pytest.mark.parametrize(("width", "layers"), [(None, 1), (4, 1), (None, 2), (4, 3)])
 def test_losses_logits_and_gradients_are_those_of_the_plain_model(variant, sizes, width, layers):
     [run, *_] = experiments.runs("dana-exp1", "paper", where={"d": 5, "H": 6})
     change = {"model": "mlp" if width else "aot", "variant": variant, "N": 6}
     run = dataclasses.replace(run, width=width, layers=layers, **change, **sizes)
-    P = training.aot_parameters(run, training.generator(run, "weights"))
+    P = models.aot_parameters(run, data.generator(run, "weights"))
     P = {name: torch.stack([x, x + 0.1]).double().requires_grad_() for name, x in P.items()}
     tokens, answers = torch.randint(6, (2, 30, 2)), torch.randint(6, (2, 30))
     losses, logits, gradient = aot_losses(P, run, tokens, answers)

@@ -3,8 +3,9 @@
 import matplotlib
 import pytest
 
-from attnmem import experiments, reporting, store
-from attnmem.record import protocol
+from attnmem.lab import experiments, store
+from attnmem.pages import reporting
+from attnmem.pages.record import protocol, record
 
 matplotlib.use("Agg")
 PUBLISHED = ["dana-exp1", "dana-exp6", "dana-depth5", "mahdavi-fig2a", "mahdavi-fig5-random-heads"]
@@ -17,7 +18,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(reporting, "_display", lambda data, _: texts.append(data["text/markdown"]))
 
     def record(name, axis, **options):
-        experiments.record(name, axis, **options)
+        record(name, axis, **options)
         return texts[-2:]
 
     return record
@@ -86,7 +87,7 @@ def test_each_of_several_curves_is_named(shown):
 @pytest.mark.usefixtures("store")
 def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_test(shown):
     with pytest.raises(ValueError, match=r"run dana-exp6, in full or with --profile quick"):
-        experiments.record("dana-exp6", "H")
+        record("dana-exp6", "H")
     runs = experiments.runs("dana-exp6", "quick")
     outcome = store.Outcome(0.5, 0.1, 2.0, "cpu", "2", "abc")
     store.append((run, outcome) for run in runs)
@@ -110,4 +111,4 @@ def test_the_words_alone(shown):
 @pytest.mark.parametrize("axis", ["width", "seed", "heads"])
 def test_an_axis_that_the_experiment_does_not_have_is_refused(axis):
     with pytest.raises(ValueError, match=r"^axis: got .* expected a size of dana-exp1"):
-        experiments.record("dana-exp1", axis)
+        record("dana-exp1", axis)

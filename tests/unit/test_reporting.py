@@ -2,7 +2,8 @@
 
 import pytest
 
-from attnmem import reporting
+from attnmem import papers
+from attnmem.pages import reporting
 
 
 @pytest.fixture
@@ -15,8 +16,8 @@ def displayed(monkeypatch):
 
 
 def test_claims_are_complete_and_keyed_by_paper():
-    claims = reporting.claims()
-    assert {claim.paper for claim in claims.values()} == set(reporting.papers())
+    claims = papers.claims()
+    assert {claim.paper for claim in claims.values()} == set(papers.papers())
     kinds = {"definition", "assumption", "theorem", "figure", "table", "finding"}
     assert {claim.kind for claim in claims.values()} == kinds
     assert all(claim.key == key and claim.says.endswith(".") for key, claim in claims.items())
@@ -24,7 +25,7 @@ def test_claims_are_complete_and_keyed_by_paper():
 
 def claim(kind, universal=None):
     universal = kind == "theorem" if universal is None else universal
-    return reporting.Claim("k", "dana", kind, "L", "Says.", universal=universal)
+    return papers.Claim("k", "dana", kind, "L", "Says.", universal=universal)
 
 
 PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.proved(False, by="thm-x")

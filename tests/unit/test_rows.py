@@ -24,8 +24,8 @@ from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem import store as storage
-from attnmem.store import SCHEMAS, Check, DamagedResultsError, Finding, Outcome, Run
+from attnmem.lab import store as storage
+from attnmem.lab.store import SCHEMAS, Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
     **{"experiment": "trial", "profile": "quick", "model": "aot", "variant": "code", "N": 50},

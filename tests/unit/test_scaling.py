@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnmem import scaling
+from attnmem.pages import scaling
 
 X = np.array([1.0, 2, 3, 5, 7, 11, 13])
 

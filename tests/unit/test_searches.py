@@ -5,11 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from attnmem import experiments, training
-from attnmem import store as storage
-from attnmem.store import Outcome
-from attnmem.studies import searches
-from attnmem.studies.study import ALL
+from attnmem.lab import experiments, searches, training
+from attnmem.lab import store as storage
+from attnmem.lab.store import Outcome
+from attnmem.lab.study import ALL
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -6,11 +6,11 @@ import math
 import pytest
 
 from attnmem import __main__ as cli
-from attnmem import experiments
-from attnmem import store as storage
-from attnmem.store import Outcome
-from attnmem.studies import STUDIES
-from attnmem.studies.study import ALL
+from attnmem.lab import experiments
+from attnmem.lab import store as storage
+from attnmem.lab.experiments import STUDIES
+from attnmem.lab.store import Outcome
+from attnmem.lab.study import ALL
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -17,8 +17,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from attnmem import __main__ as cli
-from attnmem.constructions import random_mha
-from attnmem.features import corpora, trained_encoder
+from attnmem import random_mha
+from attnmem.features import corpora
+from attnmem.features.encoders import trained_encoder
 from attnmem.yours import Capacity, capacity, from_config, load_weights, save, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")

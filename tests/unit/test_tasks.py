@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnmem import tasks
+from attnmem.lab import tasks
 
 
 def g(seed=0):

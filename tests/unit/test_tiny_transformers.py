@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnmem import tiny_transformers
-from attnmem.attention import AoTWeights, aot
-from attnmem.constructions.impossible import every_parity
-from attnmem.tiny_transformers import never_learned, train_tiny
+from attnmem import AoTWeights, aot
+from attnmem.theory import tiny_transformers
+from attnmem.theory.impossible import every_parity
+from attnmem.theory.tiny_transformers import never_learned, train_tiny
 
 TINY = [  # runs, sequences, tokens of each, N, d, d_h, H
     (1, 1, 1, 1, 1, 1, 1),

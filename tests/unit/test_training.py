@@ -7,10 +7,9 @@ import math
 import pytest
 import torch
 
-from attnmem import experiments, training
-from attnmem.training import models, protocols, trainer
-from attnmem.training.engine import Stack
-from attnmem.training.protocols import PROTOCOLS, Bigrams, Memorization, Protocol, Reached
+from attnmem.lab import data, experiments, models, protocols, training
+from attnmem.lab.engine import Stack
+from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization, Protocol, Reached
 
 from plain import TRAINERS, association_run, bigram_run, memorization_run
 
@@ -96,7 +95,7 @@ def test_a_training_is_the_plain_one(name, stays, monkeypatch):
 # --- stacks ---------------------------------------------------------------------------------------
 
 FAMILIES = {
-    **{variant: bigram_run(variant=variant, d_h=3) for variant in training.VARIANTS},
+    **{variant: bigram_run(variant=variant, d_h=3) for variant in models.VARIANTS},
     "wide": bigram_run(),
     "three layers": bigram_run(layers=3, d_h=3),
     "three layers, paper": bigram_run(layers=3, variant="paper"),
@@ -199,13 +198,13 @@ def test_training_is_float32_whatever_the_default(run):
 
 def poisoned(monkeypatch, key, model):
     """One run starts from weights that are not numbers."""
-    family = training.FAMILIES[model]
+    family = models.FAMILIES[model]
 
     def initial(run, g):
         P = family.initial(run, g)
         return {k: x * math.nan for k, x in P.items()} if run.key == key else P
 
-    monkeypatch.setitem(training.FAMILIES, model, family._replace(initial=initial))
+    monkeypatch.setitem(models.FAMILIES, model, family._replace(initial=initial))
 
 
 @pytest.mark.parametrize("stays", [False, True])
@@ -275,7 +274,7 @@ def test_all_pairs_in_chunks_are_all_pairs_at_once(name):
     protocol = Bigrams(runs, CPU)
     N = runs[0].N
     every = torch.cartesian_prod(torch.arange(N), torch.arange(N)).expand(3, -1, -1)
-    outputs = training.aot_logits(protocol.stack.parameters, runs[0], every)
+    outputs = models.aot_logits(protocol.stack.parameters, runs[0], every)
     tables = models.aot_logits_of_pairs(protocol.stack.parameters, runs[0], torch.arange(N))
     torch.testing.assert_close(tables, outputs, rtol=1e-4, atol=1e-5)
     right = outputs.argmax(dim=1)
@@ -308,7 +307,7 @@ def test_free_heads_are_counted_as_defined(context):
     shares = protocol.free_heads(chunk=16)
     for r, run in enumerate(runs):
         P = {name: W.detach()[r] for name, W in protocol.stack.parameters.items()}
-        contexts, queries, _ = training.examples(run)
+        contexts, queries, _ = data.examples(run)
         if context == "shared":
             contexts = contexts.expand(run.T, -1, -1)
         expected = _saturation(Memorizer(run, P), contexts, queries)
@@ -351,7 +350,7 @@ def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, mo
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
     runs[1] = dataclasses.replace(runs[1], **change)
     whole = training.train(runs)
-    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.lab.training.EVERY", 0.0)
     for chunks in (0, 1, 2):
         left = itertools.count(chunks, -1)
 
@@ -376,7 +375,7 @@ def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, mo
 
 def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
     """The second process makes the steps that are left, and its seconds are added."""
-    monkeypatch.setattr("attnmem.training.trainer.EVERY", 0.0)
+    monkeypatch.setattr("attnmem.lab.training.EVERY", 0.0)
     run = memorization_run(steps=100, evaluate_every=10)
     counts = []
 
@@ -403,7 +402,7 @@ def test_a_resumed_training_does_not_start_again(tmp_path, monkeypatch):
 
 def test_outcomes_share_the_seconds_and_say_where_they_come_from(monkeypatch):
     clock = itertools.count(0, 6)
-    monkeypatch.setattr("attnmem.training.trainer.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("attnmem.lab.training.time.perf_counter", lambda: float(next(clock)))
     outcomes = training.train([bigram_run(steps=8, seed=seed) for seed in range(3)])
     assert {(x.wall_s, x.device, x.torch, x.tf32) for x in outcomes} == {
         (2.0, "cpu", torch.__version__, False)

@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnmem import training
-from attnmem.attention import mha
-from attnmem.training import data, devices, engine, models, protocols, trainer
-from attnmem.training.protocols import (
-    PROTOCOLS,
-    Associations,
-    Bigrams,
-    Memorization,
-    Reached,
-)
-from attnmem.training.trainer import Checkpoint
+from attnmem import descend, mha, xavier
+from attnmem.core.memorize import SATURATED
+from attnmem.lab import data, devices, engine, models, protocols, training
+from attnmem.lab.protocols import PROTOCOLS, Associations, Bigrams, Memorization, Reached
+from attnmem.lab.training import Checkpoint
 
 from plain import association_run, bigram_run, memorization_run
 
@@ -37,9 +31,9 @@ def test_rates_rise_linearly_for_a_twentieth_of_the_steps_then_fall_along_a_cosi
     rise = [0.1 + 0.4 * step / warmup for step in range(warmup)]
     angles = [math.pi * step / (steps - warmup) for step in range(steps - warmup)]
     fall = [0.05 + 0.45 * (1 + math.cos(angle)) / 2 for angle in angles]
-    rates = [training.warmup_cosine(run, step) for step in range(steps)]
+    rates = [protocols.warmup_cosine(run, step) for step in range(steps)]
     assert rates == pytest.approx(rise + fall)
-    assert training.warmup_cosine(run, steps) == pytest.approx(0.05 if steps > 1 else 0.5)
+    assert protocols.warmup_cosine(run, steps) == pytest.approx(0.05 if steps > 1 else 0.5)
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -61,7 +55,7 @@ def test_sinusoids_are_as_precise_as_is_asked_whatever_the_default(dtype):
 
 def test_what_the_papers_guarantee_for_the_sizes_of_a_run():
     mha, aot = memorization_run(H=5, n=3, d_h=7), bigram_run(H=4, d_h=3, d=6)
-    guaranteed = {run.model: training.FAMILIES[run.model].guaranteed(run) for run in (mha, aot)}
+    guaranteed = {run.model: models.FAMILIES[run.model].guaranteed(run) for run in (mha, aot)}
     assert guaranteed == {"mha": 5 * (3 - 1) + 1, "aot": 4 * 3 + 6}
 
 
@@ -222,7 +216,7 @@ def test_the_best_weights_by_the_loss_are_reported_and_decide_when_to_stop(
 
 def test_a_head_is_saturated_above_the_threshold_only(monkeypatch):
     """Four heads whose largest weights are at the threshold, one float around it, and far below."""
-    at = torch.tensor(protocols.SATURATED)
+    at = torch.tensor(SATURATED)
     around = [at.nextafter(torch.tensor(end)) for end in (0.0, 1.0)]
     largest = torch.stack([at, *around, torch.tensor(0.5)])
     alpha = torch.stack([largest, 1 - largest], dim=-1).expand(1, 50, 4, 2)
@@ -251,9 +245,9 @@ def test_saturation_is_summed_up_from_the_free_heads(monkeypatch):
 def test_runs_and_purposes_have_different_random_numbers():
     runs = [bigram_run(), bigram_run(seed=1), bigram_run(H=4), memorization_run()]
     streams = [(run, purpose) for run in runs for purpose in ("weights", "data", "order")]
-    drawn = [torch.rand(3, generator=training.generator(*stream)) for stream in streams]
+    drawn = [torch.rand(3, generator=data.generator(*stream)) for stream in streams]
     assert len(torch.stack(drawn).unique(dim=0)) == len(streams)
-    again = torch.rand(3, generator=training.generator(bigram_run(), "weights"))
+    again = torch.rand(3, generator=data.generator(bigram_run(), "weights"))
     assert torch.equal(again, drawn[0])
 
 
@@ -264,7 +258,7 @@ def test_weights_data_and_order_are_drawn_independently(run, monkeypatch):
 
     def generator(run, purpose):
         asked.append((run.key, purpose))
-        return training.generator(run, purpose)
+        return data.generator(run, purpose)
 
     for module in (data, engine, protocols):
         monkeypatch.setattr(module, "generator", generator)
@@ -306,7 +300,7 @@ def test_initial_weights_are_uniform_within_the_published_bounds(name):
     else:
         layers = {"model": "mlp", "width": 97, "layers": 2} if name == "own-layers" else {}
         run = bigram_run(d_h=d_h, variant=name, **layers, **SIZES)
-    P = training.FAMILIES[run.model].initial(run, training.generator(run, "weights"))
+    P = models.FAMILIES[run.model].initial(run, data.generator(run, "weights"))
     for bound, weights in INITIAL[name].items():
         for weight in weights.split():
             parts = P[weight].flatten() / bound
@@ -318,7 +312,7 @@ def test_initial_weights_are_uniform_within_the_published_bounds(name):
 def test_tables_of_the_default_initialization_are_normal():
     """PyTorch's Embedding: mean 0, variance 1; as in the published code three rows of positions."""
     run = bigram_run(d_h=d_h, variant="default-init", **SIZES)
-    P = training.aot_parameters(run, training.generator(run, "weights"))
+    P = models.aot_parameters(run, data.generator(run, "weights"))
     assert P["embedding"].mean().item() == pytest.approx(0, abs=0.06)
     assert P["embedding"].square().mean().item() == pytest.approx(1, abs=0.09)
     assert (P["embedding"].abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
@@ -340,7 +334,7 @@ def test_chunks_hold_every_example_of_every_run_once_and_in_order(context, size)
         for run in range(2):
             found[run] += zip(queries[run][there[run]], labels[run][there[run]], strict=True)
     for run, rows in zip(runs, found, strict=True):
-        drawn = training.examples(run)
+        drawn = data.examples(run)
         assert len(rows) == run.T
         assert torch.equal(torch.stack([query for query, _ in rows]), drawn.queries)
         assert torch.equal(torch.stack([label for _, label in rows]), drawn.labels)
@@ -587,7 +581,7 @@ def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, mo
 
 
 def test_random_layers_are_uniform_within_xaviers_bounds():
-    weights = training.xavier(H, d, d_h, 37, seed=0)
+    weights = xavier(H, d, d_h, 37, seed=0)
     fans = {"W_Q": d + d_h, "W_K": d + d_h, "W_V": d + 1, "W_O": H + d, "W_D": d + 37}
     for name, W in weights._asdict().items():
         parts = W.flatten() / math.sqrt(6 / fans[name])
@@ -595,7 +589,7 @@ def test_random_layers_are_uniform_within_xaviers_bounds():
         assert parts.square().mean() == pytest.approx(1 / 3, abs=0.03), name
         assert parts.mean() == pytest.approx(0, abs=0.06), name
     assert not torch.equal(weights.W_Q, weights.W_K)
-    assert not torch.equal(weights.W_Q, training.xavier(H, d, d_h, 37, seed=1).W_Q)
+    assert not torch.equal(weights.W_Q, xavier(H, d, d_h, 37, seed=1).W_Q)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -603,12 +597,12 @@ def test_random_layers_are_uniform_within_xaviers_bounds():
 def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
     """Of the mean square for real labels, of the mean cross-entropy for classes; in float64."""
     g = torch.Generator().manual_seed(0)
-    start = training.xavier(3, 5, 2, outputs, seed=0)
+    start = xavier(3, 5, 2, outputs, seed=0)
     start = type(start)(*(W.double() for W in start))
     contexts = torch.rand(*(() if shared else (7,)), 4, 5, generator=g).double()
     queries = torch.rand(7, 5, generator=g).double()
     labels = torch.rand(7, generator=g).double() if outputs == 1 else torch.arange(7) % outputs
-    last, losses = training.descend(start, contexts, queries, labels, steps=20, lr=0.05)
+    last, losses = descend(start, contexts, queries, labels, steps=20, lr=0.05)
 
     leaves = [W.clone().requires_grad_() for W in start]
     optimizer = torch.optim.Adam(leaves, lr=1.0)
@@ -642,6 +636,6 @@ def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
 def test_descent_refuses_what_does_not_fit(change, message):
     arguments = {"contexts": torch.rand(4, 5), "queries": torch.rand(7, 5), "labels": torch.rand(7)}
     arguments |= {"steps": 2, "lr": 1.0}
-    training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments)
+    descend(xavier(3, 5, 2, 1, seed=0), **arguments)
     with pytest.raises(ValueError, match=f"^{message}"):
-        training.descend(training.xavier(3, 5, 2, 1, seed=0), **arguments | change)
+        descend(xavier(3, 5, 2, 1, seed=0), **arguments | change)

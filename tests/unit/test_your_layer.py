@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from attnmem import __main__ as cli
-from attnmem import bounds
-from attnmem.attention import mha
-from attnmem.constructions import random_mha
+from attnmem import mha, random_mha
+from attnmem.core import bounds
 from attnmem.yours import (
     capacity,
     from_config,

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from attnmem import __main__ as command
-from attnmem import bounds
-from attnmem.attention import mha
-from attnmem.attention.tangents import ScalarHeads
+from attnmem import mha
+from attnmem.core import bounds
+from attnmem.theory.tangents import ScalarHeads
 from attnmem.yours import cut, examine, memorize
 from attnmem.yours import layer as one_layer
 from attnmem.yours.data import read, repeats

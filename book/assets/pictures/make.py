@@ -15,10 +15,9 @@ from pathlib import Path
 
 import torch
 
-from attnmem import bounds
-from attnmem.attention import MHAWeights, mha, mha_attention, mha_features
-from attnmem.constructions import mahdavi
-from attnmem.independence import numerical_rank
+from attnmem import MHAWeights, mha, mha_attention, mha_features
+from attnmem.core import bounds, memorize
+from attnmem.theory.independence import numerical_rank
 
 HERE = Path(__file__).parent
 
@@ -42,13 +41,13 @@ CHOSEN = [
 def built(tokens, queries, labels, chosen, seed: int) -> MHAWeights:
     """The layer of Theorem 1, its attention chosen where it is free."""
     heads, served_each = chosen.shape[:2]
-    served = mahdavi.serve(1 + heads * served_each, heads)
+    served = memorize.serve(1 + heads * served_each, heads)
     generator = torch.Generator().manual_seed(seed)
-    duals, free = mahdavi.dual_basis(queries, served)
-    u = mahdavi.separating_direction(tokens, generator)
-    v = mahdavi.orthogonal_direction(free, queries, served, generator)
-    keys = mahdavi.interpolating_keys(tokens, served, chosen.log())
-    scale = mahdavi.saturating_scale(
+    duals, free = memorize.dual_basis(queries, served)
+    u = memorize.separating_direction(tokens, generator)
+    v = memorize.orthogonal_direction(free, queries, served, generator)
+    keys = memorize.interpolating_keys(tokens, served, chosen.log())
+    scale = memorize.saturating_scale(
         tokens, queries, served, duals, keys, u, v
     )
     root = scale.sqrt()[:, None]
@@ -57,8 +56,8 @@ def built(tokens, queries, labels, chosen, seed: int) -> MHAWeights:
     one = torch.ones(1, 1, dtype=tokens.dtype)
     empty = MHAWeights(W_Q, W_K, W_Q[..., :1], one.repeat(heads, 1), one)
     Z = mha_features(empty, tokens, queries)
-    M = mahdavi.read_out(Z, labels[:, None]).unflatten(0, (heads, -1))
-    return MHAWeights(W_Q, W_K, *mahdavi.factor(M, 1, one), one)
+    M = memorize.read_out(Z, labels[:, None]).unflatten(0, (heads, -1))
+    return MHAWeights(W_Q, W_K, *memorize.factor(M, 1, one), one)
 
 
 def example() -> dict:
@@ -111,7 +110,7 @@ def staircase(heads: int = 3, tokens: int = 4, dim: int = 6) -> dict:
         now = Z.clone()
         now[:, ready:] = E[0]
         ranks.append(numerical_rank(now.flatten(1)))
-    served = mahdavi.serve(examples, heads) + 1
+    served = memorize.serve(examples, heads) + 1
     return {
         "attention": attention.round(decimals=3).tolist(),
         "served": served.tolist(),

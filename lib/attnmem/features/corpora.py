@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
-import importlib
 import itertools
 import os
 import pathlib
@@ -31,7 +30,7 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import Range, Seed, check_number, checked, refuse
+from ..checks import Range, Seed, check_number, checked, need, reading, refuse
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -40,19 +39,6 @@ SMALLEST_CROP = 96  # pixels; half of what it is scaled up to at least
 CLS, SEP, MASK = 256, 257, 258  # after the 256 bytes
 BYTES = 259  # the size of that vocabulary
 DEBIAN = "ATTNMEM_DEBIAN"  # names a folder where Debian's packages are unpacked, if none has them
-
-
-def need(package: str) -> Any:
-    """A package of the extra ``hub``, imported where it is used."""
-    try:
-        with warnings.catch_warnings():
-            # A progress bar that finds no widgets in a notebook falls back to text.
-            warnings.filterwarnings("ignore", message="IProgress not found")
-            return importlib.import_module(package)
-    except ImportError as error:
-        top = package.partition(".")[0]
-        name = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
-        raise ImportError(f"{package} is missing: pip install {name}") from error
 
 
 def _of_debian(package: str, path: str) -> pathlib.Path:
@@ -210,18 +196,6 @@ def _column(source: str, split: str, name: str) -> Iterator[Any]:
         if name not in row:
             refuse("source", f"the columns {', '.join(row)}", f"a column {name}")
         yield row[name]
-
-
-@contextlib.contextmanager
-def reading(source: str | pathlib.Path, what: str) -> Iterator[None]:
-    """Whatever is wrong with somebody's file as a ``ValueError`` that begins with its name."""
-    try:
-        yield
-    except Exception as error:  # libraries raise a dozen kinds
-        if isinstance(error, (ImportError, FileNotFoundError)) or getattr(error, "errno", None):
-            raise  # of this machine, not of the file
-        reason = " ".join(str(error).split())[:400] or type(error).__name__
-        raise ValueError(f"{source} cannot be read as {what}: {reason}") from error
 
 
 @contextlib.contextmanager

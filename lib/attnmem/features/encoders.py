@@ -20,10 +20,21 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from .. import checks
-from ..checks import FLOATS, Range, Seed, check_integer, check_tensor, check_tokens, checked, refuse
-from ..constructions.random_layers import on_cpu
-from ..independence import numerical_rank
-from .corpora import Inputs, need, normalized, reaching, reading
+from ..checks import (
+    FLOATS,
+    Range,
+    Seed,
+    check_integer,
+    check_tensor,
+    check_tokens,
+    checked,
+    need,
+    on_cpu,
+    reading,
+    refuse,
+)
+from ..theory.independence import numerical_rank
+from .corpora import Inputs, normalized, reaching
 
 Depth = Annotated[int, Range(0)]
 VIT_BASE = {"hidden_size": 768, "patch_size": 16, "image_size": 224}
@@ -257,7 +268,7 @@ def exact_embeddings(
 
     The embedding is affine in the pixels, so 255 times the tokens before the first block are
     ``A @ B`` without any rounding. A rank of such a product can be proven:
-    :func:`attnmem.independence.certified_rank` with ``times``.
+    :func:`attnmem.theory.independence.certified_rank` with ``times``.
 
     ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added;
     ``B`` holds the patch projection, its bias, the [CLS] token and the positions.

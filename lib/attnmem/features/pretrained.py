@@ -24,10 +24,9 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
 
-from ..checks import Seed, checked
-from ..constructions.random_layers import on_cpu
+from ..checks import Seed, checked, need, on_cpu
 from . import corpora
-from .corpora import BYTES, MASK, need, normalized
+from .corpora import BYTES, MASK, normalized
 
 DIGITS_VIT = {
     "hidden_size": 64,

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import bounds
-from ..checks import Range, check_integer, check_number, checked, refuse
-from ..features.corpora import reading
+from ..checks import Range, check_integer, check_number, checked, reading, refuse
+from ..core import bounds
 
 COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
 

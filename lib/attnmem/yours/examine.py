@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import bounds
 from ..checks import Seed, checked, refuse
+from ..core import bounds
 from ..examples import unit
-from ..independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
+from ..theory.independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
 from .data import Data, Repeats, read, repeats, wrapped
 from .layer import GRAM, Rank, Reduced
@@ -116,7 +116,7 @@ class Examination:
         theorem = self.bounds[0]
         if not theorem.missing and theorem.labels >= self.examples == self.differ:
             refuses = "refuses if an assumption fails after all, and " * bool(theorem.unsure)
-            return f"attnmem.constructions.memorize_mha (Theorem 1), {refuses}is tried first"
+            return f"attnmem.core.memorize.memorize_mha (Theorem 1), {refuses}is tried first"
         left = f"; {len(self.conflicts)} labels disagree with those of equal examples"
         words = "attnmem.memorize" + left * bool(self.conflicts)
         if self.outputs == 0:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..checks import check_integer, refuse
-from ..features.corpora import need
+from ..checks import check_integer, need, refuse
 from .data import EXACT, REAL, ROLES, check_exact, cut, wrapped
 
 TEXTS, ARRAYS = (".csv", ".tsv"), (".npz", ".safetensors", ".pt")

@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..attention.tangents import ScalarHeads, Tangents
-from ..bounds import best_groups
+from ..core.bounds import best_groups
 from ..examples import unit
-from ..fitting import DAMPING, FALL, LOWEST, better
+from ..theory.fitting import DAMPING, FALL, LOWEST, better
+from ..theory.tangents import ScalarHeads, Tangents
 from .data import Data
 
 SMALL = 400  # examples of which singular values are computed
@@ -299,7 +299,7 @@ def meet(
     steps: int,
     until: float = math.inf,
 ) -> tuple[ScalarHeads, int]:
-    """:func:`attnmem.fitting.levenberg_marquardt` with padding; the weights, and steps made."""
+    """:func:`~attnmem.theory.fitting.levenberg_marquardt` with padding; the weights, and steps."""
     damping, squares = DAMPING, []
     for step in range(steps):
         here = tangents(heads, at)

@@ -16,13 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .. import bounds
-from ..attention import MHAWeights
-from ..attention.tangents import ScalarHeads
 from ..checks import Range, Seed, check_size, checked, refuse
-from ..constructions import memorize_mha
-from ..constructions.cancellation import linearized, near
-from ..fitting import MET
+from ..core import bounds
+from ..core.layers import MHAWeights
+from ..core.memorize import memorize_mha
+from ..theory.cancellation import linearized, near
+from ..theory.fitting import MET
+from ..theory.tangents import ScalarHeads
 from . import layer
 from .data import Data, read, repeats, wrapped
 from .layer import GRAM, Reduced

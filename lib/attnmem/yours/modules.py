@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ..attention import MHAWeights
-from ..checks import FLOATS, check_finite, check_integer, check_size, checked, refuse
-from ..features.corpora import Inputs, need, reading
+from ..checks import FLOATS, check_finite, check_integer, check_size, checked, need, reading, refuse
+from ..core.layers import MHAWeights
+from ..features.corpora import Inputs
 from ..features.encoders import Encoder, saved_config, trained_encoder
 
 
@@ -40,7 +40,7 @@ class FromTorch:
     batch_first: bool = True
 
     def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
-        """Contexts for :func:`attnmem.attention.mha`.
+        """Contexts for :func:`attnmem.core.layers.mha`.
 
         Args:
             key: As the layer takes it: three axes, or two for a single context.
@@ -61,7 +61,7 @@ class FromTorch:
         return self._widened(rows)
 
     def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
-        """Queries for :func:`attnmem.attention.mha`, ``L`` for each context.
+        """Queries for :func:`attnmem.core.layers.mha`, ``L`` for each context.
 
         ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
         """
@@ -104,7 +104,7 @@ def from_torch(module: nn.Module) -> FromTorch:
             weights that are not finite numbers in float32 or float64.
 
     Example:
-        >>> from attnmem.attention import mha
+        >>> from attnmem import mha
         >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True)
         >>> taken = from_torch(layer)
         >>> x = torch.rand(5, 3, 6)
@@ -319,7 +319,7 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         ValueError: If the weights have run axes or several dtypes, or the bias does not fit.
 
     Example:
-        >>> from attnmem.constructions import random_mha
+        >>> from attnmem import random_mha
         >>> layer = to_torch(random_mha(2, 5, 3, seed=0))
         >>> x = torch.rand(7, 4, 5, dtype=torch.float64)
         >>> layer(x[:, :1], x)[0].shape

@@ -1,0 +1,468 @@
+"""Every capacity formula of the two papers and of this book, one function each.
+
+Prose, figures and tests call these functions, so that no formula is written twice. The letters are
+those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``, ``dim`` the embedding
+dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs`` ``d_out``, ``width`` the
+hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary or number of classes, ``length`` the
+tokens ``S`` of a sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``. Sizes are
+integers of at least 1, or of the range that is said there; others raise ``ValueError``.
+
+Formulas without a source are this book's. Most are made of :math:`r (a + b - r)`, the dimension of
+matrices of shape ``(a, b)`` and rank at most ``r``: a head shows its logits, such a matrix, and its
+values.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+from ..checks import Range, check_integer, checked, refuse
+
+UpToDim = Annotated[int, Range(1, "dim")]
+AtLeast2 = Annotated[int, Range(2)]
+
+
+def _low_rank(rank: int, a: int, b: int) -> int:
+    """Dimension of the matrices of shape ``(a, b)`` whose rank is at most ``rank``."""
+    r = min(rank, a, b)
+    return r * (a + b - r)
+
+
+# --- what a layer memorizes -----------------------------------------------------------------------
+
+
+@checked
+def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
+    """Examples that one layer memorizes: :math:`H (r - 1) + 1` with ``r = min(n, d_h, Q)``.
+
+    ``Q`` is the Kruskal rank of the queries. Theorem 1 assumes ``Q >= n``: it changes nothing.
+
+    Example:
+        >>> mha_capacity(heads=32, context=32, head_dim=32)
+        993
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
+    """
+    return heads * (min(context, head_dim, query_rank or context) - 1) + 1
+
+
+@checked
+def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
+    """Examples beyond which a two-layer ReLU network fails on some set as in Theorem 1.
+
+    The whole part of :math:`(m (d + d_{out} + 1) + d_{out}) / d_{out}`: the weights per output that
+    matter when all contexts are one constant. Source: Mahdavi et al. 2024, Proposition 3.
+    """
+    return (width * (dim + outputs + 1) + outputs) // outputs
+
+
+@checked
+def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
+    """Associations that an attention-only transformer memorizes: :math:`H d_h + d`, ``d_h <= d``.
+
+    It holds for sets that attention can tell apart, such as random ones, and not for every set
+    (``thm-parity``, ``thm-subsets``, ``thm-random-bigrams``).
+
+    Source: Dana et al. 2025, Theorem 1 and Corollary 1.
+    """
+    return heads * head_dim + dim
+
+
+@checked
+def previous_aot_capacity(heads: int, head_dim: int) -> int:
+    """The earlier bound :math:`H (d_h - 1) + 1`, as quoted in Dana et al. 2025, Table 1."""
+    return heads * (head_dim - 1) + 1
+
+
+@checked
+def scalar_capacity(
+    heads: int,
+    context: Annotated[int, Range(3, "dim")],
+    head_dim: AtLeast2,
+    dim: Annotated[int, Range(3)],
+) -> int:
+    """Scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
+
+    On a shared context of ``3 <= n <= d`` independent tokens, with heads of width ``d_h >= 2`` and
+    queries in general position (:func:`attnmem.theory.scalars.memorize_scalars`).
+    """
+    return heads * (dim - 1)
+
+
+# --- the largest rank that features can have ------------------------------------------------------
+
+
+@checked
+def shared_context_rank(heads: int, context: int) -> int:
+    """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
+
+    Attention that is chosen without regard to the labels serves no more examples.
+
+    Source: Mahdavi et al. 2024, Proposition 2.
+    """
+    return heads * (context - 1) + 1
+
+
+@checked
+def affine_rank(heads: int, dim: int) -> int:
+    """Largest rank of ``Z`` if the coordinates of each token have one sum: :math:`H (d - 1) + 1`.
+
+    Source: Mahdavi et al. 2024, Proposition 5.
+    """
+    return heads * (dim - 1) + 1
+
+
+@checked
+def affine_span_rank(
+    heads: int, span: Annotated[int, Range(0)], through_origin: bool = False
+) -> int:
+    r"""Largest rank of ``Z`` if all tokens lie in an affine subspace: :math:`H a + [0 \notin A]`.
+
+    ``span`` is its dimension ``a``. Almost all weights reach it with enough examples of at least
+    two tokens. It contains Propositions 2 (``a = n - 1``) and 5 (``a = d - 1``) of Mahdavi et al.
+    """
+    return heads * span + (not through_origin)
+
+
+@checked
+def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
+    """Largest rank of ``Z`` when every example has a context of ``n >= 2`` tokens: :math:`H d`.
+
+    Almost all weights and data reach it, with heads of any width.
+    """
+    return heads * dim
+
+
+# --- real labels: ceilings and floors -------------------------------------------------------------
+
+# The ceilings count the parameters that one output shows: beyond so many examples almost all real
+# labels are out of reach (Sard's theorem). The floors are ranks of the derivative at weights where
+# the output vanishes, as the values of heads with equal attention cancel: real labels of so many
+# examples are met, for almost all data. Contexts have at least two tokens.
+
+
+def _ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
+    """Logits and values of each head, and what all heads have in common."""
+    return heads * (_low_rank(head_dim, tokens, queries) + tokens) + common
+
+
+@checked
+def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
+    """Parameters that determine one output on own contexts: :math:`P(H) = H (r (2 d - r) + d)`.
+
+    Here ``r = min(d_h, d)``. Beyond so many examples almost all real labels are out of reach. The
+    count also holds for a shared context of more than ``d`` tokens.
+    """
+    return _ceiling(heads, head_dim, dim, dim, 0)
+
+
+@checked
+def shared_context_ceiling(
+    heads: int, context: UpToDim, head_dim: int, dim: int, embedded: bool = False
+) -> int:
+    r"""The same on a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + 1`.
+
+    Here ``r = min(d_h, n - 1)``. Logits and values count less those of the last token, a constant
+    adds one. The model that Mahdavi et al. train (``embedded``) has a bias of queries, which adds
+    :math:`\min(d, H r)`, for the point where all logits vanish.
+    """
+    origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
+    return _ceiling(heads, head_dim, context - 1, dim, 1) + origin
+
+
+@checked
+def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]) -> int:
+    r"""Rank of the derivative in the weights of one group, whose values sum to zero.
+
+    The heads share one logit matrix, of shape ``(m, d)`` and rank ``r``; ``keys`` are the ``m``
+    dimensions that tell tokens apart, ``d``, or ``n - 1`` on a shared context. Values span
+    ``p = size - 1`` dimensions, or all ``m``. The formula is :math:`p r (m + d - r) - \binom p2 r
+    - \binom{p - m + r}2 (d - r) + m`, whose last binomial is zero if ``p <= m - r``.
+
+    Example:
+        >>> group_rank(size=2, keys=8, dim=8, rank=8) == own_context_ceiling(1, 8, 8)
+        True
+    """
+    return _group_rank(size, keys, dim, rank)
+
+
+def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
+    p = min(size - 1, keys)
+    missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
+    return p * _low_rank(rank, keys, dim) - missed + keys
+
+
+@checked
+def best_groups(
+    heads: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1, "keys")]
+) -> list[int]:
+    """Sizes of the groups of ``H`` heads whose sum of :func:`group_rank` is largest.
+
+    From the second head of a group on, the gain of one more head falls. So groups of nearly equal
+    size are best.
+
+    Example:
+        >>> best_groups(heads=32, keys=64, dim=64, rank=64)
+        [11, 11, 10]
+    """
+    return _sizes(_best_split(heads, keys, dim, rank)[0])
+
+
+def _sizes(split: dict[int, int]) -> list[int]:
+    """The size of each group."""
+    return [size for size, count in split.items() for _ in range(count)]
+
+
+def _best_split(heads: int, *sizes: int, fewest: int = 1) -> tuple[dict[int, int], int]:
+    """How many groups of each size are best, of at least so many, and the sum of their ranks.
+
+    For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
+    as a function of its size, with lines between whole numbers. It is concave, and so is the sum as
+    a function of ``G``. So this rises up to the best ``G``.
+    """
+
+    def split(groups: int) -> dict[int, int]:
+        small, larger = divmod(heads, groups)
+        return {small + 1: larger, small: groups - larger}
+
+    def ranks(groups: int) -> int:
+        return sum(count * _group_rank(size, *sizes) for size, count in split(groups).items())
+
+    def is_enough(groups: int) -> bool:
+        return ranks(groups + 1) <= ranks(groups)
+
+    best = fewest + bisect.bisect_left(range(fewest, heads), True, key=is_enough)
+    return split(best), ranks(best)
+
+
+@checked
+def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
+    """Examples with own contexts whose real labels are all met, for almost all data.
+
+    The count is the sum of :func:`group_rank` over the best groups, for contexts of at least two
+    tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
+    :func:`own_context_ceiling`.
+    """
+    return _best_split(heads, dim, dim, min(head_dim, dim))[1]
+
+
+@checked
+def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int) -> int:
+    """Examples on one shared context whose real labels are all met, for almost all data.
+
+    The count is the sum of :func:`group_rank` over the best groups, and one for a constant if the
+    context has at most ``d`` tokens, of at least two. On longer contexts it is
+    :func:`own_context_floor`.
+    """
+    if context > dim:
+        return own_context_floor(heads, head_dim, dim)
+    return _best_split(heads, context - 1, dim, min(head_dim, context - 1))[1] + 1
+
+
+@checked
+def sequences_ceiling(
+    heads: int,
+    head_dim: UpToDim,
+    dim: int,
+    vocab: int,
+    length: AtLeast2,
+    last_tokens: Annotated[int | None, Range(1, "vocab")] = None,
+    trained: bool = False,
+) -> int:
+    """Parameters of one output for each of some token sequences: ``b + H (a + r (a + b - r))``.
+
+    ``b = min(d, L)`` for ``L`` last tokens (by default ``N``), ``a = min(d, N + S - 2)``, ``r =
+    min(d_h, a, b)``. With ``trained`` embeddings and positions it is that of unlimited ``d``, or
+    ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less.
+    """
+    a, b = vocab + length - 2, last_tokens or vocab
+    if not trained:
+        a, b = min(dim, a), min(dim, b)
+    free = _ceiling(heads, head_dim, a, b, b)
+    if not trained or dim > a + 1:
+        return free
+    return min(free, _ceiling(heads, head_dim, dim, dim, dim * (vocab + length - dim)))
+
+
+def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
+    if size > dim + 1:
+        refuse("size", size, f"an integer of at least 1 and at most {dim + 1}")
+
+
+@checked(also=_group_is_no_larger_than_its_values_span)
+def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
+    """Real labels of sequences that groups meet: ``d`` and a :func:`group_rank` for each group.
+
+    It holds for almost all fixed embeddings if the last token of each sequence, and one token
+    before it, are in no other sequence; ``size <= d + 1``.
+    """
+    return dim + groups * group_rank(size, dim, dim, head_dim)
+
+
+# --- the price of a model, and what its function shows of it --------------------------------------
+
+
+# --- several layers -------------------------------------------------------------------------------
+
+
+def _is_a_network(heads) -> None:
+    if not len(heads):
+        refuse("heads", "no layer", "one number for each layer")
+    for index, H in enumerate(heads):
+        check_integer(f"heads[{index}]", H)
+
+
+@checked(also=_is_a_network)
+def deep_ceiling(
+    heads: Sequence[int],
+    head_dim: int,
+    value_dim: int,
+    dim: int,
+    *,
+    outputs: int = 1,
+    skip: bool = True,
+) -> int:
+    r"""Largest rank of the derivative of layers of so many ``heads`` each, on own contexts.
+
+    If there are more labels than that, counting each output's, almost no label vector is met. The
+    outputs are read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let
+    :math:`s_L = \min(o, d)` and, from the last layer to the first,
+
+    .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)),
+
+    with ``r = min(d_h, d)``. Later layers read :math:`s_l` dimensions of what layer ``l`` writes.
+    The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
+    tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
+
+    Without ``skip`` the formula counts the dimensions that are both written by one layer and read
+    by the next. For ``o <= d`` it is proved to be the rank (theorem ``thm-depth-bare``) of one
+    layer, and of several if :math:`H_l d_v \ge d` in all but the last and :math:`H_L (2 r +
+    \min(d_v, o)) \ge d` there. From three tokens on it agrees with all other ranks that we
+    computed; on two tokens, with full or causal attention, that of narrow layers can be smaller.
+
+    Example:
+        >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
+        True
+    """
+    d, o = dim, min(outputs, dim)
+    if skip:
+        s, total = o, d * outputs
+        for H in reversed(heads):
+            total += H * (_low_rank(head_dim, d, d) + _low_rank(value_dim, d, s))
+            s = min(d, s + H * (min(value_dim, s) + 2 * min(head_dim, d)))
+        return total
+    # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
+    L = len(heads)
+    e, before = [d] * L + [o], None
+    while e != before:
+        before = e.copy()
+        for i in range(1, L + 1):
+            written = heads[i - 1] * min(value_dim, e[i - 1])
+            read = o
+            if i < L:
+                read = heads[i] * (2 * min(head_dim, e[i]) + min(value_dim, e[i], e[i + 1]))
+            e[i] = min(e[i], written, read)
+    total = e[L] * outputs - sum(x * x for x in e[1:])
+    for H, a, b in zip(heads, e, e[1:], strict=False):
+        total += H * (_low_rank(head_dim, a, a) + _low_rank(value_dim, a, b))
+    return total
+
+
+class DeepGroups(NamedTuple):
+    """How the heads of two layers are grouped, and the labels that :func:`deep_floor` counts."""
+
+    labels: int
+    carried: int  # c, the dimensions that carry values from the first layer to the second
+    first: list[int]  # sizes of the groups of the first layer
+    second: list[int]  # sizes of the groups of the second, at least c of them
+    both: list[int]  # or sizes of groups of the heads of both layers together; then c = 0
+
+
+def _are_two_layers(heads, most=None) -> None:
+    _is_a_network(heads)
+    if len(heads) != 2:
+        refuse("heads", f"{len(heads)} layers", "two")
+    if most is not None:
+        check_integer("most", most)
+
+
+@checked
+def carried_rank(size: int, dim: int) -> int:
+    r"""Values of a group that a second layer sees for each dimension that it reads.
+
+    The formula is :math:`\kappa(k) = (p + 1) d - \binom p2`, with ``p`` the largest even number up
+    to ``min(k - 1, d)``: the sum of all heads' values, and those of ``p`` heads whose attention
+    differs a little, in a way that the output does not see.
+    """
+    p = min(size - 1, dim) // 2 * 2
+    return (p + 1) * dim - math.comb(p, 2)
+
+
+@checked(also=_are_two_layers)
+def deep_groups(
+    heads: Sequence[int],
+    head_dim: int,
+    value_dim: int,
+    dim: AtLeast2,
+    *,
+    most: int | None = None,
+) -> DeepGroups:
+    """The groups of two layers, of at most ``most`` heads each, of the largest :func:`deep_floor`.
+
+    Example:
+        >>> deep_groups([6, 5], 1, 6, 8, most=2)
+        DeepGroups(labels=305, carried=5, first=[1, 1, 1, 1, 1, 1], second=[1, 1, 1, 1, 1], both=[])
+    """
+    (H1, H2), d = heads, dim
+    most, tried = most or H1 + H2, []
+
+    def alike(heads: int, m: int, fewest: int) -> tuple[list[int], int]:
+        fewest = max(fewest, -(-heads // most))
+        split, total = _best_split(heads, m, m, min(head_dim, m), fewest=fewest)
+        return _sizes(split), total
+
+    for c in range(min(value_dim - 1, d - 2, H2) + 1):
+        gain = {
+            k: _group_rank(k, d, d, min(head_dim, d)) + c * carried_rank(k, d)
+            for k in range(1, min(H1, most) + 1)
+        }
+        best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
+        for h in range(1, H1 + 1):
+            ends = [(best[h - k][0] + gain[k], k) for k in gain if k <= h]
+            total, k = max(ends)
+            best.append((total, [*best[h - k][1], k]))
+        second, total = alike(H2, d - 1 - c, max(c, 1))
+        tried.append(DeepGroups(best[H1][0] + total + d - 1, c, best[H1][1], second, []))
+    both, total = alike(H1 + H2, d - 1, 1)
+    tried.append(DeepGroups(total + d - 1, 0, [], [], both))
+    return max(tried, key=lambda groups: groups.labels)
+
+
+@checked(also=_are_two_layers)
+def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast2) -> int:
+    r"""Examples with own contexts whose real labels two layers all meet, for almost all data.
+
+    The layers have skip connections and one output, full or causal attention, and contexts of at
+    least two tokens. The floor is :func:`own_context_floor` of all heads in ``d - 1`` dimensions,
+    and ``d - 1`` (theorem ``thm-depth-width``), or the following, if that is larger (theorem
+    ``thm-depth-floor``). Let ``c <= min(d_v - 1, d - 2)`` dimensions carry values of the first
+    layer to the second, whose logits read ``e = d - 1 - c`` others. The first layer has groups of
+    :math:`k_g` heads, the second at least ``c`` groups of :math:`k'_g`. With the :func:`group_rank`
+    in ``d`` and ``e`` dimensions and :func:`carried_rank` for :math:`\kappa` it is the largest
+
+    .. math:: \sum_g \bigl( \rho_d(k_g) + c \, \kappa(k_g) \bigr)
+              + \sum_g \rho_e(k'_g) + d - 1 .
+
+    Example:
+        >>> deep_floor([6, 5], 1, 6, 8) > own_context_ceiling(11, 1, 8) + 8
+        True
+
+    Source: :func:`attnmem.theory.depth.memorize_by_depth`.
+    """
+    return deep_groups(heads, head_dim, value_dim, dim).labels
+
+
+# --- what an accuracy, a loss or an error says ----------------------------------------------------

@@ -1,0 +1,81 @@
+r"""Attention layers one after the other, and the derivative of the network in all its weights.
+
+Tokens are the rows of :math:`X`. A layer with a skip connection is
+
+.. math:: X \leftarrow X + \sum_h \operatorname{softmax}(X W_{Q,h} W_{K,h}^\top X^\top)
+          X W_{V,h} W_{O,h},
+
+and the outputs are :math:`W_D^\top x_n`, read at the last token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Layer(NamedTuple):
+    """The weights of one layer: maps to queries, keys and values, and back, for each head."""
+
+    W_Q: Float[Tensor, "H d d_h"]
+    W_K: Float[Tensor, "H d d_h"]
+    W_V: Float[Tensor, "H d d_v"]
+    W_O: Float[Tensor, "H d_v d"]
+
+
+class DeepWeights(NamedTuple):
+    """The layers from the first to the last, and the read-out."""
+
+    layers: tuple[Layer, ...]
+    W_D: Float[Tensor, "d o"]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All weights in order, four for each layer and then the read-out."""
+        return (*(W for layer in self.layers for W in layer), self.W_D)
+
+    def like(self, tensors: tuple[Tensor, ...]) -> DeepWeights:
+        """The same network with other tensors, in the order of :attr:`tensors`."""
+        *inner, W_D = tensors
+        layers = (Layer(*inner[i : i + 4]) for i in range(0, len(inner), 4))
+        return DeepWeights(tuple(layers), W_D)
+
+    def moved(self, step: DeepWeights, size: float = 1.0) -> DeepWeights:
+        """The weights after a step of some size in a direction."""
+        pairs = zip(self.tensors, step.tensors, strict=True)
+        return self.like(tuple(W + size * S for W, S in pairs))
+
+
+def deep(
+    weights: DeepWeights,
+    tokens: Float[Tensor, "*T n d"],
+    *,
+    skip: bool = True,
+    causal: bool = False,
+) -> Float[Tensor, "*T o"]:
+    """The outputs at the last token; with ``causal``, each token attends to those up to it."""
+    *_, X = streams(weights, tokens, skip=skip, causal=causal)
+    return X[..., -1, :] @ weights.W_D
+
+
+def streams(
+    weights: DeepWeights,
+    tokens: Float[Tensor, "*T n d"],
+    *,
+    skip: bool = True,
+    causal: bool = False,
+) -> Iterator[Float[Tensor, "*T n d"]]:
+    """The tokens before the first layer and after every layer."""
+    yield (X := tokens)
+    n = X.shape[-2]
+    hidden = X.new_full((n, n), -math.inf if causal else 0.0).triu(1)
+    for layer in weights.layers:
+        Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
+        A = torch.softmax(Q @ K.mT + hidden, -1)
+        Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)
+        yield (X := X + Y if skip else Y)

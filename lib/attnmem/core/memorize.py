@@ -1,0 +1,361 @@
+r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that memorize.
+
+The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
+weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
+whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
+``Z`` as it serves examples (Step 1), and a read-out of full-rank ``Z`` meets any labels (Step 2).
+One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
+
+.. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..checks import Seed, checked, on_cpu, refuse
+from ..examples import Contexts, Labels, check_data, check_distinct_examples, unit
+from ..theory.independence import numerical_rank
+from .bounds import mha_capacity
+from .layers import MHAWeights, attend, mha
+from .random import gaussian
+
+EPS = torch.finfo(torch.float64).eps
+SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
+PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
+SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
+CANDIDATES = 64  # random directions among which the best one is kept
+DRAWS = 5  # constructions tried before the data are called degenerate
+TOLERANCE = 1e-9  # of the labels' spread: a tenth of the error that the book claims
+SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
+
+
+# --- Step 1: what each head attends to ------------------------------------------------------------
+
+
+@on_cpu
+@checked
+def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
+    """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
+
+    Where ``H k`` exceeds ``T - 1`` the last slots start again from example 1, so no head is idle.
+
+    Example:
+        >>> serve(examples=6, heads=2)
+        tensor([[1, 2, 3],
+                [4, 5, 1]])
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 1.
+    """
+    slots = math.ceil((examples - 1) / heads)
+    return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
+
+
+def dual_basis(
+    queries: Float[Tensor, "T d"], served: Int[Tensor, "H k"]
+) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
+    """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
+
+    The vectors are columns. The basis of what is orthogonal to the head's queries is orthonormal.
+    The queries that a head serves must be independent (Assumption 1).
+    """
+    slots = served.shape[1]
+    U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
+    if slots:
+        weak = sigma[:, -1] <= max(queries.shape) * EPS * sigma[:, 0]
+        if weak.any():
+            few = served[int(weak.nonzero()[0]), :6].tolist()
+            _refuse_queries(f"dependent ones among examples {few}...", slots)
+    # The pseudoinverse V S^-1 U^T of the head's queries; the rest of V is orthogonal to them.
+    duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
+    return duals, Vh[:, slots:].mT
+
+
+def _refuse_queries(got: str, slots: int) -> None:
+    refuse("queries", got, f"Kruskal rank at least {slots + 1}: any {slots + 1} independent")
+
+
+def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
+    """A unit vector ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
+    """
+    directions = gaussian(generator, CANDIDATES, contexts.shape[-1]).to(contexts.device)
+    directions = directions / directions.norm(dim=1, keepdim=True)
+    heights = (contexts @ directions.mT).mT  # (*T, candidates, n)
+    gaps = torch.minimum(_gap_at_top(heights), _gap_at_top(-heights))
+    worst = gaps.amin(dim=0) if gaps.ndim == 2 else gaps
+    return directions[worst.argmax()]
+
+
+def _gap_at_top(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """How far the highest entry is above the second; infinite if there is none."""
+    padded = torch.nn.functional.pad(heights, (0, 1), value=-math.inf)
+    first, second = padded.topk(2, dim=-1).values.unbind(dim=-1)
+    return first - second
+
+
+def orthogonal_direction(
+    free: Float[Tensor, "H d d_minus_k"],
+    queries: Float[Tensor, "T d"],
+    served: Int[Tensor, "H k"],
+    generator: torch.Generator,
+) -> Float[Tensor, "H d"]:
+    """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
+
+    ``free`` is the basis of :func:`dual_basis`. None of the other queries may lie in the span of
+    the served ones, or ``ValueError`` names it.
+
+    Source: Mahdavi et al. 2024, Lemma 3.
+    """
+    heads, _, dimension = free.shape
+    mix = gaussian(generator, heads, dimension, CANDIDATES).to(queries.device)
+    directions = free @ (mix / mix.norm(dim=1, keepdim=True))  # (H, d, candidates)
+    slope = (queries @ directions).abs() / queries.norm(dim=1)[:, None]  # (H, T, candidates)
+    head = torch.arange(heads, device=queries.device)
+    slope[head[:, None], served] = math.inf
+    worst, best = slope.amin(dim=1).max(dim=1)
+    zero = max(queries.shape) * EPS
+    if worst.min() <= zero:  # name the first head and example, not the smallest zero
+        failed = int((worst <= zero).nonzero()[0])
+        example = int((slope[failed, :, best[failed]] <= zero).nonzero()[0])
+        _refuse_queries(f"example {example} in the span of others", served.shape[1])
+    return directions[head, :, best]
+
+
+def interpolating_keys(
+    contexts: Contexts, served: Int[Tensor, "H k"], log_alpha: Float[Tensor, "H k n"]
+) -> Float[Tensor, "H d k"]:
+    """Vectors ``x_s``, as columns, with ``E^(s) x_s = log_alpha_s``: any logits on served examples.
+
+    Source: Mahdavi et al. 2024, Claim 1.
+    """
+    inverses = torch.linalg.pinv(contexts)
+    inverses = inverses[served] if contexts.ndim == 3 else inverses
+    return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
+
+
+def saturating_scale(
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    served: Int[Tensor, "H k"],
+    duals: Float[Tensor, "H d k"],
+    keys: Float[Tensor, "H d k"],
+    u: Float[Tensor, " d"],
+    v: Float[Tensor, "H d"],
+    tail: float = EPS,
+) -> Float[Tensor, " H"]:
+    r"""For each head, the least ``c`` that saturates it on every example that it does not serve.
+
+    Saturated means that the attention on the token that ``c u v^T`` points to is at least ``1 -
+    tail``. It suffices that the logit of every other token is smaller by ``log((n - 1) / tail)``.
+    With ``m = E u``, and ``b`` the logits of the served part, token ``i`` asks for
+
+    .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
+
+    At the default ``tail`` the head equals its limit to the last bit.
+
+    Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
+    """
+    heights = (contexts @ u).expand(len(queries), -1)[:, None]  # m, (T, 1, n)
+    signed = (queries @ v.mT)[..., None] * heights  # (v . e) m, (T, H, n)
+    top = signed.argmax(dim=-1, keepdim=True)
+    below = signed.gather(-1, top) - signed  # |v . e| |m_top - m_i|
+    mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)
+    b = torch.einsum(f"thd,{'t' * (contexts.ndim == 3)}nd->thn", mixed, contexts)
+    rise = b - b.gather(-1, top)
+    others = max(contexts.shape[-2] - 1, 1)
+    scale = (math.log(others / tail) + rise) / below
+    scale.scatter_(-1, top, 0.0)  # the top token asks for nothing, nor do served examples
+    scale[served, torch.arange(len(v), device=v.device)[:, None]] = 0.0
+    return scale.amax(dim=(0, 2))
+
+
+def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor]:
+    """The maps ``W_Q`` and ``W_K`` of all heads, of width ``k + 1``."""
+    served = serve(len(queries), heads).to(queries.device)
+    duals, free = dual_basis(queries, served)
+    u = separating_direction(contexts, generator)
+    v = orthogonal_direction(free, queries, served, generator)
+    # Saturated heads look at the top token of u. Slot j prefers the one ranked j + 1, never the top
+    # one: that keeps the rows far from dependent.
+    slots = served.shape[1]
+    noise = SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
+    order = (contexts @ u).argsort(dim=-1, descending=True)
+    order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
+    rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
+    preferred = order.gather(-1, rank)
+    log_alpha = noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
+    keys = interpolating_keys(contexts, served, log_alpha)
+    root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
+    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T
+    W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
+    W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
+    return W_Q, W_K
+
+
+# --- Step 2: the read-out -------------------------------------------------------------------------
+
+
+def read_out(
+    Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T d_out"], refinements: int = 1
+) -> Float[Tensor, "Hd d_out"]:
+    """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
+
+    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
+    """
+    Q, R = torch.linalg.qr(Z.mT)
+    M = torch.zeros(Z.shape[1], labels.shape[1], dtype=Z.dtype, device=Z.device)
+    for _ in range(1 + refinements):
+        M = M + Q @ torch.linalg.solve_triangular(R.mT, labels - Z @ M, upper=False)
+    return M
+
+
+def factor(
+    M: Float[Tensor, "H d d_out"], value_dim: int, W_D: Float[Tensor, "d_o d_out"]
+) -> tuple[Float[Tensor, "H d d_v"], Float[Tensor, "H*d_v d_o"]]:
+    """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head."""
+    heads, dim, outputs = M.shape
+    W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
+    undo = torch.cat([torch.linalg.pinv(W_D), W_D.new_zeros(value_dim - outputs, len(W_D))])
+    return W_V, undo.repeat(heads, 1)
+
+
+# --- data of any scale ----------------------------------------------------------------------------
+
+
+def build_in_units(
+    build: Callable[..., MHAWeights],
+    contexts: Tensor,
+    queries: Tensor,
+    labels: Tensor,
+    skip: bool = False,
+) -> MHAWeights:
+    """Build a layer on data that are divided by their units, then adapt it to the data.
+
+    Units are powers of four, which change no digit. So the layer's outputs are those of the built
+    one, but for numbers that leave the range of float64: those are refused.
+    """
+    data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
+    a, b, c = (unit(x) for x in data)
+    E, e, y = (x / size for x, size in zip(data, (a, b, c), strict=True))
+    built = build(E, e, y)
+    # Queries meet W_Q, and tokens meet W_K and W_V. So those maps take the units of their data.
+    inner = b if skip else c  # the unit of what W_D reads
+    weights = built._replace(
+        W_Q=built.W_Q / b,
+        W_K=built.W_K / a,
+        W_V=built.W_V * (inner / a),
+        W_D=built.W_D * (c / inner),
+    )
+    moved = mha(weights, *data[:2], skip=skip) / c - mha(built, E, e, skip=skip)
+    if not moved.abs().max() <= SCALED_TOLERANCE:
+        sizes = ", ".join(f"{float(x.abs().max()):.0e}" for x in data)
+        got = f"largest entries {sizes}, with which the layer's numbers leave the range of float64"
+        refuse("contexts, queries, labels", got, "scales nearer to one")
+    return weights
+
+
+def label_spread(labels: Tensor) -> float:
+    """What errors are compared with: half the range of labels, or their size if all are equal."""
+    half = (labels.amax(0) - labels.amin(0)) / 2
+    return float(torch.where(half > 0, half, labels.abs().amax(0)).max())
+
+
+# --- the theorem ----------------------------------------------------------------------------------
+
+
+def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, skip) -> None:
+    """The hypotheses, except the queries' independence, which the steps check."""
+    check_data(contexts=contexts, queries=queries, labels=labels)
+    (n, d), outputs = contexts.shape[-2:], labels[0].numel()
+    if value_dim is not None and value_dim < outputs:
+        refuse("value_dim", value_dim, f"at least d_out = {outputs}")
+    if skip and outputs > d:
+        refuse("labels", f"d_out = {outputs}", f"at most d = {d} with a skip connection")
+    check_distinct_examples(contexts, queries, labels)
+    if n >= d:
+        refuse("contexts", f"n = {n} tokens in dimension d = {d}", "n < d")
+    capacity = mha_capacity(heads, n, head_dim)
+    if len(queries) > capacity:
+        room = f"T <= H (r - 1) + 1 = {capacity} for H = {heads}, r = min(n, head_dim)"
+        refuse("labels", f"T = {len(queries)} examples", f"{room} = {min(n, head_dim)}")
+    if not queries.any(dim=1).all():
+        refuse("queries", "a zero vector", "Kruskal rank at least 1")
+    ranks = torch.as_tensor(numerical_rank(contexts, dtype=torch.float64)).reshape(-1)
+    if (ranks < n).any():
+        poor = int((ranks < n).nonzero()[0])
+        refuse("contexts", f"rank {int(ranks[poor])} in context {poor}", f"rank n = {n}")
+
+
+@on_cpu
+@checked(also=_satisfies_theorem_1)
+@torch.no_grad()
+def memorize_mha(
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    labels: Labels,
+    *,
+    heads: int,
+    head_dim: int,
+    seed: Seed,
+    value_dim: int | None = None,
+    skip: bool = False,
+) -> MHAWeights:
+    """Build one multi-head attention layer that reproduces every label.
+
+    ``mha(weights, contexts, queries, skip=skip)`` equals ``labels``, as ``(T, d_out)``, within 1e-9
+    of their spread: half their range, or the label if all are equal. This holds for any ``T`` up to
+    ``mha_capacity(heads, n, head_dim)``.
+
+    Args:
+        contexts: Each of rank ``n`` (Assumption 2), with ``n < d``.
+        queries: Of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1) / H) + 1``
+            suffices, which covers Remark 1.
+        value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
+        skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
+
+    Raises:
+        ValueError: If a hypothesis fails, or so nearly that float64 cannot tell.
+
+    Example:
+        >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
+        >>> weights = memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
+        >>> bool((mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8)
+        True
+
+    Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
+    """
+    sizes = {"heads": heads, "head_dim": head_dim, "value_dim": value_dim or labels[0].numel()}
+    build = functools.partial(_build, **sizes, seed=seed, skip=skip)
+    return build_in_units(build, contexts, queries, labels, skip)
+
+
+def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip) -> MHAWeights:
+    """The layer for data in their units."""
+    # Appendix C leaves W_D free. It has the scale of the labels, so that no digits cancel.
+    d_out = labels.shape[1]
+    W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
+    W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(DRAWS):
+        maps = _attention_maps(contexts, queries, heads, generator)
+        maps = [torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps]
+        rest = labels - queries @ W_D if skip else labels
+        Z = attend(*maps, contexts, queries)[1]  # (T, H, d)
+        M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
+        weights = MHAWeights(*maps, *factor(M, value_dim, W_D), W_D)
+        # In reverse order, so that shared rounding errors hide nothing.
+        reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
+        outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
+        error = (outputs - labels).abs().max()
+        if error <= TOLERANCE * label_spread(labels):
+            return weights
+    got = f"nearly dependent contexts or queries (error {error:.1e} after {DRAWS} draws)"
+    return refuse("contexts, queries", got, "data that float64 tells from dependent ones")

@@ -1,0 +1,524 @@
+"""What is measured: every study by name, and the plain list of an experiment's runs.
+
+:mod:`attnmem.lab.study` says what a study is, and each kind has a file. Grids stand in ``dana``
+and ``mahdavi``, ``run`` measures what is missing, and ``tables`` reads the rows. Profile ``paper``
+is the published protocol, every run of it; ``quick`` is the same code on a grid that two processor
+cores finish within a minute: a smoke test, never a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from time import monotonic
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from ..checks import check_integer, refuse
+from ..papers import papers
+from . import dana, mahdavi, models, store, training
+from .assumptions import TESTS
+from .depth import DEPTH
+from .devices import STREAMS
+from .fits import FITS
+from .searches import SEARCHES
+from .store import Row, Rows, Run
+from .study import (
+    ALL,
+    CHECKPOINTS,
+    PROFILES,
+    SIZES,
+    Experiment,
+    Selection,
+    Study,
+    Unit,
+    _Named,
+    _Place,
+)
+
+MAHDAVI, DANA = (_Named({one.name: one for one in paper.PUBLISHED}) for paper in (mahdavi, dana))
+PUBLISHED: dict[str, Experiment] = _Named(MAHDAVI | DANA)
+OURS: dict[str, Experiment] = _Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
+EXPERIMENTS: dict[str, Experiment] = _Named(PUBLISHED | OURS)
+STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS | DEPTH)
+
+
+def runs(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
+
+    A part of them: the first so many ``seeds``; one ``variant``, how the paper is read; ``where``,
+    the cells with these values, such as ``{"d": 10}``. The default is what was published. What the
+    experiment does not have is refused with a ``ValueError`` that names the argument.
+
+    Example:
+        >>> len(runs("dana-exp1", "paper"))
+        385
+    """
+    return EXPERIMENTS[name].configs(profile, Selection(seeds, variant, where))
+
+
+# ======== studies.run
+
+
+class Job(NamedTuple):
+    """A part of a study in one of its profiles."""
+
+    name: str
+    profile: str
+    selection: Selection = ALL
+
+
+class Progress(NamedTuple):
+    """After a unit: units done, of how many if that is known, rows added, seconds, and words."""
+
+    done: int
+    units: int | None
+    rows: int
+    seconds: float
+    said: str
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the end at the rate so far, or None if the number of units is unknown."""
+        return None if self.units is None else self.seconds / self.done * (self.units - self.done)
+
+
+def choose_device(device: str, *, here: bool = True) -> str:
+    """The device to use: ``auto`` is the GPU if there is one.
+
+    Refuses what torch does not know, and what this machine lacks, unless others measure (``here``).
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
+    if here and kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
+    return device
+
+
+def run(
+    name: str,
+    profile: str | None = None,
+    device: str = "auto",
+    executor: Executor | None = None,
+    *,
+    seeds: int | None = None,
+    tf32: bool = False,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> int:
+    """Measure what is missing of a study and append the rows; how many were added.
+
+    The part is chosen as for :func:`runs`.
+
+    Args:
+        profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
+        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
+            ``Client.get_executor()``); by default units are measured here, one after the other.
+        tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
+        **options: ``workers``, units in flight at once, which share a GPU's memory (by default an
+            executor is given all units at once, so a limit of time needs this number);
+            ``limit_minutes``, after which no unit begins (the cheapest curves of a grid come first,
+            and first seeds before others); ``recompute``, to measure again what came with the
+            library; ``report``, called with a :class:`Progress` after each unit.
+    """
+    selection = Selection(seeds, variant, where, tf32)
+    job = Job(name, profile or STUDIES[name].default_profile, selection)
+    return run_jobs([job], device, executor, **options)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    device: str = "auto",
+    executor: Executor | None = None,
+    *,
+    workers: int | None = None,
+    limit_minutes: int | float | None = None,
+    recompute: bool = False,
+    report: Callable[[Progress], None] | None = None,
+) -> int:
+    """Measure what is missing of several studies, one queue for all; arguments as for :func:`run`.
+
+    After an error in a unit, or if its rows cannot be stored, no other unit begins. The error is
+    raised when the rows of the units in flight are stored; so is an interrupt.
+    """
+    pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
+    for job in jobs:  # all are checked before anything is measured
+        STUDIES[job.name].configs(job.profile, job.selection)
+    device = choose_device(device, here=isinstance(executor, pools))
+    if limit_minutes is not None and not 0 < limit_minutes < math.inf:
+        refuse("limit_minutes", limit_minutes, "a number above 0")
+    if device == "cpu" and any(job.selection.tf32 for job in jobs):
+        refuse("tf32", True, "False on a CPU, which has no such products")
+    if workers is not None:
+        check_integer("workers", workers)
+    elif executor and limit_minutes is not None:
+        refuse("workers", None, "how many units the executor does at once, for a limit of time")
+    start = monotonic()
+    ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
+    at_once = workers or (math.inf if executor else 1)
+    place = _Place(device, workers or 1, limit_minutes is not None)
+    rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
+    known = all(STUDIES[job.name].units_known for job in jobs)
+    units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
+    waiting = _queue(jobs, rows, place)
+    executor = executor or _Inline()
+    in_flight: dict[Future, str] = {}
+    error: BaseException | None = None
+    done = added = 0
+    try:
+        while True:
+            while error is None and len(in_flight) < at_once and monotonic() < ends:
+                if (given := next(waiting)) is None:
+                    break
+                name, unit = given
+                store.check_writable(unit[0])
+                in_flight[executor.submit(STUDIES[name].perform, unit, device)] = name
+            if not in_flight:
+                break
+            finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
+            for future in finished:
+                name = in_flight.pop(future)
+                try:
+                    measured, new = _stored(future)
+                except BaseException as wrong:
+                    error = error or wrong
+                    continue
+                done += 1
+                added += new
+                for config, result in measured:
+                    rows[config.experiment, config.profile][config.key] = config, result
+                if report:
+                    said = STUDIES[name].say(measured)
+                    report(Progress(done, units, added, monotonic() - start, said))
+    finally:
+        begun = [future for future in in_flight if not future.cancel()]
+        for future in futures.as_completed(begun):
+            if not future.exception():
+                _stored(future)
+    if error:
+        raise error
+    return added
+
+
+def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
+    """Several workers: processes on a CPU, and on a GPU threads, which share it by streams.
+
+    One worker is this process itself, so the context gives None for it; otherwise an executor.
+    """
+    check_integer("workers", workers)
+    if workers == 1:
+        return contextlib.nullcontext()
+    if device == "cpu":
+        return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    if workers > STREAMS:
+        refuse("workers", workers, f"at most {STREAMS} on a GPU, each with a stream of its own")
+    return ThreadPoolExecutor(workers)
+
+
+def _queue(
+    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: _Place
+) -> Iterator[tuple[str, Unit] | None]:
+    """Units to measure, each with its study's name; None whenever all that are known are out."""
+    started: set[str] = set()
+    while True:
+        before = len(started)
+        for job in jobs:
+            known = rows[job.name, job.profile]
+            for unit in STUDIES[job.name].units(job.profile, job.selection, known, place):
+                if fresh := [config for config in unit if config.key not in started]:
+                    started |= {config.key for config in fresh}
+                    yield job.name, fresh
+        if len(started) == before:
+            yield None
+
+
+def _stored(future: Future) -> tuple[list[Row], int]:
+    """The rows of a unit that has ended, when they are stored, and how many of them are new."""
+    rows = future.result()
+    added = store.append(rows)
+    training.forget(store.writable_root() / CHECKPOINTS, [config for config, _ in rows])
+    return rows, added
+
+
+class _Inline(Executor):
+    """Does what it is given at once, in this process."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+# ======== studies.tables
+
+
+def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
+    """The stored rows of a study by key: those that came with the library and those added since.
+
+    With ``recompute`` only rows in the folder for new rows count. Raises ``DamagedResultsError``
+    for a file that cannot be trusted.
+    """
+    STUDIES[name].check_profile(profile)
+    return store.known(name, profile, recompute=recompute)
+
+
+def table(name: str, profile: str) -> pd.DataFrame:
+    """The stored rows of a study as a table, a line for each row.
+
+    Its columns are the fields of the store, and those that the kind of study adds.
+    """
+    return STUDIES[name].table(rows(name, profile).values())
+
+
+def missing(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+) -> list[Any]:
+    """The configurations without a row, of a part as for :func:`runs`."""
+    return STUDIES[name].missing(profile, Selection(seeds, variant, where), rows(name, profile))
+
+
+def coverage(names: Iterable[str]) -> pd.DataFrame:
+    """How many of the published runs of experiments the store has, and how many of the quick."""
+    counts = {}
+    for name in names:
+        counts[name] = {"source": STUDIES[name].source}
+        for profile, title in (("paper", "published"), ("quick", "quick")):
+            wanted = len(runs(name, profile))
+            counts[name][f"{title} runs"] = wanted
+            counts[name][f"{title}, stored"] = wanted - len(missing(name, profile))
+    return pd.DataFrame(counts).T
+
+
+def published_curves(name: str) -> int:
+    """How many curves the published figure of an experiment has.
+
+    Example:
+        >>> published_curves("mahdavi-fig2a")
+        4
+    """
+    field = EXPERIMENTS[name].curves
+    return len({getattr(run, field) for run in runs(name, "paper", 1)}) if field else 1
+
+
+# --- rows for a figure ----------------------------------------------------------------------------
+
+
+def stored(
+    name: str,
+    profile: str,
+    seeds: int | None = None,
+    *,
+    variant: str | None = None,
+    curves: str | None = None,
+    quiet: bool = False,
+) -> tuple[pd.DataFrame, str]:
+    """Rows of ``profile``; falls back to the other one and prints a notice.
+
+    A grid of which some cells have no row at all is passed over while the other profile's is whole,
+    since a figure with holes misleads. It prints how many rows there are, and how many of them
+    diverged; these stay in the table, without an accuracy.
+
+    Args:
+        curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
+            without a hole is then enough, and only such curves are returned, with the seeds that
+            have every cell of the curve.
+        quiet: Print nothing where the rows are of ``profile``.
+
+    Returns:
+        The table, and the profile that it is of. If there are rows of neither, ``name`` is refused.
+    """
+    experiment = EXPERIMENTS[name]
+    if curves not in (None, *SIZES):
+        refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
+    profiles = [*dict.fromkeys((profile, *PROFILES))]
+    grids = {
+        each: {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
+        for each in profiles
+    }
+    found = {each: usable(grid, store.known(name, each), curves) for each, grid in grids.items()}
+    whole = [each for each in profiles if found[each][1]]
+    some = [each for each in profiles if found[each][0]]
+    what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
+    if not some:
+        refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
+    chosen = [*whole, *some][0]
+    given, have, wanted = found[chosen][0], len(found[profile][0]), len(grids[profile])
+    lost = sum(outcome.diverged is not None for _, outcome in given)
+    ends = f"; {lost} of {len(given)} diverged" if lost else ""
+    if chosen != profile:
+        left = f"{have} of {wanted}" if have else "no"
+        print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
+    elif not quiet:
+        place = "on whole curves in the store" if curves else "in the store"
+        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
+    return experiment.table(given), chosen
+
+
+def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
+    """Rows of a grid, of its whole curves if it has some, and whether they are without holes.
+
+    ``known`` may have rows of other grids, too; ``curves`` is as for :func:`stored`.
+    """
+    have = [row for key, row in known.items() if key in grid]
+    cells = {dataclasses.replace(run, seed=0) for run, _ in have}
+    holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
+    if curves is None:
+        return have, not holes
+
+    def at(run: Run) -> tuple[Any, int]:
+        return getattr(run, curves), run.seed
+
+    # Seeds under way would move some of a curve's means, so they are left out if others have the
+    # whole curve.
+    torn = {at(run)[0] for run in holes}
+    begun = {at(run) for key, run in grid.items() if key not in known}
+    whole = {at(run)[0] for run in grid.values() if at(run) not in begun}
+    left_out = {(curve, seed) for curve, seed in begun if curve in whole}
+    on_curves = [row for row in have if at(row[0])[0] not in torn and at(row[0]) not in left_out]
+    return on_curves or have, bool(on_curves) or not holes
+
+
+def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
+    """One measurement, with a row for every value of one field and a column for every seed.
+
+    Rows that differ in more than the field ``axis`` and the seed are refused. What no row measured
+    is missing: a seed that was not trained, or one that diverged.
+    """
+    return table.pivot(index=axis, columns="seed", values=measured)
+
+
+def spans(table: pd.DataFrame, *fields: str) -> str:
+    """The least and the largest value of each field, for the ``sizes`` of a verdict.
+
+    The fields are columns of whole numbers; one with a missing value is refused.
+
+    Example:
+        >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
+        'T = 250 to 1,000, n = 8'
+    """
+    words = []
+    for field in fields:
+        if field not in table or table[field].isna().any():
+            refuse("fields", repr(field), "a column without missing values")
+        ends = dict.fromkeys((table[field].min(), table[field].max()))
+        words.append(f"{field} = {' to '.join(f'{int(end):,}' for end in ends)}")
+    return ", ".join(words)
+
+
+def fewest_seeds(table: pd.DataFrame) -> int:
+    """The number of seeds, diverged ones included, of the configuration that has the fewest."""
+    other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
+    return int(table.groupby(other, dropna=False).seed.nunique().min())
+
+
+def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
+    """Rows of an experiment, as :func:`stored` returns them, with a column ``parameters``.
+
+    See :func:`~attnmem.lab.models.parameter_count`. Rows of another experiment are refused.
+    """
+    counts = {
+        tuple(getattr(run, field) or 0 for field in SIZES): models.parameter_count(run)
+        for run in runs(name, profile, 1)
+    }
+    sizes = [*table[[*SIZES]].fillna(0).astype(int).itertuples(index=False, name=None)]
+    for size in {*sizes} - {*counts}:
+        got = f"a row with {dict(zip(SIZES, size, strict=True))}"
+        refuse("table", got, f"rows of {name}, profile {profile!r}")
+    return table.assign(parameters=[counts[size] for size in sizes])
+
+
+# --- published numbers, and a training again ------------------------------------------------------
+
+
+@functools.cache
+def published(paper: str) -> pd.DataFrame:
+    """Numbers that a paper published, one line for each, with the sizes that it belongs to.
+
+    ``paper`` is ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers. Of
+    the experiments of Dana et al. with three layers, ``depth1`` is complete; of ``depth2`` and
+    ``depth5`` there are four points, with three digits, chosen because rows of an earlier model
+    were far from them.
+    """
+    return pd.read_csv(store.PACKAGE / "published" / f"{paper}.csv")
+
+
+def beside_published(name: str) -> pd.DataFrame:
+    """The published means of an experiment of Dana et al. beside ours, a line for each point.
+
+    Trainings that diverged are left out of the means, and so are points without a stored training.
+    Beside the sizes there are ``published``, ``ours`` (the mean over the seeds of the published
+    grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
+    ``difference`` (ours less the published).
+
+    Example:
+        >>> len(beside_published("dana-exp1"))
+        77
+    """
+    axes = ["N", "d", "d_h", "H", "width"]
+    paper = papers()[DANA[name].paper]
+    grid = {run.key: run for run in runs(name, "paper")}
+    [model] = {run.model for run in grid.values()}
+    points = published(f"{paper.key}-{paper.year}")
+    points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
+    have = store.known(name, "paper")
+    table = DANA[name].table(have[key] for key in have if key in grid)
+    sizes = table[axes].fillna(0).astype(int)
+    accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
+    ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")
+    both = points.set_index(axes)[["accuracy"]].rename(columns={"accuracy": "published"})
+    both = both.join(ours[ours.seeds > 0], how="inner")
+    return both.assign(difference=both.ours - both.published).reset_index()
+
+
+def repeat(
+    name: str,
+    profile: str,
+    *,
+    variant: str | None = None,
+    where: Mapping[str, Any] | None = None,
+    epochs: int | None = None,
+) -> tuple[Any, Any]:
+    """Do the first stored training of a part of a grid again, on the CPU.
+
+    The part is chosen as for :func:`runs`. Returned are the accuracy now and in the
+    row, or the two curves of the first ``epochs``; a part without a row or curve is refused.
+    """
+    [run, *_] = runs(name, profile, 1, variant=variant, where=where)
+    known = rows(name, profile)
+    if run.key not in known:
+        refuse("where", f"{name}, {run.variant}, {where}", "a run whose row is in the store")
+    _, row = known[run.key]
+    if epochs is not None:
+        if row.curve is None:
+            refuse("epochs", epochs, "None, since the row was stored without a curve")
+        return training.first_epochs(run, epochs), row.curve[:epochs]
+    [outcome] = training.train([run], device="cpu")
+    return outcome.accuracy, row.accuracy

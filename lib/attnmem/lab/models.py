@@ -1,0 +1,380 @@
+"""The models that are trained: the transformers of Dana et al. and the layer of Mahdavi et al.
+
+Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. A decision
+that a paper leaves open is marked ``# open:``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..core import bounds
+from ..core.layers import OWN, attention_weights, head_values, token_axes
+from ..theory import counts
+from .data import generator
+from .embedded import EmbeddedWeights, cross_entropy_vjp, embedded_losses
+from .pairs import after_pairs, after_pairs_vjp, attend_to_one, attend_to_two, look_up
+from .store import Run
+
+Parameters = dict[str, Tensor]
+
+# From the gradient at the losses to that at each of the weights, in their order. Called once.
+Gradient = Callable[[Tensor], Sequence[Tensor]]
+
+
+def _uniform(g: torch.Generator, *shape: int, bound: float | None = None) -> Tensor:
+    """Uniform within a bound, by default that of a PyTorch ``Linear`` with such weights."""
+    # In float32, whatever torch's default is.
+    drawn = 2 * torch.rand(*shape, generator=g, dtype=torch.float32) - 1
+    return drawn * (shape[-1] ** -0.5 if bound is None else bound)
+
+
+# --- Dana et al. ----------------------------------------------------------------------------------
+
+
+class Variant(NamedTuple):
+    """How an attention-only transformer is read: the paper's equations or the published code."""
+
+    # All heads share one map to dimension d_h and one back (the code, used where d_h differs from
+    # d), or each head projects from dimension d (the equations).
+    shared_maps: bool = True
+    position_in_skip: bool = False  # added to the residual stream, or the attention's input only
+    scaled: bool = True  # logits divided by the root of d_h
+    published_init: bool = True  # or PyTorch's defaults for an Embedding and a Linear
+    # All layers use one table of positions and one pair of maps, and the feed-forward layer's
+    # second map has no bias (the code); or each layer has its own, and the bias.
+    tied: bool = True
+
+
+VARIANTS = {
+    "code": Variant(),
+    "own-maps": Variant(shared_maps=False),
+    "skip-positions": Variant(position_in_skip=True),
+    "unscaled": Variant(scaled=False),
+    "default-init": Variant(published_init=False),
+    "own-layers": Variant(tied=False),
+    "paper": Variant(shared_maps=False, position_in_skip=True, scaled=False),
+    "paper-default-init": Variant(False, True, False, False),
+}
+
+
+def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
+    """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
+
+    They have a name and a layer, such as ``W_Q.0`` (what layers share is of layer 0), and no axis
+    of runs.
+    """
+    variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
+    shared = variant.shared_maps and d_h != d
+    inner = d_h if shared else d
+    # PyTorch's default for tables is that of an Embedding.
+    normal = functools.partial(torch.randn, generator=g, dtype=torch.float32)
+    table = functools.partial(_uniform, g) if variant.published_init else normal
+    P = {"embedding": table(run.N, d), "unembedding": _uniform(g, run.N, d)}
+    for layer in range(run.layers):
+        if layer == 0 or not variant.tied:
+            # The code has three rows of positions for two places.
+            P[f"positions.{layer}"] = table(3, d if variant.position_in_skip else inner)
+            if shared:  # open: without bias, as the heads are
+                P[f"down.{layer}"] = _uniform(g, d_h, d)
+                P[f"up.{layer}"] = _uniform(g, d, d_h)
+        # Xavier over the packed (3 d_h, inner) matrix, or each map on its own
+        bound = math.sqrt(6 / (3 * d_h + inner)) if variant.published_init else None
+        for name in ("W_Q", "W_K", "W_V"):
+            P[f"{name}.{layer}"] = _uniform(g, run.H, d_h, inner, bound=bound)
+        P[f"W_O.{layer}"] = _uniform(g, run.H, inner, d_h)
+        if run.width:
+            P[f"W_1.{layer}"] = _uniform(g, run.width, d)
+            P[f"b_1.{layer}"] = _uniform(g, run.width, bound=d**-0.5)
+            P[f"W_2.{layer}"] = _uniform(g, d, run.width)
+            if not variant.tied:
+                P[f"b_2.{layer}"] = _uniform(g, d, bound=run.width**-0.5)
+    return P
+
+
+def aot_losses(
+    P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"], answers: Int[Tensor, "R B"]
+) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
+    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient."""
+    only_heads = not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
+    stream_vjp = _one_layer_vjp if only_heads and run.layers == 1 else _layers_vjp
+    stream, of_stream = stream_vjp(P, run, tokens)
+    with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
+        logits = torch.bmm(P["unembedding"], stream)
+        losses, of_losses = cross_entropy_vjp(logits, answers)
+
+    def gradient(g):
+        with torch.inference_mode():
+            g_logits = of_losses((g / answers.shape[1]).view(-1, 1, 1))
+            g_unembedding = torch.bmm(stream, g_logits.mT).mT
+            g_stream = torch.bmm(P["unembedding"].mT, g_logits)
+        found = {"unembedding": g_unembedding, **of_stream(g_stream)}
+        return [found[name] for name in P]
+
+    return losses.mean(dim=1), logits, gradient
+
+
+def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
+    """The residual stream after all layers, and from its gradient those at the weights by name."""
+    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
+
+    def vjp(g):
+        found = torch.autograd.grad(stream, [P[name] for name in names], g)
+        return dict(zip(names, found, strict=True))
+
+    return stream.detach(), vjp
+
+
+@torch.inference_mode()
+def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
+    """:func:`_layers_vjp` of heads alone, as in Experiment 1, without what autograd costs."""
+    inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
+    stream, of_attention = after_pairs_vjp(*_heads(P, run, 0), inputs, P["embedding"], tokens)
+
+    @torch.inference_mode()
+    def vjp(g):
+        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_attention(g)
+        if VARIANTS[run.variant].scaled:
+            W_Q = W_Q * run.d_h**-0.5
+        return {  # the embedding is the input at both places and the stream at the second
+            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
+            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
+            **{"W_Q.0": W_Q, "W_K.0": W_K, "W_V.0": W_V, "W_O.0": W_O},
+        }
+
+    return stream, vjp
+
+
+def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
+    """Logits after pairs of tokens, by stacked weights; examples last as everywhere on the way."""
+    return P["unembedding"] @ _stream(P, run, tokens)
+
+
+def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
+    """The residual stream of the second place after all layers.
+
+    The first place attends to itself only, so it is computed once for every token.
+    """
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    y = _feed_forward(P, run, 0, after_pairs(*_maps(P, run, 0), inputs, x[:, -1], tokens))
+    first, seen = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
+    for layer in range(1, run.layers):
+        update = attend_to_one(*_maps(P, run, layer - 1)[2:], seen)
+        first = _feed_forward(P, run, layer - 1, first + update)
+        first, seen = (z[:, 0].mT for z in _enter(P, run, layer, first.mT[:, None], slice(1)))
+        x, asking = (z[:, 0].mT for z in _enter(P, run, layer, y.mT[:, None], slice(1, 2)))
+        chosen = look_up(seen.mT, tokens[..., :1])[:, :, 0].mT
+        update = attend_to_two(*_maps(P, run, layer), chosen, asking)
+        y = _feed_forward(P, run, layer, x + update)
+    return y
+
+
+def _enter(
+    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
+) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
+    """The residual stream and the attention's input at some places, each for ``M`` rows."""
+    variant = VARIANTS[run.variant]
+    owner = 0 if variant.tied else layer  # the layer whose positions and maps this one uses
+    positions = P[f"positions.{owner}"][:, places, None]
+    if variant.position_in_skip:
+        x = x + positions
+    inputs = x @ P[f"down.{owner}"].mT[:, None] if f"down.{owner}" in P else x
+    return x, inputs if variant.position_in_skip else inputs + positions
+
+
+def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four maps of a layer's heads, the query's with the logits' scale in it."""
+    W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
+    return W_Q * run.d_h**-0.5 if VARIANTS[run.variant].scaled else W_Q, W_K, W_V, W_O
+
+
+def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """:func:`_heads`, the outputs' with the map back to the residual stream in it."""
+    W_Q, W_K, W_V, W_O = _heads(P, run, layer)
+    up = P.get(f"up.{0 if VARIANTS[run.variant].tied else layer}")
+    return W_Q, W_K, W_V, W_O if up is None else up[:, None] @ W_O
+
+
+def _feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]) -> Tensor:
+    """The stream after the feed-forward layer, if there is one."""
+    if not run.width:
+        return y
+    y = y + P[f"W_2.{layer}"] @ F.gelu(P[f"W_1.{layer}"] @ y + P[f"b_1.{layer}"][..., None])
+    return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
+
+
+def aot_logits_of_pairs(
+    P: Parameters, run: Run, first: Int[Tensor, " F"]
+) -> Float[Tensor, "R N F*N"]:
+    """Logits after every pair ``(a, b)`` with ``a`` in ``first``, with ``b`` fastest.
+
+    Of one layer, keys, queries and values are computed once for every token: a pair costs
+    ``O(H d)`` instead of ``O(H d^2)``.
+    """
+    N = P["embedding"].shape[1]
+    if run.layers > 1:
+        pairs = torch.cartesian_prod(first, torch.arange(N, device=first.device))
+        return aot_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    x, (before, asking) = x[:, -1].mT, inputs.mT.unbind(dim=1)  # (R, inner or d, N)
+    before = before[..., first]
+    W_Q, W_K, W_V, W_O = _heads(P, run, 0)
+    q, k = W_Q @ asking[:, None], W_K @ asking[:, None]  # (R, H, d_h, N)
+    # Of the first token relative to the second: its weight is the sigmoid of (R, H, F, N).
+    alpha = ((W_K @ before[:, None]).mT @ q - (q * k).sum(dim=-2)[..., None, :]).sigmoid()
+    move = W_O @ W_V
+    values, own = move @ before[:, None], move @ asking[:, None]  # (R, H, inner, F or N)
+    update = torch.einsum("rhfn,rhif->rifn", alpha, values) + own.sum(dim=1)[:, :, None]
+    update = (update - torch.einsum("rhfn,rhin->rifn", alpha, own)).flatten(-2)
+    if "up.0" in P:
+        update = P["up.0"] @ update
+    x = x[:, :, None].expand(-1, -1, len(first), -1).flatten(-2)
+    return P["unembedding"] @ _feed_forward(P, run, 0, x + update)
+
+
+# --- Mahdavi et al. -------------------------------------------------------------------------------
+
+
+def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
+    """Initial weights of the model that Mahdavi et al. train (``d_v = 1``), no axis of runs."""
+    d, d_h, H, outputs = run.d, run.d_h, run.H, run.N or 1
+    W_E, b_E = _uniform(g, d, d), _uniform(g, d)
+    W_D, b_D = _uniform(g, outputs, d), _uniform(g, outputs, bound=d**-0.5)
+    shapes = {"W_Q": (H, d, d_h), "W_K": (H, d, d_h), "W_V": (H, d, 1), "W_O": (H, d)}
+    xavier = {
+        name: _uniform(g, *shape, bound=math.sqrt(6 / sum(shape[-2:])))
+        for name, shape in shapes.items()
+    }
+    return {"W_E": W_E, "b_E": b_E, **xavier, "W_D": W_D, "b_D": b_D}
+
+
+@functools.cache  # on the device once, since a captured step may not copy from the host
+def sinusoids(
+    places: int, dim: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "places dim"]:
+    """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=dtype) / dim)
+    angles = torch.arange(places)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :dim].to(device)
+
+
+def mha_heads(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
+) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H"]]:
+    """Attention weights and values of every head of the model that Mahdavi et al. train.
+
+    Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
+    Contexts are own ``(R, B, n, d)`` or shared ``(R, n, d)``; ``run`` is any of the stack.
+    """
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    tokens = token_axes(contexts, queries)
+    W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
+    e = (queries @ W_E + (b_E + positions[0])) / 8
+    shift = positions[1:] + b_E
+    if tokens == OWN:
+        W_E, shift = W_E[:, None], shift[:, None]
+    E = contexts @ W_E + shift
+    alpha = attention_weights(P["W_Q"], P["W_K"], E, e)
+    return alpha, head_values(alpha, E, P["W_V"], tokens)[..., 0]
+
+
+def mha_losses(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
+) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
+    """The loss of every example by the decoded values of :func:`mha_heads`."""
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
+
+
+# --- kinds of models ------------------------------------------------------------------------------
+
+
+class Family(NamedTuple):
+    """A kind of model that can be trained."""
+
+    initial: Callable[[Run, torch.Generator], Parameters]  # without the axis of runs
+    # From stacked weights, a run of the stack and a batch to losses, outputs with the examples
+    # last, and the gradient. Of pairs and next tokens the mean loss of each run (R,); of contexts,
+    # queries and labels the loss of each example (R, B).
+    losses: Callable[..., tuple[Tensor, Tensor, Gradient]]
+    tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
+    guaranteed: Callable[[Run], int]  # how many examples the paper's theorem guarantees for a run
+    variants: tuple[str, ...] = ("code",)  # how the paper can be read
+    # Of models of pairs, from weights, a run and some first tokens to the logits after these and
+    # every second one.
+    logits_of_pairs: Callable[..., Tensor] | None = None
+
+
+FAMILIES = {}
+FAMILIES["mha"] = Family(
+    mha_parameters,
+    mha_losses,
+    ("classes", "reals"),
+    lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
+)
+FAMILIES["aot"] = FAMILIES["mlp"] = Family(
+    aot_parameters,
+    aot_losses,
+    ("bigrams", "associations"),
+    lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
+    tuple(VARIANTS),
+    aot_logits_of_pairs,
+)
+
+
+# --- how many numbers are trained -----------------------------------------------------------------
+
+# What publications on large models often leave out of their counts: embeddings of tokens and
+# positions, the unembedding or decoder, and the embedding of queries and contexts.
+TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
+
+
+def parameter_count(run: Run) -> int:
+    """How many trained numbers the loss of a model depends on: all but the unused position."""
+    return sum(
+        run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
+        for name, shape in _shapes(architecture(run)).items()
+    )
+
+
+def layer_parameter_count(run: Run) -> int:
+    """How many trained numbers belong to a model's layers: all but :data:`TABLES`."""
+    shapes = _shapes(architecture(run)).items()
+    return sum(math.prod(shape) for name, shape in shapes if name.split(".")[0] not in TABLES)
+
+
+def architecture(run: Run) -> Run:
+    """What the sizes of a run's weights depend on, the rest made equal."""
+    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
+    return dataclasses.replace(run, **same)
+
+
+@functools.cache
+def _shapes(run: Run) -> dict[str, torch.Size]:
+    P = FAMILIES[run.model].initial(run, generator(run, "weights"))
+    return {name: W.shape for name, W in P.items()}
+
+
+def dimension(run: Run) -> int | None:
+    """Dimension of the family of functions that a run's model can be, if it is known.
+
+    It is what :func:`attnmem.theory.counts.aot_dimension` or ``mha_dimension`` beside it counts;
+    None for several layers, and for maps that all heads share to a space wider than ``d``.
+    """
+    if run.model == "mha":
+        shared = run.context == "shared"
+        return counts.mha_dimension(run.H, run.d_h, run.d, run.n, shared=shared, classes=run.N)
+    shared, in_skip, *_ = VARIANTS[run.variant]
+    if run.layers > 1 or (shared and run.d_h > run.d):
+        return None
+    reading = {"shared_maps": shared, "position_in_skip": in_skip}
+    return counts.aot_dimension(run.H, run.d_h, run.d, run.N, width=run.width or 0, **reading)

@@ -1,0 +1,186 @@
+"""How many examples training memorizes without an error, by bisection over their number.
+
+A model's *capacity* is the size of the largest table that it gets right entirely, which is what a
+capacity theorem bounds. Every training of a search is a row, and the path of its bisection follows
+from the rows alone, so that an interrupted search goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from . import mahdavi, models, store
+from .store import Row, Rows, Run
+from .study import _HERE, Cells, Done, Selection, Study, Unit, _Named, _Place, name_of
+
+
+class Bracket(NamedTuple):
+    """The largest size that was memorized, or 0, and the smallest that was not, if any."""
+
+    memorized: int
+    failed: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Search(Study):
+    """The shapes of model to search at, for each profile, and how often each size is tried.
+
+    A size counts as memorized if one of its ``restarts`` has every answer right, at this size or a
+    larger one. On a GPU restarts are trained at once; on a processor one after the other, until one
+    gets there. ``cells`` are the fields of the trainings of each shape but their size.
+    """
+
+    cells: dict[str, Cells]
+    restarts: dict[str, int]
+
+    kind = "a search"
+    units_known = False
+
+    def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Run]:
+        self.configs(profile, selection)
+        return [run for cell in self.cells[profile] for run in self.bracket(profile, cell, rows)[1]]
+
+    def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
+        self.configs(profile, selection)
+        cells = self.cells[profile]
+        return Done(sum(not self.bracket(profile, cell, rows)[1] for cell in cells), len(cells))
+
+    def units(
+        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
+    ) -> Iterator[Unit]:
+        """What each bisection needs next, until that is with a worker already."""
+        self.configs(profile, selection)
+        at_once = None if place.device.startswith("cuda") else 1
+        for cell in self.cells[profile]:
+            last: Unit = []
+            while (unit := self.bracket(profile, cell, rows)[1][:at_once]) and unit != last:
+                yield unit
+                last = unit
+
+    def bracket(self, profile: str, cell: dict[str, Any], rows: Rows) -> tuple[Bracket, list[Run]]:
+        """Where the bisection of one shape of model is, and the restarts that it needs next."""
+        # The weights that have a set right have all of its subsets.
+        best = 0
+        for run, outcome in rows.values():
+            if outcome.accuracy == 1 and run in probe(self.name, profile, cell, run.T):
+                best = max(best, run.T)
+        needed: list[Run] = []
+
+        def memorizes(size: int) -> bool | None:
+            runs = [] if size <= best else probe(self.name, profile, cell, size)
+            needed[:] = [run for run in runs if run.key not in rows]
+            return None if needed else size <= best
+
+        [run, *_] = probe(self.name, profile, cell, 1)
+        most = run.N**2 if run.task == "associations" else models.parameter_count(run)
+        start = models.FAMILIES[run.model].guaranteed(run)
+        return Bracket(best, bisect(memorizes, start, most).failed), needed
+
+    def say(self, rows: Sequence[Row]) -> str:
+        run, _ = rows[0]
+        verb = "memorized" if any(o.accuracy == 1 for _, o in rows) else "not memorized"
+        return f"{name_of([run])}, restart {run.seed}, {verb}"
+
+
+def _associations(cells: Cells, **changes: Any) -> Cells:
+    """Full-batch trainings of the paper's equations; the rate falls linearly to a tenth."""
+    common = {"model": "aot", "variant": "paper", "N": 50, "n": 2, "width": None, "layers": 1}
+    common |= {"steps": 10_000, "task": "associations", "context": None, "schedule": "linear"}
+    common |= {"lr": 3e-3, "lr_start": 1.0, "lr_end": 0.1, "evaluate_every": 50, "early_stop": True}
+    return [common | changes | {"d_h": cell["d"]} | cell for cell in cells]
+
+
+def _classes(cells: Cells, **changes: Any) -> Cells:
+    """Trainings as for Figure 3 of Mahdavi et al., but stopped when every example is right."""
+    protocol = {"context": "shared", "least_steps": 300_000} | changes
+    return mahdavi.memorization([{"n": 32} | cell for cell in cells], **protocol)
+
+
+def _search(name: str, what: str, paper: Cells, quick: Cells, restarts: int) -> Search:
+    cells, counts = {"paper": paper, "quick": quick}, {"paper": restarts, "quick": 2}
+    return Search(name, name.partition("-")[0], what, cells, counts)
+
+
+_LISTED = (
+    _search(
+        *("mahdavi-capacity", "examples (shared context) memorized without an error"),
+        _classes([{"H": 4}, {"H": 8}]),
+        _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **mahdavi.SMALLER),
+        restarts=3,
+    ),
+    _search(
+        *("dana-capacity", "associations memorized without an error"),
+        _associations(
+            [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
+            + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
+            + [{"d": 5, "H": H} for H in (4, 8, 16)]
+        ),
+        _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
+        restarts=4,
+    ),
+    _search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
+        "dana-shapes",
+        "associations memorized without an error, narrower heads (not in the paper)",
+        _associations(
+            [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
+        ),
+        _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
+        restarts=4,
+    ),
+)
+SEARCHES: dict[str, Search] = _Named({search.name: search for search in _LISTED})
+
+
+def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
+    """Double from ``start`` until a size fails, then halve the gap to 2% of what is memorized.
+
+    Assumes that larger sizes than one that fails (up to ``most``) fail, too; if not, returns the
+    smaller answer. No size is tried twice. ``memorizes`` gives None for a size that is not known
+    yet, which ends it there.
+
+    Example:
+        >>> bisect(lambda T: T <= 700, start=50, most=2500)
+        Bracket(memorized=700, failed=712)
+    """
+    low, high = 0, most + 1
+    size = min(start, most)
+    while high - low > max(1, low // 50):
+        known = memorizes(size)
+        if known is None:
+            break
+        low, high = (size, high) if known else (low, size)
+        size = min(2 * low, most) if high > most else (low + high) // 2
+    return Bracket(low, high if high <= most else None)
+
+
+def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
+    """The restarts that decide whether ``size`` examples are memorized by a search's cell."""
+    sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
+    return [
+        Run(experiment=name, profile=profile, seed=seed, **sizes)
+        for seed in range(SEARCHES[name].restarts[profile])
+    ]
+
+
+def found(name: str, profile: str) -> pd.DataFrame:
+    """What the stored rows of a search show: one line for every cell whose bisection is complete.
+
+    It has the cell's sizes, ``memorized`` and ``failed`` (missing if everything was memorized),
+    ``bound`` (by the paper's theorem) and ``parameters`` of the model.
+    """
+    search, lines = SEARCHES[name], []
+    search.configs(profile)
+    rows = store.known(name, profile)
+    for cell in search.cells[profile]:
+        ends, needed = search.bracket(profile, cell, rows)
+        if not needed:
+            [run, *_] = probe(name, profile, cell, 1)
+            sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
+            bound = models.FAMILIES[run.model].guaranteed(run)
+            theory = {"bound": bound, "parameters": models.parameter_count(run)}
+            lines.append(sizes | ends._asdict() | theory)
+    return pd.DataFrame(lines)

@@ -1,0 +1,237 @@
+"""Runs in, outcomes out: which runs are trained at once, their training, and its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import time
+import warnings
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..checks import check_integer, refuse
+from .devices import device_name, device_settings, origin
+from .models import FAMILIES, parameter_count
+from .protocols import PROTOCOLS, Bigrams, Protocol
+from .store import PACKAGE, Configuration, Outcome, Run
+
+CPU = torch.device("cpu")
+EVERY = 60.0  # seconds between two stored states
+# A hash of the library's code, as this process has read it.
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
+
+
+# --- which runs are trained at once ---------------------------------------------------------------
+
+
+def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
+    """What a run has in common with those that differ from it in some fields only."""
+    return tuple(value for name, value in vars(run).items() if name not in varies)
+
+
+def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
+    """Any runs in groups that :func:`train` accepts, in the order in which they first occur.
+
+    On a CPU a group holds the seeds of one cell. On a GPU it holds all runs of one shape, as many
+    as fit into the memory that each of ``workers`` has, which train at the same time.
+
+    Example:
+        >>> from attnmem import experiments
+        >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
+        [2, 2, 2]
+    """
+    check_integer("workers", workers)
+    on_gpu = torch.device(device).type == "cuda"
+    groups: dict[Any, list[Run]] = {}
+    for run in runs:
+        varies = PROTOCOLS[run.task].varies if on_gpu else Protocol.varies
+        groups.setdefault(_common(run, varies), []).append(run)
+    if not on_gpu:
+        return list(groups.values())
+    free = 0  # bytes that other processes leave to this one, used or not; 0 without a GPU
+    if torch.cuda.is_available():
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    memory = 0.8 * free / workers
+    return [part for group in groups.values() for part in split_by_memory(group, memory)]
+
+
+def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
+    """Runs of one shape in groups that need at most ``memory`` bytes, or have a single run."""
+    groups: list[list[Run]] = []
+    left = 0.0
+    for run in runs:
+        needed = footprint(run)
+        if not groups or needed > left:
+            groups.append([])
+            left = memory
+        groups[-1].append(run)
+        left -= needed
+    return groups
+
+
+def footprint(run: Run) -> int:
+    """Bytes that a run takes on a device, estimated from above: data, weights, and one step."""
+    tokens = 0 if run.context == "shared" else run.n * run.d
+    data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
+    # What the backward pass reads of each example: its tokens, and for each head logits, weights
+    # and their gradients for every token, and four vectors of the head's width.
+    each = tokens + run.H * (4 * run.n + 4 * max(run.d, run.d_h)) + 4 * (run.N or 1)
+    each += 3 * (run.width or 0)
+    looked_at = 4096 if run.context else 8192
+    return 4 * (data + 5 * parameter_count(run) + (run.layers * run.batch + looked_at) * each)
+
+
+def operations(run: Run) -> int:
+    """Floating-point operations of the matrix products in one step, with its backward pass."""
+    run = dataclasses.replace(run, T=max(run.batch, 1))
+    protocol = PROTOCOLS[run.task]([run], CPU)
+    [batch] = protocol.batches(1)
+    with FlopCounterMode(display=False) as counter:
+        protocol.losses(batch, watched=False)
+    return counter.get_total_flops()
+
+
+def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
+    """The first points of the curve of a training on bigrams, on the CPU, without the rest."""
+    with device_settings(CPU, tf32=False):
+        protocol = Bigrams([run], CPU)
+        while len(protocol.curve) < epochs and not protocol.done:
+            protocol.advance()
+    return tuple(round(accuracy.item(), 4) for accuracy in protocol.curve)
+
+
+# --- a training from end to end -------------------------------------------------------------------
+
+
+def train(
+    runs: Sequence[Run], *, device: str = "cpu", checkpoints: Path | None = None
+) -> list[Outcome]:
+    """Train runs of one shape at once; one outcome each, in their order.
+
+    Everything is computed in float32, whatever torch's default is. A run whose loss is not finite
+    any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
+    has too little memory is trained in halves, and so on; ``torch.OutOfMemoryError`` is raised
+    where it has too little for a single run. ``wall_s`` is the stack's time shared equally.
+
+    Args:
+        runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
+            examples and steps, and by their rates.
+        checkpoints: A folder in which the state of a long training is stored once a minute. The
+            same call goes on from there, and ends with the outcomes that it would have had. States
+            stay until :func:`forget` deletes them. One that cannot be read is refused.
+    """
+    if not runs:
+        refuse("runs", "none", "at least one")
+    for run in runs:
+        family = FAMILIES.get(run.model)
+        if not family or run.task not in family.tasks or run.variant not in family.variants:
+            what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
+            refuse("runs", what, "a known model, variant and task")
+        if run.last_batch not in ((None, "short") if run.context else (None,)):
+            what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
+            refuse("runs", what, "None, or 'short' where examples have contexts")
+    shapes = {_common(run, PROTOCOLS[run.task].varies) for run in runs}
+    if len(shapes) > 1:
+        varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
+        refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
+    where = torch.device(device)
+    with device_settings(where, tf32=runs[0].products == "tf32"):
+        checkpoint = Checkpoint(checkpoints, runs, device_name(where))
+        try:
+            return _outcomes(runs, where, checkpoint)
+        except torch.OutOfMemoryError:
+            if len(runs) == 1:
+                raise
+    middle = len(runs) // 2  # here, where the error no longer holds what did not fit
+    first = train(runs[:middle], device=device, checkpoints=checkpoints)
+    return first + train(runs[middle:], device=device, checkpoints=checkpoints)
+
+
+def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
+    """Train, or go on with a training; seconds count in this process and in those before."""
+    start = time.perf_counter()
+    cells = {_common(run, Protocol.varies) for run in runs}
+    protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(cells) == 1 else True)
+    if state := checkpoint.load():
+        protocol.restore(state["protocol"])
+        start -= state["seconds"]
+    try:
+        while not protocol.done:
+            protocol.advance()
+            if checkpoint.due:
+                seconds = time.perf_counter() - start
+                checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
+    finally:
+        protocol.stack.release()
+    common = origin((time.perf_counter() - start) / len(runs), device)
+    common |= {"tf32": runs[0].products == "tf32"}
+    return [Outcome(**common, **protocol.reached[run.key]._asdict()) for run in runs]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+class Checkpoint:
+    """The state of a training that is under way, in a file: tensors, numbers and lists, no code.
+
+    A file belongs to a list of runs, a device, a version of torch and the sources of this library.
+    One that belongs to others is not used, since the training would not end as if it had never
+    stopped. Without a folder nothing is stored.
+    """
+
+    def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
+        keys = [run.key for run in runs]
+        self.origin = {"keys": keys, "device": device, "torch": str(torch.__version__)}
+        self.origin |= {"sources": SOURCES.hexdigest()[:16]}
+        name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
+        self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
+        self.stored = time.monotonic()
+
+    def load(self) -> dict[str, Any] | None:
+        """The state that was stored last, or None if there is none of these very runs."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            held = torch.load(self.path, weights_only=True, map_location="cpu")
+            origin, state = held["origin"], held["state"]
+        except Exception as e:  # torch says in many ways that it cannot read a file
+            why = "is damaged; without it the training starts again, so delete it to go on"
+            raise ValueError(f"checkpoint: {self.path} {why}") from e
+        return state if origin == self.origin else None
+
+    def store(self, state: dict[str, Any]) -> None:
+        """Write a state in place of the last one; a killed process leaves one of the two.
+
+        Where it cannot be written, a warning says so, and the last one stays.
+        """
+        if self.path is None:
+            return
+        self.stored = time.monotonic()
+        scratch = self.path.with_suffix(f".{os.getpid()}")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"origin": self.origin, "state": state}, scratch)
+            os.replace(scratch, self.path)
+        except (OSError, RuntimeError) as error:  # torch says the latter where a disk is full
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            warnings.warn(f"no checkpoint can be written to {self.path}: {error}", stacklevel=2)
+
+    @property
+    def due(self) -> bool:
+        """Whether the last state is old enough to be replaced."""
+        return self.path is not None and time.monotonic() - self.stored >= EVERY
+
+
+def forget(folder: Path, runs: Sequence[Configuration]) -> None:
+    """Delete the states of all stacks that begin with one of these runs, whose rows are stored."""
+    keys = {run.key for run in runs}
+    for path in folder.glob("*.state"):
+        if path.name.partition("-")[0] in keys:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""What chapters use: verdicts, figures, laws fitted to curves, and an experiment in one form."""

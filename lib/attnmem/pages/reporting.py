@@ -1,0 +1,255 @@
+"""What a chapter leaves behind when it runs: numbers to quote, and verdicts on claims.
+
+Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
+Glue and verdicts raise ``ImportError`` without IPython.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import checks as arguments
+from ..checks import refuse
+from ..papers import Claim, claims
+
+GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
+METADATA = "attnmem"  # the key of a verdict in its output's metadata
+GRADES = ("proved", "certified", "checked", "measured")  # strongest first
+CLAIMED = ("confirmed", "in part", "contradicted")  # see word_for
+WORDS = {
+    "definition": ("illustrated", "illustrated in part", "not as stated"),
+    "assumption": ("met", "met in part", "not met"),
+}
+
+
+class Graded(NamedTuple):
+    """Whether a check supports the claim, and what it rests on."""
+
+    holds: bool | None  # None where a measured curve cannot tell
+    grade: str  # one of GRADES
+    by: str | None = None  # the label of the proof, for a proved check
+    seeds: int | None = None  # for a measured check
+    of: int | None = None  # the seeds that the paper used, where ours are fewer
+    main: bool = True  # whether it can carry the claim
+
+
+def proved(holds: bool, *, by: str) -> Graded:
+    """A check that rests on a proof in the book, whose label is ``by``, such as ``thm-parity``."""
+    return Graded(bool(holds), "proved", by=by)
+
+
+def certified(holds: bool) -> Graded:
+    """A check that rests on exact or ball arithmetic, at the sizes that the evidence names."""
+    return Graded(bool(holds), "certified")
+
+
+def checked(holds: bool) -> Graded:
+    """A check that rests on instances in floating point, which the evidence names."""
+    return Graded(bool(holds), "checked")
+
+
+def measured(holds: bool | None, seeds: int, of: int | None = None) -> Graded:
+    """A check that rests on so many seeds, ``of`` the paper's; None: they cannot tell.
+
+    Example:
+        >>> name_of([measured(True, seeds=1, of=6)])
+        'measured, 1 of 6 seeds'
+    """
+    holds = None if holds is None else bool(holds)
+    return Graded(holds, "measured", seeds=int(seeds), of=None if of is None else int(of))
+
+
+def word_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) -> str:
+    """The word of a verdict: no check fails, every main check does, or neither is so.
+
+    For the first, at least half of the published ``curves`` must hold (without these: of the main
+    checks). A universal statement with one proved or certified counterexample is contradicted,
+    however many instances agree with it. The kind of the claim decides which three words there are.
+
+    Example:
+        >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
+        'in part'
+    """
+    checks = [*checks]
+    all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
+    failing = [check for check in checks if check.holds is False]
+    main = [check.holds for check in checks if check.main]
+    exact = any(check.grade in ("proved", "certified") for check in failing)
+    if (claim.universal and exact) or {*main} == {False}:
+        return none_holds
+    enough = 2 * main.count(True) >= (curves or len(main))
+    return all_hold if enough and not failing else some_hold
+
+
+def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) -> str:
+    """What the word rests on: the strongest check of a universal statement, else the weakest.
+
+    For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds,
+    and on how many of the published ``curves`` the main ones hold; without curves, how many of all
+    checks hold, if the claim is true in part.
+
+    Example:
+        >>> grade_for(claims()["mahdavi-figure-2a"], [measured(True, 6), measured(None, 1)], 4)
+        'measured, 1 of 4 curves, 6 seeds'
+    """
+    checks, words = [*checks], WORDS.get(claim.kind, CLAIMED)
+    word = word_for(claim, checks, curves)
+    held = sum(check.holds is True for check in checks if check.main or not curves)
+    counts = f"{held} of {curves} curves" if curves else f"{held} of {len(checks)} checks"
+    if word == words[-1]:
+        checks = [check for check in checks if not check.holds]
+    telling = [check for check in checks if check.holds is not None]
+    order = sorted(telling, key=lambda check: GRADES.index(check.grade))
+    decisive = order[0 if claim.universal else -1].grade
+    grade, _, seeds = name_of(c for c in order if c.grade == decisive).partition(", ")
+    counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])
+    return ", ".join(filter(None, (grade, counts, seeds)))
+
+
+def name_of(checks: Iterable[Graded]) -> str:
+    """The grade of checks that have the same one, with the fewest seeds if it is ``measured``."""
+    least = min(checks, key=lambda check: check.seeds or 0)
+    if least.grade != "measured":
+        return least.grade
+    of = "" if least.of is None else f" of {least.of}"
+    return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
+
+
+def _is_rounded(key: str, value: object) -> None:
+    if not isinstance(value, (str, int)):
+        refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
+
+
+@arguments.checked(also=_is_rounded)
+def glue(key: str, value: str | int) -> None:
+    """Store a rounded string or an integer, which pages quote by its key with ``{glue:text}``.
+
+    It does the same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
+    """
+    data = {f"{GLUE}text/plain": repr(value)}
+    _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
+
+
+def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
+    name, checks = f"verdict {key!r}", {**checks, **(also or {})}
+    if key not in claims():
+        refuse("verdict", repr(key), "a key of claims()")
+    for evidence, check in checks.items():
+        if not isinstance(check, Graded):
+            grades = ", ".join(f"{grade}(...)" for grade in GRADES)
+            refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
+    if all(check.holds is None for check in checks.values()):
+        refuse(name, "no checks that can tell", "at least one")
+    if sizes is None and any(check.grade == "measured" for check in checks.values()):
+        refuse(name, "no sizes", "sizes: what was measured, since some checks are")
+    word = word_for(claims()[key], checks.values(), curves)
+    if claims()[key].universal and word == "contradicted" and instead is None:
+        refuse(name, "no instead", "the label of what is true, as it is contradicted")
+
+
+@arguments.checked(also=_is_judged_in_full)
+def verdict(
+    key: str,
+    checks: Mapping[str, Graded],
+    *,
+    also: Mapping[str, Graded] | None = None,
+    sizes: str | None = None,
+    instead: str | None = None,
+    curves: int | None = None,
+) -> None:
+    """Judge a claim by named checks; show the verdict, and store it for the claims page.
+
+    The word and its grade follow from the checks (:func:`word_for`, :func:`grade_for`). A check
+    joins all that the claim says of one curve.
+
+    Args:
+        checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
+            :func:`certified`, :func:`checked` or :func:`measured` returned.
+        also: Checks that must hold, too, but cannot carry the claim alone.
+        sizes: Sizes and data of what was measured, which measured checks need.
+        instead: Label of the statement that is true instead of a contradicted theorem.
+        curves: How many curves the paper published, if the main checks are one for each.
+    """
+    claim = claims()[key]
+    aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
+    checks = {**checks, **aside}
+    entry = {
+        "claim": key,
+        "verdict": word_for(claim, checks.values(), curves),
+        "grade": grade_for(claim, checks.values(), curves),
+        "sizes": sizes,
+        "instead": instead,
+        # A list, since notebooks sort the keys of a dict.
+        "checks": [[evidence, *check] for evidence, check in checks.items()],
+        "curves": curves,
+    }
+    word = f"**{claim.label}: {entry['verdict']}**"
+    head = " · ".join(filter(None, [word, entry["grade"], sizes]))
+    text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
+    show(text, {METADATA: entry})
+
+
+def marked(evidence: str, check: Graded) -> str:
+    """One line about a check: whether it supports the claim, its evidence and what it rests on."""
+    mark = "·" if check.holds is None else "✗✓"[check.holds]
+    return f"{mark} {evidence} *({name_of([check])})*"
+
+
+def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:
+    """A numbered table in MyST Markdown; the first of the rows is its head.
+
+    Example:
+        >>> print(titled_table("Squares.", "tab-squares", [("n", "square"), (2, 4)]))
+        :::{table} Squares.
+        :name: tab-squares
+        <BLANKLINE>
+        | n | square |
+        | --- | --- |
+        | 2 | 4 |
+        :::
+    """
+    head, *body = ([*map(str, row)] for row in rows)
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+    return f":::{{table}} {title}\n:name: {name}\n\n{lines}\n:::"
+
+
+def show(text: str, metadata: dict | None = None) -> None:
+    """Show a text in MyST Markdown, as the output of a cell."""
+    _display({"text/markdown": text, "text/plain": text}, metadata or {})
+
+
+def attempt(answer: object, right: Callable[[Any], bool]) -> None:
+    """Say whether an answer to an exercise is right; None is no answer yet.
+
+    A whole number may be written as ``3.0``. An answer that the check cannot take, such as a number
+    where four are asked for, is wrong, and the check's own words say why.
+
+    Example:
+        >>> attempt(None, lambda heads: heads == 3)
+        no answer yet
+        >>> attempt(3, lambda heads: heads == 3)
+        right
+        >>> attempt(4, lambda heads: heads == 3)
+        not yet: try another answer than 4
+        >>> attempt([], lambda heads: heads + 1 == 4)
+        not yet: [] cannot be checked (can only concatenate list (not "int") to list)
+    """
+    if answer is None:
+        print("no answer yet")
+        return
+    whole = isinstance(answer, float) and answer.is_integer()
+    try:
+        found = right(int(answer) if whole else answer)
+        print("right" if found else f"not yet: try another answer than {answer!r}")
+    except Exception as error:  # of any kind, since an answer may be anything
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        print(f"not yet: {answer!r} cannot be checked ({why})")
+
+
+def _display(data: dict[str, str], metadata: dict) -> None:
+    try:
+        from IPython.display import display
+    except ImportError as error:
+        raise ImportError("attnmem.pages.reporting needs IPython: pip install ipython") from error
+    display(data, metadata=metadata, raw=True)

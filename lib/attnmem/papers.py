@@ -1,0 +1,62 @@
+"""What the papers claim, and what this book adds: ``claims.toml``, read once."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from importlib import resources
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    """A paper that the book judges: ``key`` names it everywhere, ``title`` heads its claims."""
+
+    key: str
+    authors: str
+    year: int
+    title: str
+
+    def source(self, what: str) -> str:
+        """Where something stands in it, such as ``Dana et al. 2025, Exp. 1``."""
+        return f"{self.authors} {self.year}, {what}"
+
+
+class Claim(NamedTuple):
+    """One claim of a paper, or a finding of ours; a table of ``claims.toml``."""
+
+    key: str  # its name everywhere in the book, such as mahdavi-theorem-1
+    paper: str  # the key of its paper
+    kind: str  # definition, assumption, theorem, figure, table or finding (ours)
+    label: str  # its name in the paper
+    says: str  # the claim, as close to the paper's own words as ours can be
+    rows: tuple[str, ...] = ()  # files that bear on it: <experiment>/<profile or *>
+    universal: bool = False  # about all data, so that one counterexample contradicts; theorems are
+    thresholds: str = ""  # limits in its checks that are ours, when fixed, and what was known then
+    against: str = ""  # the claim of a paper that this finding of ours contradicts, if any
+    needs: str = ""  # what it takes to judge the claim, while no chapter does
+    left_out: str = ""  # why the book does not judge the claim, if it does not mean to
+
+
+@functools.cache
+def _tables() -> dict[str, dict]:
+    return tomllib.loads(resources.files(__package__).joinpath("claims.toml").read_text("utf-8"))
+
+
+@functools.cache
+def papers() -> dict[str, Paper]:
+    """The papers that the book judges, by key, in the order of ``claims.toml``."""
+    each = _tables().items()
+    return {key: Paper(key, of["authors"], of["year"], of["title"]) for key, of in each}
+
+
+@functools.cache
+def claims() -> dict[str, Claim]:
+    """All claims that the book judges, by key, in the order of ``claims.toml``."""
+    result = {}
+    for paper, tables in _tables().items():
+        for name, table in tables.items():
+            if isinstance(table, dict):
+                key, rows = f"{paper}-{name}", tuple(table.get("rows", ()))
+                universal = table.get("universal", table["kind"] == "theorem")
+                result[key] = Claim(key, paper, **table | {"rows": rows, "universal": universal})
+    return result

@@ -1,0 +1,1 @@
+"""All else that is proved, built or certified."""

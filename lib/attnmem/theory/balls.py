@@ -1,0 +1,87 @@
+"""Real numbers as balls: a midpoint, and a radius that provably covers every rounding error.
+
+This is a thin layer over python-flint's ``arb``. Floating-point tensors enter exactly, since every
+float is a rational number. From there on each operation widens the ball as needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Annotated, Any
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from ..checks import Range, checked
+
+Ball = Any  # flint.arb
+BallMatrix = Any  # flint.arb_mat
+Enclosure = Callable[[int], BallMatrix]  # of one real matrix, at any number of bits
+FIRST_BITS = 128
+MostBits = Annotated[int, Range(FIRST_BITS)]
+
+
+def flint() -> ModuleType:
+    """Import ``flint`` where it is needed; without it, the error says what to install."""
+    try:
+        import flint
+    except ImportError as error:
+        raise ImportError(
+            "exact ranks and certificates (extra certify) need flint: pip install python-flint"
+        ) from error
+    return flint
+
+
+@checked
+def precision(bits: Annotated[int, Range(2)]) -> AbstractContextManager:
+    """Compute with midpoints of so many ``bits``, at least 2, inside a ``with`` block."""
+    return flint().ctx.workprec(bits)
+
+
+def enclosing(compute: Callable[[], BallMatrix]) -> Enclosure:
+    """A function from bits to what ``compute`` returns at that precision."""
+
+    def enclosure(bits: int) -> BallMatrix:
+        with precision(bits):
+            return compute()
+
+    return enclosure
+
+
+def precisions(most_bits: int) -> Iterator[int]:
+    """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on."""
+    bits = FIRST_BITS
+    while bits <= most_bits:
+        yield bits
+        bits *= 2
+
+
+def exact(matrix: Shaped[Tensor, "m n"]) -> BallMatrix:
+    """An ``arb_mat`` of the very entries of a matrix of floats or integers, with radius zero."""
+    return flint().arb_mat(*matrix.shape, matrix.flatten().tolist())
+
+
+def softmax(logits: Sequence[Ball]) -> list[Ball]:
+    """Balls around the softmax of one row of logits."""
+    powers = [logit.exp() for logit in logits]
+    total = sum(powers)
+    return [power / total for power in powers]
+
+
+def largest(matrix: BallMatrix) -> float:
+    """The absolute values of all entries are at most this; infinity if one is not finite."""
+    return max((above(abs(entry)) for entry in matrix.entries()), default=0.0)
+
+
+def above(ball: Ball) -> float:
+    """The float next above a ball's upper end; infinity if the ball is not bounded."""
+    value = float(ball.upper())
+    return math.inf if math.isnan(value) else math.nextafter(value, math.inf)
+
+
+def below(ball: Ball) -> float:
+    """The float next below a ball's lower end; minus infinity if the ball is not bounded."""
+    return -above(-ball)

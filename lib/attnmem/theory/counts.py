@@ -1,0 +1,251 @@
+"""Counts of parameters, dimensions and bits: what a layer costs, and what it knows of labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import numpy as np
+import scipy
+
+from ..checks import Range, checked, refuse
+from ..core.bounds import AtLeast2, UpToDim, _ceiling, _low_rank
+
+
+def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> None:
+    if (count := heads * head_dim + dim) > vocab**2:
+        least = math.isqrt(count - 1) + 1
+        refuse("vocab", vocab, f"at least {least}, so that {count} bigrams exist")
+
+
+@checked(also=_so_many_bigrams_exist)
+def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> float:
+    """Bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
+
+    They are drawn from all ``N^2`` without repetition. It is a union bound over sets of tokens, a
+    sum of hypergeometric tails, cut off at one (``thm-random-bigrams``).
+    """
+    H, d_h, d, N = heads, head_dim, dim, vocab
+    T = H * d_h + d
+
+    def term(choices: int, marked: int, most: int) -> float:
+        """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
+        log_tail = float(scipy.stats.hypergeom.logsf(most, N * N, marked, T))
+        return math.exp(min(0.0, math.log(choices) + log_tail))
+
+    # L last tokens end more than H d_h + L of the bigrams.
+    few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
+    # m tokens hold more than H ceil(m / 2) - spare of them, or more than d + spare are (a, a).
+    tokens = range(2, min(2 * d_h - 2, N) + 1)
+    crowded = [
+        sum(term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare) for m in tokens)
+        + term(1, N, d + spare)
+        for spare in range(H + 1)
+    ]
+    return min(1.0, few_last + min(crowded))
+
+
+@checked
+def mha_parameters(
+    heads: int, head_dim: int, dim: int, value_dim: int = 1, outputs: int = 1
+) -> int:
+    """Parameters of a layer and its read-out: :math:`H d (2 d_h + d_v) + d_{out} (H d_v + 1)`."""
+    return heads * dim * (2 * head_dim + value_dim) + outputs * (heads * value_dim + 1)
+
+
+@checked
+def aot_parameters(
+    heads: int, head_dim: UpToDim, dim: int, vocab: int, length: int, rank_one: bool = False
+) -> int:
+    """Parameters of an attention-only transformer: :math:`d (S + 2 N + 2 (d_h + w) H)`.
+
+    Queries and keys have the width ``w = d_h``, or one (``rank_one``).
+
+    Source: Dana et al. 2025, Theorem 1 and Remark 2.
+    """
+    width = 1 if rank_one else head_dim
+    return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
+
+
+def _fits_the_tables(head_dim: int, dim: int, vocab: int, shared_maps: bool) -> None:
+    if shared_maps and head_dim > dim:
+        refuse("head_dim", head_dim, f"at most d = {dim}, since maps are shared")
+    if vocab <= dim:
+        refuse("vocab", vocab, f"an integer of at least {dim + 1}")
+
+
+@checked(also=_fits_the_tables)
+def aot_dimension(
+    heads: int,
+    head_dim: int,
+    dim: int,
+    vocab: int,
+    *,
+    width: Annotated[int, Range(0)] = 0,
+    shared_maps: bool = False,
+    position_in_skip: bool = True,
+) -> int:
+    r"""Dimension of the functions of one-layer transformers on pairs of tokens, ``N > d``.
+
+    It is the rank of the Jacobian of all predictions at almost all weights. With maps of their
+    own, the heads show two matrices each, :math:`W_Q^\top W_K` and :math:`W_O W_V`, of rank
+    ``r = min(d_h, d)``:
+
+    .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r)
+
+    These are the tables less a constant added to all logits, less a change of basis of the residual
+    stream; the maps; the difference of the two positions. Positions that queries see too, as they
+    are not in the skip connection, add :math:`\min(d, H r)`. Maps that all heads share
+    (``shared_maps``, ``d_h <= d``) count :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two
+    positions of width ``d_h``. A feed-forward layer of ``width`` ``m`` adds :math:`m (2 d + 1)`. It
+    is at most, with ``k`` directions of outputs (:math:`\min(d, H r)`; ``d`` with such a layer),
+
+    .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
+    """
+    d, r = dim, min(head_dim, dim)
+    if shared_maps:  # at d_h = d both are equal
+        seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
+        seen += head_dim * (1 if position_in_skip else 2)
+    else:
+        seen = 2 * heads * _low_rank(r, d, d) + min(d, 2 * heads * r)
+        seen += 0 if position_in_skip else min(d, heads * r)
+    k = d if width else min(d, heads * r)
+    most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
+    return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
+
+
+def _fits_the_context(context: int, dim: int, shared: bool) -> None:
+    if shared and context > dim:
+        refuse("context", context, f"at most d = {dim}, since the context is shared")
+
+
+@checked(also=_fits_the_context)
+def mha_dimension(
+    heads: int,
+    head_dim: int,
+    dim: int,
+    context: int,
+    *,
+    shared: bool,
+    classes: Annotated[int | None, Range(2)] = None,
+    embedded: bool = True,
+) -> int:
+    r"""Dimension of the functions of a multi-head layer with values of width one.
+
+    It is the rank of the Jacobian of all outputs, or predicted distributions over ``classes``, at
+    almost all weights and data. Let :math:`C` be 1 for a real output and one less than the number
+    of classes otherwise, and :math:`k = \min(H, d, C)`. Values and read-outs share a scale:
+
+    .. math:: H (r (m + d - r) + m) + k (H + C - k) - H , \qquad r = \min(d_h, m),
+
+    with ``m = d`` for own contexts and ``m = n - 1`` for a shared one of ``n <= d`` tokens. A bias
+    adds :math:`C`; without one, a shared context adds that of its last token, :math:`k`. The
+    model that Mahdavi et al. train (``embedded``, with a bias) adds :math:`\min(d, H r)`, the query
+    at which all logits vanish, and on own contexts the positions :math:`\min(n - 1, d) \min(d, H (r
+    + 1))`. With one token only the bias is left and, on own contexts, a linear map of rank ``k``.
+    """
+    H, n, d = heads, context, dim
+    C = 1 if classes is None else classes - 1
+    k = min(H, d, C)
+    bias = C if embedded else k if shared else 0
+    if n == 1:
+        return C if shared else _low_rank(k, d, C) + bias
+    m = n - 1 if shared else d
+    r = min(head_dim, m)
+    total = _ceiling(H, head_dim, m, d, bias) + k * (H + C - k) - H
+    if embedded:
+        total += min(d, H * r)
+        total += 0 if shared else min(n - 1, d) * min(d, H * (r + 1))
+    return total
+
+
+@checked
+def associations_to_accuracy(
+    count: Annotated[float | int, Range(0, "total")], vocab: int, total: int
+) -> float:
+    r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
+
+    The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`.
+
+    Source: Dana et al. 2025, Corollary 2.
+    """
+    return 1 / vocab + (1 - 1 / vocab) * count / total
+
+
+def _is_not_half_precision(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if np.asarray(value).dtype == np.float16:  # it ends at 65504
+            refuse(name, "dtype float16", "float32 or float64")
+
+
+@checked(also=_is_not_half_precision)
+def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
+    """Associations that an accuracy, a number or an array, amounts to; negative below guessing.
+
+    Source: Dana et al. 2025, Corollary 2.
+    """
+    return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
+
+
+def _is_a_share(accuracy: Any) -> None:
+    _is_not_half_precision(accuracy=accuracy)
+    share = np.asarray(accuracy)
+    if not ((share >= 0) & (share <= 1)).all():
+        refuse("accuracy", accuracy, "shares from 0 to 1")
+
+
+@checked(also=_is_a_share)
+def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
+    r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
+
+    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` with the binary entropy
+    ``h``; zero up to guessing. The code says which answers are wrong, and the right label for each;
+    their number is not charged. Fano's inequality says that the accuracy alone gives no better.
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 2.
+    """
+    p = np.maximum(accuracy, 1 / vocab)
+    entr = scipy.special.entr
+    nats = math.log(vocab) - entr(p) - entr(1 - p) - (1 - p) * math.log(vocab - 1)
+    return total * np.maximum(nats, 0) / math.log(2)
+
+
+@checked
+def different_draws(total: int, draws: int) -> float:
+    r"""Different pairs expected among ``T`` uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^T)`."""
+    return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
+
+
+def _is_a_mean_square(error: Any) -> None:
+    _is_not_half_precision(error=error)
+    if not (np.asarray(error) >= 0).all():
+        refuse("error", error, "mean squares, at least 0")
+
+
+@checked(also=_is_a_mean_square)
+def error_to_bits(error, total: int):
+    r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
+
+    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``:
+    what a code saves for labels that are normal around the outputs (Shannon's lower bound). It is
+    zero from ``D = 0.0585`` on; a model that always answers 1/2 has ``D = 1/12``.
+
+    Source: Cover and Thomas, Elements of Information Theory, chapter 10.
+    """
+    with np.errstate(divide="ignore"):
+        rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
+    return total * np.maximum(rate, 0)
+
+
+@checked(also=_is_not_half_precision)
+def loss_to_bits(loss, vocab: AtLeast2, total: int):
+    r"""Bits that a model knows of ``T`` labels: :math:`T (\ln N - \ell) / \ln 2`.
+
+    The loss :math:`\ell` is the mean cross-entropy in nats. On average over the labels the bits are
+    at most the mutual information between labels and weights (Gibbs' inequality).
+
+    Example:
+        >>> round(loss_to_bits(0.0, vocab=100, total=10_000))
+        66439
+    """
+    return total * (math.log(vocab) - loss) / math.log(2)

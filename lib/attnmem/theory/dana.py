@@ -1,0 +1,240 @@
+r"""Theorem 1 of Dana et al. 2025 for associations, built exactly: no limit is taken.
+
+Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. It offers the ``d + H d_h`` numbers
+
+.. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)]
+
+for every sequence ``t``. If the rows ``F(t)`` are independent, there are ``M`` and ``W_O`` with
+``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. ``M`` can be moved into the
+embedding, ``e = M e'`` and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the
+maps that read ``x``. Then every attention weight stays as it was, and the output is ``W_U E(t)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
+from ..core.bounds import aot_capacity
+from ..core.layers import AoTWeights, aot, aot_features, look_up
+from ..core.memorize import read_out
+from ..core.random import gaussian, map_scale
+from ..examples import Sequences, check_data, check_distinct_sequences
+from .impossible import impossible_subset
+from .sequences import Dim, HeadDim, dependent_subset, offered_rank
+
+SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
+SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
+FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
+ENOUGH = 0.99  # share of the exact margin at which no further draw is made
+REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
+
+
+@on_cpu
+@checked
+def circle(vocab: int) -> Float[Tensor, "N 2"]:
+    """``N`` unit vectors at equal angles: the unembedding of Proposition 3 for ``d = 2``.
+
+    Example:
+        >>> circle(4).round().int().tolist()
+        [[1, 0], [0, 1], [-1, 0], [0, -1]]
+
+    Source: Dana et al. 2025, Proposition 3.
+    """
+    angles = 2 * math.pi * torch.arange(vocab, dtype=torch.float64) / vocab
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+
+@on_cpu
+@checked
+def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
+    """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``."""
+    if dim == 2:
+        return circle(vocab)
+    generator = torch.Generator().manual_seed(seed)
+    rows = gaussian(generator, vocab, dim)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """The logit of the right token less the largest other one: positive where it is memorized."""
+    right = logits.gather(1, next_tokens[:, None])[:, 0]
+    others = logits.scatter(1, next_tokens[:, None], -math.inf)
+    return right - others.amax(dim=1)
+
+
+@on_cpu
+@checked
+def draw(
+    vocab: int,
+    length: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    spread: Annotated[int | float, Range(0)],
+    seed: Seed,
+) -> tuple[Tensor, ...]:
+    """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = map_scale(spread, dim, head_dim)
+    maps = (scale, scale, dim**-0.5)
+    return (
+        gaussian(generator, vocab, dim) / 2**0.5,
+        gaussian(generator, length, dim) / 2**0.5,
+        *(size * gaussian(generator, heads, head_dim, dim) for size in maps),
+    )
+
+
+def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
+    """The matrix ``F`` of a transformer, with rows ``[x(t, S); W_V^1 A^1(t); ...]``.
+
+    ``W_O`` and ``W_U`` are not used.
+
+    Source: Dana et al. 2025, proof of Theorem 1.
+    """
+    x = look_up(weights.embedding, sequences[:, -1:])[:, 0] + weights.positions[-1]
+    A = aot_features(weights, sequences).unflatten(-1, (len(weights.W_V), -1))
+    return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
+
+
+def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None) -> None:
+    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tokens, vocab)
+    if sequences.shape[1] < 2:
+        got = f"S = {sequences.shape[1]}"
+        refuse("sequences", got, "S >= 2: a single token attends to nothing but itself")
+    check_distinct_sequences(sequences, next_tokens)
+    room = aot_capacity(heads, head_dim, dim)
+    if not 1 <= len(sequences) <= room:
+        refuse("sequences", f"T_0 = {len(sequences)}", f"1 <= T_0 <= H d_h + d = {room}")
+    if unembedding is None:
+        return
+    check_data(unembedding=unembedding)
+    if unembedding.shape != (vocab, dim):
+        refuse("unembedding", f"shape {tuple(unembedding.shape)}", f"shape {(vocab, dim)}")
+    rows = unembedding.double()
+    if (rows.norm(dim=1) - 1).abs().max() > 1e-6:
+        refuse("unembedding", "rows of other lengths", "rows of length one")
+    if len(rows.unique(dim=0)) < vocab:
+        refuse("unembedding", "equal rows", "pairwise distinct rows")
+
+
+@on_cpu
+@checked(also=_is_a_task)
+@torch.no_grad()
+def memorize_aot(
+    sequences: Sequences,
+    next_tokens: Int[Tensor, " T"],
+    *,
+    vocab: int,
+    dim: Dim,
+    head_dim: HeadDim,
+    heads: int,
+    seed: Seed,
+    unembedding: Float[Tensor, "N d"] | None = None,
+) -> AoTWeights:
+    """Build an attention-only transformer that predicts every next token.
+
+    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, under two
+    conditions. There are at most ``H d_h + d`` sequences, and attention can tell them apart:
+    ``offered_rank(sequences, heads, head_dim, dim) == T_0``
+    (:func:`~attnmem.theory.sequences.offered_rank`). Random sequences usually satisfy the
+    second one. Sets that share tokens in a regular way, such as all settings of a few bits, may
+    not, and then some next tokens are beyond any weights.
+
+    Args:
+        sequences: Distinct sequences of at least two tokens.
+        head_dim: At most ``d``.
+        unembedding: ``W_U``, with distinct rows of length one; by default :func:`spread_tokens`.
+
+    Returns:
+        The best of a few draws by their smallest margin. In exact arithmetic that is one less the
+        largest product of two rows of ``W_U``.
+
+    Example:
+        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        >>> sizes = {"vocab": 4, "dim": 2, "head_dim": 2, "heads": 7, "seed": 0}
+        >>> weights = memorize_aot(pairs, pairs.sum(1) % 4, **sizes)
+        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
+        True
+
+    Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
+    """
+    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding
+    W_U = W_U.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+    products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
+    exact_margin = float(1 - products[next_tokens].max())
+    generator = torch.Generator().manual_seed(seed)
+    best, largest = None, -math.inf
+    for attempt in range(MOST):
+        if attempt == FIRST:
+            if largest > 0:
+                break
+            _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
+        # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
+        jitter = exact_margin / 4 if attempt else 0.0
+        move = gaussian(generator, len(sequences), dim)  # each logit moves by at most jitter
+        targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
+        spreads = SHARP if attempt < FIRST else SPREADS
+        spread = spreads[attempt % len(spreads)]
+        sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
+        weights = fitted(draw(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets)
+        margin = float(margins(aot(weights, sequences), next_tokens).min())
+        if margin > largest:
+            best, largest = weights, margin
+        if largest >= ENOUGH * (exact_margin - 2 * jitter) or (attempt > FIRST and largest > 0):
+            break
+    if best is None or largest <= 0:
+        got = f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
+        got += f"{MOST} draws loses some to rounding"
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
+    return best
+
+
+def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
+    """Refuse a task that is impossible, and a set of sequences that no weights tell apart."""
+    if proof := impossible_subset(sequences, next_tokens, heads):
+        rows = proof.rows.tolist()
+        refuse(
+            "next_tokens",
+            f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
+            f"{len(rows)} sequences {rows}, which end in one token, are orthogonal to all "
+            f"functions of {heads} place{'s' * (heads > 1)}",
+            "more heads, or other next tokens (see impossible_subset)",
+        )
+    if subset := dependent_subset(sequences, heads, head_dim, dim).tolist():
+        offers = offered_rank(sequences, heads, head_dim, dim)
+        refuse(
+            "sequences",
+            f"T_0 = {len(sequences)} of which H = {heads}, d_h = {head_dim}, d = {dim} offer rank "
+            f"{offers} at most: no weights make the {len(subset)} sequences {subset} independent",
+            "every subset independent (see dependent_subset): more heads, or fewer sequences that "
+            "share tokens",
+        )
+
+
+def fitted(
+    drawn: tuple[Tensor, ...], W_U: Tensor, sequences: Tensor, targets: Float[Tensor, "T d"]
+) -> AoTWeights:
+    """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
+
+    Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
+    zero. The weights are infinite or NaN if ``M`` is singular.
+    """
+    embedding, positions, W_Q, W_K, W_V = drawn
+    heads, head_dim, dim = W_V.shape
+    silent = W_V.new_zeros(heads, dim, head_dim)
+    F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
+    # M x' + sum_h W_O^h W_V'^h A'^h = E, with M = I + the first rows of the solution
+    solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
+    M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
+    W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()
+    back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
+    return AoTWeights(
+        embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
+    )

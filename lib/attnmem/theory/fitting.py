@@ -1,0 +1,390 @@
+"""One layer, or several, with one output, trained on all examples at once by three optimizers.
+
+All of them start from the ``weights`` that they are given and stop when every label is met: when
+the largest error is at most ``tolerance``, in units of the largest label. They make at most so
+many ``steps``. (Adam looks after some of its steps only, so it may leave a start that meets them.)
+Whether they can is a question of the optimizer and of the number of examples, so the data and the
+start are the same for all, and everything is computed in float64.
+
+Of one layer (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own ``(T, n, d)`` or
+shared ``(n, d)``, with one query and one real label for each example. Of layers one after the other
+(:class:`~attnmem.core.deep.DeepWeights`), contexts are own; the last token asks, so that
+``queries`` is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..checks import Range, Seed, checked, refuse
+from ..core.deep import DeepWeights, Layer, deep, streams
+from ..core.layers import attention_weights
+from ..core.memorize import SATURATED
+from ..examples import Contexts, check_data
+from .tangents import (
+    DeepTangents,
+    ScalarHeads,
+    Tangents,
+    deep_tangents,
+    scalar_outputs,
+    solved,
+    tangents,
+)
+
+__all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits"]
+
+MET = 1e-6  # of the largest label
+SMALLEST, LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
+DAMPING, LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
+FALL, RISE = 5.0, 4.0  # factors of the damping after a step that helped, and one that did not
+HISTORY = 50  # gradients that L-BFGS remembers
+CHUNK = 20  # steps of L-BFGS between two looks at the largest error
+EVALUATE_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
+
+Labels = Float[Tensor, " T"]
+Queries = Float[Tensor, "T d"] | None
+Weights = ScalarHeads | DeepWeights
+Share = Annotated[int | float, Range(0, 1)]
+
+
+class Fit(NamedTuple):
+    """Where an optimizer ended."""
+
+    weights: Weights
+    error: float  # the largest of an output, in units of the largest label
+    steps: int
+    stop: str  # met; stuck if no step lowers the squared error; steps at the limit
+    damping: float | None = None  # the last one of Levenberg-Marquardt
+
+
+@checked
+def _is_a_layer(layer: Layer, contexts: Float[Tensor, "T n d"]) -> None:
+    """One of several layers, whose weights have the sizes of the tokens."""
+
+
+def _can_be_fitted(weights, contexts, queries, labels) -> None:
+    """Finite data, of which float64 holds squared gradients."""
+    if isinstance(weights, DeepWeights):
+        if queries is not None:
+            refuse("queries", type(queries).__name__, "None, since the last token asks")
+        for layer in weights.layers:
+            _is_a_layer(layer, contexts)
+        if weights.W_D.shape[1] != 1:
+            refuse("weights.W_D", f"shape {(*weights.W_D.shape,)}", "one output, shape (d, 1)")
+        inner = {f"weights.layers[{i}]": layer for i, layer in enumerate(weights.layers)}
+        named = {f"{at}.{name}": w for at, x in inner.items() for name, w in x._asdict().items()}
+        check_data(contexts=contexts, labels=labels, **named, **{"weights.W_D": weights.W_D})
+    else:
+        named = {f"weights.{name}": w for name, w in weights._asdict().items()}
+        check_data(contexts=contexts, queries=queries, labels=labels, **named)
+    largest = float(labels.abs().max())
+    if largest and not SMALLEST <= largest <= LARGEST:
+        got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
+        refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
+    with torch.no_grad():
+        residual = _problem(weights, contexts, queries, labels).residual(_copied(weights))
+    if not residual.isfinite().all():
+        got = "weights with which some output is not finite on these contexts and queries"
+        refuse("weights", got, "finite outputs")
+
+
+def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
+    tensors = (w.double().detach().clone().requires_grad_(grad) for w in weights.tensors)
+    return weights.like(tuple(tensors))
+
+
+class _Problem:
+    """The examples in float64, and when their labels count as met; by default for one layer."""
+
+    def __init__(
+        self, contexts: Tensor, queries: Tensor | None, labels: Tensor, tolerance: float = MET
+    ):
+        self.contexts, self.labels = contexts.double(), labels.double()
+        self.queries = None if queries is None else queries.double()
+        self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
+        self.tolerance = tolerance
+
+    def residual(self, weights: Weights) -> Labels:
+        """Outputs less labels."""
+        return scalar_outputs(weights, self.contexts, self.queries) - self.labels
+
+    def linearized(self, weights: Weights) -> tuple[Tangents | DeepTangents, Labels]:
+        """The derivative, and the residual."""
+        at = tangents(weights, self.contexts, self.queries)
+        return at, at.outputs - self.labels
+
+    def gradient(self, weights: Weights) -> tuple[Weights, Tensor]:
+        """The gradient of the mean squared error, and that error."""
+        at, residual = self.linearized(weights)
+        return at.transposed(2 * residual / len(self.labels)), residual.square().mean()
+
+    def attention(self, weights: Weights) -> Iterator[Tensor]:
+        """The attention weights of all heads on all examples, token by token."""
+        yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
+
+    def some(self, chosen: slice | Tensor) -> _Problem:
+        """The same with some of the examples."""
+        contexts = self.contexts if self.contexts.ndim == 2 else self.contexts[chosen]
+        queries = None if self.queries is None else self.queries[chosen]
+        return type(self)(contexts, queries, self.labels[chosen], self.tolerance)
+
+    def met(self, residual: Labels) -> bool:
+        """Whether the largest error is small enough; never of one that is not a number."""
+        return float(residual.abs().max()) / self.largest <= self.tolerance
+
+    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
+        """What to return; if labels are not met, ``stop`` says why there are no more steps."""
+        residual = self.residual(weights)
+        stop = "met" if self.met(residual) else stop
+        return Fit(weights, float(residual.abs().max()) / self.largest, steps, stop, damping)
+
+
+class _DeepProblem(_Problem):
+    """The same for layers one after the other."""
+
+    def residual(self, weights: DeepWeights) -> Labels:
+        return deep(weights, self.contexts)[:, 0] - self.labels
+
+    def linearized(self, weights: DeepWeights) -> tuple[DeepTangents, Labels]:
+        at = deep_tangents(weights, self.contexts)
+        return at, at.outputs - self.labels
+
+    @torch.enable_grad()
+    def gradient(self, weights: DeepWeights) -> tuple[DeepWeights, Tensor]:
+        error = self.residual(weights).square().mean()
+        return weights.like(torch.autograd.grad(error, weights.tensors)), error.detach()
+
+    def attention(self, weights: DeepWeights) -> Iterator[Tensor]:
+        """Of each layer; the last one is read at the last token only."""
+        pairs = [*zip(weights.layers, streams(weights, self.contexts), strict=False)]
+        for i, (layer, X) in enumerate(pairs, 1):
+            asking = X[:, -1:] if i == len(pairs) else X
+            for query in asking.unbind(1):
+                yield attention_weights(layer.W_Q, layer.W_K, X, query)
+
+
+def _problem(weights: Weights, *data: Tensor | None, tolerance: float = MET) -> _Problem:
+    """Contexts, queries and labels, for one layer or for several."""
+    kind = _DeepProblem if isinstance(weights, DeepWeights) else _Problem
+    return kind(*data, tolerance)
+
+
+# --- Levenberg-Marquardt --------------------------------------------------------------------------
+
+
+@checked(also=_can_be_fitted)
+@torch.no_grad()
+def levenberg_marquardt(
+    weights: Weights,
+    contexts: Contexts,
+    queries: Queries,
+    labels: Labels,
+    *,
+    steps: int,
+    tolerance: Share = MET,
+) -> Fit:
+    r"""Meet labels by damped Gauss-Newton steps.
+
+    A step is :math:`-J^\top (J J^\top + \lambda s)^{-1} r` with the residual ``r``, where ``s`` is
+    the mean diagonal entry of :math:`J J^\top`. The damping :math:`\lambda` falls by a factor of 5
+    after a step that lowers the squared error. It rises by a factor of 4 otherwise, and the step is
+    tried again; no damping above 1e8 is tried (``stuck``). A step of one layer costs ``T^2 d``
+    multiplications a head, one of several ``T^2`` for each weight; both cost ``T^3 / 6`` for each
+    damping.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> E, e, y = (torch.rand(size, generator=g) for size in ((20, 3, 4), (20, 4), (20,)))
+        >>> maps = torch.randn(2, 2, 4, 4, generator=g)
+        >>> start = ScalarHeads(*maps, torch.randn(2, 4, generator=g))
+        >>> levenberg_marquardt(start, E, e, y, steps=50).stop
+        'met'
+
+    Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
+    """
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights, damping = _copied(weights), DAMPING
+    at, residual = problem.linearized(weights)
+    for step in range(steps):
+        if problem.met(residual):
+            return problem.fit(weights, step, "met", damping)
+        moved, damping = better(problem.residual, weights, at, residual, damping)
+        if moved is None:
+            return problem.fit(weights, step, "stuck", damping)
+        weights, damping = moved, max(damping / FALL, LOWEST)
+        at, residual = problem.linearized(weights)
+    return problem.fit(weights, steps, "steps", damping)
+
+
+def better(
+    errors: Callable[[Weights], Labels],
+    weights: Weights,
+    at: Tangents | DeepTangents,
+    residual: Labels,
+    damping: float,
+) -> tuple[Weights | None, float]:
+    """Weights of a smaller squared error, and the damping that led there; ``errors`` of weights."""
+    K = at.gram()  # J J^T
+    diagonal = K.diagonal().clone()
+    s, squared = float(diagonal.mean()), float(residual.square().sum())
+    while damping <= HIGHEST:
+        K.diagonal().copy_(diagonal + damping * s)
+        factor, failed = torch.linalg.cholesky_ex(K)
+        if not failed:
+            moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
+            if float(errors(moved).square().sum()) < squared:
+                return moved, damping
+        damping *= RISE
+    return None, damping
+
+
+# --- L-BFGS and Adam ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _descend(problem: _Problem, weights: Weights) -> Tensor:
+    """Put the gradient of the mean squared error beside the weights, and return that error."""
+    gradients, error = problem.gradient(weights)
+    for w, gradient in zip(weights.tensors, gradients.tensors, strict=True):
+        w.grad = gradient.contiguous()
+    return error
+
+
+@checked(also=_can_be_fitted)
+def lbfgs(
+    weights: Weights,
+    contexts: Contexts,
+    queries: Queries,
+    labels: Labels,
+    *,
+    steps: int,
+    tolerance: Share = MET,
+) -> Fit:
+    """Meet labels by L-BFGS on the mean squared error, with a strong Wolfe line search.
+
+    Every 20 steps the largest error is looked at. The fit is ``stuck`` if 20 steps do not lower the
+    squared error. Each step may look at several points.
+
+    Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
+    """
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights = _copied(weights, grad=True)
+    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # stop by our own rules only
+    evaluations = {"max_eval": 25 * CHUNK, "line_search_fn": "strong_wolfe"}
+    optimizer = torch.optim.LBFGS(weights.tensors, history_size=HISTORY, **evaluations, **never)
+
+    made, before = 0, math.inf
+    while made < steps:
+        optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
+        optimizer.step(lambda: _descend(problem, weights))
+        made = optimizer.state[weights.tensors[0]]["n_iter"]
+        residual = problem.residual(_copied(weights))
+        squared = float(residual.square().sum())
+        if problem.met(residual) or not squared < before:
+            return problem.fit(_copied(weights), made, "stuck")
+        before = squared
+    return problem.fit(_copied(weights), steps, "steps")
+
+
+@checked(also=_can_be_fitted)
+def adam(
+    weights: Weights,
+    contexts: Contexts,
+    queries: Queries,
+    labels: Labels,
+    *,
+    steps: int,
+    rate: Callable[[int], float],
+    batch: int | None = None,
+    seed: Seed = 0,
+    tolerance: Share = MET,
+) -> Fit:
+    """Meet labels by Adam on the mean squared error.
+
+    Every 500 steps the whole set is evaluated. The weights with the smallest squared error at these
+    steps are returned; ``stop`` is never ``stuck``.
+
+    Args:
+        rate: The learning rate of each step, from 0.
+        batch: Examples of one step, from epochs in random order; None for all examples.
+        seed: Seed of the order.
+
+    Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
+    """
+    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    weights = _copied(weights, grad=True)
+    optimizer = torch.optim.Adam(weights.tensors, fused=True)
+    batches = _batches(len(labels), batch, seed)
+    best, least = _copied(weights), math.inf
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        _descend(problem.some(next(batches)), weights)
+        optimizer.step()
+        if (step + 1) % EVALUATE_EVERY and step + 1 < steps:
+            continue
+        now = _copied(weights)
+        residual = problem.residual(now)
+        if (squared := float(residual.square().sum())) < least:
+            best, least = now, squared
+        if problem.met(residual):
+            return problem.fit(now, step + 1, "met")
+    return problem.fit(best, steps, "steps")
+
+
+def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
+    """Examples of one step after the other; the last batch of an epoch may be short."""
+    if batch is None or batch >= T:
+        while True:
+            yield slice(None)
+    g = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(T, generator=g, device=g.device).split(batch)
+
+
+# --- what limits training ------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """What tells a local minimum from bad conditioning, at the weights where an optimizer ended.
+
+    ``saturated`` counts pairs of a head and an example, of several layers triples with a token that
+    asks.
+    """
+
+    rms: float  # the root mean square of the errors, in units of the largest label
+    gradient: float  # |J^T r| / (|J| |r|): 0 at a stationary point, else at least 1 / cond(J)
+    least: float  # the least singular value of J that is one of the T largest
+    largest: float  # the largest singular value
+    saturated: float  # the share of them with an attention weight above 0.99
+    weight: float  # the largest weight
+
+
+@checked(also=_can_be_fitted)
+@torch.no_grad()
+def limits(weights: Weights, contexts: Contexts, queries: Queries, labels: Labels) -> Limits:
+    """Measure what limits training at some weights.
+
+    Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
+    to rounding.
+    """
+    problem, weights = _problem(weights, contexts, queries, labels), _copied(weights)
+    at, residual = problem.linearized(weights)
+    values = torch.linalg.eigvalsh(at.gram()).clamp(min=0).sqrt()
+    down = at.transposed(residual).tensors
+    gradient = math.sqrt(sum(float(w.square().sum()) for w in down))
+    size = float(residual.norm())
+    tops = torch.cat([alpha.amax(-1).flatten() for alpha in problem.attention(weights)])
+    return Limits(
+        rms=size / len(labels) ** 0.5 / problem.largest,
+        gradient=gradient / (float(values[-1]) * size) if size else 0.0,
+        least=float(values[0]),
+        largest=float(values[-1]),
+        saturated=float((tops > SATURATED).to(torch.float64).mean()),
+        weight=max(float(w.abs().max()) for w in weights.tensors),
+    )

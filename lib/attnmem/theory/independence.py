@@ -1,0 +1,611 @@
+"""The numerical rank: singular values above a tolerance. Of one matrix, and of random subsets."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import scipy
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from ..checks import FLOATS, Range, Seed, check_finite, checked, refuse
+from ..examples import unit
+from .balls import BallMatrix, Enclosure, MostBits, flint, precision, precisions
+
+MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
+DRAWN = 8192  # subsets drawn at once
+LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
+GATHERED = 2**23  # numbers that are gathered at once, 64 MB of them
+
+Share = Annotated[int | float, Range(0.0, 1.0)]
+Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
+
+
+def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
+    """Accept finite reals of single or double precision, or integers, and such an arithmetic."""
+    for name, matrix in matrices.items():
+        if matrix.dtype.is_complex or matrix.dtype in (torch.float16, torch.bfloat16, torch.bool):
+            refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
+        check_finite(name, matrix)
+    if dtype is not None and dtype not in FLOATS:
+        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
+
+
+@checked(also=lambda matrix, dtype: check_entries(dtype, matrix=matrix))
+def numerical_rank(
+    matrix: Shaped[Tensor, "*batch m n"],
+    *,
+    rtol: Tolerance = None,
+    dtype: torch.dtype | None = None,
+) -> int | Int[Tensor, "*batch"]:
+    """Number of singular values above ``rtol`` times the largest one, of each matrix of a batch.
+
+    Full rank is certain up to rounding. A lower rank only says that the matrix is close to one of
+    that rank. There, :func:`certified_rank` proves a rank without a tolerance;
+    the rank of some rows is a lower bound for all.
+
+    Args:
+        rtol: The default is ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy
+            and torch. It grows with the number of rows, to 0.05 for 400,000 rows in float32.
+        dtype: The default is that of the matrix (float64 for integers).
+
+    Example:
+        >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
+        1
+    """
+    values, rtol = _scaled(matrix, rtol, dtype)
+    if 0 in matrix.shape[-2:]:
+        rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
+    else:
+        # A Cholesky or a QR decomposition settles most matrices of full rank.
+        matrices = values.reshape(-1, *matrix.shape[-2:])
+        wide = (matrices if matrix.shape[-2] <= matrix.shape[-1] else matrices.mT).double()
+        unsettled = ~_clearly_full(wide @ wide.mT, wide.shape[2], rtol)
+        rank = torch.full(unsettled.shape, wide.shape[1], device=matrix.device)
+        rank[unsettled] = _ranks_by_values(matrices[unsettled], rtol)
+        rank = rank.view(matrix.shape[:-2])
+    return int(rank) if matrix.ndim == 2 else rank
+
+
+def _scaled(
+    matrix: Shaped[Tensor, "*batch m n"], rtol: float | None, dtype: torch.dtype | None
+) -> tuple[Float[Tensor, "*batch m n"], float]:
+    """The matrix in its arithmetic and unit, so that no sum overflows, and the tolerance."""
+    dtype = dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
+    matrix = matrix.to(dtype)
+    if rtol is None:
+        rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
+    return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
+
+
+def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
+    """The ranks, from the singular values where a QR decomposition does not settle them."""
+    unsettled = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
+    if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
+        unsettled = ~_clearly_full_triangle(matrices, rtol)
+    rank = torch.full(unsettled.shape, min(matrices.shape[1:]), device=matrices.device)
+    values = torch.linalg.svdvals(matrices[unsettled])
+    rank[unsettled] = (values > rtol * values[:, :1]).sum(dim=1)
+    return rank
+
+
+def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B"]:
+    """Which matrices have full rank by the factor ``MARGIN``, from a QR decomposition."""
+    # R has the matrix's singular values, the least of them at least 1 over the Frobenius norm of
+    # its inverse. Unlike a Gram matrix, it loses no digits by squaring.
+    tall = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
+    R = torch.linalg.qr(tall, mode="r").R
+    eye = torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
+    inverse = torch.linalg.solve_triangular(R, eye, upper=True)
+    largest, product = torch.linalg.matrix_norm(R), torch.linalg.matrix_norm(inverse)
+    rounding = max(matrices.shape[1:]) * torch.finfo(R.dtype).eps
+    return largest * product < 1 / (MARGIN * max(rtol, rounding))
+
+
+# --- what the Gram matrices of vectors in ``d`` dimensions tell about singular values -------------
+
+
+def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
+    """Which have a least eigenvalue clearly above ``rtol^2`` times the largest, and rounding."""
+    largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
+    return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
+
+
+def _clearly_short(
+    gram: Float[Tensor, "B m m"], d: int, rtol: float, ceiling: float
+) -> Bool[Tensor, " B"]:
+    """Which have a least eigenvalue, at most ``ceiling``, clearly below ``rtol^2`` the largest."""
+    # The largest is at least any Rayleigh quotient: here that of x after two power iterations.
+    x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
+    x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    tolerated = rtol**2 / MARGIN * (x.mT @ gram @ x)[:, 0, 0]
+    bound = tolerated - 2 * _noise(gram, d)
+    return (tolerated > ceiling) | (bound > 0) & ~_exceeds(gram, bound)
+
+
+def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """Whether all eigenvalues exceed the bound: the difference is positive definite."""
+    difference = gram.clone()
+    difference.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
+    return torch.linalg.cholesky_ex(difference).info == 0
+
+
+def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
+    """A bound of the errors in the eigenvalues."""
+    # The entries are products of length ``d``, which may underflow. They are then decomposed by a
+    # backward stable method. No norm exceeds the trace.
+    kind = torch.finfo(gram.dtype)
+    trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
+    return 4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny
+
+
+# --- random subsets: what they show and what they cannot show -------------------------------------
+
+
+class SampledIndependence(NamedTuple):
+    """What random subsets of ``size`` vectors showed: so many of ``samples`` were ``dependent``.
+
+    A fraction of at most ``dependent_at_most`` of all subsets is dependent, with this
+    ``confidence`` (Clopper and Pearson). That proves no Kruskal rank.
+    """
+
+    size: int
+    samples: int
+    dependent: int
+    confidence: float
+    dependent_at_most: float
+
+    @property
+    def independent_fraction(self) -> float:
+        """The observed fraction of independent subsets."""
+        return 1 - self.dependent / self.samples
+
+
+class SampledKruskalRank(NamedTuple):
+    """The largest size that passed the sampled test, with the evidence on both sides of it.
+
+    ``rank`` is that size, 0 if none passed. ``passed`` is its test, and ``failed`` that of the next
+    size; None if none passed or failed.
+    """
+
+    rank: int
+    passed: SampledIndependence | None
+    failed: SampledIndependence | None
+
+
+def _can_be_sampled(vectors, dtype, size=1) -> None:
+    check_entries(dtype, vectors=vectors)
+    if size > len(vectors):
+        refuse("size", size, f"at most the number of vectors, {len(vectors)}")
+
+
+@checked(also=_can_be_sampled)
+def sampled_independence(
+    vectors: Shaped[Tensor, "T d"],
+    size: int,
+    *,
+    samples: int = 5000,
+    seed: Seed,
+    rtol: Tolerance = None,
+    dtype: torch.dtype | None = None,
+    confidence: Share = 0.95,
+) -> SampledIndependence:
+    """Test uniformly random subsets of ``size`` rows for independence.
+
+    A subset is independent if its :func:`numerical_rank` is ``size``. ``confidence`` is that of the
+    bound of the fraction of dependent subsets.
+
+    Example:
+        >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
+        0
+
+    Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    vectors, _ = _scaled(vectors, rtol, dtype)
+    double = vectors.double()
+    gram = double @ double.mT if len(vectors) <= LARGE else None
+
+    @functools.cache
+    def ceiling() -> float:  # by interlacing, no subset has a larger least squared singular value
+        short = size > min(vectors.shape)
+        return 0.0 if short else float(torch.linalg.svdvals(vectors)[size - 1]) ** 2
+
+    dependent = 0
+    for subsets in _subsets(len(vectors), size, samples, generator):
+        blocks = subsets.to(vectors.device)
+        for block in blocks.split(1 + GATHERED // (size * max(size, vectors.shape[1]))):
+            dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
+    test = scipy.stats.binomtest(dependent, samples, alternative="less")
+    at_most = float(test.proportion_ci(confidence, method="exact").high)
+    return SampledIndependence(size, samples, dependent, confidence, at_most)
+
+
+def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]:
+    """Uniformly random subsets, some at a time."""
+    block = DRAWN if T <= LARGE else 1 + GATHERED // T
+    few = T > LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
+    while samples:
+        if few:
+            subsets = torch.randint(T, (samples, size), generator=generator, device="cpu")
+            in_order = subsets.sort(dim=1).values
+            subsets = subsets[(in_order[:, 1:] != in_order[:, :-1]).all(dim=1)]
+        else:
+            keys = torch.rand(min(block, samples), T, generator=generator, device="cpu")
+            subsets = keys.topk(size, dim=1).indices
+        samples -= len(subsets)
+        yield subsets
+
+
+def _dependent(vectors, gram, subsets, rtol, ceiling) -> Bool[Tensor, " block"]:
+    """Which subsets, ``(block, size)``, have a numerical rank below their size."""
+    size, d = subsets.shape[1], vectors.shape[1]
+    if rtol is None:
+        rtol = max(size, d) * torch.finfo(vectors.dtype).eps
+    if gram is None:
+        rows = vectors[subsets].double()
+        blocks = rows @ rows.mT
+    else:
+        blocks = gram[subsets[:, :, None], subsets[:, None, :]]
+    dependent = ~_clearly_full(blocks, d, rtol)
+    unsettled = dependent.nonzero()[:, 0]
+    if len(unsettled):
+        unsettled = unsettled[~_clearly_short(blocks[unsettled], d, rtol, ceiling())]
+        dependent[unsettled] = _ranks_by_values(vectors[subsets[unsettled]], rtol) < size
+    return dependent
+
+
+@checked(also=lambda vectors, dtype: check_entries(dtype, vectors=vectors))
+def sampled_kruskal_rank(
+    vectors: Shaped[Tensor, "T d"],
+    *,
+    samples: int = 5000,
+    threshold: Share = 0.99,
+    seed: Seed,
+    rtol: Tolerance = None,
+    dtype: torch.dtype | None = None,
+    confidence: Share = 0.95,
+) -> SampledKruskalRank:
+    """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
+
+    A size passes if a fraction ``threshold`` of its samples is independent. The size is found by
+    bisection, since larger subsets are dependent more often. The result is an upper estimate of the
+    Kruskal rank, unless a dependent size passes by luck. :class:`SampledIndependence` says what the
+    samples guarantee.
+
+    Example:
+        >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
+        4
+
+    Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
+    """
+    low, high = 0, min(vectors.shape) + 1
+    passed = failed = None
+    while high - low > 1:
+        size = (low + high) // 2
+        options = {"rtol": rtol, "dtype": dtype, "confidence": confidence}
+        test = sampled_independence(vectors, size, samples=samples, seed=seed + size, **options)
+        if test.independent_fraction >= threshold:
+            low, passed = size, test
+        else:
+            high, failed = size, test
+    return SampledKruskalRank(low, passed, failed)
+
+
+# ======== independence.kruskal
+
+
+SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
+ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
+PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
+BLOCK = 8192  # subsets whose singular values are computed at once
+
+
+@checked(also=lambda vectors: check_entries(vectors=vectors))
+def kruskal_rank(
+    vectors: Shaped[Tensor, "T d"],
+    *,
+    rtol: Tolerance = None,
+    method: Literal["exhaustive", "milp"] = "exhaustive",
+    max_subsets: int = 100_000_000,
+    max_seconds: Annotated[int | float, Range(0)] = 600,
+) -> int:
+    """The largest ``k`` such that any ``k`` of the rows are linearly independent.
+
+    Independent means of full numerical rank in float64. The rows are scaled to length one first,
+    which changes no dependency. A zero row, or rows without entries, make it 0.
+
+    ``"exhaustive"`` tries sizes upwards until a dependent subset appears. It looks at 10^6 to 10^7
+    subsets a second, and refuses sizes of more than ``max_subsets``.
+
+    ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of its
+    solver (HiGHS, about 1e-6), within ``max_seconds``. Singular values confirm its dependency. This
+    pays where there are few more vectors than dimensions: among 40 vectors of dimension 36, not
+    among 30 of dimension 10.
+
+    Raises:
+        ValueError: If the work allowed does not suffice (the error says what is known by then), or
+            the solver's smallest set is dependent only to its own tolerance.
+
+    Example:
+        >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        2
+
+    Source: Mahdavi et al. 2024, Definition 1.
+    """
+    rows = vectors.detach().to(torch.float64)
+    if 0 in rows.shape or not rows.any(dim=1).all():
+        return 0
+    rows = rows / rows.abs().amax(dim=1, keepdim=True)
+    rows = rows / rows.norm(dim=1, keepdim=True)
+    bound = numerical_rank(rows, rtol=rtol)
+    if bound == len(rows):
+        return bound
+    if method == "milp":
+        return _smallest_circuit(rows, bound, rtol, max_seconds) - 1
+    for size in range(2, bound + 1):
+        subsets = math.comb(len(rows), size)
+        if subsets > max_subsets:
+            refuse(
+                "vectors",
+                f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}",
+                f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size "
+                f"{size} (see method='milp' and sampled_kruskal_rank)",
+            )
+        for suspects in _suspects(rows, size, rtol):
+            if (numerical_rank(rows[suspects], rtol=rtol) < size).any():
+                return size - 1
+    return bound
+
+
+# --- every subset, one elimination for all that begin alike ---------------------------------------
+
+
+def _suspects(rows, size, rtol) -> Iterator[Int[Tensor, "block size"]]:
+    """All subsets of ``size`` unit vectors that could be dependent, and some others."""
+    # All subsets with a common beginning are checked in one product.
+    # If extreme singular values have a ratio of at most rtol, k unit vectors span a volume of at
+    # most sqrt(e k) rtol. Squares of volumes have errors of about 1e-16, far below threshold^2.
+    threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
+    none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
+    prefixes = _prefixes(none, rows[None], rows.new_ones(1), size - 2, len(rows))
+    for prefix, residual, square in prefixes:
+        squares = residual.square().sum(dim=-1)
+        tiny = (threshold**2 / square.clamp(min=1e-300))[:, None, None]
+        later = _later(prefix, residual, len(rows))[:, :, None]
+        length = 1 + PAIRS // squares.numel()
+        for start in range(0, residual.shape[1], length):  # not all pairs of many rows at once
+            part = slice(start, start + length)
+            areas = squares[:, part, None] * squares[:, None, :]
+            areas -= (residual[:, part] @ residual.mT).square_()  # |a|^2 |b|^2 - (a . b)^2
+            small = (areas < tiny).logical_and_(later[:, part])
+            block, first, second = small.triu_(diagonal=start + 1).nonzero(as_tuple=True)
+            pairs = torch.stack([start + first, second], dim=1) + len(rows) - residual.shape[1]
+            for b, pair in zip(block.split(BLOCK), pairs.split(BLOCK), strict=True):
+                yield torch.cat([prefix[b], pair], dim=1)
+
+
+def _prefixes(
+    prefix: Int[Tensor, "block k"],
+    residual: Float[Tensor, "block R d"],
+    square: Float[Tensor, " block"],
+    missing: int,
+    count: int,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each prefix with ``missing`` more vectors, its squared volume, and the residual rows."""
+    # residual: the last R of the rows, less their part in the span of the prefix. A block of
+    # prefixes has one last index, so that all of them need equally many of these rows.
+    if missing == 0:
+        yield prefix, residual, square
+        return
+    start = count - residual.shape[1]
+    room = residual.shape[1] - missing - 1  # for those that follow
+    new, block = _later(prefix, residual, count)[:, :room].T.nonzero(as_tuple=True)
+    length = 1 + ENTRIES // residual[0].numel()
+    for i, b in zip(new.split(length), block.split(length), strict=True):
+        added, rest = residual[b, i], residual[b, int(i[0]) + 1 :]
+        norm = added.square().sum(dim=1)
+        # Gram and Schmidt: what is left of the later rows, orthogonal to the added one.
+        along = (rest @ added[:, :, None]) / norm.clamp(min=1e-300)[:, None, None]
+        rest = rest.addcmul_(along, added[:, None, :], value=-1)
+        longer = torch.cat([prefix[b], i[:, None] + start], dim=1)
+        yield from _prefixes(longer, rest, square[b] * norm, missing - 1, count)
+
+
+def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block R"]:
+    """Which of the remaining rows come after the last one of each prefix."""
+    start = count - residual.shape[1]
+    last = prefix[:, -1:] if prefix.shape[1] else prefix.new_full((1, 1), -1)
+    return torch.arange(start, count, device=prefix.device) > last
+
+
+# --- the smallest circuit by integer programming --------------------------------------------------
+
+
+def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
+    """The size of the smallest dependent subset (the spark), for dependent non-zero unit rows."""
+    # Minimize sum z over z, p in {0, 1}^T: a dependency has its coefficients x where z is one, and
+    # its largest one, where p is one, is scaled to one.
+    count = len(rows)
+    V = (rows @ torch.linalg.svd(rows, full_matrices=False).Vh[:rank].mT).cpu().numpy()
+    one, none = scipy.sparse.eye(count), scipy.sparse.csr_array((count, count))
+    flat, row = scipy.sparse.csr_array((rank, count)), scipy.sparse.csr_array(np.ones((1, count)))
+    bounded = (
+        ([scipy.sparse.csr_array(V.T), flat, flat], 0, 0),  # sum_i x_i v_i = 0; columns x, z, p
+        ([one, -one, none], -np.inf, 0),  # x <= z
+        ([one, one, none], 0, np.inf),  # -z <= x
+        ([one, none, -2 * one], -1, np.inf),  # x >= 2 p - 1
+        ([0 * row, 0 * row, row], 1, 1),  # sum p = 1
+        ([0 * row, row, 0 * row], 2, rank + 1),  # sizes of a circuit
+    )
+    constraints = [
+        scipy.optimize.LinearConstraint(scipy.sparse.hstack(parts), low, high)
+        for parts, low, high in bounded
+    ]
+    result = scipy.optimize.milp(
+        np.concatenate([np.zeros(count), np.ones(count), np.zeros(count)]),
+        constraints=constraints,
+        integrality=np.repeat([0, 1, 1], count),
+        bounds=scipy.optimize.Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
+        options={"time_limit": float(max_seconds), "mip_rel_gap": 0.0},
+    )
+    if result.status != 0:
+        known = max(math.ceil((result.mip_dual_bound or 2) - 1e-6), 2)
+        refuse(
+            "vectors",
+            f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}",
+            f"an integer program solved within max_seconds = {max_seconds} ({result.message})",
+        )
+    circuit = torch.from_numpy(result.x[count : 2 * count] > 0.5)
+    size = int(circuit.sum())
+    if numerical_rank(rows[circuit.to(rows.device)], rtol=rtol) == size:
+        refuse(
+            "vectors",
+            f"{size} rows that are dependent to the solver's tolerance, not to rtol",
+            "no such near-dependent sets with method='milp'",
+        )
+    return size
+
+
+# ======== independence.certified
+
+
+PRIME_BITS = 62
+MANTISSA_BITS = 53  # of a float64
+MIX = 2**20  # largest coefficient of the combinations
+
+
+class CertifiedRank(NamedTuple):
+    """A proven lower bound of a matrix's rank; 0 if the largest precision did not suffice."""
+
+    rank: int
+    shape: tuple[int, int]
+    proof: str  # the prime, or the precision of the determinant; or "not certified ..."
+
+    @property
+    def full(self) -> bool:
+        """Whether full rank is proven: no matrix of this shape has more."""
+        return self.rank == min(self.shape)
+
+
+def _is_exact(matrix, times, target) -> None:
+    if callable(matrix):
+        if times is not None:
+            refuse("times", "a tensor", "None for a function, which encloses the whole product")
+        return
+    if target is not None:
+        refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
+    check_entries(matrix=matrix, **({} if times is None else {"times": times}))
+
+
+@checked(also=_is_exact)
+def certified_rank(
+    matrix: Shaped[Tensor, "m n"] | Enclosure,
+    *,
+    times: Shaped[Tensor, "n k"] | None = None,
+    target: int | None = None,
+    seed: Seed = 0,
+    most_bits: MostBits = 1024,
+) -> CertifiedRank:
+    """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
+
+    **A tensor** stands for exactly the numbers that it holds. They are integers, or fractions whose
+    denominator is a power of two, so they have residues modulo an odd prime ``p``. The rank modulo
+    ``p`` never exceeds the rank. It falls short of it only if ``p``, drawn from all 62-bit primes,
+    divides every largest minor.
+
+    **A function** from bits to an ``arb_mat`` encloses one and the same real matrix at any
+    precision, such as the features of :func:`attnmem.theory.certificates.enclosed_features`. Random
+    integer combinations of its rows and columns form a square matrix of size ``target``, whose rank
+    is no higher. If the ball of its determinant excludes zero, the rank is at least ``target``.
+    Otherwise the precision doubles, up to ``most_bits``.
+
+    Args:
+        times: A second tensor, whose exact product with the first one has the rank in question.
+        target: The rank to prove of a function, by default the numerical rank of the midpoints.
+        most_bits: At least 128.
+
+    Example:
+        >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
+        1
+        >>> close = torch.tensor([[1.0, 2.0], [2.0, 4.0 + 1e-15]], dtype=torch.float64)
+        >>> int(torch.linalg.matrix_rank(close)), certified_rank(close).rank
+        (1, 2)
+    """
+    if not callable(matrix):
+        return _rank_modulo_prime([matrix] if times is None else [matrix, times], seed)
+    for bits in precisions(most_bits):
+        with precision(bits):
+            balls = matrix(bits)
+            shape = (balls.nrows(), balls.ncols())
+            size = _aim(balls) if target is None else target
+            if size > min(shape):
+                refuse("target", size, f"at most {min(shape)}, the smaller side")
+            if size == 0:
+                return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
+            determinant = _compressed(balls, size, seed).det()
+            if determinant.is_finite() and determinant != 0:  # no number in the ball is zero
+                return CertifiedRank(size, shape, f"determinant of size {size}, {bits} bits")
+    return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
+
+
+# --- modulo a prime -------------------------------------------------------------------------------
+
+
+def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
+    p = _prime(seed)
+    shape = (len(factors[0]), factors[-1].shape[1])
+    proof = f"rank modulo the prime {p}"
+    if any(0 in factor.shape for factor in factors):
+        return CertifiedRank(0, shape, proof)
+    first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
+    return CertifiedRank(math.prod(others, start=first).rank(), shape, proof)
+
+
+def _prime(seed: int) -> int:
+    draw = random.Random(seed)
+    while True:
+        candidate = draw.getrandbits(PRIME_BITS - 1) | 1 << PRIME_BITS - 1 | 1
+        if flint().fmpz(candidate).is_prime():
+            return candidate
+
+
+def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
+    """All entries modulo ``p``, row by row: ``k 2^e`` with integers ``k, e``, for every float."""
+    if not matrix.is_floating_point():
+        return [k % p for k in matrix.flatten().tolist()]
+    fraction, exponent = np.frexp(matrix.detach().cpu().double().flatten().numpy())
+    whole = np.ldexp(fraction, MANTISSA_BITS).astype(np.int64).tolist()
+    powers = {int(e): pow(2, int(e) - MANTISSA_BITS, p) for e in np.unique(exponent)}
+    return [k * powers[e] % p for k, e in zip(whole, exponent.tolist(), strict=True)]
+
+
+# --- in balls -------------------------------------------------------------------------------------
+
+
+def _aim(balls: BallMatrix) -> int:
+    """The numerical rank of the midpoints, rows and columns scaled to a largest entry of one."""
+    rows = balls.mid().tolist()
+    for _ in range(2):  # the rows, then the columns: scaling changes no rank
+        pairs = [(row, max(map(abs, row), default=0)) for row in rows]
+        scaled = [[x / top if top > 0 else x for x in row] for row, top in pairs]
+        rows = [*zip(*scaled, strict=True)]
+    midpoints = torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
+    return numerical_rank(midpoints) if midpoints.numel() and midpoints.isfinite().all() else 0
+
+
+def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
+    """A square matrix of at most the same rank: random integer combinations of rows and columns."""
+    draw = random.Random(seed)
+    for _ in range(2):  # the columns, then the rows
+        if balls.ncols() > size:
+            mix = [draw.randint(-MIX, MIX) for _ in range(balls.ncols() * size)]
+            balls = balls * flint().arb_mat(balls.ncols(), size, mix)
+        balls = balls.transpose()
+    return balls

@@ -1,0 +1,201 @@
+r"""The derivative of a layer with one output, in all its weights, without forming its matrix.
+
+With ``q = W_Q^T e``, attended token :math:`z_h`, and the covariance :math:`D_h` of the tokens under
+the attention of head ``h``, a change of the weights changes the output by
+
+.. math:: \sum_h \dot\mu_h^\top z_h + c_h^\top (\dot W_{K,h} q_h + W_{K,h} \dot W_{Q,h}^\top e),
+          \qquad c_h = D_h \mu_h .
+
+So products of all pairs of its rows cost ``T^2 d`` multiplications a head, not ``T^2 d d_h``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from ..core.deep import DeepWeights, deep
+from ..core.layers import MHAWeights, attend, token_axes
+from ..examples import unit
+
+BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
+
+
+class ScalarHeads(NamedTuple):
+    """Weights of a layer with one output: each head's values are one vector ``mu``."""
+
+    W_Q: Float[Tensor, "H d d_h"]
+    W_K: Float[Tensor, "H d d_h"]
+    mu: Float[Tensor, "H d"]
+
+    def layer(self) -> MHAWeights:
+        """The same layer as :class:`MHAWeights`, with values of width one."""
+        ones = self.mu.new_ones(len(self.mu), 1)
+        return MHAWeights(self.W_Q, self.W_K, self.mu[..., None], ones, ones[:1])
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All weights, as those of :class:`~attnmem.core.deep.DeepWeights`."""
+        return tuple(self)
+
+    def like(self, tensors: tuple[Tensor, ...]) -> ScalarHeads:
+        """The same heads with other tensors, in the order of :attr:`tensors`."""
+        return ScalarHeads(*tensors)
+
+    def moved(self, step: ScalarHeads, size: float = 1.0) -> ScalarHeads:
+        """The weights after a step of some size in a direction."""
+        return ScalarHeads(*(w + size * s for w, s in zip(self, step, strict=True)))
+
+
+def scalar_outputs(
+    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+) -> Float[Tensor, " T"]:
+    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one."""
+    z = attend(heads.W_Q, heads.W_K, context, query)[1]
+    return torch.einsum("thd,hd->t", z, heads.mu)
+
+
+class Tangents(NamedTuple):
+    """The derivative of ``T`` outputs, as the vectors whose products are its rows."""
+
+    outputs: Float[Tensor, " T"]  # the outputs themselves
+    attended: Float[Tensor, "H T d"]  # z_h, the derivative in mu
+    pulls: Float[Tensor, "H T d"]  # c_h, the derivative in the keys W_K q
+    asked: Float[Tensor, "H T d_h"]  # q_h = W_Q^T e
+    keyed: Float[Tensor, "H T d_h"]  # W_K^T c_h
+    query: Float[Tensor, "T d"]  # e
+
+    def gram(self) -> Float[Tensor, "T T"]:
+        """Products of all pairs of rows of the derivative: the neural tangent kernel."""
+        T = len(self.query)
+        K = self.query.new_empty(T, T)
+        z, k = (x.transpose(0, 1).flatten(1) for x in (self.attended, self.keyed))
+        for start in range(0, T, BLOCK):
+            rows = slice(start, start + BLOCK)
+            until = slice(rows.stop)  # nothing above the diagonal
+            part = z[rows] @ z[until].T
+            part.addcmul_(self.query[rows] @ self.query[until].T, k[rows] @ k[until].T)
+            for c, q in zip(self.pulls, self.asked, strict=True):
+                part.addcmul_(c[rows] @ c[until].T, q[rows] @ q[until].T)
+            K[rows, until], K[until, rows] = part, part.T
+        return K
+
+    def transposed(self, rows: Float[Tensor, " T"]) -> ScalarHeads:
+        """The derivative's transpose, applied to one number for each example."""
+        return ScalarHeads(
+            torch.einsum("t,te,htk->hek", rows, self.query, self.keyed),
+            torch.einsum("t,htd,htk->hdk", rows, self.pulls, self.asked),
+            torch.einsum("t,htd->hd", rows, self.attended),
+        )
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The derivative as one matrix for each of the weights, one row for each example."""
+        return (
+            torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
+            torch.einsum("htd,htk->thdk", self.pulls, self.asked).flatten(1),
+            self.attended.transpose(0, 1).flatten(1),
+        )
+
+
+def tangents(
+    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+) -> Tangents:
+    """The derivative of a layer's outputs in its weights, and the outputs.
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    tokens = token_axes(context, query).replace("...", "")
+    alpha, z = attend(heads.W_Q, heads.W_K, context, query)
+    values = torch.einsum(f"{tokens},hd->{'b' if 'b' in tokens else ''}hn", context, heads.mu)
+    outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
+    pulls = torch.einsum(f"bhn,{tokens}->hbd", alpha * (values - outputs[..., None]), context)
+    asked, keyed = query @ heads.W_Q, pulls @ heads.W_K
+    return Tangents(outputs.sum(-1), z.transpose(0, 1), pulls, asked, keyed, query)
+
+
+def solved(factor: Float[Tensor, "T T"], rows: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """Solve ``K x = rows`` by the lower Cholesky factor of ``K``, such as :meth:`Tangents.gram`."""
+    # torch.cholesky_solve takes ten times as long, since it copies K.
+    half = torch.linalg.solve_triangular(factor, rows[:, None], upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]
+
+
+# --- coordinates ----------------------------------------------------------------------------------
+
+
+class Coordinates(NamedTuple):
+    """A linear change of tokens and queries: matrices that are multiplied from the right."""
+
+    tokens: Float[Tensor, "d d"]
+    queries: Float[Tensor, "d d"]
+
+    @classmethod
+    def balancing(
+        cls, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
+    ) -> Coordinates:
+        """Coordinates in which second moments are one, but for directions hardly used.
+
+        Moments of own contexts are taken about their mean, since only differences of tokens change
+        the attention.
+        """
+        own = contexts.ndim == 3
+        return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))
+
+    def outward(self, heads: ScalarHeads) -> ScalarHeads:
+        """Weights on the data that compute what ``heads`` compute on the changed data."""
+        return ScalarHeads(
+            self.queries @ heads.W_Q, self.tokens @ heads.W_K, heads.mu @ self.tokens.mT
+        )
+
+
+def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Tensor, "d d"]:
+    """A symmetric matrix after which rows have second moments of one, as :class:`Coordinates`."""
+    size = unit(rows)
+    rows = rows / size
+    rows = rows - rows.mean(0) if centred else rows
+    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
+    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T / size
+
+
+class DeepTangents(NamedTuple):
+    """The derivative of a network's first output on ``T`` examples, as one matrix."""
+
+    outputs: Float[Tensor, " T"]  # the outputs themselves
+    rows: Float[Tensor, "T P"]  # one column for each weight
+    weights: DeepWeights
+
+    def gram(self) -> Float[Tensor, "T T"]:
+        """Products of all pairs of rows."""
+        return self.rows @ self.rows.T
+
+    def transposed(self, rows: Float[Tensor, " T"]) -> DeepWeights:
+        """The derivative's transpose, applied to one number for each example."""
+        flat = rows @ self.rows
+        sizes = [W.numel() for W in self.weights.tensors]
+        parts = zip(flat.split(sizes), self.weights.tensors, strict=True)
+        return self.weights.like(tuple(part.view_as(W) for part, W in parts))
+
+
+def deep_tangents(
+    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
+) -> DeepTangents:
+    """The derivative in all weights, and the outputs; of several outputs the first alone."""
+    one = weights._replace(W_D=weights.W_D[:, :1])
+    outputs = deep(one, tokens, skip=skip, causal=causal)[:, 0]
+    return DeepTangents(outputs, jacobian(one, tokens, skip=skip, causal=causal), one)
+
+
+def jacobian(
+    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
+) -> Float[Tensor, "To P"]:
+    """The derivative of all outputs of all examples in all weights, a row for each output."""
+
+    def outputs(tensors, x):
+        return deep(weights.like(tensors), x, skip=skip, causal=causal)
+
+    parts = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
+    return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
