@@ -60,7 +60,8 @@ def test_a_room_imports_only_from_rooms_above_it_in_the_table():
         f"{name} imports {target}"
         for name, targets in IMPORTS.items()
         for target in targets
-        if room(name) != room(target) and ROOMS.index(room(target)) >= ROOMS.index(room(name))
+        if name and room(name) != room(target)  # the library itself shows what the core has
+        if ROOMS.index(room(target)) >= ROOMS.index(room(name))
     ]
     assert upwards == []
 

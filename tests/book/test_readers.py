@@ -251,7 +251,7 @@ def test_the_button_the_zip_and_the_page_of_downloads_give_the_same(closed):
         assert archive.read("attnmem-notebooks/foundations-attention.ipynb") == ours
         wheel = archive.read(f"attnmem-notebooks/{wheel_name()}")
     assert (closed / "downloads" / wheel_name()).read_bytes() == wheel
-    assert "attnmem/bounds.py" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
+    assert "attnmem/core/bounds.py" in zipfile.ZipFile(io.BytesIO(wheel)).namelist()
     for page, up in (
         ("book/running", "../"),
         ("book/notebooks/foundations/attention", "../../../"),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from attnmem import aot, memorize_mha, mha, random_mha
+from attnmem.core import memorize
 from attnmem.examples import unit
 from attnmem.theory import dana, fitting, impossible, sequences
 from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import memorize_mha, mha, mha_attention, mha_features
+from attnmem.core import memorize
 from attnmem.core.bounds import mha_capacity
 from attnmem.theory.independence import numerical_rank
 

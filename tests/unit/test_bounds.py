@@ -101,8 +101,12 @@ def test_formulas_at_sizes_that_differ(formula, arguments, value):
 
 
 def test_every_formula_stands_among_them():
-    functions = inspect.getmembers(bounds, inspect.isfunction)
-    public = {name for name, f in functions if f.__module__ == bounds.__name__ and name[0] != "_"}
+    public = {
+        name
+        for module in (bounds, counts)
+        for name, f in inspect.getmembers(module, inspect.isfunction)
+        if f.__module__ == module.__name__ and name[0] != "_"
+    }
     assert public == {f.__name__ for f, *_ in LITERAL} | {
         "random_bigrams_risk",
         "mha_dimension",  # in test_counts.py

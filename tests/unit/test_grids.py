@@ -88,9 +88,9 @@ def test_seeds_share_a_table_and_nothing_else(name, published, tables):
     for (number, seed), pair in drawn.items():
         assert torch.equal(pair.table, drawn[number, 0].table)
         assert seed == 0 or not torch.equal(pair.tokens, drawn[number, 0].tokens)
-        assert number == 0 or not torch.equal(data.table, drawn[0, 0].table)
-        a, b = data.tokens.unbind(dim=1)
-        assert torch.equal(data.next_tokens, data.table[a, b])
+        assert number == 0 or not torch.equal(pair.table, drawn[0, 0].table)
+        a, b = pair.tokens.unbind(dim=1)
+        assert torch.equal(pair.next_tokens, pair.table[a, b])
 
 
 @pytest.mark.parametrize(

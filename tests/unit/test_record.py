@@ -17,11 +17,11 @@ def shown(monkeypatch):
     texts = []
     monkeypatch.setattr(reporting, "_display", lambda data, _: texts.append(data["text/markdown"]))
 
-    def record(name, axis, **options):
+    def shown(name, axis, **options):
         record(name, axis, **options)
         return texts[-2:]
 
-    return record
+    return shown
 
 
 def test_protocol_of_a_known_experiment():

@@ -465,9 +465,9 @@ def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):
     groups = training.stacks(runs, "cuda")
     assert [len(group) for group in groups] == [8] * 8  # 4 sizes of 2 seeds, for each H
     assert sorted(run.key for g in groups for run in g) == sorted(run.key for run in runs)
-    needed = trainer.footprint(groups[0][0])
+    needed = training.footprint(groups[0][0])
     for memory, sizes in [(3.0, [3, 3, 2]), (2.99, [2, 2, 2, 2]), (8.0, [8]), (0.5, [1] * 8)]:
-        split = trainer.split_by_memory([groups[0][0]] * 8, memory * needed)
+        split = training.split_by_memory([groups[0][0]] * 8, memory * needed)
         assert [len(group) for group in split] == sizes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed, 10**12))
     assert all(len(group) == 1 for group in training.stacks(runs, "cuda"))
@@ -480,7 +480,7 @@ def test_the_footprint_counts_the_contexts():
     """Own contexts of 130,000 examples: 32 tokens of 64 float32 numbers each, a gigabyte."""
     [run, *_] = experiments.runs("mahdavi-fig4-heads", "paper", 1, where={"T": 130_000})
     bytes_of_data = 130_000 * (33 * 64 + 1) * 4
-    assert bytes_of_data < trainer.footprint(run) < 2 * bytes_of_data
+    assert bytes_of_data < training.footprint(run) < 2 * bytes_of_data
 
 
 @pytest.mark.parametrize("changes", [{}, {"context": "random"}, {"task": "reals", "N": None}])

@@ -42,7 +42,7 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
     as fit into the memory that each of ``workers`` has, which train at the same time.
 
     Example:
-        >>> from attnmem import experiments
+        >>> from attnmem.lab import experiments
         >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
         [2, 2, 2]
     """
