@@ -12,7 +12,7 @@ every epoch, which the other two do not.
 The floor of a step is the number of its operations, as :func:`attnmem.lab.training.operations`
 counts them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model
 only engine and floor are compared, and beside them the layers of the book with PyTorch's autograd
-and fused Adam. On a CPU everything runs on one core. JAX is optional: ``pip install -e '.[bench]'``.
+and fused Adam. On a CPU all runs on one core. JAX is optional: ``pip install -e '.[bench]'``.
 """
 
 from __future__ import annotations
