@@ -57,7 +57,7 @@ def _can_be_met(tokens, labels, heads, head_dim, value_dim) -> None:
     check_distinct_examples(tokens, tokens[:, -1], labels)
     floor = deep_groups(heads, head_dim, value_dim, d).labels
     if len(labels) > floor:
-        room = "the floor of two layers, attnmem.core.bounds.deep_floor"
+        room = "the floor of two layers, attnmem.deep_floor"
         refuse("labels", f"T = {len(labels)} examples", f"at most {floor}, {room}")
 
 
