@@ -5,6 +5,8 @@ import graphlib
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -68,6 +70,47 @@ def test_a_room_imports_only_from_rooms_above_it_in_the_table():
 
 def test_no_module_imports_itself_by_a_detour():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the circle
+
+
+# --- the border of the core -----------------------------------------------------------------------
+
+CORE = [name for name in MODULES if room(name) == "core"]
+# Whatever the core imports by itself, while it is used: all but the modules of torch and numpy.
+ALONE = """
+import builtins, sys
+theirs, ours = builtins.__import__, {"torch", "numpy", "jaxtyping", "attnmem"}
+def only(name, scope=None, *rest):
+    if (scope or {}).get("__name__", "").startswith("attnmem") and not (rest and rest[-1]):
+        assert name.split(".")[0] in ours | sys.stdlib_module_names, name
+    return theirs(name, scope, *rest)
+for name in ("scipy", "pandas", "matplotlib", "flint", "filelock", "tqdm"):
+    sys.modules[name] = None  # refuses the import
+builtins.__import__ = only
+import torch, attnmem
+E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
+weights = attnmem.memorize_mha(E, e, y, heads=8, head_dim=4, seed=0)
+assert (attnmem.mha(weights, E, e)[:, 0] - y).abs().max() < 1e-6
+assert attnmem.deep_ceiling([4], 2, 1, 6) == attnmem.own_context_ceiling(4, 2, 6) + 6
+_, losses = attnmem.descend(attnmem.xavier(2, 16, 4, 1, seed=0), E, e, y, steps=9, lr=0.1)
+assert losses[-1] < losses[0]
+rooms = {name.split(".")[1] for name in sys.modules if name.startswith("attnmem.")}
+assert rooms == {"checks", "examples", "core"}, rooms
+"""
+
+
+def test_the_core_imports_nothing_of_the_library_but_checks_and_examples():
+    reached = {room(target) for name in CORE for target in IMPORTS[name]}
+    assert reached == {"core", "checks", "examples"}
+    assert IMPORTS["checks"] == set()
+    assert IMPORTS["examples"] == {"checks"}
+
+
+def test_the_core_is_one_evening_to_read():
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in CORE) <= 1500
+
+
+def test_the_core_runs_with_torch_numpy_and_jaxtyping_alone():
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=300)
 
 
 # --- docstrings -----------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ..checks import Seed, checked, on_cpu, refuse
 from ..examples import Contexts, Labels, check_data, check_distinct_examples, unit
-from ..theory.independence import numerical_rank
 from .bounds import mha_capacity
 from .layers import MHAWeights, attend, mha
 from .random import gaussian
@@ -88,17 +87,12 @@ def separating_direction(contexts: Contexts, generator: torch.Generator) -> Floa
     """
     directions = gaussian(generator, CANDIDATES, contexts.shape[-1]).to(contexts.device)
     directions = directions / directions.norm(dim=1, keepdim=True)
-    heights = (contexts @ directions.mT).mT  # (*T, candidates, n)
-    gaps = torch.minimum(_gap_at_top(heights), _gap_at_top(-heights))
-    worst = gaps.amin(dim=0) if gaps.ndim == 2 else gaps
-    return directions[worst.argmax()]
-
-
-def _gap_at_top(heights: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """How far the highest entry is above the second; infinite if there is none."""
-    padded = torch.nn.functional.pad(heights, (0, 1), value=-math.inf)
-    first, second = padded.topk(2, dim=-1).values.unbind(dim=-1)
-    return first - second
+    heights = (contexts @ directions.mT).mT.sort(dim=-1).values  # (*T, candidates, n)
+    n = heights.shape[-1]
+    # The gaps between neighbours; a lone token has infinite ones.
+    gaps = heights.diff(append=torch.full_like(heights[..., :1], math.inf))
+    least = gaps[..., [0, n - 2]].amin(-1)
+    return directions[least.reshape(-1, CANDIDATES).amin(0).argmax()]
 
 
 def orthogonal_direction(
@@ -288,7 +282,8 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
         refuse("labels", f"T = {len(queries)} examples", f"{room} = {min(n, head_dim)}")
     if not queries.any(dim=1).all():
         refuse("queries", "a zero vector", "Kruskal rank at least 1")
-    ranks = torch.as_tensor(numerical_rank(contexts, dtype=torch.float64)).reshape(-1)
+    E = contexts.double()
+    ranks = torch.linalg.matrix_rank(E / unit(E, (-2, -1))).reshape(-1)
     if (ranks < n).any():
         poor = int((ranks < n).nonzero()[0])
         refuse("contexts", f"rank {int(ranks[poor])} in context {poor}", f"rank n = {n}")
