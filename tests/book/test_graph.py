@@ -69,7 +69,7 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
         "dana-corollary-1": judged("lem-small", ("no", reporting.proved(False, by="lem-far"))),
         "dana-lemma-2": judged(None, ("yes", reporting.proved(True, by="thm-one"))),
         "dana-lemma-3": judged("lem-far", ("no", reporting.certified(False))),
-        "dana-theorem-1": judged(None, ("yes", reporting.checked(True))),
+        "dana-theorem-1": judged(None, ("yes", reporting.tried(True))),
     }
     assert graph.edges(found, verdicts) == sorted(
         [

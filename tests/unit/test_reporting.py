@@ -30,7 +30,7 @@ def claim(kind, universal=None):
 
 PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.proved(False, by="thm-x")
 EXACT, BALLS = reporting.certified(True), reporting.certified(False)
-SEEN, UNSEEN = reporting.checked(True), reporting.checked(False)
+SEEN, UNSEEN = reporting.tried(True), reporting.tried(False)
 ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), (False, 3, 6)))
 MUTE, ASIDE = reporting.measured(None, 2, 6), PROVED._replace(main=False)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .. import checks as arguments
-from ..checks import refuse
+from ..checks import checked, refuse
 from ..papers import Claim, claims
 
 GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
@@ -44,7 +43,7 @@ def certified(holds: bool) -> Graded:
     return Graded(bool(holds), "certified")
 
 
-def checked(holds: bool) -> Graded:
+def tried(holds: bool) -> Graded:
     """A check that rests on instances in floating point, which the evidence names."""
     return Graded(bool(holds), "checked")
 
@@ -68,7 +67,7 @@ def word_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) 
     however many instances agree with it. The kind of the claim decides which three words there are.
 
     Example:
-        >>> word_for(claims()["mahdavi-figure-3"], [checked(True), checked(False)])
+        >>> word_for(claims()["mahdavi-figure-3"], [tried(True), tried(False)])
         'in part'
     """
     checks = [*checks]
@@ -121,7 +120,7 @@ def _is_rounded(key: str, value: object) -> None:
         refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
 
 
-@arguments.checked(also=_is_rounded)
+@checked(also=_is_rounded)
 def glue(key: str, value: str | int) -> None:
     """Store a rounded string or an integer, which pages quote by its key with ``{glue:text}``.
 
@@ -137,7 +136,7 @@ def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
         refuse("verdict", repr(key), "a key of claims()")
     for evidence, check in checks.items():
         if not isinstance(check, Graded):
-            grades = ", ".join(f"{grade}(...)" for grade in GRADES)
+            grades = "proved(...), certified(...), tried(...), measured(...)"
             refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
     if all(check.holds is None for check in checks.values()):
         refuse(name, "no checks that can tell", "at least one")
@@ -148,7 +147,7 @@ def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
         refuse(name, "no instead", "the label of what is true, as it is contradicted")
 
 
-@arguments.checked(also=_is_judged_in_full)
+@checked(also=_is_judged_in_full)
 def verdict(
     key: str,
     checks: Mapping[str, Graded],
@@ -165,7 +164,7 @@ def verdict(
 
     Args:
         checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
-            :func:`certified`, :func:`checked` or :func:`measured` returned.
+            :func:`certified`, :func:`tried` or :func:`measured` returned.
         also: Checks that must hold, too, but cannot carry the claim alone.
         sizes: Sizes and data of what was measured, which measured checks need.
         instead: Label of the statement that is true instead of a contradicted theorem.
