@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from attnmem import __main__ as command
 from attnmem.yours import examine, memorize
-from attnmem.yours.data import cut, read
+from attnmem.yours.data import as_data, cut
 from attnmem.yours.files import SEPARATORS, load
 
 SHIPPED = Path(pytest.importorskip("sklearn.datasets").__file__).parent / "data"
@@ -402,7 +402,7 @@ def test_masks_of_both_conventions_are_read_or_refused():
     given += [torch.where(pad, -1e9, 0.0)[:, None, None], pad[:, None, None].numpy()]
     given += [torch.where(pad, -1e9, 0.0).bfloat16()]
     for mask in given:
-        assert torch.equal(read(E, e, mask=mask).mask, pad)
+        assert torch.equal(as_data(E, e, mask=mask).mask, pad)
     attention = (~pad).long()
     wrong = [attention, attention.numpy(), attention.tolist(), attention.to(torch.uint8)]
     for mask in [
@@ -412,7 +412,7 @@ def test_masks_of_both_conventions_are_read_or_refused():
         torch.where(pad, torch.nan, 0),
     ]:
         with pytest.raises(ValueError, match=r"mask: got .* True for padding.* mask == 0"):
-            read(E, e, mask=mask)
+            as_data(E, e, mask=mask)
         with pytest.raises(ValueError, match="mask == 0"):
             examine(E, e, mask=mask)
     built = memorize(E, e, [1.0, 2.0, 3.0], heads=2, head_dim=2, mask=pad)
@@ -440,18 +440,18 @@ BIG = 2**53 + 1
     ],
 )
 def test_integers_that_float64_merges_are_refused(value):
-    for call in (lambda: read(torch.ones(2, 3, 2), value), lambda: cut(value, 2)):
+    for call in (lambda: as_data(torch.ones(2, 3, 2), value), lambda: cut(value, 2)):
         with pytest.raises(ValueError, match=f"{BIG if not hasattr(value, 'columns') else 'id'}"):
             call()
     most = [[2**53, 0], [-(2**53), 0]]
     for held in (most, np.array(most), torch.tensor(most)):
-        assert read(torch.ones(2, 3, 2), held).queries[0, 0] == 2**53
+        assert as_data(torch.ones(2, 3, 2), held).queries[0, 0] == 2**53
 
 
 def test_tables_of_several_precisions_keep_theirs():
     """A coarse table does not round the others that stand beside it."""
     fine, coarse = np.full((2, 2), 1 + 1e-9), np.ones((1, 2), np.float32)
-    data = read([fine, coarse], np.ones((2, 2)))
+    data = as_data([fine, coarse], np.ones((2, 2)))
     assert data.contexts[0, 0, 0] == 1 + 1e-9
     assert data.precision == torch.float32
 
@@ -467,7 +467,7 @@ def test_what_is_missing_is_named_by_row_and_column():
         (["a", None, "b"], 1),
     ):
         with pytest.raises(ValueError, match=f"labels: got .*in row {row}"):
-            read(E, e, labels)
+            as_data(E, e, labels)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -608,7 +608,7 @@ def attempt(path, **options):
     """What load and read make of a file, and the refusal; no other error passes."""
     try:
         data = load(path, **options)
-        read(*data[:3], mask=data.mask)
+        as_data(*data[:3], mask=data.mask)
     except ValueError as error:
         return None, str(error)
     return data, ""

@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import struct
 from pathlib import Path
 
 import datasets
@@ -17,10 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from attnmem import __main__ as cli
-from attnmem import random_mha
 from attnmem.features import corpora
 from attnmem.features.encoders import trained_encoder
-from attnmem.yours import Capacity, capacity, from_config, load_weights, save, saved_layer
+from attnmem.yours import Capacity, capacity, from_config, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
@@ -174,80 +172,6 @@ def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
     assert from_config(path).name == "gpt2", "no control codes on a terminal"
     with pytest.raises(ValueError, match=r"\Aadapter: got 0; expected"):
         from_config(path, adapter=0)
-
-
-# --- weights --------------------------------------------------------------------------------------
-
-
-def some_weights():
-    return random_mha(2, 5, 3, seed=0)
-
-
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
-    path, whole = tmp_path / "layer.safetensors", some_weights()._asdict()
-    bad = dict.fromkeys(whole, float("nan"))
-    wrong = {name: W.clone() for name, W in whole.items()}
-    for name, W in wrong.items():
-        W.view(-1)[-1] = bad[name]
-    for name, W in whole.items():
-        for value in (
-            W.flatten(),  # one axis
-            W.to(torch.int64),
-            W.half(),
-            W > 0,
-            wrong[name],
-            W[..., :0],
-            W[..., : W.shape[-1] - 1] if name != "W_D" else W[:-1],
-            torch.cat([W, W], dim=-2),
-            W[None],
-            W.float(),  # beside others in float64
-        ):
-            save_file(whole | {name: value.contiguous()}, path)
-            said = refused(load_weights, path)
-            assert "weights." in said
-            if value.dtype == torch.float64 and value.isnan().any():
-                assert f"weights.{name}: got 1 entries that are NaN" in said
-        save_file({other: V for other, V in whole.items() if other != name}, path)
-        assert "tensors: got " in refused(load_weights, path)
-    save_file(whole | {"bias": whole["W_D"].clone()}, path)
-    assert "tensors: got W_D, W_K, W_O, W_Q, W_V, bias" in refused(load_weights, path)
-
-
-def test_damaged_files_of_weights_are_refused_or_hold_a_layer(tmp_path):
-    path, rng = tmp_path / "layer.safetensors", random.Random(1)
-    save(some_weights(), path)
-    contents, outcomes = path.read_bytes(), set()
-    start = 8 + struct.unpack("<Q", contents[:8])[0]
-    for trial in range(300):
-        damaged = bytearray(contents)
-        for _ in range(rng.randint(1, 4)):
-            damaged[rng.randrange(start if trial % 4 else len(damaged))] = rng.randrange(256)
-        path.write_bytes(bytes(damaged[: rng.choice([None, None, rng.randrange(len(contents))])]))
-        found = outcome(load_weights, path)
-        outcomes.add(type(found))
-        assert isinstance(found, str) or all(W.isfinite().all() for W in found)
-    assert outcomes == {type(some_weights()), str}
-    for damaged in (b"", b"hello", (2**60).to_bytes(8, "little") + contents[8:]):
-        path.write_bytes(damaged)
-        refused(load_weights, path)
-    with pytest.raises(FileNotFoundError):
-        load_weights(tmp_path / "none.safetensors")
-
-
-@pytest.mark.parametrize("name", ["w.pt", "w", "w.safetensors.bak"])
-def test_weights_are_saved_under_a_name_that_says_what_they_are(name, tmp_path):
-    with pytest.raises(ValueError, match=r"^path: got .*; expected a name that ends in \.safet"):
-        save(some_weights(), tmp_path / name)
-    assert not [*tmp_path.iterdir()]
-
-
-def test_weights_that_would_not_come_back_are_not_saved(tmp_path):
-    weights = some_weights()
-    for bad in (weights._replace(W_O=weights.W_O[1:]), weights._replace(W_K=weights.W_K / 0)):
-        with pytest.raises(ValueError, match=r"^weights\.W_[OK]: got "):
-            save(bad, tmp_path / "w.safetensors")
-    with pytest.raises(ValueError, match=r"^weights: got dict; expected MHAWeights"):
-        save(weights._asdict(), tmp_path / "w.safetensors")
 
 
 # --- saved models ---------------------------------------------------------------------------------

@@ -15,9 +15,7 @@ from attnmem.yours import (
     capacity,
     from_config,
     from_torch,
-    load_weights,
     memorize,
-    save,
     saved_layer,
     to_torch,
 )
@@ -257,7 +255,7 @@ def test_adapters_and_dropout_of_a_model_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 3), (3, 5)])
-def test_weights_become_torch_layers_and_files_and_come_back(heads, head_dim, tmp_path):
+def test_weights_become_torch_layers(heads, head_dim):
     weights = random_mha(heads, 6, head_dim, seed=0, value_dim=head_dim)
     wide = weights._replace(W_O=normal(heads * head_dim, 6), W_D=torch.eye(6, dtype=torch.float64))
     x, bias = normal(7, 4, 6), normal(6, seed=5)
@@ -266,23 +264,6 @@ def test_weights_become_torch_layers_and_files_and_come_back(heads, head_dim, tm
     wanted = mha(wide, x[:, 1:], x[:, 0]) + bias
     hidden = torch.arange(4).expand(7, 4) == 0
     assert (layer(x[:, :1], x, x, key_padding_mask=hidden)[0][:, 0] - wanted).abs().max() < 1e-12
-    save(wide._replace(W_O=wide.W_O.T.contiguous().T), tmp_path / "layer.safetensors")
-    back = load_weights(tmp_path / "layer.safetensors")
-    assert all(torch.equal(a, b) for a, b in zip(back, wide, strict=True))
-
-
-@pytest.mark.parametrize("widths", [(None, None), (5, 7)])
-def test_a_layer_of_torch_is_saved_with_its_bias(widths, tmp_path):
-    module = nn.MultiheadAttention(12, 3, kdim=widths[0], vdim=widths[1], dtype=torch.float64)
-    for seed, parameter in enumerate(module.parameters()):
-        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
-    taken = from_torch(module)
-    k = normal(9, widths[0] or 12)
-    v = normal(9, widths[1], seed=1) if widths[1] else k
-    save(taken, tmp_path / "layer.safetensors")
-    back, q = load_weights(tmp_path / "layer.safetensors"), normal(4, 12, seed=2)
-    found = mha(back, taken.contexts(k, v if widths[1] else None), taken.queries(q))
-    assert (found - module(q, k, v)[0]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("heads", [3, 4])

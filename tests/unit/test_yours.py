@@ -14,7 +14,7 @@ from attnmem.core import bounds
 from attnmem.theory.tangents import ScalarHeads
 from attnmem.yours import cut, examine, memorize
 from attnmem.yours import layer as one_layer
-from attnmem.yours.data import read, repeats
+from attnmem.yours.data import as_data, repeats
 
 datasets = pytest.importorskip("sklearn.datasets")
 
@@ -95,10 +95,10 @@ def test_equal_examples_that_are_hidden_in_a_table_are_found(load):
 def test_tokens_in_another_order_or_repeated_alike_make_equal_examples():
     a, b = normal(2, 3)
     E = torch.stack([torch.stack(x) for x in ([a, b, a, b], [b, b, a, a], [a, b, b, b])])
-    found = repeats(read(E, torch.ones(3, 3), [0.0, 1.0, 2.0]))
+    found = repeats(as_data(E, torch.ones(3, 3), [0.0, 1.0, 2.0]))
     assert found.equal == [(0, 1)] == found.conflicts
     assert found.repeated_tokens == 3
-    same = repeats(read(torch.stack([a, a, b])[:, None], normal(3, 3), ["x", "y", "x"]))
+    same = repeats(as_data(torch.stack([a, a, b])[:, None], normal(3, 3), ["x", "y", "x"]))
     assert (same.conflicts, same.constant) == ([(0, 1)], 3)  # one token, whatever the query
 
 
@@ -118,7 +118,7 @@ SHAPES = {
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_rank_is_the_count_in_the_dimensions_of_the_data(shape, heads):
     change, sizes = SHAPES[shape]
-    at = one_layer.reduced(read(*change(normal(80, 3, 4), normal(80, 4, seed=1))))
+    at = one_layer.reduced(as_data(*change(normal(80, 3, 4), normal(80, 4, seed=1))))
     assert at.sizes == sizes
     start = one_layer.draw(heads, 2, at, 2.0, seed=0)
     assert one_layer.rank_at(start, at).rank == one_layer.ceiling(heads, 2, sizes)
@@ -130,7 +130,7 @@ def test_the_rank_is_the_count_in_the_dimensions_of_the_data(shape, heads):
 
 
 def test_both_ways_to_a_rank_agree(monkeypatch):
-    at = one_layer.reduced(read(normal(90, 3, 4), normal(90, 4, seed=1)))
+    at = one_layer.reduced(as_data(normal(90, 3, 4), normal(90, 4, seed=1)))
     for heads in (2, 7):
         start = one_layer.draw(heads, 2, at, 0.5, seed=0)
         first = one_layer.rank_at(start, at)
@@ -143,7 +143,7 @@ def test_both_ways_to_a_rank_agree(monkeypatch):
 
 def test_the_derivative_is_that_of_autograd_with_a_mask():
     mask = torch.arange(5) >= torch.tensor([5, 2, 3, 1])[:, None]
-    at = one_layer.reduced(read(normal(4, 5, 3), normal(4, 3), mask=mask))
+    at = one_layer.reduced(as_data(normal(4, 5, 3), normal(4, 3), mask=mask))
     heads = one_layer.draw(2, 2, at, 1.0, seed=0)
 
     def plain(*weights):
@@ -268,7 +268,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_array_is_read(kind):
     E, e = normal(7, 3, 4, dtype=torch.float32), normal(7, 4, seed=1, dtype=torch.float32)
-    data = read(KINDS[kind](E), KINDS[kind](e))
+    data = as_data(KINDS[kind](E), KINDS[kind](e))
     assert data.contexts.dtype == torch.float64
     assert (data.contexts - (4 if kind == "integers" else 1) * E).abs().max() < 0.51
     assert not data.contexts.requires_grad
@@ -288,7 +288,7 @@ def test_every_kind_of_array_is_read(kind):
     ],
 )
 def test_integers_booleans_and_strings_are_classes(labels, classes):
-    data = read(normal(3, 2, 4), normal(3, 4), labels)
+    data = as_data(normal(3, 2, 4), normal(3, 4), labels)
     assert data.classes == classes
     if classes:
         assert [classes[k] for k in data.labels] == [*np.asarray(labels).reshape(-1)]
@@ -332,7 +332,7 @@ def test_lists_of_contexts_and_masks_mean_the_same():
 )
 def test_malformed_data_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
-        read(*arguments)
+        as_data(*arguments)
 
 
 def test_the_command_reads_every_kind_of_file(tmp_path, capsys):

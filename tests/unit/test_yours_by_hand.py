@@ -13,7 +13,7 @@ import torch
 
 from attnmem.yours import Bound, cut, examine, memorize
 from attnmem.yours import layer as one_layer
-from attnmem.yours.data import read
+from attnmem.yours.data import as_data
 
 datasets = pytest.importorskip("sklearn.datasets")
 
@@ -544,7 +544,7 @@ def test_so_many_labels_are_met_as_examine_says(E, e, heads, head_dim, kind):
     firsts = [t for t in range(T) if t not in {t for _, t in said.equal}]
     y = normal(T, seed=6)
     if kind == "worst":
-        at = one_layer.reduced(read(E, e)).some(torch.tensor(firsts))
+        at = one_layer.reduced(as_data(E, e)).some(torch.tensor(firsts))
         base = one_layer.draw(heads, head_dim, at, one_layer.SHARP, 0, groups=True)
         rows = one_layer.independent_rows(base, at, one_layer.SURE)
         _, axes = torch.linalg.eigh(one_layer.tangents(base, at.some(rows)).gram())
@@ -611,7 +611,7 @@ def test_more_examples_than_pairs_are_formed_for():
     errors = np.abs(plain_scores(built.weights, E, e)[:, 0] - y) / np.abs(y).max()
     assert built.count == (errors <= 1e-6).sum() >= found.met.rank
     assert f"have {parameters} parameters" in built.reason
-    at = one_layer.reduced(read(E, e))
+    at = one_layer.reduced(as_data(E, e))
     for T, rows in ((12_000, 12_000), (12_001, parameters + parameters // 8 + 50)):
         assert len(one_layer.enough_rows(at.some(torch.arange(T)), 3, 2, 0)) == rows
 
@@ -670,7 +670,7 @@ EXACTLY = ", at least 10 exactly"
 
 @pytest.mark.parametrize(("T", "exact"), [(39, EXACTLY), (40, EXACTLY), (41, "")])
 def test_ranks_of_few_numbers_are_certified(T, exact, monkeypatch):
-    monkeypatch.setattr(sys.modules["attnmem.yours.examine"], "FEW", 400)
+    monkeypatch.setattr(sys.modules["attnmem.yours.examine"], "_FEW", 400)
     e = normal(T, 9) @ normal(9, 10)  # in fewer dimensions, but for rounding
     found = examine(normal(2, 10), e, samples=9)
     details = {(x.name, x.precision): x.detail for x in found.findings}

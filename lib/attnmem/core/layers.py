@@ -17,7 +17,7 @@ class MHAWeights(NamedTuple):
     """Weights of one multi-head attention layer, in the letters of Mahdavi et al. (Sec. 3).
 
     ``safetensors.torch`` saves them, without pickles: ``save_file(weights._asdict(), path)`` and
-    ``MHAWeights(**load_file(path))``, which :func:`attnmem.yours.load_weights` checks.
+    ``MHAWeights(**load_file(path))``.
     """
 
     W_Q: Float[Tensor, "*runs H d d_h"]

@@ -17,36 +17,28 @@ from typing import Annotated, Any
 from ..checks import Range, check_integer, check_number, checked, reading, refuse
 from ..core import bounds
 
-COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
+_COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
+_EVERY = frozenset("qkvo")
 
 
 @dataclasses.dataclass(frozen=True)
 class Capacity:
     """The counts of one attention layer, for examples of one query with a context of its own.
 
-    Attributes:
-        name: Which layer.
-        parameters: All its numbers.
-        trained: Those that are trained: all, or those of the adapters.
-        effective: Those of them that its function shows, over all outputs.
-        one_output: Those that one linear output shows, a ceiling: beyond so many examples almost
-            all real labels are out of reach.
-        floor: So many real labels of one output are met for almost all data, with biases that are
-            zero or undo the shift of a LayerNorm; None if no such count is known.
-        proved: What is proved of both counts, and what is only compared.
-        floor_proved: Likewise of the floor.
-        layers: How many such layers stand one after the other.
-        deep: Their ceiling together, for one output at the last token, with skip connections and a
-            trained read-out, which the counts of one layer lack; None for one layer.
+    ``one_output`` is a ceiling: beyond so many examples almost all real labels are out of reach.
+    ``floor``, where it is known, is met for almost all data, with biases that are zero or undo the
+    shift of a LayerNorm. ``deep`` is the ceiling of several layers one after the other, for one
+    output at the last token, with skip connections and a trained read-out, which the counts of one
+    layer lack.
     """
 
     name: str
     parameters: int
-    trained: int
-    effective: int
-    one_output: int
+    trained: int  # all, or those of the adapters
+    effective: int  # those of them that the layer's function shows, over all outputs
+    one_output: int  # those that one linear output shows
     floor: int | None
-    proved: str
+    proved: str  # what is proved of both counts, and what is only compared
     floor_proved: str
     layers: int = 1
     deep: int | None = None
@@ -94,8 +86,6 @@ def capacity(
     logits. Biases of values and outputs are one vector.
 
     Args:
-        heads: Number of heads ``H``.
-        dim: Width ``d`` of the tokens.
         head_dim: Width of a head ``d_h``, by default ``d / H``; with rotary positions at most
             ``m``.
         kv_heads: Heads of keys and values ``G``, by default ``H``.
@@ -106,56 +96,34 @@ def capacity(
             angle of its own. Contexts of two tokens show less if heads are almost as wide as ``m``.
         norm: Whether tokens come from a LayerNorm without a shift. A shift changes nothing if
             queries, keys and values have biases.
-        adapter: Rank of low-rank adapters, which alone are trained; None trains all.
+        adapter: Rank of low-rank adapters, which alone are trained.
         adapted: The maps that have an adapter, letters of ``qkvo``.
-        layers: How many such layers stand one after the other, with skip connections. More than one
-            are counted for plain heads only.
-        name: What the layer is called in the report.
-
-    Returns:
-        The counts, with what is proved.
-
-    Raises:
-        ValueError: If a size is not an integer of at least 1, or sizes do not fit.
+        layers: More than one, with skip connections, are counted for plain heads only.
 
     Example:
         >>> capacity(12, 768, bias="qkvo", norm=True).one_output
         1138933
-
-    Source: this book; the tests compare the counts with ranks of Jacobians.
     """
     check_integer("dim", dim, least=3 if norm else 1)
-    head_dim = head_dim or _divided("heads", heads, "dim", dim)
-    groups = kv_heads or heads
-    each = _divided("kv_heads", groups, "heads", heads)
-    for which, letters in (("bias", bias), ("adapted", adapted)):
-        if not set(letters) <= set("qkvo"):
-            refuse(which, repr(letters), "letters of 'qkvo'")
     check_number("rope", int(rope) if isinstance(rope, bool) else rope, least=0, most=1)
-    m, turned = dim - norm, round(rope * head_dim)
-    if turned % 2 or (turned and head_dim > m):
-        refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
+    for which, letters in (("bias", bias), ("adapted", adapted)):
+        if not _EVERY.issuperset(letters):
+            refuse(which, repr(letters), "letters of 'qkvo'")
     if adapter and not adapted:
         refuse("adapted", "no map", "at least one letter of 'qkvo'")
-    layer = _Layer(dim, m, groups, each, head_dim, value_dim or head_dim, turned, bias)
-    shapes = layer.shapes(outputs or dim)
-    total = sum(rows * columns + columns * (x in bias) for x, (rows, columns) in shapes.items())
-    low = (adapter, adapted) if adapter else ()
-    plain = layer.plain and not (bias or norm or adapter)
-    if layers > 1 and not plain:
+    head_dim = head_dim or _divided("heads", heads, "dim", dim)
+    value_dim = value_dim or head_dim
+    groups = kv_heads or heads
+    each = _divided("kv_heads", groups, "heads", heads)
+    m, turned = dim - norm, round(rope * head_dim)
+    layer = _Layer(dim, m, groups, each, head_dim, value_dim, turned, bias)
+    if turned % 2 or (turned and head_dim > m):
+        refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
+    if layers > 1 and (bias or norm or adapter or not layer.plain):
         refuse("layers", layers, "1 for this kind of layer; several are counted for plain heads")
-    sizes = (head_dim, value_dim or head_dim, dim)
-    return Capacity(
-        name or f"{heads} heads of width {head_dim}, {groups} of keys and values, d = {dim}",
-        total,
-        sum(adapter * sum(shapes[x]) for x in set(adapted)) if adapter else total,
-        layer.shown(outputs or dim, *low),
-        layer.shown(1, *low),
-        None if adapter else layer.floor(),
-        *layer.evidence(adapted if adapter else ""),
-        layers,
-        bounds.deep_ceiling([heads] * layers, *sizes) if layers > 1 else None,
-    )
+    name = name or f"{heads} heads of width {head_dim}, {groups} of keys and values, d = {dim}"
+    deep = bounds.deep_ceiling([heads] * layers, head_dim, value_dim, dim) if layers > 1 else None
+    return layer.counted(name, outputs or dim, adapter, adapted if adapter else "", layers, deep)
 
 
 def _divided(name: str, parts: int, whole_name: str, whole: int) -> int:
@@ -197,6 +165,22 @@ class _Layer:
             "v": (self.dim, values),
             "o": (self.each * values, outputs),
         }
+
+    def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
+        shapes = self.shapes(outputs)
+        total = sum(
+            rows * columns + columns * (x in self.bias) for x, (rows, columns) in shapes.items()
+        )
+        return Capacity(
+            name,
+            total,
+            sum(adapter * sum(shapes[x]) for x in {*adapted}) if adapter else total,
+            self.shown(outputs, adapter, adapted),
+            self.shown(1, adapter, adapted),
+            None if adapter else self.floor(),
+            *self.evidence(adapted),
+            *several,
+        )
 
     # The last token x' of a context asks, and the softmax ignores what all tokens add alike. So the
     # outputs depend on the weights only through the logits of each group, its values, and constants
@@ -269,20 +253,20 @@ class _Layer:
             "adapters": adapted,
         }
         unlike = ", ".join(kind for kind, found in kinds.items() if found)
-        counts = f"one output: proved; several: {COMPARED}"
+        counts = f"one output: proved; several: {_COMPARED}"
         if unlike:
-            counts = f"not proved with {unlike}; {COMPARED}"
+            counts = f"not proved with {unlike}; {_COMPARED}"
         if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
             counts = "upper bounds: adapters of both factors of a product overlap"
         if adapted:
             return counts, "not known with adapters"
         if self.plain:
             where = "where queries are tokens" + (" behind a LayerNorm" if normed else "")
-            return counts, f"proved for free tokens and queries; {where}, only {COMPARED}"
+            return counts, f"proved for free tokens and queries; {where}, only {_COMPARED}"
         if self.groups < 2:
             return counts, "not known for a single group of keys and values"
         least = " (from 3 tokens on)" if self.turned else ""
-        return counts, f"not proved, groups cancel in pairs{least}; {COMPARED}"
+        return counts, f"not proved, groups cancel in pairs{least}; {_COMPARED}"
 
 
 # --- configurations of well-known models ----------------------------------------------------------

@@ -40,8 +40,14 @@ class Data(NamedTuple):
         """Whether one context serves all examples."""
         return self.contexts.ndim == 2
 
+    def some(self, rows: slice | Int[Tensor, " k"]) -> Data:
+        """Some of the examples."""
+        own = {"queries": self.queries, "labels": self.labels, "mask": self.mask}
+        own |= {} if self.shared else {"contexts": self.contexts}
+        return self._replace(**{name: x if x is None else x[rows] for name, x in own.items()})
 
-def read(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Data:
+
+def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Data:
     """Accept what :func:`attnmem.yours.examine` and :func:`attnmem.yours.memorize` are given."""
     tables = contexts if isinstance(contexts, (list, tuple)) else ()
     if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:

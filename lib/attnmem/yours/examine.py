@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,20 +18,20 @@ from ..core import bounds
 from ..examples import unit
 from ..theory.independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
 from . import layer
-from .data import Data, Repeats, read, repeats, wrapped
-from .layer import GRAM, Rank, Reduced
+from .data import Data, Repeats, as_data, repeats, wrapped
+from .layer import Rank, Reduced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
-BLOCK = 2_000  # contexts whose ranks are computed at once
-WEAK = 1e-6  # what is smaller than this share of the largest may be rounding of single precision
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
+_AT_ONCE = 2_000  # contexts whose ranks are computed at once
+_WEAK = 1e-6  # what is smaller than this share of the largest may be rounding of single precision
+_A1, _A2, _A3, _GENERAL = "Assumption 1", "Assumption 2", "Assumption 3", "general position"
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class Tested:
     """One assumption in one precision."""
 
     name: str
@@ -59,49 +61,31 @@ class Bound:
 class Examination:
     """What :func:`examine` found; ``str()`` is a report.
 
-    Attributes:
-        examples: Number of examples ``T``.
-        tokens: Tokens of the longest context, ``n``.
-        dim: Width ``d``.
-        shared: Whether one context serves all examples.
-        heads: Number of heads ``H`` that was asked about, or None.
-        head_dim: Head dimension ``d_h``.
-        labels: What the labels are.
-        equal: Pairs of equal examples.
-        conflicts: Those of them with different labels.
-        notes: What else is degenerate.
-        dimensions: In how many dimensions tokens of a context differ (``m``), queries lie (``q``),
-            and contexts differ beyond that (``c``); with the singular values beside the tolerance.
-        findings: The assumptions.
-        bounds: The bounds, if ``heads`` is given.
-        rank: Of the derivative at random weights of the layer, on the examples that differ.
-        met: Of the derivative at random weights with which all outputs are zero, counting only
-            rows so clear that float64 has the digits: so many of these examples meet any real
-            labels, by :func:`memorize`.
-        least_heads: The fewest heads with which ``rank`` can be the number of examples that differ;
-            None if it ends below it.
-        enough_heads: The fewest found with which ``met`` is; None if none were found.
-        outputs: How many reals a label has; 0 for classes, None without labels.
+    Ranks are of the derivative, on the examples that differ: ``rank`` at random weights, ``met`` at
+    random weights with which all outputs are zero, of rows so clear that float64 has the digits. So
+    many of these examples meet any real labels, by :func:`memorize`.
     """
 
-    examples: int
-    tokens: int
-    dim: int
-    shared: bool
-    heads: int | None
-    head_dim: int
-    labels: str
-    equal: list[tuple[int, int]]
-    conflicts: list[tuple[int, int]]
-    notes: list[str]
+    examples: int  # T
+    tokens: int  # n, of the longest context
+    dim: int  # d
+    shared: bool  # whether one context serves all examples
+    heads: int | None  # H that was asked about
+    head_dim: int  # d_h
+    labels: str  # what they are
+    equal: list[tuple[int, int]]  # pairs of equal examples
+    conflicts: list[tuple[int, int]]  # those of them with different labels
+    notes: list[str]  # what else is degenerate
+    # In how many dimensions tokens of a context differ (m), queries lie (q), and contexts differ
+    # beyond that (c), with the singular values beside the tolerance.
     dimensions: dict[str, dict[str, float]]
-    findings: list[Finding]
-    bounds: list[Bound]
+    findings: list[Tested]  # the assumptions
+    bounds: list[Bound]  # with heads; else none
     rank: Rank | None
     met: Rank | None
-    least_heads: int | None
-    enough_heads: int | None
-    outputs: int | None
+    least_heads: int | None  # the fewest with which rank can be the number of examples that differ
+    enough_heads: int | None  # the fewest found with which met is; None if none were found
+    outputs: int | None  # reals of a label; 0 for classes, None without labels
 
     @property
     def differ(self) -> int:
@@ -136,10 +120,8 @@ class Examination:
         import matplotlib.pyplot as plt
 
         ax = ax or plt.gca()
-        bars = [
-            (bound.name + ", does not apply" * bool(bound.missing), bound.labels, bound.missing)
-            for bound in self.bounds
-        ]
+        bars = [(f"{x.name}{', does not apply' * bool(x.missing)}", x) for x in self.bounds]
+        bars = [(name, x.labels, x.missing) for name, x in bars]
         bars += [("rank where all outputs are zero", self.met.rank, [])]
         bars += [("rank of the derivative", self.rank.rank, [])]
         for name, labels, fails in sorted(bars, key=lambda bar: bar[1]):
@@ -170,9 +152,8 @@ class Examination:
             gap = f"{size['kept']:.0e}, the next {size['dropped']:.0e} of the largest"
             cut = f"counted above {size['tolerance']:.0e}"
             lines.append(f"{name} = {size['dimensions']} dimensions (least spread {gap}; {cut})")
-        lines.append("")
-        lines += [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
-        lines.append("")
+        said = [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
+        lines += ["", *said, ""]
         if self.heads is not None:
             real = " (your labels are classes, which may need fewer heads)" * (self.outputs == 0)
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")
@@ -180,10 +161,9 @@ class Examination:
             part = " among those looked at" * (self.rank.of < self.differ)
             limit = f"to this tolerance, almost no real labels of more are met{part}"
             limit = f"full{part}, it excludes nothing" if self.rank.rank == self.rank.of else limit
-            lines += [
-                _rank("rank of the derivative", self.rank, limit),
-                _rank("rank where all outputs are zero", self.met, "so many meet any real labels"),
-            ]
+            lines.append(_rank("rank of the derivative", self.rank, limit))
+            surely = "so many meet any real labels"
+            lines.append(_rank("rank where all outputs are zero", self.met, surely))
         return wrapped([*lines, _fewest(self), f"weights: {self.builder}"])
 
 
@@ -195,7 +175,7 @@ def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
 
 def _rank(name: str, rank: Rank, means: str) -> str:
     dropped = "not computed" if rank.dropped is None else f"{rank.dropped:.0e}"
-    weak = "; some labels need huge weights" if 0 < rank.kept < WEAK else ""
+    weak = "; some labels need huge weights" if 0 < rank.kept < _WEAK else ""
     gap = f"{rank.how} {rank.kept:.0e} | {dropped}, tolerance {rank.tolerance:.0e}{weak}"
     return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples at random weights: {means} ({gap})"
 
@@ -230,78 +210,53 @@ def examine(
     Args:
         contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
             different lengths: arrays, data frames or tensors of any real type.
-        queries: One query a row, ``(T, d)``.
         labels: Reals ``(T,)`` or ``(T, d_out)``; integers, booleans and strings are classes.
-        heads: Number of heads ``H``, for the bounds and ranks.
-        head_dim: Head dimension ``d_h``, by default ``d``.
+        head_dim: By default ``d``.
         mask: True where a token is padding, ``(T, n)``.
         samples: Subsets that are drawn where not all of them can be looked at.
-        seed: Seed of samples and weights, at least 0.
         say: Is called at each step of the work: parts done, of how many, and what is done now.
 
     Example:
         >>> found = examine(torch.rand(30, 3, 5), torch.rand(30, 5), heads=2, head_dim=2)
         >>> found.rank.rank, found.least_heads
         (30, 2)
-
-    Source: this book, the chapter on the capacity of one layer.
     """
-    asked = [f"the rank with {heads} heads", f"the rank with {heads} heads, outputs zero"]
-    steps = _Steps(say, [*STEPS, *(asked if heads else [])])
-    data = read(contexts, queries, labels, mask)
+    data = as_data(contexts, queries, labels, mask)
     (T, d), n = data.queries.shape, data.contexts.shape[-2]
-    head_dim = head_dim or d
-    steps.begin()
-    same, at = repeats(data), layer.reduced(data)
-    findings = []
-    for name in DTYPES:
-        findings += _findings(data, name, samples, seed, steps)
-    ranks = _Ranks(at.some(same.group.unique()), head_dim, seed, steps.tell)
-    steps.begin()
-    least = ranks.fewest(groups=False)
-    steps.begin()
-    enough = ranks.fewest(groups=True) if least else None
-    rank = met = None
-    if heads:
-        steps.begin()
-        rank = ranks(heads, groups=False)
-        steps.begin()
-        met = ranks(heads, groups=True)
+    ranks = _Ranks(data, head_dim or d, seed)
+    steps = [("equal examples and dimensions", ranks.look)]
+    for kind in ("float32", "float64"):
+        for name in (_A1, _A2, _A3, _GENERAL):
+            test = partial(_tested, data, name, kind, samples, seed)
+            steps.append((f"{name} in {kind}", test))
+    for words, zero in (("", False), (" with outputs zero", True)):
+        steps.append((f"the fewest heads{words}", partial(ranks.fewest, zero)))
+    for words, zero in (("", False), (", outputs zero", True)) if heads else ():
+        steps.append((f"the rank with {heads} heads{words}", partial(ranks.of, heads, zero)))
+    results = []
+    for done, (words, step) in enumerate(steps):
+        ranks.say = partial(say, done, len(steps)) if say else lambda _: None
+        ranks.say(words)
+        results.append(step())
+    (same, at), *tested, least, enough, rank, met = results + [None, None] * (not heads)
+    sizes = {"examples": T, "tokens": n, "dim": d, "shared": data.shared}
     return Examination(
-        examples=T,
-        tokens=n,
-        dim=d,
-        shared=data.shared,
+        **sizes,
         heads=heads,
-        head_dim=head_dim,
+        head_dim=ranks.head_dim,
         labels=_kind(data),
         equal=same.equal,
         conflicts=same.conflicts,
         notes=_notes(data, same, at),
         dimensions=_dimensions(data, at),
-        findings=findings,
-        bounds=_bounds(data, at, findings, heads, head_dim) if heads else [],
+        findings=tested,
+        bounds=_bounds(data, at, tested, heads, ranks.head_dim) if heads else [],
         rank=rank,
         met=met,
         least_heads=least,
         enough_heads=enough,
         outputs=None if data.labels is None else 0 if data.classes else data.labels.shape[1],
     )
-
-
-class _Steps:
-    """Tells how many parts of the work are done, and what is done now."""
-
-    def __init__(self, say: Callable[[int, int, str], None] | None, names: list[str]):
-        self.say, self.names, self.done = say, names, -1
-
-    def begin(self) -> None:
-        self.done += 1
-        self.tell(self.names[self.done])
-
-    def tell(self, step: str) -> None:
-        if self.say:
-            self.say(self.done, len(self.names), step)
 
 
 def _kind(data: Data) -> str:
@@ -316,8 +271,7 @@ def _kind(data: Data) -> str:
 
 
 def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
-    m, q, c = at.sizes
-    d, notes = data.queries.shape[1], []
+    (m, q, c), d, notes = at.sizes, data.queries.shape[1], []
     if data.mask is not None:
         lengths = (~data.mask).sum(1)
         notes.append(f"contexts of {int(lengths.min())} to {int(lengths.max())} tokens, by a mask")
@@ -330,7 +284,7 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
         used = largest[largest > 0]
         if len(used) < d:
             notes.append(f"coordinates that are zero in all {name}: {d - len(used)}")
-        if len(used) and float(used.min()) < WEAK * float(used.max()):
+        if len(used) and float(used.min()) < _WEAK * float(used.max()):
             sizes = f"{float(used.min()):.0e} to {float(used.max()):.0e}"
             notes.append(f"coordinates of {name} have sizes {sizes}, each taken for exact")
     if m + c < d:
@@ -340,7 +294,7 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
         notes.append(f"{what} (cut's marks of places are one): {c}")
     if q == 1:
         notes.append("all queries lie on one line")
-    thin = max(WEAK, torch.finfo(data.precision).eps)
+    thin = max(_WEAK, torch.finfo(data.precision).eps)
     if any(0 < each.kept < thin for each in at.spectra):
         notes.append("some dimensions are as thin as rounding in single or lower precision")
     return notes
@@ -357,36 +311,17 @@ def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
 
 # --- the assumptions ------------------------------------------------------------------------------
 
-A1, A2, A3 = (f"Assumption {k}" for k in (1, 2, 3))
-GENERAL = "general position"
-TESTS = (A1, A2, A3, GENERAL)
-STEPS = (
-    "equal examples and dimensions",
-    *(f"{title} in {name}" for name in DTYPES for title in TESTS),
-    "the fewest heads",
-    "the fewest heads with outputs zero",
-)
 
-
-def _findings(data: Data, name: str, samples: int, seed: int, steps: _Steps) -> list[Finding]:
+def _tested(data: Data, name: str, kind: str, samples: int, seed: int) -> Tested:
     n, d = data.contexts.shape[-2:]
-    length = n if data.mask is None else (~data.mask).sum(1, keepdim=True)
-    means = data.queries + data.contexts.sum(-2) / length  # padding is zero
-
-    def tested(vectors: Tensor, size: int) -> tuple[str, str]:
-        return _any_are_independent(vectors, size, DTYPES[name], samples, seed)
-
-    tests = (
-        lambda: tested(data.queries, n),
-        lambda: _contexts(data, DTYPES[name]),
-        lambda: tested(means, n),
-        lambda: tested(data.queries, d),
-    )
-    found = []
-    for title, test in zip(TESTS, tests, strict=True):
-        steps.begin()
-        found.append(Finding(title, name, *test()))
-    return found
+    precision, vectors = getattr(torch, kind), data.queries
+    if name == _A2:
+        return Tested(name, kind, *_contexts(data, precision))
+    if name == _A3:  # of the mean tokens; padding is zero
+        length = n if data.mask is None else (~data.mask).sum(1, keepdim=True)
+        vectors = vectors + data.contexts.sum(-2) / length
+    size = d if name == _GENERAL else n
+    return Tested(name, kind, *_any_are_independent(vectors, size, precision, samples, seed))
 
 
 def _any_are_independent(
@@ -409,12 +344,12 @@ def _any_are_independent(
         s, t = (group == counts.argmax()).nonzero()[:2, 0].tolist()
         return "fails", f"vectors {s} and {t} are equal in this precision"
     if (rank := numerical_rank(here)) < size:
-        exact = f", at least {certified_rank(here).rank} exactly" if here.numel() <= FEW else ""
+        exact = f", at least {certified_rank(here).rank} exactly" if here.numel() <= _FEW else ""
         return "fails to rounding", f"all vectors span {rank} dimensions to rounding{exact}"
     if size == T:
         return "holds", f"all {T} vectors are independent (singular values)"
-    if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= FEW:
-        rank = kruskal_rank(vectors, max_subsets=FEW)
+    if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= _FEW:
+        rank = kruskal_rank(vectors, max_subsets=_FEW)
         verdict = "holds" if rank >= size else "fails to rounding"
         return verdict, f"every set of {size} was looked at, Kruskal rank {rank} to rounding"
     test = sampled_independence(here, size, samples=samples, seed=seed)
@@ -430,7 +365,7 @@ def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
     if not E.to(precision).isfinite().all():
         return "fails", "numbers that this precision cannot hold"
     E = _in_units(E).to(precision)
-    poor = (torch.cat([numerical_rank(part) for part in E.split(BLOCK)]) < n).nonzero()[:, 0]
+    poor = (torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < n).nonzero()[:, 0]
     if not len(poor):
         return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
     t = int(poor[0])
@@ -447,9 +382,9 @@ def _in_units(x: Tensor) -> Tensor:
 # --- bounds and ranks -----------------------------------------------------------------------------
 
 
-def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> list[Bound]:
+def _bounds(data: Data, at: Reduced, tested: list[Tested], heads: int, width: int) -> list[Bound]:
     (n, d), (m, q, c) = data.contexts.shape[-2:], at.sizes
-    verdicts = {x.name: x.verdict for x in findings if x.precision == "float64"}
+    verdicts = {x.name: x.verdict for x in tested if x.precision == "float64"}
     several = ["contexts with a mask"] * (data.mask is not None)
     found = []
 
@@ -459,23 +394,22 @@ def _bounds(data: Data, at: Reduced, findings, heads: int, head_dim: int) -> lis
         found.append(Bound(name, labels, means, [*failing, *missing], [*open, *unsure]))
 
     met, unmet = "any real labels are met", "almost no real labels of more are met"
-    almost = ["proved for almost all data of such sizes"]
     long = [f"n = {n} is not below d = {d}"] * (n >= d)
-    room = bounds.mha_capacity(heads, n, head_dim)
-    add("Theorem 1", room, met, (A1, A2), several + long)
-    if data.shared and 3 <= n <= d and head_dim >= 2:
-        room = bounds.scalar_capacity(heads, n, head_dim, d)
-        add("attention fitted to the labels", room, met, (A2, GENERAL), several)
+    add("Theorem 1", bounds.mha_capacity(heads, n, width), met, (_A1, _A2), several + long)
+    if data.shared and 3 <= n <= d and width >= 2:
+        room = bounds.scalar_capacity(heads, n, width, d)
+        add("attention fitted to the labels", room, met, (_A2, _GENERAL), several)
     if n > 1:
         few = data.shared and n <= d
-        sizes = (heads, n, head_dim, d) if few else (heads, head_dim, d)
+        sizes = (heads, n, width, d) if few else (heads, width, d)
         low = bounds.shared_context_floor if few else bounds.own_context_floor
         high = bounds.shared_context_ceiling if few else bounds.own_context_ceiling
         free = at.sizes == ((n - 1, d, 1) if few else (d, d, 0))
         here = [] if free else [f"the data have m = {m}, q = {q}, c = {c}"]
+        almost = ["proved for almost all data of such sizes"]
         add("floor L(H)", low(*sizes), met, (), several + here, almost)
         add("ceiling P(H)", high(*sizes), unmet)
-    room = layer.ceiling(heads, head_dim, at.sizes)
+    room = layer.ceiling(heads, width, at.sizes)
     if room not in [bound.labels for bound in found if bound.means == unmet]:
         add("ceiling in the data's dimensions", room, unmet)
     add("ceiling of random attention with a read-out", heads * m + c, unmet)
@@ -488,42 +422,52 @@ class _Ranks:
     Further heads do not lower the rank, so a number of heads with full rank speaks for all above.
     """
 
-    def __init__(self, at: Reduced, head_dim: int, seed: int, say: Callable[[str], None]):
-        self.at, self.head_dim, self.seed, self.say = at, head_dim, seed, say
+    say: Callable[[str], None]  # what is computed now
+
+    def __init__(self, data: Data, head_dim: int, seed: int):
+        self.data, self.head_dim, self.seed = data, head_dim, seed
         self.known: dict[bool, dict[int, Rank]] = {False: {}, True: {}}
 
-    def __call__(self, heads: int, groups: bool) -> Rank:
-        T, known = len(self.at.queries), self.known[groups]
+    def look(self) -> tuple[Repeats, Reduced]:
+        """Which examples are equal; and all of them in the dimensions that they have."""
+        same, at = repeats(self.data), layer.reduced(self.data)
+        self.differ = at.some(same.group.unique())
+        return same, at
+
+    def of(self, heads: int, zero: bool) -> Rank:
+        """At random weights, or at those with which all outputs are zero."""
+        T, known = len(self.differ.queries), self.known[zero]
         if full := [rank for h, rank in known.items() if h < heads and rank.rank == T]:
             return full[0]
         if heads not in known:
-            self.say(f"derivative of {heads} heads" + groups * ", outputs zero")
-            rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
-            at = self.at.some(rows)
-            sizes = heads, self.head_dim, at
+            self.say(f"derivative of {heads} heads" + zero * ", outputs zero")
+            rows = layer.enough_rows(self.differ, heads, self.head_dim, self.seed)
+            sizes = heads, self.head_dim, self.differ.some(rows)
             known[heads] = (
-                layer.rank_at(layer.cancelling(*sizes, self.seed), at, layer.SURE)
-                if groups
+                layer.rank_at(layer.cancelling(*sizes, self.seed), sizes[2], layer.SURE)
+                if zero
                 else layer.free_rank(*sizes, self.seed)
             )
         return known[heads]
 
-    def fewest(self, groups: bool) -> int | None:
+    def fewest(self, zero: bool) -> int | None:
         """The fewest heads at which the rank is the number of examples, found by a secant.
 
         Of too many examples it is the fewest with as many parameters.
         """
-        T, c = len(self.at.queries), self.at.sizes[2]
-        each = layer.ceiling(1, self.head_dim, self.at.sizes) - c
+        T, c = len(self.differ.queries), self.differ.sizes[2]
+        each = layer.ceiling(1, self.head_dim, self.differ.sizes) - c
         low, below, high = 0, 0, max(1, math.ceil((T - c) / each)) if each else 1
-        if T > GRAM:
-            return None if groups or not each else high
-        while (rank := self(high, groups).rank) < T:
+        if zero and not self.fewest(False):
+            return None
+        if T > layer.GRAM:
+            return None if zero or not each else high
+        while (rank := self.of(high, zero).rank) < T:
             gain = (rank - below) / (high - low)
             if gain < 0.5 or high > T:
                 return None
             low, below, high = high, rank, high + max(1, math.ceil((T - rank) / gain))
-        while high - low > 1 and low:  # the rank at low is too small
-            middle = (low + high) // 2
-            low, high = (low, middle) if self(middle, groups).rank >= T else (middle, high)
+        if low:  # where the rank is too small
+            between = range(low + 1, high)
+            high = low + 1 + bisect_left(between, T, key=lambda h: self.of(h, zero).rank)
         return high

@@ -1,4 +1,4 @@
-"""A layer of torch or transformers in the book's letters, and back; to and from files."""
+"""A layer of torch or transformers in the book's letters, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_finite, check_integer, check_size, checked, need, reading, refuse
+from ..checks import FLOATS, check_finite, check_integer, check_size, checked, refuse
 from ..core.layers import MHAWeights
 from ..features.corpora import Inputs
 from ..features.encoders import Encoder, saved_config, trained_encoder
@@ -26,36 +26,25 @@ class FromTorch:
     of the keys moves all logits of a query alike, so it is left out. A bias of the values joins
     that of the outputs, since attention weights sum to one. Where keys and values have widths of
     their own, a token is both, side by side.
-
-    Attributes:
-        weights: The weights, in the layer's precision.
-        bias: What is added to the outputs.
-        widths: Widths of queries, keys and values; the values' is 0 where they are the keys.
-        batch_first: Whether the layer's first axis is the batch.
     """
 
     weights: MHAWeights
     bias: Float[Tensor, " d_out"]
-    widths: tuple[int, int, int]
+    widths: tuple[int, int, int]  # of queries, keys and values; 0 where values are the keys
     batch_first: bool = True
 
     def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
         """Contexts for :func:`attnmem.core.layers.mha`.
 
-        Args:
-            key: As the layer takes it: three axes, or two for a single context.
-            value: Likewise; None where it is the key.
-
-        Returns:
-            One context for each example, or the single one, which all queries share.
-
-        Raises:
-            ValueError: If a shape is not the layer's, or values differ from keys of the same width.
+        Keys, and values where they differ, are as the layer takes them: with three axes, or two for
+        a single context.
         """
         _, keys, values = self.widths
-        rows = _rows("key", key, keys)
+        rows = _of_width("key", key, keys)
         if values:
-            rows = torch.cat([rows, _rows("value", key if value is None else value, values)], -1)
+            rows = torch.cat(
+                [rows, _of_width("value", key if value is None else value, values)], -1
+            )
         elif value is not None and not torch.equal(value, key):
             refuse("value", "other values than keys", "None, or the key itself")
         return self._widened(rows)
@@ -65,15 +54,7 @@ class FromTorch:
 
         ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
         """
-        return self._widened(_rows("query", query, self.widths[0]))
-
-    @property
-    def whole(self) -> MHAWeights:
-        """Weights for the same contexts with the bias in them, as one more coordinate of values."""
-        heads, W_V = len(self.weights.W_V), F.pad(self.weights.W_V, (0, 1))
-        W_V[:, -1, -1] = 1 / heads  # of the constant coordinate
-        rows = self.weights.W_O.unflatten(0, (heads, -1)), self.bias.expand(heads, 1, -1)
-        return self.weights._replace(W_V=W_V, W_O=torch.cat(rows, dim=1).flatten(0, 1))
+        return self._widened(_of_width("query", query, self.widths[0]))
 
     def _widened(self, rows: Tensor) -> Tensor:
         if rows.ndim == 3 and not self.batch_first:
@@ -83,7 +64,7 @@ class FromTorch:
         return wide
 
 
-def _rows(name: str, rows: Tensor, width: int) -> Tensor:
+def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
     if rows.ndim not in (2, 3) or rows.shape[-1] != width:
         what = f"width {width}, with two axes before it, or one for a single context"
         refuse(name, f"shape {tuple(rows.shape)}", what)
@@ -93,15 +74,14 @@ def _rows(name: str, rows: Tensor, width: int) -> Tensor:
 def from_torch(module: nn.Module) -> FromTorch:
     """Take the weights of a trained attention layer.
 
-    Args:
-        module: A ``torch.nn.MultiheadAttention`` with any ``kdim``, ``vdim``, ``bias`` and
-            ``batch_first``. Or a ``BertAttention``, ``ViTAttention`` or ``GPT2Attention`` of a
-            model of transformers, such as ``model.h[0].attn``. BERT's output is then meant before
-            the residual and its norm; each query of GPT-2 sees the tokens up to its own.
+    It is a ``torch.nn.MultiheadAttention`` with any ``kdim``, ``vdim``, ``bias`` and
+    ``batch_first``. Or a ``BertAttention``, ``ViTAttention`` or ``GPT2Attention`` of a model of
+    transformers, such as ``model.h[0].attn``. BERT's output is then meant before the residual and
+    its norm; each query of GPT-2 sees the tokens up to its own.
 
     Raises:
-        ValueError: If the module is of another kind, attends in another way, draws dropout, or has
-            weights that are not finite numbers in float32 or float64.
+        ValueError: If the module attends in another way, draws dropout, or has weights that are not
+            finite numbers in float32 or float64.
 
     Example:
         >>> from attnmem import mha
@@ -203,10 +183,6 @@ _READERS: dict[str, Callable[[Any], FromTorch]] = {
 _DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
 
 
-class _Reached(Exception):
-    """The forward pass has come to the layer, with these tokens."""
-
-
 @dataclasses.dataclass(frozen=True)
 class SavedLayer:
     """The attention of one block of a saved model, and the model up to it."""
@@ -216,40 +192,30 @@ class SavedLayer:
     encoder: Encoder  # ends with this layer's block
 
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
-        """What the layer reads on a batch. Nothing behind it is computed, and nothing else kept.
+        """What the layer reads on a batch, for ``taken.contexts`` and ``taken.queries``.
 
-        Args:
-            inputs: As an encoder of ``attnmem.features`` takes them: images, token numbers, or what
-                a tokenizer or an image processor returns as tensors, texts of one length.
-
-        Returns:
-            The tokens, for ``taken.contexts`` and ``taken.queries``; ``encoder.query`` is the place
-            of the query that the book uses.
+        The batch is as an encoder of ``attnmem.features`` takes it: images, token numbers, or what
+        a tokenizer or an image processor returns as tensors, texts of one length.
+        ``encoder.query`` is the place of the query that the book uses.
         """
-
-        def stop(_: nn.Module, args: tuple, others: dict[str, Any]) -> None:
-            raise _Reached(args[0] if args else others["hidden_states"])
-
-        hook = self.module.register_forward_pre_hook(stop, with_kwargs=True)
+        read = []
+        hook = self.module.register_forward_pre_hook(
+            lambda _, args, others: read.extend(args or [others["hidden_states"]]), with_kwargs=True
+        )
         try:
             self.encoder(inputs)
-        except _Reached as reached:
-            return reached.args[0]
         finally:
             hook.remove()
-        raise AssertionError("the model ended before its layer")
+        return read[0]
 
 
 def saved_layer(
     source: str | Path, block: int = 0, *, dtype: torch.dtype = torch.float32
 ) -> SavedLayer:
-    """Read the attention of one block of a saved model.
+    """Read the attention of one block, from 0, of a saved BERT, ViT or GPT-2.
 
-    Args:
-        source: A folder that ``transformers`` has saved, or a name on a hub, of a BERT, a ViT or a
-            GPT-2. Code that comes with it is never run, and pickles are not read.
-        block: Its number, from 0; blocks behind it are not read.
-        dtype: ``torch.float32`` or ``torch.float64``.
+    ``source`` is a folder that ``transformers`` has saved, or a name on a hub. Code that comes with
+    it is never run, pickles are not read, and neither are the blocks behind this one.
 
     Raises:
         ValueError: If the model is of another kind, has fewer blocks, or cannot be read.
@@ -288,7 +254,7 @@ class _Attention(nn.Module):
         """Outputs, and attention weights averaged over the heads; a mask of floats is added."""
         value, mask = key if value is None else value, key_padding_mask
         for name, rows in (("query", query), ("key", key), ("value", value)):
-            _rows(name, rows, self.W_Q.shape[1])
+            _of_width(name, rows, self.W_Q.shape[1])
         # The axis of heads before the rows: (*T, H, L or n, d_h).
         logits = (query.unsqueeze(-3) @ self.W_Q) @ (key.unsqueeze(-3) @ self.W_K).mT
         if mask is not None:
@@ -304,19 +270,11 @@ class _Attention(nn.Module):
 
 
 def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
-    """Make a torch module of a layer.
+    """Make a torch module of a layer without run axes, whose outputs ``bias`` is added to.
 
-    Args:
-        weights: The layer, without run axes; of :class:`FromTorch`, its weights and its bias.
-        bias: What is added to its outputs.
-
-    Returns:
-        A ``torch.nn.MultiheadAttention`` with batch first, if ``H d_h = d``, values are as wide as
-        heads and outputs as wide as tokens. Otherwise a module that is called in the same way with
-        ``query``, ``key``, ``value`` (by default the key) and ``key_padding_mask``.
-
-    Raises:
-        ValueError: If the weights have run axes or several dtypes, or the bias does not fit.
+    It is a ``torch.nn.MultiheadAttention`` with batch first, if ``H d_h = d``, values are as wide
+    as heads and outputs as wide as tokens. Otherwise it is a module that is called in the same way
+    with ``query``, ``key``, ``value`` (by default the key) and ``key_padding_mask``.
 
     Example:
         >>> from attnmem import random_mha
@@ -325,7 +283,7 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         >>> layer(x[:, :1], x)[0].shape
         torch.Size([7, 1, 1])
     """
-    _check_layer(weights)
+    _is_a_layer(weights)
     if bias is not None:
         check_size("bias", bias, -1, weights.W_D.shape[-1], "the width of the outputs")
     if weights.W_Q.ndim != 3:
@@ -345,49 +303,8 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
     return module
 
 
-def save(layer: MHAWeights | FromTorch, path: str | Path) -> None:
-    """Save a layer by safetensors; what :func:`from_torch` gave, with its bias among the weights.
-
-    Args:
-        layer: The layer.
-        path: A file that ends in ``.safetensors``; one of that name is replaced.
-
-    Raises:
-        ValueError: If it ends otherwise, or :func:`load_weights` would refuse the layer.
-    """
-    if Path(path).suffix != ".safetensors":
-        refuse("path", repr(str(path)), "a name that ends in .safetensors")
-    weights = layer.whole if isinstance(layer, FromTorch) else layer
-    _check_layer(weights)
-    tensors = {name: W.detach().clone().contiguous() for name, W in weights._asdict().items()}
-    need("safetensors.torch").save_file(tensors, path)
-
-
-def load_weights(path: str | Path) -> MHAWeights:
-    """Load a layer that :func:`save` saved.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The layer.
-
-    Raises:
-        ValueError: If the file holds anything but finite weights of one layer, in float32 or in
-            float64, whose sizes fit together.
-    """
-    library = need("safetensors.torch")
-    with reading(path, "weights of a layer"):
-        tensors = library.load_file(path)
-        if set(tensors) != set(MHAWeights._fields):
-            refuse("tensors", ", ".join(sorted(tensors)), ", ".join(MHAWeights._fields))
-        weights = MHAWeights(**tensors)
-        _check_layer(weights)
-    return weights
-
-
 @checked
-def _check_layer(weights: MHAWeights) -> None:
+def _is_a_layer(weights: MHAWeights) -> None:
     for name, W in weights._asdict().items():
         check_finite(f"weights.{name}", W)
         if W.dtype != weights.W_Q.dtype or not W.numel():
