@@ -52,8 +52,6 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 	$(SHOW) 'Chapters'
 	@$(BIN)/python -m tools.run $(if $(FORCE),--force) $(CHAPTER)
 	@$(BIN)/python -m tools.claims
-	@$(BIN)/python -m tools.publish
-	@$(BIN)/python -m tools.parameters
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'

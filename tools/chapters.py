@@ -37,10 +37,8 @@ def argument() -> list[str]:
 def contents() -> list[tuple[str, list[str]]]:
     """The parts of the table of contents with their pages; the first is the front page alone."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    parts = [
-        (part["caption"], [page["file"] for page in part["chapters"]]) for part in toc["parts"]
-    ]
-    return [("", [toc["root"]]), *parts]
+    parts = {part["caption"]: [page["file"] for page in part["chapters"]] for part in toc["parts"]}
+    return [("", [toc["root"]]), *parts.items()]
 
 
 def pages() -> list[str]:
@@ -72,9 +70,8 @@ def renew(path: Path, text: str) -> None:
 
 def render(template: str, filters: dict[str, Callable], **values: object) -> str:
     """The text of a template in ``book/fragments``, filled in."""
-    loader = jinja2.FileSystemLoader(BOOK / "fragments", encoding="utf-8")
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = jinja2.Environment(loader=loader, **options)
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(BOOK / "fragments"), **options)
     environment.filters |= filters
     return environment.get_template(template).render(values)
 
@@ -108,24 +105,19 @@ def below(base: str | None, path: str) -> str:
     return f"{base.rstrip('/')}/{path}" if base else ""
 
 
-def library_address() -> str:
-    """Where pip finds the library: in the built book, in the repository, or, empty, nowhere."""
-    if site := (config().get("html") or {}).get("baseurl"):
-        return below(site, f"downloads/{wheel_name()}")
-    address, branch = repository()
-    return f"git+{address}@{branch}" if address else ""
-
-
 def colab_cell() -> nbformat.NotebookNode:
     """The first cell of every notebook, which does nothing where the library is installed.
 
     It installs the library from a wheel beside the notebook; on Colab also from an address, if
     ``_config.yml`` has the book's or the repository's. Else it says what is needed.
     """
+    address, branch = repository()
+    place = f"git+{address}@{branch}" if address else ""
+    if site := (config().get("html") or {}).get("baseurl"):
+        place = below(site, f"downloads/{wheel_name()}")
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
-    source = source.replace("<address>", library_address())
-    metadata = {"tags": [COLAB, "remove-cell"]}
-    return nbformat.v4.new_code_cell(source, id=COLAB, metadata=metadata)
+    source, tags = source.replace("<address>", place), [COLAB, "remove-cell"]
+    return nbformat.v4.new_code_cell(source, id=COLAB, metadata={"tags": tags})
 
 
 def source_notebook(chapter: str) -> nbformat.NotebookNode:

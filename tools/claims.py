@@ -1,33 +1,39 @@
-"""Write book/claims.md: every claim of both papers, with the verdict that its chapter recorded.
+"""Write what is collected from the chapters: the claims, with the verdicts that cells recorded.
 
-Nothing on that page is typed: the claims come from attnmem.pages.reporting, the verdicts and their
-evidence from the outputs of the executed notebooks, the graph from the references in the chapters.
+They make ``book/claims.md`` with its graph, ``claims.json`` and BibTeX for programs, and metadata
+for Zenodo; beside them stands a table of the chapters' parameters. Nothing is typed: claims come
+from attnmem.papers, verdicts and evidence from the outputs of the executed notebooks, references
+from the texts, a release from ``CITATION.cff``.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import yaml
 
 from attnmem.lab import experiments
 from attnmem.lab.store import SHIPPED
 from attnmem.lab.study import Experiment
-from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, name_of, titled_table
+from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, titled_table
 from attnmem.papers import Claim, claims, papers
 
 from . import graph, statements
-from .chapters import BOOK, render, renew
+from .chapters import ROOT, chapters, parameters, render, renew, text_path
 from .statements import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, recorded, word_of
 
-PAGE, TOTALS = BOOK / "claims.md", BOOK / "fragments" / "totals.md"
-GRAPH = BOOK / "fragments" / "graph.html"
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
+GRIDS = {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}
 
 
-def page(verdicts: Mapping[str, Recorded]) -> str:
-    """The page in MyST Markdown, from what was recorded."""
-    book = statements.read()
+def page(verdicts: Mapping[str, Recorded], book: References) -> str:
+    """The page in MyST Markdown."""
     drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
     judged = [(claim, verdicts.get(key)) for key, claim in claims().items()]
     filters = {"facets": facets, "files": files, "marked": _marked, "slug": slug}
@@ -107,13 +113,13 @@ def _grade(judged: Recorded | None) -> str:
 def _contradicted(verdicts: Mapping[str, Recorded], book: References) -> list[tuple]:
     """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, truth."""
     rows = []
-    for claim in claims().values():
-        entry = verdicts.get(claim.key)
-        if entry and entry.verdict == CLAIMED[-1]:
+    for key, entry in ((key, verdicts[key]) for key in claims() if key in verdicts):
+        claim = claims()[key]
+        if entry.verdict == CLAIMED[-1]:
             instead = _statement(entry.instead, book) if entry.instead else "—"
             rows.append((claim, f"✗ {entry.failing}", entry, instead))
-        if entry and entry.verdict == CLAIMED[0] and claim.against:
-            link = f"{{ref}}`{claim.label} <claim-{claim.key}>`"
+        elif entry.verdict == CLAIMED[0] and claim.against:
+            link = f"{{ref}}`{claim.label} <claim-{key}>`"
             rows.append((claims()[claim.against], claim.says, entry, link))
     return rows
 
@@ -127,30 +133,117 @@ def _statement(label: str, book: References) -> str:
 
 def _marked(evidence: str, check: Graded) -> str:
     """As the chapter shows it, with a link to the proof."""
-    if check.by is None:
-        return marked(evidence, check)
-    mark = "✓" if check.holds else "✗"
-    return f"{mark} {evidence} *({name_of([check])}:* {{prf:ref}}`{check.by}`*)*"
+    text, proof = marked(evidence, check), f":* {{prf:ref}}`{check.by}`*)*"
+    return text.removesuffix(")*") + proof if check.by else text
 
 
 def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """For each facet the values that occur, with their names, in a fixed order."""
-    order = [*AUTHORS, *(facets["kind"] for facets in occurring), *ORDER, *GRADES]
-    used = {menu: {facets[menu] for facets in occurring} for menu in occurring[0]}
+    order = dict.fromkeys([*AUTHORS, *(each["kind"] for each in occurring), *ORDER, *GRADES])
+    used = {menu: {each[menu] for each in occurring} for menu in occurring[0]}
     return {
-        menu: [
-            (value, AUTHORS.get(value, value)) for value in dict.fromkeys(order) if value in values
-        ]
+        menu: [(value, AUTHORS.get(value, value)) for value in order if value in values]
         for menu, values in used.items()
     }
 
 
+# --- For programs ---------------------------------------------------------------------------------
+
+
+def citation() -> dict[str, Any]:
+    """What ``CITATION.cff`` says."""
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+
+
+def claims_json(verdicts: Mapping[str, Recorded]) -> str:
+    """Every claim with its verdict and evidence; ``claims.schema.json`` describes the fields."""
+    entries = [_entry(claim, verdicts.get(key)) for key, claim in claims().items()]
+    cited = citation()
+    book = {"title": cited["title"], "version": cited["version"], "claims": entries}
+    return json.dumps({"$schema": "claims.schema.json"} | book, indent=1, ensure_ascii=False) + "\n"
+
+
+def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
+    names = files(claim)
+    tables = [pd.read_csv(SHIPPED / f"{name}.csv", usecols=["commit"]) for name in names]
+    entry: dict[str, Any] = {
+        "id": claim.key,
+        "source": papers()[claim.paper].source(claim.label),
+        "kind": claim.kind,
+        "statement": claim.says,
+        "verdict": word_of(claim, judged),
+        "rows": [f"{name}.csv" for name in names],
+        "commits": sorted({str(each) for table in tables for each in table.commit.dropna()}),
+        "address": f"claims.html#claim-{claim.key}",
+    }
+    if judged:
+        entry["grade"] = _grade(judged)
+        for what, form in {"seeds": r"(?:of (\d+) )?seeds?", "curves": r"of (\d+) curves"}.items():
+            if counts := re.search(rf"(\d+) {form}", judged.grade):
+                entry[what] = int(counts[1])
+                entry[f"{what}_of_the_paper"] = int(counts[2]) if counts[2] else None
+        entry["sizes"] = judged.sizes
+        entry["checks"] = [
+            {"evidence": evidence, "holds": check.holds, "grade": check.grade}
+            | ({"proof": check.by} if check.by else {})
+            | ({} if check.main else {"main": False})
+            for evidence, check in judged.checks
+        ]
+        entry["cell"] = f"notebooks/{judged.chapter}.html#verdict-{claim.key}"
+    return {name: value for name, value in entry.items() if value not in (None, [])}
+
+
+def findings_bib(verdicts: Mapping[str, Recorded]) -> str:
+    """An entry for each finding of this book that a cell has judged."""
+    kept = (claim for key, claim in claims().items() if claim.kind == "finding" and key in verdicts)
+    found = [(claim, verdicts[claim.key]) for claim in kept]
+    braced = {"braced": "{{{}}}".format}
+    return render("findings.bib.jinja", braced, cited=citation(), found=found)
+
+
+def zenodo() -> str:
+    """Zenodo's metadata of a release."""
+    cited = citation()
+    papers_cited = [one["identifiers"][0]["value"] for one in cited["references"]]
+    record = {
+        "title": cited["title"],
+        "upload_type": "software",
+        "version": cited["version"],
+        "description": cited["message"],
+        "creators": [{"name": author["name"]} for author in cited["authors"]],
+        "license": cited["license"][0],
+        "related_identifiers": [
+            {"identifier": name, "relation": "references"} for name in papers_cited
+        ],
+    }
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def parameters_table() -> str:
+    """A line for each chapter that has parameters."""
+    texts = {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
+    labels = {chapter: re.search(r"^\((.+)\)=$", text, re.M)[1] for chapter, text in texts.items()}
+    known = {chapter: (label, parameters(chapter)) for chapter, label in labels.items()}
+    return render("parameters.md.jinja", {"repr": repr}, chapters=known)
+
+
+def products() -> dict[str, str]:
+    """Each file that is made, from the root, and its text."""
+    verdicts, book = recorded(), statements.read()
+    return {
+        "book/claims.md": page(verdicts, book),
+        "book/fragments/graph.html": graph.figure(book, verdicts),
+        "book/fragments/totals.md": totals(verdicts),
+        "book/fragments/totals-papers.md": totals(verdicts, "papers"),
+        **{f"book/fragments/totals-{key}.md": totals(verdicts, key) for key in GRIDS},
+        **{f"book/fragments/coverage-{key}.md": coverage(key, GRIDS[key]) for key in GRIDS},
+        "book/fragments/parameters.md": parameters_table(),
+        "book/extra/book/claims.json": claims_json(verdicts),
+        "book/extra/book/findings.bib": findings_bib(verdicts),
+        ".zenodo.json": zenodo(),
+    }
+
+
 if __name__ == "__main__":
-    VERDICTS = recorded()
-    renew(PAGE, page(VERDICTS))
-    renew(TOTALS, totals(VERDICTS))
-    renew(TOTALS.with_name("totals-papers.md"), totals(VERDICTS, "papers"))
-    for key, grids in {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}.items():
-        renew(TOTALS.with_name(f"totals-{key}.md"), totals(VERDICTS, key))
-        renew(TOTALS.with_name(f"coverage-{key}.md"), coverage(key, grids))
-    renew(GRAPH, graph.figure(statements.read(), VERDICTS))
+    for name, text in products().items():
+        renew(ROOT / name, text)

@@ -2,28 +2,48 @@
 
 Nothing is typed. A proof that refers to a statement rests on it; a verdict rests on the statements
 that its checks name, and names the one that is true instead. A theorem that states a claim of a
-paper is that claim.
+paper is that claim. The same references give the same picture: each box left of all that it leads
+to, and few crossings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from itertools import pairwise
+from statistics import fmean
 from textwrap import wrap
 from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 from attnmem.pages.reporting import WORDS
 from attnmem.papers import Claim, claims
 
 from .chapters import render
-from .layered import Frame, draw
 from .statements import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
 
 RESTS, INSTEAD = "rests", "instead"
+Node = Hashable  # a key, or (edge, column) where an edge crosses a column
+Point = tuple[float, float]
+
+
+class Frame(NamedTuple):
+    """The sizes of a drawing: a node's box, the room between boxes, the width to be filled."""
+
+    width: float
+    height: float
+    aside: float
+    above: float
+    page: float
+
+
 FRAME = Frame(width=208, height=52, aside=32, above=10, page=900)
 NAME, SUBJECT, LINES = 25, 31, 3  # letters in a line of a box, and lines
+SWEEPS, SORTING = 24, 4  # over the columns of the drawing; the first ones look to one side
 MARGIN = 4  # around the drawing, for the lines of its boxes
 MARKS = {"holds": "✓", "part": "◐", "fails": "✗", "open": "○", "proof": "∎", "plain": ""}
 SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
@@ -71,64 +91,50 @@ def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     """The picture with its legend, as HTML."""
     lines = edges(book, verdicts)
     linked = {key for edge in lines for key in edge[:2]}
-    drawn = draw(
-        [edge[:2] for edge in lines], FRAME, [key for key in claims() if key not in linked]
-    )
-    boxes = [
-        {"x": x, "y": middle - FRAME.height / 2} | _drawn(_box(key, book, verdicts))
-        for key, (x, middle) in sorted(drawn.places.items())
-    ]
+    alone = [key for key in claims() if key not in linked]
+    places, routes, (width, height) = draw([edge[:2] for edge in lines], FRAME, alone)
     return render(
         "graph.html.jinja",
         {"plain": plain},
         frame=FRAME,
         marks=MARKS,
-        boxes=boxes,
-        lines=[(edge.kind, _path(drawn.routes[edge[:2]])) for edge in lines],
-        width=round(drawn.size[0] + 2 * MARGIN),
-        height=round(drawn.size[1] + 2 * MARGIN),
+        boxes=[
+            {"x": x, "y": middle - FRAME.height / 2} | _box(key, book, verdicts)
+            for key, (x, middle) in sorted(places.items())
+        ],
+        lines=[(edge.kind, _curve(routes[edge[:2]])) for edge in lines],
+        width=round(width + 2 * MARGIN),
+        height=round(height + 2 * MARGIN),
     )
 
 
-def _drawn(box: dict[str, str]) -> dict[str, object]:
-    return box | {"lines": _written(MARKS[box["tone"]], box["name"], box["subject"])}
-
-
-def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[str, str]:
+def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[str, object]:
     """What a box says in short and in full, its colour, where it leads from the claims page."""
     if key in claims():
-        return _claim_box(claims()[key], book, verdicts.get(key))
-    statement = book.statements[key]
-    return {
-        "name": statement.name.replace(" et al.", ""),
-        "subject": statement.subject,
-        "title": statement.title,
-        "tone": "proof" if key in book.proofs else "plain",
-        "link": f"notebooks/{statement.chapter}.html#{key}",
-    }
+        claim, judged = claims()[key], verdicts.get(key)
+        word, author, link = word_of(claim, judged), AUTHORS[claim.paper], f"#claim-{key}"
+        says = f"{word} · {judged.grade}" if judged else word
+        title, shade = f"{author}: {claim.label} ({says})", tone(claim, word)
+        name, subject = "Finding of this book", claim.label
+        if claim.kind != "finding":
+            label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
+            stated = [each.subject for each in book.statements.values() if each.claims == [key]]
+            name = f"{author.removesuffix(' et al.')}, {label}"
+            subject = (stated or [aside.strip("()")])[0]
+    else:
+        statement = book.statements[key]
+        name, subject = statement.name.replace(" et al.", ""), statement.subject
+        title, shade = statement.title, "proof" if key in book.proofs else "plain"
+        link = f"notebooks/{statement.chapter}.html#{key}"
+    # Whole words, an ellipsis for those without room.
+    cut = {"placeholder": " …"}
+    first = wrap(f"{MARKS[shade]} {plain(name)}".strip(), NAME, max_lines=2, **cut)
+    rest = wrap(plain(subject), SUBJECT, max_lines=LINES - len(first), **cut)
+    lines = [("name", line) for line in first] + [("subject", line) for line in rest]
+    return {"lines": lines, "title": title, "tone": shade, "link": link}
 
 
-def _claim_box(claim: Claim, book: References, judged: Recorded | None) -> dict[str, str]:
-    word, author = word_of(claim, judged), AUTHORS[claim.paper]
-    says = f"{word} · {judged.grade}" if judged else word
-    name, subject = "Finding of this book", claim.label
-    if claim.kind != "finding":
-        label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
-        stated = [each.subject for each in book.statements.values() if each.claims == [claim.key]]
-        name = f"{author.removesuffix(' et al.')}, {label}"
-        subject = (stated or [aside.strip("()")])[0]
-    title = f"{author}: {claim.label} ({says})"
-    link = f"#claim-{claim.key}"
-    return {
-        "name": name,
-        "subject": subject,
-        "title": title,
-        "tone": tone(claim, word),
-        "link": link,
-    }
-
-
-def _path(points: list[tuple[float, float]]) -> str:
+def _curve(points: list[Point]) -> str:
     """A line through points in SVG, level where it leaves them."""
     path = "M{:.0f} {:.0f}".format(*points[0])
     for (x, y), (u, v) in pairwise(points):
@@ -138,13 +144,6 @@ def _path(points: list[tuple[float, float]]) -> str:
     return path
 
 
-def _written(mark: str, name: str, subject: str) -> list[tuple[str, str]]:
-    """The lines of a box and their classes: whole words, an ellipsis for those without room."""
-    first = wrap(f"{mark} {plain(name)}".strip(), NAME, max_lines=2, placeholder=" …")
-    rest = wrap(plain(subject), SUBJECT, max_lines=LINES - len(first), placeholder=" …")
-    return [("name", line) for line in first] + [("subject", line) for line in rest]
-
-
 def plain(text: str) -> str:
     """Formulas and links as plain letters."""
     text = re.sub(r"\{[\w:-]+\}`([^`<]*?)\s*(<[^`]*>)?`", r"\1", text)
@@ -152,3 +151,78 @@ def plain(text: str) -> str:
     for sign, letter in SIGNS.items():
         text = re.sub(rf"\\{sign}\b", letter, text)
     return re.sub(r"[$\\{}`*]", "", text).strip()
+
+
+# --- The drawing, by the method of Sugiyama in its plainest form ----------------------------------
+
+
+def draw(
+    edges: Iterable[tuple[Node, Node]], frame: Frame, alone: Iterable[Node] = ()
+) -> tuple[dict[Node, Point], dict[tuple[Node, Node], list[Point]], Point]:
+    """Left and middle of each node, the points through which each edge goes, and the whole size.
+
+    Each connected part is drawn by itself, the largest first, small ones side by side. Nodes that
+    have no edge come last, in their order.
+    """
+    places, routes, x, y, right, bottom = {}, {}, 0.0, 0.0, 0.0, 0.0
+    edges = sorted(set(edges), key=str)
+    parts = nx.connected_components(nx.Graph(edges))
+    parts = sorted(parts, key=lambda part: (-len(part), str(min(part, key=str))))
+    drawn = [_part([edge for edge in edges if edge[0] in part], frame) for part in parts]
+    for own, paths in drawn + [({node: (0.0, frame.height / 2)}, {}) for node in alone]:
+        width = max(left for left, _ in own.values()) + frame.width
+        if x and x + width > max(frame.page, right):
+            x, y = 0.0, bottom + 2 * frame.above
+        places |= {node: (x + a, y + b) for node, (a, b) in own.items()}
+        routes |= {edge: [(x + a, y + b) for a, b in path] for edge, path in paths.items()}
+        right = max(right, x + width)
+        points = [*places.values(), *(point for path in routes.values() for point in path)]
+        bottom = max(b for _, b in points) + frame.height / 2
+        x += width + frame.aside
+    return places, routes, (right, bottom)
+
+
+def _part(edges: list[tuple[Node, Node]], frame: Frame) -> tuple[dict, dict]:
+    """The places and the routes of a connected part."""
+    graph, depth = nx.DiGraph(edges), {}  # of each node, the longest path to an end
+    for node in nx.dfs_postorder_nodes(graph):  # an edge that closes a circle counts as reversed
+        depth[node] = 1 + max((depth[n] for n in graph[node] if n in depth), default=-1)
+    steps, column, paths = nx.Graph(), dict(depth), {}
+    for edge in edges:  # from left to right, with a point for each column that it crosses
+        source, target = sorted(edge, key=lambda node: -depth[node])
+        between = {(edge, i): i for i in range(depth[source] - 1, depth[target], -1)}
+        paths[edge], column = [source, *between, target], column | between
+        nx.add_path(steps, paths[edge])
+    nodes, last = sorted(column, key=str), max(column.values())
+    columns = [[n for n in nodes if column[n] == i] for i in range(last + 1)]  # from the right
+    rooms = {node: frame.height if node in depth else frame.above for node in nodes}
+    height = _heights(columns, steps, rooms, frame)
+    left = {node: (last - i) * (frame.width + frame.aside) for node, i in column.items()}
+    routes = {}
+    for edge, path in paths.items():
+        points = [(x, height[n]) for n in path for x in (left[n], left[n] + frame.width)]
+        points = points[1:-1]  # from the right of the first box to the left of the last
+        routes[edge] = points if path[0] == edge[0] else points[::-1]
+    return {node: (left[node], height[node]) for node in depth}, routes
+
+
+def _heights(columns: list[list[Node]], steps: nx.Graph, rooms: dict, frame: Frame) -> dict:
+    """Sort columns by the means of neighbours, and bring each node near its own, boxes apart.
+
+    To and fro, first by the neighbours in the column before, then by those on both sides.
+    """
+    height = {node: i * frame.height for column in columns for i, node in enumerate(column)}
+    for sweep in range(SWEEPS):
+        before = {}
+        for column in columns[::-1] if sweep % 2 else columns:
+            known = before if sweep < SORTING else height
+            near = {n: [known[m] for m in steps[n] if m in known] or [height[n]] for n in column}
+            column.sort(key=lambda node: fmean(near[node]))
+            gaps = [(rooms[a] + rooms[b]) / 2 + frame.above for a, b in pairwise(column)]
+            least = np.cumsum([0.0, *gaps])
+            wished = np.array([fmean(near[node]) for node in column])
+            nearest = isotonic_regression(wished - least).x + least  # in squares
+            before = dict(zip(column, nearest.tolist(), strict=True))
+            height |= before
+    top = min(height.values())
+    return {node: value - top + frame.height / 2 for node, value in height.items()}

@@ -50,7 +50,15 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
     for path in (stamp, target, scratch):
         path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(source_notebook(chapter), source)
-    _execute(source, scratch, values, target.parent)  # where nbval runs it too
+    options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
+    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
+    options |= {"cwd": str(target.parent)}  # where nbval runs it too
+    try:
+        papermill.execute_notebook(source, scratch, values, **options)
+    except RuntimeError as error:  # papermill's own errors are others
+        if "before replying" not in str(error):
+            raise
+        papermill.execute_notebook(source, scratch, values, **options)  # its port was another's
     kept = False
     if not values:
         nbformat.write(_cleaned(nbformat.read(scratch, 4)), clean)
@@ -60,19 +68,6 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
             clean.replace(target)
         stamp.write_text(f"{read} {_digest([target])}", "utf-8")
     return f"{time.perf_counter() - start:5.1f} s{KEPT * kept}"
-
-
-def _execute(source: Path, scratch: Path, values: dict[str, object], folder: Path) -> None:
-    """Run a notebook; once more if its kernel found one of its ports taken by another's."""
-    options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
-    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
-    for last in (False, True):
-        try:
-            papermill.execute_notebook(source, scratch, values, cwd=str(folder), **options)
-            return
-        except RuntimeError as error:  # papermill's own errors are others
-            if last or "before replying" not in str(error):
-                raise
 
 
 def _edited(chapter: str) -> bool:
@@ -95,11 +90,11 @@ def _only_pictures_differ(one: Path, other: Path) -> bool:
 
 def _cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Drop what changes from run to run and says nothing: time stamps, versions, empty tags."""
-    notebook.metadata.pop("papermill", None)
     notebook.metadata.get("language_info", {}).pop("version", None)
+    for each in (notebook, *notebook.cells):
+        each.metadata.pop("papermill", None)
     for cell in notebook.cells:
-        for key in ("papermill", "execution"):
-            cell.metadata.pop(key, None)
+        cell.metadata.pop("execution", None)
         if not cell.metadata.get("tags", True):
             del cell.metadata["tags"]
         for output in cell.get("outputs", []):
@@ -128,9 +123,8 @@ def _up_to_date(chapter: str) -> bool:
 
 def _inputs(chapter: str) -> str:
     """A digest of all that a run of the chapter reads: its text, the library, data and tools."""
-    library = sorted((ROOT / "lib").rglob("*"))
-    paths = [path for path in library if path.suffix in {".py", ".toml", ".csv"} and path.is_file()]
-    return _digest([text_path(chapter), *(ROOT / name for name in READ), *paths])
+    library = [path for kind in ("py", "toml", "csv") for path in (ROOT / "lib").rglob(f"*.{kind}")]
+    return _digest([text_path(chapter), *(ROOT / name for name in READ), *sorted(library)])
 
 
 def _digest(paths: list[Path]) -> str:
@@ -169,15 +163,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("-p", action="append", default=[], **pair)
     arguments, known = parser.parse_args(), chapters()
     arguments.values = {name: yaml.safe_load(value) for name, value in arguments.values}
-    for name in arguments.chapters:
-        if name not in known:
-            parser.error(f"no chapter {name!r}; there are: {', '.join(known)}")
-    arguments.chapters = arguments.chapters or known
     for chapter in arguments.chapters:
-        for name in arguments.values:  # papermill would run on with a mistyped one
-            if name not in (there := parameters(chapter)):
-                names = ", ".join(there) or "none"
-                parser.error(f"{chapter} has no parameter {name!r}; it has: {names}")
+        if chapter not in known:
+            parser.error(f"no chapter {chapter!r}; there are: {', '.join(known)}")
+    arguments.chapters = arguments.chapters or known
+    for chapter in arguments.chapters if arguments.values else []:
+        there = parameters(chapter)
+        for name in arguments.values.keys() - there:  # papermill would run on with a mistyped one
+            names = ", ".join(there) or "none"
+            parser.error(f"{chapter} has no parameter {name!r}; it has: {names}")
     return arguments
 
 

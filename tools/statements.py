@@ -7,7 +7,7 @@ a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from attnmem.papers import claims, papers
@@ -16,7 +16,11 @@ from .chapters import chapters, text_path
 
 AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
-BOX = re.compile(r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\}(?P<title>.*)\n", re.MULTILINE)
+BOX = re.compile(  # whose content is looked at only, since boxes may stand in it
+    r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"
+    r"(?=(?P<content>(?:.*\n)*?)(?P=fence) *$)",
+    re.MULTILINE,
+)
 LABEL = re.compile(r"^:label: *(\S+)", re.MULTILINE)
 REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = r"\{prf:ref\}`[^`]+`"
@@ -27,7 +31,6 @@ class Statement(NamedTuple):
     """A theorem, lemma, definition or the like; ``title`` as in "Dana et al., Lemma 2: rank"."""
 
     label: str
-    kind: str
     title: str
     chapter: str
 
@@ -49,9 +52,8 @@ class Statement(NamedTuple):
         claims Lemma 2 and Step 2, unless there is one of the whole name.
         """
         several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", self.name)
-        names = [self.name]
-        if several:
-            names = [f"{several[1]} {n}" for n in [*several[2].split(", "), several[3]]]
+        numbers = [*several[2].split(", "), several[3]] if several else []
+        names = [f"{several[1]} {number}" for number in numbers] or [self.name]
         return [key for name in names for key in _stated(name)]
 
 
@@ -60,8 +62,7 @@ def _stated(name: str) -> list[str]:
     for key, claim in claims().items():
         author = f"{AUTHORS[claim.paper]}, "
         if claim.kind != "finding" and name.startswith(author):
-            label = name.removeprefix(author)
-            named = claim.label.removesuffix(")").split(" (")
+            label, named = name.removeprefix(author), claim.label.removesuffix(")").split(" (")
             if label in (claim.label, ", ".join(named)):
                 exact.append(key)
             elif label in named:
@@ -81,25 +82,16 @@ def read(texts: Mapping[str, str] | None = None) -> References:
     statements, proofs = References({}, {})
     texts = texts or {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
     for chapter, text in texts.items():
-        last: set[str] = set()
-        for kind, title, content in _boxes(text):
-            label = LABEL.search(content)
-            if kind == "proof":
-                _add_proof(proofs, last, content)
-            elif label is not None:
-                last = {label[1]}
+        owners: set[str] = set()  # of a proof that does not say whose it is
+        for box in BOX.finditer(text):
+            if box["kind"] == "proof":
+                _add_proof(proofs, owners, box["content"])
+            elif label := LABEL.search(box["content"]):
+                owners = {label[1]}
                 if label[1] in statements:
                     raise ValueError(f"{chapter} labels a second statement {label[1]!r}")
-                statements[label[1]] = Statement(label[1], kind, title, chapter)
+                statements[label[1]] = Statement(label[1], box["title"].strip(), chapter)
     return References(statements, proofs)
-
-
-def _boxes(text: str) -> Iterator[tuple[str, str, str]]:
-    for start in BOX.finditer(text):
-        end = re.compile(rf"^{start['fence']} *$", re.MULTILINE).search(text, start.end())
-        if end is None:
-            raise ValueError(f"a box is not closed: {start[0].strip()}")
-        yield start["kind"], start["title"].strip(), text[start.end() : end.start()]
 
 
 def _add_proof(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:

@@ -1,8 +1,10 @@
-"""The claims page is what the chapters recorded, and every verdict can be followed to its cell."""
+"""Pages and data are what the chapters recorded; every verdict can be followed to its cell."""
 
 import csv
+import json
 import re
 
+import jsonschema
 import nbformat
 import pytest
 
@@ -10,21 +12,18 @@ from attnmem import papers
 from attnmem.lab import experiments, store
 from attnmem.pages import reporting
 
-from tools import claims, verdicts
-from tools.chapters import chapters, notebook_path, text_path
+from tools import claims, statements, verdicts
+from tools.chapters import BOOK, ROOT, chapters, notebook_path, text_path
 
-RECORDED = verdicts.recorded()
+RECORDED, REFERENCES = verdicts.recorded(), statements.read()
+PAGE, EXTRA = BOOK / "claims.md", BOOK / "extra" / "book"
+DATA = json.loads((EXTRA / "claims.json").read_text())
 
 
-def test_the_page_is_up_to_date():
-    assert claims.PAGE.read_text() == claims.page(RECORDED), "make run renews book/claims.md"
-    assert claims.TOTALS.read_text() == claims.totals(RECORDED)
-    for paper, grids in (("mahdavi", experiments.MAHDAVI), ("dana", experiments.DANA)):
-        totals, coverage = (
-            claims.TOTALS.with_name(f"{name}-{paper}.md") for name in ("totals", "coverage")
-        )
-        assert totals.read_text() == claims.totals(RECORDED, paper)
-        assert coverage.read_text() == claims.coverage(paper, grids)
+def test_what_is_made_from_the_chapters_is_up_to_date():
+    made = claims.products()
+    stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
+    assert stale == [], "make run renews them"
 
 
 def test_the_report_says_which_rows_a_gpu_made():
@@ -47,9 +46,7 @@ ENTRY = re.compile(
 
 
 def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold():
-    entries = {
-        key: (title, facets) for title, key, facets in ENTRY.findall(claims.PAGE.read_text())
-    }
+    entries = {key: (title, facets) for title, key, facets in ENTRY.findall(PAGE.read_text())}
     assert [*entries] == [*papers.claims()]
     for key, claim in papers.claims().items():
         title, facets = entries[key]
@@ -72,7 +69,8 @@ def made_up(word, grade="checked", instead=None, *checks):
 
 def contradicted(recorded):
     """The rows of the table of what is contradicted."""
-    table = claims.page(recorded).split(":name: tab-contradicted\n")[1].split("\n:::")[0]
+    page = claims.page(recorded, REFERENCES)
+    table = page.split(":name: tab-contradicted\n")[1].split("\n:::")[0]
     return [row.split("\n  - ") for row in table.split("\n* - ")[2:]]
 
 
@@ -170,3 +168,44 @@ def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
     monkeypatch.setattr(verdicts, "chapters", lambda: 2 * chapters())
     with pytest.raises(ValueError, match="a second time"):
         verdicts.recorded()
+
+
+# --- for programs ---------------------------------------------------------------------------------
+
+
+def test_claims_follow_their_schema_and_a_spoiled_one_does_not():
+    schema = json.loads((EXTRA / "claims.schema.json").read_text())
+    jsonschema.validate(DATA, schema)
+    for spoiled in ({"verdict": "true"}, {"grade": "sure"}, {"seeds": 0}, {"note": "new"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(DATA | {"claims": [DATA["claims"][0] | spoiled]}, schema)
+
+
+def test_every_claim_is_there_with_its_verdict_its_seeds_and_an_address_that_exists():
+    by_id = {entry["id"]: entry for entry in DATA["claims"]}
+    assert [*by_id] == [*papers.claims()]
+    for key, entry in by_id.items():
+        judged = RECORDED.get(key)
+        assert entry["verdict"] == verdicts.word_of(papers.claims()[key], judged)
+        assert ("cell" in entry) == (judged is not None)
+        if judged:
+            page, anchor = entry["cell"].split("#")
+            chapter = page.removeprefix("notebooks/").removesuffix(".html")
+            assert f"({anchor})=" in text_path(chapter).read_text()
+            assert len(entry["checks"]) == len(judged.checks)
+        if entry.get("grade") == "measured":
+            assert f", {entry['seeds']} " in judged.grade
+            seeds = judged.grade.rpartition(", ")[2]
+            assert f"of {entry.get('seeds_of_the_paper')} seed" in seeds or " of " not in seeds
+            curves = judged.curves
+            assert entry.get("curves_of_the_paper") == curves
+            assert curves is None or f", {entry['curves']} of {curves} curves" in judged.grade
+        for name in entry.get("rows", []):
+            assert (store.SHIPPED / name).exists()
+
+
+def test_each_judged_finding_has_one_entry_for_citations():
+    found = [key for key in RECORDED if papers.claims()[key].kind == "finding"]
+    entries = (EXTRA / "findings.bib").read_text()
+    assert entries.count("@misc{") == len(found)
+    assert all(f"@misc{{attnmem-{key},\n" in entries for key in found)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from attnmem import papers
 from attnmem.pages import reporting
 
-from tools import claims, graph, layered, statements
+from tools import graph, statements
+from tools.chapters import BOOK
 from tools.verdicts import Recorded, recorded
 
 RECORDED = recorded()
@@ -99,7 +100,7 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
     ],
 )
 def test_a_title_with_a_papers_name_and_number_states_its_claim(title, keys):
-    assert statements.Statement("label", "theorem", title, "a/chapter").claims == keys
+    assert statements.Statement("label", title, "a/chapter").claims == keys
 
 
 def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof():
@@ -109,11 +110,11 @@ def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof(
     graphlib.TopologicalSorter(FOUND.proofs).prepare()  # no proof rests on itself
 
 
-def test_the_fragment_is_up_to_date_and_every_node_is_a_link():
-    assert claims.GRAPH.read_text() == graph.figure(FOUND, RECORDED), "make run renews the graph"
+def test_every_node_is_a_link():
     edges = graph.edges(FOUND, RECORDED)
     drawn = {node for edge in edges for node in edge[:2]} | {*papers.claims()}
-    links = re.findall(r'<a class="[\w-]+" href="([^"]+)"', claims.GRAPH.read_text())
+    picture = (BOOK / "fragments" / "graph.html").read_text()
+    links = re.findall(r'<a class="[\w-]+" href="([^"]+)"', picture)
     assert sorted(links) == sorted(
         f"#claim-{node}"
         if node in papers.claims()
@@ -124,7 +125,7 @@ def test_the_fragment_is_up_to_date_and_every_node_is_a_link():
 
 # --- the drawing ----------------------------------------------------------------------------------
 
-FRAME = layered.Frame(width=10, height=4, aside=5, above=2, page=60)
+FRAME = graph.Frame(width=10, height=4, aside=5, above=2, page=60)
 GRAPHS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=25)
 
 
@@ -132,17 +133,17 @@ GRAPHS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1,
 def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, ordered):
     if ordered:  # without a circle
         edges = [(max(pair), min(pair)) for pair in edges]
-    drawn = layered.draw(edges, FRAME)
-    assert drawn == layered.draw(edges[::-1], FRAME)
-    assert {*drawn.places} == {node for edge in edges for node in edge}
-    for (x, y), (u, v) in itertools.combinations(drawn.places.values(), 2):
+    places, routes, (width, height) = drawn = graph.draw(edges, FRAME)
+    assert drawn == graph.draw(edges[::-1], FRAME)
+    assert {*places} == {node for edge in edges for node in edge}
+    for (x, y), (u, v) in itertools.combinations(places.values(), 2):
         assert abs(x - u) >= FRAME.width or abs(y - v) >= FRAME.height
-    for x, y in drawn.places.values():
-        assert 0 <= x <= drawn.size[0] - FRAME.width
-        assert FRAME.height / 2 <= y + 1e-9 <= drawn.size[1] - FRAME.height / 2 + 2e-9
-    for edge, points in drawn.routes.items():
+    for x, y in places.values():
+        assert 0 <= x <= width - FRAME.width
+        assert FRAME.height / 2 <= y + 1e-9 <= height - FRAME.height / 2 + 2e-9
+    for edge, points in routes.items():
         for node, (x, y) in zip(edge, (points[0], points[-1]), strict=True):
-            left, middle = drawn.places[node]
+            left, middle = places[node]
             assert y == middle
             assert x in (left, left + FRAME.width)
         if ordered:
@@ -150,15 +151,14 @@ def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, order
 
 
 def test_boxes_without_a_line_come_last_side_by_side():
-    drawn = layered.draw([("a", "b")], FRAME, "zxy")  # a column is 15 wide, the page 60
-    places = {node: drawn.places[node] for node in "zxy"}
-    assert places == {"z": (30, 2), "x": (45, 2), "y": (0, 10)}
-    assert drawn.size == (55, 12)
+    places, _, size = graph.draw([("a", "b")], FRAME, "zxy")  # a column is 15 wide, the page 60
+    assert [places[node] for node in "zxy"] == [(30, 2), (45, 2), (0, 10)]
+    assert size == (55, 12)
 
 
 def test_lines_that_cross_are_exchanged_and_neighbours_are_level():
-    drawn = layered.draw([("a", "y"), ("b", "x"), ("b", "y"), ("c", "x")], FRAME)
-    a, c, x, y = (drawn.places[node][1] for node in "acxy")
+    places, _, _ = graph.draw([("a", "y"), ("b", "x"), ("b", "y"), ("c", "x")], FRAME)
+    a, c, x, y = (places[node][1] for node in "acxy")
     assert (a - c) * (y - x) > 0
-    chain = layered.draw([("a", "b"), ("b", "c")], FRAME).places
+    chain, _, _ = graph.draw([("a", "b"), ("b", "c")], FRAME)
     assert {middle for _, middle in chain.values()} == {FRAME.height / 2}

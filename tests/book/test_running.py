@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tools import parameters
 from tools.chapters import BOOK, ROOT
 
 PAGES = ("running", "colab", "gpu", "cluster", "checking")
@@ -79,7 +78,3 @@ def test_code_of_the_pages_runs_as_a_file(block, tmp_path):
     text = BLOCKS[block].replace('"dana-exp1", "paper"', '"dana-exp6", "quick"')
     (tmp_path / "block.py").write_text(re.sub(r"^(\s+)8,$", r"\g<1>2,", text, flags=re.M))
     run([sys.executable, tmp_path / "block.py"], tmp_path)
-
-
-def test_the_table_of_parameters_is_up_to_date():
-    assert parameters.PAGE.read_text() == parameters.page(), "make run renews it"
