@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem.lab import data, experiments, models, study
+from attnmem.lab import data, experiments, grids, models, study
 from attnmem.lab.experiments import EXPERIMENTS, STUDIES
 
 
@@ -46,7 +46,7 @@ COUNTS = {
 
 def test_every_published_experiment_has_every_run_once():
     assert {name: len(of(name)) for name in COUNTS} == COUNTS
-    assert set(COUNTS) == set(experiments.PUBLISHED)
+    assert set(COUNTS) == {*experiments.MAHDAVI, *experiments.DANA}
     keys = [
         run.key
         for name, experiment in experiments.EXPERIMENTS.items()
@@ -177,6 +177,29 @@ def test_sizes_of_the_memorization_grids():
 def test_bad_arguments_are_named(name, profile, options, refused):
     with pytest.raises(ValueError, match=rf"^{refused}: got "):
         experiments.runs(name, profile, **options)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "refused"),
+    [
+        ('title = "Exp. 6"', 'tittle = "Exp. 6"', "dana-exp6: got the field 'tittle'"),
+        ('title = "Exp. 6"\n', "", "dana-exp6: got variants, paper, quick; expected title"),
+        ('like = "small", seeds = 20', 'like = "smal"', "dana-exp6, paper, like: got 'smal'"),
+        ('like = "small", seeds = 20, ', "", "dana-exp6, paper, seeds: got nothing"),
+        ("d = [3, 5], H", "depth = 1, d = 3, H", "dana-exp1, quick, depth: got a field that no"),
+        ('H = "1..31 by 5"', 'H = "1 to 31"', "dana-exp1, paper, H: got '1 to 31'"),
+        ('H = "1..31 by 5"', "H = 1.5", "dana-exp1, paper, H: got 1.5; expected one or several of"),
+        ("H = [1, 6, 11]", "H = []", r"dana-exp1, quick, H: got \[\]"),
+        (', H = "1..31 by 5"', "", "dana-exp1, paper, H: got nothing"),
+    ],
+)
+def test_a_bad_entry_is_refused_by_its_name_and_field(was, now, refused, monkeypatch, tmp_path):
+    text = grids._FILE.read_text()
+    assert was in text
+    (tmp_path / "grids.toml").write_text(text.replace(was, now))
+    monkeypatch.setattr(grids, "_FILE", tmp_path / "grids.toml")
+    with pytest.raises(ValueError, match=rf"^grids\.toml, {refused}"):
+        [*grids.entries()]
 
 
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):

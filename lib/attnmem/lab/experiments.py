@@ -1,7 +1,7 @@
 """What is measured: every study by name, and the plain list of an experiment's runs.
 
-:mod:`attnmem.lab.study` says what a study is, and each kind has a file. Grids stand in ``dana``
-and ``mahdavi``, ``run`` measures what is missing, and ``tables`` reads the rows. Profile ``paper``
+:mod:`attnmem.lab.study` says what a study is, and each kind has a file. Grids stand in
+``grids.toml``, ``run`` measures what is missing, and ``tables`` reads the rows. Profile ``paper``
 is the published protocol, every run of it; ``quick`` is the same code on a grid that two processor
 cores finish within a minute: a smoke test, never a result.
 """
@@ -24,7 +24,7 @@ import torch
 
 from ..checks import check_integer, refuse
 from ..papers import papers
-from . import dana, mahdavi, models, store, training
+from . import grids, models, store, training
 from .assumptions import TESTS
 from .depth import DEPTH
 from .devices import STREAMS
@@ -44,10 +44,14 @@ from .study import (
     _Place,
 )
 
-MAHDAVI, DANA = (_Named({one.name: one for one in paper.PUBLISHED}) for paper in (mahdavi, dana))
-PUBLISHED: dict[str, Experiment] = _Named(MAHDAVI | DANA)
-OURS: dict[str, Experiment] = _Named({one.name: one for one in (*dana.OURS, *mahdavi.OURS)})
-EXPERIMENTS: dict[str, Experiment] = _Named(PUBLISHED | OURS)
+EXPERIMENTS: dict[str, Experiment] = _Named(
+    {entry["name"]: Experiment(**entry) for entry in grids.entries()}
+)
+_PUBLISHED = [one for one in EXPERIMENTS.values() if not one.what.endswith("(not in the paper)")]
+MAHDAVI, DANA = (
+    _Named({one.name: one for one in _PUBLISHED if one.paper == paper})
+    for paper in ("mahdavi", "dana")
+)
 STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS | DEPTH)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from . import mahdavi, models, store
+from . import grids, models, store
 from .store import Row, Rows, Run
 from .study import _HERE, Cells, Done, Selection, Study, Unit, _Named, _Place, name_of
 
@@ -35,7 +35,7 @@ class Search(Study):
     """
 
     cells: dict[str, Cells]
-    restarts: dict[str, int]
+    seeds: dict[str, int]
 
     kind = "a search"
     units_known = False
@@ -86,53 +86,9 @@ class Search(Study):
         return f"{name_of([run])}, restart {run.seed}, {verb}"
 
 
-def _associations(cells: Cells, **changes: Any) -> Cells:
-    """Full-batch trainings of the paper's equations; the rate falls linearly to a tenth."""
-    common = {"model": "aot", "variant": "paper", "N": 50, "n": 2, "width": None, "layers": 1}
-    common |= {"steps": 10_000, "task": "associations", "context": None, "schedule": "linear"}
-    common |= {"lr": 3e-3, "lr_start": 1.0, "lr_end": 0.1, "evaluate_every": 50, "early_stop": True}
-    return [common | changes | {"d_h": cell["d"]} | cell for cell in cells]
-
-
-def _classes(cells: Cells, **changes: Any) -> Cells:
-    """Trainings as for Figure 3 of Mahdavi et al., but stopped when every example is right."""
-    protocol = {"context": "shared", "least_steps": 300_000} | changes
-    return mahdavi.memorization([{"n": 32} | cell for cell in cells], **protocol)
-
-
-def _search(name: str, what: str, paper: Cells, quick: Cells, restarts: int) -> Search:
-    cells, counts = {"paper": paper, "quick": quick}, {"paper": restarts, "quick": 2}
-    return Search(name, name.partition("-")[0], what, cells, counts)
-
-
-_LISTED = (
-    _search(
-        *("mahdavi-capacity", "examples (shared context) memorized without an error"),
-        _classes([{"H": 4}, {"H": 8}]),
-        _classes([{"H": H, "n": 8} for H in (1, 2, 4)], **mahdavi.SMALLER),
-        restarts=3,
-    ),
-    _search(
-        *("dana-capacity", "associations memorized without an error"),
-        _associations(
-            [{"d": 10, "H": H} for H in (1, 2, 4, 6)]
-            + [{"d": 10, "H": 4, "d_h": d_h} for d_h in (1, 2, 5)]
-            + [{"d": 5, "H": H} for H in (4, 8, 16)]
-        ),
-        _associations([{"d": 3, "H": H} for H in (1, 2)], N=10, steps=500),
-        restarts=4,
-    ),
-    _search(  # as many parameters, or as large a dimension, as d_h = d = 5 and H = 4
-        "dana-shapes",
-        "associations memorized without an error, narrower heads (not in the paper)",
-        _associations(
-            [{"d": 5, "H": H, "d_h": d_h} for H, d_h in ((10, 2), (20, 1), (11, 1), (6, 2))]
-        ),
-        _associations([{"d": 3, "H": 2, "d_h": 1}], N=10, steps=500),
-        restarts=4,
-    ),
+SEARCHES: dict[str, Search] = _Named(
+    {entry["name"]: Search(**entry) for entry in grids.entries(search=True)}
 )
-SEARCHES: dict[str, Search] = _Named({search.name: search for search in _LISTED})
 
 
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
@@ -162,7 +118,7 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
     sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
     return [
         Run(experiment=name, profile=profile, seed=seed, **sizes)
-        for seed in range(SEARCHES[name].restarts[profile])
+        for seed in range(SEARCHES[name].seeds[profile])
     ]
 
 

@@ -7,7 +7,6 @@ file; trainings of a grid (:class:`Experiment`) are here.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,12 @@ import pandas as pd
 from ..checks import check_integer, refuse
 from ..papers import papers
 from . import store, training
+from .grids import PROFILES, Cells
 from .store import SCHEMAS, Row, Rows, Run
 
-PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
 Unit = list[Any]  # configurations that are measured at once, one row each
-Cells = list[dict[str, Any]]
 
 
 class Selection(NamedTuple):
@@ -177,16 +175,6 @@ def _on_a_cpu(rows: Rows) -> Iterable[Row]:
 # --- trainings ------------------------------------------------------------------------------------
 
 
-def grid(**axes: Iterable[Any]) -> Cells:
-    """Every combination of the values of some fields.
-
-    Example:
-        >>> grid(d=[3, 5], H=[1])
-        [{'d': 3, 'H': 1}, {'d': 5, 'H': 1}]
-    """
-    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-
-
 @dataclass(frozen=True, eq=False)
 class Experiment(Study):
     """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
@@ -197,7 +185,7 @@ class Experiment(Study):
 
     cells: dict[str, Cells]
     seeds: dict[str, int]
-    variants: tuple[str, ...] = ("code",)
+    variants: Sequence[str] = ("code",)
     curves: str | None = None
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Run]:
