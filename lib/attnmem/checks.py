@@ -1,9 +1,9 @@
 """Checks of arguments: each error names the argument, its value and what was expected.
 
-A public function is decorated with :func:`checked`, which reads its annotations; relations between
-arguments go into one more function. So the body of the function is only mathematics. Numbers of
-numpy become numbers of Python first: an ``int16`` overflows where an ``int`` does not, and torch
-takes no ``int64`` for a seed.
+A reader may skip this file. A public function is decorated with :func:`checked`, which reads its
+annotations once; relations between arguments go into one more function. So the body of the function
+is only mathematics. Numbers of numpy become numbers of Python: an ``int16`` overflows where an
+``int`` does not, and torch takes no ``int64`` for a seed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,10 @@ from torch import Tensor
 Function = TypeVar("Function", bound=Callable[..., Any])
 FLOATS = (torch.float32, torch.float64)  # half precision is too coarse for ranks and logits
 INTEGERS = (torch.int64, torch.int32)
-MANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+# Checks an argument: its name and value, all arguments, and for each letter of a shape its size and
+# the argument that has it. It returns the value as the function gets it.
+Check = Callable[[str, Any, dict[str, Any], dict[str, tuple[int, str]]], Any]
 
 
 class Range(NamedTuple):
@@ -42,11 +45,14 @@ class Range(NamedTuple):
     most: int | float | str = math.inf
 
 
-ANY = Range(-math.inf, math.inf)
 Seed = Annotated[int, Range(0, 2**63 - 1)]  # what seeds a generator, with room for further draws
 
 
-def checked(function: Function | None = None, *, also: Callable[..., None] | None = None) -> Any:
+@typing.overload
+def checked(function: Function) -> Function: ...
+@typing.overload
+def checked(*, also: Callable[..., None]) -> Callable[[Function], Function]: ...
+def checked(function: Any = None, *, also: Callable[..., None] | None = None) -> Any:
     """Check the arguments of every call against the annotations of the function.
 
     An ``int`` is an integer of any type and at least 1, a ``float`` any number but NaN, within the
@@ -72,178 +78,188 @@ def checked(function: Function | None = None, *, also: Callable[..., None] | Non
     if function is None:
         return functools.partial(checked, also=also)
     signature = inspect.signature(function)
-    named = inspect.signature(also).parameters if also else {}
-    whole = any(p.kind is p.VAR_KEYWORD for p in named.values())
-
-    @functools.cache
-    def hints() -> dict[str, _Hint]:  # at the first call, when all names are there
-        types = typing.get_type_hints(function, include_extras=True)
-        single = [p.name for p in signature.parameters.values() if p.kind not in MANY]
-        parsed = {name: _parsed(types[name]) for name in single if name in types}
-        # An argument that bounds another one is checked first.
-        relative = {n: any(isinstance(end, str) for end in h.range) for n, h in parsed.items()}
-        return {name: parsed[name] for name in sorted(parsed, key=relative.get)}
+    hints = typing.get_type_hints(function, include_extras=True)
+    pairs = {name: _check_of(hints.get(name, Any)) for name in signature.parameters}
+    # An argument that bounds another one is checked first.
+    checks = {name: pairs[name][1] for name in sorted(pairs, key=lambda name: pairs[name][0])}
+    related = inspect.signature(also).parameters if also else {}
+    if any(p.kind is p.VAR_KEYWORD for p in related.values()):
+        related = checks
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
+        bound, sizes = signature.bind(*args, **kwargs), {}
         bound.apply_defaults()
-        arguments = bound.arguments
-        for name, value in arguments.items():
-            arguments[name] = plain(value)
-        sizes: dict[str, tuple[int, str]] = {}
-        for name, hint in hints().items():
-            _check(name, arguments[name], hint, arguments, sizes)
+        given = bound.arguments
+        for name, check in checks.items():
+            given[name] = check(name, given[name], given, sizes)
         if also:
-            also(**{name: v for name, v in arguments.items() if whole or name in named})
+            also(**{name: value for name, value in given.items() if name in related})
         return function(*bound.args, **bound.kwargs)
 
     return checking
 
 
-class _Arrays(NamedTuple):
-    """The arrays that an annotation accepts: their shapes, dtypes, and classes."""
-
-    # Of each shape the axes before and after ``*runs``, as text and as the letters of a product.
-    shapes: list[tuple[list[tuple[str, list[str]]], str | None, list[tuple[str, list[str]]]]]
-    words: str  # the shapes, for an error
-    dtypes: tuple[torch.dtype, ...]  # () is all
-    classes: tuple[type, ...]
-
-
-class _Hint(NamedTuple):
-    """An annotation: members of its union, arrays among them, whether None is one, and a range."""
-
-    members: tuple[Any, ...]
-    arrays: _Arrays | None
-    optional: bool
-    range: Range
-
-
-def _parsed(hint: Any) -> _Hint:
+def _check_of(hint: Any) -> tuple[bool, Check]:
+    """Whether another argument bounds one of this annotation, and its check."""
     kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else [hint]
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     every = typing.get_args(kind) if union else (kind,)
     members = tuple(member for member in every if member is not type(None))
-    arrays = [member for member in members if hasattr(member, "dim_str")]
-    [known] = [e for e in extras if isinstance(e, Range)] or [ANY if float in members else Range()]
-    return _Hint(members, _arrays(arrays) if arrays else None, type(None) in every, known)
+    free = Range(-math.inf) if float in members else Range()
+    [known] = [extra for extra in extras if isinstance(extra, Range)] or [free]
+    check = _check_of_members(members, known)
+    if len(members) < len(every):
+        check = _unless_none(check)
+    return any(isinstance(end, str) for end in known), check
 
 
-def _arrays(members: Sequence[Any]) -> _Arrays:
-    shapes = []
-    for member in members:
-        axes = member.dim_str.split()
-        many = next((i for i, axis in enumerate(axes) if axis[0] in "*."), len(axes))
-        runs, split = [*axes[many:], None][0], [(axis, axis.split("*")) for axis in axes]
-        shapes.append((split[:many], runs, split[many + 1 :]))
-    texts = [", ".join(member.dim_str.split()) for member in members]
-    words = " or ".join(f"({text})" if ", " in text else f"({text},)" for text in texts)
-    names = {name for m in members if isinstance(m.dtypes, tuple) for name in m.dtypes}
-    reals, whole = "float32" in names, "int32" in names
-    dtypes = () if reals == whole else FLOATS if reals else INTEGERS
-    if len(names) == 1:
-        dtypes = (getattr(torch, *names),)
-    return _Arrays(shapes, words, dtypes, tuple(member.array_type for member in members))
+def _check_of_members(members: tuple[Any, ...], known: Range) -> Check:
+    one_class = len(members) == 1 and inspect.isclass(members[0]) and members[0] is not Any
+    if any(hasattr(member, "dim_str") for member in members):
+        return _array_check(members)
+    if set(members) <= {int, float}:
+        return _number_check(check_number if float in members else check_integer, known)
+    if typing.get_origin(members[0]) is Literal:
+        return _choice_check(typing.get_args(members[0]))
+    if members == (Sequence[int],):
+        return _check_integers
+    if one_class or all(hasattr(member, "_fields") for member in members):
+        return _instance_check(members)
+    return lambda name, value, given, sizes: plain(value)
 
 
-def _check(name: str, value: Any, hint: _Hint, arguments: dict, sizes: dict) -> None:
-    """Check one argument; ``sizes`` has the size of each letter, and the argument it is from."""
-    members, kind = hint.members, hint.members[0]
-    if value is None and hint.optional:
-        return
-    if hint.arrays:
-        if not callable(value) or not any(typing.get_origin(m) is Callable for m in members):
-            _check_array(name, value, hint.arrays, sizes)
-    elif set(members) <= {int, float}:
-        least, most = (arguments[end] if isinstance(end, str) else end for end in hint.range)
-        check = check_number if float in members else check_integer
-        check(name, value, least=least, most=most)
-    elif len(members) > 1 and not all(hasattr(member, "_fields") for member in members):
-        return
-    elif typing.get_origin(kind) is typing.Literal:
-        if value not in typing.get_args(kind):
-            refuse(name, repr(value), f"one of {', '.join(map(str, typing.get_args(kind)))}")
-    elif typing.get_origin(kind) is Sequence and typing.get_args(kind) == (int,):
-        if not isinstance(value, (Sequence, range, np.ndarray)) or isinstance(value, str):
-            refuse(name, _named(value), "a sequence of integers")
-        for i, member in enumerate(value):
-            check_integer(f"{name}[{i}]", member)
-    elif not inspect.isclass(kind) or kind is Any or getattr(kind, "_is_protocol", False):
-        return
-    elif not isinstance(value, members):
-        words = " or ".join(member.__name__ for member in members)
-        refuse(name, _named(value), "True or False" if kind is bool else words)
-    elif hasattr(kind, "_fields"):  # a tuple of weights
-        inner = {axis: size for axis, size in sizes.items() if axis[0] not in "*."}
-        for field, arrays in _fields(type(value)).items():
-            _check_array(f"{name}.{field}", getattr(value, field), arrays, inner, tied=True)
-        sizes |= {axis: size for axis, size in inner.items() if axis not in sizes}
+def _unless_none(check: Check) -> Check:
+    return lambda name, value, *rest: None if value is None else check(name, value, *rest)
 
 
-@functools.cache
-def _fields(kind: type) -> dict[str, _Arrays]:
-    hints = typing.get_type_hints(kind).items()
-    return {name: _arrays([hint]) for name, hint in hints if hasattr(hint, "dim_str")}
+def _number_check(test: Callable[..., Any], accepted: Range) -> Check:
+    def check(name, value, given, sizes):
+        least, most = (given[end] if isinstance(end, str) else end for end in accepted)
+        return test(name, value, least=least, most=most)
+
+    return check
+
+
+def _check_integers(name, value, given, sizes) -> Sequence[int]:
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
+        refuse(name, _named(value), "a sequence of integers")
+    return [check_integer(f"{name}[{i}]", member) for i, member in enumerate(value)]
+
+
+def _choice_check(choices: tuple[Any, ...]) -> Check:
+    def check(name, value, given, sizes):
+        if value not in choices:
+            refuse(name, repr(plain(value)), f"one of {', '.join(map(str, choices))}")
+        return value
+
+    return check
+
+
+def _instance_check(members: tuple[type, ...]) -> Check:
+    words = "True or False" if bool in members else " or ".join(m.__name__ for m in members)
+    fields = {member: _field_checks(member) for member in members}
+
+    def check(name, value, given, sizes):
+        value = plain(value)
+        if not isinstance(value, members):
+            refuse(name, _named(value), words)
+        for field, inner in fields.get(type(value), {}).items():  # of a tuple of weights
+            inner(f"{name}.{field}", getattr(value, field), name, sizes)
+        return value
+
+    return check
+
+
+def _field_checks(kind: type) -> dict[str, Check]:
+    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
+    return {name: _array_check((h,)) for name, h in hints.items() if hasattr(h, "dim_str")}
 
 
 def _named(value: Any) -> str:
     return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
 
 
-def _check_array(name: str, value: Any, arrays: _Arrays, sizes: dict, tied: bool = False) -> None:
-    """Check a tensor. With ``tied``, ``*runs`` is the same number of axes in all of them."""
-    if not isinstance(value, Tensor):
-        if isinstance(value, arrays.classes):
-            return  # an array of numpy, which the function converts
-        refuse(name, type(value).__name__, f"a torch.Tensor of shape {arrays.words}")
-    shape = value.shape
-    for before, runs, after in arrays.shapes:
-        spare = len(shape) - len(before) - len(after)
-        known = max(spare, 0) if runs else 0
-        if runs and tied:
-            known, _ = sizes.setdefault(runs, (known, name))
-        if spare == known:
-            break
-    else:
-        refuse(name, f"shape {tuple(shape)}", f"shape {arrays.words}")
-    if arrays.dtypes and value.dtype not in arrays.dtypes:
-        refuse(name, f"dtype {value.dtype}", " or ".join(map(str, arrays.dtypes)))
-    last = shape[len(shape) - len(after) :]
-    for (axis, letters), size in (
-        *zip(before, shape, strict=False),
-        *zip(after, last, strict=True),
-    ):
-        source = ""
-        if axis.isdecimal():
-            known = int(axis)
-        elif axis == "_" or (len(letters) > 1 and not all(x in sizes for x in letters)):
-            continue
-        elif len(letters) > 1:
-            known = math.prod(sizes[letter][0] for letter in letters)
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+class _Axis(NamedTuple):
+    """An axis as it is written, and its size: a number times the sizes of some letters."""
+
+    text: str
+    factor: int
+    letters: list[str]
+
+
+FREE = _Axis("", 1, ["*"])  # an axis of any size, since no letter is called so
+
+
+def _axes(text: str) -> tuple[list[_Axis], bool, list[_Axis]]:
+    """The axes before and after ``*runs``, and whether those are there."""
+    words = text.split()
+    axes = [_Axis(w, int(w), []) if w.isdecimal() else _Axis(w, 1, w.split("*")) for w in words]
+    many = next((i for i, word in enumerate(words) if word[0] in "*."), len(words))
+    return axes[:many], many < len(words), axes[many + 1 :]
+
+
+def _array_check(members: Sequence[Any]) -> Check:
+    """The check of a tensor; in a tuple of weights, ``*runs`` is as many axes in each of them."""
+    arrays = [member for member in members if hasattr(member, "dim_str")]
+    shapes = [_axes(array.dim_str) for array in arrays]
+    texts = [", ".join(array.dim_str.split()) for array in arrays]
+    words = " or ".join(f"({text})" if ", " in text else f"({text},)" for text in texts)
+    names = {name for array in arrays if isinstance(array.dtypes, tuple) for name in array.dtypes}
+    reals, whole = "float32" in names, "int32" in names
+    dtypes = () if reals == whole else FLOATS if reals else INTEGERS
+    if len(names) == 1:
+        dtypes = (getattr(torch, *names),)
+    # Besides tensors: arrays of numpy, which the function converts, or what makes tensors.
+    others = *(array.array_type for array in arrays), *[Callable] * (len(arrays) < len(members))
+
+    def check(name, value, weights, sizes):
+        if not isinstance(value, Tensor):
+            return value if isinstance(value, others) else check_tensor(name, value, words, 0)
+        for before, many, after in shapes:
+            spare = value.ndim - len(before) - len(after)
+            runs = max(spare, 0) if many else 0
+            if many and isinstance(weights, str):
+                runs, _ = sizes.setdefault(f"*{weights}", (runs, name))
+            if spare == runs:
+                break
         else:
-            known, source = sizes.setdefault(axis, (size, name))
-        if size != known:
-            where = f", as in {source}" if source else ""
-            refuse(name, f"{axis} = {size} (shape {tuple(shape)})", f"{axis} = {known}{where}")
+            refuse(name, f"shape {tuple(value.shape)}", f"shape {words}")
+        if dtypes and value.dtype not in dtypes:
+            refuse(name, f"dtype {value.dtype}", " or ".join(map(str, dtypes)))
+        axes = [*before, *[FREE] * runs, *after]
+        for (text, factor, letters), size in zip(axes, value.shape, strict=True):
+            if letters == [text]:
+                sizes.setdefault(text, (size, name))
+            if all(letter in sizes for letter in letters):
+                known = factor * math.prod(sizes[letter][0] for letter in letters)
+                where = f", as in {sizes[text][1]}" if text in sizes else ""
+                if size != known:
+                    got = f"{text} = {size} (shape {tuple(value.shape)})"
+                    refuse(name, got, f"{text} = {known}{where}")
+        return value
+
+    return check
+
+
+# --- what checks and functions use ----------------------------------------------------------------
 
 
 def plain(value: Any) -> Any:
     """Python's own numbers and bools in place of numpy's, in lists, tuples and dictionaries too."""
-    if isinstance(value, (Tensor, int, float, str)):
-        return value
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
         return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, numbers.Real):
-        return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
-    if isinstance(value, (np.ndarray, np.bool_)) and value.ndim == 0 and value.dtype.kind in "biuf":
-        return value.item()
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        return value.item() if value.dtype.kind in "biuf" else value
     return value
 
 
-def refuse(name: str, got: object, expected: str) -> None:
+def refuse(name: str, got: object, expected: str) -> NoReturn:
     """Raise the ``ValueError`` that every check of this library raises.
 
     Example:
@@ -254,27 +270,25 @@ def refuse(name: str, got: object, expected: str) -> None:
     raise ValueError(f"{name}: got {got}; expected {expected}")
 
 
-def check_integer(
-    name: str, value: object, *, least: int = 1, most: int | float = math.inf
-) -> None:
+def check_integer(name: str, value: Any, *, least: int = 1, most: float = math.inf) -> int:
     """Accept an integer from ``least`` to ``most``, neither a bool nor a float."""
-    if isinstance(value, (bool, Tensor)):
-        refuse(name, repr(value), "an integer")
-    try:
-        operator.index(value)
-    except TypeError:  # every array has an index, but not every one is an integer
+    value = plain(value)
+    if isinstance(value, (bool, Tensor, np.ndarray)) or not hasattr(value, "__index__"):
         refuse(name, repr(value), "an integer")
     if not least <= value <= most:
         above = f" and at most {most}" if most < math.inf else ""
         refuse(name, value, f"an integer of at least {least}{above}")
+    return operator.index(value)
 
 
-def check_number(name: str, value: object, *, least: int | float, most: int | float) -> None:
+def check_number(name: str, value: Any, *, least: float, most: float) -> int | float:
     """Accept a real number from ``least`` to ``most``, hence not NaN."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, repr(value), "a number")
     if not least <= value <= most:
         refuse(name, value, f"a number from {least} to {most}")
+    return value if isinstance(value, int) else float(value)
 
 
 def check_tensor(name: str, value: object, shape: str, ndim: int) -> None:
