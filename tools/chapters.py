@@ -1,7 +1,5 @@
 """Where the chapters are, and what makes a text source and a notebook one chapter."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import re
@@ -59,13 +57,6 @@ def text_path(chapter: str) -> Path:
 def notebook_path(chapter: str) -> Path:
     """The executed notebook: what the book renders."""
     return NOTEBOOKS / f"{chapter}.ipynb"
-
-
-def renew(path: Path, text: str) -> None:
-    """Write a page that is made from others, if it changed."""
-    if not path.exists() or path.read_text("utf-8") != text:
-        path.write_text(text, "utf-8", newline="\n")
-        print(f"wrote {path.relative_to(ROOT)}")
 
 
 def render(template: str, filters: dict[str, Callable], **values: object) -> str:

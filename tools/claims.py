@@ -1,12 +1,9 @@
 """Write what is collected from the chapters: the claims, with the verdicts that cells recorded.
 
-They make ``book/claims.md`` with its graph, ``claims.json`` and BibTeX for programs, and metadata
-for Zenodo; beside them stands a table of the chapters' parameters. Nothing is typed: claims come
-from attnmem.papers, verdicts and evidence from the outputs of the executed notebooks, references
-from the texts, a release from ``CITATION.cff``.
+They make ``book/claims.md`` with its graph, and ``claims.json`` and BibTeX for programs; beside
+them stands a table of the chapters' parameters. Nothing is typed: claims come from attnmem.papers,
+verdicts and evidence from the outputs of the executed notebooks, references from the texts.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -23,12 +20,13 @@ from attnmem.lab.study import Experiment
 from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, titled_table
 from attnmem.papers import Claim, claims, papers
 
-from . import graph, statements
-from .chapters import ROOT, chapters, parameters, render, renew, text_path
-from .statements import AUTHORS, References
+from . import graph
+from .chapters import ROOT, chapters, parameters, render, text_path
+from .graph import AUTHORS, References
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, recorded, word_of
 
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
+CITED = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 GRIDS = {"mahdavi": experiments.MAHDAVI, "dana": experiments.DANA}
 
 
@@ -37,18 +35,19 @@ def page(verdicts: Mapping[str, Recorded], book: References) -> str:
     drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
     judged = [(claim, verdicts.get(key)) for key, claim in claims().items()]
     filters = {"facets": facets, "files": files, "marked": _marked, "slug": slug}
-    filters |= {"tone": graph.tone, "statement": lambda label: _statement(label, book)}
+    filters |= {"tone": graph.tone}
     return render(
         "claims.md.jinja",
         filters,
         authors=AUTHORS,
         claims=claims(),
-        contradicted=_contradicted(verdicts, book),
+        contradicted=_contradicted(verdicts),
         menus=_menus([facets(*pair) for pair in judged]),
         papers=[
             (p, [pair for pair in judged if pair[0].paper == p.key]) for p in papers().values()
         ],
         alone=len(claims().keys() - drawn),
+        statements=book.statements,
     )
 
 
@@ -110,25 +109,15 @@ def _grade(judged: Recorded | None) -> str:
     return judged.grade.partition(",")[0] if judged else ""
 
 
-def _contradicted(verdicts: Mapping[str, Recorded], book: References) -> list[tuple]:
-    """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, truth."""
+def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple]:
+    """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, finding."""
     rows = []
-    for key, entry in ((key, verdicts[key]) for key in claims() if key in verdicts):
-        claim = claims()[key]
+    for claim, entry in ((claims()[key], verdicts[key]) for key in claims() if key in verdicts):
         if entry.verdict == CLAIMED[-1]:
-            instead = _statement(entry.instead, book) if entry.instead else "—"
-            rows.append((claim, f"✗ {entry.failing}", entry, instead))
+            rows.append((claim, f"✗ {entry.failing}", entry, None))
         elif entry.verdict == CLAIMED[0] and claim.against:
-            link = f"{{ref}}`{claim.label} <claim-{key}>`"
-            rows.append((claims()[claim.against], claim.says, entry, link))
+            rows.append((claims()[claim.against], claim.says, entry, claim))
     return rows
-
-
-def _statement(label: str, book: References) -> str:
-    """A link to a statement, with what it is about."""
-    statement = book.statements.get(label)
-    about = f" ({statement.subject})" if statement and statement.subject else ""
-    return f"{{prf:ref}}`{label}`{about}"
 
 
 def _marked(evidence: str, check: Graded) -> str:
@@ -150,16 +139,10 @@ def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
 # --- For programs ---------------------------------------------------------------------------------
 
 
-def citation() -> dict[str, Any]:
-    """What ``CITATION.cff`` says."""
-    return yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-
-
 def claims_json(verdicts: Mapping[str, Recorded]) -> str:
     """Every claim with its verdict and evidence; ``claims.schema.json`` describes the fields."""
     entries = [_entry(claim, verdicts.get(key)) for key, claim in claims().items()]
-    cited = citation()
-    book = {"title": cited["title"], "version": cited["version"], "claims": entries}
+    book = {"title": CITED["title"], "version": CITED["version"], "claims": entries}
     return json.dumps({"$schema": "claims.schema.json"} | book, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -198,25 +181,7 @@ def findings_bib(verdicts: Mapping[str, Recorded]) -> str:
     kept = (claim for key, claim in claims().items() if claim.kind == "finding" and key in verdicts)
     found = [(claim, verdicts[claim.key]) for claim in kept]
     braced = {"braced": "{{{}}}".format}
-    return render("findings.bib.jinja", braced, cited=citation(), found=found)
-
-
-def zenodo() -> str:
-    """Zenodo's metadata of a release."""
-    cited = citation()
-    papers_cited = [one["identifiers"][0]["value"] for one in cited["references"]]
-    record = {
-        "title": cited["title"],
-        "upload_type": "software",
-        "version": cited["version"],
-        "description": cited["message"],
-        "creators": [{"name": author["name"]} for author in cited["authors"]],
-        "license": cited["license"][0],
-        "related_identifiers": [
-            {"identifier": name, "relation": "references"} for name in papers_cited
-        ],
-    }
-    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    return render("findings.bib.jinja", braced, cited=CITED, found=found)
 
 
 def parameters_table() -> str:
@@ -229,7 +194,7 @@ def parameters_table() -> str:
 
 def products() -> dict[str, str]:
     """Each file that is made, from the root, and its text."""
-    verdicts, book = recorded(), statements.read()
+    verdicts, book = recorded(), graph.read()
     return {
         "book/claims.md": page(verdicts, book),
         "book/fragments/graph.html": graph.figure(book, verdicts),
@@ -240,10 +205,12 @@ def products() -> dict[str, str]:
         "book/fragments/parameters.md": parameters_table(),
         "book/extra/book/claims.json": claims_json(verdicts),
         "book/extra/book/findings.bib": findings_bib(verdicts),
-        ".zenodo.json": zenodo(),
     }
 
 
 if __name__ == "__main__":
     for name, text in products().items():
-        renew(ROOT / name, text)
+        path = ROOT / name
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8", newline="\n")
+            print(f"wrote {name}")

@@ -34,13 +34,8 @@ def listed() -> dict[str, str]:
     return {line.split()[0]: line for line in lines}
 
 
-def main(*options: str) -> None:
-    """Write the list anew."""
-    if "--lost" not in options:
-        for name in listed():  # refuses a file that has lost some of its listed rows, or all
-            store.read(store.SHIPPED / name)
-    LIST.write_text("".join(entry(path) + "\n" for path in shipped()), "utf-8")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if "--lost" not in sys.argv[1:]:
+        for file in listed():  # refuses one that has lost some of its listed rows, or all
+            store.read(store.SHIPPED / file)
+    LIST.write_text("".join(entry(path) + "\n" for path in shipped()), "utf-8")

@@ -1,12 +1,11 @@
-"""What rests on what: the claims, the statements behind them, and a picture of the references.
+"""What rests on what: the claims, the statements and proofs of the chapters, and their picture.
 
-Nothing is typed. A proof that refers to a statement rests on it; a verdict rests on the statements
-that its checks name, and names the one that is true instead. A theorem that states a claim of a
-paper is that claim. The same references give the same picture: each box left of all that it leads
-to, and few crossings.
+A proof belongs to the last labelled statement before it. Where one box proves several, or another,
+a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of that one. A proof
+that refers to a statement rests on it; a verdict rests on the statements that its checks name, and
+names the one that is true instead. A theorem that states a claim of a paper is that claim. The same
+references give the same picture: each box left of all that it leads to, and few crossings.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
@@ -20,11 +19,22 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from attnmem.pages.reporting import WORDS
-from attnmem.papers import Claim, claims
+from attnmem.papers import Claim, claims, papers
 
-from .chapters import render
-from .statements import AUTHORS, References
+from .chapters import chapters, render, text_path
 from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
+
+AUTHORS = {key: paper.authors for key, paper in papers().items()}
+
+BOX = re.compile(  # whose content is looked at only, since boxes may stand in it
+    r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"
+    r"(?=(?P<content>(?:.*\n)*?)(?P=fence) *$)",
+    re.MULTILINE,
+)
+LABEL = re.compile(r"^:label: *(\S+)", re.MULTILINE)
+REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
+LINK = r"\{prf:ref\}`[^`]+`"
+HEAD = re.compile(rf"\*(?:Of )?{LINK}(?:(?:,| and)\s{LINK})*\.\*")
 
 RESTS, INSTEAD = "rests", "instead"
 Node = Hashable  # a key, or (edge, column) where an edge crosses a column
@@ -47,6 +57,77 @@ SWEEPS, SORTING = 24, 4  # over the columns of the drawing; the first ones look 
 MARGIN = 4  # around the drawing, for the lines of its boxes
 MARKS = {"holds": "✓", "part": "◐", "fails": "✗", "open": "○", "proof": "∎", "plain": ""}
 SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
+
+
+class Statement(NamedTuple):
+    """A theorem, lemma, definition or the like."""
+
+    chapter: str
+    name: str  # in its title "Dana et al., Lemma 2: rank" what stands before the colon
+    subject: str  # and behind it
+
+    @property
+    def claims(self) -> list[str]:
+        """The keys of the claims of a paper that it states, by the paper's name and number.
+
+        ``Dana et al., Lemmas 1 and 5`` names two. ``Dana et al., Lemma 2 (Step 2)`` states the
+        claims Lemma 2 and Step 2, unless there is one of the whole name.
+        """
+        several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", self.name)
+        numbers = [*several[2].split(", "), several[3]] if several else []
+        names = [f"{several[1]} {number}" for number in numbers] or [self.name]
+        return [key for name in names for key in _stated(name)]
+
+
+def _stated(name: str) -> list[str]:
+    exact, parts = [], []
+    for key, claim in claims().items():
+        author = f"{AUTHORS[claim.paper]}, "
+        if claim.kind != "finding" and name.startswith(author):
+            label, named = name.removeprefix(author), claim.label.removesuffix(")").split(" (")
+            if label in (claim.label, ", ".join(named)):
+                exact.append(key)
+            elif label in named:
+                parts.append(key)
+    return exact or parts
+
+
+class References(NamedTuple):
+    """Statements by label, and what each proof refers to."""
+
+    statements: dict[str, Statement]
+    proofs: dict[str, set[str]]
+
+
+def read(texts: Mapping[str, str] | None = None) -> References:
+    """All statements and proofs of the chapters; two statements of one label are an error."""
+    statements, proofs = References({}, {})
+    texts = texts or {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
+    for chapter, text in texts.items():
+        owners: set[str] = set()  # of a proof that does not say whose it is
+        for box in BOX.finditer(text):
+            if box["kind"] == "proof":
+                _add_proof(proofs, owners, box["content"])
+            elif label := LABEL.search(box["content"]):
+                owners = {label[1]}
+                if label[1] in statements:
+                    raise ValueError(f"{chapter} labels a second statement {label[1]!r}")
+                name, _, subject = box["title"].strip().partition(": ")
+                statements[label[1]] = Statement(chapter, name, subject)
+    return References(statements, proofs)
+
+
+def _add_proof(proofs: dict[str, set[str]], owners: set[str], content: str) -> None:
+    for paragraph in re.split(r"\n\s*\n", content.strip()):
+        head = HEAD.match(paragraph)
+        owners = set(REF.findall(head[0])) if head else owners
+        if not owners:
+            raise ValueError(f"a proof without a statement: {paragraph[:60]}")
+        for owner in owners:
+            proofs.setdefault(owner, set()).update(set(REF.findall(paragraph)) - owners)
+
+
+# --- The graph ------------------------------------------------------------------------------------
 
 
 class Edge(NamedTuple):
@@ -124,7 +205,7 @@ def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[s
     else:
         statement = book.statements[key]
         name, subject = statement.name.replace(" et al.", ""), statement.subject
-        title, shade = statement.title, "proof" if key in book.proofs else "plain"
+        title, shade = f"{statement.name}: {subject}", "proof" if key in book.proofs else "plain"
         link = f"notebooks/{statement.chapter}.html#{key}"
     # Whole words, an ellipsis for those without room.
     cut = {"placeholder": " …"}

@@ -4,8 +4,6 @@ The import of the same packages in a new process for each of 33 notebooks was a 
 ``make nbval``. The library itself is imported by each kernel, as by a reader's.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """The built book as one PDF: its pages in the order of the contents, bookmarks, page numbers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -4,10 +4,9 @@ Jupyter and Colab do not know MyST. So a notebook's text is written again from t
 has resolved: references, numbers, citations and glued values are words there already.
 """
 
-from __future__ import annotations
-
 import base64
 import html
+import itertools
 import re
 import shutil
 import subprocess
@@ -55,10 +54,10 @@ class _Markdown:
         found = (self.numbers.get(kind, {}).get(name) for name in node["ids"])
         return ".".join(map(str, next(filter(None, found), ())))
 
-    def named(self, node: nodes.Element, kind: str) -> str:
-        """Such as Fig. 2.1 before a caption."""
+    def named(self, node: nodes.Element, kind: str, caption: nodes.Element) -> str:
+        """A caption, behind such as Fig. 2.1."""
         number = self.number(node, kind)
-        return f"**{self.formats[kind] % number}.** " if number else ""
+        return (f"**{self.formats[kind] % number}.** " if number else "") + self(caption)
 
     # --- What stands in a line ---
 
@@ -83,6 +82,8 @@ class _Markdown:
     def strong(self, node: nodes.Element) -> str:
         return f"**{self.TextElement(node)}**"
 
+    rubric = strong
+
     def reference(self, node: nodes.Element) -> str:
         words = self.TextElement(node)
         target = node.get("refuri") or "#" + node.get("refid", "")
@@ -106,16 +107,13 @@ class _Markdown:
         """No line of it begins like a list or a heading."""
         return re.sub(r"(?m)^(\d*)([-+#>.)])(?=\s)", r"\1\\\2", self.TextElement(node))
 
-    def rubric(self, node: nodes.Element) -> str:
-        return self.strong(node)
-
     def math_block(self, node: nodes.Element) -> str:
         formula = node.astext().strip()
-        tag = self.number(node, "displaymath") or node.get("number") or ""
         if node.get("no-wrap", node.get("nowrap")):  # an environment of its own
             return formula
         if r"\\" in formula:
             formula = f"\\begin{{split}}\n{formula}\n\\end{{split}}"
+        tag = self.number(node, "displaymath") or node.get("number")
         return f"$$\n{formula}" + (f" \\tag{{{tag}}}" if tag else "") + "\n$$"
 
     def literal_block(self, node: nodes.Element) -> str:
@@ -127,15 +125,22 @@ class _Markdown:
     def Admonition(self, node: nodes.Element) -> str:
         """A quotation below its title, with the number of a theorem, or a fold."""
         title = node.children[0]
-        if not isinstance(title, nodes.title):
-            return self.block_quote(node)
-        node.remove(title)
-        if "dropdown" in node["classes"]:
-            return _fold(title, self.Element(node))
-        number = self.number(node, node.get("countertype", ""))
-        name = f"{node.get('realtype', '').title()} {number}".strip()
-        node.insert(0, nodes.rubric("", name, *title.children))
+        if isinstance(title, nodes.title):
+            if "dropdown" in node["classes"]:
+                return self.dropdown_main(node)
+            number = self.number(node, node.get("countertype", ""))
+            name = f"{node.get('realtype', '').title()} {number}".strip()
+            node[0] = nodes.rubric("", name, *title.children)
         return self.block_quote(node)
+
+    def dropdown_main(self, node: nodes.Element) -> str:
+        title, *body = node.children
+        words = (
+            f"${text}$" if isinstance(text.parent, nodes.math) else html.escape(text)
+            for text in title.findall(nodes.Text)
+        )
+        head = f"<details>\n<summary>{''.join(words)}</summary>"
+        return "\n\n".join([head, self.Element(nodes.container("", *body)), "</details>"])
 
     def container(self, node: nodes.Element) -> str:
         return self.strong(node) if "sd-card-title" in node["classes"] else self.Element(node)
@@ -143,24 +148,18 @@ class _Markdown:
     def proof_node(self, node: nodes.Element) -> str:
         return self.Element(node.children[0])
 
-    def dropdown_main(self, node: nodes.Element) -> str:
-        title, *body = node.children
-        return _fold(title, "\n\n".join(map(self, body)))
-
     def bullet_list(self, node: nodes.Element) -> str:
-        return "\n".join(self.item("- ", item) for item in node.children)
+        numbered = isinstance(node, nodes.enumerated_list)
+        marks = (f"{i}. " if numbered else "- " for i in itertools.count(node.get("start", 1)))
+        items = zip(marks, map(self.Element, node.children), strict=False)
+        return "\n".join(m + textwrap.indent(text, " " * len(m)).lstrip() for m, text in items)
 
-    def enumerated_list(self, node: nodes.Element) -> str:
-        first = node.get("start", 1)
-        return "\n".join(self.item(f"{i}. ", item) for i, item in enumerate(node.children, first))
-
-    def item(self, mark: str, node: nodes.Element) -> str:
-        return mark + textwrap.indent(self.Element(node), " " * len(mark))[len(mark) :]
+    enumerated_list = bullet_list
 
     def figure(self, node: nodes.Element, kind: str = "figure") -> str:
         """The caption alone: a cell makes the picture."""
         [caption] = (child for child in node.children if isinstance(child, nodes.caption))
-        return self.named(node, kind) + self(caption)
+        return self.named(node, kind, caption)
 
     def table_output(self, node: nodes.Element) -> str:
         return self.figure(node, "table")
@@ -172,7 +171,7 @@ class _Markdown:
         rows.insert(1, ["---"] * len(rows[0]))
         lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         title = node.next_node(nodes.title)
-        return f"{self.named(node, 'table')}{self(title)}\n\n{lines}" if title else lines
+        return f"{self.named(node, 'table', title)}\n\n{lines}" if title else lines
 
     def entry(self, node: nodes.Element) -> str:
         """One line, in which no bar ends the cell: neither of a formula nor of code."""
@@ -189,38 +188,31 @@ class _Markdown:
         source = node.astext() if "html" in node["format"] else ""
         if not re.search(r"<(svg|script|form)", source):
             return source
-        styles = f"<style>{PICTURES.read_text('utf-8')}</style>"
-        styles += "".join(re.findall(r"<style>.*?</style>", source, re.S))
-        name, shown = re.search(r'<figure[^>]*\bid="([^"]+)"', source), []
-        for svg in re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S):
-            alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg[0])
-            width, height = map(float, svg[1].split()[2:])
-            inner = (
-                f'<svg style="width: {width}px; height: {height}px; overflow: visible"{svg[0][4:]}'
-            )
-            box = f"{-BESIDE} 0 {width + 2 * BESIDE} {height}"
-            within = f'xmlns="{SVG}" class="pic" id="{name[1]}" viewBox="{box}" style="{PLAIN}"'
-            data = base64.b64encode(f"<svg {within}>{styles}{inner}</svg>".encode()).decode()
-            where = f"data:image/svg+xml;base64,{data}"
-            shown.append(
-                f'<img alt="{alt[1] or alt[2]}" width="{1.4 * width:.0f}" src="{where}" />'
-            )
+        name = re.search(r'<figure[^>]*\bid="([^"]+)"', source)
+        styles = "".join(re.findall(r"<style>.*?</style>", source, re.S))
+        found = re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S)
+        shown = [_still(svg, name[1], styles) for svg in found]
         shown += re.findall(r"<figcaption>(.*?)</figcaption>", source, re.S)
         if re.search(r"<(script|form)", source):
             shown.append("*In the book this part moves; a notebook cannot show that.*")
         return "\n\n".join(shown)
 
 
+def _still(svg: re.Match, name: str, styles: str) -> str:
+    """A drawing as an image, with the styles of its page."""
+    alt = re.search(r'aria-label="([^"]*)"|<title[^>]*>([^<]*)<', svg[0])
+    width, height = map(float, svg[1].split()[2:])
+    inner = f'<svg style="width: {width}px; height: {height}px; overflow: visible"{svg[0][4:]}'
+    box = f"{-BESIDE} 0 {width + 2 * BESIDE} {height}"
+    within = f'xmlns="{SVG}" class="pic" id="{name}" viewBox="{box}" style="{PLAIN}"'
+    styles = f"<style>{PICTURES.read_text('utf-8')}</style>{styles}"
+    data = base64.b64encode(f"<svg {within}>{styles}{inner}</svg>".encode()).decode()
+    source = f"data:image/svg+xml;base64,{data}"
+    return f'<img alt="{alt[1] or alt[2]}" width="{1.4 * width:.0f}" src="{source}" />'
+
+
 def _single_line(node: nodes.Element) -> str:
     return " ".join(node.astext().split())
-
-
-def _fold(title: nodes.Element, body: str) -> str:
-    words = (
-        f"${text}$" if isinstance(text.parent, nodes.math) else html.escape(text)
-        for text in title.findall(nodes.Text)
-    )
-    return f"<details>\n<summary>{''.join(words)}</summary>\n\n{body}\n\n</details>"
 
 
 def _texts(page: nodes.document, markdown: _Markdown) -> dict[int, list[str]]:

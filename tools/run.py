@@ -10,8 +10,6 @@ run side by side, each with one thread; one that fails is named with its traceba
 finish.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import hashlib

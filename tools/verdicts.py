@@ -1,7 +1,5 @@
 """The verdicts that the executed notebooks record, and what a claim is called without one."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import nbformat
@@ -41,19 +39,16 @@ def recorded() -> dict[str, Recorded]:
     """All verdicts in the executed notebooks, by claim; two on one claim are an error."""
     verdicts: dict[str, Recorded] = {}
     for chapter in chapters():
-        for cell in nbformat.read(notebook_path(chapter), 4).cells:
-            for output in cell.get("outputs", []):
-                if entry := dict(output.get("metadata", {}).get(METADATA, {})):
-                    claim, checks = entry.pop("claim"), entry.pop("checks")
-                    if claim in verdicts:
-                        raise ValueError(f"{chapter} judges {claim} a second time")
-                    entry["checks"] = [(evidence, Graded(*check)) for evidence, *check in checks]
-                    verdicts[claim] = Recorded(chapter, **entry)
+        cells = nbformat.read(notebook_path(chapter), 4).cells
+        for output in (output for cell in cells for output in cell.get("outputs", [])):
+            if entry := {**output.get("metadata", {}).get(METADATA, {})}:
+                if (claim := entry.pop("claim")) in verdicts:
+                    raise ValueError(f"{chapter} judges {claim} a second time")
+                entry["checks"] = [(said, Graded(*check)) for said, *check in entry["checks"]]
+                verdicts[claim] = Recorded(chapter, **entry)
     return verdicts
 
 
 def word_of(claim: Claim, judged: Recorded | None) -> str:
     """The word of the verdict on a claim, or what it is called without one."""
-    if judged:
-        return judged.verdict
-    return LEFT_OUT if claim.left_out else NOT_YET
+    return judged.verdict if judged else LEFT_OUT if claim.left_out else NOT_YET

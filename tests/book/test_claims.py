@@ -12,10 +12,10 @@ from attnmem import papers
 from attnmem.lab import experiments, store
 from attnmem.pages import reporting
 
-from tools import claims, statements, verdicts
+from tools import claims, graph, verdicts
 from tools.chapters import BOOK, ROOT, chapters, notebook_path, text_path
 
-RECORDED, REFERENCES = verdicts.recorded(), statements.read()
+RECORDED, REFERENCES = verdicts.recorded(), graph.read()
 PAGE, EXTRA = BOOK / "claims.md", BOOK / "extra" / "book"
 DATA = json.loads((EXTRA / "claims.json").read_text())
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from attnmem import papers
 from attnmem.pages import reporting
 
-from tools import graph, statements
+from tools import graph
 from tools.chapters import BOOK
 from tools.verdicts import Recorded, recorded
 
 RECORDED = recorded()
-FOUND = statements.read()
+FOUND = graph.read()
 BY = {(key, label) for key, entry in RECORDED.items() for label in entry.rests_on}
 INSTEAD = {(key, entry.instead) for key, entry in RECORDED.items() if entry.instead}
 
@@ -64,7 +64,7 @@ def judged(instead=None, *checks):
 
 
 def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
-    found = statements.read({"a/chapter": MADE_UP})
+    found = graph.read({"a/chapter": MADE_UP})
     assert [*found.statements] == ["ass-both", "lem-small", "thm-one"]
     verdicts = {
         "dana-corollary-1": judged("lem-small", ("no", reporting.proved(False, by="lem-far"))),
@@ -90,17 +90,17 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
 
 
 @pytest.mark.parametrize(
-    ("title", "keys"),
+    ("name", "keys"),
     [
-        ("Dana et al., Theorem 1: distributions", ["dana-theorem-1"]),
-        ("Mahdavi et al., Step 2: the read-out", ["mahdavi-step-2"]),
-        ("Mahdavi et al., Lemmas 1 and 5: ranks", ["mahdavi-lemma-1", "mahdavi-lemma-5"]),
-        ("Mahdavi et al., Theorem 11: none", []),
-        ("Theorem of this book: Theorem 1", []),
+        ("Dana et al., Theorem 1", ["dana-theorem-1"]),
+        ("Mahdavi et al., Step 2", ["mahdavi-step-2"]),
+        ("Mahdavi et al., Lemmas 1 and 5", ["mahdavi-lemma-1", "mahdavi-lemma-5"]),
+        ("Mahdavi et al., Theorem 11", []),
+        ("Theorem of this book", []),
     ],
 )
-def test_a_title_with_a_papers_name_and_number_states_its_claim(title, keys):
-    assert statements.Statement("label", title, "a/chapter").claims == keys
+def test_a_title_with_a_papers_name_and_number_states_its_claim(name, keys):
+    assert graph.Statement("a/chapter", name, "subject").claims == keys
 
 
 def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof():
