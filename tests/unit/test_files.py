@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from attnmem import __main__ as command
 from attnmem.yours import examine, memorize
 from attnmem.yours.data import as_data, cut
-from attnmem.yours.files import SEPARATORS, load
+from attnmem.yours.files import _SEPARATORS, load
 
 SHIPPED = Path(pytest.importorskip("sklearn.datasets").__file__).parent / "data"
 EVERY = [
@@ -52,7 +52,7 @@ def plain(path, summary):
     said = summary["file"]
     known = {"UTF-16": "utf-16", "Latin-1": "latin-1"}
     encoding = next((known[word] for word in known if word in said), "utf-8-sig")
-    mark = next(mark for mark, word in SEPARATORS.items() if f"between {word}" in said)
+    mark = next(mark for mark, word in _SEPARATORS.items() if f"between {word}" in said)
     reader = csv.reader(
         io.StringIO(text.decode(encoding), newline=""), delimiter=mark, skipinitialspace=True
     )

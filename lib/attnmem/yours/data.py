@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import textwrap
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..checks import check_integer, refuse
 ROLES = ("contexts", "queries", "labels", "mask")
 REAL = "biuf"  # kinds of numpy types that are real numbers
 EXACT = 2**53  # up to here float64 holds all integers
-HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most so large
+_HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most so large
 
 
 def wrapped(lines: list[str]) -> str:
@@ -51,10 +52,10 @@ def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -
     """Accept what :func:`attnmem.yours.examine` and :func:`attnmem.yours.memorize` are given."""
     tables = contexts if isinstance(contexts, (list, tuple)) else ()
     if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:
-        E, mask, coarse = _padded(contexts)
+        E, mask, *kinds = _padded(contexts)
     else:
-        E, coarse = _reals("contexts", contexts, (2, 3))
-    e, other = _reals("queries", queries, (2,))
+        E, *kinds = _reals("contexts", contexts, (2, 3))
+    e, kind = _reals("queries", queries, (2,))
     if E.shape[-1] != e.shape[-1]:
         got = f"d = {E.shape[-1]} (shape {tuple(E.shape)})"
         refuse("contexts", got, f"d = {e.shape[-1]}, as in queries (zeros may fill the shorter)")
@@ -70,8 +71,11 @@ def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -
         if not (finite := value.isfinite()).all():
             refuse(name, f"no finite number at {(~finite).nonzero()[0].tolist()}", "finite numbers")
     found, classes = (None, None) if labels is None else _labels(labels, len(e))
-    precision = max((coarse, other), key=lambda kind: torch.finfo(kind).eps)
-    return Data(E, e, found, classes, hidden, precision)
+    return Data(E, e, found, classes, hidden, _coarsest([*kinds, kind]))
+
+
+def _coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
+    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
 
 
 def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -82,35 +86,37 @@ def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
         refuse("contexts", "tokens of several widths", "one width d")
     lengths = torch.tensor([len(part) for part in parts])
     padded = torch.nn.utils.rnn.pad_sequence(parts, True)
-    coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps)
-    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], coarse
+    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], _coarsest(kinds)
 
 
 def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.dtype]:
     """The value in float64 on the CPU, and the precision in which it came."""
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.is_quantized:
-            refuse(name, f"dtype {value.dtype}", "real numbers")
-        value = value.detach().to_dense().cpu()
+    check_exact(name, value)
+    array = _array(name, value)
+    # A longdouble has no torch type; integers are exact.
+    kind = getattr(torch, array.dtype.name, None) if array.dtype.kind == "f" else None
     if isinstance(value, Tensor) and value.is_floating_point():
-        found, kind = value.to(torch.float64), value.dtype
-    else:
-        check_exact(name, value)
-        array = _array(name, value)
-        # A longdouble has no torch type; integers are exact.
-        kind = getattr(torch, array.dtype.name, torch.float64)
-        kind = kind if array.dtype.kind == "f" else torch.float64
-        found = torch.from_numpy(np.array(array, dtype=np.float64))
-    if found.ndim not in ndim or not found.numel():
+        kind = value.dtype
+    if array.ndim not in ndim or not array.size:
         axes = " or ".join({2: "(rows, d)", 3: "(T, n, d)"}[k] for k in ndim)
-        refuse(name, f"shape {tuple(found.shape)}", f"shape {axes}, none of them 0")
-    return found, kind
+        refuse(name, f"shape {array.shape}", f"shape {axes}, none of them 0")
+    return torch.from_numpy(np.array(array, dtype=np.float64)), kind or torch.float64
+
+
+def _numpy(value: Any) -> Any:
+    """Tensors and data frames as arrays of numpy; what floats torch has, as doubles."""
+    if isinstance(value, Tensor):
+        value = value.detach().to_dense().cpu()
+        return (value.double() if value.is_floating_point() else value).numpy()
+    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
+        return [_numpy(part) for part in value]
+    return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
-        value = [torch.as_tensor(part).detach().cpu().double().numpy() for part in value]
-    value = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if isinstance(value, Tensor) and (value.is_complex() or value.is_quantized):
+        refuse(name, f"dtype {value.dtype}", "real numbers")
+    value = _numpy(value)
     try:
         array = np.ma.filled(value, np.nan) if np.ma.isMaskedArray(value) else np.asarray(value)
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
@@ -139,11 +145,8 @@ def check_exact(name: str, value: Any) -> None:
 
 
 def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
-    if isinstance(mask, Tensor):
-        mask = mask.detach().cpu()
-        mask = (mask.double() if mask.is_floating_point() else mask).numpy()
     given = _array("mask", mask)
-    hidden = given <= HIDDEN if given.dtype.kind == "f" else given
+    hidden = given <= _HIDDEN if given.dtype.kind == "f" else given
     if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given[~hidden].any()):
         kind = "integers" if given.dtype.kind in "iu" else "numbers that are neither 0 nor huge"
         expected = "True for padding, or -inf beside 0 (of a tokenizer's attention_mask: mask == 0)"
@@ -162,11 +165,8 @@ def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
 
 def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     """Reals ``(T, d_out)``, or numbers of classes and the classes."""
-    if isinstance(labels, Tensor):
-        labels = labels.detach().cpu()
-        labels = labels.double().numpy() if labels.is_floating_point() else labels.numpy()
     kind = object if isinstance(labels, (list, tuple)) else None
-    array = np.asarray(labels.to_numpy() if hasattr(labels, "to_numpy") else labels, dtype=kind)
+    array = np.asarray(_numpy(labels), dtype=kind)
     if array.dtype.kind == "O":
         each = array.reshape(-1).tolist()
         words = [isinstance(label, str) for label in each]
@@ -177,11 +177,8 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
         array = np.array(each).reshape(array.shape)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind not in REAL + "US" or array.ndim not in (1, 2):
-        refuse(
-            "labels",
-            f"{array.dtype} of shape {array.shape}",
-            "numbers or words, (T,) or (T, d_out)",
-        )
+        got = f"{array.dtype} of shape {array.shape}"
+        refuse("labels", got, "numbers or words, (T,) or (T, d_out)")
     if len(array) != count:
         refuse("labels", f"{len(array)} labels", f"{count}, one for each query")
     if array.ndim == 1 and array.dtype.kind != "f":
@@ -200,11 +197,8 @@ def cut(
 ) -> tuple[Float[Tensor, "T n d"], Float[Tensor, "T d"]]:
     """Cut each row of a table into tokens of equal width, with the mean token as query.
 
-    Args:
-        table: One example a row, such as an image of 8 x 8 pixels, ``(T, width)``.
-        tokens: Number of tokens ``n``; it divides the width.
-        positions: Whether each token gets its place as ``n`` further coordinates, a one among
-            zeros. Without them, attention does not see the order.
+    A row is one example, such as an image of 8 x 8 pixels. With ``positions``, each token gets its
+    place as ``n`` further coordinates, a one among zeros; else attention does not see the order.
 
     Example:
         >>> contexts, queries = cut([[1, 2, 3, 4], [5, 6, 7, 8]], tokens=2)

@@ -18,24 +18,24 @@ import torch
 from ..checks import check_integer, need, refuse
 from .data import EXACT, REAL, ROLES, check_exact, cut, wrapped
 
-TEXTS, ARRAYS = (".csv", ".tsv"), (".npz", ".safetensors", ".pt")
-SUFFIXES = (*TEXTS, ".npy", *ARRAYS)
-TAKES = dict.fromkeys(TEXTS, ("tokens", "label", "label_kind", "columns", "drop_missing", "header"))
-TAKES |= dict.fromkeys(ARRAYS, ("contexts", "queries", "mask", "label", "label_kind"))
-TAKES |= {".npy": ("tokens",)}
+_TABLE = ("tokens", "label", "label_kind", "columns", "drop_missing", "header")
+_NAMED = ("contexts", "queries", "mask", "label", "label_kind")
+TAKES = {".csv": _TABLE, ".tsv": _TABLE, ".npy": ("tokens",)}  # options of each kind of file
+TAKES |= dict.fromkeys((".npz", ".safetensors", ".pt"), _NAMED)
 ALLOWED = {"label_kind": ("real", "class"), "drop_missing": ("rows", "columns")}
-SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "spaces"}
-MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
-THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+", re.ASCII)  # or a decimal comma: nobody can tell
-SWAPPED = str.maketrans(",.", ".,")
-ROW_NAMES = "row names"
-GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  # beside numbers
-FEW, MANY = 12, 1000  # different words that are coded: unasked, and by --columns
-SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "spaces"}
+_UTF16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig"} | _UTF16
+_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+", re.ASCII)  # or a decimal comma: who can tell
+_SWAPPED = str.maketrans(",.", ".,")
+_ROW_NAMES = "row names"
+_GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  # beside numbers
+_FEW, _MANY = 12, 1000  # different words that are coded: unasked, and by --columns
+_SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
 
-Rows = list[tuple[int, list[str]]]  # the cells of each row, after the number of its line
+_Rows = list[tuple[int, list[str]]]  # the cells of each row, after the number of its line
 
 
 class Loaded(NamedTuple):
@@ -81,31 +81,31 @@ def load(path: str | Path, **options: Any) -> Loaded:
         label: city (the last column, classes: 4)
         numbers: height, age
     """
-    given, kind = {k: value for k, value in options.items() if value is not None}, _kind(path)
+    name, given = str(path), {k: value for k, value in options.items() if value is not None}
+    if "://" in name:
+        refuse("file", repr(name), "a file here: download it, or pipe it into `examine -`")
+    kind = ".csv" if name == "-" else next(filter(name.lower().endswith, TAKES), None)
+    if name != "-" and not Path(path).is_file():
+        refuse("file", f"{name!r}, {'a folder' if Path(path).is_dir() else 'not there'}", "a file")
+    if kind is None:
+        refuse("file", repr(name), f"a name that ends in {', '.join(TAKES)}: save it as such")
     for name, value in given.items():
-        option, *takes = [f"--{each}".replace("_", "-") for each in (name, *TAKES[kind])]
+        option, *takes = map(_option, (name, *TAKES[kind]))
         if option not in takes:
             refuse(option, repr(value), f"of {kind} only {', '.join(takes)}")
         if value not in ALLOWED.get(name, [value]):
             refuse(option, repr(value), " or ".join(ALLOWED[name]))
-    if kind == ".npy":
-        table = _opened(path, kind)
-        said = {"file": f"{Path(path).name}: shape {table.shape}, one example a row"}
-        return _pieces(table, given.get("tokens"), None, said)
-    return (_arrays if kind in ARRAYS else _table)(path, given)
+    if TAKES[kind] is _TABLE:
+        return _table(path, given)
+    arrays, file = _opened(path, kind), Path(path).name
+    if TAKES[kind] is _NAMED:
+        return _arrays(arrays, file, given)
+    said = {"file": f"{file}: shape {arrays.shape}, one example a row"}
+    return _pieces(arrays, given.get("tokens"), None, said)
 
 
-def _kind(path: str | Path) -> str:
-    """The kind of a file that is there, by its suffix."""
-    name = str(path)
-    if "://" in name:
-        refuse("file", repr(name), "a file here: download it, or pipe it into `examine -`")
-    kind = next((each for each in SUFFIXES if name.lower().endswith(each)), None)
-    if name != "-" and not Path(path).is_file():
-        refuse("file", f"{name!r}, {'a folder' if Path(path).is_dir() else 'not there'}", "a file")
-    if name != "-" and kind is None:
-        refuse("file", repr(name), f"a name that ends in {', '.join(SUFFIXES)}: save it as such")
-    return kind or ".csv"
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _said(part: Any) -> str:
@@ -113,8 +113,8 @@ def _said(part: Any) -> str:
     if isinstance(part, dict):
         part = [f"{_said(name)[:60]} ({_said(value)})" for name, value in part.items()]
     if isinstance(part, list):
-        more = f" and {len(part) - FEW} more" * (len(part) > FEW)
-        part = ", ".join(_said(each)[:160] for each in part[:FEW]) + more
+        more = f" and {len(part) - _FEW} more" * (len(part) > _FEW)
+        part = ", ".join(_said(each)[:160] for each in part[:_FEW]) + more
     return str(part) if str(part).isprintable() else repr(part)
 
 
@@ -144,14 +144,13 @@ def _opened(path: str | Path, kind: str) -> Any:
         refuse("file", got, f"arrays of numbers, written as {kind}")
 
 
-def _arrays(path: str | Path, given: dict[str, str]) -> Loaded:
-    arrays, file = _opened(path, _kind(path)), Path(path).name
+def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
     if not isinstance(arrays, dict):
         refuse("file", f"{file!r} with a {type(arrays).__name__}", "a dictionary of tensors")
-    names = {role: given.get("label" if role == "labels" else role) for role in ROLES}
     all_names = _said([*map(str, arrays)])
-    found, said = {}, {"file": f"{file}: {all_names}"}
-    for role, name in names.items():
+    found, said = dict.fromkeys(ROLES), {"file": f"{file}: {all_names}"}
+    for role in ROLES:
+        name = given.get("label" if role == "labels" else role)
         array = arrays.get(name or role)
         if hasattr(array, "shape"):
             found[role] = array
@@ -159,12 +158,12 @@ def _arrays(path: str | Path, given: dict[str, str]) -> Loaded:
         elif role in ("contexts", "queries") or name or array is not None:
             got = f"no array {name or role!r} in {file!r}"
             refuse(f"--{role}", got, f"one of {all_names} (a table goes as .csv)")
-    if "labels" in found:
+    if found["labels"] is not None:
         found["labels"], words = _of_kind(found["labels"], given.get("label_kind"))
         said["labels"] += f", {words}"
-    elif len(arrays) > len(found):
+    elif len(arrays) > sum(array is not None for array in found.values()):
         said["labels"] = "none (--label takes an array as labels)"
-    return Loaded(*(found.get(role) for role in ROLES), said)
+    return Loaded(**found, summary=said)
 
 
 def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
@@ -214,7 +213,7 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     if target.name in (columns or ()):
         refuse("--columns", f"{_short(target.name)}, the labels", "others, or another --label")
     labelled, left = ~target.gaps, {}
-    most = labelled.sum() * (0 if drop == "columns" else 1 if columns or drop else SPARSE)
+    most = labelled.sum() * (0 if drop == "columns" else 1 if columns or drop else _SPARSE)
     for column in found:
         gaps = int((column.gaps & labelled).sum())
         why = f"no value in {gaps} of {labelled.sum()} rows" if gaps > most else ""
@@ -235,8 +234,8 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     parts = []
     for column in used:
         each = coded.get(column.name, [])
-        if len(each) > MANY:
-            refuse("--columns", f"{len(each)} words in {_short(column.name)}", f"at most {MANY}")
+        if len(each) > _MANY:
+            refuse("--columns", f"{len(each)} words in {_short(column.name)}", f"at most {_MANY}")
         parts += [column.cells[kept] == word for word in each] or [column.values[kept]]
     gone = {"without a label": lines[~labelled].tolist()}
     gone |= {f"with gaps in {_said(holes)}": lines[labelled & ~kept].tolist()}
@@ -246,7 +245,7 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     said |= {"words, coded as 0 and 1": coded, "columns left out": left}
     said["lines left out"] = {why: each for why, each in gone.items() if each}
     read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
-    said["options"] = ", ".join(f"--{name}".replace("_", "-") for name in TAKES[".csv"])
+    said["options"] = ", ".join(map(_option, _TABLE))
     return read
 
 
@@ -254,15 +253,15 @@ def _labels(target: _Column, kept: np.ndarray, given: dict[str, Any]) -> np.ndar
     """Labels of the rows that are kept: integers, reals or words."""
     cells = target.cells[kept].tolist()
     ids = all(cell.isdecimal() for cell in cells)  # long ones are classes like any words
-    mixed = target.values is None and not ids and any(map(NUMBER.fullmatch, cells))
+    mixed = target.values is None and not ids and any(map(_NUMBER.fullmatch, cells))
     if mixed and "label_kind" not in given:
         expected = "numbers alone, --label-kind class, or another --label"
         refuse("--label", f"{_short(target.name)}, where {target.trouble}", expected)
     if target.values is None:
         return np.array(cells)
-    if all(map(WHOLE.fullmatch, cells)):
+    if all(map(_WHOLE.fullmatch, cells)):
         return np.array([int(cell) for cell in cells])
-    return target.values[kept].astype(float if NUMBER.fullmatch(cells[0]) else bool)
+    return target.values[kept].astype(float if _NUMBER.fullmatch(cells[0]) else bool)
 
 
 def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.ndarray, dict]:
@@ -273,9 +272,9 @@ def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.n
     names, rows, how = _headed(rows, header)
     lines = np.array([line for line, _ in rows])
     parts = [*zip(*(cells for _, cells in rows), strict=True)]
-    marked = [x for part in parts for x in part if {*x} & {*",."} and NUMBER.fullmatch(x)]
-    comma = not any("." in cell for cell in marked) and not all(map(THOUSANDS.fullmatch, marked))
-    said = f"{name}: {len(rows)} rows of {len(parts)} columns between {SEPARATORS[separator]}"
+    marked = [x for part in parts for x in part if {*x} & {*",."} and _NUMBER.fullmatch(x)]
+    comma = not any("." in cell for cell in marked) and not all(map(_THOUSANDS.fullmatch, marked))
+    said = f"{name}: {len(rows)} rows of {len(parts)} columns between {_SEPARATORS[separator]}"
     said += ", decimal commas" * comma + encoding + how
     if twice := [name for name in names if names.count(name) > 1]:
         places = [k + 1 for k, name in enumerate(names) if name == twice[0]]
@@ -287,7 +286,7 @@ def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.n
 def _text(path: str | Path, name: str) -> tuple[str, str]:
     """The text of a file, and how it is encoded where this is not UTF-8."""
     raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-    encoding = next((code for mark, code in MARKS.items() if raw.startswith(mark)), "utf-8")
+    encoding = next((code for mark, code in _MARKS.items() if raw.startswith(mark)), "utf-8")
     said = f", in {encoding.upper()}" if encoding[:5] != "utf-8" else ""
     try:
         text = raw.decode(encoding)
@@ -306,10 +305,10 @@ def _text(path: str | Path, name: str) -> tuple[str, str]:
     return text, said
 
 
-def _split(text: str) -> tuple[str, Rows]:
+def _split(text: str) -> tuple[str, _Rows]:
     """Rows by the separator that makes them equally long, with most numbers."""
     best, fault = ((False,), "", []), ""
-    for mark in SEPARATORS:
+    for mark in _SEPARATORS:
         style = {"delimiter": mark, "skipinitialspace": True, "strict": True}
         reader, rows, line = csv.reader(io.StringIO(text, newline=""), **style), [], 1
         try:
@@ -323,22 +322,22 @@ def _split(text: str) -> tuple[str, Rows]:
         widths, top = {len(cells) for _, cells in rows[1:] or rows}, len(rows[0][1])
         even = max(widths) > 1 and len(widths) == 1 and max(widths) - top in (0, 1)
         some = [cell for _, cells in rows[1:200] for cell in cells]
-        numbers = sum(map(bool, map(NUMBER.fullmatch, some))) / max(1, len(some))
+        numbers = sum(map(bool, map(_NUMBER.fullmatch, some))) / max(1, len(some))
         best = max(best, ((even, numbers, top), mark, rows), key=lambda each: each[0])
     if fault and not best[0][0]:
         refuse("file", fault, 'quotes " around whole cells, "" within them')
     if max(len(cells) for _, cells in best[2]) < 2:
-        refuse("file", "one column", f"cells between {', '.join(SEPARATORS.values())}")
+        refuse("file", "one column", f"cells between {', '.join(_SEPARATORS.values())}")
     return best[1:]
 
 
-def _headed(rows: Rows, header: bool | None) -> tuple[list[str], Rows, str]:
+def _headed(rows: _Rows, header: bool | None) -> tuple[list[str], _Rows, str]:
     """The names of columns, rows of as many cells, and how they came."""
     (top, first), body, how = rows[0], rows[1:], ""
     if header is not False and {len(cells) for _, cells in body} == {len(first) + 1}:
         heads = [cells[0] for _, cells in body]
         counted = heads in ([str(k + start) for k in range(len(body))] for start in (0, 1))
-        words = len({*heads}) == len(heads) and not any(map(NUMBER.fullmatch, heads))
+        words = len({*heads}) == len(heads) and not any(map(_NUMBER.fullmatch, heads))
         if not any(cells[-1] for _, cells in body):
             body = [(line, cells[:-1]) for line, cells in body]
             how = ", without the separators at ends"
@@ -348,7 +347,7 @@ def _headed(rows: Rows, header: bool | None) -> tuple[list[str], Rows, str]:
         if len(cells) != len(first):
             got = f"{len(cells)} cells in line {line} and {len(first)} in line {top}"
             refuse("file", got, 'as many in each line, in quotes " if they hold a separator')
-    numbers = [cell for cell in first if NUMBER.fullmatch(cell)]
+    numbers = [cell for cell in first if _NUMBER.fullmatch(cell)]
     if header is None and 0 < len(numbers) < len(first):
         got = f"{_short(numbers[0])} beside words in line {top}"
         refuse("file", got, "--header if these are names, --no-header if they are an example")
@@ -357,13 +356,13 @@ def _headed(rows: Rows, header: bool | None) -> tuple[list[str], Rows, str]:
         return [str(k + 1) for k in range(len(first))], [rows[0], *body], how
     if not body:
         refuse("file", f"names in line {top} and no row", "a row for each example")
-    names = [name or (f"column {k + 1}" if k else ROW_NAMES) for k, name in enumerate(first)]
+    names = [name or (f"column {k + 1}" if k else _ROW_NAMES) for k, name in enumerate(first)]
     return names, body, how
 
 
 def _number(cell: str) -> float | None:
     """The number that a cell is; None if it is none, or if float64 has none near it."""
-    if "," in cell or not NUMBER.fullmatch(cell):
+    if "," in cell or not _NUMBER.fullmatch(cell):
         return None
     value, digits = float(cell), cell.lower().partition("e")[0]
     far = abs(value) >= EXACT and digits == cell and Decimal(cell) != Decimal(value)
@@ -374,20 +373,20 @@ def _number(cell: str) -> float | None:
 def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) -> _Column:
     """A column of numbers, of truths as 0 and 1, or of words."""
     cells, low = np.array(part, dtype=object), [cell.casefold() for cell in part]
-    gaps = np.array([cell in GAPS for cell in low])
-    values = [_number(cell.translate(SWAPPED) if comma else cell) for cell in part]
-    if all(cell in ("true", "false") for cell in low if cell not in GAPS):
+    gaps = np.array([cell in _GAPS for cell in low])
+    values = [_number(cell.translate(_SWAPPED) if comma else cell) for cell in part]
+    if all(cell in ("true", "false") for cell in low if cell not in _GAPS):
         values = [float(cell == "true") for cell in low]
     odd = [k for k, value in enumerate(values) if value is None and not gaps[k]]
-    trouble = "the first column, without a name" * (name == ROW_NAMES)
+    trouble = "the first column, without a name" * (name == _ROW_NAMES)
     if not odd:
         values = np.where(gaps, np.nan, np.array(values, dtype=np.float64))
         return _Column(name, cells, values, gaps, "no values" if gaps.all() else trouble)
     count = len({*part} - {""})
-    if count > min(FEW, len(part) / 2) or count == 1:
+    if count > min(_FEW, len(part) / 2) or count == 1:
         trouble = trouble or f"{count} different word{'s' * (count > 1)}"
-    if any(map(NUMBER.fullmatch, part)):
+    if any(map(_NUMBER.fullmatch, part)):
         first = part[odd[0]]
-        exact = " that float64 holds" * bool("," not in first and NUMBER.fullmatch(first))
+        exact = " that float64 holds" * bool("," not in first and _NUMBER.fullmatch(first))
         trouble = f"{_short(first)} in line {lines[odd[0]]} is no number{exact}"
     return _Column(name, cells, None, cells == "", trouble)
