@@ -10,47 +10,26 @@ from collections.abc import Callable
 
 from ..checks import refuse
 from .capacity import capacity, from_config
-from .examine import Examination, examine
-from .files import ALLOWED, SUFFIXES, TAKES, load
+from .examine import examine
+from .files import ALLOWED, TAKES, load
 
-SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
-CHOICES = (*SIZES, "adapted", "bias", "rope", "norm")
+_SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
 
 
 def add_commands(
     commands: argparse._SubParsersAction,
 ) -> dict[str, Callable[[argparse.Namespace], int]]:
     """Add the commands to the parser of ``python -m attnmem``; what does each, by its name."""
-    _add_capacity(commands)
-    _add_examine(commands)
-    return {"capacity": _capacity, "examine": _examine}
-
-
-def _add_capacity(commands: argparse._SubParsersAction) -> None:
     # Only what is given reaches capacity(), whose defaults stand there.
     kind = {"argument_default": argparse.SUPPRESS}
     count = commands.add_parser("capacity", help="how many labels your layer holds", **kind)
     count.add_argument("--config", help="config.json of a model; without it, give heads and dim")
-    for name in SIZES:
+    for name in _SIZES:
         count.add_argument(f"--{name.replace('_', '-')}", type=int)
     count.add_argument("--adapted", help="maps with an adapter (default: qv)")
     count.add_argument("--bias", nargs="?", const="qkvo", help="maps with a bias (alone: qkvo)")
     count.add_argument("--rope", action="store_true", help="rotary positions")
     count.add_argument("--norm", action="store_true", help="tokens come from a LayerNorm")
-
-
-def _capacity(given: argparse.Namespace) -> int:
-    chosen = {name: getattr(given, name) for name in CHOICES if hasattr(given, name)}
-    if hasattr(given, "config"):
-        print(from_config(given.config, **chosen))
-    else:
-        if missing := {"heads", "dim"} - chosen.keys():
-            refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's --config")
-        print(capacity(**chosen))
-    return 0
-
-
-def _add_examine(commands: argparse._SubParsersAction) -> None:
     look = commands.add_parser("examine", help="what holds for your data, and what a layer meets")
     _add_file(look)
     look.add_argument("--heads", type=int, help="number of heads H")
@@ -59,11 +38,23 @@ def _add_examine(commands: argparse._SubParsersAction) -> None:
     look.add_argument("--seed", type=int, default=0)
     look.add_argument("--picture", metavar="FILE", help="draw bounds and ranks: .png, .svg, .pdf")
     look.add_argument("--json", action="store_true", help="print JSON instead of the report")
+    return {"capacity": _capacity, "examine": _examine}
+
+
+def _capacity(given: argparse.Namespace) -> int:
+    chosen = {name: value for name, value in vars(given).items() if name != "command"}
+    if "config" in chosen:
+        print(from_config(**chosen))
+    else:
+        if missing := {"heads", "dim"} - chosen.keys():
+            refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's --config")
+        print(capacity(**chosen))
+    return 0
 
 
 def _add_file(command: argparse.ArgumentParser) -> None:
     """The file of examples and how it is read; defaults are those of load()."""
-    command.add_argument("file", help=f"{', '.join(SUFFIXES)}, or - for a CSV from a pipe")
+    command.add_argument("file", help=f"{', '.join(TAKES)}, or - for a CSV from a pipe")
     table = command.add_argument_group("tables (csv, tsv, -; npy takes --tokens alone)")
     add = table.add_argument
     add("--label", "--labels", metavar="NAME", help="column (default: the last) or array of labels")
@@ -89,12 +80,8 @@ def _examine(given: argparse.Namespace) -> int:
         refuse("--picture", given.picture, "--heads too, so that there is something to draw")
     reading = {name for names in TAKES.values() for name in names}
     data = load(given.file, **{name: chosen[name] for name in reading})
-    found = examine(
-        *data[:3],
-        mask=data.mask,
-        **{name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")},
-        say=_bar,
-    )
+    sizes = {name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")}
+    found = examine(*data[:3], mask=data.mask, **sizes, say=_bar)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     if given.json:
@@ -102,7 +89,11 @@ def _examine(given: argparse.Namespace) -> int:
     else:
         print(data, found, sep="\n\n")
     if given.picture:
-        _save(found, given.picture)
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        found.draw(figure.subplots())
+        figure.savefig(given.picture)
     return 0
 
 
@@ -114,11 +105,3 @@ def _bar(done: int, of: int, step: str) -> None:
         print(shown[:100], end="", file=sys.stderr, flush=True)
     else:
         print(f"... {done + 1} of {of}: {step}", file=sys.stderr, flush=True)
-
-
-def _save(found: Examination, path: str) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    found.draw(figure.subplots())
-    figure.savefig(path)

@@ -41,6 +41,13 @@ class Data(NamedTuple):
         """Whether one context serves all examples."""
         return self.contexts.ndim == 2
 
+    @property
+    def lengths(self) -> Int[Tensor, " T_or_one"]:
+        """The number of tokens of each context."""
+        if self.mask is None:
+            return torch.full(self.contexts.shape[:-2] or (1,), self.contexts.shape[-2])
+        return (~self.mask).sum(1)
+
     def some(self, rows: slice | Int[Tensor, " k"]) -> Data:
         """Some of the examples."""
         own = {"queries": self.queries, "labels": self.labels, "mask": self.mask}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -271,33 +270,30 @@ def _kind(data: Data) -> str:
 
 
 def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
-    (m, q, c), d, notes = at.sizes, data.queries.shape[1], []
-    if data.mask is not None:
-        lengths = (~data.mask).sum(1)
-        notes.append(f"contexts of {int(lengths.min())} to {int(lengths.max())} tokens, by a mask")
-    if same.repeated_tokens:
-        notes.append(f"contexts with a repeated token: {same.repeated_tokens}")
-    if same.constant:
-        notes.append(f"contexts of one token, whose output no query changes: {same.constant}")
+    """What else is degenerate."""
+    (m, q, c), d, n = at.sizes, data.queries.shape[1], data.lengths
+    notes = [
+        (data.mask is not None, f"contexts of {n.min()} to {n.max()} tokens, by a mask"),
+        (same.repeated_tokens, f"contexts with a repeated token: {same.repeated_tokens}"),
+        (same.constant, f"contexts of one token, whose output no query changes: {same.constant}"),
+    ]
     for name, rows in (("tokens", data.contexts.flatten(0, -2)), ("queries", data.queries)):
         largest = rows.abs().amax(0)
-        used = largest[largest > 0]
-        if len(used) < d:
-            notes.append(f"coordinates that are zero in all {name}: {d - len(used)}")
-        if len(used) and float(used.min()) < _WEAK * float(used.max()):
-            sizes = f"{float(used.min()):.0e} to {float(used.max()):.0e}"
-            notes.append(f"coordinates of {name} have sizes {sizes}, each taken for exact")
-    if m + c < d:
-        notes.append(f"tokens lie in {m + c} of {d} dimensions")
-    if c and not data.shared:
-        what = "sums of coordinates that all tokens of a context share"
-        notes.append(f"{what} (cut's marks of places are one): {c}")
-    if q == 1:
-        notes.append("all queries lie on one line")
+        used, zeros = largest[largest > 0].tolist() or [1.0], int((largest == 0).sum())
+        notes.append((zeros, f"coordinates that are zero in all {name}: {zeros}"))
+        sizes = f"{min(used):.0e} to {max(used):.0e}"
+        sizes = f"coordinates of {name} have sizes {sizes}, each taken for exact"
+        notes.append((min(used) < _WEAK * max(used), sizes))
+    marks = "sums of coordinates that all tokens of a context share (cut's marks of places are one)"
     thin = max(_WEAK, torch.finfo(data.precision).eps)
-    if any(0 < each.kept < thin for each in at.spectra):
-        notes.append("some dimensions are as thin as rounding in single or lower precision")
-    return notes
+    hardly = "some dimensions are as thin as rounding in single or lower precision"
+    notes += [
+        (m + c < d, f"tokens lie in {m + c} of {d} dimensions"),
+        (c and not data.shared, f"{marks}: {c}"),
+        (q == 1, "all queries lie on one line"),
+        (any(0 < each.kept < thin for each in at.spectra), hardly),
+    ]
+    return [words for found, words in notes if found]
 
 
 def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
@@ -313,14 +309,12 @@ def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
 
 
 def _tested(data: Data, name: str, kind: str, samples: int, seed: int) -> Tested:
-    n, d = data.contexts.shape[-2:]
     precision, vectors = getattr(torch, kind), data.queries
     if name == _A2:
         return Tested(name, kind, *_contexts(data, precision))
     if name == _A3:  # of the mean tokens; padding is zero
-        length = n if data.mask is None else (~data.mask).sum(1, keepdim=True)
-        vectors = vectors + data.contexts.sum(-2) / length
-    size = d if name == _GENERAL else n
+        vectors = vectors + data.contexts.sum(-2) / data.lengths[:, None]
+    size = data.contexts.shape[-1 if name == _GENERAL else -2]
     return Tested(name, kind, *_any_are_independent(vectors, size, precision, samples, seed))
 
 
@@ -361,16 +355,17 @@ def _any_are_independent(
 def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
     """A verdict on whether the tokens of each context are independent."""
     E = data.contexts[None] if data.shared else data.contexts
-    n = torch.full((len(E),), E.shape[1]) if data.mask is None else (~data.mask).sum(1)
     if not E.to(precision).isfinite().all():
         return "fails", "numbers that this precision cannot hold"
     E = _in_units(E).to(precision)
-    poor = (torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < n).nonzero()[:, 0]
+    poor = (
+        torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < data.lengths
+    ).nonzero()[:, 0]
     if not len(poor):
         return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
     t = int(poor[0])
-    first = f"{int(n[t])} tokens in at least {certified_rank(E[t]).rank} dimensions"
-    verdict = "fails" if int(n[t]) > E.shape[2] else "fails to rounding"
+    first = f"{int(data.lengths[t])} tokens in at least {certified_rank(E[t]).rank} dimensions"
+    verdict = "fails" if int(data.lengths[t]) > E.shape[2] else "fails to rounding"
     return verdict, f"contexts that are deficient: {len(poor):,}, the first is {t} ({first})"
 
 
@@ -467,7 +462,7 @@ class _Ranks:
             if gain < 0.5 or high > T:
                 return None
             low, below, high = high, rank, high + max(1, math.ceil((T - rank) / gain))
-        if low:  # where the rank is too small
-            between = range(low + 1, high)
-            high = low + 1 + bisect_left(between, T, key=lambda h: self.of(h, zero).rank)
+        while high - low > 1 and low:  # the rank at low is too small
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.of(middle, zero).rank >= T else (middle, high)
         return high
