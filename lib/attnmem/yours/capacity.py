@@ -85,19 +85,16 @@ def capacity(
     :math:`s (m + g o - s)`, where ``s = min(d_v, m, g o)``. Rotary positions show more of the
     logits. Biases of values and outputs are one vector.
 
+    By default ``d_h = d / H``, ``G = H``, ``d_v = d_h`` and ``o = d``.
+
     Args:
-        head_dim: Width of a head ``d_h``, by default ``d / H``; with rotary positions at most
-            ``m``.
-        kv_heads: Heads of keys and values ``G``, by default ``H``.
-        value_dim: Width of the values ``d_v``, by default ``d_h``.
-        outputs: Width of the layer's output ``o``, by default ``d``.
+        kv_heads: Heads of keys and values ``G``.
         bias: The maps that have a bias, letters of ``qkvo``.
         rope: Share of a head's coordinates that rotary positions turn, from 0 to 1, each pair by an
             angle of its own. Contexts of two tokens show less if heads are almost as wide as ``m``.
         norm: Whether tokens come from a LayerNorm without a shift. A shift changes nothing if
             queries, keys and values have biases.
-        adapter: Rank of low-rank adapters, which alone are trained.
-        adapted: The maps that have an adapter, letters of ``qkvo``.
+        adapter: Rank of low-rank adapters of the maps ``adapted``, which alone are trained.
         layers: More than one, with skip connections, are counted for plain heads only.
 
     Example:
@@ -168,9 +165,7 @@ class _Layer:
 
     def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
         shapes = self.shapes(outputs)
-        total = sum(
-            rows * columns + columns * (x in self.bias) for x, (rows, columns) in shapes.items()
-        )
+        total = sum(d_out * (d + (x in self.bias)) for x, (d, d_out) in shapes.items())
         return Capacity(
             name,
             total,
@@ -209,8 +204,6 @@ class _Layer:
     def logits(self) -> int:
         # The logits of a group are x^T K [Q_1 .. Q_g]^T (x', 1), a matrix of shape (m, g (m + b))
         # and rank at most d_h. A bias of the keys adds the same to all tokens.
-        if not self.turned:
-            return self.groups * _low_rank(self.head_dim, self.m, self.asked)
         # A token t places back is turned: each pair of coordinates is a complex one, which adds the
         # real part of exp(i t angle) (k^* x) (q x'). Different angles are told apart by different
         # t, so each pair shows its complex matrix k q^* of rank one, twice as many real numbers.
@@ -253,9 +246,8 @@ class _Layer:
             "adapters": adapted,
         }
         unlike = ", ".join(kind for kind, found in kinds.items() if found)
-        counts = f"one output: proved; several: {_COMPARED}"
-        if unlike:
-            counts = f"not proved with {unlike}; {_COMPARED}"
+        counts = f"not proved with {unlike};" if unlike else "one output: proved; several:"
+        counts = f"{counts} {_COMPARED}"
         if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
             counts = "upper bounds: adapters of both factors of a product overlap"
         if adapted:
@@ -282,9 +274,7 @@ _USUAL |= {"pruned_heads": (None, {}), "partial_rotary_factor": (None, 1)}
 def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capacity:
     """Count for one layer of a model, from its ``config.json``.
 
-    Args:
-        config: The file, the folder in which it is, or its contents.
-        **others: Further arguments of :func:`capacity`, such as ``adapter``.
+    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`.
 
     Raises:
         ValueError: If the family of the model, or a setting that changes its layer, is not known,
