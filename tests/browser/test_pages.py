@@ -179,7 +179,7 @@ def test_links_within_the_book_lead_somewhere_and_buttons_outside_to_the_reposit
         if fragment:
             assert f'id="{urllib.parse.unquote(fragment)}"' in target.read_text(), url
     buttons = wide.locator('.article-header-buttons a[href^="http"]').evaluate_all(HREFS)
-    assert bool(buttons) == bool(repository()[0])  # tests/book/test_address.py says where they lead
+    assert bool(buttons) == bool(repository()[0])  # tests/book/test_built.py says where they lead
 
 
 def test_the_download_is_an_existing_notebook_and_help_is_beside_it(wide):
