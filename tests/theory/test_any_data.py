@@ -9,10 +9,9 @@ import torch
 from attnmem import aot, memorize_mha, mha, random_mha
 from attnmem.core import memorize
 from attnmem.examples import unit
-from attnmem.theory import dana, fitting, impossible, sequences
-from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
-from attnmem.theory.dana import memorize_aot
-from attnmem.theory.next_tokens import memorize_next_tokens
+from attnmem.theory import dana, fitting, sequences
+from attnmem.theory.dana import memorize_aot, memorize_next_tokens
+from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.scalars import memorize_scalars
 from attnmem.theory.tangents import ScalarHeads, balancing_map
 
@@ -277,7 +276,7 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
             (sequences.offered_rank, (rows, 2), size),
             (sequences.dependent_subset, (rows, 2), size),
             (sequences.subset_rank, (rows, 2), size),
-            (impossible.impossible_subset, (rows, next_tokens, 2), {}),
+            (sequences.impossible_subset, (rows, next_tokens, 2), {}),
             (sequences.jacobian_rank, (rows, 2), size | {"trained": True}),
             (sequences.cancelling_rank, (rows, (2,)), size),
         ]
@@ -331,7 +330,7 @@ def built():
     columns = unembedding.T.contiguous().T
     aimed = memorize_aot(PAIRS, PAIRS.sum(1) % 5, **size, unembedding=columns)
     found["unembedding in columns"] = aimed, (columns,)
-    found["parity"] = impossible.parity_by_heads(3), ()
+    found["parity"] = sequences.parity_by_heads(3), ()
     return found
 
 
@@ -350,16 +349,16 @@ def everything():
     E, e, y = DATA
     start = ScalarHeads(*(torch.ones(2, *s, device="cpu").double() for s in ((D, 2), (D, 2), (D,))))
     pairs, tokens = PAIRS.clone(), PAIRS.sum(1) % 5
-    bits, parity = impossible.every_parity(2)
+    bits, parity = sequences.every_parity(2)
     yield from (build(E, e, y) for build in LAYERS.values())
     yield from (build(pairs, tokens) for build in SEQUENCES.values())
     yield random_mha(H, D, 2, seed=0)
-    yield impossible.parity_by_heads(3)
+    yield sequences.parity_by_heads(3)
     yield bits, parity, dana.spread_tokens(5, 3, 0), dana.circle(5), memorize.serve(6, 2)
     yield fitting.levenberg_marquardt(start, E, e, y, steps=2).weights
     yield fitting.lbfgs(start, E, e, y, steps=2).weights
     yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).weights
-    yield impossible.impossible_subset(bits, parity, 1)
+    yield sequences.impossible_subset(bits, parity, 1)
     yield (sequences.dependent_subset(bits, 1, 2, 2),)
     yield (
         *fitting.limits(start, E, e, y),

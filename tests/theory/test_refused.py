@@ -11,7 +11,6 @@ import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
 from attnmem.theory import balls, fitting
-from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
@@ -20,8 +19,7 @@ from attnmem.theory.certificates import (
     enclosed_features,
     enclosed_offers,
 )
-from attnmem.theory.dana import memorize_aot
-from attnmem.theory.impossible import every_parity
+from attnmem.theory.dana import memorize_aot, memorize_next_tokens
 from attnmem.theory.independence import (
     certified_rank,
     kruskal_rank,
@@ -29,9 +27,9 @@ from attnmem.theory.independence import (
     sampled_independence,
     sampled_kruskal_rank,
 )
-from attnmem.theory.next_tokens import memorize_next_tokens
+from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.scalars import memorize_scalars
-from attnmem.theory.sequences import cancelling_rank, jacobian_rank, subset_rank
+from attnmem.theory.sequences import cancelling_rank, every_parity, jacobian_rank, subset_rank
 from attnmem.theory.tangents import ScalarHeads
 
 F64 = {"dtype": torch.float64}

@@ -11,13 +11,19 @@ from hypothesis import strategies as st
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
-from attnmem.theory import mod_prime
+from attnmem.theory import sequences
 from attnmem.theory.certificates import certified_associations
-from attnmem.theory.impossible import every_parity, impossible_subset
+from attnmem.theory.dana import memorize_next_tokens
 from attnmem.theory.independence import numerical_rank
-from attnmem.theory.next_tokens import Scalars, jacobian, memorize_next_tokens, scalars
-from attnmem.theory.sequences import cancelling_rank, jacobian_rank, offered_rank
-from attnmem.theory.tiny_transformers import train_tiny
+from attnmem.theory.sequences import (
+    cancelling_rank,
+    every_parity,
+    impossible_subset,
+    jacobian_rank,
+    offered_rank,
+)
+from attnmem.theory.tangents import ScalarHeads, scalar_outputs
+from attnmem.theory.tiny import train_tiny
 
 import hostile
 
@@ -95,7 +101,7 @@ def test_bits_behind_one_query_are_met_at_degree_2H(k):
 def random_point(rows, d, d_h, values, seed):
     """``x(t, 2)``, steps, and one block of products for each attention, modulo the prime."""
     draw = np.random.default_rng(seed)
-    p = mod_prime.PRIME
+    p = sequences._PRIME
     number = lambda *shape: draw.integers(1, p, shape, dtype=np.int64)  # noqa: E731
     embedding, positions = number(int(rows.max()) + 1, d), number(2, d)
     x = (embedding[rows.numpy()] + positions) % p
@@ -105,9 +111,9 @@ def random_point(rows, d, d_h, values, seed):
         left, right = number(d_h, d), number(d_h, d)
         forms = []
         for _ in range(count):
-            seen = mod_prime.product(step, number(d, 1)) * step % p
-            by_left = mod_prime.product(seen, right.T)[:, :, None] * q[:, None] % p
-            by_right = mod_prime.product(q, left.T)[:, :, None] * seen[:, None] % p
+            seen = sequences._product(step, number(d, 1)) * step % p
+            by_left = sequences._product(seen, right.T)[:, :, None] * q[:, None] % p
+            by_right = sequences._product(q, left.T)[:, :, None] * seen[:, None] % p
             forms += [by_left.reshape(len(q), -1), by_right.reshape(len(q), -1)]
         blocks.append(np.concatenate([np.zeros((len(q), 1), dtype=np.int64), *forms], axis=1))
     return q, step, blocks
@@ -131,8 +137,8 @@ def test_the_rank_on_bigrams_is_the_least_over_all_subsets(N, d, T, groups, wide
     best = len(rows)
     for size in range(1, len(rows) + 1):
         for J in map(list, itertools.combinations(range(len(rows)), size)):
-            offers = mod_prime.rank(q[J]) + len(blocks) * mod_prime.rank(step[J])
-            offers += sum(mod_prime.rank(block[J]) for block in blocks)
+            offers = sequences._rank(q[J]) + len(blocks) * sequences._rank(step[J])
+            offers += sum(sequences._rank(block[J]) for block in blocks)
             best = min(best, len(rows) - size + offers)
     assert cancelling_rank(rows, groups, d_h, d, seed=seed) == best
 
@@ -200,16 +206,6 @@ def test_all_targets_of_the_residual_stream_take_as_many_numbers_as_are_counted(
 
 
 # --- built ----------------------------------------------------------------------------------------
-
-
-def test_the_jacobian_is_the_derivative():
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(7, 5, 3, generator=draw, **F64)
-    shapes = [(3,), (2, 3), (2, 2, 3), (2, 2, 3)]
-    weights = Scalars(*(torch.randn(*shape, generator=draw, **F64) for shape in shapes))
-    found = torch.func.jacrev(lambda W: scalars(x, Scalars(*W)))(tuple(weights))
-    expected = torch.cat([part.flatten(1) for part in found], dim=1)
-    torch.testing.assert_close(jacobian(x, weights), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.hostile("dana-finding-two-sided", "dana-finding-next-tokens")
@@ -353,6 +349,7 @@ def test_one_head_of_width_L_meets_all_labels_of_d_tokens_and_L_last_ones(d, las
     W_Q, W_K = back[:, :last].T, B @ back.T  # e(b) W_Q^T W_K e(a) = B_ba
     rows = torch.cartesian_prod(torch.arange(d), torch.arange(last)).reshape(-1, 2)
     x = e[rows] + torch.stack([tau * e[0], 0 * e[0]])
-    found = scalars(x, Scalars(-(1 + tau / 2) * m, m[None], W_Q[None], W_K[None]))
+    head = ScalarHeads(W_Q.T[None], W_K.T[None], m[None])
+    found = scalar_outputs(head, x, x[:, -1]) - (1 + tau / 2) * (x[:, -1] @ m)
     expected = labels[rows[:, 1], rows[:, 0]]
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)

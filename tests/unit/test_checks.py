@@ -19,15 +19,12 @@ from attnmem.core import bounds
 from attnmem.lab import tasks
 from attnmem.pages import scaling
 from attnmem.theory import (
-    cancellation,
     dana,
-    depth,
     fitting,
     independence,
-    linear_memory,
-    next_tokens,
+    near,
     sequences,
-    tiny_transformers,
+    tiny,
 )
 from attnmem.theory.tangents import ScalarHeads
 
@@ -45,32 +42,31 @@ SIDES = [DRAWN[:2, :3]] * 3
 AOT = attnmem.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
 HERE = (
     "attnmem.theory.independence",
-    "attnmem.theory.linear_memory",
-    "attnmem.theory.tiny_transformers",
+    "attnmem.theory.tiny",
     "attnmem.pages.scaling",
 )
 SEEDED = [
     (dana.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
-    (cancellation.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
+    (near.memorize_by_cancellation, OWN, {"heads": 2, "head_dim": 2}),
     (
-        depth.memorize_by_depth,
+        near.memorize_by_depth,
         (DRAWN, DRAWN[0, 0, :3]),
         {"heads": [2, 1], "head_dim": 2, "value_dim": 2},
     ),
-    (cancellation.memorize_by_difference, OWN, {"heads": 2, "head_dim": 2}),
+    (near.memorize_by_difference, OWN, {"heads": 2, "head_dim": 2}),
     (attnmem.memorize_mha, EXAMPLES, {"heads": 2, "head_dim": 3}),
-    (next_tokens.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
+    (dana.memorize_next_tokens, (PAIRS[:4], PAIRS[:4, 0]), TABLE | {"groups": [2]}),
     (attnmem.random_mha, (2, 5, 3), {}),
     (dana.draw, (3, 2, 4, 2, 1, 1.0), {}),
     (dana.spread_tokens, (3, 4), {}),
-    (tiny_transformers.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
+    (tiny.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),
     (fitting.adam, (ONE_HEAD, *OWN[:2], y[:, 0]), {"steps": 2, "rate": float, "batch": 2}),
     (independence.certified_rank, (PAIRS,), {}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (independence.sampled_kruskal_rank, (PAIRS,), {"samples": 9}),
     (sequences.cancelling_rank, (PAIRS, [2, 2]), WIDE),
     (sequences.jacobian_rank, (PAIRS, 1), WIDE),
-    (linear_memory.draw, (3, 4), {}),
+    (tiny.random_facts, (3, 4), {}),
     (scaling.bootstrap, (np.mean, [[0.0], [1.0]]), {"draws": 9}),
     (sequences.dependent_subset, (PAIRS, 1), WIDE),
     (sequences.offered_rank, (PAIRS, 1), WIDE),
@@ -132,9 +128,9 @@ PLACED = [
     (independence.numerical_rank, (DRAWN[:, :1].float().expand(3, 2, 5),), {}),
     (independence.kruskal_rank, (PAIRS[1:4],), {}),
     (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
-    (linear_memory.trained, (linear_memory.draw(5, 4, seed=0),), {"steps": 3}),
-    (linear_memory.recalled, (DRAWN[0, :4, :4], linear_memory.draw(5, 4, seed=0)), {}),
-    (tiny_transformers.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
+    (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
+    (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
+    (tiny.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
     *((draw, (), {"vocab": 3, "count": 4}) for draw in (tasks.bigrams, tasks.associations)),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
     (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),

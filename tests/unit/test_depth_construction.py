@@ -9,8 +9,8 @@ import torch
 from attnmem import deep, random_deep
 from attnmem.core import bounds
 from attnmem.theory.certificates import certified_deep_solution
-from attnmem.theory.depth import memorize_by_depth
 from attnmem.theory.independence import numerical_rank
+from attnmem.theory.near import memorize_by_depth
 
 F64 = {"dtype": torch.float64}
 

@@ -5,24 +5,31 @@ import math
 import pytest
 import torch
 
-from attnmem.theory.linear_memory import Facts, count_at, draw, outer_products, recalled, trained
+from attnmem.theory.tiny import (
+    Facts,
+    count_at,
+    outer_products,
+    random_facts,
+    recalled,
+    trained_matrix,
+)
 
 
 def test_drawn_vectors_have_length_one_and_differ():
-    facts = draw(count=7, dim=3, seed=1)
+    facts = random_facts(count=7, dim=3, seed=1)
     for vectors in facts:
         assert vectors.shape == (7, 3)
         assert vectors.dtype == torch.float64
         assert torch.allclose(vectors.norm(dim=1), torch.ones(7).double())
         assert len(vectors.unique(dim=0)) == 7
     assert not torch.allclose(*facts)
-    again = draw(count=7, dim=3, seed=1)
+    again = random_facts(count=7, dim=3, seed=1)
     assert torch.equal(facts.keys, again.keys)
-    assert not torch.equal(facts.keys, draw(count=7, dim=3, seed=2).keys)
+    assert not torch.equal(facts.keys, random_facts(count=7, dim=3, seed=2).keys)
 
 
 def test_recall_is_that_of_a_plain_loop():
-    facts = draw(count=11, dim=5, seed=0)
+    facts = random_facts(count=11, dim=5, seed=0)
     W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
     right = 0
     for i, key in enumerate(facts.keys):
@@ -34,7 +41,7 @@ def test_recall_is_that_of_a_plain_loop():
 
 
 def test_a_tie_and_what_is_no_number_are_not_recalled():
-    facts = draw(count=5, dim=3, seed=0)
+    facts = random_facts(count=5, dim=3, seed=0)
     assert recalled(torch.zeros(3, 3).double(), facts) == 0
     assert recalled(torch.full((3, 3), torch.nan).double(), facts) == 0
     twice = Facts(torch.eye(3), torch.eye(3)[[0, 1, 1]])  # two equal values
@@ -42,7 +49,7 @@ def test_a_tie_and_what_is_no_number_are_not_recalled():
 
 
 def test_outer_products_recall_orthogonal_keys_whatever_the_values():
-    _, values = draw(count=6, dim=6, seed=3)
+    _, values = random_facts(count=6, dim=6, seed=3)
     facts = Facts(torch.eye(6).double(), values)
     W = outer_products(facts)
     assert torch.allclose(W, values.mT)
@@ -50,9 +57,9 @@ def test_outer_products_recall_orthogonal_keys_whatever_the_values():
 
 
 def test_training_recalls_what_outer_products_confuse():
-    facts = draw(count=count_at(0.6, 16), dim=16, seed=0)
+    facts = random_facts(count=count_at(0.6, 16), dim=16, seed=0)
     assert recalled(outer_products(facts), facts) < 0.9
-    assert recalled(trained(facts), facts) == 1
+    assert recalled(trained_matrix(facts), facts) == 1
 
 
 def plain_training(facts, steps):
@@ -76,17 +83,17 @@ def plain_training(facts, steps):
 
 @pytest.mark.parametrize(("load", "steps", "last"), [(2.0, 1, 1), (2.0, 9, 9), (0.7, 200, 21)])
 def test_training_is_that_of_a_plain_loop(load, steps, last):
-    facts = draw(count_at(load, 8), 8, seed=0)
+    facts = random_facts(count_at(load, 8), 8, seed=0)
     best, step = plain_training(facts, steps)
     assert step == last
-    torch.testing.assert_close(trained(facts, steps=steps), best, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(trained_matrix(facts, steps=steps), best, rtol=1e-6, atol=1e-6)
 
 
 def test_training_keeps_the_best_matrix_and_cannot_do_the_impossible():
     """Two equal keys with different values: one of them is lost, whatever the matrix."""
-    keys, values = draw(count=4, dim=8, seed=0)
+    keys, values = random_facts(count=4, dim=8, seed=0)
     facts = Facts(keys[[0, 1, 2, 2]], values)
-    assert recalled(trained(facts, steps=50), facts) == 0.75
+    assert recalled(trained_matrix(facts, steps=50), facts) == 0.75
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 16])
@@ -96,19 +103,19 @@ def test_the_count_is_the_last_within_the_load(load, dim):
     assert p * math.log(p) <= load * dim**2 < (p + 1) * math.log(p + 1)
 
 
-ONES, DRAWN = torch.ones(3, 2), draw(3, 3, seed=0)
+ONES, DRAWN = torch.ones(3, 2), random_facts(3, 3, seed=0)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "name"),
     [
-        (draw, (1, 3, 0), "count"),
-        (draw, (3, 0, 0), "dim"),
-        (draw, (3, 3, -1), "seed"),
+        (random_facts, (1, 3, 0), "count"),
+        (random_facts, (3, 0, 0), "dim"),
+        (random_facts, (3, 3, -1), "seed"),
         (count_at, (-0.1, 3), "load"),
         (count_at, (math.inf, 3), "load"),
         (count_at, (0.5, 0), "dim"),
-        (trained, (DRAWN, 0), "steps"),
+        (trained_matrix, (DRAWN, 0), "steps"),
         (outer_products, (Facts(ONES[:0], ONES[:0]),), "facts.keys"),
         (outer_products, (Facts(ONES, ONES.half()),), "facts.values"),
         (outer_products, (Facts(ONES, ONES[:2]),), "facts.values"),

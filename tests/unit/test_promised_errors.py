@@ -5,9 +5,8 @@ import torch
 
 from attnmem import memorize_mha
 from attnmem.core import memorize
-from attnmem.theory import cancellation, depth, scalars
-from attnmem.theory.cancellation import memorize_by_cancellation, memorize_by_difference
-from attnmem.theory.depth import memorize_by_depth
+from attnmem.theory import near, scalars
+from attnmem.theory.near import memorize_by_cancellation, memorize_by_depth, memorize_by_difference
 from attnmem.theory.scalars import memorize_scalars
 
 F64 = {"dtype": torch.float64}
@@ -22,12 +21,12 @@ def layer(build, **sizes):
 CONSTRUCTIONS = {  # with the module whose outputs it looks at, and its promise
     "depth": (
         lambda X, y: memorize_by_depth(X, y, heads=(2, 2), head_dim=1, value_dim=2),
-        *(depth, "deep", 1e-8),
+        *(near, "deep", 1e-8),
     ),
-    "difference": (layer(memorize_by_difference, heads=4, head_dim=2), cancellation, "mha", 1e-8),
+    "difference": (layer(memorize_by_difference, heads=4, head_dim=2), near, "mha", 1e-8),
     "cancellation": (
         layer(memorize_by_cancellation, heads=3, head_dim=2),
-        *(cancellation, "mha", 1e-8),
+        *(near, "mha", 1e-8),
     ),
     "theorem 1": (
         lambda X, y: memorize_mha(X, X[:, -1], y[:, None], heads=7, head_dim=3, seed=0),
@@ -50,8 +49,8 @@ def test_an_error_of_one_label_beyond_the_promise_is_refused(name, monkeypatch):
     assert float(y.max()) > 5 * float(y.max() - y.min()) / 2
 
     if module not in (memorize, scalars):  # one attempt is enough
-        monkeypatch.setattr(module, "SPREADS", module.SPREADS[:1])
-        monkeypatch.setattr(module, "DRAWS", 1, raising=False)
+        monkeypatch.setattr(module, "_SPREADS", module._SPREADS[:1])
+        monkeypatch.setattr(module, "_DRAWS", 1)
 
     def errs(by):
         def outputs(weights, *data, **options):

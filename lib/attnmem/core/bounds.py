@@ -460,7 +460,7 @@ def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast
         >>> deep_floor([6, 5], 1, 6, 8) > own_context_ceiling(11, 1, 8) + 8
         True
 
-    Source: :func:`attnmem.theory.depth.memorize_by_depth`.
+    Source: :func:`attnmem.theory.near.memorize_by_depth`.
     """
     return deep_groups(heads, head_dim, value_dim, dim).labels
 

@@ -215,7 +215,7 @@ def certified_associations(
     A sequence whose balls, of so many ``bits``, overlap does not count as memorized.
 
     Example:
-        >>> from attnmem.theory.impossible import every_parity, parity_by_heads
+        >>> from attnmem.theory.sequences import every_parity, parity_by_heads
         >>> certified_associations(parity_by_heads(3), *every_parity(3)).memorized
         8
 
@@ -443,7 +443,7 @@ def certified_solution(
     rank. The precision doubles, up to ``most_bits``, until the proof is found.
 
     Example:
-        >>> from attnmem.theory.cancellation import memorize_by_difference
+        >>> from attnmem.theory.near import memorize_by_difference
         >>> E, e, y = torch.rand(6, 3, 2), torch.rand(6, 2), torch.rand(6)
         >>> weights = memorize_by_difference(E, e, y, heads=2, head_dim=2, seed=0)
         >>> certified_solution(weights, E, e, y).proven
@@ -539,7 +539,7 @@ def certified_deep_solution(
     All weights move, and the proof is that of :func:`certified_solution`.
 
     Example:
-        >>> from attnmem.theory.depth import memorize_by_depth
+        >>> from attnmem.theory.near import memorize_by_depth
         >>> X, y = torch.rand(9, 2, 2), torch.rand(9)
         >>> weights = memorize_by_depth(X, y, heads=(2, 3), head_dim=1, value_dim=1, seed=0)
         >>> certified_deep_solution(weights, X, y).proven

@@ -1,6 +1,7 @@
-r"""Theorem 1 of Dana et al. 2025 for associations, built exactly: no limit is taken.
+r"""Next tokens of sequences, built: Theorem 1 of Dana et al. 2025, and by heads that cancel.
 
-Draw a transformer ``e', pos', W'_Q, W'_K, W'_V`` at random. It offers the ``d + H d_h`` numbers
+**Theorem 1 for associations.** No limit is taken. Draw a transformer ``e', pos', W'_Q, W'_K, W'_V``
+at random. It offers the ``d + H d_h`` numbers
 
 .. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)]
 
@@ -8,16 +9,25 @@ for every sequence ``t``. If the rows ``F(t)`` are independent, there are ``M`` 
 ``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. ``M`` can be moved into the
 embedding, ``e = M e'`` and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the
 maps that read ``x``. Then every attention weight stays as it was, and the output is ``W_U E(t)``.
+
+**Heads that cancel** meet far more. Let token ``k`` have the unembedding :math:`2 c_k u - c_k^2 r`
+with distinct :math:`c_k`, and let the residual stream have the products :math:`y(t)` with ``u`` and
+:math:`z(t) > 0` with ``r``. If :math:`y = c_k z`, token ``k`` has the largest logit. The heads
+write along one direction that ``r`` does not see, so ``z`` is what the skip connection gives, and
+:math:`y(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t)` is to be met, as in
+:mod:`attnmem.theory.near`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
 from ..core.bounds import aot_capacity
@@ -25,14 +35,23 @@ from ..core.layers import AoTWeights, aot, aot_features, look_up
 from ..core.memorize import read_out
 from ..core.random import gaussian, map_scale
 from ..examples import Sequences, check_data, check_distinct_sequences
-from .impossible import impossible_subset
-from .sequences import Dim, HeadDim, dependent_subset, offered_rank
+from .near import closest, draw_base, linearized, near
+from .sequences import (
+    Dim,
+    HeadDim,
+    cancelling_rank,
+    dependent_subset,
+    impossible_subset,
+    offered_rank,
+)
+from .tangents import ScalarHeads, scalar_outputs, tangents
 
-SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
-SPREADS = (*SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
-FIRST, MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
-ENOUGH = 0.99  # share of the exact margin at which no further draw is made
-REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
+_SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
+_SOFTER = (*_SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
+_FIRST, _MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
+_REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
+_SOFT = (1.0, 2.0, 0.3, 3.0) * 2  # for heads that cancel: sharp attention has a small derivative
+_ENOUGH = 0.99, 0.9  # shares of the exact margin at which no more is tried, by either construction
 
 
 @on_cpu
@@ -102,13 +121,17 @@ def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor,
     return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
 
 
-def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None) -> None:
+def _are_told_apart(sequences, next_tokens, vocab) -> None:
     for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
         check_tokens(name, tokens, vocab)
+    check_distinct_sequences(sequences, next_tokens)
+
+
+def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None) -> None:
     if sequences.shape[1] < 2:
         got = f"S = {sequences.shape[1]}"
         refuse("sequences", got, "S >= 2: a single token attends to nothing but itself")
-    check_distinct_sequences(sequences, next_tokens)
+    _are_told_apart(sequences, next_tokens, vocab)
     room = aot_capacity(heads, head_dim, dim)
     if not 1 <= len(sequences) <= room:
         refuse("sequences", f"T_0 = {len(sequences)}", f"1 <= T_0 <= H d_h + d = {room}")
@@ -170,30 +193,30 @@ def memorize_aot(
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     exact_margin = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(seed)
-    best, largest = None, -math.inf
-    for attempt in range(MOST):
-        if attempt == FIRST:
-            if largest > 0:
-                break
-            _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
-        # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents that.
-        jitter = exact_margin / 4 if attempt else 0.0
-        move = gaussian(generator, len(sequences), dim)  # each logit moves by at most jitter
-        targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
-        spreads = SHARP if attempt < FIRST else SPREADS
-        spread = spreads[attempt % len(spreads)]
-        sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-        weights = fitted(draw(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets)
-        margin = float(margins(aot(weights, sequences), next_tokens).min())
-        if margin > largest:
-            best, largest = weights, margin
-        if largest >= ENOUGH * (exact_margin - 2 * jitter) or (attempt > FIRST and largest > 0):
-            break
-    if best is None or largest <= 0:
+
+    def drawn(attempts: range, spreads: Sequence[float]) -> Iterator[tuple[AoTWeights, float]]:
+        for attempt in attempts:
+            # Targets in a proper subspace, or equal ones, may make M singular; jitter prevents it.
+            jitter = exact_margin / 4 if attempt else 0.0
+            move = gaussian(generator, len(sequences), dim)  # each logit moves by at most jitter
+            targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
+            spread = spreads[attempt % len(spreads)]
+            sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
+            weights = fitted(draw(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets)
+            lost = -float(margins(aot(weights, sequences), next_tokens).min())
+            yield weights, lost
+            if -lost >= _ENOUGH[0] * (exact_margin - 2 * jitter):
+                return
+
+    weights, lost = closest(drawn(range(_FIRST), _SHARP), -math.inf)
+    if lost >= 0:
+        _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim)
+        weights, lost = closest(drawn(range(_FIRST, _MOST), _SOFTER), -math.ulp(0))
+    if lost >= 0:
         got = f"{len(sequences)} associations, independent in exact arithmetic, of which each of "
-        got += f"{MOST} draws loses some to rounding"
+        got += f"{_MOST} draws loses some to rounding"
         refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
-    return best
+    return weights
 
 
 def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
@@ -231,10 +254,112 @@ def fitted(
     silent = W_V.new_zeros(heads, dim, head_dim)
     F = offered(AoTWeights(embedding, positions, W_Q, W_K, W_V, silent, W_U), sequences)
     # M x' + sum_h W_O^h W_V'^h A'^h = E, with M = I + the first rows of the solution
-    solution = read_out(F, targets - F[:, :dim], REFINEMENTS)
+    solution = read_out(F, targets - F[:, :dim], _REFINEMENTS)
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()
     back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     return AoTWeights(
         embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
     )
+
+
+# --- by heads that cancel -------------------------------------------------------------------------
+
+
+def _reach_every_labeling(sequences, next_tokens, vocab, dim, head_dim, groups) -> None:
+    _are_told_apart(sequences, next_tokens, vocab)
+    rank = cancelling_rank(sequences, groups, head_dim, dim)
+    if rank < len(sequences):
+        refuse(
+            "sequences",
+            f"T_0 = {len(sequences)}, on which heads in the groups {(*groups,)} have a Jacobian of "
+            f"rank {rank}",
+            "a Jacobian of rank T_0 (see cancelling_rank): more heads, or fewer sequences",
+        )
+
+
+@on_cpu
+@checked(also=_reach_every_labeling)
+@torch.no_grad()
+def memorize_next_tokens(
+    sequences: Sequences,
+    next_tokens: Int[Tensor, " T"],
+    *,
+    vocab: Annotated[int, Range(2)],
+    dim: Dim,
+    head_dim: HeadDim,
+    groups: Sequence[int],
+    seed: Seed,
+) -> AoTWeights:
+    """Build an attention-only transformer that predicts every next token, by cancelling heads.
+
+    It serves as many distinct sequences as
+    :func:`~attnmem.theory.sequences.cancelling_rank` says, for any next tokens. For random
+    sequences that is about ``d_h (2 d - d_h) + d`` for each pair of heads, where
+    :func:`memorize_aot` serves ``2 d_h``. ``groups`` are the numbers of heads that cancel, such as
+    ``(2, 2)``, and only one row of each ``W_V`` is not zero.
+
+    Raises:
+        ValueError: If the Jacobian's rank is too small, or float64 loses some next token.
+
+    Example:
+        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+        >>> sizes = {"vocab": 4, "dim": 4, "head_dim": 2, "seed": 0}
+        >>> weights = memorize_next_tokens(pairs, pairs.sum(1) % 4, groups=(2,), **sizes)
+        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
+        True
+
+    Source: this book, the chapter on token sequences.
+    """
+    c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
+    r = torch.eye(dim, dtype=torch.float64)[-1]
+
+    def drawn() -> Iterator[tuple[AoTWeights, float]]:
+        for attempt, spread in enumerate(_SOFT):
+            generator = torch.Generator().manual_seed(seed + 1000 * attempt)
+            sizes = vocab, sequences.shape[1]
+            embedding, positions = (gaussian(generator, n, dim) / 2**0.5 for n in sizes)
+            # The last coordinate of x(t, S) is positive.
+            positions[-1, -1] = 1 - embedding[sequences[:, -1], -1].min()
+            x = embedding[sequences] + positions
+            z = x[:, -1, -1]
+            heads = draw_base(groups, dim, head_dim, spread, generator)
+            for u, found in _met(x, heads, c[next_tokens] * z):
+                weights = _transformer(embedding, positions, u, found, c, r)
+                lost = -float(margins(aot(weights, sequences), next_tokens).min())
+                yield weights, lost / float((c[1] - c[0]) ** 2 * z.min())  # of the exact margin
+
+    weights, lost = closest(drawn(), -_ENOUGH[1])
+    if lost >= 0:
+        got = f"{len(sequences)} sequences with a Jacobian of full rank, of which each of "
+        got += f"{len(_SOFT)} draws loses some next token to rounding"
+        refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
+    return weights
+
+
+def _met(x: Tensor, heads: ScalarHeads, labels: Tensor) -> Iterator[tuple[Tensor, ScalarHeads]]:
+    """Read-outs ``u`` and heads near cancelling ones whose outputs ``y`` are near the labels."""
+    # One more head stands for u: it attends to the last token alone, and its maps do not move.
+    q, more = x[:, -1], ScalarHeads(*(pad(W, (0, 0) * (W.ndim - 1) + (0, 1)) for W in heads))
+    at = tangents(more, x, q)
+    at.attended[-1] = q
+
+    def outputs(weights: ScalarHeads) -> Tensor:
+        return scalar_outputs(ScalarHeads(*(W[:-1] for W in weights)), x, q) + q @ weights.mu[-1]
+
+    base = linearized(more, at, labels)
+    for found, _ in near(base, outputs, labels) if base else ():
+        if found:
+            yield found.mu[-1], ScalarHeads(*(W[:-1] for W in found))
+
+
+def _transformer(embedding, positions, u, heads: ScalarHeads, c, r) -> AoTWeights:
+    """The transformer whose logits are ``2 c y - c^2 z``, ``z`` the last coordinate of ``x``."""
+    W_Q, W_K = heads.W_Q.mT.contiguous(), heads.W_K.mT.contiguous()
+    W_V, W_O = torch.zeros_like(W_Q), torch.zeros_like(heads.W_Q)
+    written = u * (1 - r)
+    W_V[:, 0] = heads.mu
+    # The product with u is 1, with r it is 0; if all labels are zero, nothing is written.
+    W_O[:, :, 0] = written / (written @ written).clamp(min=torch.finfo(c.dtype).tiny)
+    W_U = 2 * c[:, None] * u - c[:, None] ** 2 * r
+    return AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U)

@@ -1,4 +1,4 @@
-r"""What attention can tell about a set of sequences: exact ranks.
+r"""What attention can tell about token sequences: exact ranks, and tasks beyond any weights.
 
 Two sequences with the same last token ask with the same query. So a head weighs a token ``a`` at a
 position ``s`` in both by the same number
@@ -17,70 +17,99 @@ It needs python-flint.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from ..checks import Range, Seed, checked, on_cpu, refuse
+from ..core.layers import AoTWeights, aot
 from ..examples import Sequences, check_distinct_sequences, check_token_numbers
-from . import mod_prime
+from .balls import flint
 
-FEW = 16  # sequences whose subsets are all tried
+_PRIME = 2**31 - 1  # products of two residues fit into 64 bits
+_FEW = 16  # sequences whose subsets are all tried
+_MOST_ENTRIES = 2**26  # of the linear program that looks for impossible next tokens
+_LARGEST = 2**53  # weight of a proof that is returned
 
 Dim = Annotated[int, Range(2)]
 HeadDim = Annotated[int, Range(1, "dim")]
 
 
-# --- attention whose weights are free variables, at a random point modulo a prime -----------------
+# --- linear algebra modulo the prime, by FLINT: such a rank never exceeds the rank ----------------
 
 
-class _FreeSequences(NamedTuple):
-    """The numbers by which sequences share their variables, each from 0 upwards."""
-
-    tokens: Int[np.ndarray, "T S"]
-    pairs: Int[np.ndarray, "T S"]  # of the last token and the token at each position
-    last: Int[np.ndarray, " T"]
+def _flint(matrix: np.ndarray):
+    return flint().nmod_mat(*matrix.shape, (matrix % _PRIME).flatten().tolist(), _PRIME)
 
 
-def _free_sequences(sequences: Sequences) -> _FreeSequences:
-    given = sequences.numpy()
-    names, tokens = np.unique(given, return_inverse=True)
-    tokens = tokens.reshape(given.shape)  # from 0 on, so that no pair is too large a number
-    last = tokens[:, -1:]
-    _, pairs = np.unique(last * len(names) + tokens, return_inverse=True)
-    _, ends = np.unique(last, return_inverse=True)
-    return _FreeSequences(tokens, pairs.reshape(given.shape), ends.reshape(-1))
+def _numpy(matrix) -> np.ndarray:
+    entries = np.array([int(x) for x in matrix.entries()], dtype=np.int64)
+    return entries.reshape(matrix.nrows(), matrix.ncols())
 
 
-def _numbers(draw: np.random.Generator, *shape: int) -> Int[np.ndarray, "..."]:
-    """Random residues, none of them zero."""
-    return draw.integers(1, mod_prime.PRIME, shape, dtype=np.int64)
+def _rank(matrix: np.ndarray) -> int:
+    return _flint(matrix).rank()
 
 
-def _embedded(free: _FreeSequences, dim: int, draw: np.random.Generator) -> np.ndarray:
-    """``x(t, s) = e(t_s) + pos_s``, of shape ``(T, S, d)``."""
-    table = _numbers(draw, int(free.tokens.max()) + 1, dim)
-    return (table[free.tokens] + _numbers(draw, free.tokens.shape[1], dim)) % mod_prime.PRIME
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return _numpy(_flint(left) * _flint(right))
 
 
-def _attention(free: _FreeSequences, draw: np.random.Generator) -> Int[np.ndarray, "T S"]:
-    """The attention weights of one head: ``alpha beta`` over its sum, so each row has sum one."""
-    pairs, last = int(free.pairs.max()) + 1, int(free.last.max()) + 1
-    total = np.zeros(1, dtype=np.int64)
-    while not total.all():  # a denominator
-        alpha, beta = _numbers(draw, pairs), _numbers(draw, last, free.tokens.shape[1])
-        weights = alpha[free.pairs] * beta[free.last] % mod_prime.PRIME
-        total = weights.sum(1) % mod_prime.PRIME
-    inverse = np.array([pow(x, -1, mod_prime.PRIME) for x in total.tolist()])
-    return weights * inverse[:, None] % mod_prime.PRIME
+def _echelon(matrix: np.ndarray) -> tuple[np.ndarray, list[int], list[int]]:
+    """The reduced row echelon form, the columns of its pivots, and the other columns."""
+    reduced, count = _flint(matrix).rref()
+    reduced = _numpy(reduced)
+    pivots = [int(np.flatnonzero(row)[0]) for row in reduced[:count]]
+    return reduced, pivots, [k for k in range(matrix.shape[1]) if k not in {*pivots}]
 
 
 def _total(terms: np.ndarray, axis: int = 1) -> np.ndarray:
-    return (terms % mod_prime.PRIME).sum(axis) % mod_prime.PRIME
+    return (terms % _PRIME).sum(axis) % _PRIME
+
+
+def _outer(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    return (left[:, :, None] * right[:, None] % _PRIME).reshape(len(left), -1)
+
+
+# --- attention whose weights are free variables, at a random point modulo the prime ---------------
+
+
+class _Point:
+    """Sequences, and random residues, none of them zero, in place of all weights."""
+
+    def __init__(self, sequences: Sequences, dim: int, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        # The numbers by which sequences share their variables, each from 0 upwards.
+        names, tokens = np.unique(sequences.numpy(), return_inverse=True)
+        self.tokens = tokens.reshape(sequences.shape)
+        last = self.tokens[:, -1:]
+        pairs = np.unique(last * len(names) + self.tokens, return_inverse=True)[1]
+        self.pairs = pairs.reshape(sequences.shape)  # of the last token and the one at each place
+        self.last = np.unique(last, return_inverse=True)[1].reshape(-1)
+        # x(t, s) = e(t_s) + pos_s, of shape (T, S, d)
+        self.x = self.draw(len(names), dim)[self.tokens] + self.draw(sequences.shape[1], dim)
+        self.x %= _PRIME
+
+    def draw(self, *shape: int) -> Int[np.ndarray, "..."]:
+        return self.random.integers(1, _PRIME, shape, dtype=np.int64)
+
+    def attention(self) -> Int[np.ndarray, "T S"]:
+        """The attention weights of one head: ``alpha beta`` over its sum, so each row sums to 1."""
+        total = np.zeros(1, dtype=np.int64)
+        while not total.all():  # a denominator
+            alpha = self.draw(self.pairs.max() + 1)
+            beta = self.draw(self.last.max() + 1, self.pairs.shape[1])
+            weights = alpha[self.pairs] * beta[self.last] % _PRIME
+            total = _total(weights)
+        inverse = np.array([pow(x, -1, _PRIME) for x in total.tolist()])
+        return weights * inverse[:, None] % _PRIME
 
 
 # --- what heads offer -----------------------------------------------------------------------------
@@ -113,7 +142,7 @@ def offered_rank(
     Source: this book; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
-    return mod_prime.rank(F[:, 0 if skip else dim :])
+    return _rank(F[:, 0 if skip else dim :])
 
 
 @on_cpu
@@ -131,21 +160,19 @@ def dependent_subset(
         >>> dependent_subset(xor, heads=1, head_dim=9, dim=9).tolist()
         [0, 1, 2, 3]
     """
-    reduced, pivots = mod_prime.echelon(_free_offers(sequences, heads, head_dim, dim, seed).T)
-    rows = [k for k in range(len(sequences)) if k not in {*pivots}]
-    circuits = ([*np.flatnonzero(reduced[: len(pivots), k]), k] for k in rows)
-    found = [[pivots[i] for i in circuit[:-1]] + circuit[-1:] for circuit in circuits]
-    return torch.tensor(sorted(min(found, key=len, default=[])), dtype=torch.int64)
+    F = _free_offers(sequences, heads, head_dim, dim, seed)
+    reduced, pivots, free = _echelon(F.T)
+    circuits = [[*(pivots[i] for i in np.flatnonzero(reduced[:, k])), k] for k in free]
+    return torch.tensor(sorted(min(circuits, key=len, default=[])), dtype=torch.int64)
 
 
 def _free_offers(sequences, heads, head_dim, dim, seed) -> np.ndarray:
     """``F`` modulo the prime, with random embeddings, value maps and attention weights."""
-    free, draw = _free_sequences(sequences), np.random.default_rng(seed)
-    x = _embedded(free, dim, draw)
-    blocks = [x[:, -1]]
+    at = _Point(sequences, dim, seed)
+    blocks = [at.x[:, -1]]
     for _ in range(heads):
-        A = _total(_attention(free, draw)[..., None] * x)
-        blocks.append(mod_prime.product(A, _numbers(draw, dim, head_dim)))
+        A = _total(at.attention()[..., None] * at.x)
+        blocks.append(_product(A, at.draw(dim, head_dim)))
     return np.concatenate(blocks, axis=1)
 
 
@@ -175,7 +202,7 @@ def jacobian_rank(
 
     Source: this book, the chapter on token sequences.
     """
-    return mod_prime.rank(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained))
+    return _rank(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained))
 
 
 def _are_grouped(sequences, groups) -> None:
@@ -202,7 +229,7 @@ def cancelling_rank(
 
     Source: this book, the chapter on token sequences.
     """
-    return mod_prime.rank(_tangents(sequences, [k - 1 for k in groups], head_dim, dim, seed))
+    return _rank(_tangents(sequences, [k - 1 for k in groups], head_dim, dim, seed))
 
 
 def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarray:
@@ -210,40 +237,33 @@ def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarr
     # With the covariance C of a sequence's tokens under the attention and q = x(t, S), derivatives
     # are q by u, A by m, and q^T D C m for a change of W_QK by D. A change of basis in the head
     # makes the first d_h columns of W_K constant, so they are not varied.
-    free, draw = _free_sequences(sequences), np.random.default_rng(seed)
-    x = _embedded(free, dim, draw)
-    q = x[:, -1]
+    at = _Point(sequences, dim, seed)
+    x, q = at.x, at.x[:, -1]
     by_x = np.zeros_like(x)  # the derivative by x(t, s)
-    by_x[:, -1] = _numbers(draw, dim)  # u
+    by_x[:, -1] = at.draw(dim)  # u
     blocks = [q]
     for count in values:
-        a = _attention(free, draw)
-        W_Q, W_K = _numbers(draw, head_dim, dim), _numbers(draw, head_dim, dim)
+        a = at.attention()
+        W_Q, W_K = at.draw(head_dim, dim), at.draw(head_dim, dim)
         blocks.append(_total(a[..., None] * x))  # A
-        asked = mod_prime.product(q, W_Q.T)
+        asked = _product(q, W_Q.T)
         for _ in range(count):
-            m = _numbers(draw, dim)
+            m = at.draw(dim)
             projected = _total(x * m, axis=2)
             centred = projected - _total(a * projected)[:, None]
-            share = a * (centred % mod_prime.PRIME) % mod_prime.PRIME
+            share = a * (centred % _PRIME) % _PRIME
             Cm = _total(share[..., None] * x)
-            keyed = mod_prime.product(Cm, W_K.T)
+            keyed = _product(Cm, W_K.T)
             blocks += [_outer(keyed, q), _outer(asked, Cm[:, head_dim:])]  # by W_Q, by W_K
-            keys = mod_prime.product(asked, W_K)
-            by_x += a[..., None] * m % mod_prime.PRIME
-            by_x += share[..., None] * keys[:, None] % mod_prime.PRIME
-            by_x[:, -1] += mod_prime.product(keyed, W_Q)
+            keys = _product(asked, W_K)
+            by_x += a[..., None] * m % _PRIME + share[..., None] * keys[:, None] % _PRIME
+            by_x[:, -1] += _product(keyed, W_Q)
     if trained:
-        by_x %= mod_prime.PRIME
-        T = len(x)
-        by_embedding = np.zeros((T, int(free.tokens.max()) + 1, dim), dtype=np.int64)
-        np.add.at(by_embedding, (np.arange(T)[:, None], free.tokens), by_x)
-        blocks += [by_embedding.reshape(T, -1), by_x.reshape(T, -1)]
+        by_x %= _PRIME
+        by_embedding = np.zeros((len(x), at.tokens.max() + 1, dim), dtype=np.int64)
+        np.add.at(by_embedding, (np.arange(len(x))[:, None], at.tokens), by_x)
+        blocks += [by_embedding.reshape(len(x), -1), by_x.reshape(len(x), -1)]
     return np.concatenate(blocks, axis=1)
-
-
-def _outer(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (left[:, :, None] * right[:, None] % mod_prime.PRIME).reshape(len(left), -1)
 
 
 # --- the rank, from the subsets -------------------------------------------------------------------
@@ -251,8 +271,8 @@ def _outer(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _are_few(sequences) -> None:
     check_token_numbers(sequences)
-    if len(sequences) > FEW:
-        refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= {FEW}: all subsets are tried")
+    if len(sequences) > _FEW:
+        refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= {_FEW}: all subsets are tried")
     check_distinct_sequences(sequences)
 
 
@@ -275,14 +295,11 @@ def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -
     """
     T, S = sequences.shape
     names, codes = sequences.unique(return_inverse=True)
-    moves = torch.zeros(T, len(names) + S, dtype=torch.float64)  # columns: tokens, then positions
-    for t, own in enumerate(_own_positions(sequences)):
-        own, last = codes[t, own], codes[t, -1]
-        at = codes[t, :-1] == own
-        moves[t, own] += 1
-        moves[t, last] -= 1
-        moves[t, len(names) : -1] += at / at.sum()
-        moves[t, -1] -= 1
+    tokens, positions = torch.eye(len(names) + S, dtype=torch.float64).split([len(names), S])
+    moves = tokens[codes] + positions  # (T, S, columns)
+    own = torch.stack([sequences[t] == _own_token(sequences.tolist(), t) for t in range(T)])
+    own[:, -1] = False
+    moves = (own[..., None] * moves).sum(1) / own.sum(1, keepdim=True) - moves[:, -1]
     ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
     chosen = torch.cartesian_prod(*[torch.arange(2)] * T).reshape(-1, T)
     # The entries are simple fractions, so no singular value is small without being zero.
@@ -292,17 +309,191 @@ def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -
     return int((T - chosen.sum(1) + offered).min())
 
 
-def _own_positions(sequences: Sequences) -> list[int]:
-    """For each sequence, the first position of a token of its own."""
-    if sequences.shape[1] == 2:
-        return [0] * len(sequences)
-    rows, positions = sequences.tolist(), []
-    for t, (*before, last) in enumerate(rows):
-        others = [row for u, row in enumerate(rows) if u != t and row[-1] == last]
-        shared = {last}.union(*others)
-        own = [position for position, token in enumerate(before) if token not in shared]
-        if not own:
-            got = f"row {t}, {rows[t]}, without a token of its own"
-            refuse("sequences", got, "a token in each")
-        positions.append(own[0])
-    return positions
+def _own_token(rows: list[list[int]], t: int) -> int:
+    """The first token of a sequence that is its own."""
+    *before, last = rows[t]
+    alike = [row for u, row in enumerate(rows) if u != t and row[-1] == last]
+    shared = {last}.union(*alike) if len(before) > 1 else ()
+    for token in before:
+        if token not in shared:
+            return token
+    got = f"row {t}, {rows[t]}, without a token of its own"
+    return refuse("sequences", got, "a token in each")
+
+
+# --- next tokens that no weights predict ----------------------------------------------------------
+
+
+class Impossible(NamedTuple):
+    """Why no weights with ``H`` heads predict some next tokens: exact integers, checked exactly.
+
+    For each token the weights are orthogonal to every function of at most ``H`` places, and so to
+    the token's logits times the positive denominators. If the right logits were largest, a sum that
+    is zero would be positive.
+    """
+
+    rows: Int[Tensor, " k"]  # the sequences, all with the same last token
+    tokens: Int[Tensor, " m"]  # some tokens
+    weights: Int[Tensor, "k m"]  # positive for a sequence's next token and for no other
+
+
+def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
+    r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at position s".
+
+    Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the positions before
+    the last at which ``t`` and ``u`` agree: exact integers, dtype object. A vector in the kernel of
+    the matrix is orthogonal to every function of at most ``H`` of these positions.
+
+    Example:
+        >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
+        [[3, 2], [2, 3]]
+    """
+    before = sequences[:, :-1].numpy()
+    agree = (before[:, None] == before).sum(2)
+    counts = [sum(math.comb(m, k) for k in range(heads + 1)) for m in range(before.shape[1] + 1)]
+    return np.array(counts, dtype=object)[agree]
+
+
+@on_cpu
+@checked(also=check_token_numbers)
+def impossible_subset(
+    sequences: Sequences, next_tokens: Int[Tensor, " T"], heads: int
+) -> Impossible | None:
+    """Find sequences whose next tokens no transformer with so many heads predicts.
+
+    They are impossible at any ``d``, ``d_h``, embeddings and maps. A linear program looks for them
+    among the sequences with one last token, and exact integers prove the result. There must be at
+    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``. None means that
+    this argument finds nothing, not that weights exist.
+
+    Example:
+        >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()
+        [[1, -1], [-1, 1], [-1, 1], [1, -1]]
+        >>> impossible_subset(bits, bits.sum(1) % 2, heads=2)
+
+    Source: this book, theorem ``thm-parity``.
+    """
+    for token in sequences[:, -1].unique() if heads < sequences.shape[1] - 1 else ():
+        rows = (sequences[:, -1] == token).nonzero()[:, 0]
+        if len(rows) >= 2 ** (heads + 1):
+            kernel = places_kernel(sequences[rows], heads)
+            # Rows in some linear relation; any next tokens of the others are possible.
+            reduced, pivots, free = _echelon(kernel)
+            related = sorted(
+                free + [k for k, row in zip(pivots, reduced, strict=False) if row[free].any()]
+            )
+            rows = rows[related]
+            if proof := _contradiction(kernel[np.ix_(related, related)], next_tokens[rows]):
+                return proof._replace(rows=rows[proof.rows])
+    return None
+
+
+def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
+    """Weights on (sequence, other token) whose sums vanish on all functions (Farkas' lemma)."""
+    tokens, right = labels.unique(return_inverse=True)
+    shape, right = (len(labels), len(tokens)), right.tolist()
+    pairs = [(t, k) for t, k in np.ndindex(shape) if k != right[t]]
+    features = kernel[_echelon(kernel)[1]]
+    if not pairs or len(pairs) * features.size > _MOST_ENTRIES:
+        return None
+    # A column for each pair (t, k): features of t, for its next token, less those for token k.
+    conditions = np.zeros((len(tokens), len(features), len(pairs)), dtype=object)
+    for column, (t, k) in enumerate(pairs):
+        conditions[right[t], :, column] = features[:, t]
+        conditions[k, :, column] = -features[:, t]
+    conditions = conditions.reshape(-1, len(pairs))
+    support = _vertex(conditions)
+    relation = _exact_relation(conditions[:, support]) if len(support) else None
+    if relation is None or not 0 < min(relation) <= max(relation) < _LARGEST:
+        return None
+    weights = np.zeros(shape, dtype=object)
+    for column, value in zip(support, relation, strict=True):
+        t, k = pairs[column]
+        weights[t, k] -= value
+        weights[t, right[t]] += value
+    if (kernel @ weights).any():  # exact integers: the proof
+        return None
+    rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))
+    some = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
+    return Impossible(torch.from_numpy(rows), tokens[columns], some)
+
+
+def _vertex(conditions: np.ndarray) -> Int[np.ndarray, " k"]:
+    """The support of a vertex of non-negative solutions with sum one; empty if there is none."""
+    matrix = conditions.astype(float)
+    scale = np.abs(matrix).max(axis=1, keepdims=True)
+    ones = np.ones(len(matrix[0]))
+    rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), ones])
+    right_side = np.append(np.zeros(len(matrix)), 1.0)
+    # A vertex has a smallest support, so its solution is unique up to its scale.
+    solution = scipy.optimize.linprog(0 * ones, A_eq=rows, b_eq=right_side, method="highs-ds")
+    return np.flatnonzero(solution.x > 1e-9) if solution.success else np.array([], dtype=int)
+
+
+def _exact_relation(matrix: np.ndarray) -> list[int] | None:
+    """The one linear relation between the columns, as coprime integers; None if not just one."""
+    vectors, count = flint().fmpz_mat(matrix.tolist()).nullspace()
+    if count != 1:
+        return None
+    values = [int(row[0]) for row in vectors.tolist()]
+    last = next(value for value in reversed(values) if value)
+    divisor = math.gcd(*values) * (1 if last > 0 else -1)
+    return [value // divisor for value in values]
+
+
+# --- the parity of bits ---------------------------------------------------------------------------
+
+
+@on_cpu
+@checked
+def every_parity(bits: int) -> tuple[Sequences, Int[Tensor, " T"]]:
+    """All sequences of so many bits before a last token 0, and the parity of each.
+
+    Example:
+        >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
+        ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
+    """
+    rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
+    return rows, rows.sum(1) % 2
+
+
+@on_cpu
+@checked
+def parity_by_heads(bits: int) -> AoTWeights:
+    """A transformer with as many heads as bits that tells the parity in :func:`every_parity`.
+
+    Its heads have width one in dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0
+    by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. Together with a
+    constant these functions span every polynomial in ``m`` of degree ``H`` over one denominator.
+    From 11 bits on, rounding in float64 loses a parity, and ``bits`` is refused.
+
+    Example:
+        >>> rows, parity = every_parity(5)
+        >>> bool((aot(parity_by_heads(5), rows).argmax(-1) == parity).all())
+        True
+
+    Source: this book, proposition ``prop-enough-heads``.
+    """
+    double = {"dtype": torch.float64}
+    a = 2.0 ** torch.arange(1, bits + 1, **double)  # different poles
+    m = torch.arange(bits + 1, **double)
+    offered = a * m[:, None] / (bits + 1 + (a - 1) * m[:, None])  # the share of tokens 1
+    columns = torch.cat([torch.ones(bits + 1, 1, **double), offered], dim=1)
+    solution = torch.linalg.solve(columns, -((-1.0) ** m))  # positive where the parity is one
+    # A token 0 is (0, 1), which asks and carries the constant; a token 1 is (1, 0).
+    embedding = torch.eye(2, **double).flip(0)
+    zero, one = embedding.split(1)
+    weights = AoTWeights(
+        embedding=embedding,
+        positions=torch.zeros(bits + 1, 2, **double),
+        W_Q=zero.repeat(bits, 1, 1),
+        W_K=a.log()[:, None, None] * one,
+        W_V=one.repeat(bits, 1, 1),
+        W_O=solution[1:, None, None] * one.T,
+        W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], **double),
+    )
+    ones = torch.arange(bits + 1)[:, None] > torch.arange(bits + 1)  # m of them, then zeros
+    if (aot(weights, ones.long()).argmax(-1) != m.long() % 2).any():
+        refuse("bits", bits, "fewer, since rounding loses a parity")
+    return weights

@@ -21,8 +21,8 @@ from ..checks import Range, Seed, check_size, checked, refuse
 from ..core import bounds
 from ..core.layers import MHAWeights
 from ..core.memorize import memorize_mha
-from ..theory.cancellation import linearized, near
 from ..theory.fitting import MET
+from ..theory.near import linearized, near
 from ..theory.tangents import ScalarHeads
 from . import layer
 from .data import Data, as_data, repeats, wrapped

@@ -1,0 +1,472 @@
+r"""Weights near a point where heads cancel: as many labels as the derivative there has rank.
+
+**One layer.** Heads with equal attention whose values sum to zero cancel: the output
+:math:`F(\theta_0)` is zero for all data. Near such weights :math:`F(\theta_0 + \varepsilon \delta)
+/ \varepsilon` tends to the derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides
+the values. So if ``J`` has full row rank, some ``delta`` meets any labels exactly, for small
+``eps`` (inverse function theorem). It is found by correcting ``delta`` with the inverse of
+:math:`J J^\top`. Groups of two heads are a difference of two copies; larger ones reach more labels
+unless ``d`` is small.
+
+**Two layers.** The ``d`` dimensions of the residual stream are shared out. Layer 2 reads its logits
+in ``e`` of them, ``S``, where nobody writes. Layer 1 writes into ``c`` others, ``C``, which the
+values of layer 2 read, and both layers write along the last one, ``w``. So what the first layer
+writes into ``C`` enters the output *exactly linearly*, through the attention of both layers. In
+each layer the values of a group cancel along ``w``. With steps of size :math:`\tau = \sigma^3` and
+values divided by :math:`\tau` the outputs tend to a linear function of the steps, as :math:`\sigma`
+tends to zero. Newton's method finds those that meet the labels. In a group of three or more, heads
+also differ by :math:`\sigma^2` in directions that the sum along ``w`` does not see. Divided by
+:math:`\sigma^2`, the differences of what they write into ``C`` are more functions of the example.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import jacrev, vmap
+from torch.nn.functional import pad
+
+from ..checks import Seed, checked, on_cpu, refuse
+from ..core.bounds import DeepGroups, best_groups, deep_groups, group_rank
+from ..core.deep import DeepWeights, Layer, deep
+from ..core.layers import MHAWeights, mha
+from ..core.memorize import build_in_units, label_spread, read_out
+from ..core.random import gaussian
+from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
+from .tangents import (
+    Coordinates,
+    ScalarHeads,
+    Tangents,
+    balancing_map,
+    scalar_outputs,
+    solved,
+    tangents,
+)
+
+_SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
+_DRAWS = 8  # base points of each spread, for one layer
+_FEW = 500  # examples up to which all base points are tried before one is chosen
+_FIRST_STEPS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4)  # their sizes, per weight
+_CORRECTIONS = 25
+_SIGMAS = (0.3, 0.1, 0.03, 0.01)  # of two layers
+_NEWTON, _HALVINGS = 40, 10  # steps of Newton's method, and halvings of one step
+_ALLOWED = 1e-8  # error, of the labels' spread
+
+Weights = TypeVar("Weights")
+
+
+def closest(tried: Iterable[tuple[Weights, float]], enough: float) -> tuple[Weights | None, float]:
+    """The weights with the least error, up to the first ones whose error is small enough."""
+    best = None, math.inf
+    for pair in tried:
+        best = min(best, pair, key=lambda pair: pair[1])  # which leaves out NaN
+        if best[1] <= enough:
+            break
+    return best
+
+
+# --- one layer ------------------------------------------------------------------------------------
+
+
+def _can_differ(contexts, queries, labels) -> None:
+    """No two examples to which every layer gives one output."""
+    check_data(contexts=contexts, queries=queries, labels=labels)
+    check_distinct_examples(contexts, queries, labels)
+    if contexts.shape[-2] < 2:
+        refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
+    # A context of one repeated token gives one output, whatever the query.
+    same = (contexts == contexts[..., :1, :]).flatten(-2).all(-1).expand(len(queries)).tolist()
+    rows = contexts[..., 0, :].expand_as(queries).tolist()
+    rows = [(*row,) if same[t] else t for t, row in enumerate(rows)]
+    check_distinct("contexts of one repeated token", rows, labels.tolist())
+
+
+@on_cpu
+@checked(also=_can_differ)
+@torch.no_grad()
+def memorize_by_difference(
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    labels: Labels,
+    *,
+    heads: int,
+    head_dim: int,
+    seed: Seed,
+) -> MHAWeights:
+    """Build a layer that meets all labels, from differences of two copies of each head.
+
+    Half of the heads stand at weights theta + eps delta, with values divided by eps, and half at
+    theta, with values divided by -eps. With ``h = floor(H / 2)`` the number of examples may be as
+    large as ``P(h)``: :func:`attnmem.core.bounds.own_context_ceiling` for own contexts, and
+    :func:`attnmem.core.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
+    :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
+    d_out)`` heads for itself, at least two; those left over are idle. Values have width one, and
+    contexts at least two tokens. Errors are at most 1e-8 of the labels' spread: half their range,
+    or the label if all are equal.
+
+    Raises:
+        ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
+            the data lie so near the set where that rank is smaller that float64 misses the labels.
+
+    Example:
+        >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
+        >>> memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0).W_Q.shape
+        torch.Size([4, 4, 2])
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
+
+
+@on_cpu
+@checked(also=_can_differ)
+@torch.no_grad()
+def memorize_by_cancellation(
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    labels: Labels,
+    *,
+    heads: int,
+    head_dim: int,
+    seed: Seed,
+) -> MHAWeights:
+    """Build a layer that meets all labels, from groups of heads whose values cancel.
+
+    The number of examples may be as large as :func:`attnmem.core.bounds.own_context_floor` for own
+    contexts, and :func:`attnmem.core.bounds.shared_context_floor` for a shared one. With several
+    outputs, each has ``floor(H / d_out)`` heads for itself, at least one. The rest is as for
+    :func:`memorize_by_difference`.
+
+    Source: this book, the chapter on the capacity of one layer.
+    """
+    return _memorize(contexts, queries, labels, heads, head_dim, seed, best_groups)
+
+
+def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHAWeights:
+    """One layer for each output, side by side."""
+    (n, d), d_out = contexts.shape[-2:], labels[0].numel()
+    few = contexts.ndim == 2 and n <= d  # shared tokens: a constant is one more function
+    keys = n - 1 if few else d  # dimensions that tell tokens apart
+    rank, each = min(head_dim, keys), heads // d_out
+    groups = grouping(each, keys, d, rank) if each else []
+    reached = sum(group_rank(size, keys, d, rank) for size in groups) + few if groups else 0
+    if len(queries) > reached:
+        room = f"as {each} heads for each output form no group that cancels"
+        if groups:
+            room = f"the rank of the derivative where {each} heads cancel in groups of "
+            room += str(max(groups))
+        refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
+    extra, idle = head_dim - rank, heads - sum(groups) * d_out
+
+    def build(contexts, queries, labels) -> MHAWeights:
+        layers = [_one_output(contexts, queries, y, groups, rank, seed) for y in labels.T]
+        W_Q, W_K, mu = (torch.cat(parts) for parts in zip(*layers, strict=True))
+        eye = torch.eye(d_out, dtype=mu.dtype, device=mu.device)
+        W_O = pad(eye.repeat_interleave(sum(groups), dim=0), (0, 0, 0, idle))
+        maps = [pad(W, (0, extra, 0, 0, 0, idle)) for W in (W_Q, W_K)]
+        return MHAWeights(*maps, pad(mu, (0, 0, 0, idle))[..., None], W_O, eye)
+
+    return build_in_units(build, contexts, queries, labels)
+
+
+def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
+    """The first weights near a base point that meet the labels."""
+    moments = balancing_map(contexts.flatten(0, -2), centred=True), balancing_map(queries)
+    change = Coordinates(*moments)
+    tokens, balanced = contexts @ change.tokens, queries @ change.queries
+    size = unit(labels)  # outputs may differ in scale
+    labels = labels / size
+    tolerance = _ALLOWED * label_spread(labels)
+
+    def tried() -> Iterator[tuple[ScalarHeads, float]]:
+        for base in _bases(groups, tokens, balanced, labels, rank, seed):
+            steps = near(base, lambda w: scalar_outputs(w, tokens, balanced), labels)
+            heads, _ = closest(steps, 1e-2 * tolerance)
+            if heads:
+                heads = change.outward(heads)
+                outputs = mha(heads.layer(), contexts, queries)[:, 0]
+                yield heads, float((outputs - labels).abs().max())
+
+    heads, error = closest(tried(), tolerance)
+    if error <= tolerance:
+        return heads._replace(mu=heads.mu * size)
+    got = "the derivative of the layer has dependent rows in float64"
+    if heads:
+        got = f"float64 errs by {error / tolerance:.1e} times what is allowed"
+    return refuse("contexts", f"data for which {got}", "queries and tokens further from dependent")
+
+
+class Base(NamedTuple):
+    """A base point, its derivative, and the shortest direction with the right derivative."""
+
+    heads: ScalarHeads
+    at: Tangents
+    factor: Float[Tensor, "T T"]  # of J J^T
+    step: ScalarHeads
+
+    def size(self) -> float:
+        """The root mean square of the direction."""
+        return math.sqrt(sum(float(w.square().mean()) for w in self.step))
+
+
+def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[Base]:
+    """Base points one by one; for few examples, those with the shortest steps first."""
+    g = torch.Generator().manual_seed(seed)
+    drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in _SPREADS * _DRAWS)
+    moved = (ScalarHeads(*(W.to(queries.device) for W in heads)) for heads in drawn)
+    derived = (linearized(heads, tangents(heads, tokens, queries), labels) for heads in moved)
+    bases = filter(None, derived)
+    yield from bases if len(labels) > _FEW else sorted(bases, key=Base.size)
+
+
+@on_cpu
+def draw_base(
+    groups: Sequence[int], dim: int, rank: int, spread: float, generator: torch.Generator
+) -> ScalarHeads:
+    """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
+
+    Query and key maps have ``rank`` orthonormal columns, at most ``d``; for ``d = 1`` a key map is
+    a Gaussian number. Logits have the standard deviation ``spread``, for tokens and queries of
+    second moments one.
+    """
+    drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
+    W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)
+    W_K = drawn[1] if dim == 1 else W_K  # signs alone would make all heads equal or opposite
+    scale = spread / rank**0.5  # of logits of balanced tokens and queries
+    values = [gaussian(generator, size, dim) for size in groups]
+    sizes = torch.tensor(groups)
+    return ScalarHeads(
+        W_Q.repeat_interleave(sizes, dim=0),
+        (scale * W_K).repeat_interleave(sizes, dim=0),
+        torch.cat([mu - mu.mean(0) for mu in values]),
+    )
+
+
+def linearized(heads: ScalarHeads, at: Tangents, labels: Float[Tensor, " T"]) -> Base | None:
+    """The base point with its derivative; None if that has no full rank in float64."""
+    factor, failed = torch.linalg.cholesky_ex(at.gram())  # the step is J^T (J J^T)^-1 y
+    return None if failed else Base(heads, at, factor, at.transposed(solved(factor, labels)))
+
+
+def near(
+    base: Base, outputs: Callable[[ScalarHeads], Tensor], labels: Float[Tensor, " T"]
+) -> Iterator[tuple[ScalarHeads | None, float]]:
+    """For smaller and smaller steps: weights with divided values, and their largest error."""
+    length = base.size()
+    if not length:  # all labels are zero
+        yield base.heads._replace(mu=0 * base.heads.mu), 0.0
+    for size in _FIRST_STEPS if length else ():
+        # The direction is corrected until its error no longer halves.
+        best, least, step, eps = None, math.inf, base.step, size / length
+        for _ in range(_CORRECTIONS):
+            heads = _stepped(base.heads, step, eps)
+            residual = labels - outputs(heads)
+            error = float(residual.abs().max())
+            if not error < 0.5 * least:
+                break
+            best, least = heads, error
+            # J^T (J J^T)^-1 r
+            step = step.moved(base.at.transposed(solved(base.factor, residual)))
+        yield best, least
+
+
+def _stepped(heads: ScalarHeads, step: ScalarHeads, eps: float) -> ScalarHeads:
+    """The weights of ``F(theta_0 + eps delta) / eps``."""
+    moved = heads.moved(step, eps)
+    return moved._replace(mu=moved.mu / eps)
+
+
+# --- two layers -----------------------------------------------------------------------------------
+
+
+def _can_be_met(tokens, labels, heads, head_dim, value_dim) -> None:
+    """The hypotheses: two layers, a choice for attention, distinct examples, and their number."""
+    check_data(tokens=tokens, labels=labels)
+    n, d = tokens.shape[1:]
+    if n < 2:
+        refuse("tokens", "n = 1 token", "at least 2 tokens, so that attention has a choice")
+    if d < 2:
+        refuse("tokens", "dimension d = 1", "at least 2")
+    check_distinct_examples(tokens, tokens[:, -1], labels)
+    floor = deep_groups(heads, head_dim, value_dim, d).labels
+    if len(labels) > floor:
+        room = "the floor of two layers, attnmem.deep_floor"
+        refuse("labels", f"T = {len(labels)} examples", f"at most {floor}, {room}")
+
+
+@on_cpu
+@checked(also=_can_be_met)
+@torch.no_grad()
+def memorize_by_depth(
+    tokens: Float[Tensor, "T n d"],
+    labels: Float[Tensor, " T"],
+    *,
+    heads: Sequence[int],
+    head_dim: int,
+    value_dim: int,
+    seed: Seed = 0,
+) -> DeepWeights:
+    """Build two layers, with skip connections, that meet all labels at the last token.
+
+    There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
+    tokens in at least two dimensions. Every error of :func:`attnmem.core.deep.deep` is at most 1e-8
+    of the labels' spread: half their range, or the label if all are equal. ``heads`` has one number
+    for each layer.
+
+    Raises:
+        ValueError: If two examples are equal, ``T`` exceeds the floor, or the data lie in the
+            exceptional set, for which the theorem does not speak, or so near that float64 misses.
+
+    Example:
+        >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
+        >>> memorize_by_depth(X, y, heads=(4, 2), head_dim=1, value_dim=3).layers[0].W_V.shape
+        torch.Size([4, 4, 3])
+
+    Source: this book, the chapter on weights of two layers.
+    """
+    tokens, labels = tokens.double(), labels.double()
+    d = tokens.shape[-1]
+    sizes = range(1, sum(heads) + 1)  # of groups, small ones first
+    tried = (deep_groups(heads, head_dim, value_dim, d, most=most) for most in sizes)
+    groups = next(groups for groups in tried if groups.labels >= len(labels))
+    size, scale = unit(tokens), unit(labels)
+    change = balancing_map((tokens / size).flatten(0, 1))
+    change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
+    X, y = tokens / size @ change, labels / scale
+    # Logits matter through the differences of an example's tokens, which have this size.
+    within = float((X - X.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
+    tolerance = _ALLOWED * (label_spread(y) or 1)
+    generator = torch.Generator().manual_seed(seed)
+
+    def networks() -> Iterator[tuple[DeepWeights, float]]:
+        for spread, sigma in itertools.product(_SPREADS[:3] * 2, _SIGMAS):
+            base = _deep_base(groups, heads[0], d, head_dim, spread / within, sigma, generator)
+            network = _outward(
+                _newton(base, X, y, 1e-2 * tolerance), change / size, head_dim, value_dim
+            )
+            network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
+            yield network, float(((deep(network, tokens)[:, 0] - labels) / scale).abs().max())
+
+    network, error = closest(networks(), tolerance)
+    if error > tolerance:
+        _refuse_exceptional(tokens / unit(tokens, (0, 1)), y, error / tolerance)
+    return network
+
+
+def _refuse_exceptional(tokens, labels, times: float) -> None:
+    """Data for which the theorem does not speak at any precision, where that is quickly seen."""
+    d = tokens.shape[-1]
+    if (rank := int(torch.linalg.matrix_rank(tokens.flatten(0, 1)))) < d:
+        refuse("tokens", f"rank {rank} in d = {d} dimensions", f"rank {d}, or fewer labels")
+    alike = (tokens == tokens[:, :1]).flatten(1).all(1)  # all attention is one average there
+    x, y = tokens[alike, 0], labels[alike, None]
+    if (y - x @ torch.linalg.pinv(x) @ y).abs().sum() > 1e-6:
+        got = "examples of one repeated token with labels that are not linear in it"
+        refuse("tokens", got, "different tokens in an example")
+    got = f"data on which float64 errs by {times:.1e} times what is allowed"
+    refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
+
+
+class _DeepBase(NamedTuple):
+    """What stays: heads in groups that cancel, and how the values of layer 2 read ``C``."""
+
+    first: ScalarHeads  # logits in all d dimensions, values along w
+    mixed: Float[Tensor, "H1 H1"]  # what heads write into C, with differences in a group divided
+    second: ScalarHeads  # logits and values in S
+    read: Float[Tensor, "H2 c"]
+    tau: float
+
+
+def _deep_base(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator) -> _DeepBase:
+    e = d - 1 - groups.carried
+    if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
+        heads = draw_base(groups.both, e, min(head_dim, e), spread, generator)
+        maps, second = zip(*(W.split([H1, len(W) - H1]) for W in heads), strict=True)
+        first = ScalarHeads(*(pad(W, (0, 0, 0, 1)) for W in maps[:2]), pad(maps[2], (0, 1)))
+        second = ScalarHeads(*second)
+    else:
+        first = draw_base(groups.first, d, min(head_dim, d), spread, generator)
+        second = draw_base(groups.second, e, min(head_dim, e), spread, generator)
+    # Heads a and b of a group with the values q_a and q_b along w: their keys move by q_b s^T and
+    # -q_a s^T. The sum along w sees the symmetric product q_a q_b - q_b q_a = 0.
+    start, blocks = 0, []
+    for size in groups.first or [1] * H1:
+        s = gaussian(generator, first.W_K.shape[-1])
+        for a in range(start, start + min(size - 1, d) // 2 * 2, 2):
+            first.W_K[a] += sigma**2 * torch.outer(first.mu[a + 1], s)
+            first.W_K[a + 1] -= sigma**2 * torch.outer(first.mu[a], s)
+        start += size
+        # The sum of a large group stays, and differences between its heads are divided.
+        mean = torch.full((size, size), 1 / size, dtype=torch.float64)
+        blocks.append(mean + (torch.eye(size) - mean) / (sigma**2 if size > 2 else 1))
+    read = gaussian(generator, len(second.mu), groups.carried)
+    return _DeepBase(first, torch.block_diag(*blocks), second, read, sigma**3)
+
+
+def _network(base: _DeepBase, step: Sequence[Tensor]) -> DeepWeights:
+    """The plain network after a step. Its coordinates are S, then C, then w."""
+    first = _stepped(base.first, ScalarHeads(*step[:3]), base.tau)
+    second = _stepped(base.second, ScalarHeads(*step[3:6]), base.tau)
+    *_, written, out = step
+    (H1, d, _), (H2, e) = written.shape, second.mu.shape
+    into_C = torch.einsum("hk,kdc->hdc", base.mixed, written)
+    # The read-out sees C, too. What it sees there of a head is taken off what the head writes along
+    # w, so that no two unknowns are multiplied.
+    into_w = first.mu - into_C @ out[e:]
+    writes = torch.eye(d).to(out)
+    W_V, W_O = torch.cat([into_C, into_w[..., None]], -1), writes[e:].expand(H1, -1, -1)
+    maps = (pad(W, (0, 0, 0, d - e)) for W in second[:2])  # they see S alone
+    reads = pad(torch.cat([second.mu, base.read], -1), (0, 1))[..., None]
+    layers = (
+        Layer(first.W_Q, first.W_K, W_V, W_O),
+        Layer(*maps, reads, writes[-1:].expand(H2, -1, -1)),
+    )
+    return DeepWeights(layers, pad(out, (0, 1), value=1.0)[:, None])
+
+
+def _outward(network: DeepWeights, inward, head_dim, value_dim) -> DeepWeights:
+    """The network on the data that computes what this one computes on ``data @ inward``."""
+    back, layers = torch.linalg.inv(inward), []
+    for layer in network.layers:
+        W_Q, W_K = (pad(inward @ W, (0, head_dim - W.shape[-1])) for W in layer[:2])
+        idle = value_dim - layer.W_V.shape[-1]
+        W_V, W_O = pad(inward @ layer.W_V, (0, idle)), pad(layer.W_O @ back, (0, 0, 0, idle))
+        layers.append(Layer(W_Q, W_K, W_V, W_O))
+    return DeepWeights(tuple(layers), inward @ network.W_D)
+
+
+def _newton(base: _DeepBase, tokens, labels, tolerance: float) -> DeepWeights:
+    """The network with the least error that Newton's method finds from the base, damped."""
+    (H1, d), c = base.first.mu.shape, base.read.shape[1]
+    shapes = [W.shape for W in (*base.first, *base.second)] + [(H1, d, c), (d - 1,)]
+    sizes = [math.prod(shape) for shape in shapes]
+
+    def network(flat: Tensor) -> DeepWeights:
+        parts = zip(flat.split(sizes), shapes, strict=True)
+        return _network(base, [part.view(shape) for part, shape in parts])
+
+    def output(flat: Tensor, x: Tensor) -> Tensor:
+        return deep(network(flat), x)[0]
+
+    outputs, derivative = (vmap(f, (None, 0)) for f in (output, jacrev(output)))
+    at = torch.zeros(sum(sizes), dtype=torch.float64)
+    residual = labels - outputs(at, tokens)
+    for _ in range(_NEWTON):
+        if not residual.abs().max() > tolerance:
+            break
+        whole = read_out(derivative(at, tokens), residual[:, None])[:, 0]  # J x = residual
+        for halvings in range(_HALVINGS):
+            shorter = at + whole / 2**halvings
+            left = labels - outputs(shorter, tokens)
+            if left.norm() < residual.norm():
+                break
+        else:
+            break
+        at, residual = shorter, left
+    return network(at)

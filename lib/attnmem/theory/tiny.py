@@ -1,0 +1,249 @@
+r"""Two small models for calibration: a linear associative memory, and tiny transformers.
+
+In the memory one matrix maps keys to values, and the largest match is read. Its constant is known:
+``p`` associations of random unit vectors take ``p log2 p`` bits, and a matrix has ``d^2``
+parameters. Of tiny transformers the question is whether gradient descent finds weights at all for a
+handful of sequences; many are trained at once. The published protocols are in
+:mod:`attnmem.lab.training`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
+from ..core.descend import adam_steps
+from ..core.random import gaussian, map_scale
+from .dana import margins
+
+_MATRIX_RATE = 0.3  # of Adam, at the first step
+_LOOSE = 2.0  # the start's logits of right answers, in units of log p
+_EVERY = 50  # steps between two counts of what is right
+_RATE, _BETA_2 = 0.03, 0.99  # of Adam for transformers, the rate at the first step
+_SPREAD = 3.0  # standard deviation of their logits at the start
+
+
+# --- the linear associative memory ----------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Associations of random unit vectors, as rows: the value of a key has its number."""
+
+    keys: Float[Tensor, "p d"]
+    values: Float[Tensor, "p d"]
+
+
+@on_cpu
+@checked
+def random_facts(count: Annotated[int, Range(2)], dim: int, seed: Seed) -> Facts:
+    """Draw keys and as many values, uniform on the unit sphere; float64."""
+    both = gaussian(torch.Generator().manual_seed(seed), 2, count, dim)
+    return Facts(*(both / both.norm(dim=-1, keepdim=True)))
+
+
+def _are_some(facts: Facts) -> None:
+    if not len(facts.keys):
+        refuse("facts.keys", f"shape {tuple(facts.keys.shape)}", "at least one fact")
+
+
+@checked(also=_are_some)
+def outer_products(facts: Facts) -> Float[Tensor, "d d"]:
+    r"""The sum of outer products :math:`\sum_i u_i x_i^\top` of values and keys (Hebb's rule)."""
+    return facts.values.mT @ facts.keys
+
+
+@checked(also=_are_some)
+def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
+    """The share of keys whose image by ``W`` matches its own value best, without a tie.
+
+    Example:
+        >>> facts = random_facts(count=5, dim=40, seed=0)
+        >>> recalled(outer_products(facts), facts)
+        1.0
+    """
+    return _share_right(facts.keys @ matrix.mT @ facts.values.mT)
+
+
+def _share_right(matches: Float[Tensor, "p p"]) -> float:
+    own = torch.arange(len(matches), device=matches.device)
+    return (margins(matches, own) > 0).double().mean().item()
+
+
+@checked(also=_are_some)
+def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
+    """A matrix trained to recall associations: cross-entropy on all of them, Adam, all at once.
+
+    It starts from the outer products. The rate falls linearly to zero, and the training stops when
+    every key is recalled. The matrix that recalled most on the way is returned.
+    """
+    own = torch.arange(len(facts.keys), device=facts.keys.device)
+    W = (_LOOSE * math.log(len(own)) * outer_products(facts)).requires_grad_()
+    best, most = W.detach().clone(), -1.0
+
+    def loss() -> Tensor:
+        nonlocal best, most
+        matches = facts.keys @ W.mT @ facts.values.mT
+        if (right := _share_right(matches.detach())) > most:
+            best, most = W.detach().clone(), right
+        return F.cross_entropy(matches, own)
+
+    def falling(optimizer: torch.optim.Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: 1 - step / steps)
+
+    for _ in adam_steps(loss, [W], steps, falling, lr=_MATRIX_RATE):
+        if most == 1:
+            return best
+    loss()  # after the last step
+    return best
+
+
+@checked
+def count_at(load: Annotated[float | int, Range(0, 1e9)], dim: int) -> int:
+    """The largest number of associations ``p`` with ``p ln p <= load d^2``.
+
+    Example:
+        >>> count_at(0.5, dim=64)
+        349
+    """
+    most = load * dim**2
+    return bisect.bisect_right(range(1, int(most) + 3), most, key=lambda p: p * math.log(p))
+
+
+# --- tiny transformers ----------------------------------------------------------------------------
+
+
+def _are_tokens(sequences: Tensor, next_tokens: Tensor, vocab: int) -> None:
+    for name, tensor in (("sequences", sequences), ("next_tokens", next_tokens)):
+        check_tokens(name, tensor, vocab)
+        if tensor.device.type != "cpu":
+            refuse(name, f"device {tensor.device}", "the CPU")
+    if not sequences.shape[-1]:
+        refuse("sequences", f"shape {tuple(sequences.shape)}", "at least one token in each")
+
+
+@checked(also=_are_tokens)
+def train_tiny(
+    sequences: Int[Tensor, "R B S"],
+    next_tokens: Int[Tensor, "R B"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    seed: Seed,
+    steps: int = 1000,
+    rate: Annotated[float | int, Range(0)] = _RATE,
+) -> Int[Tensor, " R"]:
+    """Count how many next tokens of each task one training gets right at its best step.
+
+    The model is :func:`attnmem.core.layers.aot` in float64. Every weight is trained, from a
+    Gaussian start. Adam with betas (0.9, 0.99) minimizes the cross-entropy, and its ``rate`` falls
+    linearly to zero. The answers are counted every 50 steps and at the end.
+
+    Example:
+        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
+        >>> labels = torch.tensor([0, 1, 1, 0]).expand(5, 4)
+        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
+        >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
+        [3, 4]
+    """
+    sizes, tasks = (vocab, dim, head_dim, heads), torch.arange(len(sequences), device="cpu")
+    return _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate)
+
+
+@checked(also=_are_tokens)
+def never_learned(
+    sequences: Int[Tensor, "R B S"],
+    next_tokens: Int[Tensor, "R B"],
+    *,
+    vocab: int,
+    dim: int,
+    head_dim: int,
+    heads: int,
+    rounds: int,
+    steps: int = 1000,
+    least_runs: int = 1,
+) -> Int[Tensor, " k"]:
+    """The numbers of the tasks, one a row, of which no training gets all next tokens right.
+
+    Each round trains the remaining tasks as :func:`train_tiny` does, with its number as the seed.
+    If fewer than ``least_runs`` tasks remain, each of them starts several times in a round, as long
+    as there are at most so many runs.
+
+    Example:
+        >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)
+        >>> labels = torch.tensor([[0, 0, 0, 1], [0, 1, 1, 0]])  # and, xor
+        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "rounds": 2, "steps": 400}
+        >>> never_learned(bits, labels, heads=1, **sizes).tolist()
+        [1]
+    """
+    remaining, sizes = torch.arange(len(sequences), device="cpu"), (vocab, dim, head_dim, heads)
+    for seed in range(rounds):
+        if not len(remaining):
+            break
+        tasks = remaining.repeat(max(1, least_runs // len(remaining)))
+        right = _most_right(sequences[tasks], next_tokens[tasks], tasks, sizes, seed, steps, _RATE)
+        solved = tasks[right == next_tokens.shape[1]]
+        remaining = remaining[~torch.isin(remaining, solved)]
+    return remaining
+
+
+def _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate) -> Int[Tensor, " R"]:
+    """The most right answers of each run, until one with its number in ``tasks`` has all right."""
+    (R, B, S), (N, d, d_h, H) = sequences.shape, sizes
+    labels = next_tokens.long()
+    maps, size = (H, d_h, d), map_scale(_SPREAD, d, d_h)
+    shapes = (N, d), (S, d), maps, maps, maps, (H, d, d_h), (N, d)
+    scales = 1.0, 1.0, size, size, d**-0.5, d_h**-0.5, 1.0
+    with torch.device("cpu"):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = [
+            c * gaussian(generator, R, *shape) for c, shape in zip(scales, shapes, strict=True)
+        ]
+        places = F.one_hot(torch.arange(S)).expand(R, B, S, S)
+        training = torch.arange(R)
+    # One row for each run: then a run that is done is a row less.
+    flat = torch.cat([W.flatten(1) for W in drawn], 1).requires_grad_()
+    optimizer = torch.optim.Adam([flat], betas=(0.9, _BETA_2), fused=True)
+    [group] = optimizer.param_groups
+    # Embeddings and positions are looked up by one product.
+    shapes = (N + S, d), *shapes[2:]
+    rows = torch.cat([F.one_hot(sequences.long(), N), places], -1).flatten(1, 2).double()
+
+    def logits() -> Float[Tensor, "RB N"]:
+        # Calling an operation is what it costs at these sizes: the heads' maps are multiplied.
+        parts = zip(flat.split([math.prod(shape) for shape in shapes], 1), shapes, strict=True)
+        tables, W_Q, W_K, W_V, W_O, W_U = (part.unflatten(1, shape) for part, shape in parts)
+        x = (rows @ tables).unflatten(1, (B, S))
+        last = x[:, :, -1]
+        asked = (last @ (W_Q.mT @ W_K).transpose(1, 2).flatten(2)).unflatten(2, (H, d))
+        attended = ((asked @ x.mT).softmax(-1) @ x).flatten(2)
+        out = last + attended @ (W_O @ W_V).mT.flatten(1, 2)
+        return (out @ W_U.mT).flatten(0, 1)
+
+    best = torch.zeros_like(tasks)
+    for step in range(steps + 1):
+        if step % _EVERY == 0 or step == steps:
+            right = (margins(logits().detach(), labels.flatten()) > 0).view_as(labels).sum(1)
+            best[training] = torch.maximum(best[training], right)
+            left = ~torch.isin(tasks[training], tasks[best == B])
+            if step == steps or not left.any():
+                break
+            training, rows, labels = training[left], rows[left], labels[left]
+            state = optimizer.state.pop(flat, {})
+            flat = flat.detach()[left].requires_grad_()
+            optimizer.state[flat] = {k: v[left] if v.ndim else v for k, v in state.items()}
+            group["params"] = [flat]
+        group["lr"] = rate * (1 - step / steps)
+        loss = F.cross_entropy(logits(), labels.flatten(), reduction="sum") / B
+        [flat.grad] = torch.autograd.grad(loss, flat)
+        optimizer.step()
+    return best
