@@ -259,7 +259,7 @@ def near(
 ) -> Iterator[tuple[ScalarHeads | None, float]]:
     """For smaller and smaller steps: weights with divided values, and their largest error."""
     length = base.size()
-    if not length:  # all labels are zero
+    if len(labels) and not length:  # all labels are zero
         yield base.heads._replace(mu=0 * base.heads.mu), 0.0
     for size in _FIRST_STEPS if length else ():
         # The direction is corrected until its error no longer halves.
