@@ -154,7 +154,7 @@ def test_counts_of_the_ruler_are_those_of_the_library(heads):
 
 
 def test_what_was_trained_stands_on_the_ruler_only_where_every_run_met_its_labels():
-    rows = experiments.table(fits.NAME, "paper")
+    rows = experiments.table(fits.LAYER.name, "paper")
     rows = rows[(rows.n == 32) & (rows.d == 64) & (rows.d_h == 64) & (rows.context == "own")]
     largest = {}
     for (heads, count), runs in rows.groupby(["H", "T"]):

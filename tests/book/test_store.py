@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from attnmem.lab import assumptions, depth, experiments, fits, searches
+from attnmem.lab import assumptions, experiments, fits, searches
 from attnmem.lab import store as storage
 from attnmem.theory import fitting
 
@@ -98,9 +98,9 @@ def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier
             assert found.dependent > 0
 
 
-@pytest.mark.parametrize("study", [fits, depth])
+@pytest.mark.parametrize("study", [fits.LAYER, fits.DEEP])
 def test_every_fit_belongs_to_the_study_and_says_where_it_ended(study):
-    have, listed = shipped(study.NAME), study.fittings("paper")
+    have, listed = shipped(study.name), study.fittings("paper")
     assert set(have) == {asked.key for asked in listed}
     for asked, found in have.values():
         assert (found.stop == "met") == (found.error <= fitting.MET)

@@ -98,7 +98,7 @@ def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(command, capsys):
         ("--device tpu9", "device: got 'tpu9'; expected auto, cpu, cuda, cuda:1 or the like"),
         (
             "--where heads=3",
-            "where: got the field 'heads'; expected one of N, n, T, layers, steps, batch, lr",
+            "where: got the field 'heads'; expected one of N, n, T, d, d_h, H, layers, steps",
         ),
         ("--where H=5 --where H=1", "where: got 2 values of H; expected one value"),
         ("--tf32 --device cpu", "tf32: got True; expected False on a CPU"),

@@ -1,29 +1,153 @@
-"""Fits of one layer: what is listed, equal data for all optimizers, rows and what is read off."""
+"""Fits: optimizers against dense algebra, and both studies: what is listed, data, rows, reading."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
+from attnmem import DeepWeights, deep, random_deep
 from attnmem.core import bounds
 from attnmem.lab import experiments, fits
 from attnmem.lab import store as storage
-from attnmem.lab.experiments import STUDIES
+from attnmem.lab.fits import DEEP, LAYER
 from attnmem.lab.study import ALL
 from attnmem.theory import fitting
-from attnmem.theory.tangents import scalar_outputs
+from attnmem.theory.tangents import jacobian, scalar_outputs
 
-pytestmark = pytest.mark.usefixtures("store")
+N, D, D_H, D_V, T = 3, 5, 2, 4, 11
 
 
+def given(heads=(2, 3), examples=T, seed=0, **start):
+    g = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(examples, N, D, generator=g, dtype=torch.float64)
+    labels = torch.rand(examples, generator=g, dtype=torch.float64)
+    return random_deep(heads, D_H, D_V, D, g, **start), tokens, None, labels
+
+
+def flat(weights):
+    return torch.cat([w.flatten() for w in weights.tensors])
+
+
+def plain_attention(weights, tokens):
+    """The largest attention weight of each example, layer, head and asking token, one by one."""
+    tops = []
+    for X in tokens:
+        for i, layer in enumerate(weights.layers):
+            rows, moved = range(len(X)), X.clone()
+            for W_Q, W_K, W_V, W_O in zip(*layer, strict=True):
+                A = torch.softmax(X @ W_Q @ W_K.T @ X.T, 1)
+                last = i == len(weights.layers) - 1
+                tops += [float(A[k].max()) for k in (rows[-1:] if last else rows)]
+                moved = moved + A @ X @ W_V @ W_O
+            X = moved
+    return tops
+
+
+def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra():
+    weights, tokens, _, labels = data = given()
+    fit = fitting.levenberg_marquardt(*data, steps=1)
+    tried = fitting.DAMPING * fitting.RISE ** round(
+        math.log(fit.damping * fitting.FALL / fitting.DAMPING, fitting.RISE)
+    )
+    J = jacobian(weights, tokens)
+    unit = float(J.square().sum(1).mean())
+    normal = J.T @ J + tried * unit * torch.eye(J.shape[1], dtype=J.dtype)
+    step = torch.linalg.solve(normal, J.T @ (deep(weights, tokens)[:, 0] - labels))
+    assert torch.allclose(flat(fit.weights), flat(weights) - step, atol=1e-10)
+    assert (fit.steps, fit.stop) == (1, "steps")
+
+
+def test_without_heads_linear_least_squares_is_solved_exactly():
+    """Layers whose values are zero at the start stay so where no error is left to remove."""
+    weights, tokens, _, _ = given(examples=D)
+    zero = [layer._replace(W_O=torch.zeros_like(layer.W_O)) for layer in weights.layers]
+    labels = tokens[:, -1] @ torch.arange(1.0, D + 1, dtype=torch.float64)
+    start = DeepWeights(tuple(zero), weights.W_D)
+    fit = fitting.levenberg_marquardt(start, tokens, None, labels, steps=50)
+    assert fit.stop == "met"
+    assert torch.allclose(deep(fit.weights, tokens)[:, 0], labels, atol=1e-4)
+
+
+@pytest.mark.parametrize(("optimizer", "part"), [("levenberg_marquardt", 2), ("lbfgs", 8)])
+def test_a_part_of_the_ceiling_is_met(optimizer, part):
+    ceiling = bounds.deep_ceiling((2, 1), D_H, D_V, D)
+    data = given((2, 1), ceiling // part)
+    fit = getattr(fitting, optimizer)(*data, steps=400)
+    _, tokens, _, labels = data
+    error = (deep(fit.weights, tokens)[:, 0] - labels).abs().max()
+    assert fit.stop == "met"
+    assert fit.error == pytest.approx(float(error / labels.max()))
+
+
+def test_adam_against_autograd(monkeypatch):
+    """Epochs of three batches; the last look is at the last step."""
+    weights, tokens, _, labels = data = given()
+    rate = lambda step: 0.1 / (step + 1)  # noqa: E731
+    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 3)
+    fit = fitting.adam(*data, steps=5, rate=rate, batch=4, seed=3)
+    plain = weights.like(tuple(w.clone().requires_grad_() for w in weights.tensors))
+    optimizer, g, order, looks = torch.optim.Adam(plain.tensors), torch.Generator(), [], []
+    g.manual_seed(3)
+    for step in range(5):
+        order = order or [*torch.randperm(T, generator=g).split(4)]
+        at = order.pop(0)
+        optimizer.zero_grad()
+        (deep(plain, tokens[at])[:, 0] - labels[at]).square().mean().backward()
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.step()
+        if step in (2, 4):
+            looks.append((deep(plain, tokens)[:, 0] - labels).square().sum().item())
+    got = float((deep(fit.weights, tokens)[:, 0] - labels).square().sum())
+    assert got == pytest.approx(min(looks), rel=1e-9)
+
+
+def test_limits_against_dense_algebra():
+    weights, tokens, _, labels = data = given(logits=4.0, values=2.0)
+    found = fitting.limits(*data)
+    J = jacobian(weights, tokens)
+    values = torch.linalg.svdvals(J)
+    residual = deep(weights, tokens)[:, 0] - labels
+    assert (found.largest, found.least) == pytest.approx((float(values[0]), float(values[T - 1])))
+    ratio = float((J.T @ residual).norm() / (values[0] * residual.norm()))
+    assert found.gradient == pytest.approx(ratio)
+    tops = plain_attention(weights, tokens)
+    assert found.saturated == pytest.approx(sum(top > 0.99 for top in tops) / len(tops))
+    assert 0 < found.saturated < 1
+    assert found.weight == float(flat(weights).abs().max())
+
+
+def test_what_cannot_be_fitted_is_refused():
+    weights, tokens, _, labels = given()
+    other = weights.layers[1]._replace(W_O=weights.layers[1].W_O[..., 1:])
+    for change, match in (
+        ({"queries": tokens[:, 0]}, "queries: got Tensor; expected None"),
+        ({"contexts": tokens[0]}, "contexts: got shape"),
+        ({"labels": labels[1:]}, "labels: got T = 10"),
+        ({"weights": weights._replace(layers=(other, other))}, "layer.W_O: got d = 4"),
+        ({"weights": weights._replace(W_D=torch.ones(D, 2))}, r"weights.W_D: got shape \(5, 2\)"),
+        ({"weights": weights.moved(weights, math.nan)}, r"weights.layers\[0\].W_Q: got 20 entries"),
+        ({"weights": tokens}, "weights: got Tensor; expected ScalarHeads or DeepWeights"),
+    ):
+        whole = {"weights": weights, "contexts": tokens, "queries": None, "labels": labels}
+        with pytest.raises(ValueError, match=match):
+            fitting.levenberg_marquardt(**whole | change, steps=2)
+
+
+# --- the studies ----------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize("study", [LAYER, DEEP], ids=lambda study: study.name)
+FELL_SHORT = storage.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
+MET = dataclasses.replace(FELL_SHORT, stop="met", error=1e-7)
+
+
+@BOTH
 @pytest.mark.parametrize("profile", ["paper", "quick"])
-def test_every_fit_is_listed_once_and_within_its_ceiling(profile):
-    listed = fits.fittings(profile)
+def test_every_fit_is_listed_once_and_within_its_ceiling(study, profile):
+    listed = study.fittings(profile)
     assert len({asked.key for asked in listed}) == len(listed)
     for asked in listed:
-        shape = fits.Shape(asked.context, asked.H, asked.n, asked.d, asked.d_h)
-        assert 1 <= asked.T <= shape.ceiling
-        assert asked.optimizer in ("lm", "lbfgs", "adam")
+        assert 1 <= asked.T <= study.sizes_of(asked).ceiling
         assert (asked.lr is None) == (asked.optimizer != "adam")
 
 
@@ -36,11 +160,26 @@ def test_the_bounds_of_a_shape():
     assert shared.theorem == 4 * 4 + 1
 
 
+def test_networks_of_a_family_have_equal_weights_and_the_wide_ones_nearly_the_ceiling():
+    every = {DEEP.sizes_of(fit) for fit in DEEP.fittings("paper")} - {*fits.WIDE}
+    for d in {net.d for net in every}:
+        nets = sorted(net for net in every if net.d == d)
+        assert len({(net.weights, net.flat) for net in nets}) == 1
+        assert sorted(net.ceiling for net in nets) == [net.ceiling for net in nets]
+    ceilings = {(net.d, net.layers): net.ceiling for net in every}
+    assert fits.WIDE[0].ceiling == ceilings[4, 3] == 132
+    assert (fits.WIDE[1].ceiling, ceilings[8, 2]) == (384, 383)
+    g = torch.Generator().manual_seed(0)
+    net = next(net for net in every if (net.d, net.layers) == (6, 2))
+    weights = random_deep((net.H,) * net.layers, net.d_h, net.d_v, net.d, g)
+    assert len(flat(weights)) == net.weights
+
+
 @pytest.mark.parametrize("context", ["own", "shared"])
 def test_optimizers_and_coordinates_share_data_and_start(context):
-    [asked, *_] = [fit for fit in fits.fittings("quick") if fit.context == context]
-    balanced = fits.examples(asked)
-    raw = fits.examples(dataclasses.replace(asked, optimizer="adam", coordinates="raw"))
+    [asked, *_] = [fit for fit in LAYER.fittings("quick") if fit.context == context]
+    balanced = LAYER.examples(asked)
+    raw = LAYER.examples(dataclasses.replace(asked, optimizer="adam", coordinates="raw"))
     assert torch.equal(balanced.labels, raw.labels)
     outputs = [scalar_outputs(*given[:3]) for given in (balanced, raw)]
     assert torch.allclose(*outputs)
@@ -48,56 +187,104 @@ def test_optimizers_and_coordinates_share_data_and_start(context):
         assert data.dtype == torch.float64
         assert 0 <= float(data.min()) < 0.3
         assert 0.7 < float(data.max()) <= 1
-    other = fits.examples(dataclasses.replace(asked, seed=1))
+    other = LAYER.examples(dataclasses.replace(asked, seed=1))
     assert not torch.equal(other.labels, balanced.labels)
-    assert not torch.equal(other.heads.mu, balanced.heads.mu)
+    assert not torch.equal(other.weights.mu, balanced.weights.mu)
 
 
-def test_the_start_has_logits_of_the_size_that_it_says():
-    asked = dataclasses.replace(next(iter(fits.fittings("paper"))), H=50, n=5, d=16, d_h=9, T=300)
-    given = fits.examples(asked)
-    keys = torch.einsum("tnd,hdk->thnk", given.contexts, given.heads.W_K)
-    logits = torch.einsum("thnk,td,hdk->thn", keys, given.queries, given.heads.W_Q)
+def test_a_layer_starts_with_logits_of_the_size_that_it_says():
+    asked = dataclasses.replace(next(iter(LAYER.fittings("paper"))), H=50, n=5, d=16, d_h=9, T=300)
+    given = LAYER.examples(asked)
+    keys = torch.einsum("tnd,hdk->thnk", given.contexts, given.weights.W_K)
+    logits = torch.einsum("thnk,td,hdk->thn", keys, given.queries, given.weights.W_Q)
     logits = logits - logits.mean(-1, keepdim=True)
     spread = float(logits.square().mean().sqrt()) * (5 / 4) ** 0.5
     assert spread == pytest.approx(fits.LOGITS, rel=0.1)
 
 
-def test_fits_become_rows_and_resume():
-    assert experiments.run(fits.NAME, "quick", limit_minutes=1e-9) == 0
-    said = []
-    wanted = [*fits.fittings("quick")]
-    added = experiments.run(fits.NAME, "quick", report=lambda p: said.append(p.said))
-    assert added == len(wanted) == len(said)
-    assert said[0].startswith("lm, balanced, own, H=2, n=3, d=4, d_h=4, T=20, seed 0: met after")
-    assert experiments.run(fits.NAME, "quick") == 0
-    rows = experiments.rows(fits.NAME, "quick")
-    assert STUDIES[fits.NAME].done("quick", ALL, rows) == (6, 6)
+@pytest.mark.parametrize(("d_h", "d_v", "H"), [(9, 2, 40), (1, 12, 3)])
+def test_networks_start_with_logits_and_values_of_the_size_that_their_rows_say(d_h, d_v, H):
+    """Whatever the widths: of the logits of both layers' maps, and of what the heads add."""
+    asked = next(iter(DEEP.fittings("paper")))
+    for logits, values in ((asked.logits, asked.values), (6.0, 0.2)):
+        sizes = {"layers": 2, "H": H, "d": 16, "d_h": d_h, "d_v": d_v, "T": 400}
+        fit = dataclasses.replace(asked, logits=logits, values=values, **sizes)
+        weights, X, _, labels = DEEP.examples(fit)
+        assert float(X.mean()) == pytest.approx(0, abs=0.05)
+        assert float(X.square().mean()) == pytest.approx(1, rel=0.05)
+        assert float(X.abs().max()) <= 3**0.5
+        assert 0 <= float(labels.min()) < 0.1 < 0.9 < float(labels.max()) <= 1
+        for layer in weights.layers:
+            queries, keys = X.flatten(0, 1) @ layer.W_Q, X.flatten(0, 1).flip(0) @ layer.W_K
+            spread = (queries * keys).sum(-1).square().mean().sqrt()
+            assert float(spread) == pytest.approx(logits, rel=0.3)
+            added = (X.flatten(0, 1) @ layer.W_V @ layer.W_O).sum(0)
+            assert float(added.square().mean().sqrt()) == pytest.approx(values, rel=0.2)
+
+
+def test_networks_share_data_and_start_and_a_sharp_start_has_the_same_data():
+    asked = next(iter(DEEP.fittings("paper")))
+    soft = DEEP.examples(asked)
+    adam = DEEP.examples(dataclasses.replace(asked, optimizer="adam", lr=0.1))
+    assert torch.equal(flat(soft.weights), flat(adam.weights))
+    sharp = DEEP.examples(dataclasses.replace(asked, **fits.SHARP))
+    assert torch.equal(soft.contexts, sharp.contexts)
+    assert torch.equal(soft.labels, sharp.labels)
+    other = DEEP.examples(dataclasses.replace(asked, seed=1))
+    assert not torch.equal(other.labels, soft.labels)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("study", "said", "ways", "shape"),
+    [
+        (
+            LAYER,
+            "lm, balanced, own, H=2, n=3, d=4, d_h=4, T=20, seed 0: met after",
+            ["Levenberg-Marquardt", "L-BFGS", "Adam, rate 0.01"],
+            "own, H=2, n=3, d=4, d_h=4",
+        ),
+        (
+            DEEP,
+            "lm, raw, L=1, H=2, n=4, d=3, d_h=2, d_v=2, T=12, seed 0: met after",
+            ["Levenberg-Marquardt", "Adam"],
+            "L=1, H=2, n=4, d=3, d_h=2, d_v=2",
+        ),
+    ],
+)
+def test_fits_become_rows_and_resume(study, said, ways, shape):
+    assert experiments.run(study.name, "quick", limit_minutes=1e-9) == 0
+    words, wanted = [], [*study.fittings("quick")]
+    added = experiments.run(study.name, "quick", report=lambda p: words.append(p.said))
+    assert added == len(wanted) == len(words)
+    assert words[0].startswith(said)
+    assert experiments.run(study.name, "quick") == 0
+    rows = experiments.rows(study.name, "quick")
+    assert study.done("quick", ALL, rows) == (len(wanted), len(wanted))
     asked, found = rows[wanted[0].key]
-    given = fits.examples(asked)
+    given = study.examples(asked)
     fit = fitting.levenberg_marquardt(*given, steps=asked.steps)
+    limits = fitting.limits(fit.weights, *given[1:])
     assert (found.error, found.made, found.stop) == (fit.error, fit.steps, fit.stop)
-    assert found.damping == fit.damping
-    assert found.least == fitting.limits(fit.weights, *given[1:]).least
-    table = experiments.table(fits.NAME, "quick")
-    assert [*dict.fromkeys(table.way)] == ["Levenberg-Marquardt", "L-BFGS", "Adam, rate 0.01"]
+    assert (found.damping, found.least, found.weight) == (fit.damping, limits.least, limits.weight)
+    table = experiments.table(study.name, "quick")
+    assert [*dict.fromkeys(table.way)] == ways
     assert set(table.fraction) == {0.5}
-    assert table.ceiling.tolist() == [40, 21] * 3
+    assert table.ceiling.tolist() == [study.sizes_of(asked).ceiling for asked in wanted]
     assert table.met.tolist() == (table.error <= fitting.MET).tolist()
-    assert table["shape"][0] == "own, H=2, n=3, d=4, d_h=4"
+    assert (table["shape"][0], table.ratio[0]) == (shape, found.least / found.largest)
 
 
+@pytest.mark.usefixtures("store")
 def test_ways_are_named_by_what_differs_from_the_published_protocol():
-    [asked, *_] = [fit for fit in fits.fittings("paper") if fit.optimizer == "adam"]
+    [asked, *_] = [fit for fit in LAYER.fittings("paper") if fit.optimizer == "adam"]
     published = dataclasses.replace(asked, **fits.AS_PUBLISHED)
-    outcome = storage.Fitted(0.5, 0.1, 9, "steps", None, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
     changes = ({}, {"coordinates": "balanced"}, {"lr": 1e-2}, {"optimizer": "lm", "lr": None})
-    rows = [
-        (dataclasses.replace(published, seed=i, **change), outcome)
+    storage.append(
+        (dataclasses.replace(published, seed=i, **change), FELL_SHORT)
         for i, change in enumerate(changes)
-    ]
-    storage.append(rows)
-    assert experiments.table(fits.NAME, "paper").way.tolist() == [
+    )
+    assert experiments.table(LAYER.name, "paper").way.tolist() == [
         "Adam as published",
         "Adam, rate 0.001",
         "Adam, rate 0.01, raw",
@@ -105,27 +292,30 @@ def test_ways_are_named_by_what_differs_from_the_published_protocol():
     ]
 
 
-def test_what_was_reached_is_read_off_fraction_by_fraction():
-    """All seeds up to 0.5; of the larger fractions one seed met 0.9, and none met the last."""
-    outcome = storage.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, "cpu", "2", "abc")
-    met = dataclasses.replace(outcome, stop="met", error=1e-7)
-    right = {(0.5, 0), (0.5, 1), (0.8, 1), (0.9, 0), (0.9, 1)}
-    cells = [(f, s) for f in (0.5, 0.8, 0.9, 1.0) for s in range(2)]
-    listed = {
-        (fit.context, fit.H, fit.n, fit.d, fit.d_h, fraction, fit.seed): fit
-        for fit, fraction in fits.fittings("paper").items()
-        if (fit.optimizer, fit.coordinates) == ("lm", "balanced")
+@BOTH
+@pytest.mark.usefixtures("store")
+def test_what_was_reached_is_read_off_fraction_by_fraction(study):
+    """All seeds up to the first; of the larger ones a seed met the third, and none the last."""
+    by_place = {
+        (study.sizes_of(fit), fraction, fit.seed): fit
+        for fit, fraction in study.fittings("paper").items()
+        if (fit.optimizer, fit.logits) in (("lm", None), ("lm", 0.5)) and fit.context == "own"
     }
-    rows = [(listed[*fits.OWN, *cell], met if cell in right else outcome) for cell in cells]
-    storage.append([*rows, *((listed[*fits.ONE, 0.5, seed], outcome) for seed in range(3))])
-    first, second = fits.reached(experiments.table(fits.NAME, "paper")).itertuples(index=False)
-    assert first[:7] == ("own, H=4, n=4, d=8, d_h=8", "Levenberg-Marquardt", 288, 2, 0.5, 0.9, 1.0)
-    assert (first.floor, first.theorem) == (fits.OWN.floor / 288, 13 / 288)
-    assert second[2:7] == (72, 3, 0.0, 0.0, 0.5)
+    fractions = (0.8, 0.9, 0.95, 1.0)
+    net = [net for net, fraction, _ in by_place if fraction == 1.0][-1]
+    other, low, _ = next(place for place in by_place if place[1] in (0.2, 0.6))
+    right = {(0.8, 0), (0.8, 1), (0.9, 1), (0.95, 0), (0.95, 1)}
+    cells = [(fraction, seed) for fraction in fractions for seed in range(2)]
+    rows = [(by_place[net, *cell], MET if cell in right else FELL_SHORT) for cell in cells]
+    storage.append([*rows, *((by_place[other, low, seed], FELL_SHORT) for seed in range(3))])
+    one, two = study.reached(experiments.table(study.name, "paper")).itertuples(index=False)
+    assert (one.shape, one.way, one.ceiling) == (net.words, "Levenberg-Marquardt", net.ceiling)
+    assert one[-6:] == (2, 0.8, 0.95, 1.0, int(0.8 * net.ceiling), int(0.95 * net.ceiling))
+    assert (two.ceiling, *two[-6:]) == (other.ceiling, 3, 0.0, 0.0, low, 0, 0)
 
 
 def test_what_there_is_not_is_refused():
     with pytest.raises(ValueError, match="profile: got 'fast'"):
-        fits.fittings("fast")
+        LAYER.fittings("fast")
     with pytest.raises(ValueError, match="seeds: got 3"):
-        experiments.run(fits.NAME, "quick", seeds=3)
+        experiments.run(LAYER.name, "quick", seeds=3)

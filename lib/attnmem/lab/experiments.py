@@ -26,7 +26,6 @@ from ..checks import check_integer, refuse
 from ..papers import papers
 from . import grids, models, store, training
 from .assumptions import TESTS
-from .depth import DEPTH
 from .devices import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
@@ -52,7 +51,7 @@ MAHDAVI, DANA = (
     _Named({one.name: one for one in _PUBLISHED if one.paper == paper})
     for paper in ("mahdavi", "dana")
 )
-STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS | DEPTH)
+STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
 
 
 def runs(

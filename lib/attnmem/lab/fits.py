@@ -1,17 +1,19 @@
-"""How much of its ceiling one layer reaches by training: which fits, and where they ended.
+"""How much of its ceiling attention reaches by training: which fits, and where they ended.
 
-The layer has one output, the labels are uniform on [0, 1] as tokens and queries are. The number of
-examples is a fraction of the ceiling ``P(H)``, beyond which almost no labels can be met. Optimizers
-that are given the same shape, number of examples and seed have the same data and the same start.
+Two studies: of one layer (``LAYER``), and of layers one after the other with skip connections
+(``DEEP``), which have the same heads in all in one, two or three layers, so the same number of
+weights. There is one output, and labels are uniform on [0, 1]. The number of examples is a fraction
+of the ceiling, beyond which almost no labels can be met. Optimizers that are given the same sizes,
+number of examples and seed have the same data and the same start.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -20,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import bounds
-from ..core.random import map_scale
+from ..core.random import gaussian, map_scale, random_deep
 from ..theory import fitting
 from ..theory.tangents import Coordinates, ScalarHeads
 from . import store
@@ -29,18 +31,29 @@ from .protocols import warmup_cosine
 from .store import Fitted, Fitting, Row
 from .study import ALL, Selection, Study, Unit
 
-LOGITS, VALUES = 0.3, 0.5  # standard deviations at the start: of logits, and of a head's values
-NAME = "answer-training"
+LOGITS, VALUES = 0.3, 0.5  # deviations at the start of a layer: of logits, and of a head's values
+
+
+class Given(NamedTuple):
+    """What an optimizer is given: weights to start from, and data in their coordinates."""
+
+    weights: fitting.Weights
+    contexts: Float[Tensor, "*T n d"]
+    queries: Float[Tensor, "T d"] | None  # of several layers the last token asks
+    labels: Float[Tensor, " T"]
 
 
 class Shape(NamedTuple):
-    """The sizes of a layer and of its contexts, ``own`` or ``shared``."""
+    """The sizes of one layer and of its contexts, ``own`` or ``shared``."""
 
     context: str
     H: int
     n: int
     d: int
     d_h: int
+
+    kind = "fits of one layer"
+    known = ("ceiling", "floor", "theorem")
 
     @property
     def ceiling(self) -> int:
@@ -63,158 +76,21 @@ class Shape(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The shape in words."""
+        """The sizes in words."""
         return f"{self.context}, H={self.H}, n={self.n}, d={self.d}, d_h={self.d_h}"
 
-
-ONE = Shape("own", 1, 4, 8, 8)
-OWN, SHARED = Shape("own", 4, 4, 8, 8), Shape("shared", 4, 6, 8, 5)
-SMALL = (
-    *(ONE, Shape("own", 4, 4, 8, 2), SHARED, Shape("shared", 8, 4, 8, 3), OWN),
-    *(Shape("own", 2, 8, 12, 12), Shape("own", 8, 3, 6, 6)),
-)
-
-NEWTON = MappingProxyType({"optimizer": "lm", "coordinates": "balanced", "steps": 300})
-LBFGS = MappingProxyType({"optimizer": "lbfgs", "coordinates": "balanced", "steps": 5000})
-AS_PUBLISHED = MappingProxyType(  # Mahdavi et al. 2024, Appendix I, for T up to 25,600
-    {"optimizer": "adam", "coordinates": "raw", "steps": 50_000, "batch": 256}
-    | {"lr": 1e-3, "lr_start": 0.01, "lr_end": 0.0}
-)
-TUNED = MappingProxyType(AS_PUBLISHED | {"coordinates": "balanced", "steps": 30_000, "batch": None})
-RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
-
-
-def fittings(profile: str) -> dict[Fitting, float]:
-    """All fits, about the cheapest first, each with the fraction of the ceiling that ``T`` is.
-
-    ``profile`` is ``paper`` or ``quick``; another one is refused. Every setting is explicit.
-    """
-    FITS[NAME].check_profile(profile)
-    if profile == "quick":
-        tiny = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
-        ways = (NEWTON | {"steps": 50}, LBFGS | {"steps": 200}, TUNED | {"steps": 500, "lr": 1e-2})
-        parts = [(tiny, (0.5,), 1, way) for way in ways]
-    else:
-        most, mid = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), (0.5, 0.8, 0.97)
-        two = (OWN, SHARED)
-        one_published, two_published = ((Shape("own", H, 32, 64, 64),) for H in (1, 2))
-        large = NEWTON | {"steps": 150}
-        parts = [
-            ((ONE,), (0.2, 0.3, 0.4), 5, NEWTON),
-            (SMALL, most, 5, NEWTON),
-            (two, (0.5, 0.8, 0.97), 3, NEWTON | {"coordinates": "raw"}),
-            (one_published, (0.5, 0.6, 0.7), 3, large),
-            (two, mid, 3, LBFGS),
-            *((two, mid, 3, TUNED | {"lr": rate}) for rate in RATES),
-            (two_published, (0.5, 0.6), 1, large),
-            (two, (0.25, 0.5), 3, AS_PUBLISHED),
-            ((OWN,), (0.5,), 3, AS_PUBLISHED | {"coordinates": "balanced"}),
-            ((OWN,), (0.5,), 3, AS_PUBLISHED | {"lr": RATES[0]}),
-            (two, (0.8, 0.97), 3, AS_PUBLISHED),
-            (two_published, (0.7, 0.8), 1, large),
-            (one_published, (0.8,), 1, large),
-            (two_published, (0.9,), 1, large),
-        ]
-    return listed(NAME, profile, parts)
-
-
-def listed(name: str, profile: str, parts: Iterable[Any], **common: Any) -> dict[Fitting, float]:
-    """The fits of some parts: each has shapes, fractions of their ceilings, seeds and a way."""
-    return {
-        Fitting(name, profile, seed=seed, T=T, **shape._asdict(), **common, **way): fraction
-        for shapes, fractions, seeds, way in parts
-        for fraction in fractions
-        for shape in shapes
-        for T in [int(fraction * shape.ceiling)]
-        for seed in range(seeds)
-    }
-
-
-def drawing(sizes: NamedTuple, fit: Fitting) -> torch.Generator:
-    """Where the data of a fit with these sizes and its start come from."""
-    digest = hashlib.sha256(f"{tuple(sizes)} {fit.T} {fit.seed}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-
-
-def sizes_of(fit: Fitting, kind: type = Shape) -> NamedTuple:
-    """The sizes of a fit, as a :class:`Shape` or of another kind with the same names."""
-    return kind(*(getattr(fit, name) for name in kind._fields))
-
-
-class Examples(NamedTuple):
-    """Data in the coordinates of a fit, and where it starts."""
-
-    heads: ScalarHeads
-    contexts: Float[Tensor, "*T n d"]
-    queries: Float[Tensor, "T d"]
-    labels: Float[Tensor, " T"]
-
-
-def examples(fit: Fitting) -> Examples:
-    """Data and start of a fit: the same for all optimizers, in the coordinates that it has.
-
-    Tokens, queries and labels are uniform on [0, 1]. The start is Gaussian in balanced coordinates.
-    """
-    g = drawing(sizes_of(fit), fit)
-    d, rank = fit.d, min(fit.d_h, fit.d)
-    uniform = partial(torch.rand, generator=g, dtype=torch.float64)
-    gaussian = partial(torch.randn, generator=g, dtype=torch.float64)
-    contexts = uniform(*([fit.T] if fit.context == "own" else []), fit.n, d)
-    queries, labels = uniform(fit.T, d), uniform(fit.T)
-    scale = map_scale(LOGITS, d, rank)
-    maps = (scale * gaussian(fit.H, d, rank) for _ in range(2))
-    heads = ScalarHeads(*maps, VALUES * gaussian(fit.H, d))
-    change = Coordinates.balancing(contexts, queries)
-    if fit.coordinates == "raw":
-        return Examples(change.outward(heads), contexts, queries, labels)
-    return Examples(heads, contexts @ change.tokens, queries @ change.queries, labels)
-
-
-class FitStudy(Study):
-    """The fits of :func:`fittings`, on the CPU, in float64.
-
-    Its table has ``ceiling``, ``floor`` and ``theorem`` of the :class:`Shape`, ``shape`` in words,
-    ``fraction``, the part of the ceiling that ``T`` is, ``met``, whether all labels are, and
-    ``way``, the optimizer in words.
-    """
-
-    kind = "fits of one layer"
-    config = Fitting
-    sizes, known = Shape, ("ceiling", "floor", "theorem")
-    fittings = staticmethod(fittings)
-    examples = staticmethod(examples)
-
-    def perform(self, unit: Unit, device: str) -> list[Row]:
-        store.commit()
-        return [(fit, _fitted(fit, self.examples(fit))) for fit in unit]
-
-    def say(self, rows: Sequence[Row]) -> str:
-        fit, result = rows[-1]
-        what = f"{fit.optimizer}, {fit.coordinates}, {sizes_of(fit, self.sizes).words}, T={fit.T}"
-        ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
-        return f"{what}, seed {fit.seed}: {ends}"
-
-    def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
-        super().configs(profile, selection)
-        return [*self.fittings(profile)]
-
-    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
-        rows = [*rows]
-        table = super().table(rows)
-        shapes = [sizes_of(fit, self.sizes) for fit, _ in rows]
-        fraction_of = {
-            (sizes_of(fit, self.sizes), fit.T): fraction
-            for profile in {*table.profile}
-            for fit, fraction in self.fittings(profile).items()
-        }
-        sizes = [*zip(shapes, table["T"], strict=True)]
-        return table.assign(
-            shape=[shape.words for shape in shapes],
-            **{name: [getattr(shape, name) for shape in shapes] for name in self.known},
-            fraction=[fraction_of.get((shape, T), T / shape.ceiling) for shape, T in sizes],
-            met=table.stop == "met",
-            way=[self.way(fit) for fit, _ in rows],
-        )
+    def draw(self, fit: Fitting, g: torch.Generator) -> Given:
+        """Tokens, queries and labels are uniform; the start is Gaussian if data are balanced."""
+        rank, uniform = min(self.d_h, self.d), partial(torch.rand, generator=g, dtype=torch.float64)
+        contexts = uniform(*([fit.T] if self.context == "own" else []), self.n, self.d)
+        queries, labels = uniform(fit.T, self.d), uniform(fit.T)
+        scale = map_scale(LOGITS, self.d, rank)
+        maps = (scale * gaussian(g, self.H, self.d, rank) for _ in range(2))
+        heads = ScalarHeads(*maps, VALUES * gaussian(g, self.H, self.d))
+        change = Coordinates.balancing(contexts, queries)
+        if fit.coordinates == "raw":
+            return Given(change.outward(heads), contexts, queries, labels)
+        return Given(heads, contexts @ change.tokens, queries @ change.queries, labels)
 
     def way(self, fit: Fitting) -> str:
         """Adam is as published in the paper's coordinates at its rate; others are balanced."""
@@ -224,12 +100,153 @@ class FitStudy(Study):
         return names[fit.optimizer] + (", raw" if fit.coordinates == "raw" else "")
 
 
-WHAT = "how much of its ceiling a layer reaches (not in the paper)"
-FITS = {NAME: FitStudy(NAME, "mahdavi", WHAT)}
+class Network(NamedTuple):
+    """The sizes of a network with ``H`` heads in each layer, and of its own contexts."""
+
+    layers: int
+    H: int
+    n: int
+    d: int
+    d_h: int
+    d_v: int
+
+    kind = "fits of networks"
+    known = ("ceiling", "weights", "flat")
+
+    @property
+    def ceiling(self) -> int:
+        """Examples beyond which almost no labels can be met: ``P``."""
+        return bounds.deep_ceiling([self.H] * self.layers, self.d_h, self.d_v, self.d)
+
+    @property
+    def weights(self) -> int:
+        """All weights, whether they matter or not."""
+        return self.layers * self.H * 2 * self.d * (self.d_h + self.d_v) + self.d
+
+    @property
+    def flat(self) -> int:
+        """The ceiling of one layer of the same heads, so with as many weights."""
+        return self._replace(layers=1, H=self.layers * self.H).ceiling
+
+    @property
+    def words(self) -> str:
+        """The sizes in words."""
+        sizes = {"L": self.layers} | {k: v for k, v in self._asdict().items() if k != "layers"}
+        return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+    def draw(self, fit: Fitting, g: torch.Generator) -> Given:
+        """Entries of tokens are uniform with mean zero and variance one."""
+        uniform = partial(torch.rand, generator=g, dtype=torch.float64)
+        tokens, labels = 3**0.5 * (2 * uniform(fit.T, self.n, self.d) - 1), uniform(fit.T)
+        start = {"logits": fit.logits, "values": fit.values}
+        heads = (self.H,) * self.layers
+        weights = random_deep(heads, self.d_h, self.d_v, self.d, g, **start)
+        return Given(weights, tokens, None, labels)
+
+    def way(self, fit: Fitting) -> str:
+        """The optimizer, and whether its start is sharp."""
+        name = {"lm": "Levenberg-Marquardt", "adam": "Adam"}[fit.optimizer]
+        return name + (", sharp start" if fit.logits == SHARP["logits"] else "")
 
 
-def _fitted(fit: Fitting, given: NamedTuple) -> Fitted:
-    """Fit the data of some ``Examples``; the time is that of the optimizer."""
+@dataclass(frozen=True, eq=False)
+class FitStudy(Study):
+    """Fits of one kind of ``sizes``, on the CPU, in float64.
+
+    ``parts`` of a profile, what tells most or costs least first: sizes, fractions of their
+    ceilings, seeds, and an optimizer with its settings. Its table has, beside what these sizes
+    know, ``shape``, the sizes in words, ``fraction``, the part of the ceiling that ``T`` is,
+    ``met``, whether all labels are, ``ratio``, of the least and the largest singular value, and
+    ``way``, the optimizer in words.
+    """
+
+    sizes: type[Shape] | type[Network]
+    parts: Mapping[str, Sequence[tuple[Sequence[Any], Sequence[float], int, dict[str, Any]]]]
+
+    config = Fitting
+
+    @property
+    def kind(self) -> str:
+        return self.sizes.kind
+
+    def fittings(self, profile: str) -> dict[Fitting, float]:
+        """All fits, every setting explicit, each with the fraction of the ceiling that ``T`` is."""
+        self.check_profile(profile)
+        return {
+            Fitting(self.name, profile, seed=seed, T=T, **sizes._asdict(), **way): fraction
+            for each, fractions, seeds, way in self.parts[profile]
+            for fraction in fractions
+            for sizes in each
+            for T in [int(fraction * sizes.ceiling)]
+            for seed in range(seeds)
+        }
+
+    def sizes_of(self, fit: Fitting) -> Any:
+        """The sizes of what is fitted."""
+        return self.sizes(*(getattr(fit, name) for name in self.sizes._fields))
+
+    def examples(self, fit: Fitting) -> Given:
+        """Data and start: the same for all optimizers, and the same data for all starts."""
+        sizes = self.sizes_of(fit)
+        digest = hashlib.sha256(f"{tuple(sizes)} {fit.T} {fit.seed}".encode()).digest()
+        g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+        return sizes.draw(fit, g)
+
+    def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
+        super().configs(profile, selection)
+        return [*self.fittings(profile)]
+
+    def perform(self, unit: Unit, device: str) -> list[Row]:
+        store.commit()
+        return [(fit, _fitted(fit, self.examples(fit))) for fit in unit]
+
+    def say(self, rows: Sequence[Row]) -> str:
+        fit, result = rows[-1]
+        what = f"{fit.optimizer}, {fit.coordinates}, {self.sizes_of(fit).words}, T={fit.T}"
+        ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
+        return f"{what}, seed {fit.seed}: {ends}"
+
+    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        rows = [*rows]
+        table, sizes = super().table(rows), [self.sizes_of(fit) for fit, _ in rows]
+        fraction_of = {
+            (self.sizes_of(fit), fit.T): fraction
+            for profile in {*table.profile}
+            for fit, fraction in self.fittings(profile).items()
+        }
+        tried = [*zip(sizes, table["T"], strict=True)]
+        return table.assign(
+            shape=[one.words for one in sizes],
+            **{name: [getattr(one, name) for one in sizes] for name in self.sizes.known},
+            fraction=[fraction_of.get((one, T), T / one.ceiling) for one, T in tried],
+            met=table.stop == "met",
+            ratio=table.least / table.largest,
+            way=[one.way(fit) for one, (fit, _) in zip(sizes, rows, strict=True)],
+        )
+
+    def reached(self, table: pd.DataFrame) -> pd.DataFrame:
+        """How far each optimizer gets at each size, in the order of the rows of this table.
+
+        ``seeds`` is the fewest of a fraction, ``all`` the largest fraction up to which every seed
+        met its labels at every fraction tried, ``some`` the largest that any seed met, and
+        ``tried`` the largest tried; ``every`` and ``most`` are the labels of ``all`` and ``some``.
+        Where nothing was met these are 0.
+        """
+        lines = []
+        for _, rows in table.groupby(["shape", "way"], sort=False):
+            safe, met = rows[rows.fraction <= whole_up_to(rows)], rows[rows.met]
+            columns = ["shape", "way", *self.sizes._fields, *self.sizes.known]
+            lines.append(
+                rows[columns].iloc[0].to_dict()
+                | {"seeds": rows.groupby("fraction").size().min(), "all": whole_up_to(rows)}
+                | {"some": max(met.fraction, default=0.0), "tried": rows.fraction.max()}
+                | {"every": max(safe["T"], default=0), "most": max(met["T"], default=0)}
+            )
+        return pd.DataFrame(lines)
+
+
+def _fitted(fit: Fitting, given: Given) -> Fitted:
+    """The time is that of the optimizer."""
     start = time.perf_counter()
     if fit.optimizer == "adam":
         rate = partial(warmup_cosine, fit)
@@ -254,22 +271,98 @@ def whole_up_to(rows: pd.DataFrame) -> float:
     return float(whole[whole].index.max()) if whole.any() else 0.0
 
 
-def reached(table: pd.DataFrame) -> pd.DataFrame:
-    """How far each optimizer gets at each shape, in the order of the rows of this study's table.
+# --- one layer ------------------------------------------------------------------------------------
 
-    ``seeds`` is the fewest of a fraction, ``all`` the largest fraction up to which every seed met
-    its labels at every fraction tried, ``some`` the largest that any seed met (0 if none), and
-    ``tried`` the largest tried. ``floor`` and ``theorem`` are in units of the ceiling.
-    """
-    lines = []
-    for (shape, way), rows in table.groupby(["shape", "way"], sort=False):
-        right = rows.groupby("fraction").met
-        one = rows.iloc[0]
-        lines.append(
-            {"shape": shape, "way": way, "ceiling": one.ceiling, "seeds": int(right.size().min())}
-            | {"all": whole_up_to(rows)}
-            | {"some": float(rows.fraction[rows.met].max()) if rows.met.any() else 0.0}
-            | {"tried": float(rows.fraction.max())}
-            | {name: getattr(one, name) / one.ceiling for name in ("floor", "theorem")}
-        )
-    return pd.DataFrame(lines)
+ONE, FOUR = Shape("own", 1, 4, 8, 8), Shape("own", 4, 4, 8, 8)
+SHARED = Shape("shared", 4, 6, 8, 5)
+_TWO = (FOUR, SHARED)
+_SMALL = [ONE, Shape("own", 4, 4, 8, 2), SHARED, Shape("shared", 8, 4, 8, 3)]
+_SMALL += [FOUR, Shape("own", 2, 8, 12, 12), Shape("own", 8, 3, 6, 6)]
+_TINY = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
+_PUBLISHED_1, _PUBLISHED_2 = ([Shape("own", H, 32, 64, 64)] for H in (1, 2))
+
+_NEWTON = {"optimizer": "lm", "coordinates": "balanced", "steps": 300}
+_LBFGS = {"optimizer": "lbfgs", "coordinates": "balanced", "steps": 5000}
+AS_PUBLISHED = {"optimizer": "adam", "coordinates": "raw", "steps": 50_000, "batch": 256}
+AS_PUBLISHED |= {"lr": 1e-3, "lr_start": 0.01, "lr_end": 0.0}  # Appendix I, for T up to 25,600
+TUNED = AS_PUBLISHED | {"coordinates": "balanced", "steps": 30_000, "batch": None}
+RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
+
+LAYER = FitStudy(
+    name="answer-training",
+    paper="mahdavi",
+    what="how much of its ceiling a layer reaches (not in the paper)",
+    sizes=Shape,
+    parts={
+        "paper": [
+            ([ONE], (0.2, 0.3, 0.4), 5, _NEWTON),
+            (_SMALL, (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), 5, _NEWTON),
+            (_TWO, (0.5, 0.8, 0.97), 3, _NEWTON | {"coordinates": "raw"}),
+            (_PUBLISHED_1, (0.5, 0.6, 0.7), 3, _NEWTON | {"steps": 150}),
+            (_TWO, (0.5, 0.8, 0.97), 3, _LBFGS),
+            *((_TWO, (0.5, 0.8, 0.97), 3, TUNED | {"lr": rate}) for rate in RATES),
+            (_PUBLISHED_2, (0.5, 0.6), 1, _NEWTON | {"steps": 150}),
+            (_TWO, (0.25, 0.5), 3, AS_PUBLISHED),
+            ([FOUR], (0.5,), 3, AS_PUBLISHED | {"coordinates": "balanced"}),
+            ([FOUR], (0.5,), 3, AS_PUBLISHED | {"lr": RATES[0]}),
+            (_TWO, (0.8, 0.97), 3, AS_PUBLISHED),
+            (_PUBLISHED_2, (0.7, 0.8), 1, _NEWTON | {"steps": 150}),
+            (_PUBLISHED_1, (0.8,), 1, _NEWTON | {"steps": 150}),
+            (_PUBLISHED_2, (0.9,), 1, _NEWTON | {"steps": 150}),
+        ],
+        "quick": [
+            (_TINY, (0.5,), 1, _NEWTON | {"steps": 50}),
+            (_TINY, (0.5,), 1, _LBFGS | {"steps": 200}),
+            (_TINY, (0.5,), 1, TUNED | {"steps": 500, "lr": 1e-2}),
+        ],
+    },
+)
+
+# --- layers one after the other -------------------------------------------------------------------
+
+
+def _family(heads: int, d: int, width: int, depths: Sequence[int] = (1, 2, 3)) -> list[Network]:
+    """Networks of so many heads in all, of key and value size ``width``, with equal weights."""
+    return [Network(L, heads // L, 4, d, width, width) for L in depths]
+
+
+_OF_4, _OF_6, _OF_8 = (_family(6, d, width) for d, width in ((4, 2), (6, 2), (8, 3)))
+_DIFFERENT = sorted([*_OF_4, *_OF_6], key=lambda net: (2, 1, 3).index(net.layers))
+WIDE = (*_family(8, 4, 2, [1]), *_family(8, 8, 3, [1]))  # with the ceiling of a deeper network
+_OF_16 = _family(12, 16, 4)
+
+SOFT, SHARP = ({"logits": logits, "values": 0.5} for logits in (0.5, 6.0))
+_RAW = {"context": "own", "coordinates": "raw"}
+_DEEP_NEWTON = _RAW | SOFT | {"optimizer": "lm", "steps": 300}
+_DEEP_ADAM = _RAW | SOFT | {"optimizer": "adam", "steps": 10_000}
+_DEEP_ADAM |= {"lr": 1e-2, "lr_start": 0.01, "lr_end": 0.0}
+
+DEEP = FitStudy(
+    name="answer-depth",
+    paper="mahdavi",
+    what="how much of its ceiling a network reaches (not in the paper)",
+    sizes=Network,
+    parts={
+        "paper": [
+            (_DIFFERENT, (0.9, 0.95, 0.8), 5, _DEEP_NEWTON),
+            (_OF_6[1:2], (0.8, 0.95), 5, _DEEP_NEWTON | SHARP),
+            ([net for net in _DIFFERENT if net.layers > 1], (0.7, 0.6), 5, _DEEP_NEWTON),
+            (_OF_8, (0.9,), 5, _DEEP_NEWTON),
+            (_OF_16[1:2], (0.8,), 1, _DEEP_NEWTON),
+            (_DIFFERENT, (0.98, 1.0), 5, _DEEP_NEWTON),
+            (_OF_4[1:], (0.8,), 3, _DEEP_ADAM),
+            (_OF_8, (0.8, 0.95), 5, _DEEP_NEWTON),
+            (_OF_8[2:], (0.7, 0.6), 5, _DEEP_NEWTON),
+            (WIDE, (0.9, 0.95), 5, _DEEP_NEWTON),
+            (_OF_8[:2], (0.98,), 5, _DEEP_NEWTON),
+            (_OF_8[1:2], (1.0,), 5, _DEEP_NEWTON),
+            (_OF_8[:1], (1.0,), 2, _DEEP_NEWTON),  # where the time for measuring ended
+        ],
+        "quick": [
+            (_family(2, 3, 2, [1, 2]), (0.5,), 1, _DEEP_NEWTON | {"steps": 50}),
+            (_family(2, 3, 2, [1, 2]), (0.5,), 1, _DEEP_ADAM | {"steps": 500}),
+        ],
+    },
+)
+
+FITS: dict[str, FitStudy] = {study.name: study for study in (LAYER, DEEP)}

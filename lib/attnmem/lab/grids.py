@@ -101,4 +101,4 @@ def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
             if field not in _OPTIONAL:
                 refuse(f"{at}, {field}", "nothing", "a value")
             cell[field] = None
-    return {field: cell[field] for field in cell if field in ("seeds", *SCHEMAS[Run].types)}
+    return {field: cell[field] for field in ("seeds", *SCHEMAS[Run].types) if field in cell}
