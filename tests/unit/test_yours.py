@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from attnmem import __main__ as command
 from attnmem import mha
@@ -44,19 +43,12 @@ def test_digits_are_examined_in_the_dimensions_that_they_have(digits):
     assert 100 < found.rank.rank < 9 * 15 + 15 + 1  # pixels at the edge are hardly used
     assert found.met.rank <= found.rank.rank
     assert found.enough_heads >= found.least_heads > 2
-    assert "all tokens of a context share (cut's marks of places are one): 1" in " ".join(
-        str(found).split()
-    )
+    assert any("share (cut's marks of places are one): 1" in note for note in found.notes)
     assert json.loads(found.to_json())["rank"]["rank"] == found.rank.rank
 
 
-def test_examine_tells_how_far_it_is_and_draws_what_it_found():
-    told = []
-    found = examine(normal(40, 3, 5), normal(40, 5), heads=2, say=lambda *step: told.append(step))
-    done, of, words = zip(*told, strict=True)
-    assert sorted(set(done)) == [*range(of[0])]
-    assert len(set(of)) == 1
-    assert "general position in float64" in words
+def test_examine_draws_what_it_found():
+    found = examine(normal(40, 3, 5), normal(40, 5), heads=2)
     ax = found.draw()
     names = [text.get_text() for text in ax.get_yticklabels()]
     assert len(names) == len(found.bounds) + 2
@@ -102,33 +94,6 @@ def test_tokens_in_another_order_or_repeated_alike_make_equal_examples():
     assert (same.conflicts, same.constant) == ([(0, 1)], 3)  # one token, whatever the query
 
 
-SHAPES = {
-    "free": (lambda E, e: (E, e), (4, 4, 0)),
-    "a zero column": (lambda E, e: (E * torch.tensor([1, 1, 1, 0]), e), (3, 4, 0)),
-    "bad scales": (lambda E, e: (E * 10.0 ** torch.tensor([-8, 8, 0, 3]), e), (4, 4, 0)),
-    "an offset": (lambda E, e: (E + 1e5, e), (4, 4, 0)),
-    "a constant sum": (lambda E, e: (E.softmax(-1), e), (3, 4, 1)),
-    "one query": (lambda E, e: (E, e[:1].expand_as(e)), (4, 1, 0)),
-    "a shared context": (lambda E, e: (E[0], e), (2, 4, 1)),
-    "one token": (lambda E, e: (E[:, :1], e), (0, 4, 4)),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("heads", [1, 2])
-def test_the_rank_is_the_count_in_the_dimensions_of_the_data(shape, heads):
-    change, sizes = SHAPES[shape]
-    at = one_layer.reduced(as_data(*change(normal(80, 3, 4), normal(80, 4, seed=1))))
-    assert at.sizes == sizes
-    start = one_layer.draw(heads, 2, at, 2.0, seed=0)
-    assert one_layer.rank_at(start, at).rank == one_layer.ceiling(heads, 2, sizes)
-    cancelling = one_layer.draw(2 * heads, 2, at, 2.0, seed=0, groups=True)
-    assert float(one_layer.outputs(cancelling, at).abs().max()) < 1e-9  # of an offset of 1e5
-    if sizes == (4, 4, 0):
-        floor = bounds.own_context_floor(2 * heads, 2, 4)
-        assert one_layer.rank_at(cancelling, at).rank == floor
-
-
 def test_both_ways_to_a_rank_agree(monkeypatch):
     at = one_layer.reduced(as_data(normal(90, 3, 4), normal(90, 4, seed=1)))
     for heads in (2, 7):
@@ -159,13 +124,8 @@ def test_verdicts_and_bounds_say_what_was_computed():
     E, e = normal(12, 2, 3), normal(12, 3)
     found = examine(E, e, heads=3)  # all 66 pairs are looked at
     assert set(verdicts(found).values()) == {"holds"}
-    assert found.bounds[0].labels == 4
-    assert found.bounds[0].missing == found.bounds[0].unsure == []
     hidden = torch.tensor([True, False]).expand(12, 2)
     assert "contexts with a mask" in str(examine(E, e, heads=3, mask=hidden).bounds[0])
-    many = examine(normal(150, 3, 4), normal(150, 4), heads=1, samples=30)
-    assert verdicts(many)["Assumption 1"] == "not refuted"
-    assert many.bounds[0].unsure == ["Assumption 1 is not refuted"]
     e[5] = e[2] * (1 + 1e-9)
     near = examine(E, e)
     assert near.equal == []
@@ -343,13 +303,10 @@ def test_the_command_reads_every_kind_of_file(tmp_path, capsys):
 
     arrays = {"E": normal(9, 3, 4), "queries": normal(9, 4), "labels": torch.arange(9) % 2}
     np.savez(tmp_path / "a.npz", **arrays)
-    torch.save(arrays, tmp_path / "a.pt")
-    save_file(arrays, tmp_path / "a.safetensors")
-    for name in ("a.npz", "a.pt", "a.safetensors"):
-        assert "9 examples with contexts of their own" in call(name, "--contexts", "E")
-    look = ("a.npz", "--contexts", "E", "--heads", 1, "--head-dim", 2, "--json")
-    assert json.loads(call(*look))["rank"]["rank"] == 9
-    assert call(*look[:-1], "--picture", tmp_path / "found.svg")
+    look = ("a.npz", "--contexts", "E", "--heads", 1, "--head-dim", 2)
+    assert json.loads(call(*look, "--json"))["rank"]["rank"] == 9
+    out = call(*look, "--picture", tmp_path / "found.svg")
+    assert "9 examples with contexts of their own" in out
     assert "<svg" in (tmp_path / "found.svg").read_text()
     np.save(tmp_path / "t.npy", normal(5, 6).numpy())
     assert "n = 3 tokens, d = 5" in call("t.npy", "--tokens", 3)
