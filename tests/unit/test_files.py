@@ -474,16 +474,16 @@ def test_a_report_is_not_lost_for_letters_or_a_picture(tmp_path, monkeypatch, ca
     assert "weights: " in text, "the whole report, though the picture has no folder"
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("http://example.org/a.csv", "file: got 'http://example.org/a.csv'; expected .*download"),
-        ("", "a folder; expected a file"),
-        ("none.csv", "not there"),
-        ("t.xlsx", r"expected a name that ends in \.csv, \.tsv"),
-        ("t.csv.gz", r"expected a name that ends in \.csv, \.tsv"),
-    ],
-)
+NO_FILES = {
+    "http://example.org/a.csv": "file: got 'http://example.org/a.csv'; expected .*download",
+    "": "a folder; expected a file",
+    "none.csv": "not there",
+    "t.xlsx": r"expected a name that ends in \.csv, \.tsv",
+    "t.csv.gz": r"expected a name that ends in \.csv, \.tsv",
+}
+
+
+@pytest.mark.parametrize(("name", "said"), NO_FILES.items())
 def test_a_place_that_is_no_file_is_refused(tmp_path, call, name, said):
     for there in ("t.xlsx", "t.csv.gz"):
         (tmp_path / there).touch()

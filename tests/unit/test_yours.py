@@ -22,29 +22,11 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-@pytest.fixture(scope="module")
-def digits():
-    found = datasets.load_digits()
-    return *cut(found.data[:300], 8), found.target[:300]
-
-
 def verdicts(found, precision="float64"):
     return {x.name: x.verdict for x in found.findings if x.precision == precision}
 
 
 # --- what examine says ----------------------------------------------------------------------------
-
-
-def test_digits_are_examined_in_the_dimensions_that_they_have(digits):
-    E, e, y = digits
-    found = examine(E, e, y.astype(float), heads=1, head_dim=24, samples=200)
-    sizes = [each["dimensions"] for each in found.dimensions.values()]
-    assert sizes == [15, 9, 1]  # 8 pixels, 8 places of sum one; the mean query has one place
-    assert 100 < found.rank.rank < 9 * 15 + 15 + 1  # pixels at the edge are hardly used
-    assert found.met.rank <= found.rank.rank
-    assert found.enough_heads >= found.least_heads > 2
-    assert any("share (cut's marks of places are one): 1" in note for note in found.notes)
-    assert json.loads(found.to_json())["rank"]["rank"] == found.rank.rank
 
 
 def test_examine_draws_what_it_found():
@@ -55,16 +37,6 @@ def test_examine_draws_what_it_found():
     assert f"{found.rank.rank:,}" in " ".join(text.get_text() for text in ax.texts)
     with pytest.raises(ValueError, match="heads: got None"):
         examine(normal(4, 3, 5), normal(4, 5)).draw()
-
-
-def test_the_two_equal_rows_of_iris_are_named():
-    iris = datasets.load_iris()
-    found = examine(np.eye(4), iris.data, iris.target, heads=2, head_dim=4)
-    assert found.equal == [(101, 142)]
-    assert not found.conflicts
-    assert "equal examples: 101 and 142" in str(found)
-    assert verdicts(found)["Assumption 1"] == "fails"
-    assert found.rank.of == 149
 
 
 @pytest.mark.parametrize("load", [datasets.load_wine, datasets.load_breast_cancer])
@@ -92,18 +64,6 @@ def test_tokens_in_another_order_or_repeated_alike_make_equal_examples():
     assert found.repeated_tokens == 3
     same = repeats(as_data(torch.stack([a, a, b])[:, None], normal(3, 3), ["x", "y", "x"]))
     assert (same.conflicts, same.constant) == ([(0, 1)], 3)  # one token, whatever the query
-
-
-def test_both_ways_to_a_rank_agree(monkeypatch):
-    at = one_layer.reduced(as_data(normal(90, 3, 4), normal(90, 4, seed=1)))
-    for heads in (2, 7):
-        start = one_layer.draw(heads, 2, at, 0.5, seed=0)
-        first = one_layer.rank_at(start, at)
-        with monkeypatch.context() as patch:
-            patch.setattr(one_layer, "SMALL", 10)
-            second = one_layer.rank_at(start, at)
-        assert first.rank == second.rank == min(90, 16 * heads)
-        assert (first.how, second.how) == ("singular values", "Cholesky")
 
 
 def test_the_derivative_is_that_of_autograd_with_a_mask():
@@ -134,25 +94,7 @@ def test_verdicts_and_bounds_say_what_was_computed():
     assert verdicts(examine(normal(5, 4, 3), e[:5]))["Assumption 2"] == "fails"  # too many tokens
 
 
-def test_many_vectors_are_examined_without_products_of_all_pairs():
-    E, e = normal(3, 4), normal(60_000, 4, dtype=torch.float32)
-    found = examine(E, e, heads=1, head_dim=2, samples=100)
-    assert found.rank.rank == bounds.shared_context_ceiling(1, 3, 2, 4)
-    assert found.rank.of < 100
-    assert (found.least_heads, found.enough_heads) == (6000, None)  # ten parameters a head, and one
-
-
 # --- what memorize meets --------------------------------------------------------------------------
-
-
-def test_digits_are_met_as_reals_and_as_classes(digits):
-    E, e, y = digits
-    reals = memorize(E, e, y.astype(float), heads=4, head_dim=24)
-    assert reals.count == 300
-    assert float((mha(reals.weights, E, e)[:, 0] - torch.tensor(y)).abs().max()) < 1e-5
-    classes = memorize(E, e, y, heads=2, head_dim=24)
-    assert (classes.predict(E, e) == y).all()
-    assert bool((classes.errors < 0).all())
 
 
 def test_beyond_the_ceiling_the_rank_is_the_reason_and_most_of_it_is_met():
@@ -234,19 +176,19 @@ def test_every_kind_of_array_is_read(kind):
     assert not data.contexts.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes"),
-    [
-        (np.array([3, 1, 3], np.uint8), [1, 3]),
-        ([True, False, True], [False, True]),
-        (np.array(["b", "a", "b"], object), ["a", "b"]),
-        (pd.Series(["x", "y", "x"], dtype="category"), ["x", "y"]),
-        (torch.tensor([[7], [7], [8]]), [7, 8]),
-        ([0.5, 1.0, 2.0], None),
-        (np.array([0.5, 1, 2], object), None),
-        (torch.zeros(3, 2, dtype=torch.float16), None),
-    ],
-)
+CLASSES = [
+    (np.array([3, 1, 3], np.uint8), [1, 3]),
+    ([True, False, True], [False, True]),
+    (np.array(["b", "a", "b"], object), ["a", "b"]),
+    (pd.Series(["x", "y", "x"], dtype="category"), ["x", "y"]),
+    (torch.tensor([[7], [7], [8]]), [7, 8]),
+    ([0.5, 1.0, 2.0], None),
+    (np.array([0.5, 1, 2], object), None),
+    (torch.zeros(3, 2, dtype=torch.float16), None),
+]
+
+
+@pytest.mark.parametrize(("labels", "classes"), CLASSES)
 def test_integers_booleans_and_strings_are_classes(labels, classes):
     data = as_data(normal(3, 2, 4), normal(3, 4), labels)
     assert data.classes == classes
@@ -273,23 +215,24 @@ def test_lists_of_contexts_and_masks_mean_the_same():
     assert "1 to 4 tokens" in str(shared)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((normal(3, 2, 4), normal(3, 5)), "contexts: got d = 4"),
-        ((normal(3, 2, 4), normal(2, 4)), "contexts: got 3 contexts"),
-        ((normal(3, 2, 4), normal(3, 4), [1, 2]), "labels: got 2 labels"),
-        ((normal(3, 2, 4) / 0, normal(3, 4)), "contexts: got no finite number at"),
-        ((normal(3, 2, 4), normal(3, 4), [1.0, float("nan"), 0.0]), "labels: got NaN"),
-        ((normal(3, 2, 4), normal(3, 4), ["a", None, "b"]), "labels: got words beside others"),
-        (([[[1, 2], [3]], [[1, 2]]], normal(2, 2)), r"contexts\[0\]: got list"),
-        ((normal(3, 2, 4), [["a", "b"]]), "queries: got dtype <U1"),
-        ((normal(3, 2, 4), normal(3, 4).to(torch.complex64)), "queries: got dtype torch.complex64"),
-        ((normal(3, 2, 4), normal(3, 4), None, torch.ones(3, 2).bool()), "mask: got no token left"),
-        ((normal(3, 2, 4), normal(3, 4), None, torch.zeros(3)), "mask: got shape"),
-        ((normal(3, 2, 4), normal(3, 4), None, torch.ones(3, 2)), "mask: got numbers that"),
-    ],
-)
+E, e = normal(3, 2, 4), normal(3, 4)
+MALFORMED = [
+    ((E, normal(3, 5)), "contexts: got d = 4"),
+    ((E, e[:2]), "contexts: got 3 contexts"),
+    ((E, e, [1, 2]), "labels: got 2 labels"),
+    ((E / 0, e), "contexts: got no finite number at"),
+    ((E, e, [1.0, float("nan"), 0.0]), "labels: got NaN"),
+    ((E, e, ["a", None, "b"]), "labels: got words beside others"),
+    (([[[1, 2], [3]], [[1, 2]]], normal(2, 2)), r"contexts\[0\]: got list"),
+    ((E, [["a", "b"]]), "queries: got dtype <U1"),
+    ((E, e.to(torch.complex64)), "queries: got dtype torch.complex64"),
+    ((E, e, None, torch.ones(3, 2).bool()), "mask: got no token left"),
+    ((E, e, None, torch.zeros(3)), "mask: got shape"),
+    ((E, e, None, torch.ones(3, 2)), "mask: got numbers that"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MALFORMED)
 def test_malformed_data_are_refused_by_name(arguments, message):
     with pytest.raises(ValueError, match=message):
         as_data(*arguments)
