@@ -30,11 +30,11 @@ def test_the_report_says_which_rows_a_gpu_made():
     """Counted in the files themselves."""
     text = claims.coverage("mahdavi", experiments.MAHDAVI)
     total = [0, 0]
-    for name in experiments.MAHDAVI:
+    for name, experiment in experiments.MAHDAVI.items():
         head, *lines = csv.reader((store.SHIPPED / name / "paper.csv").open())
         on_gpu = sum("NVIDIA" in line[head.index("device")] for line in lines)
-        source = experiments.MAHDAVI[name].source
-        assert re.search(rf"^\| {source} \| \d+ \| {len(lines)} \| {on_gpu} \|$", text, re.M)
+        row = rf"^\| {experiment.source} \| \d+ \| {len(lines)} \| {on_gpu} \|$"
+        assert re.search(row, text, re.M)
         total = [total[0] + len(lines), total[1] + on_gpu]
     assert total[1] > 0
     assert re.search(rf"^\| all \| 2,052 \| {total[0]:,} \| {total[1]} \|$", text, re.M)
@@ -50,20 +50,18 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
     assert [*entries] == [*papers.claims()]
     for key, claim in papers.claims().items():
         title, facets = entries[key]
-        assert claim.label in title
-        assert claim.says in title
-        assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
         judged = RECORDED.get(key)
         word = f"{judged.verdict} · {judged.grade}" if judged else verdicts.word_of(claim, None)
-        assert f">{word}<" in title
-        assert judged is None or (judged.sizes or "") in title
+        sizes = judged.sizes or "" if judged else ""
+        assert all(part in title for part in (claim.label, claim.says, f">{word}<", sizes))
+        assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
         reasons = bool(claim.needs) + bool(claim.left_out)  # for what is missing
         assert reasons == 1 or judged, f"{key}: judged, or needs, or left_out"
         assert not (judged and claim.left_out), key
         assert not (judged and claim.needs) or judged.verdict == "in part", key
 
 
-def made_up(word, grade="checked", instead=None, *checks):
+def made_up(word, grade, instead=None, *checks):
     return verdicts.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
 
 
@@ -99,7 +97,7 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
     ]
     made = {
         "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),
-        "dana-lemma-3": made_up("in part", "checked", None, *checks),
+        "dana-lemma-3": made_up("in part", "certified", None, *checks),
     }
     [(statement, evidence, scope, instead)] = contradicted(made)
     assert statement.startswith("{ref}`Dana et al., Lemma 2 <claim-dana-lemma-2>`")
@@ -110,14 +108,12 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
 
 def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeypatch):
     key = "dana-finding-shared-subspace"
-    known = dict(papers.claims())
-    known[key] = known[key]._replace(against="dana-experiment-2")
-    monkeypatch.setattr(claims, "claims", lambda: known)
-    [(statement, evidence, _, instead)] = contradicted({key: made_up("confirmed")})
+    finding = papers.claims()[key]._replace(against="dana-experiment-2")
+    monkeypatch.setattr(claims, "claims", lambda: {**papers.claims(), key: finding})
+    [(statement, evidence, _, instead)] = contradicted({key: made_up("confirmed", "certified")})
     assert statement.startswith("{ref}`Dana et al., Experiment 2 <claim-dana-experiment-2>`")
-    assert evidence == known[key].says
-    assert instead == f"{{ref}}`{known[key].label} <claim-{key}>`"
-    assert contradicted({key: made_up("in part")}) == []
+    assert (evidence, instead) == (finding.says, f"{{ref}}`{finding.label} <claim-{key}>`")
+    assert contradicted({key: made_up("in part", "certified")}) == []
 
 
 @pytest.mark.parametrize("claim", [c for c in papers.claims().values() if c.rows])

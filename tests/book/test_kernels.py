@@ -49,27 +49,17 @@ def kernel(folder):
         manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    monkeypatch.setenv("MPLBACKEND", kernels.BACKEND)
-    monkeypatch.setattr(local_provisioner, "launch_kernel", kernels.Kernel)
-
-
-def test_a_forked_kernel_is_as_a_new_one_with_torch_imported_and_no_library(tmp_path, request):
+def test_a_forked_kernel_is_as_a_new_one_and_can_be_interrupted_and_killed(tmp_path, monkeypatch):
     with kernel(tmp_path) as (_, client):
         plain, expected = printed(client, STATE)
-    request.getfixturevalue("forked")
-    with kernel(tmp_path) as (_, client):
-        forked, found = printed(client, STATE)
-    assert plain == {"torch": False, "attnmem": False}
-    assert forked == {"torch": True, "attnmem": False}
-    assert found == expected
-    assert "20" in found["options"]  # columns of a table in a notebook, 0 in a terminal
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_forked_kernel_can_be_interrupted_and_killed(tmp_path):
+    monkeypatch.setenv("MPLBACKEND", kernels.BACKEND)
+    monkeypatch.setattr(local_provisioner, "launch_kernel", kernels.Kernel)
     with kernel(tmp_path) as (manager, client):
+        forked, found = printed(client, STATE)
+        assert plain == {"torch": False, "attnmem": False}
+        assert forked == {"torch": True, "attnmem": False}
+        assert found == expected
+        assert "20" in found["options"]  # columns of a table in a notebook, 0 in a terminal
         pid = manager.provisioner.pid
         client.execute("print('asleep'); import time; time.sleep(60)")
         while client.get_iopub_msg(timeout=60)["msg_type"] != "stream":

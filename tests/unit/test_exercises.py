@@ -11,26 +11,20 @@ def all_right(four):
     return bool((torch.tensor(four) @ torch.ones(4) == 10).all())
 
 
+def enough(heads):
+    return bounds.mha_capacity(heads, 6, 4) >= 100
+
+
 @pytest.mark.parametrize(
     ("answer", "check", "said"),
     [
-        (33.0, lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100, "right"),
-        (
-            32.0,
-            lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100,
-            "not yet: try another answer ",
-        ),
-        (
-            0,
-            lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100,
-            "not yet: 0 cannot be checked (h",
-        ),
-        ("ten", lambda heads: bounds.mha_capacity(heads, 6, 4) >= 100, "not yet: 'ten' cannot be"),
+        (33.0, enough, "right"),
+        (32.0, enough, "not yet: try another answer "),
+        (0, enough, "not yet: 0 cannot be checked (h"),
+        ("ten", enough, "not yet: 'ten' cannot be"),
         ([1.0, 2.0, 3.0, 4.0], all_right, "right"),
         ([1.0, 2.0], all_right, "not yet: [1.0, 2.0] cannot be checked ("),
-        (192.9, lambda ratio: abs(ratio / 193 - 1) < 0.1, "right"),
         (0, lambda x: 1 / x > 0, "not yet: 0 cannot be checked (division by zero)"),
-        (1, lambda _: [].pop(7), "not yet: 1 cannot be checked (pop from empty list)"),
     ],
 )
 def test_an_answer_gets_one_line(capsys, answer, check, said):
