@@ -19,8 +19,8 @@ EVERY = [
 ]
 # Of these, runs are missing; the chapters that use them say so.
 INCOMPLETE = {*experiments.MAHDAVI}
-CHECKED = [(name, tier) for name, tiers in assumptions.CASES.items() for tier in tiers]
-UNCHECKED = {(name, "published") for name in assumptions.CASES}  # no hub could be reached
+CHECKED = [(name, tier) for name, study in assumptions.TESTS.items() for tier in study.tiers]
+UNCHECKED = {(name, "published") for name in assumptions.TESTS}  # no hub could be reached
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def test_every_row_says_where_it_comes_from():
 @pytest.mark.parametrize(("name", "tier"), CHECKED)
 def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier):
     have = storage.read(storage.SHIPPED / name / f"{tier}.csv")
-    listed = assumptions.checks(name, tier)
+    listed = assumptions.TESTS[name].configs(tier)
     assert len({asked.key for asked in listed}) == len(listed)
     missing = [asked for asked in listed if asked.key not in have]
     assert bool(missing) == ((name, tier) in UNCHECKED), f"{len(missing)} tests are missing"

@@ -1,7 +1,6 @@
 """The tests of the papers' assumptions on features: what is listed, what is found, what resumes."""
 
 import dataclasses
-from functools import partial
 
 import datasets
 import numpy as np
@@ -13,22 +12,40 @@ from attnmem import __main__
 from attnmem.features import corpora, encoders, pretrained
 from attnmem.features.encoders import Seen
 from attnmem.lab import assumptions, experiments
-from attnmem.lab.experiments import STUDIES
+from attnmem.lab.assumptions import TESTS
 from attnmem.lab.study import ALL
 from attnmem.theory.independence import numerical_rank
 
 NAME = "assumptions-vision"
+VISION = TESTS[NAME]
 
 
 pytestmark = pytest.mark.usefixtures("store", "no_hub")
 
 
+@pytest.fixture
+def changed(monkeypatch):
+    """A function that gives a study's tier other fields."""
+
+    def change(name, tier, **fields):
+        case = dataclasses.replace(TESTS[name].tiers[tier], **fields)
+        monkeypatch.setitem(TESTS[name].tiers, tier, case)
+        return case
+
+    return change
+
+
+def untrained(folder, seed):
+    encoders.random_encoder("vit-tiny", depth=2, seed=seed).model.save_pretrained(folder)
+    return 0.5
+
+
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_language_features_are_those_of_the_encoders(kind):
-    name = f"assumptions-{kind}"
-    assert experiments.run(name, "quick") == len(assumptions.checks(name, "quick"))
-    rows = experiments.table(name, "quick")
-    seen = assumptions.collect(name, "quick", "float64")
+    study = TESTS[f"assumptions-{kind}"]
+    assert experiments.run(study.name, "quick") == len(study.configs("quick"))
+    rows = experiments.table(study.name, "quick")
+    seen = assumptions._features(study.tiers["quick"], "float64", "cpu")
     assert [*seen] == ["random L0", "random L1"]
     found = assumptions.by_precision(rows, "ranks").float64
     positions = numerical_rank(seen["random L0"].positions)
@@ -37,36 +54,23 @@ def test_language_features_are_those_of_the_encoders(kind):
     assert found["GP", "random L1"] == f"{whole} to {whole}"
 
 
-def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(monkeypatch):
+def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(changed, monkeypatch):
     monkeypatch.setattr(assumptions, "STEPS", 300)
-
-    def untrained(folder, seed):
-        model = encoders.random_encoder(("vit", pretrained.DIGITS_VIT), depth=2, seed=seed).model
-        model.save_pretrained(folder)
-        return 1.0
-
-    deeper = dataclasses.replace(
-        assumptions.CASES[NAME]["deeper"],
-        T=80,
-        batches=lambda: corpora.digits()[0][:80].split(50),
-        trained=partial(assumptions.trained_here, untrained, 0.0),
-        samples=(20, 20),
-        sizes=(8,),
-        depth=2,
-        labels=(12,),
-    )
-    monkeypatch.setitem(assumptions.CASES[NAME], "deeper", deeper)
-    assert experiments.run(NAME, "deeper") == len(assumptions.checks(NAME, "deeper"))
+    monkeypatch.setattr(pretrained, "digits_vit", untrained)
+    quick = {"architecture": "vit-tiny", "d": 24, "T": 60, "data": VISION.tiers["quick"].data}
+    tests = {"samples": (20, 20), "sizes": (8,), "labels": (12,)}
+    deeper = changed(NAME, "deeper", depth=2, least=0.0, **quick, **tests)
+    assert experiments.run(NAME, "deeper") == len(VISION.configs("deeper"))
     rows = experiments.table(NAME, "deeper")
     assert set(rows["map"]) == {
         f"{kind} L{at}" for kind in ("random", "trained") for at in range(3)
     }
-    labels = rows[rows.test == "labels"]
+    labels = rows[(rows.test == "labels") & ~rows["map"].str.endswith("L0")]
     assert (labels.samples == 5).all()
     assert (labels.most_rank <= 12).all()
     assert labels.dependent.max() == 0, "fewer labels than independent inputs"
-    seen = assumptions.collect(NAME, "deeper", "float64")["random L2"]
-    assert seen.heads.shape == (80, 64)
+    seen = assumptions._features(deeper, "float64", "cpu")["random L2"]
+    assert seen.heads.shape == (60, 24)
 
 
 @pytest.mark.parametrize("rank", [1, 12])
@@ -74,7 +78,7 @@ def test_labels_are_met_where_the_features_allow_it(rank):
     g = torch.Generator().manual_seed(0)
     left = torch.randn(60, rank, generator=g, dtype=torch.float64)
     read = left @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
-    [asked, *_] = [a for a in assumptions.checks(NAME, "deeper") if a.vectors == "labels"]
+    [asked, *_] = [a for a in VISION.configs("deeper") if a.vectors == "labels"]
     few = assumptions.labels_met(read, dataclasses.replace(asked, size=13))
     many = assumptions.labels_met(read, dataclasses.replace(asked, size=60))
     assert few.shape == (asked.samples,)
@@ -82,15 +86,9 @@ def test_labels_are_met_where_the_features_allow_it(rank):
     assert many.max() < 60, "chance: 2^-60 times a few thousand half-spaces"
 
 
-def tiny(kind):
-    if kind == "vit":  # 17 tokens of an image of the published size
-        return kind, assumptions.TINY_SIZES | {"image_size": 224, "patch_size": 56}
-    return kind, pretrained.language_sizes(kind, length=20, d=24, layers=2)
-
-
 def local_data(kind, folder):
     random = np.random.default_rng(0)
-    if kind == "vit":
+    if kind == "vision":
         pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
         columns = {"image": [Image.fromarray(each) for each in pixels]}
     else:
@@ -99,24 +97,19 @@ def local_data(kind, folder):
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", ["vit", "bert", "gpt2"])
-def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
-    kind, tmp_path, monkeypatch, save_words
-):
+@pytest.mark.parametrize("kind", ["vision", "bert", "gpt2"])
+def test_the_published_tier_runs_on_folders_in_place_of_a_hub(kind, tmp_path, changed, save_words):
     hub, source = str(tmp_path / "model"), local_data(kind, tmp_path / "data")
-    encoders.random_encoder(tiny(kind), depth=2, seed=1).model.save_pretrained(hub)
+    name, architecture = f"assumptions-{kind}", f"{kind.replace('vision', 'vit')}-tiny"
+    encoders.random_encoder(architecture, depth=2, seed=1).model.save_pretrained(hub)
     save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")
-    name = {"vit": NAME}.get(kind, f"assumptions-{kind}")
-    if kind == "vit":
-        tiers = assumptions._vision(source, hub, "vit-tiny", (17, 24), sizes=(5, 20))
-    else:
-        train = pretrained.library_bert
-        tiers = assumptions._language(
-            kind, source, hub, f"{kind}-tiny", (20, 24), (5, 23), train, least=0.0
-        )
-    case = dataclasses.replace(tiers["published"], T=40, samples=(50, 20), model=tiny(kind))
-    monkeypatch.setitem(assumptions.CASES[name], "published", case)
-    assert experiments.run(name, "published") == len(assumptions.checks(name, "published"))
+    told = {"size": 32} if kind == "vision" else {"tokenizer": hub, "length": 20}
+    n = 17 if kind == "vision" else 20
+    data = TESTS[name].tiers["published"].data | told | {"source": source, "count": 40}
+    sizes = {"T": 40, "n": n, "d": 24, "samples": (50, 20), "sizes": (5, 23)}
+    here = {"source": source, "architecture": architecture, "trained": hub}
+    changed(name, "published", data=data, **sizes, **here)
+    assert experiments.run(name, "published") == len(TESTS[name].configs("published"))
     rows = experiments.table(name, "published")
     assert set(rows["map"]) >= {"random L0", "random L1", "trained L0", "trained L1"}
     assert (rows.source == source).all()
@@ -126,100 +119,116 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     beside = assumptions.by_tier(name, "share")["published", "float64"]
     assert beside.dropna().to_dict() == found.to_dict()
     count = len(rows)
-    assert assumptions.coverage(name).loc["published"].to_list() == [count, count]
+    assert assumptions.tests_done(name).loc["published"].to_list() == [count, count]
     with_paper = assumptions.beside_paper(beside.to_frame(("published", "float64")), found)
     assert [*with_paper] == [("paper", "float32"), ("published", "float64")]
     assert with_paper["paper", "float32"].replace("", None).dropna().to_dict() == found.to_dict()
 
 
 def test_a_run_tests_what_is_missing_and_its_rows_are_the_features(monkeypatch):
-    stop = assumptions.checks(NAME, "quick")[9]
-    perform = assumptions.perform
+    stop = VISION.configs("quick")[9]
+    found = assumptions._found
 
     def interrupted(seen, asked):
         if asked == stop:
             raise KeyboardInterrupt
-        return perform(seen, asked)
+        return found(seen, asked)
 
-    monkeypatch.setattr(assumptions, "perform", interrupted)
+    monkeypatch.setattr(assumptions, "_found", interrupted)
     with pytest.raises(KeyboardInterrupt):
         experiments.run(NAME, "quick")
-    have = experiments.rows(NAME, "quick")
-    assert STUDIES[NAME].done("quick", ALL, have) == (9, 26)
-    monkeypatch.setattr(assumptions, "perform", perform)
+    assert VISION.done("quick", ALL, experiments.rows(NAME, "quick")) == (9, 26)
+    monkeypatch.setattr(assumptions, "_found", found)
     assert experiments.run(NAME, "quick") == 26 - 9
     assert experiments.run(NAME, "quick") == 0
     table = experiments.table(NAME, "quick").set_index(["map", "dtype", "vectors", "size"])
-    seen = assumptions.collect(NAME, "quick", "float64")
-    for name, found in seen.items():
+    for name, seen in assumptions._features(VISION.tiers["quick"], "float64", "cpu").items():
         row = table.loc[name, "float64", "contexts", 17]
-        assert row.dependent == int((found.ranks < 17).sum())
+        assert row.dependent == int((seen.ranks < 17).sum())
     row = table.loc["random L0", "float64", "queries", 17]
     assert (row.dependent, row.most_rank) == (200, 1), "one and the same query in every image"
 
 
-def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(monkeypatch):
-    first = assumptions.CASES[NAME]["quick"]
-
-    def save(folder, seed):
-        encoders.random_encoder(first.model, seed=seed).model.save_pretrained(folder)
-        return 1.0
-
-    second = dataclasses.replace(
-        first,
-        source="again",
-        T=30,
-        batches=lambda: corpora.photograph_crops(30, size=32, seed=1),
-        model=None,
-        trained=partial(assumptions.trained_here, save, 0.0),
-        curves=(),
-    )
-    both = {"quick": dataclasses.replace(first, also=(second,)), "published": first}
-    monkeypatch.setitem(assumptions.CASES, NAME, both)
-    assert experiments.run(NAME, "quick") == len(assumptions.checks(NAME, "quick"))
+def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(
+    changed, monkeypatch
+):
+    monkeypatch.setattr(pretrained, "digits_vit", untrained)
+    first = VISION.tiers["quick"]
+    weights = {"random": False, "trained": "digits_vit", "least": 0.0, "curves": ()}
+    data = first.data | {"count": 30}
+    second = dataclasses.replace(first, source="again", T=30, data=data, **weights)
+    changed(NAME, "quick", also=(second,))
+    monkeypatch.setitem(VISION.tiers, "published", first)
+    assert experiments.run(NAME, "quick") == len(VISION.configs("quick"))
     rows = experiments.table(NAME, "quick")
     mine = rows[rows.source == "again"]
     assert set(mine["map"]) == {"trained L0", "trained L1"}, "no random weights were asked for"
     assert set(mine["T"]) == {30}
-    assert set(assumptions.collect(NAME, "quick", "float64", source="again")) == set(mine["map"])
     monkeypatch.setattr(assumptions, "TIERS", ("quick",))
     shown = assumptions.by_tier(NAME, "share").index.get_level_values("map")
     assert not shown.str.startswith("trained").any()
     beside = assumptions.by_source(NAME, "share", "quick")
     assert [*beside] == [("again", "float32"), ("again", "float64")]
     assert beside["again", "float64"]["A1", "trained L0"] == 0, "one and the same query"
-    with pytest.raises(ValueError, match=r"^source: got 'other'; expected one of photographs, ag"):
-        assumptions.collect(NAME, "quick", "float64", source="other")
+
+
+def test_images_are_given_to_a_model_as_it_reads_them(changed):
+    data = {"reader": "photograph_crops", "count": 2, "size": 32}
+    [levels] = changed(NAME, "pretrained", architecture="vit-tiny", data=data).batches()
+    [pixels] = changed(NAME, "pretrained", architecture="dinov2-small").batches()
+    torch.testing.assert_close(pixels, corpora.standardized(levels))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("fields", "said"),
     [
         ({"T": 61}, "source: got 60 examples of photographs; expected 61"),
-        (
-            {"trained": partial(assumptions.trained_here, lambda folder, seed: 0.5, 0.97)},
-            "<lambda>: got 0.5000 on data held out",
-        ),
+        ({"trained": "digits_vit", "least": 0.97}, "untrained: got 0.5000 on data held out"),
     ],
 )
-def test_no_rows_come_from_other_data_or_from_a_model_that_did_not_learn(monkeypatch, change, said):
-    case = dataclasses.replace(assumptions.CASES[NAME]["quick"], **change)
-    monkeypatch.setitem(assumptions.CASES[NAME], "quick", case)
+def test_no_rows_come_from_other_data_or_from_a_model_that_did_not_learn(
+    changed, fields, said, monkeypatch
+):
+    monkeypatch.setattr(pretrained, "digits_vit", untrained)
+    changed(NAME, "quick", **fields)
     with pytest.raises(ValueError, match=f"^{said}"):
         experiments.run(NAME, "quick")
 
 
+GOOD = """
+[assumptions-new]
+what = "ours"
+[assumptions-new.quick]
+source = "photographs"
+architecture = "vit-tiny"
+T = 60
+n = 17
+d = 24
+data = { reader = "photograph_crops", count = 60, size = 32 }
+samples = [200, 100]
+[[assumptions-new.quick.also]]
+T = 30
+"""
+
+
 @pytest.mark.parametrize(
-    ("asked", "argument"),
+    ("old", "new", "said"),
     [
-        (("vision", "quick", "float32"), "name"),
-        ((NAME, "paper", "float32"), "tier"),
-        ((NAME, "quick", "float16"), "dtype"),
+        ("n = 17", "n = -1", "n: got -1; expected an integer of at least 1"),
+        ("[200, 100]", '["many"]', r"samples\[0\]: got 'many'; expected an integer"),
+        ("d = 24", "d = 24\ndim = 24", "got an unexpected keyword argument 'dim'"),
+        ("d = 24", "", "missing a required argument: 'd'"),
+        ("vit-tiny", "vit-huge", "architecture: got 'vit-huge'; expected one of vit-base, .*-tiny"),
+        ("photograph_crops", "nowhere", "data.reader: got 'nowhere'; expected one of published_im"),
     ],
 )
-def test_features_of_no_case_are_refused_by_name(asked, argument):
-    with pytest.raises(ValueError, match=rf"^{argument}: got '.*'; expected one of "):
-        assumptions.collect(*asked)
+def test_a_case_that_does_not_fit_is_refused_by_its_place_and_name(old, new, said):
+    [study] = assumptions._studies(GOOD)
+    assert (study.profiles, study.tiers["quick"].also[0].n) == (("quick",), 17)
+    with pytest.raises(
+        ValueError, match=rf"^assumptions-new.quick\S* cannot be read as .*: {said}"
+    ):
+        [*assumptions._studies(GOOD.replace(old, new))]
 
 
 @pytest.mark.parametrize("dependent", [False, True])
@@ -228,13 +237,9 @@ def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
     if dependent:
         vectors[:, 5:] = 0
     seen = Seen(vectors, vectors * 2, torch.full((40,), 7), vectors)
-    [asked] = [
-        a
-        for a in assumptions.checks(NAME, "quick")
-        if (a.map, a.dtype, a.vectors, a.size) == ("random L0", "float64", "relaxed", 17)
-    ]
-    asked = type(asked)(**vars(asked) | {"size": 8})
-    found = assumptions.perform(seen, asked)
+    wanted = ("random L0", "float64", "relaxed", 17)
+    tests = {(a.map, a.dtype, a.vectors, a.size): a for a in VISION.configs("quick")}
+    found = assumptions._found(seen, dataclasses.replace(tests[wanted], size=8))
     assert (found.dependent, found.ranked) == (200 * dependent, 20)
     assert found.most_rank == numerical_rank(vectors[:8])
 

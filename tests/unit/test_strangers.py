@@ -291,7 +291,7 @@ def test_data_sets_are_asked_for_without_their_code(monkeypatch):
         return datasets.Dataset.from_dict({"image": []})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(ValueError, match="source: got 0 of 0 images"):
+    with pytest.raises(ValueError, match="source: got no images of mode RGB"):
         next(corpora.published_images("some/images", 3))
     assert asked[0]["trust_remote_code"] is False
     assert not os.path.exists("some/images")

@@ -1,13 +1,11 @@
-"""Real images and real text for the assumption checks, from packages that lie on the machine.
+"""Real images and real text for the tests of assumptions, from packages on the machine or a hub.
 
-Where a hub can be reached, :func:`published_images` and :func:`published_texts` give the paper's
-own data instead. Images are ``uint8 (B, 3, size, size)``, text comes as token numbers ``(B,
-length)``. There are ``count`` of them, ``batch`` at a time, so that thousands are never in memory
-at once; the last batch may be smaller. What is drawn depends on ``seed`` and its own number alone,
-so batches do not matter. A ``source`` is a folder that ``datasets`` has saved, or a name on a hub,
-where a configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. Bad
-arguments and data raise ``ValueError``; if neither a folder nor a hub gives them,
-``ConnectionError``.
+Images are ``uint8 (B, 3, size, size)``, text comes as token numbers ``(B, length)``, ``count`` in
+all, ``batch`` at a time; the last batch may be smaller. What is drawn depends on ``seed`` and its
+own number alone, so batches do not matter. The ``source`` of published data is a folder that
+``datasets`` has saved, or a name on a hub, where a configuration may follow after a colon, as in
+``wikimedia/wikipedia:20231101.en``. Bad arguments and data raise ``ValueError``; if neither a
+folder nor a hub gives them, ``ConnectionError``.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import os
 import pathlib
 import sysconfig
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -35,17 +32,16 @@ from ..checks import Range, Seed, check_number, checked, need, reading, refuse
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
 Inputs = Tensor | Mapping[str, Any]  # of a model: a tensor, or several by name
-SMALLEST_CROP = 96  # pixels; half of what it is scaled up to at least
 CLS, SEP, MASK = 256, 257, 258  # after the 256 bytes
 BYTES = 259  # the size of that vocabulary
-DEBIAN = "ATTNMEM_DEBIAN"  # names a folder where Debian's packages are unpacked, if none has them
+_DEBIAN = "ATTNMEM_DEBIAN"  # names a folder where Debian's packages are unpacked, if none has them
 
 
 def _of_debian(package: str, path: str) -> pathlib.Path:
     """A file or folder that a package of Debian installs."""
-    found = pathlib.Path(os.environ.get(DEBIAN, "/"), "usr", "share", path)
+    found = pathlib.Path(os.environ.get(_DEBIAN, "/"), "usr", "share", path)
     if not found.exists():
-        how = f"apt-get install {package}, or unpack it to a folder and name that in {DEBIAN}"
+        how = f"apt-get install {package}, or unpack it to a folder and name that in {_DEBIAN}"
         raise FileNotFoundError(f"{found} is missing: {how}")
     return found
 
@@ -54,6 +50,10 @@ def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     items = iter(items)
     while block := list(itertools.islice(items, size)):
         yield block
+
+
+def _picture(image: Any) -> UInt8[Tensor, "3 h w"]:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -67,15 +67,14 @@ def photographs() -> tuple[UInt8[Tensor, "3 h w"], ...]:
     arrays = [data.astronaut(), data.cat(), data.coffee(), data.rocket()]
     arrays += [io.imread(pathlib.Path(data.data_dir) / "motorcycle_left.png")]
     arrays += samples.load_sample_images().images
-    return tuple(torch.from_numpy(np.array(a)).permute(2, 0, 1) for a in arrays)
+    return tuple(map(_picture, arrays))
 
 
 @functools.cache
 def nature() -> tuple[UInt8[Tensor, "3 h w"], ...]:
     """Twelve colour photographs of Debian's ``mate-backgrounds`` (GPL), scaled to a third."""
     folder, image = _of_debian("mate-backgrounds", "backgrounds/mate/nature"), need("PIL.Image")
-    smaller = [image.open(path).reduce(3) for path in sorted(folder.glob("*.jpg"))]
-    return tuple(torch.from_numpy(np.array(each)).permute(2, 0, 1) for each in smaller)
+    return tuple(_picture(image.open(path).reduce(3)) for path in sorted(folder.glob("*.jpg")))
 
 
 @checked
@@ -95,7 +94,7 @@ def photograph_crops(
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
         image, random = source()[i % len(source())], np.random.default_rng([seed, i])
-        side = random.integers(SMALLEST_CROP, min(image.shape[1:]), endpoint=True)
+        side = random.integers(96, min(image.shape[1:]), endpoint=True)
         top, left = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
         part = image[:, top : top + side, left : left + side]
         return resized(part.flip(-1) if random.random() < 0.5 else part, size)
@@ -154,23 +153,16 @@ def published_images(
     Images of another mode than RGB, such as grey ones, are passed over, as in the paper: 1973 of
     its 2000 have colour. A warning at the end counts them. All are scaled to one ``size``.
     """
-    modes: Counter[str] = Counter()
-
-    def colour() -> Iterator[Any]:
-        for image in itertools.islice(_column(source, split, "image"), count):
-            mode = getattr(image, "mode", type(image).__name__)
-            modes[mode] += 1
-            if mode == "RGB":
-                yield image
-
-    for images in _batched(colour(), batch):
-        arrays = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images]
-        yield torch.stack([resized(array, size) for array in arrays])
-    seen = f"{modes['RGB']} of {modes.total()} images with colour (of each mode: {dict(modes)})"
-    if not modes["RGB"]:
-        refuse("source", seen, 'images of mode RGB; convert others with image.convert("RGB")')
-    if modes["RGB"] < count:
-        warnings.warn(f"{source}: {seen}, where {count} were asked for", stacklevel=2)
+    images, seen = itertools.islice(_column(source, split, "image"), count), 0
+    coloured = (image for image in images if getattr(image, "mode", None) == "RGB")
+    for block in _batched(coloured, batch):
+        seen += len(block)
+        yield torch.stack([resized(_picture(image), size) for image in block])
+    if not seen:
+        refuse("source", f"no images of mode RGB in {source}", 'some, as of image.convert("RGB")')
+    if seen < count:
+        said = f"{source}: {seen} images with colour, where {count} images were asked for"
+        warnings.warn(said, stacklevel=2)
 
 
 def _column(source: str, split: str, name: str) -> Iterator[Any]:
@@ -297,12 +289,7 @@ def distinct_passages(
         yield _as_pairs(torch.stack(block), words.cls_token_id, words.sep_token_id)
 
 
-def _leave_room_for_marks(length: int, pairs: bool) -> None:
-    if pairs and length < 5:
-        refuse("length", length, "an integer of at least 5")
-
-
-@checked(also=_leave_room_for_marks)
+@checked
 def published_texts(
     source: str,
     tokenizer: str,
@@ -319,6 +306,8 @@ def published_texts(
     batches of the form of :func:`library_passages`. A warning at the end says if there were fewer.
     ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
+    if pairs and length < 5:
+        refuse("length", length, "an integer of at least 5")
     words = _tokenizer(tokenizer)
     marks = words.cls_token_id, words.sep_token_id
     if pairs and None in marks:

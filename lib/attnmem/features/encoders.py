@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import resources
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -20,43 +22,32 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from .. import checks
-from ..checks import (
-    FLOATS,
-    Range,
-    Seed,
-    check_integer,
-    check_tensor,
-    check_tokens,
-    checked,
-    need,
-    on_cpu,
-    reading,
-    refuse,
-)
+from ..checks import FLOATS, Range, Seed, checked, need, on_cpu, refuse
 from ..theory.independence import numerical_rank
-from .corpora import Inputs, normalized, reaching
+from .corpora import BYTES, Inputs, normalized, reaching
 
-Depth = Annotated[int, Range(0)]
-VIT_BASE = {"hidden_size": 768, "patch_size": 16, "image_size": 224}
-BERT_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-GPT2_LARGE = {"n_embd": 1280, "n_head": 20}
-PUBLISHED = {
-    "vit-base": ("vit", VIT_BASE),
-    "bert-large": ("bert", BERT_LARGE),
-    "gpt2-large": ("gpt2", GPT2_LARGE),
-}
-LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
-IMAGES = "vit", "deit", "dinov2"
-TEXTS = "bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet"
 # The model types that are read, and the position of the query token.
-FAMILIES = dict.fromkeys((*IMAGES, *TEXTS), 0) | {"gpt2": -1}
+_FIRST = "vit deit dinov2 bert roberta xlm-roberta camembert electra distilbert mpnet"
+MODEL_TYPES = dict.fromkeys(_FIRST.split(), 0) | {"gpt2": -1}
+_Depth = Annotated[int, Range(0)]
+_LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
 # No code, no pickle; weights of other sizes are refused by name.
-SAFELY = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": True}
-MAY_MISS = ("pooler", *LAST_NORMS)  # weights that a saved model may lack, since nothing reads them
+_SAFELY = {"trust_remote_code": False, "use_safetensors": True, "ignore_mismatched_sizes": True}
+_MAY_MISS = ("pooler", *_LAST_NORMS)  # weights that a saved model may lack: nothing reads them
+_OF_BYTES = {"vocab_size": BYTES, "pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
+
+
+def _architecture(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    sizes = {name: size for name, size in table.items() if name not in ("model_type", "tokens")}
+    return table["model_type"], sizes | (_OF_BYTES if "tokens" in table else {})
+
+
+_TABLES = resources.files(__package__).joinpath("architectures.toml").read_text("utf-8")
+ARCHITECTURES = {name: _architecture(one) for name, one in tomllib.loads(_TABLES).items()}
 
 
 class Encoder(NamedTuple):
-    """A model of one of the :data:`FAMILIES`, cut after ``depth`` blocks.
+    """A model of one of the :data:`MODEL_TYPES`, cut after ``depth`` blocks.
 
     Call it on a batch: images, token numbers, or what a tokenizer or an image processor returns as
     tensors. Images are levels from 0 to 255 for a ViT, else the numbers of the model's own
@@ -69,15 +60,13 @@ class Encoder(NamedTuple):
     model: nn.Module  # one of Hugging Face's models, without the norm after its last block
     depth: int
     query: int  # the position of the query token: 0 for [CLS], -1 for the last
-    dtype: torch.dtype  # of weights and features
 
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[Float[Tensor, "B n d"]]:
         """The tokens before the first block and after every block: ``depth + 1`` tensors."""
         weight, name = next(self.model.parameters()), self.model.main_input_name
-        if weight.dtype != self.dtype or self.dtype not in FLOATS:
-            what = f"those of the dtype, {self.dtype}, which is torch.float32 or torch.float64"
-            refuse("model", f"weights of {weight.dtype}", what)
+        if weight.dtype not in FLOATS:
+            refuse("model", f"weights of {weight.dtype}", "torch.float32 or torch.float64")
         given = dict(inputs) if isinstance(inputs, Mapping) else {name: inputs}
         names = [name] if name == "pixel_values" else [name, "attention_mask", "token_type_ids"]
         if name not in given or not given.keys() <= {*names}:
@@ -89,38 +78,38 @@ class Encoder(NamedTuple):
         return [*outputs.hidden_states] if self.depth else [outputs.last_hidden_state]
 
     def _pixels(self, pixel_values: Any) -> dict[str, Tensor]:
-        check_tensor("pixel_values", pixel_values, "(B, 3, size, size)", 4)
+        checks.check_tensor("pixel_values", pixel_values, "(B, 3, size, size)", 4)
         x, kind = pixel_values.to(self.model.device), self.model.config.model_type
         if x.dtype == torch.uint8 and kind == "vit":
-            return {"pixel_values": normalized(x, self.dtype)}
+            return {"pixel_values": normalized(x, self.model.dtype)}
         if not x.is_floating_point():
             what = "floats of its image processor, or uint8 levels for a vit"
             refuse("pixel_values", f"{x.dtype} for a {kind}", what)
-        return {"pixel_values": x.to(self.dtype)}
+        return {"pixel_values": x.to(self.model.dtype)}
 
     def _texts(self, given: dict[str, Any]) -> dict[str, Tensor]:
         """Token numbers and their types, without padding."""
         for key, value in ({"input_ids": None} | given).items():  # that one first
-            check_tensor(key, value, "(B, n)", 2)
+            checks.check_tensor(key, value, "(B, n)", 2)
             if value.shape != given["input_ids"].shape or not value.numel():
                 refuse(key, f"shape {tuple(value.shape)}", "one entry for each token, at least one")
         mask = given.pop("attention_mask", given["input_ids"].new_ones((), dtype=torch.bool))
-        check_tokens("attention_mask", mask.long() if mask.dtype == torch.bool else mask, 2)
+        checks.check_tokens("attention_mask", mask.long() if mask.dtype == torch.bool else mask, 2)
         mask = (mask != 0).expand(given["input_ids"].shape)
         least, n = (int(count) for count in mask.sum(dim=1).aminmax())
         if not 0 < least == n <= len(self.positions):
             what = f"as many in all of a batch, 1 to {len(self.positions)}; batch texts by length"
             refuse("input_ids", f"texts of {least} to {n} tokens", what)
         given = {key: value[mask].view(len(mask), n) for key, value in given.items()}
-        check_tokens("input_ids", given["input_ids"], self.model.config.vocab_size)
+        checks.check_tokens("input_ids", given["input_ids"], self.model.config.vocab_size)
         types = given.pop("token_type_ids", torch.zeros_like(given["input_ids"]))
         kinds = getattr(self.model.config, "type_vocab_size", 0)  # some models have no types
-        check_tokens("token_type_ids", types, max(kinds, 1))
+        checks.check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
 
     def cut(self, depth: int) -> Encoder:
         """A copy with the first ``depth`` blocks, at most those that it has, and these weights."""
-        check_integer("depth", depth, least=0, most=self.depth)
+        checks.check_integer("depth", depth, least=0, most=self.depth)
         model = copy.deepcopy(self.model)
         blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
         del blocks[depth:]
@@ -138,25 +127,26 @@ class Encoder(NamedTuple):
         return table.weight[padding + 1 :].detach()  # RoBERTa counts from there
 
 
-def _check_family(name: str, config: Mapping[str, Any], families: Iterable[str]) -> None:
+def _check_type(name: str, config: Mapping[str, Any], types: Iterable[str]) -> None:
     kind = str(config.get("model_type"))
     if config.get("is_decoder") or config.get("add_cross_attention"):
         kind += " decoder"
     if config.get("position_embedding_type") not in (None, "absolute"):
         kind += " with relative positions"
-    if kind not in families:
-        refuse(name, f"a model of type {kind}", f"one of {', '.join(families)}")
+    if kind not in types:
+        refuse(name, f"a model of type {kind}", f"one of {', '.join(types)}")
 
 
-def saved_config(source: str, families: Iterable[str] = tuple(FAMILIES), least: int = 0) -> Any:
+def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: int = 0) -> Any:
     """The configuration of a saved model with at least so many blocks; its own code is not run."""
     library = need("transformers")
     with reaching(source):
         given = dict(library.PretrainedConfig.get_config_dict(source)[0])
-    _check_family("source", given, families)
+    _check_type("source", given, types)
     with reaching(source):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    check_integer(f"source: {source}: num_hidden_layers", config.num_hidden_layers, least=least)
+    name = f"source: {source}: num_hidden_layers"
+    checks.check_integer(name, config.num_hidden_layers, least=least)
     return config
 
 
@@ -167,15 +157,14 @@ def _is_a_float_type(dtype: torch.dtype) -> None:
 
 def _is_known(architecture: Any, dtype: torch.dtype) -> None:
     _is_a_float_type(dtype)
-    if isinstance(architecture, str) and architecture in PUBLISHED:
+    if isinstance(architecture, str) and architecture in ARCHITECTURES:
         return
     pair = isinstance(architecture, (tuple, list)) and len(architecture) == 2
     if not (pair and isinstance(architecture[1], Mapping)):
-        known = f"one of {', '.join(PUBLISHED)}, or a pair of a type and its sizes"
+        known = f"one of {', '.join(ARCHITECTURES)}, or a pair of a type and its sizes"
         refuse("architecture", repr(architecture), known)
     kind, sizes = architecture
-    if kind not in FAMILIES:
-        refuse("architecture", f"a model of type {kind}", f"one of {', '.join(FAMILIES)}")
+    _check_type("architecture", {"model_type": kind}, MODEL_TYPES)
     known = need("transformers").AutoConfig.for_model(kind)
     for name in sizes:
         if not hasattr(known, name):
@@ -187,20 +176,21 @@ def _is_known(architecture: Any, dtype: torch.dtype) -> None:
 def random_encoder(
     architecture: str | tuple[str, Mapping[str, Any]],
     *,
-    depth: Depth = 1,
+    depth: _Depth = 1,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: Seed,
 ) -> Encoder:
     """An encoder with the initial weights of its library, in evaluation mode.
 
-    An ``architecture`` is a key of ``PUBLISHED``, or a pair of a model type, one of the
-    :data:`FAMILIES`, and the sizes that differ from its defaults. The weights are the same on every
-    device and in both precisions; another depth draws others.
+    An ``architecture`` is a name of ``architectures.toml``, or a pair of a model type and the sizes
+    that differ from its defaults. The weights are the same on every device and in both precisions;
+    another depth draws others.
     """
-    kind, sizes = PUBLISHED[architecture] if isinstance(architecture, str) else architecture
+    kind, sizes = ARCHITECTURES[architecture] if isinstance(architecture, str) else architecture
     library = need("transformers")
-    with reading("architecture", f"a {kind} of these sizes"), torch.random.fork_rng(devices=[]):
+    what = f"a {kind} of these sizes"
+    with checks.reading("architecture", what), torch.random.fork_rng(devices=[]):
         config = library.AutoConfig.for_model(kind, **sizes)
         config.num_hidden_layers = depth
         torch.manual_seed(seed)
@@ -211,7 +201,7 @@ def random_encoder(
 @checked(also=_is_a_float_type)
 @on_cpu
 def trained_encoder(
-    source: str, *, depth: Depth = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    source: str, *, depth: _Depth = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Encoder:
     """An encoder with trained weights, in evaluation mode.
 
@@ -225,11 +215,11 @@ def trained_encoder(
     # What is missing is drawn, such as a pooler that nothing reads.
     with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
         model, report = library.AutoModel.from_pretrained(
-            source, config=config, dtype=torch.float32, output_loading_info=True, **SAFELY
+            source, config=config, dtype=torch.float32, output_loading_info=True, **_SAFELY
         )
     others = report["mismatched_keys"]  # with shapes from transformers 5 on
     wrong = {*report["missing_keys"], *(k if isinstance(k, str) else k[0] for k in others)}
-    if wrong := sorted(key for key in wrong if not key.startswith(MAY_MISS)):
+    if wrong := sorted(key for key in wrong if not key.startswith(_MAY_MISS)):
         refuse("source", f"{source} without {', '.join(wrong)}", "all weights, of the sizes said")
     for key, P in model.named_parameters():
         checks.check_finite(f"source: {source}: {key}", P)
@@ -251,12 +241,12 @@ def _quiet(logging: Any) -> Iterator[None]:
 
 
 def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:
-    for name in LAST_NORMS:
+    for name in _LAST_NORMS:
         if hasattr(model, name):
             setattr(model, name, nn.Identity())
-    _check_family("architecture", model.config.to_dict(), FAMILIES)
-    query = FAMILIES[model.config.model_type]
-    return Encoder(model.eval().to(device, dtype), depth, query, dtype)
+    _check_type("architecture", model.config.to_dict(), MODEL_TYPES)
+    query = MODEL_TYPES[model.config.model_type]
+    return Encoder(model.eval().to(device, dtype), depth, query)
 
 
 @checked
@@ -264,7 +254,7 @@ def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> E
 def exact_embeddings(
     encoder: Encoder, images: UInt8[Tensor, "B 3 size size"]
 ) -> tuple[Int[Tensor, "B n m"], Float[Tensor, "m d"]]:
-    r"""A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
+    """A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
 
     The embedding is affine in the pixels, so 255 times the tokens before the first block are
     ``A @ B`` without any rounding. A rank of such a product can be proven:
@@ -328,9 +318,9 @@ def head_features(
     g = torch.Generator().manual_seed(seed)
     x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))[:, None]
     outputs = []
-    for _ in range(heads):
-        W_Q, W_K, W_V = (_xavier(g, d, d // heads).to(tokens) for _ in range(3))
-        with torch.autocast(tokens.device.type, enabled=False):
+    with torch.autocast(tokens.device.type, enabled=False):
+        for _ in range(heads):
+            W_Q, W_K, W_V = (_xavier(g, d, d // heads).to(tokens) for _ in range(3))
             outputs.append(F.scaled_dot_product_attention(q @ W_Q, x @ W_K, x @ W_V))
     return torch.cat(outputs, dim=2)[:, 0]
 
@@ -340,16 +330,13 @@ def _xavier(g: torch.Generator, *shape: int) -> Tensor:
     return nn.init.xavier_uniform_(W, generator=g)
 
 
-Maps = Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]
-
-
 @checked
 def feature_maps(
     random: Encoder | None = None,
     trained: Encoder | None = None,
     *,
     seed: Annotated[int | None, Range(0, 2**63 - 1)] = None,
-) -> Maps:
+) -> Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]:
     """A function from a batch, as the encoders take it, to its tokens under every map, by name.
 
     ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
@@ -383,7 +370,7 @@ class Seen(NamedTuple):
 
 
 def collect(
-    maps: Maps,
+    maps: Callable[[Inputs], dict[str, Tensor]],
     batches: Iterable[Inputs],
     *,
     query: int,
@@ -398,7 +385,7 @@ def collect(
     kept: dict[str, Seen] = {}
     for inputs in batches:
         for name, tokens in maps(inputs).items():
-            check_integer("query", query, least=-tokens.shape[1], most=tokens.shape[1] - 1)
+            checks.check_integer("query", query, least=-tokens.shape[1], most=tokens.shape[1] - 1)
             queries = tokens[:, query].clone()  # a view would keep all tokens
             read = head_features(tokens, queries, heads, seed=seed) if heads else queries[:0]
             new = [queries, queries + tokens.mean(dim=1), numerical_rank(tokens), read]

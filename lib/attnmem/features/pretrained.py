@@ -23,36 +23,19 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 
 from ..checks import Seed, checked, need, on_cpu
+from ..core.descend import adam_steps
 from . import corpora
-from .corpora import BYTES, MASK, normalized
+from .corpora import MASK, normalized
+from .encoders import ARCHITECTURES
 
-DIGITS_VIT = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "image_size": 8,
-    "patch_size": 2,
-}
-HELD_OUT = 360  # of the 1797 digits, the last in a random order
-
-
-def language_sizes(kind: str, *, length: int, d: int, layers: int) -> dict[str, Any]:
-    """Hugging Face's configuration of a ``bert`` or a ``gpt2`` of four heads that reads bytes."""
-    if kind == "bert":
-        sizes = {"max_position_embeddings": length, "hidden_size": d, "num_hidden_layers": layers}
-        sizes |= {"num_attention_heads": 4, "intermediate_size": 4 * d, "pad_token_id": None}
-    else:
-        sizes = {"n_positions": length, "n_embd": d, "n_layer": layers, "n_head": 4}
-        sizes |= {"bos_token_id": 0, "eos_token_id": 0}
-    return sizes | {"vocab_size": BYTES}
-
-
-MINILM = {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
-DINOV2_SMALL = {"hidden_size": 384, "num_attention_heads": 6, "patch_size": 14, "image_size": 518}
-DINOV2_SMALL |= {"num_hidden_layers": 12}
+_HELD_OUT = 360  # of the 1797 digits, the last in a random order
+_LENGTH = 64
+_IGNORED = -100  # a label that costs nothing, in the library's models
+_passages = partial(corpora.library_passages, length=_LENGTH, within=(0.0, 0.9))
+_held_out = partial(corpora.library_passages, 500, length=_LENGTH, batch=100, within=(0.9, 1.0))
 
 
 def packaged_bert() -> str:
@@ -87,20 +70,14 @@ def packaged_vit() -> str:
     weights["backbone.embeddings.position_embeddings"] = np.concatenate([own, others], axis=1)
     weights["backbone.embeddings.mask_token"] = np.zeros_like(own[0])
     folder = tempfile.mkdtemp(prefix="attnmem-")
-    library.AutoConfig.for_model("dinov2", **DINOV2_SMALL).save_pretrained(folder)
+    kind, sizes = ARCHITECTURES["dinov2-small"]
+    library.AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
     need("safetensors.numpy").save_file(
         {name[9:]: np.ascontiguousarray(array) for name, array in weights.items()},
         Path(folder) / "model.safetensors",
         {"format": "pt"},
     )
     return folder
-
-
-LENGTH = 64
-LIBRARY = {kind: language_sizes(kind, length=LENGTH, d=96, layers=4) for kind in ("bert", "gpt2")}
-IGNORED = -100  # a label that costs nothing, in the library's models
-_passages = partial(corpora.library_passages, length=LENGTH, within=(0.0, 0.9))
-_held_out = partial(corpora.library_passages, 500, length=LENGTH, batch=100, within=(0.9, 1.0))
 
 
 @on_cpu
@@ -114,8 +91,8 @@ def digits_vit(folder: str | Path, *, seed: Seed, steps: int = 1200, batch: int 
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
     order = torch.randperm(len(images), generator=g)
-    known, held_out = order[:-HELD_OUT], order[-HELD_OUT:]
-    model = _untrained("ImageClassification", "vit", DIGITS_VIT | {"num_labels": 10}, seed)
+    known, held_out = order[:-_HELD_OUT], order[-_HELD_OUT:]
+    model = _untrained("ImageClassification", "vit-digits", seed, num_labels=10)
 
     def loss() -> Tensor:
         chosen = known[torch.randint(len(known), (batch,), generator=g)]
@@ -146,7 +123,7 @@ def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: in
     It is trained on passages of 64 bytes from the first nine tenths of the text. Returned is the
     share of bytes in the last tenth that are predicted from those before them.
     """
-    model = _untrained("CausalLM", "gpt2", LIBRARY["gpt2"], seed)
+    model = _untrained("CausalLM", "gpt2-library", seed)
     passages = _passages(steps * batch, batch=batch, seed=seed)
 
     def loss() -> Tensor:
@@ -170,18 +147,19 @@ def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: in
     guessing the most frequent byte. Returned is the share of the masked bytes held out that are
     filled in correctly.
     """
-    model = _untrained("MaskedLM", "bert", LIBRARY["bert"] | {"initializer_range": 0.1}, seed)
+    model = _untrained("MaskedLM", "bert-library", seed, initializer_range=0.1)
     g = torch.Generator().manual_seed(seed)
-    passages = _passages(steps * batch, batch=batch, seed=seed, pairs=True)
 
     def masked(pairs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         ids = pairs["input_ids"]
         chosen = (torch.rand(ids.shape, generator=g) < 1 / 7) & (ids < 256)
         shown = pairs | {"input_ids": ids.masked_fill(chosen, MASK)}
-        return shown, ids.masked_fill(~chosen, IGNORED)
+        return shown, ids.masked_fill(~chosen, _IGNORED)
+
+    passages = map(masked, _passages(steps * batch, batch=batch, seed=seed, pairs=True))
 
     def loss() -> Tensor:
-        shown, hidden = masked(next(passages))
+        shown, hidden = next(passages)
         return model(**shown, labels=hidden).loss
 
     _train(model, loss, steps, 1e-3, folder)
@@ -189,14 +167,14 @@ def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: in
     with torch.no_grad():
         for shown, hidden in map(masked, _held_out(seed=seed, pairs=True)):
             answers = model(**shown).logits.argmax(dim=2)
-            right.append((answers == hidden)[hidden != IGNORED])
+            right.append((answers == hidden)[hidden != _IGNORED])
     return float(torch.cat(right).double().mean())
 
 
-def _untrained(task: str, kind: str, sizes: dict[str, Any], seed: int) -> nn.Module:
+def _untrained(task: str, architecture: str, seed: int, **more: Any) -> nn.Module:
     """A model with its library's initial weights, and no dropout: that would draw elsewhere."""
-    library = need("transformers")
-    config = library.AutoConfig.for_model(kind, **sizes)
+    library, (kind, sizes) = need("transformers"), ARCHITECTURES[architecture]
+    config = library.AutoConfig.for_model(kind, **sizes, **more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return getattr(library, f"AutoModelFor{task}").from_config(config).eval()
@@ -205,11 +183,7 @@ def _untrained(task: str, kind: str, sizes: dict[str, Any], seed: int) -> nn.Mod
 def _train(
     model: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, folder: str | Path
 ) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.05)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-        schedule.step()
+    cycle = partial(OneCycleLR, max_lr=rate, total_steps=steps, pct_start=0.05)
+    for _ in adam_steps(loss, model.parameters(), steps, cycle, torch.optim.AdamW, lr=rate):
+        pass
     model.save_pretrained(folder)
