@@ -15,15 +15,18 @@ shared ``(n, d)``, with one query and one real label for each example. Of layers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Annotated, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, checked, refuse
 from ..core.deep import DeepWeights, Layer, deep, streams
+from ..core.descend import adam_steps
 from ..core.layers import attention_weights
 from ..core.memorize import SATURATED
 from ..examples import Contexts, check_data
@@ -43,13 +46,13 @@ MET = 1e-6  # of the largest label
 SMALLEST, LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
 DAMPING, LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
 FALL, RISE = 5.0, 4.0  # factors of the damping after a step that helped, and one that did not
-HISTORY = 50  # gradients that L-BFGS remembers
 CHUNK = 20  # steps of L-BFGS between two looks at the largest error
 EVALUATE_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
 
 Labels = Float[Tensor, " T"]
 Queries = Float[Tensor, "T d"] | None
 Weights = ScalarHeads | DeepWeights
+W = TypeVar("W", ScalarHeads, DeepWeights)
 Share = Annotated[int | float, Range(0, 1)]
 
 
@@ -209,39 +212,44 @@ def levenberg_marquardt(
     Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
     problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
-    weights, damping = _copied(weights), DAMPING
-    at, residual = problem.linearized(weights)
-    for step in range(steps):
-        if problem.met(residual):
-            return problem.fit(weights, step, "met", damping)
-        moved, damping = better(problem.residual, weights, at, residual, damping)
-        if moved is None:
-            return problem.fit(weights, step, "stuck", damping)
-        weights, damping = moved, max(damping / FALL, LOWEST)
-        at, residual = problem.linearized(weights)
-    return problem.fit(weights, steps, "steps", damping)
+
+    def done(made: int, residual: Labels) -> bool:
+        return problem.met(residual) or made == steps
+
+    made, weights, damping = newton(_copied(weights), problem.residual, problem.linearized, done)
+    return problem.fit(weights, made, "stuck" if damping > HIGHEST else "steps", damping)
 
 
-def better(
-    errors: Callable[[Weights], Labels],
-    weights: Weights,
-    at: Tangents | DeepTangents,
-    residual: Labels,
-    damping: float,
-) -> tuple[Weights | None, float]:
-    """Weights of a smaller squared error, and the damping that led there; ``errors`` of weights."""
-    K = at.gram()  # J J^T
-    diagonal = K.diagonal().clone()
-    s, squared = float(diagonal.mean()), float(residual.square().sum())
-    while damping <= HIGHEST:
-        K.diagonal().copy_(diagonal + damping * s)
-        factor, failed = torch.linalg.cholesky_ex(K)
-        if not failed:
-            moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
-            if float(errors(moved).square().sum()) < squared:
-                return moved, damping
-        damping *= RISE
-    return None, damping
+def newton(
+    weights: W,
+    errors: Callable[[W], Labels],
+    linearized: Callable[[W], tuple[Tangents | DeepTangents, Labels]],
+    done: Callable[[int, Labels], bool],
+) -> tuple[int, W, float]:
+    """Steps until ``done``, asked with their number and the errors; weights, and last damping.
+
+    ``linearized`` tells the derivative beside the errors. A damping above the highest says that no
+    step lowers the squared error.
+    """
+    made, damping = 0, DAMPING
+    while True:
+        at, residual = linearized(weights)
+        if done(made, residual):
+            return made, weights, damping
+        K = at.gram()  # J J^T
+        diagonal = K.diagonal().clone()
+        s, squared = float(diagonal.mean()), float(residual.square().sum())
+        while damping <= HIGHEST:
+            K.diagonal().copy_(diagonal + damping * s)
+            factor, failed = torch.linalg.cholesky_ex(K)
+            if not failed:
+                moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
+                if float(errors(moved).square().sum()) < squared:
+                    break
+            damping *= RISE
+        else:
+            return made, weights, damping
+        made, weights, damping = made + 1, moved, max(damping / FALL, LOWEST)
 
 
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
@@ -274,22 +282,40 @@ def lbfgs(
     Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
     """
     problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
-    weights = _copied(weights, grad=True)
-    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # stop by our own rules only
-    evaluations = {"max_eval": 25 * CHUNK, "line_search_fn": "strong_wolfe"}
-    optimizer = torch.optim.LBFGS(weights.tensors, history_size=HISTORY, **evaluations, **never)
-
-    made, before = 0, math.inf
-    while made < steps:
-        optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
-        optimizer.step(lambda: _descend(problem, weights))
-        made = optimizer.state[weights.tensors[0]]["n_iter"]
+    weights, made, before = _copied(weights, grad=True), 0, math.inf
+    for made, _ in lbfgs_steps(lambda: _descend(problem, weights), weights.tensors, steps):
         residual = problem.residual(_copied(weights))
         squared = float(residual.square().sum())
         if problem.met(residual) or not squared < before:
             return problem.fit(_copied(weights), made, "stuck")
         before = squared
-    return problem.fit(_copied(weights), steps, "steps")
+    return problem.fit(_copied(weights), made, "steps")
+
+
+def lbfgs_steps(
+    loss: Callable[[], Tensor], leaves: Iterable[Tensor], steps: int, evaluations: int = 25 * CHUNK
+) -> Iterator[tuple[int, Tensor]]:
+    """:func:`~attnmem.core.descend.adam_steps` by L-BFGS, told after every 20 steps.
+
+    The loss is that before these steps, which look at so many points at most, or one search more.
+    """
+    leaves = [*leaves]
+    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # who is told decides when to stop
+    search = {"max_eval": evaluations, "line_search_fn": "strong_wolfe"}
+    optimizer, made = torch.optim.LBFGS(leaves, history_size=50, **search, **never), 0
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        if value.requires_grad:
+            value.backward()
+        return value.detach()
+
+    while made < steps:
+        optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
+        before = optimizer.step(closure)
+        made = optimizer.state[leaves[0]]["n_iter"]
+        yield made, before
 
 
 @checked(also=_can_be_fitted)
@@ -319,21 +345,24 @@ def adam(
     """
     problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
     weights = _copied(weights, grad=True)
-    optimizer = torch.optim.Adam(weights.tensors, fused=True)
     batches = _batches(len(labels), batch, seed)
     best, least = _copied(weights), math.inf
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate(step)
-        _descend(problem.some(next(batches)), weights)
-        optimizer.step()
-        if (step + 1) % EVALUATE_EVERY and step + 1 < steps:
+    for made, _ in adam_steps(
+        lambda: _descend(problem.some(next(batches)), weights),
+        weights.tensors,
+        steps,
+        partial(LambdaLR, lr_lambda=rate),
+        lr=1.0,  # times the rate
+        fused=True,
+    ):
+        if made % EVALUATE_EVERY and made < steps:
             continue
         now = _copied(weights)
         residual = problem.residual(now)
         if (squared := float(residual.square().sum())) < least:
             best, least = now, squared
         if problem.met(residual):
-            return problem.fit(now, step + 1, "met")
+            return problem.fit(now, made, "met")
     return problem.fit(best, steps, "steps")
 
 

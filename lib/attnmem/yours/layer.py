@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..core.bounds import best_groups
 from ..examples import unit
-from ..theory.fitting import DAMPING, FALL, LOWEST, better
+from ..theory.fitting import newton
 from ..theory.tangents import ScalarHeads, Tangents
 from .data import Data
 
@@ -300,16 +300,17 @@ def meet(
     until: float = math.inf,
 ) -> tuple[ScalarHeads, int]:
     """:func:`~attnmem.theory.fitting.levenberg_marquardt` with padding; the weights, and steps."""
-    damping, squares = DAMPING, []
-    for step in range(steps):
-        here = tangents(heads, at)
-        residual = here.outputs - labels
+    squares: list[float] = []
+
+    def linear(w: ScalarHeads) -> tuple[Tangents, Tensor]:
+        here = tangents(w, at)
+        return here, here.outputs - labels
+
+    def done(made: int, residual: Tensor) -> bool:
         squares.append(float(residual.square().sum()))
         slow = len(squares) > PATIENCE and squares[-1] > 0.9 * squares[-PATIENCE]
-        if float(residual.abs().max()) <= tolerance or slow or time.monotonic() > until:
-            return heads, step
-        moved, damping = better(lambda w: outputs(w, at) - labels, heads, here, residual, damping)
-        if moved is None:
-            return heads, step
-        heads, damping = moved, max(damping / FALL, LOWEST)
-    return heads, steps
+        met = float(residual.abs().max()) <= tolerance
+        return met or slow or made == steps or time.monotonic() > until
+
+    made, heads, _ = newton(heads, lambda w: outputs(w, at) - labels, linear, done)
+    return heads, made

@@ -21,7 +21,7 @@ from ..checks import Range, Seed, check_size, checked, refuse
 from ..core import bounds
 from ..core.layers import MHAWeights
 from ..core.memorize import memorize_mha
-from ..theory.fitting import MET
+from ..theory.fitting import CHUNK, MET, lbfgs_steps
 from ..theory.near import linearized, near
 from ..theory.tangents import ScalarHeads
 from . import layer
@@ -32,7 +32,7 @@ _AIM = 1e-9  # of the largest label, where a fit stops
 _SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
 _RESTARTS, _FEW = 4, 500  # starts of all labels, if there are few
-_LONGEST, _PLATEAU, _CHUNK = 2000, 100, 20  # steps of L-BFGS: most, no progress, between looks
+_LONGEST, _PLATEAU = 2000, 100  # steps of L-BFGS: most, and without progress
 _WORK, _MOST = 2e12, 20_000  # multiplications of all steps, some minutes of one core; and steps
 _PATIENCE = 0.4  # share of the steps left that one attempt may take
 _CANCELLING, _DESCENT = "heads that nearly cancel", "Levenberg-Marquardt"
@@ -374,20 +374,14 @@ class _Task:
         def scores() -> Tensor:
             return torch.einsum("thd,hdk->tk", layer.features(*trained[:2], self.at), trained[2])
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(scores(), self.labels)
-            loss.backward()
-            return loss
+        def loss() -> Tensor:
+            return F.cross_entropy(scores(), self.labels)
 
-        never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # stop by our own rules only
-        optimizer = torch.optim.LBFGS(
-            trained, max_iter=_CHUNK, history_size=50, line_search_fn="strong_wolfe", **never
-        )
         losses: list[float] = []
-        back = _PLATEAU // _CHUNK
-        for _ in range(_LONGEST // _CHUNK):
-            losses.append(float(optimizer.step(closure).detach()))
+        back = _PLATEAU // CHUNK
+        made = lbfgs_steps(loss, trained, _LONGEST, evaluations=5 * CHUNK // 4)
+        for _, before in itertools.islice(made, _LONGEST // CHUNK):
+            losses.append(float(before))
             with torch.no_grad():
                 wrong = bool((scores().argmax(1) != self.labels).any())
             flat = len(losses) > back and losses[-1] > 0.98 * losses[-1 - back]
