@@ -19,8 +19,7 @@ Sequences = Int[Tensor, "T S"]
 def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
     """The largest power of four up to the largest entry: exact to divide by, and so is its root.
 
-    The largest entry is sought over ``axes``, which are kept, by default over all of them. The unit
-    of zeros is one.
+    That entry is sought over ``axes``, which are kept, by default over all; zeros have unit one.
 
     Example:
         >>> float(unit(torch.tensor([0.3, -17.0])))
@@ -55,20 +54,23 @@ def check_distinct(
 ) -> None:
     """Accept rows of which no two are equal; of repeats, two with different answers are named.
 
-    ``name`` and ``what`` are the argument and what the answers are, for the error.
-
     Example:
         >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
         Traceback (most recent call last):
         ValueError: examples: got 0 and 2 equal, with different labels; expected distinct ones
     """
+    if len(set(rows)) < len(rows):
+        _refuse_repeats(name, rows, answers, what)
+
+
+def _refuse_repeats(name: str, rows: Sequence[Hashable], answers, what: str) -> None:
     first: dict[Hashable, int] = {}
     pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
-    repeats = [pair for pair in pairs if pair[0] < pair[1]]
+    repeats = [(s, t) for s, t in pairs if s < t]
     conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
-    for s, t in (conflicts or repeats)[:1]:
-        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
-        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
+    s, t = (conflicts or repeats)[0]
+    differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
+    refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
 
 
 def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:

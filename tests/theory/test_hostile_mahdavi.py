@@ -157,7 +157,7 @@ def test_step_2_the_factors_multiply_to_the_read_out_exactly(d_v, d_o):
     M = hostile.integers(d_v, H, d, 3)
     W_D = torch.eye(d_o, 3, dtype=torch.int64).flip(0)
     W_D[-1, 1] = 4  # not a part of the identity, and not its own transpose
-    W_V, W_O = memorize.factor(M.double(), d_v, W_D.double())
+    W_V, W_O = memorize._factor(M.double(), d_v, W_D.double())
     assert (W_V.shape, W_O.shape) == ((H, d, d_v), (H * d_v, d_o))
     blocks = W_O.unflatten(0, (H, d_v))
     torch.testing.assert_close(W_V @ blocks @ W_D.double(), M.double(), rtol=1e-12, atol=1e-12)

@@ -15,7 +15,7 @@ from attnmem import (
     mha_attention,
     mha_features,
 )
-from attnmem.core.layers import add_heads, take_rows
+from attnmem.core.layers import _add_heads, take_rows
 from attnmem.lab.pairs import _Rows, look_up
 
 # Pairwise distinct primes, so that no swapped axis can pass.
@@ -94,7 +94,7 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     z, W_V = torch.randn(B, H, d, dtype=torch.float64), torch.randn(H, d_h, d, dtype=torch.float64)
     W_O = torch.randn(H, 5, d_h, dtype=torch.float64)
     expected = sum(z[:, h] @ (W_O[h] @ W_V[h]).T for h in range(H))
-    torch.testing.assert_close(add_heads(z, W_V, W_O), expected, **EXACT)
+    torch.testing.assert_close(_add_heads(z, W_V, W_O), expected, **EXACT)
 
 
 @pytest.mark.parametrize("rows", [take_rows, _Rows.apply])

@@ -1,15 +1,14 @@
-"""Every capacity formula of the two papers and of this book, one function each.
+"""How much the layers can memorize: what the papers promise, ceilings and floors.
 
-Prose, figures and tests call these functions, so that no formula is written twice. The letters are
-those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``, ``dim`` the embedding
-dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs`` ``d_out``, ``width`` the
-hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary or number of classes, ``length`` the
-tokens ``S`` of a sequence, ``total`` the number of sequences ``T_0`` or of labels ``T``. Sizes are
-integers of at least 1, or of the range that is said there; others raise ``ValueError``.
+The layers' outputs are polynomials and exponentials of their weights, so what they can fit is a
+matter of counting. A *capacity* is reached by weights that one can write down. Beyond a *ceiling*
+almost all labels are out of reach, and up to a *floor* almost all are met.
 
-Formulas without a source are this book's. Most are made of :math:`r (a + b - r)`, the dimension of
-matrices of shape ``(a, b)`` and rank at most ``r``: a head shows its logits, such a matrix, and its
-values.
+The letters are those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``,
+``dim`` the embedding dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs``
+``d_out``, ``width`` the hidden units ``m``, ``vocab`` the size ``N`` of the vocabulary, ``length``
+the tokens ``S`` of a sequence. Sizes are integers of at least 1, or of the range that is said
+there; others raise ``ValueError``. Formulas without a source are this book's.
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
-from ..checks import Range, check_integer, checked, refuse
+from ..checks import Range, checked, refuse
 
 UpToDim = Annotated[int, Range(1, "dim")]
 AtLeast2 = Annotated[int, Range(2)]
+Heads = Sequence[int]  # the heads of each layer, from the first to the last
 
 
-def _low_rank(rank: int, a: int, b: int) -> int:
-    """Dimension of the matrices of shape ``(a, b)`` whose rank is at most ``rank``."""
+# Most formulas are made of this number. A head shows two things of its weights: its logits, which
+# are a matrix W_Q W_K^T of rank at most d_h, and its values.
+def _low_rank(rank: int, a: int, b: int) -> int:  # the dimension of these matrices of shape (a, b)
     r = min(rank, a, b)
     return r * (a + b - r)
 
@@ -38,7 +39,7 @@ def _low_rank(rank: int, a: int, b: int) -> int:
 def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None = None) -> int:
     """Examples that one layer memorizes: :math:`H (r - 1) + 1` with ``r = min(n, d_h, Q)``.
 
-    ``Q`` is the Kruskal rank of the queries. Theorem 1 assumes ``Q >= n``: it changes nothing.
+    ``Q``, the Kruskal rank of the queries, is at least ``n`` in Theorem 1.
 
     Example:
         >>> mha_capacity(heads=32, context=32, head_dim=32)
@@ -140,8 +141,9 @@ def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
 
 # The ceilings count the parameters that one output shows: beyond so many examples almost all real
 # labels are out of reach (Sard's theorem). The floors are ranks of the derivative at weights where
-# the output vanishes, as the values of heads with equal attention cancel: real labels of so many
-# examples are met, for almost all data. Contexts have at least two tokens.
+# the output vanishes, as the values of heads with equal attention cancel. There small steps meet
+# small labels of so many examples, for almost all data, and the read-out scales the labels.
+# Contexts have at least two tokens.
 
 
 def _ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
@@ -169,6 +171,7 @@ def shared_context_ceiling(
     adds one. The model that Mahdavi et al. train (``embedded``) has a bias of queries, which adds
     :math:`\min(d, H r)`, for the point where all logits vanish.
     """
+    # A softmax sees differences of logits only; of the values one constant is left, for all heads.
     origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
     return _ceiling(heads, head_dim, context - 1, dim, 1) + origin
 
@@ -190,7 +193,10 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
 
 
 def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
-    p = min(size - 1, keys)
+    p = min(size - 1, keys)  # dimensions that the values span, as they sum to zero
+    # For each of these the logits may move along the matrices of rank r. Antisymmetric moves change
+    # no output: of all p for the r coordinates of queries that the logits see, of p - m + r for the
+    # d - r others (proof of thm-answer-derivative). The values themselves add m.
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
     return p * _low_rank(rank, keys, dim) - missed + keys
 
@@ -302,61 +308,49 @@ def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
     return dim + groups * group_rank(size, dim, dim, head_dim)
 
 
-# --- the price of a model, and what its function shows of it --------------------------------------
-
-
 # --- several layers -------------------------------------------------------------------------------
 
 
-def _is_a_network(heads) -> None:
-    if not len(heads):
-        refuse("heads", "no layer", "one number for each layer")
-    for index, H in enumerate(heads):
-        check_integer(f"heads[{index}]", H)
-
-
-@checked(also=_is_a_network)
+@checked
 def deep_ceiling(
-    heads: Sequence[int],
-    head_dim: int,
-    value_dim: int,
-    dim: int,
-    *,
-    outputs: int = 1,
-    skip: bool = True,
+    heads: Heads, head_dim: int, value_dim: int, dim: int, *, outputs: int = 1, skip: bool = True
 ) -> int:
     r"""Largest rank of the derivative of layers of so many ``heads`` each, on own contexts.
 
-    If there are more labels than that, counting each output's, almost no label vector is met. The
-    outputs are read at the last token, by a matrix of shape ``(d, o)``. With ``skip``, let
-    :math:`s_L = \min(o, d)` and, from the last layer to the first,
+    If there are more labels, counting each output's, almost no label vector is met. The outputs
+    are read at the last token. Later layers read :math:`s_l` dimensions of what layer ``l`` writes.
+    With :math:`s_L = \min(o, d)` and ``r = min(d_h, d)``, from the last layer to the first,
 
-    .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)),
+    .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)).
 
-    with ``r = min(d_h, d)``. Later layers read :math:`s_l` dimensions of what layer ``l`` writes.
     The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
-    tokens or more, with full or causal attention (theorem ``thm-depth-rank``).
-
-    Without ``skip`` the formula counts the dimensions that are both written by one layer and read
-    by the next. For ``o <= d`` it is proved to be the rank (theorem ``thm-depth-bare``) of one
-    layer, and of several if :math:`H_l d_v \ge d` in all but the last and :math:`H_L (2 r +
-    \min(d_v, o)) \ge d` there. From three tokens on it agrees with all other ranks that we
-    computed; on two tokens, with full or causal attention, that of narrow layers can be smaller.
+    tokens or more (theorem ``thm-depth-rank``; without ``skip``, ``thm-depth-bare``).
 
     Example:
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
         True
     """
-    d, o = dim, min(outputs, dim)
-    if skip:
-        s, total = o, d * outputs
-        for H in reversed(heads):
-            total += H * (_low_rank(head_dim, d, d) + _low_rank(value_dim, d, s))
-            s = min(d, s + H * (min(value_dim, s) + 2 * min(head_dim, d)))
-        return total
+    if not heads:
+        refuse("heads", "no layer", "one number for each layer")
+    if not skip:
+        return _ceiling_without_skip(heads, head_dim, value_dim, dim, outputs)
+    s, total = min(outputs, dim), dim * outputs  # s_L, and the entries of the read-out
+    for H in reversed(heads):  # logits, and values as far as s_l dimensions show them
+        total += H * (_low_rank(head_dim, dim, dim) + _low_rank(value_dim, dim, s))
+        s = min(dim, s + H * (min(value_dim, s) + 2 * min(head_dim, dim)))
+    return total
+
+
+def _ceiling_without_skip(heads, head_dim: int, value_dim: int, dim: int, outputs: int) -> int:
+    r"""The same without skip connections: dimensions that one layer writes and the next one reads.
+
+    For ``o <= d`` it is proved to be the rank of one layer, and of several if :math:`H_l d_v \ge d`
+    in all but the last and :math:`H_L (2 r + \min(d_v, o)) \ge d` there. From three tokens on it
+    agrees with all other ranks that we computed; on two, that of narrow layers can be smaller.
+    """
     # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
-    L = len(heads)
-    e, before = [d] * L + [o], None
+    L, o = len(heads), min(outputs, dim)
+    e, before = [dim] * L + [o], None
     while e != before:
         before = e.copy()
         for i in range(1, L + 1):
@@ -365,6 +359,7 @@ def deep_ceiling(
             if i < L:
                 read = heads[i] * (2 * min(head_dim, e[i]) + min(value_dim, e[i], e[i + 1]))
             e[i] = min(e[i], written, read)
+    # An invertible map of these dimensions changes both layers and no output: e^2 directions.
     total = e[L] * outputs - sum(x * x for x in e[1:])
     for H, a, b in zip(heads, e, e[1:], strict=False):
         total += H * (_low_rank(head_dim, a, a) + _low_rank(value_dim, a, b))
@@ -381,12 +376,9 @@ class DeepGroups(NamedTuple):
     both: list[int]  # or sizes of groups of the heads of both layers together; then c = 0
 
 
-def _are_two_layers(heads, most=None) -> None:
-    _is_a_network(heads)
+def _are_two_layers(heads) -> None:
     if len(heads) != 2:
         refuse("heads", f"{len(heads)} layers", "two")
-    if most is not None:
-        check_integer("most", most)
 
 
 @checked
@@ -403,12 +395,7 @@ def carried_rank(size: int, dim: int) -> int:
 
 @checked(also=_are_two_layers)
 def deep_groups(
-    heads: Sequence[int],
-    head_dim: int,
-    value_dim: int,
-    dim: AtLeast2,
-    *,
-    most: int | None = None,
+    heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, most: int | None = None
 ) -> DeepGroups:
     """The groups of two layers, of at most ``most`` heads each, of the largest :func:`deep_floor`.
 
@@ -442,7 +429,7 @@ def deep_groups(
 
 
 @checked(also=_are_two_layers)
-def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast2) -> int:
+def deep_floor(heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2) -> int:
     r"""Examples with own contexts whose real labels two layers all meet, for almost all data.
 
     The layers have skip connections and one output, full or causal attention, and contexts of at
@@ -463,6 +450,3 @@ def deep_floor(heads: Sequence[int], head_dim: int, value_dim: int, dim: AtLeast
     Source: :func:`attnmem.theory.near.memorize_by_depth`.
     """
     return deep_groups(heads, head_dim, value_dim, dim).labels
-
-
-# --- what an accuracy, a loss or an error says ----------------------------------------------------

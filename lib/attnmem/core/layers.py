@@ -1,4 +1,12 @@
-"""The two papers' attention layers, each a pure function over a NamedTuple of weights."""
+"""The two papers' attention layers, each a pure function over a tuple of weights.
+
+Both ask: a softmax over the tokens says where a query looks, and the output is linear in the tokens
+that it sees. Mahdavi et al. give a layer a context and a query beside it (:func:`mha`); Dana et al.
+give it a sequence, whose last token asks (:func:`aot`). All else in this book is about what the
+weights of these two functions can make of given examples.
+
+Leading ``*runs`` axes are layers side by side; examples are the axis ``B``.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +51,13 @@ class AoTWeights(NamedTuple):
     W_U: Float[Tensor, "*runs N d"]
 
 
-def _widest(*tensors: Tensor) -> list[Tensor]:
+_Maps = Float[Tensor, "*runs H d d_h"]
+_Tokens = Float[Tensor, "*examples d"]  # own contexts (*runs, B, n, d), or (*runs, n, d)
+_Queries = Float[Tensor, "*data B d"]
+_Attention = Float[Tensor, "*allruns B H n"]
+
+
+def _widest(*tensors: Tensor) -> list[Tensor]:  # all in the most precise dtype among them
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
@@ -110,10 +124,8 @@ def mha(
     .. math:: y = W_D^\top W_O^\top [W_{V,1}^\top z_1; \dots; W_{V,H}^\top z_H],
               \qquad z_h = E^\top \operatorname{softmax}(E W_{K,h} W_{Q,h}^\top e)
 
-    Args:
-        context: The tokens ``E`` as rows, own ``(*runs, B, n, d)`` or shared ``(*runs, n, d)``.
-        query: One vector ``e`` per example.
-        skip: Whether ``e`` is added to what ``W_D`` reads, which needs ``d_o = d``.
+    The rows of ``context`` are the tokens ``E``, own ``(*runs, B, n, d)`` or shared ``(*runs, n,
+    d)``. With ``skip``, ``e`` is added to what ``W_D`` reads, which needs ``d_o = d``.
 
     Example:
         >>> W = torch.ones(2, 5, 1)
@@ -124,9 +136,11 @@ def mha(
     Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
     """
     W_Q, W_K, W_V, W_O, W_D, context, query = _widest(*weights, context, query)
-    alpha = attention_weights(W_Q, W_K, context, query)
+    alpha = attention_weights(W_Q, W_K, context, query)  # Sec. 3, steps 1 and 2
+    # Steps 3 and 4: what each head sees, and its values. They stand side by side.
     values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
-    first = product_first(values.shape[-2], *W_O.shape[-2:], W_D.shape[-1])
+    # Steps 5 and 6: all pass W_O, and the read-out W_D.
+    first = _product_first(values.shape[-2], W_O.shape[-2], W_O.shape[-1], W_D.shape[-1])
     outputs = values @ (W_O @ W_D) if first else values @ W_O @ W_D
     return outputs + query @ W_D if skip else outputs
 
@@ -169,11 +183,13 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     x = look_up(embedding, tokens) + positions[..., None, :, :]
     last = x[..., -1, :]
     _, z = attend(W_Q.mT, W_K.mT, x, last)
-    return (last + add_heads(z, W_V, W_O)) @ W_U.mT
+    return (last + _add_heads(z, W_V, W_O)) @ W_U.mT
 
 
-# ======== attention.products
+# --- what both layers share: softmax attention, in the cheapest order of products -----------------
 
+# A product of three matrices costs as much as the order makes it. The functions below count the
+# multiplications of each order and take the least. That changes rounding only.
 
 OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
 
@@ -184,40 +200,29 @@ def token_axes(context: Tensor, query: Tensor) -> str:
 
 
 def attend(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    context: Float[Tensor, "*examples d"],
-    query: Float[Tensor, "*data B d"],
-) -> tuple[Float[Tensor, "*allruns B H n"], Float[Tensor, "*allruns B H d"]]:
-    r"""Attention weights and attended tokens of every head, for one query per example.
-
-    .. math:: \alpha_h = \operatorname{softmax}(E W_K W_Q^\top e), \qquad z_h = E^\top \alpha_h .
-    """
+    W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries
+) -> tuple[_Attention, Float[Tensor, "*allruns B H d"]]:
+    """Every head's attention weights, and the mean ``z_h = E^T alpha_h`` of the tokens."""
     alpha = attention_weights(W_Q, W_K, context, query)
     return alpha, torch.einsum(f"...bhn,{token_axes(context, query)}->...bhd", alpha, context)
 
 
-def attention_weights(
-    W_Q: Float[Tensor, "*runs H d d_h"],
-    W_K: Float[Tensor, "*runs H d d_h"],
-    context: Float[Tensor, "*examples d"],
-    query: Float[Tensor, "*data B d"],
-) -> Float[Tensor, "*allruns B H n"]:
-    """The softmax over the tokens of ``E W_K W_Q^T e``, in the cheapest order (costs per head)."""
+def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries) -> _Attention:
+    """The softmax over the tokens of ``E W_K W_Q^T e``, for every head."""
     tokens = token_axes(context, query)
     (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
-    orders = {
-        "vector by vector": B * (2 * d * d_h + n * d),
-        "head product first": d * d * d_h + B * (d * d + n * d),
+    orders = {  # multiplications for each head
+        "vector by vector": B * (2 * d * d_h + n * d),  # E (W_K (W_Q^T e))
+        "head product first": d * d * d_h + B * (d * d + n * d),  # E ((W_K W_Q^T) e)
     }
-    if tokens == SHARED:
+    if tokens == SHARED:  # (E W_K W_Q^T) e
         orders["shared keys first"] = min(d * d_h * d + n * d * d, 2 * n * d * d_h) + B * n * d
     # Examples or heads stay last in the softmax: on a CPU it is several times slower along a last
     # axis of fewer than 16 entries.
     match min(orders, key=orders.__getitem__):
         case "shared keys first":
             E = context[..., None, :, :]
-            first = product_first(n, d, d_h, d)
+            first = _product_first(n, d, d_h, d)
             asked = E @ (W_K @ W_Q.mT) if first else (E @ W_K) @ W_Q.mT
             logits = asked.flatten(-3, -2) @ query.mT  # (*allruns, H n, B)
             return logits.unflatten(-2, (H, n)).softmax(dim=-2).movedim(-1, -3)
@@ -231,38 +236,33 @@ def attention_weights(
 
 
 def head_values(
-    alpha: Float[Tensor, "*data B H n"],
-    context: Float[Tensor, "*examples d"],
-    W_V: Float[Tensor, "*runs H d d_v"],
-    tokens: str,
+    alpha: Float[Tensor, "*data B H n"], context: _Tokens, W_V: _Maps, tokens: str
 ) -> Float[Tensor, "*allruns B H d_v"]:
-    """``W_V^T z_h``; the tokens' values are formed first where that is cheaper."""
+    """The heads' values ``W_V^T z_h``; those of the tokens are formed first where it is cheaper."""
     (B, _, n), (d, d_v) = alpha.shape[-3:], W_V.shape[-2:]
-    shared = tokens == SHARED
-    first = (n if shared else B * n) * d * d_v + B * n * d_v
-    if first < B * (n * d + d * d_v):
-        if shared:
-            values = context[..., None, :, :] @ W_V  # (*allruns, H, n, d_v)
-            return (values.mT @ alpha.movedim(-3, -1)).movedim(-1, -3)
-        values = torch.einsum("...bnd,...hdv->...bnhv", context, W_V)
-        return (alpha.mT[..., None] * values).sum(dim=-3)
-    z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
-    return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
+    if (n if tokens == SHARED else B * n) * d * d_v + B * n * d_v >= B * (n * d + d * d_v):
+        z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
+        return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
+    if tokens == SHARED:
+        values = context[..., None, :, :] @ W_V  # (*allruns, H, n, d_v)
+        return (values.mT @ alpha.movedim(-3, -1)).movedim(-1, -3)
+    values = torch.einsum("...bnd,...hdv->...bnhv", context, W_V)
+    return (alpha.mT[..., None] * values).sum(dim=-3)
 
 
-def product_first(B: int, a: int, b: int, c: int) -> bool:
+def _product_first(B: int, a: int, b: int, c: int) -> bool:
     """Whether ``B`` vectors pass matrices ``(a, b)`` and ``(b, c)`` cheaper by their product."""
     return a * b * c + B * a * c < B * b * (a + c)
 
 
-def add_heads(
+def _add_heads(
     z: Float[Tensor, "*data B H d"],
     W_V: Float[Tensor, "*runs H d_h d"],
     W_O: Float[Tensor, "*runs H d_o d_h"],
 ) -> Float[Tensor, "*allruns B d_o"]:
     """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
     B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
-    if product_first(B, d, d_h, d_o):
+    if _product_first(B, d, d_h, d_o):
         product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
         return torch.einsum("...bhd,...hdo->...bo", z, product)
     values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)

@@ -25,14 +25,18 @@ from .bounds import mha_capacity
 from .layers import MHAWeights, attend, mha
 from .random import gaussian
 
+_Queries = Float[Tensor, "T d"]
+_Keys = Float[Tensor, "H d k"]  # for each head, one column for each example that it serves
+_Served = Int[Tensor, "H k"]  # their numbers
+
 EPS = torch.finfo(torch.float64).eps
 SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
-PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
-SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
-CANDIDATES = 64  # random directions among which the best one is kept
-DRAWS = 5  # constructions tried before the data are called degenerate
-TOLERANCE = 1e-9  # of the labels' spread: a tenth of the error that the book claims
-SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
+_PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
+_SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
+_CANDIDATES = 64  # random directions among which the best one is kept
+_DRAWS = 5  # constructions tried before the data are called degenerate
+_TOLERANCE = 1e-9  # of the labels' spread: a tenth of the error that the book claims
+_SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
 
 
 # --- Step 1: what each head attends to ------------------------------------------------------------
@@ -41,36 +45,29 @@ SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in
 @on_cpu
 @checked
 def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
-    """Which ``k = ceil((T - 1) / H)`` examples each head serves; no head serves example 0.
-
-    Where ``H k`` exceeds ``T - 1`` the last slots start again from example 1, so no head is idle.
+    """Which ``k = ceil((T - 1) / H)`` examples each head serves: no head example 0, none is idle.
 
     Example:
         >>> serve(examples=6, heads=2)
         tensor([[1, 2, 3],
                 [4, 5, 1]])
-
-    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 1.
     """
     slots = math.ceil((examples - 1) / heads)
     return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
 
 
-def dual_basis(
-    queries: Float[Tensor, "T d"], served: Int[Tensor, "H k"]
-) -> tuple[Float[Tensor, "H d k"], Float[Tensor, "H d d_minus_k"]]:
-    """For each head, vectors ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
+def dual_basis(queries: _Queries, served: _Served) -> tuple[_Keys, Float[Tensor, "H d m"]]:
+    """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
 
-    The vectors are columns. The basis of what is orthogonal to the head's queries is orthonormal.
-    The queries that a head serves must be independent (Assumption 1).
+    That of what is orthogonal to the head's queries is orthonormal. The queries must be independent
+    (Assumption 1).
     """
     slots = served.shape[1]
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
-    if slots:
-        weak = sigma[:, -1] <= max(queries.shape) * EPS * sigma[:, 0]
-        if weak.any():
-            few = served[int(weak.nonzero()[0]), :6].tolist()
-            _refuse_queries(f"dependent ones among examples {few}...", slots)
+    weak = sigma[:, -1:] <= max(queries.shape) * EPS * sigma[:, :1]
+    if weak.any():
+        few = served[int(weak.nonzero()[0, 0]), :6].tolist()
+        _refuse_queries(f"dependent ones among examples {few}...", slots)
     # The pseudoinverse V S^-1 U^T of the head's queries; the rest of V is orthogonal to them.
     duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
     return duals, Vh[:, slots:].mT
@@ -81,35 +78,30 @@ def _refuse_queries(got: str, slots: int) -> None:
 
 
 def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
-    """A unit vector ``u`` such that ``E u`` has no near tie at its top or bottom, in any context.
+    """A unit vector ``u`` for which ``E u`` has no near tie at top or bottom, in any context.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
-    directions = gaussian(generator, CANDIDATES, contexts.shape[-1]).to(contexts.device)
+    directions = gaussian(generator, _CANDIDATES, contexts.shape[-1]).to(contexts.device)
     directions = directions / directions.norm(dim=1, keepdim=True)
     heights = (contexts @ directions.mT).mT.sort(dim=-1).values  # (*T, candidates, n)
-    n = heights.shape[-1]
     # The gaps between neighbours; a lone token has infinite ones.
     gaps = heights.diff(append=torch.full_like(heights[..., :1], math.inf))
-    least = gaps[..., [0, n - 2]].amin(-1)
-    return directions[least.reshape(-1, CANDIDATES).amin(0).argmax()]
+    least = gaps[..., [0, contexts.shape[-2] - 2]].amin(-1)
+    return directions[least.reshape(-1, _CANDIDATES).amin(0).argmax()]
 
 
 def orthogonal_direction(
-    free: Float[Tensor, "H d d_minus_k"],
-    queries: Float[Tensor, "T d"],
-    served: Int[Tensor, "H k"],
-    generator: torch.Generator,
+    free: Float[Tensor, "H d m"], queries: _Queries, served: _Served, generator: torch.Generator
 ) -> Float[Tensor, "H d"]:
     """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
 
-    ``free`` is the basis of :func:`dual_basis`. None of the other queries may lie in the span of
-    the served ones, or ``ValueError`` names it.
+    ``free`` is the basis of :func:`dual_basis`. A query in the span of served ones is refused.
 
     Source: Mahdavi et al. 2024, Lemma 3.
     """
     heads, _, dimension = free.shape
-    mix = gaussian(generator, heads, dimension, CANDIDATES).to(queries.device)
+    mix = gaussian(generator, heads, dimension, _CANDIDATES).to(queries.device)
     directions = free @ (mix / mix.norm(dim=1, keepdim=True))  # (H, d, candidates)
     slope = (queries @ directions).abs() / queries.norm(dim=1)[:, None]  # (H, T, candidates)
     head = torch.arange(heads, device=queries.device)
@@ -124,36 +116,32 @@ def orthogonal_direction(
 
 
 def interpolating_keys(
-    contexts: Contexts, served: Int[Tensor, "H k"], log_alpha: Float[Tensor, "H k n"]
-) -> Float[Tensor, "H d k"]:
-    """Vectors ``x_s``, as columns, with ``E^(s) x_s = log_alpha_s``: any logits on served examples.
-
-    Source: Mahdavi et al. 2024, Claim 1.
-    """
-    inverses = torch.linalg.pinv(contexts)
+    contexts: Contexts, served: _Served, log_alpha: Float[Tensor, "H k n"]
+) -> _Keys:
+    """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``, for any attention (Claim 1)."""
+    inverses = torch.linalg.pinv(contexts)  # each context has rank n (Assumption 2)
     inverses = inverses[served] if contexts.ndim == 3 else inverses
     return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
 
 
 def saturating_scale(
     contexts: Contexts,
-    queries: Float[Tensor, "T d"],
-    served: Int[Tensor, "H k"],
-    duals: Float[Tensor, "H d k"],
-    keys: Float[Tensor, "H d k"],
+    queries: _Queries,
+    served: _Served,
+    duals: _Keys,
+    keys: _Keys,
     u: Float[Tensor, " d"],
     v: Float[Tensor, "H d"],
     tail: float = EPS,
 ) -> Float[Tensor, " H"]:
     r"""For each head, the least ``c`` that saturates it on every example that it does not serve.
 
-    Saturated means that the attention on the token that ``c u v^T`` points to is at least ``1 -
-    tail``. It suffices that the logit of every other token is smaller by ``log((n - 1) / tail)``.
-    With ``m = E u``, and ``b`` the logits of the served part, token ``i`` asks for
+    Saturated: the attention on the token that ``c u v^T`` points to is at least ``1 - tail``; at
+    the default the head equals its limit to the last bit. It suffices that the logit of every other
+    token is smaller by ``log((n - 1) / tail)``. With ``m = E u``, and ``b`` the logits of the
+    served part, token ``i`` asks for
 
     .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
-
-    At the default ``tail`` the head equals its limit to the last bit.
 
     Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
@@ -161,11 +149,10 @@ def saturating_scale(
     signed = (queries @ v.mT)[..., None] * heights  # (v . e) m, (T, H, n)
     top = signed.argmax(dim=-1, keepdim=True)
     below = signed.gather(-1, top) - signed  # |v . e| |m_top - m_i|
-    mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)
+    mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)  # sum_s (f_s . e) x_s
     b = torch.einsum(f"thd,{'t' * (contexts.ndim == 3)}nd->thn", mixed, contexts)
-    rise = b - b.gather(-1, top)
     others = max(contexts.shape[-2] - 1, 1)
-    scale = (math.log(others / tail) + rise) / below
+    scale = (math.log(others / tail) + (b - b.gather(-1, top))) / below
     scale.scatter_(-1, top, 0.0)  # the top token asks for nothing, nor do served examples
     scale[served, torch.arange(len(v), device=v.device)[:, None]] = 0.0
     return scale.amax(dim=(0, 2))
@@ -180,15 +167,15 @@ def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor
     # Saturated heads look at the top token of u. Slot j prefers the one ranked j + 1, never the top
     # one: that keeps the rows far from dependent.
     slots = served.shape[1]
-    noise = SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
+    noise = _SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
     order = (contexts @ u).argsort(dim=-1, descending=True)
     order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
     rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
     preferred = order.gather(-1, rank)
-    log_alpha = noise.scatter_add_(-1, preferred, torch.full_like(noise, PEAK))
+    log_alpha = noise.scatter_add_(-1, preferred, torch.full_like(noise, _PEAK))
     keys = interpolating_keys(contexts, served, log_alpha)
     root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
-    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T
+    # W_K W_Q^T = sum_s x_s f_s^T + c u v^T, the product of the module's head.
     W_Q = torch.cat([duals, (root * v)[..., None]], dim=-1)
     W_K = torch.cat([keys, (root * u)[..., None]], dim=-1)
     return W_Q, W_K
@@ -198,22 +185,17 @@ def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor
 
 
 def read_out(
-    Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T d_out"], refinements: int = 1
-) -> Float[Tensor, "Hd d_out"]:
-    """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank.
-
-    Source: Mahdavi et al. 2024, proof of Theorem 1, Step 2.
-    """
-    Q, R = torch.linalg.qr(Z.mT)
+    Z: Float[Tensor, "T Hd"], labels: Float[Tensor, "T o"], refinements: int = 1
+) -> Float[Tensor, "Hd o"]:
+    """The least-norm ``M`` with ``Z M = labels``, for ``Z`` of full row rank."""
+    Q, R = torch.linalg.qr(Z.mT)  # Z = R^T Q^T, and R^T is square
     M = torch.zeros(Z.shape[1], labels.shape[1], dtype=Z.dtype, device=Z.device)
-    for _ in range(1 + refinements):
+    for _ in range(1 + refinements):  # again for what rounding left over
         M = M + Q @ torch.linalg.solve_triangular(R.mT, labels - Z @ M, upper=False)
     return M
 
 
-def factor(
-    M: Float[Tensor, "H d d_out"], value_dim: int, W_D: Float[Tensor, "d_o d_out"]
-) -> tuple[Float[Tensor, "H d d_v"], Float[Tensor, "H*d_v d_o"]]:
+def _factor(M: Tensor, value_dim: int, W_D: Tensor) -> tuple[Tensor, Tensor]:
     """Split a read-out into ``W_V`` and ``W_O`` with ``W_V,h W_O,h W_D = M_h`` for every head."""
     heads, dim, outputs = M.shape
     W_V = torch.cat([M, M.new_zeros(heads, dim, value_dim - outputs)], dim=-1)
@@ -225,16 +207,12 @@ def factor(
 
 
 def build_in_units(
-    build: Callable[..., MHAWeights],
-    contexts: Tensor,
-    queries: Tensor,
-    labels: Tensor,
-    skip: bool = False,
+    build: Callable[..., MHAWeights], contexts: Tensor, queries: Tensor, labels: Tensor, skip=False
 ) -> MHAWeights:
     """Build a layer on data that are divided by their units, then adapt it to the data.
 
-    Units are powers of four, which change no digit. So the layer's outputs are those of the built
-    one, but for numbers that leave the range of float64: those are refused.
+    Units are powers of four, which change no digit of the outputs. Numbers that leave the range of
+    float64 are refused.
     """
     data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
     a, b, c = (unit(x) for x in data)
@@ -242,14 +220,10 @@ def build_in_units(
     built = build(E, e, y)
     # Queries meet W_Q, and tokens meet W_K and W_V. So those maps take the units of their data.
     inner = b if skip else c  # the unit of what W_D reads
-    weights = built._replace(
-        W_Q=built.W_Q / b,
-        W_K=built.W_K / a,
-        W_V=built.W_V * (inner / a),
-        W_D=built.W_D * (c / inner),
-    )
+    W_Q, W_K, W_V, W_O, W_D = built
+    weights = MHAWeights(W_Q / b, W_K / a, W_V * (inner / a), W_O, W_D * (c / inner))
     moved = mha(weights, *data[:2], skip=skip) / c - mha(built, E, e, skip=skip)
-    if not moved.abs().max() <= SCALED_TOLERANCE:
+    if not moved.abs().max() <= _SCALED_TOLERANCE:
         sizes = ", ".join(f"{float(x.abs().max()):.0e}" for x in data)
         got = f"largest entries {sizes}, with which the layer's numbers leave the range of float64"
         refuse("contexts, queries, labels", got, "scales nearer to one")
@@ -294,7 +268,7 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
 @torch.no_grad()
 def memorize_mha(
     contexts: Contexts,
-    queries: Float[Tensor, "T d"],
+    queries: _Queries,
     labels: Labels,
     *,
     heads: int,
@@ -307,17 +281,14 @@ def memorize_mha(
 
     ``mha(weights, contexts, queries, skip=skip)`` equals ``labels``, as ``(T, d_out)``, within 1e-9
     of their spread: half their range, or the label if all are equal. This holds for any ``T`` up to
-    ``mha_capacity(heads, n, head_dim)``.
+    ``mha_capacity(heads, n, head_dim)``. ``ValueError`` says which hypothesis fails, or so nearly
+    that float64 cannot tell.
 
     Args:
         contexts: Each of rank ``n`` (Assumption 2), with ``n < d``.
-        queries: Of Kruskal rank at least ``n`` (Assumption 1). Rank ``ceil((T - 1) / H) + 1``
-            suffices, which covers Remark 1.
+        queries: Of Kruskal rank ``n`` (Assumption 1); ``ceil((T - 1) / H) + 1`` suffices.
         value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
         skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
-
-    Raises:
-        ValueError: If a hypothesis fails, or so nearly that float64 cannot tell.
 
     Example:
         >>> E, e, y = torch.rand(8, 16), torch.rand(25, 16), torch.rand(25)
@@ -339,18 +310,18 @@ def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip)
     W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
     W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(DRAWS):
+    for _ in range(_DRAWS):
         maps = _attention_maps(contexts, queries, heads, generator)
         maps = [torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps]
         rest = labels - queries @ W_D if skip else labels
         Z = attend(*maps, contexts, queries)[1]  # (T, H, d)
         M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
-        weights = MHAWeights(*maps, *factor(M, value_dim, W_D), W_D)
+        weights = MHAWeights(*maps, *_factor(M, value_dim, W_D), W_D)
         # In reverse order, so that shared rounding errors hide nothing.
         reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
         outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
         error = (outputs - labels).abs().max()
-        if error <= TOLERANCE * label_spread(labels):
+        if error <= _TOLERANCE * label_spread(labels):
             return weights
-    got = f"nearly dependent contexts or queries (error {error:.1e} after {DRAWS} draws)"
+    got = f"nearly dependent contexts or queries (error {error:.1e} after {_DRAWS} draws)"
     return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
