@@ -207,8 +207,7 @@ def examine(
     """Say what is degenerate in some data, how many of their labels one layer meets, and how.
 
     Args:
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
-            different lengths: arrays, data frames or tensors of any real type.
+        contexts: Tokens as rows: own ``(T, n, d)``, shared ``(n, d)``, or tables of any lengths.
         labels: Reals ``(T,)`` or ``(T, d_out)``; integers, booleans and strings are classes.
         head_dim: By default ``d``.
         mask: True where a token is padding, ``(T, n)``.
@@ -216,18 +215,17 @@ def examine(
         say: Is called at each step of the work: parts done, of how many, and what is done now.
 
     Example:
-        >>> found = examine(torch.rand(30, 3, 5), torch.rand(30, 5), heads=2, head_dim=2)
-        >>> found.rank.rank, found.least_heads
-        (30, 2)
+        >>> examine(torch.rand(30, 3, 5), torch.rand(30, 5), head_dim=2).least_heads
+        2
     """
     data = as_data(contexts, queries, labels, mask)
-    (T, d), n = data.queries.shape, data.contexts.shape[-2]
-    ranks = _Ranks(data, head_dim or d, seed)
+    ranks = _Ranks(data, head_dim or data.queries.shape[1], seed)
     steps = [("equal examples and dimensions", ranks.look)]
-    for kind in ("float32", "float64"):
-        for name in (_A1, _A2, _A3, _GENERAL):
-            test = partial(_tested, data, name, kind, samples, seed)
-            steps.append((f"{name} in {kind}", test))
+    steps += [
+        (f"{name} in {kind}", partial(_tested, data, name, kind, samples, seed))
+        for kind in ("float32", "float64")
+        for name in (_A1, _A2, _A3, _GENERAL)
+    ]
     for words, zero in (("", False), (" with outputs zero", True)):
         steps.append((f"the fewest heads{words}", partial(ranks.fewest, zero)))
     for words, zero in (("", False), (", outputs zero", True)) if heads else ():
@@ -237,25 +235,33 @@ def examine(
         ranks.say = partial(say, done, len(steps)) if say else lambda _: None
         ranks.say(words)
         results.append(step())
-    (same, at), *tested, least, enough, rank, met = results + [None, None] * (not heads)
-    sizes = {"examples": T, "tokens": n, "dim": d, "shared": data.shared}
+    facts, *tested, least, enough, rank, met = results + [None, None] * (not heads)
     return Examination(
-        **sizes,
+        **facts,
         heads=heads,
         head_dim=ranks.head_dim,
-        labels=_kind(data),
-        equal=same.equal,
-        conflicts=same.conflicts,
-        notes=_notes(data, same, at),
-        dimensions=_dimensions(data, at),
         findings=tested,
-        bounds=_bounds(data, at, tested, heads, ranks.head_dim) if heads else [],
+        bounds=_bounds(data, ranks.at, tested, heads, ranks.head_dim) if heads else [],
         rank=rank,
         met=met,
         least_heads=least,
         enough_heads=enough,
-        outputs=None if data.labels is None else 0 if data.classes else data.labels.shape[1],
     )
+
+
+def _facts(data: Data, same: Repeats, at: Reduced) -> dict[str, Any]:
+    """What the data are, whatever the layer."""
+    names = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
+    rtol, (T, d), n = layer.tolerance(data.precision), data.queries.shape, data.contexts.shape[-2]
+    return {
+        **{"examples": T, "tokens": n, "dim": d, "shared": data.shared, "labels": _kind(data)},
+        "outputs": None if data.labels is None else 0 if data.classes else data.labels.shape[1],
+        **{"equal": same.equal, "conflicts": same.conflicts, "notes": _notes(data, same, at)},
+        "dimensions": {
+            name: {"dimensions": k, "kept": each.kept, "dropped": each.dropped, "tolerance": rtol}
+            for name, k, each in zip(names, at.sizes, at.spectra, strict=True)
+        },
+    }
 
 
 def _kind(data: Data) -> str:
@@ -294,15 +300,6 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
         (any(0 < each.kept < thin for each in at.spectra), hardly),
     ]
     return [words for found, words in notes if found]
-
-
-def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
-    names = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
-    rtol = layer.tolerance(data.precision)
-    return {
-        name: {"dimensions": size, "kept": each.kept, "dropped": each.dropped, "tolerance": rtol}
-        for name, size, each in zip(names, at.sizes, at.spectra, strict=True)
-    }
 
 
 # --- the assumptions ------------------------------------------------------------------------------
@@ -423,11 +420,10 @@ class _Ranks:
         self.data, self.head_dim, self.seed = data, head_dim, seed
         self.known: dict[bool, dict[int, Rank]] = {False: {}, True: {}}
 
-    def look(self) -> tuple[Repeats, Reduced]:
-        """Which examples are equal; and all of them in the dimensions that they have."""
-        same, at = repeats(self.data), layer.reduced(self.data)
-        self.differ = at.some(same.group.unique())
-        return same, at
+    def look(self) -> dict[str, Any]:
+        same, self.at = repeats(self.data), layer.reduced(self.data)
+        self.differ = self.at.some(same.group.unique())
+        return _facts(self.data, same, self.at)
 
     def of(self, heads: int, zero: bool) -> Rank:
         """At random weights, or at those with which all outputs are zero."""
