@@ -5,7 +5,6 @@ import io
 import json
 import random
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,6 @@ from attnmem.yours import examine, memorize
 from attnmem.yours.data import as_data, cut
 from attnmem.yours.files import _SEPARATORS, load
 
-SHIPPED = Path(pytest.importorskip("sklearn.datasets").__file__).parent / "data"
 EVERY = [
     "name,day,colour,member,height,age,group",
     "Ada,2024-01-02,red,yes,170.5,36,A",
@@ -198,14 +196,6 @@ def test_what_cannot_be_read_is_refused_by_line_column_and_option(tmp_path, line
 def test_the_last_column_with_a_value_holds_the_labels(tmp_path):
     path = write(tmp_path, ["a,b,y", "1,2,", "3,4,NA"])
     assert [*same_as_plain(path).summary["label"]] == ["b"]
-
-
-def test_the_first_line_of_what_scikit_learn_ships_is_read_or_refused():
-    for name, cells, top in (("wine_data", 14, 5), ("breast_cancer", 31, 4)):
-        with pytest.raises(ValueError, match=f"{cells} cells in line 2 and {top} in line 1"):
-            load(SHIPPED / f"{name}.csv")
-    assert same_as_plain(SHIPPED / "iris.csv", header=True).contexts.shape[0] == 150
-    assert "between spaces" in same_as_plain(SHIPPED / "linnerud_exercise.csv").summary["file"]
 
 
 WAYS = {  # another way to write it, and what the summary says of it

@@ -80,10 +80,8 @@ def test_the_derivative_is_that_of_autograd_with_a_mask():
     torch.testing.assert_close(here.outputs, plain(*heads))
 
 
-def test_verdicts_and_bounds_say_what_was_computed():
+def test_what_is_dependent_in_one_precision_only_is_said():
     E, e = normal(12, 2, 3), normal(12, 3)
-    found = examine(E, e, heads=3)  # all 66 pairs are looked at
-    assert set(verdicts(found).values()) == {"holds"}
     hidden = torch.tensor([True, False]).expand(12, 2)
     assert "contexts with a mask" in str(examine(E, e, heads=3, mask=hidden).bounds[0])
     e[5] = e[2] * (1 + 1e-9)
@@ -91,7 +89,6 @@ def test_verdicts_and_bounds_say_what_was_computed():
     assert near.equal == []
     assert verdicts(near, "float32")["Assumption 1"] == "fails"  # equal in this precision
     assert verdicts(near)["Assumption 1"] == "fails to rounding"
-    assert verdicts(examine(normal(5, 4, 3), e[:5]))["Assumption 2"] == "fails"  # too many tokens
 
 
 # --- what memorize meets --------------------------------------------------------------------------

@@ -36,31 +36,31 @@ def tokens_of(E, mask, t):
     return tokens if mask is None else tokens[~mask[t]]
 
 
+def attention(Q, K, tokens, query):
+    """The attention weights of one head."""
+    logits = np.array([x @ K @ (query @ Q) for x in tokens])
+    shares = np.exp(logits - logits.max())
+    return shares / shares.sum()
+
+
 def plain_scores(weights, E, e, mask=None):
     """Outputs of a layer, one example and one head at a time."""
     W_Q, W_K, W_V, W_O, W_D = (w.numpy() for w in weights)
     found = []
     for t, query in enumerate(e):
-        tokens, parts = tokens_of(E, mask, t), []
-        for Q, K, V in zip(W_Q, W_K, W_V, strict=True):
-            logits = [float(x @ K @ (query @ Q)) for x in tokens]
-            shares = [math.exp(logit - max(logits)) for logit in logits]
-            z = sum(share * x for share, x in zip(shares, tokens, strict=True)) / sum(shares)
-            parts += [*(z @ V)]
-        found.append(np.array(parts) @ W_O @ W_D)
+        tokens, heads = tokens_of(E, mask, t), zip(W_Q, W_K, W_V, strict=True)
+        parts = [attention(Q, K, tokens, query) @ tokens @ V for Q, K, V in heads]
+        found.append(np.concatenate(parts) @ W_O @ W_D)
     return np.array(found)
 
 
 def plain_rows(maps, E, e, mask=None):
     """The derivative of one output in all weights, by its formula, one example at a time."""
-    W_Q, W_K, mu = maps
     rows = []
     for t, query in enumerate(e):
         tokens, row = tokens_of(E, mask, t), []
-        for Q, K, v in zip(W_Q, W_K, mu, strict=True):
-            logits = tokens @ K @ (query @ Q)
-            shares = np.exp(logits - logits.max())
-            shares /= shares.sum()
+        for Q, K, v in zip(*maps, strict=True):
+            shares = attention(Q, K, tokens, query)
             z = shares @ tokens
             pull = sum(a * (x @ v - z @ v) * (x - z) for a, x in zip(shares, tokens, strict=True))
             row += [z, np.outer(query, K.T @ pull).ravel(), np.outer(pull, Q.T @ query).ravel()]
@@ -116,54 +116,43 @@ def said(found):
 # --- data of every kind ---------------------------------------------------------------------------
 
 
-def data(kind, T=60, n=3, d=4):
+def cases(T=60, n=3, d=4):
     """Contexts, queries, mask, and the dimensions m, q, c that they have by construction."""
-    E, e, mask, sizes = normal(T, n, d), normal(T, d, seed=1), None, (d, d, 0)
-    if kind == "masked":
-        mask = np.arange(n) >= np.random.default_rng(2).integers(1, n + 1, T)[:, None]
-        E[mask] = np.nan
-    elif kind == "masked in front":
-        mask = np.arange(n) < np.random.default_rng(2).integers(0, n, T)[:, None]
-    elif kind == "shared, short":
-        E, sizes = E[0], (n - 1, d, 1)
-    elif kind == "shared, long":
-        E, sizes = normal(d + 2, d), (d, d, 0)
-    elif kind == "shared, masked":
-        E = normal(d + 2, d)
-        mask = np.random.default_rng(2).random((T, d + 2)) < 0.4
-        mask[:, 0] = False
-    elif kind == "a constant sum":
-        E[..., 0] = 1 - E[..., 1:].sum(-1)
-        sizes = d - 1, d, 1
-    elif kind == "a constant sum, masked in front":
-        E[..., 0] = 1 - E[..., 1:].sum(-1)
-        mask = np.arange(n) < np.random.default_rng(2).integers(0, n, T)[:, None]
-        sizes = d - 1, d, 1
-    elif kind == "two sums":
-        E[..., 0] = 1 - E[..., 1]
-        E[..., 2] = normal(T, seed=3)[:, None]
-        sizes = d - 2, d, 2
-    elif kind == "a zero column":
-        E[..., 1] = 0
-        sizes = d - 1, d, 0
-    elif kind == "few queries":
-        e, sizes = normal(T, 2, seed=1) @ normal(2, d, seed=4), (d, 2, 0)
-    elif kind == "one query":
-        e, sizes = np.repeat(e[:1], T, 0), (d, 1, 0)
-    elif kind == "flat tokens":
-        E, sizes = normal(T, n, 2) @ normal(2, d, seed=4), (2, d, 0)
-    elif kind == "units":
-        E, e = E * [1, 30, 1e-2, 4], e * [50, 1, 1, 1e-2]
-    elif kind == "one token":
-        E, sizes = E[:, :1], (0, d, d)
-    return E, e, mask, sizes
+    E, e, rng, plain = normal(T, n, d), normal(T, d, seed=1), np.random.default_rng(2), (d, d, 0)
+    behind = np.arange(n) >= np.random.default_rng(2).integers(1, n + 1, T)[:, None]
+    front = np.arange(n) < np.random.default_rng(2).integers(0, n, T)[:, None]
+    some = rng.random((T, d + 2)) < 0.4
+    some[:, 0] = False
+    first = np.eye(d)[0]
+    one_sum = E * (1 - first) + (1 - E[..., 1:].sum(-1, keepdims=True)) * first
+    two_sums = E.copy()
+    two_sums[..., 0] = 1 - E[..., 1]
+    two_sums[..., 2] = normal(T, seed=3)[:, None]
+    few, flat = normal(2, d, seed=4), normal(T, n, 2) @ normal(2, d, seed=4)
+    return {
+        "free": (E, e, None, plain),
+        "masked": (np.where(behind[..., None], np.nan, E), e, behind, plain),
+        "masked in front": (E, e, front, plain),
+        "shared, short": (E[0], e, None, (n - 1, d, 1)),
+        "shared, long": (normal(d + 2, d), e, None, plain),
+        "shared, masked": (normal(d + 2, d), e, some, plain),
+        "a constant sum": (one_sum, e, None, (d - 1, d, 1)),
+        "a constant sum, masked in front": (one_sum, e, front, (d - 1, d, 1)),
+        "two sums": (two_sums, e, None, (d - 2, d, 2)),
+        "a zero column": (E * (np.arange(d) != 1), e, None, (d - 1, d, 0)),
+        "few queries": (E, normal(T, 2, seed=1) @ few, None, (d, 2, 0)),
+        "one query": (E, np.repeat(e[:1], T, 0), None, (d, 1, 0)),
+        "flat tokens": (flat, e, None, (2, d, 0)),
+        "units": (E * [1, 30, 1e-2, 4], e * [50, 1, 1, 1e-2], None, plain),
+        "one token": (E[:, :1], e, None, (0, d, d)),
+    }
 
 
-KINDS = [
-    *("free", "masked", "masked in front", "shared, short", "shared, long", "shared, masked"),
-    *("a constant sum", "two sums", "a zero column", "few queries", "one query", "flat tokens"),
-    *("units", "one token", "a constant sum, masked in front"),
-]
+def data(kind, **sizes):
+    return cases(**sizes)[kind]
+
+
+KINDS = [*cases()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
