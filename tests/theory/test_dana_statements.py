@@ -16,6 +16,7 @@ from attnmem.theory import counts, dana
 from attnmem.theory.certificates import certified_associations, enclosed_offers
 from attnmem.theory.dana import memorize_aot
 from attnmem.theory.independence import certified_rank
+from attnmem.theory.sequences import offered_rank
 
 F64 = {"dtype": torch.float64}
 quick = settings(max_examples=40)
@@ -40,7 +41,7 @@ def tasks(draw, most=60):
     generator = torch.Generator().manual_seed(draw(seeds))
     T = min(bounds.aot_capacity(H, d_h, d), N**S, draw(st.integers(1, most)))
     sequences = distinct_sequences(generator, N, S, T)
-    assume(dana.offered_rank(sequences, H, d_h, d) == T)  # the others: test_dana_subsets.py
+    assume(offered_rank(sequences, H, d_h, d) == T)  # the others: test_dana_subsets.py
     sizes = {"vocab": N, "dim": d, "head_dim": d_h, "heads": H}
     return sequences, torch.randint(N, (T,), generator=generator), sizes
 
@@ -144,7 +145,7 @@ def test_theorem_1_exact_on_likely_sequences_and_bounded_elsewhere(N, heads, spa
     d, S = N - 1, 3
     sequences = distinct_sequences(generator, N, S, N**S)
     T = min(heads * d + d, N**S - 1)
-    if dana.offered_rank(sequences[:T], heads, d, d) < T:
+    if offered_rank(sequences[:T], heads, d, d) < T:
         return
     pi = torch.randn(N**S, N, generator=generator, **F64).softmax(-1)
     centred = pi.log() - pi.log().mean(1, keepdim=True)

@@ -137,21 +137,6 @@ def test_the_condition_on_subsets_is_the_exact_rank_of_bigrams(rows, H, d, d_h):
     assert subset_rank(rows, H, min(d_h, d), d) == offered_rank(rows, H, min(d_h, d), d)
 
 
-@settings(max_examples=60)
-@given(st.integers(3, 5), st.integers(2, 8), st.integers(1, 2), st.integers(2, 4), seeds)
-def test_the_condition_on_subsets_is_enough_with_own_tokens(S, T, H, d, seed):
-    draw = torch.Generator().manual_seed(seed)
-    rows = torch.randint(2, (T, S), generator=draw)
-    rows[torch.arange(T), torch.randint(S - 1, (T,), generator=draw)] = torch.arange(2, 2 + T)
-    assert subset_rank(rows, H, d, d) <= offered_rank(rows, H, d, d)
-
-
-def test_an_own_token_at_several_places_moves_by_the_mean_of_its_positions():
-    rows = torch.tensor([[a, 99, b] for a in range(4) for b in range(10, 14)])
-    rows[0] = torch.tensor([0, 0, 10])
-    assert subset_rank(rows, 1, 12, 12) == offered_rank(rows, 1, 12, 12) == 12
-
-
 def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     """With a small prime it often would be, and the rank of the cube would come out too large."""
     monkeypatch.setattr(sequences, "_PRIME", 101)

@@ -164,11 +164,3 @@ def test_the_bound_of_subsets_is_the_exact_rank_of_bigrams():
                 assert found == exact, (pairs.tolist(), heads, head_dim, dim)
                 binding += found < len(pairs)
     assert binding > 100
-
-
-def test_a_last_token_is_not_a_sequence_own():
-    """It moves nothing: all tokens of the first sequence are equal, whatever a head attends to."""
-    rows = torch.tensor([[3, 3, 3], [1, 2, 4], [5, 2, 4]])
-    with pytest.raises(ValueError, match=r"row 0, \[3, 3, 3\], without a token of its own"):
-        subset_rank(rows, 1, 2, 2)
-    assert subset_rank(rows[1:], 1, 2, 2) == 2

@@ -22,11 +22,9 @@ def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> N
 def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> float:
     """Bound of the probability that attention cannot tell ``H d_h + d`` random bigrams apart.
 
-    They are drawn from all ``N^2`` without repetition. It is a union bound over sets of tokens, a
-    sum of hypergeometric tails, cut off at one (``thm-random-bigrams``).
+    A union bound over sets of tokens, a sum of hypergeometric tails (``thm-random-bigrams``).
     """
-    H, d_h, d, N = heads, head_dim, dim, vocab
-    T = H * d_h + d
+    H, d_h, d, N, T = heads, head_dim, dim, vocab, heads * head_dim + dim
 
     def term(choices: int, marked: int, most: int) -> float:
         """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
@@ -59,9 +57,7 @@ def aot_parameters(
 ) -> int:
     """Parameters of an attention-only transformer: :math:`d (S + 2 N + 2 (d_h + w) H)`.
 
-    Queries and keys have the width ``w = d_h``, or one (``rank_one``).
-
-    Source: Dana et al. 2025, Theorem 1 and Remark 2.
+    Queries and keys have the width ``w = d_h``, or one (``rank_one``): Dana et al. 2025, Remark 2.
     """
     width = 1 if rank_one else head_dim
     return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
@@ -87,20 +83,18 @@ def aot_dimension(
 ) -> int:
     r"""Dimension of the functions of one-layer transformers on pairs of tokens, ``N > d``.
 
-    It is the rank of the Jacobian of all predictions at almost all weights. With maps of their
-    own, the heads show two matrices each, :math:`W_Q^\top W_K` and :math:`W_O W_V`, of rank
-    ``r = min(d_h, d)``:
+    It is the rank of the Jacobian of all predictions at almost all weights. With ``r = min(d_h,
+    d)`` and maps of its own for each head it is
 
-    .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r)
+    .. math:: (2 N - 1) d - d^2 + 2 H r (2 d - r) + \min(d, 2 H r) :
 
-    These are the tables less a constant added to all logits, less a change of basis of the residual
-    stream; the maps; the difference of the two positions. Positions that queries see too, as they
-    are not in the skip connection, add :math:`\min(d, H r)`. Maps that all heads share
-    (``shared_maps``, ``d_h <= d``) count :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two
-    positions of width ``d_h``. A feed-forward layer of ``width`` ``m`` adds :math:`m (2 d + 1)`. It
-    is at most, with ``k`` directions of outputs (:math:`\min(d, H r)`; ``d`` with such a layer),
-
-    .. math:: N^2 k + N (d - k) + k (d - k) + (N - 1) d - d^2
+    the tables less a constant in all logits, less a change of basis of the residual stream; the
+    matrices :math:`W_Q^\top W_K` and :math:`W_O W_V`; the difference of the positions. Positions
+    that are not in the skip connection add :math:`\min(d, H r)`. Maps that all heads share (``d_h
+    <= d``) count :math:`2 d_h d + 2 H d_h^2 - 2 d_h^2`, and one or two positions of width ``d_h``.
+    A feed-forward layer of ``width`` ``m`` adds :math:`m (2 d + 1)`. With ``k`` directions of
+    outputs (:math:`\min(d, H r)`; ``d`` with such a layer) it is at most :math:`N^2 k + N (d - k) +
+    k (d - k) + (N - 1) d - d^2`.
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
@@ -133,8 +127,8 @@ def mha_dimension(
     r"""Dimension of the functions of a multi-head layer with values of width one.
 
     It is the rank of the Jacobian of all outputs, or predicted distributions over ``classes``, at
-    almost all weights and data. Let :math:`C` be 1 for a real output and one less than the number
-    of classes otherwise, and :math:`k = \min(H, d, C)`. Values and read-outs share a scale:
+    almost all weights and data. Let :math:`C` be 1 for a real output, else the number of classes
+    less one, and :math:`k = \min(H, d, C)`. Values and read-outs share a scale:
 
     .. math:: H (r (m + d - r) + m) + k (H + C - k) - H , \qquad r = \min(d_h, m),
 
@@ -165,9 +159,7 @@ def associations_to_accuracy(
 ) -> float:
     r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
 
-    The formula is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0`.
-
-    Source: Dana et al. 2025, Corollary 2.
+    It is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0` (Dana et al. 2025, Corollary 2).
     """
     return 1 / vocab + (1 - 1 / vocab) * count / total
 
@@ -180,10 +172,7 @@ def _is_not_half_precision(**arguments: Any) -> None:
 
 @checked(also=_is_not_half_precision)
 def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
-    """Associations that an accuracy, a number or an array, amounts to; negative below guessing.
-
-    Source: Dana et al. 2025, Corollary 2.
-    """
+    """Associations that an accuracy, a number or an array, amounts to; negative below guessing."""
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
 
 
@@ -198,11 +187,9 @@ def _is_a_share(accuracy: Any) -> None:
 def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
     r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
 
-    The formula is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` with the binary entropy
-    ``h``; zero up to guessing. The code says which answers are wrong, and the right label for each;
-    their number is not charged. Fano's inequality says that the accuracy alone gives no better.
-
-    Source: Cover and Thomas, Elements of Information Theory, chapter 2.
+    It is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` with binary entropy ``h``; zero up
+    to guessing. The code says which answers are wrong, and the right label for each. By Fano's
+    inequality (Cover and Thomas, chapter 2) the accuracy alone gives no better.
     """
     p = np.maximum(accuracy, 1 / vocab)
     entr = scipy.special.entr
@@ -226,11 +213,9 @@ def _is_a_mean_square(error: Any) -> None:
 def error_to_bits(error, total: int):
     r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
 
-    The formula is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``:
-    what a code saves for labels that are normal around the outputs (Shannon's lower bound). It is
-    zero from ``D = 0.0585`` on; a model that always answers 1/2 has ``D = 1/12``.
-
-    Source: Cover and Thomas, Elements of Information Theory, chapter 10.
+    It is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``: what a code
+    saves for labels normal around the outputs (Shannon; Cover and Thomas, chapter 10). It is zero
+    from ``D = 0.0585`` on; a model that always answers 1/2 has ``D = 1/12``.
     """
     with np.errstate(divide="ignore"):
         rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
@@ -243,9 +228,5 @@ def loss_to_bits(loss, vocab: AtLeast2, total: int):
 
     The loss :math:`\ell` is the mean cross-entropy in nats. On average over the labels the bits are
     at most the mutual information between labels and weights (Gibbs' inequality).
-
-    Example:
-        >>> round(loss_to_bits(0.0, vocab=100, total=10_000))
-        66439
     """
     return total * (math.log(vocab) - loss) / math.log(2)

@@ -1,21 +1,17 @@
 r"""Next tokens of sequences, built: Theorem 1 of Dana et al. 2025, and by heads that cancel.
 
-**Theorem 1 for associations.** No limit is taken. Draw a transformer ``e', pos', W'_Q, W'_K, W'_V``
-at random. It offers the ``d + H d_h`` numbers
-
-.. math:: F(t) = [x'(t, S);\; W_V'^1 A'^1(t);\; \dots;\; W_V'^H A'^H(t)]
-
-for every sequence ``t``. If the rows ``F(t)`` are independent, there are ``M`` and ``W_O`` with
-``M x'(t, S) + sum_h W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. ``M`` can be moved into the
-embedding, ``e = M e'`` and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the
-maps that read ``x``. Then every attention weight stays as it was, and the output is ``W_U E(t)``.
+**Theorem 1 for associations**, without a limit. Draw a transformer ``e', pos', W'_Q, W'_K, W'_V``.
+It offers the numbers :math:`F(t) = [x'(t, S); W_V'^1 A'^1(t); \dots; W_V'^H A'^H(t)]` for every
+sequence ``t``. If these rows are independent, there are ``M`` and ``W_O`` with ``M x'(t, S) + sum_h
+W_O^h W_V'^h A'^h(t) = E(t)`` for any ``E(t)``. ``M`` can be moved into the embedding, ``e = M e'``
+and ``pos = M pos'``, and out of the heads again, ``W = W' M^{-1}`` for the maps that read ``x``.
+Then every attention weight stays as it was, and the output is ``W_U E(t)``.
 
 **Heads that cancel** meet far more. Let token ``k`` have the unembedding :math:`2 c_k u - c_k^2 r`
-with distinct :math:`c_k`, and let the residual stream have the products :math:`y(t)` with ``u`` and
+with distinct :math:`c_k`, and the residual stream the products :math:`y(t)` with ``u`` and
 :math:`z(t) > 0` with ``r``. If :math:`y = c_k z`, token ``k`` has the largest logit. The heads
-write along one direction that ``r`` does not see, so ``z`` is what the skip connection gives, and
-:math:`y(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t)` is to be met, as in
-:mod:`attnmem.theory.near`.
+write along one direction that ``r`` does not see, so the skip connection gives ``z``, and
+:math:`y(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t)` is to be met (:mod:`attnmem.theory.near`).
 """
 
 from __future__ import annotations
@@ -35,15 +31,9 @@ from ..core.layers import AoTWeights, aot, aot_features, look_up
 from ..core.memorize import read_out
 from ..core.random import gaussian, map_scale
 from ..examples import Sequences, check_data, check_distinct_sequences
+from . import sequences as told_apart
 from .near import closest, draw_base, linearized, near
-from .sequences import (
-    Dim,
-    HeadDim,
-    cancelling_rank,
-    dependent_subset,
-    impossible_subset,
-    offered_rank,
-)
+from .sequences import Dim, HeadDim
 from .tangents import ScalarHeads, scalar_outputs, tangents
 
 _SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
@@ -57,14 +47,7 @@ _ENOUGH = 0.99, 0.9  # shares of the exact margin at which no more is tried, by 
 @on_cpu
 @checked
 def circle(vocab: int) -> Float[Tensor, "N 2"]:
-    """``N`` unit vectors at equal angles: the unembedding of Proposition 3 for ``d = 2``.
-
-    Example:
-        >>> circle(4).round().int().tolist()
-        [[1, 0], [0, 1], [-1, 0], [0, -1]]
-
-    Source: Dana et al. 2025, Proposition 3.
-    """
+    """Unit vectors at equal angles, as in Dana et al. 2025, Proposition 3, for ``d = 2``."""
     angles = 2 * math.pi * torch.arange(vocab, dtype=torch.float64) / vocab
     return torch.stack([angles.cos(), angles.sin()], dim=1)
 
@@ -110,12 +93,7 @@ def draw(
 
 
 def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
-    """The matrix ``F`` of a transformer, with rows ``[x(t, S); W_V^1 A^1(t); ...]``.
-
-    ``W_O`` and ``W_U`` are not used.
-
-    Source: Dana et al. 2025, proof of Theorem 1.
-    """
+    """The matrix ``F`` of the proof of Theorem 1, with rows ``[x(t, S); W_V^1 A^1(t); ...]``."""
     x = look_up(weights.embedding, sequences[:, -1:])[:, 0] + weights.positions[-1]
     A = aot_features(weights, sequences).unflatten(-1, (len(weights.W_V), -1))
     return torch.cat([x, torch.einsum("thd,hkd->thk", A, weights.W_V).flatten(1)], dim=1)
@@ -163,21 +141,13 @@ def memorize_aot(
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token.
 
-    ``aot(weights, sequences).argmax(-1)`` equals ``next_tokens``, for any next tokens, under two
-    conditions. There are at most ``H d_h + d`` sequences, and attention can tell them apart:
+    There may be up to ``H d_h + d`` sequences, which attention can tell apart:
     ``offered_rank(sequences, heads, head_dim, dim) == T_0``
-    (:func:`~attnmem.theory.sequences.offered_rank`). Random sequences usually satisfy the
-    second one. Sets that share tokens in a regular way, such as all settings of a few bits, may
-    not, and then some next tokens are beyond any weights.
-
-    Args:
-        sequences: Distinct sequences of at least two tokens.
-        head_dim: At most ``d``.
-        unembedding: ``W_U``, with distinct rows of length one; by default :func:`spread_tokens`.
-
-    Returns:
-        The best of a few draws by their smallest margin. In exact arithmetic that is one less the
-        largest product of two rows of ``W_U``.
+    (:func:`~attnmem.theory.sequences.offered_rank`), as it usually can random ones. In sets that
+    share tokens in a regular way, such as all settings of a few bits, some next tokens are beyond
+    any weights. ``unembedding`` has distinct rows of length one; the default is
+    :func:`spread_tokens`. Of a few draws the one with the largest least margin is returned: in
+    exact arithmetic one less the largest product of two rows of ``W_U``.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -221,24 +191,18 @@ def memorize_aot(
 
 def _refuse_short_of_rank(sequences, next_tokens, heads, head_dim, dim) -> None:
     """Refuse a task that is impossible, and a set of sequences that no weights tell apart."""
-    if proof := impossible_subset(sequences, next_tokens, heads):
+    if proof := told_apart.impossible_subset(sequences, next_tokens, heads):
         rows = proof.rows.tolist()
-        refuse(
-            "next_tokens",
-            f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
-            f"{len(rows)} sequences {rows}, which end in one token, are orthogonal to all "
-            f"functions of {heads} place{'s' * (heads > 1)}",
-            "more heads, or other next tokens (see impossible_subset)",
-        )
-    if subset := dependent_subset(sequences, heads, head_dim, dim).tolist():
-        offers = offered_rank(sequences, heads, head_dim, dim)
-        refuse(
-            "sequences",
-            f"T_0 = {len(sequences)} of which H = {heads}, d_h = {head_dim}, d = {dim} offer rank "
-            f"{offers} at most: no weights make the {len(subset)} sequences {subset} independent",
-            "every subset independent (see dependent_subset): more heads, or fewer sequences that "
-            "share tokens",
-        )
+        got = f"a task that is impossible for H = {heads} at any d and d_h: the next tokens of the "
+        got += f"{len(rows)} sequences {rows}, which end in one token, are orthogonal to all "
+        got += f"functions of {heads} place{'s' * (heads > 1)}"
+        refuse("next_tokens", got, "more heads, or other next tokens (see impossible_subset)")
+    if subset := told_apart.dependent_subset(sequences, heads, head_dim, dim).tolist():
+        offers = told_apart.offered_rank(sequences, heads, head_dim, dim)
+        got = f"T_0 = {len(sequences)} of which H = {heads}, d_h = {head_dim}, d = {dim} offer "
+        got += f"rank {offers} at most: no weights make the {len(subset)} sequences {subset} "
+        wanted = "every subset independent (see dependent_subset): more heads, or fewer sequences "
+        refuse("sequences", got + "independent", wanted + "that share tokens")
 
 
 def fitted(
@@ -246,8 +210,8 @@ def fitted(
 ) -> AoTWeights:
     """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
 
-    Of all solutions it takes the one with ``M`` nearest to the identity and ``W_O`` nearest to
-    zero. The weights are infinite or NaN if ``M`` is singular.
+    ``M`` is nearest to the identity and ``W_O`` to zero. If ``M`` is singular, weights are not
+    finite.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape
@@ -268,14 +232,11 @@ def fitted(
 
 def _reach_every_labeling(sequences, next_tokens, vocab, dim, head_dim, groups) -> None:
     _are_told_apart(sequences, next_tokens, vocab)
-    rank = cancelling_rank(sequences, groups, head_dim, dim)
+    rank = told_apart.cancelling_rank(sequences, groups, head_dim, dim)
     if rank < len(sequences):
-        refuse(
-            "sequences",
-            f"T_0 = {len(sequences)}, on which heads in the groups {(*groups,)} have a Jacobian of "
-            f"rank {rank}",
-            "a Jacobian of rank T_0 (see cancelling_rank): more heads, or fewer sequences",
-        )
+        got = f"T_0 = {len(sequences)}, on which heads in the groups {(*groups,)} have a Jacobian "
+        wanted = "a Jacobian of rank T_0 (see cancelling_rank): more heads, or fewer sequences"
+        refuse("sequences", f"{got}of rank {rank}", wanted)
 
 
 @on_cpu
@@ -293,21 +254,9 @@ def memorize_next_tokens(
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token, by cancelling heads.
 
-    It serves as many distinct sequences as
-    :func:`~attnmem.theory.sequences.cancelling_rank` says, for any next tokens. For random
-    sequences that is about ``d_h (2 d - d_h) + d`` for each pair of heads, where
-    :func:`memorize_aot` serves ``2 d_h``. ``groups`` are the numbers of heads that cancel, such as
-    ``(2, 2)``, and only one row of each ``W_V`` is not zero.
-
-    Raises:
-        ValueError: If the Jacobian's rank is too small, or float64 loses some next token.
-
-    Example:
-        >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
-        >>> sizes = {"vocab": 4, "dim": 4, "head_dim": 2, "seed": 0}
-        >>> weights = memorize_next_tokens(pairs, pairs.sum(1) % 4, groups=(2,), **sizes)
-        >>> bool((aot(weights, pairs).argmax(-1) == pairs.sum(1) % 4).all())
-        True
+    ``groups`` are the numbers of heads that cancel, such as ``(2, 2)``. For any next tokens they
+    serve as many sequences as :func:`~attnmem.theory.sequences.cancelling_rank` says: of random
+    ones about ``d_h (2 d - d_h) + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``.
 
     Source: this book, the chapter on token sequences.
     """

@@ -1,22 +1,19 @@
 r"""Weights near a point where heads cancel: as many labels as the derivative there has rank.
 
 **One layer.** Heads with equal attention whose values sum to zero cancel: the output
-:math:`F(\theta_0)` is zero for all data. Near such weights :math:`F(\theta_0 + \varepsilon \delta)
-/ \varepsilon` tends to the derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides
-the values. So if ``J`` has full row rank, some ``delta`` meets any labels exactly, for small
-``eps`` (inverse function theorem). It is found by correcting ``delta`` with the inverse of
-:math:`J J^\top`. Groups of two heads are a difference of two copies; larger ones reach more labels
-unless ``d`` is small.
+:math:`F(\theta_0)` is zero. Near there :math:`F(\theta_0 + \varepsilon \delta) / \varepsilon` tends
+to the derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides the values. So if
+``J`` has full row rank, some ``delta`` meets any labels exactly, for small ``eps`` (inverse
+function theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`.
 
-**Two layers.** The ``d`` dimensions of the residual stream are shared out. Layer 2 reads its logits
-in ``e`` of them, ``S``, where nobody writes. Layer 1 writes into ``c`` others, ``C``, which the
-values of layer 2 read, and both layers write along the last one, ``w``. So what the first layer
-writes into ``C`` enters the output *exactly linearly*, through the attention of both layers. In
-each layer the values of a group cancel along ``w``. With steps of size :math:`\tau = \sigma^3` and
-values divided by :math:`\tau` the outputs tend to a linear function of the steps, as :math:`\sigma`
-tends to zero. Newton's method finds those that meet the labels. In a group of three or more, heads
-also differ by :math:`\sigma^2` in directions that the sum along ``w`` does not see. Divided by
-:math:`\sigma^2`, the differences of what they write into ``C`` are more functions of the example.
+**Two layers** share out the dimensions. Layer 2 reads its logits in ``e`` of them, ``S``, where
+nobody writes. Layer 1 writes into ``c`` others, ``C``, which the values of layer 2 read, and both
+write along the last one, ``w``. So what layer 1 writes into ``C`` enters the output *exactly
+linearly*. The values of a group cancel along ``w``. With steps of size :math:`\tau = \sigma^3` and
+values divided by :math:`\tau` the outputs tend to a linear function of the steps, as
+:math:`\sigma` tends to zero, and Newton's method finds those that meet the labels. In a group of
+three or more, heads also differ by :math:`\sigma^2` in directions that the sum along ``w`` does not
+see. Divided by :math:`\sigma^2`, the differences of what they write into ``C`` are more functions.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -39,15 +36,8 @@ from ..core.layers import MHAWeights, mha
 from ..core.memorize import build_in_units, label_spread, read_out
 from ..core.random import gaussian
 from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
-from .tangents import (
-    Coordinates,
-    ScalarHeads,
-    Tangents,
-    balancing_map,
-    scalar_outputs,
-    solved,
-    tangents,
-)
+from . import tangents
+from .tangents import Coordinates, ScalarHeads, balancing_map
 
 _SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
 _DRAWS = 8  # base points of each spread, for one layer
@@ -57,11 +47,10 @@ _CORRECTIONS = 25
 _SIGMAS = (0.3, 0.1, 0.03, 0.01)  # of two layers
 _NEWTON, _HALVINGS = 40, 10  # steps of Newton's method, and halvings of one step
 _ALLOWED = 1e-8  # error, of the labels' spread
+_Family = tuple[Callable[[Tensor], DeepWeights], int]  # of steps, and how many numbers these are
 
-Weights = TypeVar("Weights")
 
-
-def closest(tried: Iterable[tuple[Weights, float]], enough: float) -> tuple[Weights | None, float]:
+def closest(tried: Iterable[tuple[Any, float]], enough: float) -> tuple[Any, float]:
     """The weights with the least error, up to the first ones whose error is small enough."""
     best = None, math.inf
     for pair in tried:
@@ -102,13 +91,12 @@ def memorize_by_difference(
     """Build a layer that meets all labels, from differences of two copies of each head.
 
     Half of the heads stand at weights theta + eps delta, with values divided by eps, and half at
-    theta, with values divided by -eps. With ``h = floor(H / 2)`` the number of examples may be as
-    large as ``P(h)``: :func:`attnmem.core.bounds.own_context_ceiling` for own contexts, and
-    :func:`attnmem.core.bounds.shared_context_ceiling` for a shared one of ``n <= d`` tokens.
-    :func:`memorize_by_cancellation` reaches more. With several outputs, each has ``floor(H /
-    d_out)`` heads for itself, at least two; those left over are idle. Values have width one, and
-    contexts at least two tokens. Errors are at most 1e-8 of the labels' spread: half their range,
-    or the label if all are equal.
+    theta, with values divided by -eps. With ``h = floor(H / 2)`` there may be as many examples as
+    :func:`attnmem.core.bounds.own_context_ceiling` of ``h`` heads says, or, for a shared context of
+    ``n <= d`` tokens, :func:`attnmem.core.bounds.shared_context_ceiling`. With several outputs,
+    each has ``floor(H / d_out)`` heads for itself, at least two; those left over are idle. Values
+    have width one, and contexts at least two tokens. Errors are at most 1e-8 of the labels' spread:
+    half their range, or the label if all are equal.
 
     Raises:
         ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
@@ -138,12 +126,9 @@ def memorize_by_cancellation(
 ) -> MHAWeights:
     """Build a layer that meets all labels, from groups of heads whose values cancel.
 
-    The number of examples may be as large as :func:`attnmem.core.bounds.own_context_floor` for own
-    contexts, and :func:`attnmem.core.bounds.shared_context_floor` for a shared one. With several
-    outputs, each has ``floor(H / d_out)`` heads for itself, at least one. The rest is as for
-    :func:`memorize_by_difference`.
-
-    Source: this book, the chapter on the capacity of one layer.
+    There may be as many examples as :func:`attnmem.core.bounds.own_context_floor` says, or
+    :func:`attnmem.core.bounds.shared_context_floor`. An output needs one head for itself. The rest
+    is as for :func:`memorize_by_difference`.
     """
     return _memorize(contexts, queries, labels, heads, head_dim, seed, best_groups)
 
@@ -159,8 +144,8 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHA
     if len(queries) > reached:
         room = f"as {each} heads for each output form no group that cancels"
         if groups:
-            room = f"the rank of the derivative where {each} heads cancel in groups of "
-            room += str(max(groups))
+            where = f"where {each} heads cancel in groups of {max(groups)}"
+            room = f"the rank of the derivative {where}"
         refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
     extra, idle = head_dim - rank, heads - sum(groups) * d_out
 
@@ -177,16 +162,22 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHA
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     """The first weights near a base point that meet the labels."""
-    moments = balancing_map(contexts.flatten(0, -2), centred=True), balancing_map(queries)
-    change = Coordinates(*moments)
+    own = contexts.reshape(-1, *contexts.shape[-2:])  # for which tokens are centred
+    change = Coordinates.balancing(own, queries)
     tokens, balanced = contexts @ change.tokens, queries @ change.queries
     size = unit(labels)  # outputs may differ in scale
     labels = labels / size
     tolerance = _ALLOWED * label_spread(labels)
 
     def tried() -> Iterator[tuple[ScalarHeads, float]]:
-        for base in _bases(groups, tokens, balanced, labels, rank, seed):
-            steps = near(base, lambda w: scalar_outputs(w, tokens, balanced), labels)
+        g = torch.Generator().manual_seed(seed)
+        drawn = (draw_base(groups, len(change.queries), rank, s, g) for s in _SPREADS * _DRAWS)
+        moved = (ScalarHeads(*(W.to(queries.device) for W in heads)) for heads in drawn)
+        at = ((heads, tangents.tangents(heads, tokens, balanced)) for heads in moved)
+        bases = filter(None, (linearized(*point, labels) for point in at))
+        # For few examples those with the shortest steps come first.
+        for base in bases if len(labels) > _FEW else sorted(bases, key=lambda base: base.size):
+            steps = near(base, lambda w: tangents.scalar_outputs(w, tokens, balanced), labels)
             heads, _ = closest(steps, 1e-2 * tolerance)
             if heads:
                 heads = change.outward(heads)
@@ -206,23 +197,10 @@ class Base(NamedTuple):
     """A base point, its derivative, and the shortest direction with the right derivative."""
 
     heads: ScalarHeads
-    at: Tangents
+    at: tangents.Tangents
     factor: Float[Tensor, "T T"]  # of J J^T
     step: ScalarHeads
-
-    def size(self) -> float:
-        """The root mean square of the direction."""
-        return math.sqrt(sum(float(w.square().mean()) for w in self.step))
-
-
-def _bases(groups, tokens, queries, labels, rank, seed) -> Iterator[Base]:
-    """Base points one by one; for few examples, those with the shortest steps first."""
-    g = torch.Generator().manual_seed(seed)
-    drawn = (draw_base(groups, queries.shape[1], rank, spread, g) for spread in _SPREADS * _DRAWS)
-    moved = (ScalarHeads(*(W.to(queries.device) for W in heads)) for heads in drawn)
-    derived = (linearized(heads, tangents(heads, tokens, queries), labels) for heads in moved)
-    bases = filter(None, derived)
-    yield from bases if len(labels) > _FEW else sorted(bases, key=Base.size)
+    size: float  # the root mean square of the direction
 
 
 @on_cpu
@@ -231,39 +209,35 @@ def draw_base(
 ) -> ScalarHeads:
     """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
 
-    Query and key maps have ``rank`` orthonormal columns, at most ``d``; for ``d = 1`` a key map is
-    a Gaussian number. Logits have the standard deviation ``spread``, for tokens and queries of
-    second moments one.
+    Query and key maps have ``rank <= d`` orthonormal columns; for ``d = 1`` a key map is a Gaussian
+    number. Logits have the deviation ``spread``, for tokens and queries of second moments one.
     """
     drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
     W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)
     W_K = drawn[1] if dim == 1 else W_K  # signs alone would make all heads equal or opposite
-    scale = spread / rank**0.5  # of logits of balanced tokens and queries
+    W_K = spread / rank**0.5 * W_K
     values = [gaussian(generator, size, dim) for size in groups]
-    sizes = torch.tensor(groups)
-    return ScalarHeads(
-        W_Q.repeat_interleave(sizes, dim=0),
-        (scale * W_K).repeat_interleave(sizes, dim=0),
-        torch.cat([mu - mu.mean(0) for mu in values]),
-    )
+    maps = (W.repeat_interleave(torch.tensor(groups), dim=0) for W in (W_Q, W_K))
+    return ScalarHeads(*maps, torch.cat([mu - mu.mean(0) for mu in values]))
 
 
 def linearized(heads: ScalarHeads, at: Tangents, labels: Float[Tensor, " T"]) -> Base | None:
     """The base point with its derivative; None if that has no full rank in float64."""
-    factor, failed = torch.linalg.cholesky_ex(at.gram())  # the step is J^T (J J^T)^-1 y
-    return None if failed else Base(heads, at, factor, at.transposed(solved(factor, labels)))
+    factor, failed = torch.linalg.cholesky_ex(at.gram())
+    step = at.transposed(tangents.solved(factor, labels))  # J^T (J J^T)^-1 y
+    size = math.sqrt(sum(float(w.square().mean()) for w in step))
+    return None if failed else Base(heads, at, factor, step, size)
 
 
 def near(
     base: Base, outputs: Callable[[ScalarHeads], Tensor], labels: Float[Tensor, " T"]
 ) -> Iterator[tuple[ScalarHeads | None, float]]:
     """For smaller and smaller steps: weights with divided values, and their largest error."""
-    length = base.size()
-    if len(labels) and not length:  # all labels are zero
+    if len(labels) and not base.size:  # all labels are zero
         yield base.heads._replace(mu=0 * base.heads.mu), 0.0
-    for size in _FIRST_STEPS if length else ():
+    for size in _FIRST_STEPS if base.size else ():
         # The direction is corrected until its error no longer halves.
-        best, least, step, eps = None, math.inf, base.step, size / length
+        best, least, step, eps = None, math.inf, base.step, size / base.size
         for _ in range(_CORRECTIONS):
             heads = _stepped(base.heads, step, eps)
             residual = labels - outputs(heads)
@@ -272,7 +246,7 @@ def near(
                 break
             best, least = heads, error
             # J^T (J J^T)^-1 r
-            step = step.moved(base.at.transposed(solved(base.factor, residual)))
+            step = step.moved(base.at.transposed(tangents.solved(base.factor, residual)))
         yield best, least
 
 
@@ -346,9 +320,9 @@ def memorize_by_depth(
 
     def networks() -> Iterator[tuple[DeepWeights, float]]:
         for spread, sigma in itertools.product(_SPREADS[:3] * 2, _SIGMAS):
-            base = _deep_base(groups, heads[0], d, head_dim, spread / within, sigma, generator)
+            family = _family(groups, heads[0], d, head_dim, spread / within, sigma, generator)
             network = _outward(
-                _newton(base, X, y, 1e-2 * tolerance), change / size, head_dim, value_dim
+                _newton(family, X, y, 1e-2 * tolerance), change / size, head_dim, value_dim
             )
             network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
             yield network, float(((deep(network, tokens)[:, 0] - labels) / scale).abs().max())
@@ -373,18 +347,10 @@ def _refuse_exceptional(tokens, labels, times: float) -> None:
     refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
 
 
-class _DeepBase(NamedTuple):
-    """What stays: heads in groups that cancel, and how the values of layer 2 read ``C``."""
-
-    first: ScalarHeads  # logits in all d dimensions, values along w
-    mixed: Float[Tensor, "H1 H1"]  # what heads write into C, with differences in a group divided
-    second: ScalarHeads  # logits and values in S
-    read: Float[Tensor, "H2 c"]
-    tau: float
-
-
-def _deep_base(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator) -> _DeepBase:
-    e = d - 1 - groups.carried
+def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator) -> _Family:
+    """Networks near a base point, drawn at random. Their coordinates are S, then C, then w."""
+    c = groups.carried
+    e, tau = d - 1 - c, sigma**3
     if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
         heads = draw_base(groups.both, e, min(head_dim, e), spread, generator)
         maps, second = zip(*(W.split([H1, len(W) - H1]) for W in heads), strict=True)
@@ -405,29 +371,29 @@ def _deep_base(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator) ->
         # The sum of a large group stays, and differences between its heads are divided.
         mean = torch.full((size, size), 1 / size, dtype=torch.float64)
         blocks.append(mean + (torch.eye(size) - mean) / (sigma**2 if size > 2 else 1))
-    read = gaussian(generator, len(second.mu), groups.carried)
-    return _DeepBase(first, torch.block_diag(*blocks), second, read, sigma**3)
+    divided = torch.block_diag(*blocks)
+    read = gaussian(generator, len(second.mu), c)  # how the values of layer 2 read C
+    shapes = [W.shape for W in (*first, *second)] + [(H1, d, c), (d - 1,)]
+    sizes = [math.prod(shape) for shape in shapes]
+    writes = torch.eye(d, dtype=torch.float64)
 
+    def network(flat: Tensor) -> DeepWeights:
+        parts = zip(flat.split(sizes), shapes, strict=True)
+        *step, written, out = (part.view(shape) for part, shape in parts)
+        W_Q, W_K, mu = _stepped(first, ScalarHeads(*step[:3]), tau)
+        into_C = torch.einsum("hk,kdc->hdc", divided, written)
+        # The read-out sees C, too. What it sees there of a head is taken off what the head writes
+        # along w, so that no two unknowns are multiplied.
+        into_w = mu - into_C @ out[e:]
+        W_V = torch.cat([into_C, into_w[..., None]], -1)
+        below = Layer(W_Q, W_K, W_V, writes[e:].expand(H1, -1, -1))
+        *maps, mu = _stepped(second, ScalarHeads(*step[3:]), tau)
+        maps = (pad(W, (0, 0, 0, d - e)) for W in maps)  # they see S alone
+        W_V = pad(torch.cat([mu, read], -1), (0, 1))[..., None]
+        above = Layer(*maps, W_V, writes[-1:].expand(len(mu), -1, -1))
+        return DeepWeights((below, above), pad(out, (0, 1), value=1.0)[:, None])
 
-def _network(base: _DeepBase, step: Sequence[Tensor]) -> DeepWeights:
-    """The plain network after a step. Its coordinates are S, then C, then w."""
-    first = _stepped(base.first, ScalarHeads(*step[:3]), base.tau)
-    second = _stepped(base.second, ScalarHeads(*step[3:6]), base.tau)
-    *_, written, out = step
-    (H1, d, _), (H2, e) = written.shape, second.mu.shape
-    into_C = torch.einsum("hk,kdc->hdc", base.mixed, written)
-    # The read-out sees C, too. What it sees there of a head is taken off what the head writes along
-    # w, so that no two unknowns are multiplied.
-    into_w = first.mu - into_C @ out[e:]
-    writes = torch.eye(d).to(out)
-    W_V, W_O = torch.cat([into_C, into_w[..., None]], -1), writes[e:].expand(H1, -1, -1)
-    maps = (pad(W, (0, 0, 0, d - e)) for W in second[:2])  # they see S alone
-    reads = pad(torch.cat([second.mu, base.read], -1), (0, 1))[..., None]
-    layers = (
-        Layer(first.W_Q, first.W_K, W_V, W_O),
-        Layer(*maps, reads, writes[-1:].expand(H2, -1, -1)),
-    )
-    return DeepWeights(layers, pad(out, (0, 1), value=1.0)[:, None])
+    return network, sum(sizes)
 
 
 def _outward(network: DeepWeights, inward, head_dim, value_dim) -> DeepWeights:
@@ -441,21 +407,15 @@ def _outward(network: DeepWeights, inward, head_dim, value_dim) -> DeepWeights:
     return DeepWeights(tuple(layers), inward @ network.W_D)
 
 
-def _newton(base: _DeepBase, tokens, labels, tolerance: float) -> DeepWeights:
+def _newton(family: _Family, tokens, labels, tolerance: float) -> DeepWeights:
     """The network with the least error that Newton's method finds from the base, damped."""
-    (H1, d), c = base.first.mu.shape, base.read.shape[1]
-    shapes = [W.shape for W in (*base.first, *base.second)] + [(H1, d, c), (d - 1,)]
-    sizes = [math.prod(shape) for shape in shapes]
-
-    def network(flat: Tensor) -> DeepWeights:
-        parts = zip(flat.split(sizes), shapes, strict=True)
-        return _network(base, [part.view(shape) for part, shape in parts])
+    network, count = family
 
     def output(flat: Tensor, x: Tensor) -> Tensor:
         return deep(network(flat), x)[0]
 
     outputs, derivative = (vmap(f, (None, 0)) for f in (output, jacrev(output)))
-    at = torch.zeros(sum(sizes), dtype=torch.float64)
+    at = torch.zeros(count, dtype=torch.float64)
     residual = labels - outputs(at, tokens)
     for _ in range(_NEWTON):
         if not residual.abs().max() > tolerance:

@@ -18,21 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..checks import checked, on_cpu, refuse
+from ..core import memorize
 from ..core.layers import MHAWeights, mha
-from ..core.memorize import (
-    EPS,
-    build_in_units,
-    dual_basis,
-    label_spread,
-    orthogonal_direction,
-    saturating_scale,
-)
 from ..examples import check_data, check_distinct_examples
 from .independence import numerical_rank
 
-CARRIER, IDLE = 0, (1, 2)  # indices of tokens
-LOW, HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
-SCALAR_TOLERANCE = 1e-8  # of the labels' spread, where attention depends on the labels
+_LOW, _HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
+_TOLERANCE = 1e-8  # of the labels' spread
 
 
 def _satisfies_scalars(context, queries, labels, heads) -> None:
@@ -57,13 +49,10 @@ def memorize_scalars(
 ) -> MHAWeights:
     """Build a layer that reproduces ``T <= H (d - 1)`` scalar labels on one shared context.
 
-    The heads have width ``d_h = 2`` and values of width ``d_v = 1``. The only error is that of
-    rounding: where a head is idle, its attention off the idle tokens is below the rounding unit.
-
-    Args:
-        context: At least three independent tokens.
-        queries: In general position: any ``d`` of them are independent. It suffices that no other
-            query lies in the span of the ``d - 1`` that a head serves.
+    The context has at least three independent tokens, and any ``d`` queries are independent; it
+    suffices that no other one lies in the span of the ``d - 1`` that a head serves. The heads have
+    width ``d_h = 2``, the values ``d_v = 1``. The only error is that of rounding: where a head is
+    idle, its attention off the idle tokens is below the rounding unit.
 
     Raises:
         ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of their spread.
@@ -75,38 +64,38 @@ def memorize_scalars(
 
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
-    return build_in_units(functools.partial(_build_scalars, heads=heads), context, queries, labels)
+    build = functools.partial(_build_scalars, heads=heads)
+    return memorize.build_in_units(build, context, queries, labels)
 
 
 def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
-    """The layer for data in their units."""
+    """The layer for data in their units. Token 0 is the carrier, tokens 1 and 2 are idle."""
     labels = labels[:, 0]
-    served = torch.arange(len(queries), device=queries.device)
-    groups = [group for group in served.tensor_split(heads) if len(group)]
     lowest, width = labels.min(), labels.max() - labels.min()
     # The attention that the carrier is to have.
-    share = LOW + (HIGH - LOW) * (labels - lowest) / width.clamp(min=EPS)
+    share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=memorize.EPS)
     logit = torch.log((len(context) - 1) * share / (1 - share))
     lift = torch.linalg.pinv(context)  # context @ lift = identity
-    pull = lift[:, IDLE[0]] - lift[:, IDLE[1]]
+    carrier, pull = lift[:, 0], lift[:, 1] - lift[:, 2]
     W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
-    for head, group in enumerate(groups):
-        alone = group[None]  # one head at a time: their groups may differ in size by one
-        duals, free = dual_basis(queries, alone)
-        v = orthogonal_direction(free, queries, alone, generator)
-        keys = lift[:, CARRIER, None] * logit[group]
-        c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
-        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
-        W_K[head] = torch.stack([lift[:, CARRIER], c.sqrt() * pull], dim=1)
     # The carrier's value spans the width of the labels. All heads share one constant.
-    gain = width / (HIGH - LOW)
-    constant = lift.sum(dim=1) * (lowest - LOW * gain) / heads
-    W_V = (gain * lift[:, CARRIER] + constant).expand(heads, -1)[..., None].clone()
-    W_V[len(groups) :] = constant[:, None]
-    weights = MHAWeights(W_Q, W_K, W_V, W_V.new_ones(heads, 1), W_V.new_ones(1, 1))
+    gain = width / (_HIGH - _LOW)
+    W_V = (lift.sum(dim=1) * (lowest - _LOW * gain) / heads).repeat(heads, 1)
+    generator = torch.Generator().manual_seed(0)
+    served = torch.arange(len(queries), device=queries.device).tensor_split(heads)
+    for head, group in enumerate(group for group in served if len(group)):
+        alone = group[None]  # one head at a time: their groups may differ in size by one
+        duals, free = memorize.dual_basis(queries, alone)
+        v = memorize.orthogonal_direction(free, queries, alone, generator)
+        keys = carrier[:, None] * logit[group]
+        c = memorize.saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
+        W_K[head] = torch.stack([carrier, c.sqrt() * pull], dim=1)
+        W_V[head] += gain * carrier
+    ones = W_V.new_ones(heads, 1)
+    weights = MHAWeights(W_Q, W_K, W_V[..., None], ones, ones[:1])
     error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
-    if not error <= SCALAR_TOLERANCE * label_spread(labels):
+    if not error <= _TOLERANCE * memorize.label_spread(labels):
         got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
         refuse("queries", got, "better conditioned data")
     return weights

@@ -1,18 +1,13 @@
 r"""What attention can tell about token sequences: exact ranks, and tasks beyond any weights.
 
-Two sequences with the same last token ask with the same query. So a head weighs a token ``a`` at a
-position ``s`` in both by the same number
-
-.. math:: e^{x(t, S)^\top W_{QK} (e(a) + pos_s)} = \alpha(t_S, a)\, \beta(t_S, s) .
-
-For ``d >= 2`` these numbers satisfy no other polynomial relation. So ranks of matrices built from
-embeddings, maps and attention weights can be computed with random integers in place of all of them,
-modulo a prime (theorems ``thm-free-weights`` and ``thm-free-tangents`` of the book): of the rows
-``F(t) = [x(t, S); W_V^1 A^1(t); ...]`` that the heads offer, and of the derivatives of
+Two sequences with one last token ask with one query. So a head weighs a token ``a`` at a place
+``s`` in both by one number :math:`\alpha(t_S, a)\, \beta(t_S, s)`. For ``d >= 2`` these numbers
+satisfy no other polynomial relation. So ranks of matrices built from embeddings, maps and attention
+weights can be computed with random integers in place of all of them, modulo a prime (theorems
+``thm-free-weights`` and ``thm-free-tangents`` of the book): of the rows ``F(t) = [x(t, S); W_V^1
+A^1(t); ...]`` that the heads offer, and of the derivatives of
 
 .. math:: f(t) = u^\top x(t, S) + \sum_h m_h^\top A^h(t) .
-
-It needs python-flint.
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ from ..examples import Sequences, check_distinct_sequences, check_token_numbers
 from .balls import flint
 
 _PRIME = 2**31 - 1  # products of two residues fit into 64 bits
-_FEW = 16  # sequences whose subsets are all tried
 _MOST_ENTRIES = 2**26  # of the linear program that looks for impossible next tokens
 _LARGEST = 2**53  # weight of a proof that is returned
 
@@ -128,11 +122,10 @@ def offered_rank(
 ) -> int:
     """The largest rank of ``F`` over all weights; almost all weights reach it.
 
-    It is computed modulo the prime ``2^31 - 1`` at a random integer point, which proves a lower
-    bound. The result falls short of the largest rank with a probability below ``T_0 (4 H + 2) /
-    (2^31 - 2)`` over ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of
-    every largest minor. So a full rank is proven, and a lower one is right up to that tiny
-    probability. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
+    It is computed modulo the prime ``2^31 - 1`` at a random integer point: a lower bound, so a full
+    rank is proven. It falls short with a probability below ``T_0 (4 H + 2) / (2^31 - 2)`` over
+    ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of every largest
+    minor. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
 
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])
@@ -152,8 +145,8 @@ def dependent_subset(
 ) -> Int[Tensor, " k"]:
     """Rows that no weights make independent, and of which every proper subset can be: a circuit.
 
-    It is computed as :func:`offered_rank` is, and right up to the same probability. It is the
-    smallest of the circuits that one elimination finds; empty if all rows can be independent.
+    It is the smallest of the circuits that one elimination finds, as right as :func:`offered_rank`;
+    empty if all rows can be independent.
 
     Example:
         >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1]])
@@ -192,8 +185,7 @@ def jacobian_rank(
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
-    modulo a prime at a random point, as :func:`offered_rank` is. Outputs are differentiated by
-    embeddings and positions, too, if those are ``trained``.
+    as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``.
 
     Example:
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
@@ -217,10 +209,9 @@ def cancelling_rank(
 ) -> int:
     """The largest rank of the Jacobian at weights where the heads of each group cancel.
 
-    The heads of a group, as many as ``groups`` says, have one ``W_QK``, and their values have sum
-    zero; ``k`` heads have ``k - 1`` free values. So a pair is worth one head in
+    The heads of a group have one ``W_QK``, and values with sum zero. So a pair is worth one head in
     :func:`jacobian_rank`, and a head alone has the value zero. If the rank is the number of
-    sequences, heads as many as in all groups meet every real label.
+    sequences, as many heads meet every real label.
 
     Example:
         >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
@@ -269,56 +260,39 @@ def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarr
 # --- the rank, from the subsets -------------------------------------------------------------------
 
 
-def _are_few(sequences) -> None:
+def _are_few_bigrams(sequences) -> None:
     check_token_numbers(sequences)
-    if len(sequences) > _FEW:
-        refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= {_FEW}: all subsets are tried")
+    (T, S), most = sequences.shape, 16
+    if S != 2:
+        refuse("sequences", f"S = {S}", "bigrams, S = 2 (see offered_rank)")
+    if most < T:
+        refuse("sequences", f"T_0 = {T}", f"T_0 <= {most}: all subsets are tried")
     check_distinct_sequences(sequences)
 
 
 @on_cpu
-@checked(also=_are_few)
+@checked(also=_are_few_bigrams)
 def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -> int:
-    r"""A lower bound of the offered rank, by trying all subsets of at most 16 distinct sequences.
+    r"""The offered rank of at most 16 distinct bigrams, by trying all subsets.
 
     The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
     ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
-    that the vectors ``e(own token) + pos - e(last token) - pos_S`` of ``J`` span, with the mean of
-    the own token's positions. A sequence's own token is not its last one, and is in no other
-    sequence with the same last token; a sequence without one is refused. For bigrams the bound is
-    exact, and all first tokens count as own (theorem ``thm-subsets`` of the book).
+    that the vectors ``e(a) - e(b) + pos_1 - pos_2`` of ``J`` span (theorem ``thm-subsets``).
 
     Example:
         >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
         >>> subset_rank(square, heads=1, head_dim=10, dim=10)
         6
     """
-    T, S = sequences.shape
-    names, codes = sequences.unique(return_inverse=True)
-    tokens, positions = torch.eye(len(names) + S, dtype=torch.float64).split([len(names), S])
-    moves = tokens[codes] + positions  # (T, S, columns)
-    own = torch.stack([sequences[t] == _own_token(sequences.tolist(), t) for t in range(T)])
-    own[:, -1] = False
-    moves = (own[..., None] * moves).sum(1) / own.sum(1, keepdim=True) - moves[:, -1]
-    ends = torch.nn.functional.one_hot(sequences[:, -1].unique(return_inverse=True)[1])
-    chosen = torch.cartesian_prod(*[torch.arange(2)] * T).reshape(-1, T)
-    # The entries are simple fractions, so no singular value is small without being zero.
+    T, codes = len(sequences), sequences.unique(return_inverse=True)[1]
+    first, last = torch.nn.functional.one_hot(codes).double().unbind(1)
+    moves = torch.nn.functional.pad(first - last, (0, 1), value=1.0)  # the last is pos_1 - pos_2
+    chosen = torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * T).reshape(-1, T)
+    # The entries are whole, so no singular value is small without being zero.
     r = torch.linalg.matrix_rank(chosen[..., None] * moves)
-    L = (chosen @ ends).gt(0).sum(1)
+    L = (chosen @ last).gt(0).sum(1)
     offered = heads * r.clamp(max=head_dim) + L.clamp(max=dim)
     return int((T - chosen.sum(1) + offered).min())
-
-
-def _own_token(rows: list[list[int]], t: int) -> int:
-    """The first token of a sequence that is its own."""
-    *before, last = rows[t]
-    alike = [row for u, row in enumerate(rows) if u != t and row[-1] == last]
-    shared = {last}.union(*alike) if len(before) > 1 else ()
-    for token in before:
-        if token not in shared:
-            return token
-    got = f"row {t}, {rows[t]}, without a token of its own"
-    return refuse("sequences", got, "a token in each")
 
 
 # --- next tokens that no weights predict ----------------------------------------------------------
@@ -327,9 +301,8 @@ def _own_token(rows: list[list[int]], t: int) -> int:
 class Impossible(NamedTuple):
     """Why no weights with ``H`` heads predict some next tokens: exact integers, checked exactly.
 
-    For each token the weights are orthogonal to every function of at most ``H`` places, and so to
-    the token's logits times the positive denominators. If the right logits were largest, a sum that
-    is zero would be positive.
+    The weights are orthogonal to every function of at most ``H`` places, and so to each token's
+    logits times the positive denominators. Were the right logits largest, zero would be positive.
     """
 
     rows: Int[Tensor, " k"]  # the sequences, all with the same last token
@@ -341,8 +314,8 @@ def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
     r"""The Gram matrix of all products of at most ``H`` indicators "token a stands at position s".
 
     Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the positions before
-    the last at which ``t`` and ``u`` agree: exact integers, dtype object. A vector in the kernel of
-    the matrix is orthogonal to every function of at most ``H`` of these positions.
+    the last at which ``t`` and ``u`` agree: exact integers. A vector in the kernel is orthogonal to
+    every function of at most ``H`` of these positions.
 
     Example:
         >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
@@ -362,9 +335,8 @@ def impossible_subset(
     """Find sequences whose next tokens no transformer with so many heads predicts.
 
     They are impossible at any ``d``, ``d_h``, embeddings and maps. A linear program looks for them
-    among the sequences with one last token, and exact integers prove the result. There must be at
-    least ``2^(H+1)`` distinct sequences with one last token, and ``S - 1 > H``. None means that
-    this argument finds nothing, not that weights exist.
+    among sequences with one last token, and exact integers prove the result. That needs ``2^(H+1)``
+    such sequences, and ``S - 1 > H``. None means that nothing is found, not that weights exist.
 
     Example:
         >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
@@ -464,9 +436,9 @@ def parity_by_heads(bits: int) -> AoTWeights:
     """A transformer with as many heads as bits that tells the parity in :func:`every_parity`.
 
     Its heads have width one in dimension two. Head ``h`` weighs a token 1 by ``a_h`` and a token 0
-    by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. Together with a
-    constant these functions span every polynomial in ``m`` of degree ``H`` over one denominator.
-    From 11 bits on, rounding in float64 loses a parity, and ``bits`` is refused.
+    by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. With a constant these
+    functions span all polynomials in ``m`` of degree ``H`` over one denominator. From 11 bits on,
+    rounding loses a parity, and ``bits`` is refused.
 
     Example:
         >>> rows, parity = every_parity(5)

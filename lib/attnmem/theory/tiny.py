@@ -1,10 +1,8 @@
 r"""Two small models for calibration: a linear associative memory, and tiny transformers.
 
-In the memory one matrix maps keys to values, and the largest match is read. Its constant is known:
-``p`` associations of random unit vectors take ``p log2 p`` bits, and a matrix has ``d^2``
-parameters. Of tiny transformers the question is whether gradient descent finds weights at all for a
-handful of sequences; many are trained at once. The published protocols are in
-:mod:`attnmem.lab.training`.
+In the memory one matrix maps keys to values, and the largest match is read: ``p`` associations of
+random unit vectors take ``p log2 p`` bits, and a matrix has ``d^2`` parameters. Of transformers the
+question is whether gradient descent finds weights at all for a handful of sequences.
 """
 
 from __future__ import annotations
@@ -81,8 +79,8 @@ def _share_right(matches: Float[Tensor, "p p"]) -> float:
 def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     """A matrix trained to recall associations: cross-entropy on all of them, Adam, all at once.
 
-    It starts from the outer products. The rate falls linearly to zero, and the training stops when
-    every key is recalled. The matrix that recalled most on the way is returned.
+    It starts from the outer products, and the rate falls linearly to zero. The matrix that recalled
+    most on the way is returned.
     """
     own = torch.arange(len(facts.keys), device=facts.keys.device)
     W = (_LOOSE * math.log(len(own)) * outer_products(facts)).requires_grad_()
@@ -174,9 +172,8 @@ def never_learned(
 ) -> Int[Tensor, " k"]:
     """The numbers of the tasks, one a row, of which no training gets all next tokens right.
 
-    Each round trains the remaining tasks as :func:`train_tiny` does, with its number as the seed.
-    If fewer than ``least_runs`` tasks remain, each of them starts several times in a round, as long
-    as there are at most so many runs.
+    Each round trains the remaining tasks as :func:`train_tiny` does, with its number as the seed,
+    and each of them several times as long as there are at most ``least_runs`` runs.
 
     Example:
         >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)
