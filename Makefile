@@ -104,9 +104,10 @@ mutants: $(VENV)/.mutants ## small mistakes in a module, as committed, that TEST
 	  $(RAY)/cosmic-ray exec ray.toml ray.sqlite && \
 	  $(RAY)/cr-report --surviving-only --show-diff ray.sqlite
 
-lint: $(READY) ## style and formatting of code and notebooks
+lint: $(READY) ## style and formatting of code and notebooks, and the types of the core
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check lib tests tools
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(READY) ## format code and the cells of the text sources
 	$(BIN)/ruff check --fix lib tests tools

@@ -20,13 +20,14 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+P = ParamSpec("P")  # what a function takes
+R = TypeVar("R")  # what it returns
 FLOATS = (torch.float32, torch.float64)  # half precision is too coarse for ranks and logits
 INTEGERS = (torch.int64, torch.int32)
 
@@ -49,9 +50,9 @@ Seed = Annotated[int, Range(0, 2**63 - 1)]  # what seeds a generator, with room 
 
 
 @typing.overload
-def checked(function: Function) -> Function: ...
+def checked(function: Callable[P, R]) -> Callable[P, R]: ...
 @typing.overload
-def checked(*, also: Callable[..., None]) -> Callable[[Function], Function]: ...
+def checked(*, also: Callable[..., None]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def checked(function: Any = None, *, also: Callable[..., None] | None = None) -> Any:
     """Check the arguments of every call against the annotations of the function.
 
@@ -75,8 +76,10 @@ def checked(function: Any = None, *, also: Callable[..., None] | None = None) ->
         Traceback (most recent call last):
         ValueError: heads: got 0; expected an integer of at least 1
     """
-    if function is None:
-        return functools.partial(checked, also=also)
+    return _checked(function, also) if function else functools.partial(_checked, also=also)
+
+
+def _checked(function: Callable[..., Any], also: Callable[..., None] | None) -> Any:
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     pairs = {name: _check_of(hints.get(name, Any)) for name in signature.parameters}
@@ -214,7 +217,10 @@ def _array_check(members: Sequence[Any]) -> Check:
     if len(names) == 1:
         dtypes = (getattr(torch, *names),)
     # Besides tensors: arrays of numpy, which the function converts, or what makes tensors.
-    others = *(array.array_type for array in arrays), *[Callable] * (len(arrays) < len(members))
+    others: Any = (
+        *(array.array_type for array in arrays),
+        *[Callable] * (len(arrays) < len(members)),
+    )
 
     def check(name, value, weights, sizes):
         if not isinstance(value, Tensor):
@@ -286,9 +292,10 @@ def check_number(name: str, value: Any, *, least: float, most: float) -> int | f
     value = plain(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(name, repr(value), "a number")
-    if not least <= value <= most:
-        refuse(name, value, f"a number from {least} to {most}")
-    return value if isinstance(value, int) else float(value)
+    number = value if isinstance(value, int) else float(value)
+    if not least <= number <= most:
+        refuse(name, number, f"a number from {least} to {most}")
+    return number
 
 
 def check_tensor(name: str, value: object, shape: str, ndim: int) -> None:
@@ -330,11 +337,11 @@ def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> 
         refuse(name, f"shape {tuple(value.shape)}", f"{size} along axis {axis}, {meaning}")
 
 
-def on_cpu(function: Function) -> Function:
+def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function make its tensors on the CPU, whatever torch's default device is."""
 
     @functools.wraps(function)
-    def placed(*args, **kwargs):
+    def placed(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch.device("cpu"):
             return function(*args, **kwargs)
 

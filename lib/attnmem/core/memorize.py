@@ -310,17 +310,18 @@ def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip)
     W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
     W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
     generator = torch.Generator().manual_seed(seed)
+    error = math.inf
     for _ in range(_DRAWS):
         maps = _attention_maps(contexts, queries, heads, generator)
-        maps = [torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps]
+        W_Q, W_K = (torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps)
         rest = labels - queries @ W_D if skip else labels
-        Z = attend(*maps, contexts, queries)[1]  # (T, H, d)
+        Z = attend(W_Q, W_K, contexts, queries)[1]  # (T, H, d)
         M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
-        weights = MHAWeights(*maps, *_factor(M, value_dim, W_D), W_D)
+        weights = MHAWeights(W_Q, W_K, *_factor(M, value_dim, W_D), W_D)
         # In reverse order, so that shared rounding errors hide nothing.
         reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
         outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
-        error = (outputs - labels).abs().max()
+        error = float((outputs - labels).abs().max())
         if error <= _TOLERANCE * label_spread(labels):
             return weights
     got = f"nearly dependent contexts or queries (error {error:.1e} after {_DRAWS} draws)"

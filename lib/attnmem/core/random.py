@@ -1,4 +1,4 @@
-"""Layers drawn at random: what almost every choice of weights can do."""
+"""Layers drawn at random: what almost every choice of weights can do, and where descent starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ from .layers import MHAWeights
 
 def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:
     """Independent standard normal numbers, in float64, on the CPU."""
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def map_scale(spread: int | float, dim: int, head_dim: int) -> float:
     """Deviation of the entries of ``W_Q`` and ``W_K`` for logits of deviation ``spread``."""
-    # Entries of queries and tokens are independent and have variance one.
+    # A logit is the sum of d^2 d_h products of a token, two map entries and a query. Entries of
+    # tokens and queries are independent and have variance one, so its variance is d^2 d_h scale^4.
     return (spread / (dim * head_dim**0.5)) ** 0.5
+
+
+def random_maps(
+    generator: torch.Generator, heads: int, dim: int, head_dim: int, spread: int | float
+) -> list[Float[Tensor, "H d d_h"]]:
+    """Gaussian ``W_Q`` and ``W_K`` for logits of standard deviation ``spread``."""
+    scale = map_scale(spread, dim, head_dim)
+    return [scale * gaussian(generator, heads, dim, head_dim) for _ in range(2)]
 
 
 @on_cpu
@@ -46,15 +55,10 @@ def random_mha(
 
     Source: this book, the chapter on generic layers.
     """
-    generator = torch.Generator().manual_seed(seed)
-    scale = map_scale(spread, dim, head_dim)
-    return MHAWeights(
-        scale * gaussian(generator, heads, dim, head_dim),
-        scale * gaussian(generator, heads, dim, head_dim),
-        gaussian(generator, heads, dim, value_dim),
-        gaussian(generator, heads * value_dim, 1),
-        torch.ones(1, 1, dtype=torch.float64),
-    )
+    g = torch.Generator().manual_seed(seed)
+    W_Q, W_K = random_maps(g, heads, dim, head_dim, spread)
+    W_V, W_O = gaussian(g, heads, dim, value_dim), gaussian(g, heads * value_dim, 1)
+    return MHAWeights(W_Q, W_K, W_V, W_O, torch.ones(1, 1, dtype=torch.float64))
 
 
 def random_deep(
@@ -73,21 +77,14 @@ def random_deep(
     Logits then have about the standard deviation ``logits``, and what a layer's heads add to a
     token together has about ``values`` in each dimension, before the attention averages.
     """
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    map_size = (logits / (dim * math.sqrt(head_dim))) ** 0.5
-    layers = [
-        Layer(
-            map_size * draw(H, dim, head_dim),
-            map_size * draw(H, dim, head_dim),
-            draw(H, dim, value_dim) / math.sqrt(dim),
-            draw(H, value_dim, dim) * values / math.sqrt(H * value_dim),
-        )
-        for H in heads
-    ]
-    return DeepWeights(tuple(layers), draw(dim, outputs))
+    layers = []
+    for H in heads:
+        W_Q, W_K = random_maps(generator, H, dim, head_dim, logits)
+        W_V = gaussian(generator, H, dim, value_dim) / math.sqrt(dim)
+        # A token gets the sum of H d_v products of a value and an entry of W_O.
+        W_O = gaussian(generator, H, value_dim, dim) * values / math.sqrt(H * value_dim)
+        layers.append(Layer(W_Q, W_K, W_V, W_O))
+    return DeepWeights(tuple(layers), gaussian(generator, dim, outputs))
 
 
 @checked

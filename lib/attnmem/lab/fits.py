@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..core import bounds
-from ..core.random import gaussian, map_scale, random_deep
+from ..core.random import gaussian, random_deep, random_maps
 from ..theory import fitting
 from ..theory.tangents import Coordinates, ScalarHeads
 from . import store
@@ -84,8 +84,7 @@ class Shape(NamedTuple):
         rank, uniform = min(self.d_h, self.d), partial(torch.rand, generator=g, dtype=torch.float64)
         contexts = uniform(*([fit.T] if self.context == "own" else []), self.n, self.d)
         queries, labels = uniform(fit.T, self.d), uniform(fit.T)
-        scale = map_scale(LOGITS, self.d, rank)
-        maps = (scale * gaussian(g, self.H, self.d, rank) for _ in range(2))
+        maps = random_maps(g, self.H, self.d, rank, LOGITS)
         heads = ScalarHeads(*maps, VALUES * gaussian(g, self.H, self.d))
         change = Coordinates.balancing(contexts, queries)
         if fit.coordinates == "raw":
