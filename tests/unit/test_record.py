@@ -5,10 +5,9 @@ import pytest
 
 from attnmem.lab import experiments, store
 from attnmem.pages import reporting
-from attnmem.pages.record import protocol, record
+from attnmem.pages.record import record
 
 matplotlib.use("Agg")
-PUBLISHED = ["dana-exp1", "dana-exp6", "dana-depth5", "mahdavi-fig2a", "mahdavi-fig5-random-heads"]
 
 
 @pytest.fixture
@@ -24,28 +23,33 @@ def shown(monkeypatch):
     return shown
 
 
-def test_protocol_of_a_known_experiment():
-    assert protocol("dana-exp1") == {
-        "Source": "Dana et al. 2025, Exp. 1.",
-        "Sizes": "$N$: 50, $n$: 2, $T$: 16,384, $d$: 3 to 13 (11 values), "
+def test_protocol_of_a_known_experiment(shown):
+    [said] = shown("dana-exp1", None)
+    assert said.splitlines()[:-1] == [
+        "- **Source.** Dana et al. 2025, Exp. 1.",
+        "- **Sizes.** $N$: 50, $n$: 2, $T$: 16,384, $d$: 3 to 13 (11 values), "
         "$d_h$: 3 to 13 (11 values), $H$: 1 to 31 (7 values).",
-        "Data": "Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
-        "Training": "4,096 steps of Adam, batches of 256; the rate falls on a line from 0.01 to "
-        "0.0005.",
-        "Stored": protocol("dana-exp1")["Stored"],
-    }
+        "- **Data.** Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
+        "- **Training.** 4,096 steps of Adam, batches of 256; the rate falls on a line from 0.01 "
+        "to 0.0005.",
+    ]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_what_is_stored_is_what_the_store_has(name):
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("dana-exp6", "the rate"),
+        ("dana-depth5", "the rate stays at 0.0025"),
+        ("mahdavi-fig2a", "rises over the first 5% to 0.001"),
+        ("mahdavi-fig5-random-heads", "the rate"),
+    ],
+)
+def test_what_is_stored_is_what_the_store_has_and_rates_are_said(shown, name, rate):
     grid, missing = experiments.runs(name, "paper"), experiments.missing(name, "paper")
+    [said] = shown(name, None)
     stored = f"{len(grid) - len(missing):,} of {len(grid):,} trainings"
-    assert protocol(name)["Stored"].startswith(stored)
-
-
-def test_a_rate_that_stays_is_said_to_stay_and_a_warm_one_to_rise():
-    assert "the rate stays at 0.0025" in protocol("dana-depth5")["Training"]
-    assert "rises over the first 5% to 0.001" in protocol("mahdavi-fig2a")["Training"]
+    assert f"- **Stored.** {stored}" in said
+    assert rate in said
 
 
 def test_curves_have_the_means_of_the_rows_and_equal_sizes_share_a_name(shown):
@@ -100,12 +104,6 @@ def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_
     said, table = shown("dana-exp6", "H")
     assert "**Stored.** 1 of 120 trainings" in said
     assert "quick" not in said + table
-
-
-def test_the_words_alone(shown):
-    [said] = shown("mahdavi-fig3-short", None)
-    assert said.startswith("- **Source.**")
-    assert "tab-record" not in said
 
 
 @pytest.mark.parametrize("axis", ["width", "seed", "heads"])

@@ -27,7 +27,7 @@ LITERAL = {  # coefficients by name, and the values at 2 and 3
 def test_a_law_is_what_its_coefficients_say_and_a_fit_finds_them(law):
     coefficients, values = LITERAL[law]
     assert scaling.LAWS[law].names == tuple(coefficients)
-    found = scaling.Fit(law, coefficients, 1.0, 0.0, 2)
+    found = scaling.FittedLaw(law, coefficients, 1.0, 0.0, 2)
     assert found([2, 3]).tolist() == values
     assert found(pd.Series([2, 3], dtype=object)).tolist() == values
     basis = scaling.LAWS[law].basis

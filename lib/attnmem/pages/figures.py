@@ -12,29 +12,20 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import matplotlib.pyplot as plt
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
-from torch import Tensor
-
-try:
-    import matplotlib.pyplot as plt
-except ImportError as error:
-    raise ImportError("attnmem.pages.figures needs matplotlib: pip install matplotlib") from error
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#666666"
-CYCLE = (BLUE, ORANGE, GREEN, PURPLE, "#E69F00", "#56B4E9")
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+CYCLE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
 THEORY = {"color": "black", "linestyle": "--", "linewidth": 1.2}
-STYLES = ("--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)))  # of theory, where there is more than one
-MARKERS = "os^vDP"
-
-Labels = tuple[str, str]  # of the horizontal and of the vertical axis
-Lines = Mapping[str, ArrayLike]  # vertical values, by name
-Points = Mapping[str, tuple[ArrayLike, ArrayLike]]  # horizontal and vertical values, by name
+_MARKERS = "os^vDP"
+_Axes = tuple[str, str]  # the names of the horizontal and of the vertical axis
+_Points = Mapping[str, tuple[ArrayLike, ArrayLike]]  # horizontal and vertical values, by name
 
 
 def use_style() -> None:
@@ -56,23 +47,23 @@ def use_style() -> None:
     )
 
 
-def _labelled(ax: Axes | None, labels: Labels) -> Axes:
+def _labelled(ax: Axes | None, labels: _Axes) -> Axes:
     ax = ax or plt.gca()
     ax.set(xlabel=labels[0], ylabel=labels[1])
     return ax
 
 
-def curves(series: Points, labels: Labels, ax: Axes | None = None) -> Axes:
+def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:
     """Named lines with dots, of horizontal and vertical values each."""
     ax = _labelled(ax, labels)
-    for (name, (x, y)), marker in zip(series.items(), itertools.cycle(MARKERS), strict=False):
+    for (name, (x, y)), marker in zip(series.items(), itertools.cycle(_MARKERS), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
     ax.legend(fontsize=8)
     return ax
 
 
 def curves_with_bands(
-    curves: Mapping[str, pd.DataFrame], published: Points, labels: Labels, ax: Axes | None = None
+    curves: Mapping[str, pd.DataFrame], published: _Points, labels: _Axes, ax: Axes | None = None
 ) -> Axes:
     """Means over seeds within the range of the seeds, and published means as crosses.
 
@@ -90,80 +81,4 @@ def curves_with_bands(
     if published:
         ax.plot([], [], "x", color="black", label="published")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
-    return ax
-
-
-def formulas(
-    x: ArrayLike, lines: Lines, points: Points, labels: Labels, ax: Axes | None = None
-) -> Axes:
-    """At most four formulas as lines over ``x``, and what was built or measured as dots."""
-    ax = _labelled(ax, labels)
-    for (name, y), style in zip(lines.items(), STYLES, strict=False):
-        ax.plot(x, y, **THEORY | {"linestyle": style}, label=name)
-    for (name, (where, values)), marker in zip(points.items(), MARKERS, strict=False):
-        ax.plot(where, values, marker, markersize=5, label=name)
-    ax.legend()
-    return ax
-
-
-def decay(
-    x: ArrayLike, measured: Lines, predicted: Lines, labels: Labels, ax: Axes | None = None
-) -> Axes:
-    """Measured values as dots, on predicted lines where there are any, on a logarithmic axis."""
-    ax = _labelled(ax, labels)
-    for (name, y), colour, marker in zip(measured.items(), CYCLE, MARKERS, strict=False):
-        ax.semilogy(x, y, marker, color=colour, markersize=4, label=name)
-        if name in predicted:
-            ax.semilogy(x, predicted[name], **THEORY)
-    ax.legend()
-    return ax
-
-
-def between(
-    x: ArrayLike,
-    floor: tuple[str, ArrayLike],
-    ceiling: tuple[str, ArrayLike],
-    lower: Lines,
-    labels: Labels,
-    ax: Axes | None = None,
-) -> Axes:
-    """A band between what is reached and what cannot be passed, and weaker results below it.
-
-    Both axes are logarithmic. Every line has its name at its right end; of at most three weaker
-    results the highest comes first.
-    """
-    ax = _labelled(ax, labels)
-    ax.fill_between(x, floor[1], ceiling[1], color=BLUE, alpha=0.25, linewidth=0)
-    ends = {"xytext": (5, 0), "textcoords": "offset points", "annotation_clip": False}
-    lines = [(*ceiling, BLUE, "bottom"), (*floor, BLUE, "center")]
-    lines += [(name, y, GREY, "top") for name, y in lower.items()]
-    for (name, y, colour, side), style in zip(lines, ("-", "-", *STYLES), strict=False):
-        ax.plot(x, y, linestyle=style, color=colour, linewidth=1.4)
-        ax.annotate(name, (x[-1], y[-1]), va=side, fontsize=9, color=colour, **ends)
-    ax.set(xscale="log", yscale="log", xticks=x, xticklabels=[*map(str, x)])
-    ax.minorticks_off()
-    return ax
-
-
-def spectra(
-    values: Mapping[str, Float[Tensor, " k"]],
-    tolerances: Mapping[str, float],
-    ax: Axes | None = None,
-) -> Axes:
-    """Singular values, largest first, with the tolerance below which each counts as zero."""
-    ax = _labelled(ax, ("index", "singular value"))
-    for colour, (name, y) in zip(CYCLE, values.items(), strict=False):
-        ax.semilogy(range(1, len(y) + 1), y, ".-", color=colour, label=name)
-        ax.axhline(tolerances[name], color=colour, linestyle="--", linewidth=1)
-        ax.annotate("tolerance", (1, tolerances[name]), color=colour, va="bottom", fontsize=8)
-    ax.legend()
-    return ax
-
-
-def saturation_map(largest: Float[Tensor, "T H"], ax: Axes | None = None) -> Axes:
-    """Largest attention weight of each head (row) on each example (column)."""
-    ax = _labelled(ax, ("example", "head"))
-    image = ax.imshow(largest.T.numpy(), aspect="auto", vmin=0, vmax=1)
-    ax.grid(False)
-    ax.figure.colorbar(image, ax=ax, label=r"largest $\alpha_i$")
     return ax

@@ -14,27 +14,30 @@ from ..lab.store import Row, Run
 from ..lab.study import PROFILES, SIZES
 from .reporting import show, titled_table
 
-LETTERS = {"N": "N", "n": "n", "T": "T", "d": "d", "d_h": "d_h", "H": "H", "width": "w"}
-WORDS = {"H": "heads $H$", "n": "tokens $n$", "d": "dimension $d$", "T": "examples $T$"}
-WORDS |= {"d_h": "head width $d_h$", "width": "hidden units $w$"}
-DATA = {
+# Of each size that a grid may sweep, its letter and its name; and what data there are.
+_LETTERS = {size: size for size in ("N", "n", "T", "d", "d_h", "H")} | {"width": "w"}
+_AXES = {"H": "heads", "n": "tokens", "d": "dimension", "T": "examples", "d_h": "head width"}
+_AXES |= {"width": "hidden units"}
+_DATA = {
     "bigrams": "Random pairs of $N$ tokens, each with one fixed, uniformly random next token.",
     "associations": "$T$ fixed pairs of $N$ tokens, each with a uniformly random next token.",
     "classes": "$T$ queries, and tokens, uniform on $[0, 1]^d$; labels uniform over $N$ classes.",
     "reals": "$T$ queries, and tokens, uniform on $[0, 1]^d$; labels uniform on $[0, 1]$.",
+    "shared": " All examples share one context.",
+    "random": " Each has a context of its own.",
+    None: "",
 }
-CONTEXTS = {"shared": "All examples share one context.", "random": "Each has a context of its own."}
 
 
 def record(name: str, axis: str | None, variant: str | None = None) -> None:
     """Show the record of an experiment of the published profile, in one form for every page.
 
-    Where nothing of that is stored it shows the profile ``quick``, a smoke test, and says so.
     It says what was trained and how, how much of it is stored, draws the mean and the range of the
     seeds with the published points where they are known, and lists the means. A curve with a hole
     is not shown beside whole ones, nor is a seed that has a part of a curve only. ``axis`` is the
     size on the horizontal axis, such as ``"H"``; other sizes that vary make curves. Without it
-    there are the words alone. An experiment without stored rows is refused.
+    there are the words alone. Where nothing of the profile is stored it shows ``quick``, a smoke
+    test, and says so; an experiment without stored rows is refused.
     """
     grid, have, shown = _stored(name, variant)
     if not have:
@@ -43,8 +46,7 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     found = EXPERIMENTS[name].table(shown)
     if axis is not None and (axis not in SIZES or found[axis].isna().all()):
         refuse("axis", repr(axis), f"a size of {name}: one of {', '.join(SIZES)}")
-    words = _sentences(name, grid, have, len(shown))
-    show("\n".join(f"- **{head}.** {text}" for head, text in words.items()))
+    show("\n".join(_sentences(name, grid, have, len(shown))))
     if axis is None:
         return
     from matplotlib import pyplot as plt
@@ -54,13 +56,13 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     field = EXPERIMENTS[name].curves  # the size that tells curves apart, if it has several values
     named = field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
-    curves = curves_of(found, axis, measured, named)
+    curves = _curves_of(found, axis, measured, named)
     crosses = {}
     if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
         points = beside_published(name)
         crosses = {"published": (points[axis], points.published)}
     vertical = "mean square error" if measured == "loss" else "accuracy"
-    ax = figures.curves_with_bands(curves, crosses, (WORDS[axis], vertical))
+    ax = figures.curves_with_bands(curves, crosses, (f"{_AXES[axis]} ${_LETTERS[axis]}$", vertical))
     if measured == "loss":
         ax.set_yscale("log")
     plt.show()
@@ -70,17 +72,12 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     what = "Mean" if vertical == "accuracy" else "Mean of the"
     smoke = "" if grid[0].profile == "paper" else f", profile {grid[0].profile}"
     title = f"{what} {vertical} of our seeds: {EXPERIMENTS[name].what}{smoke}."
-    lines = [(f"${LETTERS[axis]}$", *cells.columns), *cells.itertuples(name=None)]
+    lines = [(f"${_LETTERS[axis]}$", *cells.columns), *cells.itertuples(name=None)]
     show(titled_table(title, f"tab-record-{name}", lines))
 
 
-def protocol(name: str, variant: str | None = None) -> dict[str, str]:
-    """What was trained, on which data, how, and how much of it is stored, in sentences."""
-    grid, have, shown = _stored(name, variant)
-    return _sentences(name, grid, have, len(shown))
-
-
-def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[str, str]:
+def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> Iterable[str]:
+    """What was trained, on which data, how, and how much of it is stored."""
     one, seeds = grid[0], EXPERIMENTS[name].seeds[grid[0].profile]
     rates = f"the rate rises over the first 5% to {_range(run.lr for run in grid)}, then falls"
     rates += " along a cosine to zero"
@@ -100,16 +97,14 @@ def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> dict[
     if one.profile != "paper":
         stored += ". Nothing of the published grid is stored, so this is the profile "
         stored += f"`{one.profile}`: a smoke test, not a result"
-    sizes = {field: _range(getattr(run, field) for run in grid) for field in LETTERS}
+    ranges = {letter: _range(getattr(run, f) for run in grid) for f, letter in _LETTERS.items()}
+    sizes = ", ".join(f"${letter}$: {values}" for letter, values in ranges.items() if values)
     steps = _range(run.steps for run in grid)
-    return {
-        "Source": f"{EXPERIMENTS[name].source}.",
-        "Sizes": ", ".join(f"${LETTERS[f]}$: {values}" for f, values in sizes.items() if values)
-        + ".",
-        "Data": f"{DATA[one.task]} {CONTEXTS.get(one.context or '', '')}".strip(),
-        "Training": f"{steps} steps of Adam, batches of {one.batch:,}; {rates}.",
-        "Stored": f"{stored}.",
-    }
+    yield f"- **Source.** {EXPERIMENTS[name].source}."
+    yield f"- **Sizes.** {sizes}."
+    yield f"- **Data.** {_DATA[one.task]}{_DATA[one.context]}"
+    yield f"- **Training.** {steps} steps of Adam, batches of {one.batch:,}; {rates}."
+    yield f"- **Stored.** {stored}."
 
 
 def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[Row]]:
@@ -122,7 +117,7 @@ def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[
     return grid, [*have.values()], shown
 
 
-def curves_of(
+def _curves_of(
     found: pd.DataFrame, axis: str, measured: str, named: str | None = None
 ) -> dict[str, pd.DataFrame]:
     """One table for each curve, a line for each value of ``axis``, a column for each seed.
@@ -130,23 +125,22 @@ def curves_of(
     Sizes that vary beside ``axis`` name a curve, and so does the size ``named``; one that is equal
     to another shares its name.
     """
-    others = [f for f in ("N", *SIZES) if f != axis]
-    varied = [f for f in others if f == named or found[f].dropna().nunique() > 1]
     names: dict[str, list[str]] = {}  # of the sizes that are equal in every row, by the first
-    for field in varied:
+    for field in ("N", *SIZES):
+        if field == axis or (field != named and found[field].dropna().nunique() < 2):
+            continue
         first = next((f for f in names if (found[f] == found[field]).all()), field)
         names.setdefault(first, []).append(field)
     tied = [f for f in names if (found[f] == found[axis]).all()]
     groups = [f for f in names if f not in tied]
     if not groups:
         return {"ours": by_seed(found, axis, measured)}
-    labels = {f: " = ".join(f"${LETTERS[each]}$" for each in names[f]) for f in groups}
-    return {
-        ", ".join(
-            f"{labels[f]} = {int(v):,}" for f, v in zip(groups, values, strict=True)
-        ): by_seed(part, axis, measured)
-        for values, part in found.groupby(groups)
-    }
+    labels = {f: " = ".join(f"${_LETTERS[each]}$" for each in names[f]) for f in groups}
+    curves = {}
+    for values, part in found.groupby(groups):
+        sizes = (f"{labels[f]} = {int(v):,}" for f, v in zip(groups, values, strict=True))
+        curves[", ".join(sizes)] = by_seed(part, axis, measured)
+    return curves
 
 
 def _range(values: Iterable[float | None]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..checks import checked, refuse
 from ..papers import Claim, claims
 
-GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
+_GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
 GRADES = ("proved", "certified", "checked", "measured")  # strongest first
 CLAIMED = ("confirmed", "in part", "contradicted")  # see word_for
@@ -52,7 +52,7 @@ def measured(holds: bool | None, seeds: int, of: int | None = None) -> Graded:
     """A check that rests on so many seeds, ``of`` the paper's; None: they cannot tell.
 
     Example:
-        >>> name_of([measured(True, seeds=1, of=6)])
+        >>> grade_of([measured(True, seeds=1, of=6)])
         'measured, 1 of 6 seeds'
     """
     holds = None if holds is None else bool(holds)
@@ -101,12 +101,12 @@ def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None)
     telling = [check for check in checks if check.holds is not None]
     order = sorted(telling, key=lambda check: GRADES.index(check.grade))
     decisive = order[0 if claim.universal else -1].grade
-    grade, _, seeds = name_of(c for c in order if c.grade == decisive).partition(", ")
+    grade, _, seeds = grade_of(c for c in order if c.grade == decisive).partition(", ")
     counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])
     return ", ".join(filter(None, (grade, counts, seeds)))
 
 
-def name_of(checks: Iterable[Graded]) -> str:
+def grade_of(checks: Iterable[Graded]) -> str:
     """The grade of checks that have the same one, with the fewest seeds if it is ``measured``."""
     least = min(checks, key=lambda check: check.seeds or 0)
     if least.grade != "measured":
@@ -126,8 +126,8 @@ def glue(key: str, value: str | int) -> None:
 
     It does the same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
     """
-    data = {f"{GLUE}text/plain": repr(value)}
-    _display(data, {"scrapbook": {"name": key, "mime_prefix": GLUE}})
+    data = {f"{_GLUE}text/plain": repr(value)}
+    _display(data, {"scrapbook": {"name": key, "mime_prefix": _GLUE}})
 
 
 def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
@@ -160,15 +160,11 @@ def verdict(
     """Judge a claim by named checks; show the verdict, and store it for the claims page.
 
     The word and its grade follow from the checks (:func:`word_for`, :func:`grade_for`). A check
-    joins all that the claim says of one curve.
-
-    Args:
-        checks: From each piece of evidence, a sentence with its numbers, to what :func:`proved`,
-            :func:`certified`, :func:`tried` or :func:`measured` returned.
-        also: Checks that must hold, too, but cannot carry the claim alone.
-        sizes: Sizes and data of what was measured, which measured checks need.
-        instead: Label of the statement that is true instead of a contradicted theorem.
-        curves: How many curves the paper published, if the main checks are one for each.
+    joins all that the claim says of one curve: from its evidence, a sentence with its numbers, to
+    what :func:`proved`, :func:`certified`, :func:`tried` or :func:`measured` returned. Those in
+    ``also`` must hold, too, but cannot carry the claim alone. Measured checks need ``sizes``, the
+    sizes and data of what was measured, and a contradicted theorem ``instead``, the label of what
+    is true. ``curves``: how many the paper published, if the main checks are one for each.
     """
     claim = claims()[key]
     aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
@@ -192,22 +188,11 @@ def verdict(
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
     mark = "·" if check.holds is None else "✗✓"[check.holds]
-    return f"{mark} {evidence} *({name_of([check])})*"
+    return f"{mark} {evidence} *({grade_of([check])})*"
 
 
 def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:
-    """A numbered table in MyST Markdown; the first of the rows is its head.
-
-    Example:
-        >>> print(titled_table("Squares.", "tab-squares", [("n", "square"), (2, 4)]))
-        :::{table} Squares.
-        :name: tab-squares
-        <BLANKLINE>
-        | n | square |
-        | --- | --- |
-        | 2 | 4 |
-        :::
-    """
+    """A numbered table in MyST Markdown; the first of the rows is its head."""
     head, *body = ([*map(str, row)] for row in rows)
     lines = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
     return f":::{{table}} {title}\n:name: {name}\n\n{lines}\n:::"
@@ -225,10 +210,6 @@ def attempt(answer: object, right: Callable[[Any], bool]) -> None:
     where four are asked for, is wrong, and the check's own words say why.
 
     Example:
-        >>> attempt(None, lambda heads: heads == 3)
-        no answer yet
-        >>> attempt(3, lambda heads: heads == 3)
-        right
         >>> attempt(4, lambda heads: heads == 3)
         not yet: try another answer than 4
         >>> attempt([], lambda heads: heads + 1 == 4)

@@ -1,9 +1,8 @@
 """Scaling laws: fits, confidence intervals over seeds, and which law the data prefer.
 
-The data ``y`` have one row for each point of a sweep and one column for each seed; where the means
-are enough, they may have one axis. ``x`` has a value for each point. Laws are fitted to the means.
-Intervals come from resampling the seeds of every point (bootstrap), so they describe the variation
-between seeds and not the choice of points.
+The data ``y`` have one row for each point of a sweep, whose place is ``x``, and one column for each
+seed; where the means are enough, they may have one axis. Laws are fitted to the means. Intervals
+describe the variation between seeds and not the choice of points.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checks import Range, Seed, checked, refuse
 
-Array = NDArray[np.float64]
-Share = Annotated[float | int, Range(0, 1)]
+_Array = NDArray[np.float64]
+_Share = Annotated[float | int, Range(0, 1)]
 
 
-class Law(NamedTuple):
+class _Law(NamedTuple):
     """A function of ``x`` with named coefficients."""
 
     names: tuple[str, ...]
-    value: Callable[..., Array]  # of x and of the coefficients, in this order
-    basis: Callable[[Array], Array] | None = None  # what linear coefficients multiply, last axis
-    scan: Callable[[Array], Array] | None = None  # else, what is tried beside a factor, rising
+    value: Callable[..., _Array]  # of x and of the coefficients, in this order
+    basis: Callable[[_Array], _Array] | None = None  # what linear coefficients multiply, last axis
+    scan: Callable[[_Array], _Array] | None = None  # else, what is tried beside a factor, rising
 
 
-def _polynomial(*powers: int) -> Law:
-    def basis(x: Array) -> Array:
+def _polynomial(*powers: int) -> _Law:
+    def basis(x: _Array) -> _Array:
         return np.stack([x**power for power in powers], axis=-1)
 
     names = tuple(f"x^{power}" if power else "1" for power in powers)
-    return Law(names, lambda x, *c: basis(x) @ np.asarray(c), basis)
+    return _Law(names, lambda x, *c: basis(x) @ np.asarray(c), basis)
 
 
 LAWS = {
@@ -46,10 +45,10 @@ LAWS = {
     "cube": _polynomial(0, 3),
     "pure square": _polynomial(2),
     "pure cube": _polynomial(3),
-    "power": Law(
+    "power": _Law(
         ("factor", "exponent"), lambda x, a, p: a * x**p, scan=lambda x: np.linspace(-10, 10, 201)
     ),
-    "saturating": Law(  # with a half at a million times the largest x it is a line
+    "saturating": _Law(  # with a half at a million times the largest x it is a line
         ("limit", "half"),
         lambda x, a, h: a * x / (h + x),
         scan=lambda x: x.max() * np.geomspace(1e-6, 1e6, 241),
@@ -57,7 +56,7 @@ LAWS = {
 }
 
 
-def _least_squares(law: Law, x: Array, y: Array) -> Array:
+def _least_squares(law: _Law, x: _Array, y: _Array) -> _Array:
     if law.basis is not None:
         return _linear(law.basis(x), y)
 
@@ -68,24 +67,23 @@ def _least_squares(law: Law, x: Array, y: Array) -> Array:
     def residual(other: float) -> float:
         return ((y - law.value(x, factor(other), other)) ** 2).sum()
 
-    tried = law.scan(x)
-    best = int(np.argmin([residual(other) for other in tried]))
-
     def beside(shift: float) -> float:
         return np.interp(best + shift, range(len(tried)), tried)
 
+    tried = law.scan(x)
+    best = int(np.argmin([residual(other) for other in tried]))
     beneath = scipy.optimize.minimize_scalar(lambda shift: residual(beside(shift)), bounds=(-1, 1))
     other = min(tried[best], beside(beneath.x), key=residual)
     return np.array([factor(other), other])
 
 
-def _linear(columns: Array, y: Array) -> Array:
+def _linear(columns: _Array, y: _Array) -> _Array:
     scale = np.abs(columns).max(axis=0)  # powers of large numbers fill the digits of a float
     scale[scale == 0] = 1
     return np.linalg.lstsq(columns / scale, y, rcond=None)[0] / scale
 
 
-class Fit(NamedTuple):
+class FittedLaw(NamedTuple):
     """A law fitted by least squares."""
 
     law: str  # its name in LAWS
@@ -94,7 +92,7 @@ class Fit(NamedTuple):
     aicc: float  # Akaike's criterion, which compares laws on the same points; less is better
     points: int
 
-    def __call__(self, x: ArrayLike) -> Array:
+    def __call__(self, x: ArrayLike) -> _Array:
         """The fitted curve at ``x``, of any shape."""
         return LAWS[self.law].value(np.asarray(x, dtype=float), *self.coefficients.values())
 
@@ -121,12 +119,12 @@ def _determine_the_law(law: str, x: ArrayLike, y: ArrayLike) -> None:
 
 
 @checked(also=_determine_the_law)
-def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
-    """Fit a law to points, or to the means over seeds.
+def fit(law: str, x: ArrayLike, y: ArrayLike) -> FittedLaw:
+    """Fit a law of :data:`LAWS` to points, or to the means over seeds.
 
-    AICc is Akaike's criterion for Gaussian errors, corrected for few points. It is infinite where
-    there are too few points to tell. A law of ``LAWS`` takes at least as many different ``x`` as it
-    has coefficients, and positive ones if it is not linear in these.
+    AICc is Akaike's criterion for Gaussian errors, corrected for few points, and infinite where
+    these are too few to tell. A law takes at least as many different ``x`` as it has coefficients,
+    and positive ones if it is not linear in these.
 
     Example:
         >>> fit("quadratic", [0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 7.0, 13.0]).r2
@@ -140,18 +138,18 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> Fit:
     named = dict(zip(LAWS[law].names, map(float, coefficients), strict=True))
     points, k = len(x), len(coefficients) + 1  # and the variance
     if points <= k + 1:
-        return Fit(law, named, r2, math.inf, points)
+        return FittedLaw(law, named, r2, math.inf, points)
     likelihood = points * math.log(max(residual, 1e-300) / points)
     aicc = likelihood + 2 * k + 2 * k * (k + 1) / (points - k - 1)
-    return Fit(law, named, r2, aicc, points)
+    return FittedLaw(law, named, r2, aicc, points)
 
 
-def _means(y: ArrayLike) -> Array:
+def _means(y: ArrayLike) -> _Array:
     y = np.asarray(y, dtype=float)
     return y if y.ndim == 1 else y.mean(axis=1)
 
 
-def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[Fit]:
+def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[FittedLaw]:
     """Fit all the given laws to the same points; the fit with the least AICc comes first.
 
     Example:
@@ -182,12 +180,11 @@ def _are_two_sweeps(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: Arr
 @checked(also=_are_two_sweeps)
 def mean_difference(
     x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike
-) -> tuple[Array, Array]:
-    """How far the means of one sweep lie above those of another, at the ``x`` of the first.
+) -> tuple[_Array, _Array]:
+    """How far the means of one sweep lie above another's at its own ``x``, and standard errors.
 
     Between its points the other sweep is taken to be a straight line, and beyond them its last
-    value. Both have rising ``x`` and at least two seeds. Returned are the differences of the means,
-    and their standard errors.
+    value. Both have rising ``x`` and at least two seeds.
 
     Example:
         >>> above, error = mean_difference([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
@@ -195,14 +192,12 @@ def mean_difference(
         ([2.0, 1.0], [1.0, 0.0])
     """
 
-    def with_error(y: ArrayLike) -> tuple[Array, Array]:
-        y = np.asarray(y, dtype=float)
-        return y.mean(axis=1), y.std(axis=1, ddof=1) / math.sqrt(y.shape[1])
-
-    (mean, error), (other_mean, other_error) = with_error(y), with_error(other_y)
+    y, other_y = np.asarray(y, dtype=float), np.asarray(other_y, dtype=float)
+    errors = (z.std(axis=1, ddof=1) / math.sqrt(z.shape[1]) for z in (y, other_y))
+    (error, other_error), other_mean = errors, other_y.mean(axis=1)
     shares = [np.interp(x, other_x, one) for one in np.eye(len(other_mean))]  # of each other point
     between = np.sqrt(other_error**2 @ np.square(shares))
-    return mean - other_mean @ np.asarray(shares), np.hypot(error, between)
+    return y.mean(axis=1) - other_mean @ np.asarray(shares), np.hypot(error, between)
 
 
 class Interval(NamedTuple):
@@ -219,20 +214,19 @@ def _has_points_and_seeds(y: ArrayLike) -> None:
 
 @checked(also=_has_points_and_seeds)
 def bootstrap(
-    statistic: Callable[[Array], ArrayLike],
+    statistic: Callable[[_Array], ArrayLike],
     y: ArrayLike,
     *,
     draws: int = 1000,
-    level: Share = 0.95,
+    level: _Share = 0.95,
     seed: Seed,
 ) -> list[Interval]:
     """Percentile intervals of each number that a statistic computes from all points and seeds.
 
     Every draw replaces the seeds of each point by as many drawn from them with replacement, each
-    point on its own; the share ``level`` of the draws is inside the interval. With few seeds such
-    intervals are somewhat too short. In 400 trials of a line through seven points, 95% intervals
-    covered the slope in 90% of the trials with 5 seeds, and in 92% with 20. The ``statistic`` maps
-    an array of shape ``(points, seeds)`` to a number or a vector.
+    point on its own. The ``statistic`` maps an array of shape ``(points, seeds)`` to a number or a
+    vector. With few seeds such intervals are somewhat too short: in 400 trials of a line through
+    seven points, 95% intervals covered the slope in 90% of the trials with 5 seeds, 92% with 20.
 
     Example:
         >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)
@@ -249,13 +243,12 @@ def bootstrap(
 
 
 @checked(also=_are_points)
-def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: Share = 0.95) -> NDArray[np.bool_]:
+def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: _Share = 0.95) -> NDArray[np.bool_]:
     """Which points come before the first one whose mean reaches ``ceiling``, in the order of ``x``.
 
-    Both papers fit the part of an accuracy curve that has not saturated. Neither text says where
-    that part ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. An accuracy
-    above 0.95 has no room to grow along a line. The ``x`` may come in any order, in which the
-    answers are given.
+    Both papers fit the part of an accuracy curve that has not saturated, and neither text says
+    where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. An accuracy
+    above 0.95 has no room to grow along a line. The ``x`` may come in any order.
 
     Example:
         >>> unsaturated([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
@@ -268,7 +261,7 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: Share = 0.95) -> NDArray[np
     return keep
 
 
-def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Array:
+def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> _Array:
     """How much the mean gains in each step that starts at an :func:`unsaturated` point, in order.
 
     Example:
@@ -280,7 +273,7 @@ def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -
     return np.diff(_means(y)[order])[keep[order][:-1]]
 
 
-def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> Fit | None:
+def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> FittedLaw | None:
     """The line through the :func:`unsaturated` points, None if there are fewer than three."""
     keep = unsaturated(x, y, ceiling)
     if keep.sum() < 3:
@@ -288,6 +281,6 @@ def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) ->
     return fit("linear", np.asarray(x)[keep], np.asarray(y)[keep])
 
 
-def rises_on_a_line(line: Fit | None, least: Share = 0.98) -> bool | None:
+def rises_on_a_line(line: FittedLaw | None, least: _Share = 0.98) -> bool | None:
     """Whether a line, if there is one, rises and explains that share of the variance."""
     return None if line is None else line.coefficients["x^1"] > 0 and line.r2 >= least
