@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem.lab import store as storage
-from attnmem.lab.store import SCHEMAS, Check, DamagedResultsError, Finding, Outcome, Run
+from attnmem.lab.store import Check, DamagedResultsError, Finding, Outcome, Run
 
 RUN = Run(
     **{"experiment": "trial", "profile": "quick", "model": "aot", "variant": "code", "N": 50},
@@ -40,7 +40,7 @@ CHECK = Check(
     **{"d": 768, "size": 197, "samples": 5000, "seed": 0},
 )
 FINDING = Finding(3, 100, 196, 197, 1.5, "cpu", "2.13.0", "abc123")
-HEADER = ",".join(SCHEMAS[Run].columns) + "\n"
+HEADER = storage.HEADERS[Run] + "\n"
 
 
 def made(count, start=0):
@@ -373,7 +373,7 @@ def test_a_damaged_file_is_refused_where_nothing_can_be_locked(tmp_path, path):
 def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypatch, capfd):
     """A process that was stopped holds it; what can be read without it is read."""
     storage.append(made(2), tmp_path)
-    monkeypatch.setattr(storage, "PATIENCE", (0.05, 0.1))
+    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 0.1))
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     capfd.readouterr()
     for wait in (lambda: storage.append(made(3), tmp_path), lambda: storage.check_writable(RUN)):
@@ -384,7 +384,7 @@ def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypat
         said = capfd.readouterr().err
         assert said.startswith(f"waiting for {path.with_suffix('.lock')}, which another process")
         assert said.count("\n") == 1
-    monkeypatch.setattr(storage, "PATIENCE", (0.05, 20))
+    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 20))
     writer = threading.Thread(target=storage.append, args=(made(3), tmp_path))
     with FileLock(path.with_suffix(".lock")):
         writer.start()
@@ -395,7 +395,7 @@ def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypat
     storage.append(made(4), tmp_path)
     assert capfd.readouterr().err == ""
     path.write_bytes(path.read_bytes()[:-7])
-    monkeypatch.setattr(storage, "PATIENCE", (0.05, 0.1))
+    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 0.1))
     lock, cut = FileLock(path.with_suffix(".lock")), "line 5: cut off"
     with lock, pytest.raises(DamagedResultsError, match=cut):
         storage.read(path)
@@ -591,6 +591,6 @@ def test_that_rows_will_name_no_commit_is_said_before_they_are_measured(monkeypa
 
 
 def test_a_checkout_is_a_folder_lib_beside_the_settings_of_the_library(checkout):
-    assert storage.in_checkout(checkout)
+    assert storage._in_checkout.__wrapped__(checkout)
     other = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
-    assert not storage.in_checkout(other)
+    assert not storage._in_checkout.__wrapped__(other)

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import refuse
-from .store import SCHEMAS, Run
+from .store import COLUMNS, Run
 
 PROFILES = ("paper", "quick")
 Cells = list[dict[str, Any]]
 
 _FILE = Path(__file__).with_suffix(".toml")
 _ENTRY = ("title", "ours", *PROFILES, "curves", "variants", "search")
-_TYPES = {field: kind for field, (kind, _) in SCHEMAS[Run].types.items()}
+_TYPES = {field: kind for field, (kind, _) in COLUMNS[Run].items()}
 _TYPES |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
-_OPTIONAL = [field for field, (_, optional) in SCHEMAS[Run].types.items() if optional]
+_OPTIONAL = [field for field, (_, optional) in COLUMNS[Run].items() if optional]
 _BY_STUDY = ("experiment", "profile", "seed")
 _SAID = [f.name for f in fields(Run) if f.default is MISSING and f.name not in _BY_STUDY]
 
@@ -101,4 +101,4 @@ def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
             if field not in _OPTIONAL:
                 refuse(f"{at}, {field}", "nothing", "a value")
             cell[field] = None
-    return {field: cell[field] for field in ("seeds", *SCHEMAS[Run].types) if field in cell}
+    return {field: cell[field] for field in ("seeds", *COLUMNS[Run]) if field in cell}

@@ -1,9 +1,8 @@
 """The store of measured rows: one CSV per experiment and profile, one row per measurement.
 
-A row is a configuration and its result: a training (:class:`Run`, :class:`Outcome`), a test of an
-assumption (:class:`Check`, :class:`Finding`) or a fit (:class:`Fitting`, :class:`Fitted`). Its line
-ends with a key, the hash of its configuration, and a checksum. A row is appended whole or not at
-all. A file that is damaged or foreign is refused with its line, and nothing is written to it.
+A row is a configuration and its result; its line ends with a key, the hash of its configuration,
+and a checksum. A row is appended whole or not at all. A file that is damaged or foreign is refused
+with its line, and nothing is written to it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -33,9 +32,8 @@ from ..checks import refuse
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = PACKAGE / "measurements"
-ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # git's hooks lead to their repository
 DIGESTS = "DIGESTS"  # the file beside shipped rows that says what they were (tools/digests.py)
-PATIENCE = 5.0, 55.0  # seconds for which a lock is waited for in silence, and after saying so
+_PATIENCE = 5.0, 55.0  # seconds for which a lock is waited for in silence, and after saying so
 UNKNOWN = "unknown"  # the commit of rows that come from a copy of the files without its repository
 
 Row = tuple[Any, Any]  # a configuration and its result
@@ -49,8 +47,9 @@ class DamagedResultsError(ValueError):
 # --- what a row holds -----------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Configuration:
-    """What is to be measured. Its first two fields name its file, and all of them make its key."""
+    """What is to be measured: ``experiment`` and ``profile`` name its file, all fields its key."""
 
     experiment: str
     profile: str
@@ -72,21 +71,14 @@ class Configuration:
 class Run(Configuration):
     """One training, with every hyper-parameter explicit; ``None`` is *not applicable*.
 
-    ``model``: ``aot``, ``mlp`` or ``mha``; ``variant``: the reading of the paper; ``N``: the
-    vocabulary, or classes (``None`` for real labels); ``T``: examples, or the pairs of an epoch of
-    bigrams; ``context``: ``shared`` or ``random``; ``lr``: the rate goes from ``lr * lr_start`` to
-    ``lr * lr_end``; ``products``: ``tf32`` where a GPU may compute them so; ``table``: the number
-    of the data that all seeds share, if they do; ``last_batch``: ``short`` if an epoch's last batch
-    holds what is left. The other sizes are as on the notation page.
+    Sizes are those of the notation page.
     """
 
-    experiment: str
-    profile: str
-    model: str
-    variant: str
-    N: int | None
+    model: str  # aot, mlp or mha
+    variant: str  # how the paper is read
+    N: int | None  # the vocabulary, or classes; none for real labels
     n: int | None
-    T: int
+    T: int  # examples, or the pairs of an epoch of bigrams
     d: int
     d_h: int
     H: int
@@ -95,28 +87,25 @@ class Run(Configuration):
     seed: int
     steps: int
     task: str
-    context: str | None
+    context: str | None  # shared or random
     batch: int
     schedule: str
-    lr: float
+    lr: float  # the rate goes from lr * lr_start to lr * lr_end
     lr_start: float
     lr_end: float
     evaluate_every: int | None = None
     early_stop: bool | None = None
-    products: str | None = None
-    table: int | None = None
-    last_batch: str | None = None
+    products: str | None = None  # tf32 where a GPU may compute them so
+    table: int | None = None  # the number of the data that all seeds share, if they do
+    last_batch: str | None = None  # short if the last of an epoch holds what is left
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run measured: an accuracy and a loss, or the step ``diverged`` and neither.
 
-    ``curve``: accuracy on all associations after every epoch; ``best_step``: after which the
-    weights that count were reached. Of attention heads, at 32 equally spaced steps: ``saturated``,
-    the share of pairs of an example and a head that is saturated on it, and ``served``, the share
-    of examples that some head is not saturated on; ``serving``: at the end, the share of examples
-    with 0, 1, ..., H such heads. Shares are rounded to four places.
+    Shares are rounded to four places. Those of attention heads (pairs of an example and a head are
+    saturated or not) are at 32 equally spaced steps, but for ``serving``.
     """
 
     accuracy: float | None
@@ -126,11 +115,11 @@ class Outcome:
     torch: str
     commit: str
     tf32: bool = False
-    curve: tuple[float, ...] | None = None
-    best_step: int | None = None
-    saturated: tuple[float, ...] | None = None
-    served: tuple[float, ...] | None = None
-    serving: tuple[float, ...] | None = None
+    curve: tuple[float, ...] | None = None  # accuracy on all associations after every epoch
+    best_step: int | None = None  # after which the weights that count were reached
+    saturated: tuple[float, ...] | None = None  # the share of pairs
+    served: tuple[float, ...] | None = None  # the share of examples with a head that is not
+    serving: tuple[float, ...] | None = None  # at the end, that with 0, 1, ..., H such heads
     diverged: int | None = None
 
     def __post_init__(self) -> None:
@@ -143,38 +132,27 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check(Configuration):
-    """A test of linear independence on the features of ``T`` examples, each of ``n`` tokens.
+    """A test of linear independence; ``profile`` is the tier of the data."""
 
-    ``profile`` is the tier of the data. ``vectors``: ``queries`` or ``relaxed``, of which
-    ``samples`` random subsets of ``size`` are tested; ``contexts``, of which each is tested for
-    rank ``size``; ``positions``, one table of them; or ``labels``: as many draws of random labels
-    for ``size`` examples, which a read-out of the next attention layer is trained to meet.
-    """
-
-    experiment: str
-    profile: str
     source: str
     architecture: str
     map: str
     dtype: str
-    vectors: str
-    T: int
-    n: int
+    vectors: str  # queries, relaxed, contexts, positions (one table of them) or labels
+    T: int  # examples
+    n: int  # tokens of each
     d: int
-    size: int
-    samples: int
+    size: int  # of subsets, or the rank that is tested for; examples that have random labels
+    samples: int  # random subsets, or contexts, or draws of labels that a read-out is to meet
     seed: int
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test found: ``dependent`` of the samples have a rank below their size.
+    """What a test found. Of labels, the number that was met is the rank."""
 
-    Ranks were computed for ``ranked`` samples. Of labels, the number that was met is the rank.
-    """
-
-    dependent: int
-    ranked: int
+    dependent: int  # of the samples, those with a rank below their size
+    ranked: int  # samples whose rank was computed
     least_rank: int | None
     most_rank: int | None
     wall_s: float
@@ -185,50 +163,37 @@ class Finding:
 
 @dataclass(frozen=True)
 class Fitting(Configuration):
-    """One layer or several with one output, fitted to uniform labels of ``T`` examples in float64.
+    """One layer or several with one output, fitted to uniform labels in float64."""
 
-    ``optimizer``: ``lm``, ``lbfgs`` or ``adam``; ``coordinates``: ``raw`` or ``balanced``;
-    ``context``: ``own`` or ``shared``; ``steps``: the most that are made. Of Adam, ``batch``
-    (None for all examples), and the rate as for :class:`Run`. Of networks only: ``layers``, each of
-    ``H`` heads; ``d_v``; ``logits`` and ``values``, the standard deviations at the start.
-    """
-
-    experiment: str
-    profile: str
-    optimizer: str
-    coordinates: str
-    context: str
-    H: int
+    optimizer: str  # lm, lbfgs or adam
+    coordinates: str  # raw or balanced
+    context: str  # own or shared
+    H: int  # of each layer
     n: int
     d: int
     d_h: int
     T: int
     seed: int
-    steps: int
-    batch: int | None = None
-    lr: float | None = None
+    steps: int  # the most that are made
+    batch: int | None = None  # of Adam; none for all examples
+    lr: float | None = None  # of Adam, as for a run
     lr_start: float | None = None
     lr_end: float | None = None
-    layers: int | None = None
+    layers: int | None = None  # of networks only, as are all that follow
     d_v: int | None = None
-    logits: float | None = None
+    logits: float | None = None  # standard deviations at the start
     values: float | None = None
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Where a fit ended after ``made`` steps, and why: ``met``, ``stuck`` or ``steps``.
+    """Where a fit ended; the others are :class:`attnmem.theory.fitting.Limits`."""
 
-    ``error`` is the largest error, ``rms`` their root mean square, in units of the largest label;
-    ``damping`` is the last of Levenberg-Marquardt; the others:
-    :class:`attnmem.theory.fitting.Limits`. The first rows do not have ``weight``.
-    """
-
-    error: float
+    error: float  # the largest, in units of the largest label
     rms: float
-    made: int
-    stop: str
-    damping: float | None
+    made: int  # steps
+    stop: str  # met, stuck or steps
+    damping: float | None  # the last of Levenberg-Marquardt
     gradient: float
     least: float
     largest: float
@@ -237,35 +202,30 @@ class Fitted:
     device: str
     torch: str
     commit: str
-    weight: float | None = None
+    weight: float | None = None  # the first rows do not have it
 
 
-class RowSchema:
-    """The columns of one kind of row: for each its type, and whether it may be missing."""
-
-    def __init__(self, config: type[Configuration], result: type) -> None:
-        self.config, self.result = config, result
-        self.types: dict[str, tuple[type, bool]] = {}
-        for name, hint in (get_type_hints(config) | get_type_hints(result)).items():
-            [known, *_] = [one for one in get_args(hint) or [hint] if one is not NoneType]
-            self.types[name] = get_origin(known) or known, NoneType in get_args(hint)
-        self.columns = (*self.types, "key", "checksum")
+RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitting: Fitted}
 
 
-KINDS = ((Run, Outcome), (Check, Finding), (Fitting, Fitted))
-SCHEMAS = {config: RowSchema(config, result) for config, result in KINDS}
-BY_HEADER = {",".join(schema.columns): schema for schema in SCHEMAS.values()}
-BOOLEANS = {"True": True, "False": False}
+def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
+    columns = {}
+    for name, hint in (get_type_hints(config) | get_type_hints(RESULTS[config])).items():
+        [known, *_] = [one for one in get_args(hint) or [hint] if one is not NoneType]
+        columns[name] = get_origin(known) or known, NoneType in get_args(hint)
+    return columns
+
+
+# Of each kind of row, by its configuration: the type of each column, and whether it may be missing.
+COLUMNS = {config: _columns(config) for config in RESULTS}
+HEADERS = {config: ",".join([*columns, "key", "checksum"]) for config, columns in COLUMNS.items()}
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
 def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
-    """Rows by key, those shipped and those measured here since; with ``recompute`` these only.
-
-    Refuses ``recompute`` if new rows would go among the shipped ones. Raises as :func:`read`.
-    """
+    """Rows by key, those shipped and those measured here since; with ``recompute`` these only."""
     roots = dict.fromkeys([SHIPPED.resolve(), writable_root().resolve()])
     if recompute:
         if len(roots) == 1:
@@ -282,9 +242,8 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     """All rows of a file by key, in its order; none if there is no file.
 
     Line ends and byte-order mark may be those of another system. Unless this process holds the lock
-    (``locked``), a file that seems damaged is read again under it: a row may be half written. The
-    first line that :func:`append` did not write so raises :class:`DamagedResultsError`, and so do
-    shipped rows that are missing.
+    (``locked``), a file that seems damaged is read again under it: a row may be half written. What
+    :func:`append` did not write so raises :class:`DamagedResultsError`.
     """
     number, rows = 1, {}
     try:
@@ -298,11 +257,11 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             raise ValueError("cut off before its end")
         if not lines:
             raise ValueError("the file is empty")
-        schema = BY_HEADER.get(lines[0])
-        if schema is None:
+        kind = next((kind for kind, header in HEADERS.items() if header == lines[0]), None)
+        if kind is None:
             raise ValueError("the header is not that of a results file")
         for number, line in enumerate(lines[1:], start=2):  # noqa: B007  (the error names it)
-            config, result = _parse(line, schema)
+            config, result = _parse(line, kind)
             if (config.experiment, config.profile) != (path.parent.name, path.stem):
                 raise ValueError(f"it belongs to {config.experiment}/{config.profile}")
             if config.key in rows:
@@ -333,34 +292,39 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _parse(line: str, schema: RowSchema) -> Row:
+def _parse(line: str, kind: type[Configuration]) -> Row:
     body, _, checksum = line.rpartition(",")
     if checksum != format(zlib.crc32(body.encode() + b"\n"), "08x"):
         raise ValueError("its checksum does not fit its text")
     [texts] = csv.reader([body])
-    if len(texts) != len(schema.columns) - 1:
-        raise ValueError(f"{len(texts) + 1} fields where {len(schema.columns)} are expected")
+    *texts, key = texts
+    if len(texts) != len(COLUMNS[kind]):
+        raise ValueError(f"{len(texts) + 2} fields where {len(COLUMNS[kind]) + 2} are expected")
     values = {}
-    for (name, (kind, optional)), text in zip(schema.types.items(), texts, strict=False):
-        if optional and not text:
-            values[name] = None
-            continue
+    for (name, (type_, optional)), text in zip(COLUMNS[kind].items(), texts, strict=True):
         try:
-            if kind is tuple:
-                value = tuple(map(float, text.split(" ")))
-            else:
-                value = BOOLEANS[text] if kind is bool else kind(text)
-            number = sum(value) if kind is tuple else value
-            if not text or (kind in (float, tuple) and not math.isfinite(number)):
-                raise ValueError
+            values[name] = None if optional and not text else _value(text, type_)
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
-        values[name] = value
-    result = schema.result(**{name: values.pop(name) for name in schema.result.__annotations__})
-    config = schema.config(**values)
-    if config.key != texts[-1]:
+    result = RESULTS[kind](**{f.name: values.pop(f.name) for f in fields(RESULTS[kind])})
+    config = kind(**values)
+    if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
     return config, result
+
+
+def _value(text: str, kind: type) -> Any:
+    if kind is bool:
+        return {"True": True, "False": False}[text]
+    value = tuple(map(float, text.split(" "))) if kind is tuple else kind(text)
+    if not text or not _finite(value):
+        raise ValueError
+    return value
+
+
+def _finite(value: Any) -> bool:
+    numbers = value if isinstance(value, tuple) else (value,)
+    return not any(isinstance(x, float) and not math.isfinite(x) for x in numbers)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -383,51 +347,50 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
     for config, result in rows:
         folder = (root or writable_root()) / config.experiment
         by_file.setdefault(folder / f"{config.profile}.csv", []).append((config, result))
-    added = 0
-    for path, group in by_file.items():
-        schema = SCHEMAS[type(group[0][0])]
-        header = ",".join(schema.columns)
-        for row in group:
-            if (type(row[0]), type(row[1])) != (schema.config, schema.result):
-                expected = f"{schema.config.__name__} with {schema.result.__name__}"
-                refuse("rows", f"{row}", f"{expected}, as the others of {path}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
-            have = read(path, locked=True)
-            new: dict[str, Row] = {}
-            for row in group:
-                if row[0].key not in have:
-                    new.setdefault(row[0].key, row)
-            lines = [_line(*row, schema) for row in new.values()]
-            added += len(lines)
-            if path.exists():
-                if path.read_text("utf-8-sig").split("\n", 1)[0] != header:
-                    raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
-                _write(path, lines)
-            else:
-                scratch = path.with_suffix(".new")
-                scratch.unlink(missing_ok=True)
-                _write(scratch, [header + "\n", *lines])
-                os.replace(scratch, path)
-    return added
+    return sum(_append(path, group) for path, group in by_file.items())
+
+
+def _append(path: Path, rows: list[Row]) -> int:
+    kind = type(rows[0][0])
+    for row in rows:
+        if (type(row[0]), type(row[1])) != (kind, RESULTS[kind]):
+            expected = f"{kind.__name__} with {RESULTS[kind].__name__}"
+            refuse("rows", f"{row}", f"{expected}, as the others of {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        have = read(path, locked=True)
+        new: dict[str, Row] = {}
+        for row in rows:
+            if row[0].key not in have:
+                new.setdefault(row[0].key, row)
+        lines = [_line(*row) for row in new.values()]
+        if path.exists():
+            if path.read_text("utf-8-sig").split("\n", 1)[0] != HEADERS[kind]:
+                raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
+            _write(path, lines)
+        else:
+            scratch = path.with_suffix(".new")
+            scratch.unlink(missing_ok=True)
+            _write(scratch, [HEADERS[kind] + "\n", *lines])
+            os.replace(scratch, path)
+    return len(lines)
 
 
 def _locked(path: Path) -> AcquireReturnProxy:
     """The lock of a file, as a ``with`` block; who waits for it says so, and not for ever."""
     lock = FileLock(path.with_suffix(".lock"))
     with contextlib.suppress(Timeout):
-        return lock.acquire(timeout=PATIENCE[0])
+        return lock.acquire(timeout=_PATIENCE[0])
     said = f"waiting for {lock.lock_file}, which another process holds, for up to a minute"
     print(said, file=sys.stderr, flush=True)
-    return lock.acquire(timeout=PATIENCE[1])
+    return lock.acquire(timeout=_PATIENCE[1])
 
 
-def _line(config: Configuration, result: Any, schema: RowSchema) -> str:
+def _line(config: Configuration, result: Any) -> str:
     values, texts = vars(config) | vars(result), []
-    for name, (kind, optional) in schema.types.items():
+    for name, (kind, optional) in COLUMNS[type(config)].items():
         value = values[name]
-        numbers = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(x, float) and not math.isfinite(x) for x in numbers):
+        if not _finite(value):
             refuse(name, f"{value} for {config}", "finite numbers")
         if value is None and optional:
             texts.append("")
@@ -441,20 +404,19 @@ def _line(config: Configuration, result: Any, schema: RowSchema) -> str:
             texts.append(repr(float(value)) if kind is float else str(value))
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow([*texts, config.key])
-    checksum = zlib.crc32(line.getvalue().encode())
-    return f"{line.getvalue()[:-1]},{checksum:08x}\n"
+    return f"{line.getvalue()[:-1]},{zlib.crc32(line.getvalue().encode()):08x}\n"
 
 
 def _write(path: Path, lines: list[str]) -> None:
     """Write each line whole; a full disk would take a part of it."""
     with open(path, "ab", buffering=0) as file:
-        for line in lines:
-            end, text = os.fstat(file.fileno()).st_size, line.encode()
+        for text in map(str.encode, lines):
+            end = file.seek(0, os.SEEK_END)
             try:
                 if os.write(file.fileno(), text) < len(text):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                os.ftruncate(file.fileno(), end)
+                file.truncate(end)
                 raise
         os.fsync(file.fileno())
 
@@ -474,20 +436,18 @@ def check_writable(config: Configuration) -> None:
 # --- where rows go, and which code made them ------------------------------------------------------
 
 
-def in_checkout(package: Path = PACKAGE) -> bool:
+@functools.cache
+def _in_checkout(package: Path) -> bool:
     """Whether a package lies in a source tree, whose measurements it then extends."""
     project = package.parent.parent / "pyproject.toml"
     ours = project.exists() and b'name = "attnmem"' in project.read_bytes()
     return ours and package.parent.name == "lib"
 
 
-DEFAULT_ROOT = SHIPPED if in_checkout() else Path("measurements")
-
-
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
     if not (named := os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()):
-        return DEFAULT_ROOT
+        return SHIPPED if _in_checkout(PACKAGE) else Path("measurements")
     try:
         return Path(named).expanduser()
     except RuntimeError:
@@ -498,11 +458,13 @@ def writable_root() -> Path:
 def commit(package: Path = PACKAGE) -> str:
     """The code's commit, ``+`` if it has been changed since; asked once a process, as it is read.
 
-    ``ATTNMEM_COMMIT`` names it; otherwise git, if this is a checkout; otherwise it is ``unknown``.
+    ``ATTNMEM_COMMIT`` names it; otherwise git, if this is a checkout.
     """
     if named := os.environ.get("ATTNMEM_COMMIT", "").strip():
         return named
-    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    # Git's hooks have variables that lead to their own repository.
+    hooks = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+    environment = {name: value for name, value in os.environ.items() if name not in hooks}
     git = functools.partial(
         subprocess.check_output, env=environment, stderr=subprocess.DEVNULL, cwd=package
     )
@@ -510,7 +472,7 @@ def commit(package: Path = PACKAGE) -> str:
         found = git(["git", "rev-parse", "--show-toplevel", "HEAD", "HEAD:./"])
         changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", "."])
         top, name, _ = os.fsdecode(found).splitlines()
-        if not (in_checkout(package) and os.path.samefile(top, package.parent.parent)):
+        if not (_in_checkout(package) and os.path.samefile(top, package.parent.parent)):
             return UNKNOWN
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN

@@ -19,7 +19,7 @@ from ..checks import check_integer, refuse
 from ..papers import papers
 from . import store, training
 from .grids import PROFILES, Cells
-from .store import SCHEMAS, Row, Rows, Run
+from .store import COLUMNS, Row, Rows, Run
 
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
@@ -164,7 +164,7 @@ class Study:
         Of a training that diverged, ``accuracy`` and ``loss`` are missing; of others ``diverged``.
         """
         values = [vars(config) | vars(result) for config, result in rows]
-        return pd.DataFrame(values, columns=[*SCHEMAS[self.config].types])
+        return pd.DataFrame(values, columns=[*COLUMNS[self.config]])
 
 
 def _on_a_cpu(rows: Rows) -> Iterable[Row]:
