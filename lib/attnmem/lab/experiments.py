@@ -1,9 +1,8 @@
-"""What is measured: every study by name, and the plain list of an experiment's runs.
+"""What is measured: every study by name; running what is missing of it, and reading its rows.
 
-:mod:`attnmem.lab.study` says what a study is, and each kind has a file. Grids stand in
-``grids.toml``, ``run`` measures what is missing, and ``tables`` reads the rows. Profile ``paper``
-is the published protocol, every run of it; ``quick`` is the same code on a grid that two processor
-cores finish within a minute: a smoke test, never a result.
+:mod:`attnmem.lab.study` says what a study is, and each kind has a file; grids stand in
+``grids.toml``. Profile ``paper`` is the published protocol, every run of it; ``quick`` is the same
+code on a grid that two processor cores finish within a minute: a smoke test, never a result.
 """
 
 from __future__ import annotations
@@ -30,18 +29,7 @@ from .devices import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
-from .study import (
-    ALL,
-    CHECKPOINTS,
-    PROFILES,
-    SIZES,
-    Experiment,
-    Selection,
-    Study,
-    Unit,
-    _Named,
-    _Place,
-)
+from .study import ALL, CHECKPOINTS, SIZES, Experiment, Selection, Study, Unit, _Named, _Place
 
 EXPERIMENTS: dict[str, Experiment] = _Named(
     {entry["name"]: Experiment(**entry) for entry in grids.entries()}
@@ -54,28 +42,21 @@ MAHDAVI, DANA = (
 STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
 
 
-def runs(
-    name: str,
-    profile: str,
-    seeds: int | None = None,
-    *,
-    variant: str | None = None,
-    where: Mapping[str, Any] | None = None,
-) -> list[Run]:
+def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Run]:
     """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
 
-    A part of them: the first so many ``seeds``; one ``variant``, how the paper is read; ``where``,
-    the cells with these values, such as ``{"d": 10}``. The default is what was published. What the
-    experiment does not have is refused with a ``ValueError`` that names the argument.
+    A ``part`` of them: the first so many ``seeds``; one ``variant``, how the paper is read;
+    ``where``, the cells with these values, such as ``{"d": 10}``. By default what was published.
+    What the experiment does not have is refused with a ``ValueError`` that names the argument.
 
     Example:
         >>> len(runs("dana-exp1", "paper"))
         385
     """
-    return EXPERIMENTS[name].configs(profile, Selection(seeds, variant, where))
+    return EXPERIMENTS[name].configs(profile, Selection(seeds, **part))
 
 
-# ======== studies.run
+# --- running --------------------------------------------------------------------------------------
 
 
 class Job(NamedTuple):
@@ -130,7 +111,7 @@ def run(
 ) -> int:
     """Measure what is missing of a study and append the rows; how many were added.
 
-    The part is chosen as for :func:`runs`.
+    The part is chosen as for :func:`runs`; options are those of :func:`run_jobs`.
 
     Args:
         profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
@@ -138,11 +119,6 @@ def run(
         executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
             ``Client.get_executor()``); by default units are measured here, one after the other.
         tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
-        **options: ``workers``, units in flight at once, which share a GPU's memory (by default an
-            executor is given all units at once, so a limit of time needs this number);
-            ``limit_minutes``, after which no unit begins (the cheapest curves of a grid come first,
-            and first seeds before others); ``recompute``, to measure again what came with the
-            library; ``report``, called with a :class:`Progress` after each unit.
     """
     selection = Selection(seeds, variant, where, tf32)
     job = Job(name, profile or STUDIES[name].default_profile, selection)
@@ -159,10 +135,18 @@ def run_jobs(
     recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Measure what is missing of several studies, one queue for all; arguments as for :func:`run`.
+    """Measure what is missing of several studies, one queue for all; how many rows were added.
 
     After an error in a unit, or if its rows cannot be stored, no other unit begins. The error is
     raised when the rows of the units in flight are stored; so is an interrupt.
+
+    Args:
+        workers: Units in flight at once, which share a GPU's memory. By default an executor is
+            given all units at once, so a limit of time needs this number.
+        limit_minutes: After these no unit begins. The cheapest curves of a grid come first, and
+            first seeds before others.
+        recompute: Measure again what came with the library.
+        report: Is called after each unit.
     """
     pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
     for job in jobs:  # all are checked before anything is measured
@@ -178,16 +162,34 @@ def run_jobs(
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    at_once = workers or (math.inf if executor else 1)
     place = _Place(device, workers or 1, limit_minutes is not None)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
     known = all(STUDIES[job.name].units_known for job in jobs)
     units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
+    at_once, added = workers or (math.inf if executor else 1), 0
     waiting = _queue(jobs, rows, place)
+    with contextlib.closing(_measured(waiting, device, executor, at_once, ends)) as measured:
+        for done, (name, found, new) in enumerate(measured, start=1):
+            added += new
+            for config, result in found:
+                rows[config.experiment, config.profile][config.key] = config, result
+            if report:
+                said = STUDIES[name].say(found)
+                report(Progress(done, units, added, monotonic() - start, said))
+    return added
+
+
+def _measured(
+    waiting: Iterator[tuple[str, Unit] | None],
+    device: str,
+    executor: Executor | None,
+    at_once: float,
+    ends: float,
+) -> Iterator[tuple[str, list[Row], int]]:
+    """Each unit that has ended and is stored: its study, its rows, how many of them are new."""
     executor = executor or _Inline()
     in_flight: dict[Future, str] = {}
     error: BaseException | None = None
-    done = added = 0
     try:
         while True:
             while error is None and len(in_flight) < at_once and monotonic() < ends:
@@ -202,17 +204,11 @@ def run_jobs(
             for future in finished:
                 name = in_flight.pop(future)
                 try:
-                    measured, new = _stored(future)
+                    found = _stored(future)
                 except BaseException as wrong:
                     error = error or wrong
-                    continue
-                done += 1
-                added += new
-                for config, result in measured:
-                    rows[config.experiment, config.profile][config.key] = config, result
-                if report:
-                    said = STUDIES[name].say(measured)
-                    report(Progress(done, units, added, monotonic() - start, said))
+                else:
+                    yield name, *found
     finally:
         begun = [future for future in in_flight if not future.cancel()]
         for future in futures.as_completed(begun):
@@ -220,7 +216,6 @@ def run_jobs(
                 _stored(future)
     if error:
         raise error
-    return added
 
 
 def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
@@ -275,7 +270,7 @@ class _Inline(Executor):
         return future
 
 
-# ======== studies.tables
+# --- reading --------------------------------------------------------------------------------------
 
 
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
@@ -289,49 +284,23 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
 
 
 def table(name: str, profile: str) -> pd.DataFrame:
-    """The stored rows of a study as a table, a line for each row.
-
-    Its columns are the fields of the store, and those that the kind of study adds.
-    """
+    """The stored rows of a study, with the fields of the store and those that its kind adds."""
     return STUDIES[name].table(rows(name, profile).values())
 
 
-def missing(
-    name: str,
-    profile: str,
-    seeds: int | None = None,
-    *,
-    variant: str | None = None,
-    where: Mapping[str, Any] | None = None,
-) -> list[Any]:
+def missing(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Any]:
     """The configurations without a row, of a part as for :func:`runs`."""
-    return STUDIES[name].missing(profile, Selection(seeds, variant, where), rows(name, profile))
+    return STUDIES[name].missing(profile, Selection(seeds, **part), rows(name, profile))
 
 
 def coverage(names: Iterable[str]) -> pd.DataFrame:
-    """How many of the published runs of experiments the store has, and how many of the quick."""
+    """How many of the published runs of experiments the store has."""
     counts = {}
     for name in names:
-        counts[name] = {"source": STUDIES[name].source}
-        for profile, title in (("paper", "published"), ("quick", "quick")):
-            wanted = len(runs(name, profile))
-            counts[name][f"{title} runs"] = wanted
-            counts[name][f"{title}, stored"] = wanted - len(missing(name, profile))
+        wanted, left = len(runs(name, "paper")), len(missing(name, "paper"))
+        counts[name] = {"source": STUDIES[name].source, "published runs": wanted}
+        counts[name]["published, stored"] = wanted - left
     return pd.DataFrame(counts).T
-
-
-def published_curves(name: str) -> int:
-    """How many curves the published figure of an experiment has.
-
-    Example:
-        >>> published_curves("mahdavi-fig2a")
-        4
-    """
-    field = EXPERIMENTS[name].curves
-    return len({getattr(run, field) for run in runs(name, "paper", 1)}) if field else 1
-
-
-# --- rows for a figure ----------------------------------------------------------------------------
 
 
 def stored(
@@ -343,53 +312,41 @@ def stored(
     curves: str | None = None,
     quiet: bool = False,
 ) -> tuple[pd.DataFrame, str]:
-    """Rows of ``profile``; falls back to the other one and prints a notice.
+    """Rows of a figure and their profile, which is the other one if need be; prints which.
 
     A grid of which some cells have no row at all is passed over while the other profile's is whole,
-    since a figure with holes misleads. It prints how many rows there are, and how many of them
-    diverged; these stay in the table, without an accuracy.
-
-    Args:
-        curves: The field that tells the curves of a figure apart, such as ``"T"``. One curve
-            without a hole is then enough, and only such curves are returned, with the seeds that
-            have every cell of the curve.
-        quiet: Print nothing where the rows are of ``profile``.
-
-    Returns:
-        The table, and the profile that it is of. If there are rows of neither, ``name`` is refused.
+    since a figure with holes misleads. ``curves`` is the field that tells the curves of a figure
+    apart, such as ``"T"``: one curve without a hole is then enough, and only such curves are
+    returned, with the seeds that have every cell of the curve. Trainings that diverged stay in the
+    table, without an accuracy. ``quiet`` prints nothing where the rows are of ``profile``. If there
+    are rows of neither profile, ``name`` is refused.
     """
     experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
         refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
-    profiles = [*dict.fromkeys((profile, *PROFILES))]
-    grids = {
-        each: {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
-        for each in profiles
-    }
-    found = {each: usable(grid, store.known(name, each), curves) for each, grid in grids.items()}
-    whole = [each for each in profiles if found[each][1]]
-    some = [each for each in profiles if found[each][0]]
+    wanted, found = {}, {}
+    for each in dict.fromkeys((profile, *grids.PROFILES)):
+        grid = {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
+        wanted[each], found[each] = len(grid), usable(grid, store.known(name, each), curves)
     what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
+    some = [each for each, (given, _) in found.items() if given]
     if not some:
         refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
-    chosen = [*whole, *some][0]
-    given, have, wanted = found[chosen][0], len(found[profile][0]), len(grids[profile])
+    chosen = next((each for each in some if found[each][1]), some[0])
+    given, have = found[chosen][0], len(found[profile][0])
     lost = sum(outcome.diverged is not None for _, outcome in given)
     ends = f"; {lost} of {len(given)} diverged" if lost else ""
     if chosen != profile:
-        left = f"{have} of {wanted}" if have else "no"
+        left = f"{have} of {wanted[profile]}" if have else "no"
         print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
     elif not quiet:
         place = "on whole curves in the store" if curves else "in the store"
-        print(f"{have} of {wanted} rows of {what} {place}, profile {profile!r}{ends}")
+        print(f"{have} of {wanted[profile]} rows of {what} {place}, profile {profile!r}{ends}")
     return experiment.table(given), chosen
 
 
 def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
-    """Rows of a grid, of its whole curves if it has some, and whether they are without holes.
-
-    ``known`` may have rows of other grids, too; ``curves`` is as for :func:`stored`.
-    """
+    """Rows of a grid, of its whole curves if it has some, and whether they are without holes."""
     have = [row for key, row in known.items() if key in grid]
     cells = {dataclasses.replace(run, seed=0) for run, _ in have}
     holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
@@ -407,6 +364,12 @@ def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[li
     left_out = {(curve, seed) for curve, seed in begun if curve in whole}
     on_curves = [row for row in have if at(row[0])[0] not in torn and at(row[0]) not in left_out]
     return on_curves or have, bool(on_curves) or not holes
+
+
+def published_curves(name: str) -> int:
+    """How many curves the published figure of an experiment has."""
+    field = EXPERIMENTS[name].curves
+    return len({getattr(run, field) for run in runs(name, "paper", 1)}) if field else 1
 
 
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
@@ -443,10 +406,7 @@ def fewest_seeds(table: pd.DataFrame) -> int:
 
 
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
-    """Rows of an experiment, as :func:`stored` returns them, with a column ``parameters``.
-
-    See :func:`~attnmem.lab.models.parameter_count`. Rows of another experiment are refused.
-    """
+    """Rows of this experiment with a column ``parameters``; those of another are refused."""
     counts = {
         tuple(getattr(run, field) or 0 for field in SIZES): models.parameter_count(run)
         for run in runs(name, profile, 1)
@@ -456,9 +416,6 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
         got = f"a row with {dict(zip(SIZES, size, strict=True))}"
         refuse("table", got, f"rows of {name}, profile {profile!r}")
     return table.assign(parameters=[counts[size] for size in sizes])
-
-
-# --- published numbers, and a training again ------------------------------------------------------
 
 
 @functools.cache
@@ -480,10 +437,6 @@ def beside_published(name: str) -> pd.DataFrame:
     Beside the sizes there are ``published``, ``ours`` (the mean over the seeds of the published
     grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
     ``difference`` (ours less the published).
-
-    Example:
-        >>> len(beside_published("dana-exp1"))
-        77
     """
     axes = ["N", "d", "d_h", "H", "width"]
     paper = papers()[DANA[name].paper]
@@ -501,23 +454,17 @@ def beside_published(name: str) -> pd.DataFrame:
     return both.assign(difference=both.ours - both.published).reset_index()
 
 
-def repeat(
-    name: str,
-    profile: str,
-    *,
-    variant: str | None = None,
-    where: Mapping[str, Any] | None = None,
-    epochs: int | None = None,
-) -> tuple[Any, Any]:
+def repeat(name: str, profile: str, *, epochs: int | None = None, **part: Any) -> tuple[Any, Any]:
     """Do the first stored training of a part of a grid again, on the CPU.
 
     The part is chosen as for :func:`runs`. Returned are the accuracy now and in the
     row, or the two curves of the first ``epochs``; a part without a row or curve is refused.
     """
-    [run, *_] = runs(name, profile, 1, variant=variant, where=where)
+    [run, *_] = runs(name, profile, 1, **part)
     known = rows(name, profile)
     if run.key not in known:
-        refuse("where", f"{name}, {run.variant}, {where}", "a run whose row is in the store")
+        got = f"{name}, {run.variant}, {part.get('where')}"
+        refuse("where", got, "a run whose row is in the store")
     _, row = known[run.key]
     if epochs is not None:
         if row.curve is None:

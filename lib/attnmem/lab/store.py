@@ -21,7 +21,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -219,6 +219,7 @@ def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
 # Of each kind of row, by its configuration: the type of each column, and whether it may be missing.
 COLUMNS = {config: _columns(config) for config in RESULTS}
 HEADERS = {config: ",".join([*columns, "key", "checksum"]) for config, columns in COLUMNS.items()}
+_BY_HEADER = {header: config for config, header in HEADERS.items()}
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -232,10 +233,8 @@ def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str
             folder = "a folder for the new rows, named by the environment variable"
             refuse("recompute", "True", f"{folder} ATTNMEM_MEASUREMENTS, such as _build/rows")
         del roots[SHIPPED.resolve()]
-    rows: dict[str, Row] = {}
-    for root in roots:
-        rows |= read(root / experiment / f"{profile}.csv")
-    return rows
+    files = [read(root / experiment / f"{profile}.csv") for root in roots]
+    return dict(row for rows in files for row in rows.items())
 
 
 def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
@@ -245,35 +244,28 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     (``locked``), a file that seems damaged is read again under it: a row may be half written. What
     :func:`append` did not write so raises :class:`DamagedResultsError`.
     """
-    number, rows = 1, {}
+    number, lines, rows = 1, [], {}
     try:
-        if not path.exists():
-            _check_shipped(path, [])
-            return {}
-        data = path.read_bytes()
-        lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
-        if lines.pop():
-            number = len(lines) + 1
-            raise ValueError("cut off before its end")
-        if not lines:
-            raise ValueError("the file is empty")
-        kind = next((kind for kind, header in HEADERS.items() if header == lines[0]), None)
-        if kind is None:
-            raise ValueError("the header is not that of a results file")
-        for number, line in enumerate(lines[1:], start=2):  # noqa: B007  (the error names it)
+        if path.exists():
+            text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+            *lines, end = [line.removesuffix("\r") for line in text.split("\n")]
+            if end:
+                number = len(lines) + 1
+                raise ValueError("cut off before its end")
+            if (kind := _BY_HEADER.get(lines.pop(0) if lines else "")) is None:
+                raise ValueError("the header is not that of a results file")
+        for number, line in enumerate(lines, start=2):  # noqa: B007  (the error names it)
             config, result = _parse(line, kind)
             if (config.experiment, config.profile) != (path.parent.name, path.stem):
                 raise ValueError(f"it belongs to {config.experiment}/{config.profile}")
             if config.key in rows:
                 raise ValueError(f"the run {config.key} stands in the file twice")
             rows[config.key] = config, result
-        _check_shipped(path, lines[1:])
+        _check_shipped(path, lines)
     except ValueError as error:
         if not locked:
             with contextlib.suppress(OSError), _locked(path):
                 return read(path, locked=True)
-        if isinstance(error, UnicodeDecodeError):
-            number, error = data[: error.start].count(b"\n") + 1, ValueError("not UTF-8 text")
         raise DamagedResultsError(f"{path}, line {number}: {error}") from error
     return rows
 
@@ -296,17 +288,14 @@ def _parse(line: str, kind: type[Configuration]) -> Row:
     body, _, checksum = line.rpartition(",")
     if checksum != format(zlib.crc32(body.encode() + b"\n"), "08x"):
         raise ValueError("its checksum does not fit its text")
-    [texts] = csv.reader([body])
-    *texts, key = texts
-    if len(texts) != len(COLUMNS[kind]):
-        raise ValueError(f"{len(texts) + 2} fields where {len(COLUMNS[kind]) + 2} are expected")
+    [[*texts, key]] = csv.reader([body])
     values = {}
     for (name, (type_, optional)), text in zip(COLUMNS[kind].items(), texts, strict=True):
         try:
             values[name] = None if optional and not text else _value(text, type_)
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
-    result = RESULTS[kind](**{f.name: values.pop(f.name) for f in fields(RESULTS[kind])})
+    result = RESULTS[kind](**{name: values.pop(name) for name in RESULTS[kind].__annotations__})
     config = kind(**values)
     if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
@@ -323,8 +312,8 @@ def _value(text: str, kind: type) -> Any:
 
 
 def _finite(value: Any) -> bool:
-    numbers = value if isinstance(value, tuple) else (value,)
-    return not any(isinstance(x, float) and not math.isfinite(x) for x in numbers)
+    total = sum(value) if isinstance(value, tuple) else value
+    return not isinstance(total, float) or math.isfinite(total)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -436,7 +425,6 @@ def check_writable(config: Configuration) -> None:
 # --- where rows go, and which code made them ------------------------------------------------------
 
 
-@functools.cache
 def _in_checkout(package: Path) -> bool:
     """Whether a package lies in a source tree, whose measurements it then extends."""
     project = package.parent.parent / "pyproject.toml"
@@ -444,10 +432,13 @@ def _in_checkout(package: Path) -> bool:
     return ours and package.parent.name == "lib"
 
 
+_DEFAULT_ROOT = SHIPPED if _in_checkout(PACKAGE) else Path("measurements")
+
+
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
     if not (named := os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()):
-        return SHIPPED if _in_checkout(PACKAGE) else Path("measurements")
+        return _DEFAULT_ROOT
     try:
         return Path(named).expanduser()
     except RuntimeError:

@@ -195,8 +195,18 @@ class Experiment(Study):
             check_integer("seeds", seeds)
         if variant not in (None, *self.variants):
             refuse("variant", repr(variant), f"one of {', '.join(self.variants)} for {self.name}")
+        cells = self._part(profile, where) if where else self.cells[profile]
+        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
+        return [
+            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
+            for cell in cells
+            for seed in range(seeds or self.seeds[profile])
+        ]
+
+    def _part(self, profile: str, where: Mapping[str, Any]) -> Cells:
+        """The cells with these values; a field, a value or a part that there is not is refused."""
         cells = every = self.cells[profile]
-        for field, value in (where or {}).items():
+        for field, value in where.items():
             if field not in every[0]:
                 numbers = [f for f, x in every[0].items() if isinstance(x, (int, float))]
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
@@ -205,14 +215,7 @@ class Experiment(Study):
                 values = f"{field} among {', '.join(map(str, known))} for {self.name}"
                 refuse("where", f"{field} = {value}", values)
             cells = [cell for cell in cells if cell[field] == value]
-        if not cells:
-            refuse("where", where, f"values that stand together in the grid of {self.name}")
-        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
-        return [
-            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
-            for cell in cells
-            for seed in range(seeds or self.seeds[profile])
-        ]
+        return cells or refuse("where", where, f"values that stand together in {self.name}")
 
     def units(
         self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
