@@ -110,73 +110,56 @@ def _check_of(hint: Any) -> tuple[bool, Check]:
     every = typing.get_args(kind) if union else (kind,)
     members = tuple(member for member in every if member is not type(None))
     free = Range(-math.inf) if float in members else Range()
-    [known] = [extra for extra in extras if isinstance(extra, Range)] or [free]
-    check = _check_of_members(members, known)
-    if len(members) < len(every):
-        check = _unless_none(check)
-    return any(isinstance(end, str) for end in known), check
-
-
-def _check_of_members(members: tuple[Any, ...], known: Range) -> Check:
+    [ends] = [extra for extra in extras if isinstance(extra, Range)] or [free]
     one_class = len(members) == 1 and inspect.isclass(members[0]) and members[0] is not Any
     if any(hasattr(member, "dim_str") for member in members):
-        return _array_check(members)
-    if set(members) <= {int, float}:
-        return _number_check(check_number if float in members else check_integer, known)
-    if typing.get_origin(members[0]) is Literal:
-        return _choice_check(typing.get_args(members[0]))
-    if members == (Sequence[int],):
-        return _check_integers
-    if one_class or all(hasattr(member, "_fields") for member in members):
-        return _instance_check(members)
-    return lambda name, value, given, sizes: plain(value)
+        check = functools.partial(_check_array, _arrays(members))
+    elif set(members) <= {int, float}:
+        test = check_number if float in members else check_integer
+        check = functools.partial(_check_within, test, ends)
+    elif typing.get_origin(members[0]) is Literal:
+        check = functools.partial(_check_choice, typing.get_args(members[0]))
+    elif members == (Sequence[int],):
+        check = _check_integers
+    elif one_class or all(hasattr(member, "_fields") for member in members):
+        check = functools.partial(_check_instance, members, {m: _fields(m) for m in members})
+    else:
+        check = _check_nothing
+    bounded = any(isinstance(end, str) for end in ends)
+    if len(members) == len(every):
+        return bounded, check
+    return bounded, lambda name, value, *rest: None if value is None else check(name, value, *rest)
 
 
-def _unless_none(check: Check) -> Check:
-    return lambda name, value, *rest: None if value is None else check(name, value, *rest)
+def _check_nothing(name, value, given, sizes):
+    return plain(value)
 
 
-def _number_check(test: Callable[..., Any], accepted: Range) -> Check:
-    def check(name, value, given, sizes):
-        least, most = (given[end] if isinstance(end, str) else end for end in accepted)
-        return test(name, value, least=least, most=most)
-
-    return check
+def _check_within(test, ends, name, value, given, sizes):
+    least, most = (given[end] if isinstance(end, str) else end for end in ends)
+    return test(name, value, least=least, most=most)
 
 
-def _check_integers(name, value, given, sizes) -> Sequence[int]:
+def _check_integers(name, value, given, sizes):
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
         refuse(name, _named(value), "a sequence of integers")
     return [check_integer(f"{name}[{i}]", member) for i, member in enumerate(value)]
 
 
-def _choice_check(choices: tuple[Any, ...]) -> Check:
-    def check(name, value, given, sizes):
-        if value not in choices:
-            refuse(name, repr(plain(value)), f"one of {', '.join(map(str, choices))}")
-        return value
-
-    return check
+def _check_choice(choices, name, value, given, sizes):
+    if value not in choices:
+        refuse(name, repr(plain(value)), f"one of {', '.join(map(str, choices))}")
+    return value
 
 
-def _instance_check(members: tuple[type, ...]) -> Check:
-    words = "True or False" if bool in members else " or ".join(m.__name__ for m in members)
-    fields = {member: _field_checks(member) for member in members}
-
-    def check(name, value, given, sizes):
-        value = plain(value)
-        if not isinstance(value, members):
-            refuse(name, _named(value), words)
-        for field, inner in fields.get(type(value), {}).items():  # of a tuple of weights
-            inner(f"{name}.{field}", getattr(value, field), name, sizes)
-        return value
-
-    return check
-
-
-def _field_checks(kind: type) -> dict[str, Check]:
-    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
-    return {name: _array_check((h,)) for name, h in hints.items() if hasattr(h, "dim_str")}
+def _check_instance(members, fields, name, value, given, sizes):
+    value = plain(value)
+    if not isinstance(value, members):
+        words = " or ".join(member.__name__ for member in members)
+        refuse(name, _named(value), "True or False" if bool in members else words)
+    for field, arrays in fields.get(type(value), {}).items():  # of a tuple of weights
+        _check_array(arrays, f"{name}.{field}", getattr(value, field), name, sizes)
+    return value
 
 
 def _named(value: Any) -> str:
@@ -186,69 +169,70 @@ def _named(value: Any) -> str:
 # --- arrays ---------------------------------------------------------------------------------------
 
 
-class _Axis(NamedTuple):
-    """An axis as it is written, and its size: a number times the sizes of some letters."""
+class _Arrays(NamedTuple):
+    """The arrays that an annotation accepts."""
 
-    text: str
-    factor: int
-    letters: list[str]
-
-
-FREE = _Axis("", 1, ["*"])  # an axis of any size, since no letter is called so
-
-
-def _axes(text: str) -> tuple[list[_Axis], bool, list[_Axis]]:
-    """The axes before and after ``*runs``, and whether those are there."""
-    words = text.split()
-    axes = [_Axis(w, int(w), []) if w.isdecimal() else _Axis(w, 1, w.split("*")) for w in words]
-    many = next((i for i, word in enumerate(words) if word[0] in "*."), len(words))
-    return axes[:many], many < len(words), axes[many + 1 :]
+    # Of each shape the axes before and after ``*runs``, and whether those are there. An axis is its
+    # text, and its size: a number times the sizes of some letters.
+    shapes: list[tuple[list[tuple[str, int, list[str]]], bool, list[tuple[str, int, list[str]]]]]
+    words: str  # the shapes, for an error
+    dtypes: tuple[torch.dtype, ...]  # () is all
+    others: (
+        Any  # what is no tensor: arrays of numpy, which the function converts, or what makes one
+    )
 
 
-def _array_check(members: Sequence[Any]) -> Check:
-    """The check of a tensor; in a tuple of weights, ``*runs`` is as many axes in each of them."""
+_FREE = ("", 1, ["*"])  # an axis of any size, since no letter is called so
+
+
+def _fields(kind: type) -> dict[str, _Arrays]:
+    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
+    return {name: _arrays((hint,)) for name, hint in hints.items() if hasattr(hint, "dim_str")}
+
+
+def _arrays(members: tuple[Any, ...]) -> _Arrays:
     arrays = [member for member in members if hasattr(member, "dim_str")]
-    shapes = [_axes(array.dim_str) for array in arrays]
-    texts = [", ".join(array.dim_str.split()) for array in arrays]
-    words = " or ".join(f"({text})" if ", " in text else f"({text},)" for text in texts)
+    texts, shapes = [array.dim_str.split() for array in arrays], []
+    for text in texts:
+        axes = [(x, int(x), []) if x.isdecimal() else (x, 1, x.split("*")) for x in text]
+        runs = next((i for i, axis in enumerate(text) if axis[0] in "*."), len(text))
+        shapes.append((axes[:runs], runs < len(text), axes[runs + 1 :]))
+    words = " or ".join(f"({', '.join(text)}{',' * (len(text) == 1)})" for text in texts)
     names = {name for array in arrays if isinstance(array.dtypes, tuple) for name in array.dtypes}
     reals, whole = "float32" in names, "int32" in names
     dtypes = () if reals == whole else FLOATS if reals else INTEGERS
     if len(names) == 1:
         dtypes = (getattr(torch, *names),)
-    # Besides tensors: arrays of numpy, which the function converts, or what makes tensors.
-    others: Any = (
-        *(array.array_type for array in arrays),
-        *[Callable] * (len(arrays) < len(members)),
-    )
+    callables = [Callable] * (len(arrays) < len(members))
+    return _Arrays(shapes, words, dtypes, (*(array.array_type for array in arrays), *callables))
 
-    def check(name, value, weights, sizes):
-        if not isinstance(value, Tensor):
-            return value if isinstance(value, others) else check_tensor(name, value, words, 0)
-        for before, many, after in shapes:
-            spare = value.ndim - len(before) - len(after)
-            runs = max(spare, 0) if many else 0
-            if many and isinstance(weights, str):
-                runs, _ = sizes.setdefault(f"*{weights}", (runs, name))
-            if spare == runs:
-                break
-        else:
-            refuse(name, f"shape {tuple(value.shape)}", f"shape {words}")
-        if dtypes and value.dtype not in dtypes:
-            refuse(name, f"dtype {value.dtype}", " or ".join(map(str, dtypes)))
-        axes = [*before, *[FREE] * runs, *after]
-        for (text, factor, letters), size in zip(axes, value.shape, strict=True):
-            if letters == [text]:
-                sizes.setdefault(text, (size, name))
-            if all(letter in sizes for letter in letters):
-                known = factor * math.prod(sizes[letter][0] for letter in letters)
-                where = f", as in {sizes[text][1]}" if text in sizes else ""
-                if size != known:
-                    got = f"{text} = {size} (shape {tuple(value.shape)})"
-                    refuse(name, got, f"{text} = {known}{where}")
-        return value
 
-    return check
+def _check_array(arrays, name, value, weights, sizes):
+    if not isinstance(value, Tensor):
+        if isinstance(value, arrays.others):
+            return value
+        check_tensor(name, value, arrays.words, 0)
+    shape = tuple(value.shape)
+    for before, many, after in arrays.shapes:
+        spare = len(shape) - len(before) - len(after)
+        runs = max(spare, 0) if many else 0
+        if many and isinstance(weights, str):  # as many in all tensors of these weights
+            runs, _ = sizes.setdefault(f"*{weights}", (runs, name))
+        if spare == runs:
+            break
+    else:
+        refuse(name, f"shape {shape}", f"shape {arrays.words}")
+    if arrays.dtypes and value.dtype not in arrays.dtypes:
+        refuse(name, f"dtype {value.dtype}", " or ".join(map(str, arrays.dtypes)))
+    for (axis, factor, letters), size in zip(before + [_FREE] * runs + after, shape, strict=True):
+        if letters == [axis]:
+            sizes.setdefault(axis, (size, name))
+        if all(letter in sizes for letter in letters):
+            known = factor * math.prod(sizes[letter][0] for letter in letters)
+            if size != known:
+                where = f", as in {sizes[axis][1]}" if axis in sizes else ""
+                refuse(name, f"{axis} = {size} (shape {shape})", f"{axis} = {known}{where}")
+    return value
 
 
 # --- what checks and functions use ----------------------------------------------------------------

@@ -1,6 +1,7 @@
-r"""Attention layers one after the other, and the derivative of the network in all its weights.
+r"""Attention layers one after the other: each token asks, and what it hears is added to it.
 
-Tokens are the rows of :math:`X`. A layer with a skip connection is
+So values of one layer become logits of the next. Tokens are the rows of :math:`X`. A layer with a
+skip connection is
 
 .. math:: X \leftarrow X + \sum_h \operatorname{softmax}(X W_{Q,h} W_{K,h}^\top X^\top)
           X W_{V,h} W_{O,h},
@@ -73,9 +74,10 @@ def streams(
     """The tokens before the first layer and after every layer."""
     yield (X := tokens)
     n = X.shape[-2]
+    # Added to the logits: a causal token sees none of those after it.
     hidden = X.new_full((n, n), -math.inf if causal else 0.0).triu(1)
     for layer in weights.layers:
         Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
-        A = torch.softmax(Q @ K.mT + hidden, -1)
-        Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)
+        A = torch.softmax(Q @ K.mT + hidden, -1)  # row i: where token i looks
+        Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)  # summed over the heads
         yield (X := X + Y if skip else Y)

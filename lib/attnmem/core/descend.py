@@ -1,4 +1,8 @@
-"""The layer of Mahdavi et al.'s theorem by itself: random weights, and descent from them."""
+"""Weights found by descent, where the theorem writes them down.
+
+Trained weights often memorize several times what Theorem 1 promises. This is training in its plain
+form: one layer, one loop of Adam. ``lab`` does the same for many layers at once.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-r"""Theorem 1 of Mahdavi et al. 2024, built: multi-head attention weights that memorize.
+r"""Weights that memorize: Theorem 1 of Mahdavi et al. 2024, built for any data.
 
-The proof asks two things of each head ``h``. On the few examples that it *serves*, its attention
-weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one token,
-whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature matrix
-``Z`` as it serves examples (Step 1), and a read-out of full-rank ``Z`` meets any labels (Step 2).
-One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
+The bounds say how many examples fit; this file writes down weights that fit them. The proof asks
+two things of each head ``h``. On the few examples that it *serves*, its attention weights are
+chosen freely (Claim 1). On all others it is *saturated*: it looks at one token, whatever was chosen
+(Claim 2). Then every head adds as many independent rows to the feature matrix ``Z`` as it serves
+examples (Step 1), and a read-out of full-rank ``Z`` meets any labels (Step 2). One product of rank
+at most ``r = min(n, d_h)`` does both parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
 """
@@ -57,12 +58,8 @@ def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
 
 
 def dual_basis(queries: _Queries, served: _Served) -> tuple[_Keys, Float[Tensor, "H d m"]]:
-    """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``, and a basis of the complement.
-
-    That of what is orthogonal to the head's queries is orthonormal. The queries must be independent
-    (Assumption 1).
-    """
-    slots = served.shape[1]
+    """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``, and an orthogonal basis."""
+    slots = served.shape[1]  # the head's queries are to be independent (Assumption 1)
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
     weak = sigma[:, -1:] <= max(queries.shape) * EPS * sigma[:, :1]
     if weak.any():
@@ -78,10 +75,7 @@ def _refuse_queries(got: str, slots: int) -> None:
 
 
 def separating_direction(contexts: Contexts, generator: torch.Generator) -> Float[Tensor, " d"]:
-    """A unit vector ``u`` for which ``E u`` has no near tie at top or bottom, in any context.
-
-    Source: Mahdavi et al. 2024, Lemma 3.
-    """
+    """A unit vector ``u`` for which ``E u`` has no near tie at top or bottom (Lemma 3)."""
     directions = gaussian(generator, _CANDIDATES, contexts.shape[-1]).to(contexts.device)
     directions = directions / directions.norm(dim=1, keepdim=True)
     heights = (contexts @ directions.mT).mT.sort(dim=-1).values  # (*T, candidates, n)
@@ -94,11 +88,9 @@ def separating_direction(contexts: Contexts, generator: torch.Generator) -> Floa
 def orthogonal_direction(
     free: Float[Tensor, "H d m"], queries: _Queries, served: _Served, generator: torch.Generator
 ) -> Float[Tensor, "H d"]:
-    """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and on no other.
+    """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and no other (Lemma 3).
 
     ``free`` is the basis of :func:`dual_basis`. A query in the span of served ones is refused.
-
-    Source: Mahdavi et al. 2024, Lemma 3.
     """
     heads, _, dimension = free.shape
     mix = gaussian(generator, heads, dimension, _CANDIDATES).to(queries.device)
@@ -134,7 +126,7 @@ def saturating_scale(
     v: Float[Tensor, "H d"],
     tail: float = EPS,
 ) -> Float[Tensor, " H"]:
-    r"""For each head, the least ``c`` that saturates it on every example that it does not serve.
+    r"""For each head, the least ``c`` that saturates it on what it does not serve (Lemma 4, B.2).
 
     Saturated: the attention on the token that ``c u v^T`` points to is at least ``1 - tail``; at
     the default the head equals its limit to the last bit. It suffices that the logit of every other
@@ -142,8 +134,6 @@ def saturating_scale(
     served part, token ``i`` asks for
 
     .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
-
-    Source: Mahdavi et al. 2024, Lemma 4 and Appendix B.2.
     """
     heights = (contexts @ u).expand(len(queries), -1)[:, None]  # m, (T, 1, n)
     signed = (queries @ v.mT)[..., None] * heights  # (v . e) m, (T, H, n)
