@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from ..checks import Range, check_integer, check_number, checked, reading, refuse
 from ..core import bounds
+from ..core.bounds import _low_rank
 
 _COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
 _EVERY = frozenset("qkvo")
@@ -127,12 +128,6 @@ def _divided(name: str, parts: int, whole_name: str, whole: int) -> int:
     if whole % parts:
         refuse(name, parts, f"a divisor of {whole_name} = {whole}")
     return whole // parts
-
-
-def _low_rank(rank: int, rows: int, columns: int) -> int:
-    """Dimension of the matrices of this shape whose rank is at most ``rank``."""
-    r = min(rank, rows, columns)
-    return r * (rows + columns - r)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -110,20 +110,20 @@ def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.
     return torch.from_numpy(np.array(array, dtype=np.float64)), kind or torch.float64
 
 
-def _numpy(value: Any) -> Any:
+def as_numpy(value: Any) -> Any:
     """Tensors and data frames as arrays of numpy; what floats torch has, as doubles."""
     if isinstance(value, Tensor):
         value = value.detach().to_dense().cpu()
         return (value.double() if value.is_floating_point() else value).numpy()
     if isinstance(value, (list, tuple)) and any(isinstance(part, Tensor) for part in value):
-        return [_numpy(part) for part in value]
+        return [as_numpy(part) for part in value]
     return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, Tensor) and (value.is_complex() or value.is_quantized):
         refuse(name, f"dtype {value.dtype}", "real numbers")
-    value = _numpy(value)
+    value = as_numpy(value)
     try:
         array = np.ma.filled(value, np.nan) if np.ma.isMaskedArray(value) else np.asarray(value)
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
@@ -173,7 +173,7 @@ def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
 def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     """Reals ``(T, d_out)``, or numbers of classes and the classes."""
     kind = object if isinstance(labels, (list, tuple)) else None
-    array = np.asarray(_numpy(labels), dtype=kind)
+    array = np.asarray(as_numpy(labels), dtype=kind)
     if array.dtype.kind == "O":
         each = array.reshape(-1).tolist()
         words = [isinstance(label, str) for label in each]

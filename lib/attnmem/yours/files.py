@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..checks import check_integer, need, refuse
-from .data import EXACT, REAL, ROLES, check_exact, cut, wrapped
+from .data import EXACT, REAL, ROLES, as_numpy, check_exact, cut, wrapped
 
 _TABLE = ("tokens", "label", "label_kind", "columns", "drop_missing", "header")
 _NAMED = ("contexts", "queries", "mask", "label", "label_kind")
@@ -168,8 +168,7 @@ def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
 
 def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
     """Labels as numbers or as classes, and that in words."""
-    floats = isinstance(labels, torch.Tensor) and labels.is_floating_point()
-    array = np.asarray(labels.detach().double() if floats else labels)
+    array = np.asarray(as_numpy(labels))
     single = array.ndim == 1 or array.shape[1:] == (1,)
     kind = kind or ("class" if single and array.dtype.kind != "f" else "real")
     if kind == "real" and array.dtype.kind not in REAL:

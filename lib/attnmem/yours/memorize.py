@@ -148,9 +148,8 @@ def _representatives(data: Data, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     chosen = torch.arange(len(group))
     for s in group[group != chosen].unique():
         members = (group == s).nonzero()[:, 0]
-        _, label, counts = data.labels[members].unique(
-            dim=0, return_inverse=True, return_counts=True
-        )
+        kinds = data.labels[members].unique(dim=0, return_inverse=True, return_counts=True)
+        _, label, counts = kinds
         chosen[members] = members[(label == counts.argmax()).nonzero()[0, 0]]
     return chosen
 
@@ -170,20 +169,19 @@ def _errors(data: Data, scores: Tensor) -> Float[Tensor, " T"]:
     return scores.scatter(1, data.labels[:, None], -torch.inf).amax(1) - right
 
 
+@dataclasses.dataclass
 class _Task:
     """What is to be met, of equal examples one with the label that most of them have; and how."""
 
-    def __init__(
-        self,
-        data: Data,
-        heads: int,
-        head_dim: int,
-        seed: int,
-        until: float,
-        say: Callable[[str], None],
-    ):
-        self.data, self.heads, self.head_dim, self.seed = data, heads, head_dim, seed
-        self.until, self.say = until, say
+    data: Data
+    heads: int
+    head_dim: int
+    seed: int
+    until: float
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        data, heads, head_dim = self.data, self.heads, self.head_dim
         group = repeats(data).group
         first = group.unique()  # as in examine; labels are those of the representatives
         self.kept = _representatives(data, group)
