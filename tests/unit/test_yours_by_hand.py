@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnmem.core import bounds
 from attnmem.yours import Bound, cut, examine, memorize
 from attnmem.yours import layer as one_layer
 from attnmem.yours.data import as_data
@@ -221,16 +222,6 @@ def test_spreads_beside_the_tolerance_are_singular_values(kind):
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-def group_rank(size, m, q, r):
-    """The formula of the chapter, typed again."""
-    p = min(size - 1, m)
-    missed = r * p * (p - 1) // 2
-    if p > m - r:
-        k = p - m + r
-        missed += (q - r) * k * (k - 1) // 2
-    return p * r * (m + q - r) - missed + m
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [1, 2, 5])
 @pytest.mark.parametrize("d_h", [1, 3])
@@ -265,8 +256,8 @@ def test_bounds_are_their_formulas_and_apply_where_their_hypotheses_hold(kind, h
         few = shared and n <= d
         keys, constant = (n - 1, 1) if few else (d, 0)
         r = min(d_h, keys)
-        best = max(sum(group_rank(s, keys, d, r) for s in groups) for groups in partitions(heads))
-        assert named["floor L(H)"].labels == best + constant
+        floor = bounds.shared_context_floor if few else bounds.own_context_floor
+        assert named["floor L(H)"].labels == floor(heads, *[n] * few, d_h, d)
         free = (m, q, c) == (keys, d, constant)
         assert state("floor L(H)") == ("open" if free and mask is None else "fails")
         assert named["ceiling P(H)"].labels == heads * (r * (keys + d - r) + keys) + constant
@@ -290,11 +281,8 @@ def test_the_fewest_heads_are_the_fewest(d, d_h, T):
         E, e = normal(T, 3, d), normal(T, d, seed=1)
         return examine(E, e, heads=heads, head_dim=d_h, samples=1)
 
-    def floor(heads):
-        return max(sum(group_rank(size, d, d, d_h) for size in x) for x in partitions(heads))
-
     found = seen()
-    fewest = next(H for H in range(1, 99) if floor(H) >= T)
+    fewest = next(H for H in range(1, 99) if bounds.own_context_floor(H, d_h, d) >= T)
     assert fewest <= found.enough_heads <= fewest + 1  # float64 may need one more
     assert seen(found.enough_heads).met.rank == T
     assert seen(found.enough_heads - 1).met.rank < T
