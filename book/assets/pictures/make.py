@@ -57,7 +57,7 @@ def built(tokens, queries, labels, chosen, seed: int) -> MHAWeights:
     empty = MHAWeights(W_Q, W_K, W_Q[..., :1], one.repeat(heads, 1), one)
     Z = mha_features(empty, tokens, queries)
     M = memorize.read_out(Z, labels[:, None]).unflatten(0, (heads, -1))
-    return MHAWeights(W_Q, W_K, *memorize.factor(M, 1, one), one)
+    return MHAWeights(W_Q, W_K, M, one.repeat(heads, 1), one)
 
 
 def example() -> dict:
