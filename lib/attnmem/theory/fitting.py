@@ -91,8 +91,8 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
         got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
         refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
     with torch.no_grad():
-        residual = _problem(weights, contexts, queries, labels).residual(_copied(weights))
-    if not residual.isfinite().all():
+        outputs = _Problem(contexts, queries, labels).outputs(_copied(weights))
+    if not outputs.isfinite().all():
         got = "weights with which some output is not finite on these contexts and queries"
         refuse("weights", got, "finite outputs")
 
@@ -103,7 +103,7 @@ def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
 
 
 class _Problem:
-    """The examples in float64, and when their labels count as met; by default for one layer."""
+    """The examples in float64, and when their labels count as met; without queries of layers."""
 
     def __init__(
         self, contexts: Tensor, queries: Tensor | None, labels: Tensor, tolerance: float = MET
@@ -113,29 +113,47 @@ class _Problem:
         self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
         self.tolerance = tolerance
 
-    def residual(self, weights: Weights) -> Labels:
-        """Outputs less labels."""
-        return scalar_outputs(weights, self.contexts, self.queries) - self.labels
+    def outputs(self, weights: Weights) -> Labels:
+        if self.queries is None:
+            return deep(weights, self.contexts)[:, 0]
+        return scalar_outputs(weights, self.contexts, self.queries)
 
-    def linearized(self, weights: Weights) -> tuple[Tangents | DeepTangents, Labels]:
-        """The derivative, and the residual."""
-        at = tangents(weights, self.contexts, self.queries)
-        return at, at.outputs - self.labels
+    def tangents(self, weights: Weights) -> Tangents | DeepTangents:
+        if self.queries is None:
+            return deep_tangents(weights, self.contexts)
+        return tangents(weights, self.contexts, self.queries)
 
-    def gradient(self, weights: Weights) -> tuple[Weights, Tensor]:
-        """The gradient of the mean squared error, and that error."""
-        at, residual = self.linearized(weights)
-        return at.transposed(2 * residual / len(self.labels)), residual.square().mean()
+    def descend(self, weights: Weights) -> Tensor:
+        """Put the gradient of the mean squared error beside the weights, and return that error."""
+        if self.queries is None:
+            error = (self.outputs(weights) - self.labels).square().mean()
+            gradients = torch.autograd.grad(error, weights.tensors)
+        else:
+            with torch.no_grad():
+                at = self.tangents(weights)
+                residual = at.outputs - self.labels
+                error = residual.square().mean()
+                gradients = at.transposed(2 * residual / len(self.labels))
+        for w, gradient in zip(weights.tensors, gradients, strict=True):
+            w.grad = gradient.contiguous()
+        return error.detach()
 
     def attention(self, weights: Weights) -> Iterator[Tensor]:
-        """The attention weights of all heads on all examples, token by token."""
-        yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
+        """The attention weights of all heads on all examples, of each layer token by token."""
+        if self.queries is not None:
+            yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
+            return
+        pairs = [*zip(weights.layers, streams(weights, self.contexts), strict=False)]
+        for i, (layer, X) in enumerate(pairs, 1):
+            asking = X[:, -1:] if i == len(pairs) else X  # the last one is read at the last token
+            for query in asking.unbind(1):
+                yield attention_weights(layer.W_Q, layer.W_K, X, query)
 
     def some(self, chosen: slice | Tensor) -> _Problem:
         """The same with some of the examples."""
         contexts = self.contexts if self.contexts.ndim == 2 else self.contexts[chosen]
         queries = None if self.queries is None else self.queries[chosen]
-        return type(self)(contexts, queries, self.labels[chosen], self.tolerance)
+        return _Problem(contexts, queries, self.labels[chosen], self.tolerance)
 
     def met(self, residual: Labels) -> bool:
         """Whether the largest error is small enough; never of one that is not a number."""
@@ -143,39 +161,9 @@ class _Problem:
 
     def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
         """What to return; if labels are not met, ``stop`` says why there are no more steps."""
-        residual = self.residual(weights)
+        residual = self.outputs(weights) - self.labels
         stop = "met" if self.met(residual) else stop
         return Fit(weights, float(residual.abs().max()) / self.largest, steps, stop, damping)
-
-
-class _DeepProblem(_Problem):
-    """The same for layers one after the other."""
-
-    def residual(self, weights: DeepWeights) -> Labels:
-        return deep(weights, self.contexts)[:, 0] - self.labels
-
-    def linearized(self, weights: DeepWeights) -> tuple[DeepTangents, Labels]:
-        at = deep_tangents(weights, self.contexts)
-        return at, at.outputs - self.labels
-
-    @torch.enable_grad()
-    def gradient(self, weights: DeepWeights) -> tuple[DeepWeights, Tensor]:
-        error = self.residual(weights).square().mean()
-        return weights.like(torch.autograd.grad(error, weights.tensors)), error.detach()
-
-    def attention(self, weights: DeepWeights) -> Iterator[Tensor]:
-        """Of each layer; the last one is read at the last token only."""
-        pairs = [*zip(weights.layers, streams(weights, self.contexts), strict=False)]
-        for i, (layer, X) in enumerate(pairs, 1):
-            asking = X[:, -1:] if i == len(pairs) else X
-            for query in asking.unbind(1):
-                yield attention_weights(layer.W_Q, layer.W_K, X, query)
-
-
-def _problem(weights: Weights, *data: Tensor | None, tolerance: float = MET) -> _Problem:
-    """Contexts, queries and labels, for one layer or for several."""
-    kind = _DeepProblem if isinstance(weights, DeepWeights) else _Problem
-    return kind(*data, tolerance)
 
 
 # --- Levenberg-Marquardt --------------------------------------------------------------------------
@@ -211,29 +199,31 @@ def levenberg_marquardt(
 
     Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
-    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    problem = _Problem(contexts, queries, labels, tolerance)
 
     def done(made: int, residual: Labels) -> bool:
         return problem.met(residual) or made == steps
 
-    made, weights, damping = newton(_copied(weights), problem.residual, problem.linearized, done)
+    start = _copied(weights)
+    made, weights, damping = newton(start, problem.outputs, problem.tangents, problem.labels, done)
     return problem.fit(weights, made, "stuck" if damping > HIGHEST else "steps", damping)
 
 
 def newton(
     weights: W,
-    errors: Callable[[W], Labels],
-    linearized: Callable[[W], tuple[Tangents | DeepTangents, Labels]],
+    outputs: Callable[[W], Labels],
+    derivative: Callable[[W], Tangents | DeepTangents],
+    labels: Labels,
     done: Callable[[int, Labels], bool],
 ) -> tuple[int, W, float]:
     """Steps until ``done``, asked with their number and the errors; weights, and last damping.
 
-    ``linearized`` tells the derivative beside the errors. A damping above the highest says that no
-    step lowers the squared error.
+    A damping above the highest says that no step lowers the squared error.
     """
     made, damping = 0, DAMPING
     while True:
-        at, residual = linearized(weights)
+        at = derivative(weights)
+        residual = at.outputs - labels
         if done(made, residual):
             return made, weights, damping
         K = at.gram()  # J J^T
@@ -244,7 +234,7 @@ def newton(
             factor, failed = torch.linalg.cholesky_ex(K)
             if not failed:
                 moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
-                if float(errors(moved).square().sum()) < squared:
+                if float((outputs(moved) - labels).square().sum()) < squared:
                     break
             damping *= RISE
         else:
@@ -253,15 +243,6 @@ def newton(
 
 
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def _descend(problem: _Problem, weights: Weights) -> Tensor:
-    """Put the gradient of the mean squared error beside the weights, and return that error."""
-    gradients, error = problem.gradient(weights)
-    for w, gradient in zip(weights.tensors, gradients.tensors, strict=True):
-        w.grad = gradient.contiguous()
-    return error
 
 
 @checked(also=_can_be_fitted)
@@ -281,10 +262,11 @@ def lbfgs(
 
     Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
     """
-    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    problem = _Problem(contexts, queries, labels, tolerance)
     weights, made, before = _copied(weights, grad=True), 0, math.inf
-    for made, _ in lbfgs_steps(lambda: _descend(problem, weights), weights.tensors, steps):
-        residual = problem.residual(_copied(weights))
+    for made, _ in lbfgs_steps(lambda: problem.descend(weights), weights.tensors, steps):
+        with torch.no_grad():
+            residual = problem.outputs(weights) - problem.labels
         squared = float(residual.square().sum())
         if problem.met(residual) or not squared < before:
             return problem.fit(_copied(weights), made, "stuck")
@@ -343,12 +325,12 @@ def adam(
 
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
-    problem = _problem(weights, contexts, queries, labels, tolerance=tolerance)
+    problem = _Problem(contexts, queries, labels, tolerance)
     weights = _copied(weights, grad=True)
     batches = _batches(len(labels), batch, seed)
     best, least = _copied(weights), math.inf
     for made, _ in adam_steps(
-        lambda: _descend(problem.some(next(batches)), weights),
+        lambda: problem.some(next(batches)).descend(weights),
         weights.tensors,
         steps,
         partial(LambdaLR, lr_lambda=rate),
@@ -358,7 +340,7 @@ def adam(
         if made % EVALUATE_EVERY and made < steps:
             continue
         now = _copied(weights)
-        residual = problem.residual(now)
+        residual = problem.outputs(now) - problem.labels
         if (squared := float(residual.square().sum())) < least:
             best, least = now, squared
         if problem.met(residual):
@@ -402,8 +384,9 @@ def limits(weights: Weights, contexts: Contexts, queries: Queries, labels: Label
     Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
     to rounding.
     """
-    problem, weights = _problem(weights, contexts, queries, labels), _copied(weights)
-    at, residual = problem.linearized(weights)
+    problem, weights = _Problem(contexts, queries, labels), _copied(weights)
+    at = problem.tangents(weights)
+    residual = at.outputs - problem.labels
     values = torch.linalg.eigvalsh(at.gram()).clamp(min=0).sqrt()
     down = at.transposed(residual).tensors
     gradient = math.sqrt(sum(float(w.square().sum()) for w in down))

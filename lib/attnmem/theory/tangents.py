@@ -14,12 +14,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.func import jacrev, vmap
 
 from ..core.deep import DeepWeights, deep
-from ..core.layers import MHAWeights, attend, token_axes
+from ..core.layers import MHAWeights, attend
 from ..examples import unit
 
 BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
@@ -51,12 +51,34 @@ class ScalarHeads(NamedTuple):
         return ScalarHeads(*(w + size * s for w, s in zip(self, step, strict=True)))
 
 
+def attended(
+    W_Q: Float[Tensor, "H d d_h"],
+    W_K: Float[Tensor, "H d d_h"],
+    context: Float[Tensor, "*T n d"],
+    query: Float[Tensor, "T d"],
+    hidden: Bool[Tensor, "T n"] | None = None,
+) -> tuple[Float[Tensor, "T H n"], Float[Tensor, "T H d"]]:
+    """Attention weights and attended tokens of every head; ``hidden`` ones are padding."""
+    if hidden is None:
+        return attend(W_Q, W_K, context, query)
+    logits = torch.einsum("te,her,hdr->thd", query, W_Q, W_K) @ context.mT
+    alpha = logits.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return alpha, alpha @ context
+
+
 def scalar_outputs(
-    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+    heads: ScalarHeads,
+    context: Float[Tensor, "*T n d"],
+    query: Float[Tensor, "T d"],
+    hidden: Bool[Tensor, "T n"] | None = None,
+    base: Float[Tensor, "T_or_one d"] | None = None,
 ) -> Float[Tensor, " T"]:
-    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one."""
-    z = attend(heads.W_Q, heads.W_K, context, query)[1]
-    return torch.einsum("thd,hd->t", z, heads.mu)
+    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one.
+
+    ``base`` is a vector of each context that values see added to all of its tokens.
+    """
+    z = attended(heads.W_Q, heads.W_K, context, query, hidden)[1]
+    return torch.einsum("thd,hd->t", z if base is None else z + base[:, None], heads.mu)
 
 
 class Tangents(NamedTuple):
@@ -102,18 +124,28 @@ class Tangents(NamedTuple):
 
 
 def tangents(
-    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
+    heads: ScalarHeads,
+    context: Float[Tensor, "*T n d"],
+    query: Float[Tensor, "T d"],
+    hidden: Bool[Tensor, "T n"] | None = None,
+    base: Float[Tensor, "T_or_one d"] | None = None,
 ) -> Tangents:
-    """The derivative of a layer's outputs in its weights, and the outputs.
+    """The derivative of :func:`scalar_outputs` in the weights, and the outputs.
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    tokens = token_axes(context, query).replace("...", "")
-    alpha, z = attend(heads.W_Q, heads.W_K, context, query)
-    values = torch.einsum(f"{tokens},hd->{'b' if 'b' in tokens else ''}hn", context, heads.mu)
-    outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
-    pulls = torch.einsum(f"bhn,{tokens}->hbd", alpha * (values - outputs[..., None]), context)
+    alpha, z = attended(heads.W_Q, heads.W_K, context, query, hidden)
+    if hidden is None:
+        values = torch.einsum("...nd,hd->...hn", context, heads.mu)
+        outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
+    else:  # each head by itself, so that equal ones cancel to the last digit
+        values, outputs = heads.mu @ context.mT, (z * heads.mu).sum(-1)
+    # The covariance of the tokens under the attention, times the values.
+    pulls = ((alpha * (values - outputs[..., None])) @ context).transpose(0, 1)
     asked, keyed = query @ heads.W_Q, pulls @ heads.W_K
+    if base is not None:
+        z = z + base[:, None]
+        outputs = torch.einsum("bhd,hd->bh", z, heads.mu)
     return Tangents(outputs.sum(-1), z.transpose(0, 1), pulls, asked, keyed, query)
 
 
@@ -124,47 +156,10 @@ def solved(factor: Float[Tensor, "T T"], rows: Float[Tensor, " T"]) -> Float[Ten
     return torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, 0]
 
 
-# --- coordinates ----------------------------------------------------------------------------------
-
-
-class Coordinates(NamedTuple):
-    """A linear change of tokens and queries: matrices that are multiplied from the right."""
-
-    tokens: Float[Tensor, "d d"]
-    queries: Float[Tensor, "d d"]
-
-    @classmethod
-    def balancing(
-        cls, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
-    ) -> Coordinates:
-        """Coordinates in which second moments are one, but for directions hardly used.
-
-        Moments of own contexts are taken about their mean, since only differences of tokens change
-        the attention.
-        """
-        own = contexts.ndim == 3
-        return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))
-
-    def outward(self, heads: ScalarHeads) -> ScalarHeads:
-        """Weights on the data that compute what ``heads`` compute on the changed data."""
-        return ScalarHeads(
-            self.queries @ heads.W_Q, self.tokens @ heads.W_K, heads.mu @ self.tokens.mT
-        )
-
-
-def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Tensor, "d d"]:
-    """A symmetric matrix after which rows have second moments of one, as :class:`Coordinates`."""
-    size = unit(rows)
-    rows = rows / size
-    rows = rows - rows.mean(0) if centred else rows
-    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
-    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T / size
-
-
 class DeepTangents(NamedTuple):
     """The derivative of a network's first output on ``T`` examples, as one matrix."""
 
-    outputs: Float[Tensor, " T"]  # the outputs themselves
+    outputs: Float[Tensor, " T"]
     rows: Float[Tensor, "T P"]  # one column for each weight
     weights: DeepWeights
 
@@ -199,3 +194,36 @@ def jacobian(
 
     parts = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
     return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
+
+
+# --- coordinates ----------------------------------------------------------------------------------
+
+
+class Coordinates(NamedTuple):
+    """A linear change of tokens and queries: matrices that are multiplied from the right."""
+
+    tokens: Float[Tensor, "d d"]
+    queries: Float[Tensor, "d d"]
+
+    @classmethod
+    def balancing(
+        cls, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
+    ) -> Coordinates:
+        """Those of second moments one; of own contexts about the mean, as attention sees them."""
+        own = contexts.ndim == 3
+        return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))
+
+    def outward(self, heads: ScalarHeads) -> ScalarHeads:
+        """Weights on the data that compute what ``heads`` compute on the changed data."""
+        return ScalarHeads(
+            self.queries @ heads.W_Q, self.tokens @ heads.W_K, heads.mu @ self.tokens.mT
+        )
+
+
+def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Tensor, "d d"]:
+    """A symmetric matrix after which rows have second moments of one, but where hardly any are."""
+    size = unit(rows)
+    rows = rows / size
+    rows = rows - rows.mean(0) if centred else rows
+    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
+    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T / size

@@ -18,17 +18,18 @@ import scipy
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.bounds import best_groups
 from ..examples import unit
 from ..theory.fitting import newton
-from ..theory.tangents import ScalarHeads, Tangents
+from ..theory.tangents import Coordinates, ScalarHeads, Tangents, attended, scalar_outputs, tangents
 from .data import Data
 
-SMALL = 400  # examples of which singular values are computed
+_SMALL = 400  # examples of which singular values are computed
 GRAM = 12_000  # examples beyond which nothing is formed for all pairs
-PATIENCE = 40  # steps in which the squared error must fall by a tenth
-BLUNT, SHARP = 0.5, 4.0  # standard deviations of logits where ranks are computed
+_PATIENCE = 40  # steps in which the squared error must fall by a tenth
+_BLUNT, SHARP = 0.5, 4.0  # standard deviations of logits where ranks are computed
 # Pivots that surely suffice: of rows with less beyond the others, float64 may miss labels by 1e-6.
 # Chosen on tables of scikit-learn, where all labels are met, those along the weakest axes too.
 SURE = 3e-4
@@ -53,10 +54,15 @@ def spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None
     for part in rows.split(2**16) if len(rows) > 2**16 else ():
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
     _, values, axes = torch.linalg.svd(R, full_matrices=False)
-    top = scale or float(values[:1].sum()) or 1.0
+    k, kept, dropped = _counted(values, rtol, scale or float(values[:1].sum()) or 1.0)
+    return Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped)
+
+
+def _counted(values: Float[Tensor, " k"], rtol: float, top: float) -> tuple[int, float, float]:
+    """How many singular values count, and those on both sides, in units of ``top``; 0 if none."""
     shares = [1.0, *(values / top).tolist(), 0.0]
     k = sum(share > rtol for share in shares[1:])
-    return Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, shares[k], shares[k + 1])
+    return k, shares[k], shares[k + 1]
 
 
 class Reduced(NamedTuple):
@@ -65,7 +71,7 @@ class Reduced(NamedTuple):
     contexts: Float[Tensor, "*T n D"]  # each token less the first one of its context: m numbers
     base: Float[Tensor, "T_or_one D"]  # these first tokens: m numbers, and c that contexts share
     queries: Float[Tensor, "T D"]  # q numbers
-    mask: Bool[Tensor, "T n"] | None  # True where a token is padding
+    mask: Bool[Tensor, "T n"]  # True where a token is padding
     sizes: tuple[int, int, int]  # m, q and c
     maps: tuple[Tensor, Tensor]  # what tokens and queries are multiplied by to get the numbers
     spectra: tuple[Spectrum, Spectrum, Spectrum]  # of the m, q and c directions
@@ -77,13 +83,29 @@ class Reduced(NamedTuple):
             contexts=self.contexts if shared else self.contexts[rows],
             base=self.base if shared else self.base[rows],
             queries=self.queries[rows],
-            mask=None if self.mask is None else self.mask[rows],
+            mask=self.mask[rows],
         )
+
+    @property
+    def seen(self) -> tuple[Tensor, ...]:
+        """What :func:`~attnmem.theory.tangents.scalar_outputs` takes."""
+        return self.contexts, self.queries, self.mask, self.base
+
+    def features(self, W_Q: Tensor, W_K: Tensor) -> Float[Tensor, "T H D"]:
+        """Attended tokens of every head, the first ones of the contexts included."""
+        return attended(W_Q, W_K, *self.seen[:3])[1] + self.base[:, None]
+
+    def outputs(self, heads: ScalarHeads) -> Float[Tensor, " T"]:
+        """One number for each example."""
+        return scalar_outputs(heads, *self.seen)
+
+    def tangents(self, heads: ScalarHeads) -> Tangents:
+        """Their derivative in all weights, and the outputs."""
+        return tangents(heads, *self.seen)
 
     def outward(self, heads: ScalarHeads) -> ScalarHeads:
         """The weights for the data as they came."""
-        tokens, queries = self.maps
-        return ScalarHeads(queries @ heads.W_Q, tokens @ heads.W_K, heads.mu @ tokens.mT)
+        return Coordinates(*self.maps).outward(heads)
 
 
 def reduced(data: Data) -> Reduced:
@@ -92,12 +114,13 @@ def reduced(data: Data) -> Reduced:
     # Each coordinate in its own unit, so that small ones do not pass for rounding of large ones.
     sizes = [unit(x.flatten(0, -2), (0,))[0] for x in (data.contexts, data.queries)]
     E, e = data.contexts / sizes[0], data.queries / sizes[1]
-    first = E[..., :1, :]
+    first, hidden = E[..., :1, :], torch.zeros(len(e), E.shape[-2], dtype=torch.bool)
     if data.mask is not None:  # the first token that is none of padding
-        first = E[torch.arange(len(E)), data.mask.int().argmin(-1)][:, None]
+        hidden = data.mask
+        first = E[torch.arange(len(E)), hidden.int().argmin(-1)][:, None]
     apart = E - first
-    if data.mask is not None:
-        apart = apart.masked_fill(data.mask[..., None], 0.0)
+    if not data.shared:
+        apart = apart.masked_fill(hidden[..., None], 0.0)
     kept = first.flatten(0, -2)
     moves = spectrum(apart.flatten(0, -2), rtol, float(torch.linalg.vector_norm(E)) or None)
     asked = spectrum(e, rtol)
@@ -106,55 +129,17 @@ def reduced(data: Data) -> Reduced:
     m, q, c = (each.axes.shape[1] for each in (moves, asked, same))
     D = max(m + c, q, 1)
     tokens = torch.cat([moves.whitening(), same.whitening()], dim=1)
-    tokens, queries = (
-        torch.nn.functional.pad(map, (0, D - map.shape[1])) for map in (tokens, asked.whitening())
-    )
+    tokens, queries = (pad(W, (0, D - W.shape[1])) for W in (tokens, asked.whitening()))
     contexts = apart @ tokens
     contexts[..., m:] = 0.0  # but for rounding, it is
     maps = tokens / sizes[0][:, None], queries / sizes[1][:, None]
-    return Reduced(
-        contexts, kept @ tokens, e @ queries, data.mask, (m, q, c), maps, (moves, asked, same)
-    )
+    data = contexts, kept @ tokens, e @ queries, hidden
+    return Reduced(*data, (m, q, c), maps, (moves, asked, same))
 
 
 def tolerance(precision: torch.dtype) -> float:
     """The relative size below which a direction is rounding of numbers of this precision."""
     return max(1e-12, 8 * min(torch.finfo(precision).eps, 1e-4))
-
-
-def attended(
-    W_Q: Float[Tensor, "H d r"], W_K: Float[Tensor, "H d r"], data: Data | Reduced
-) -> tuple[Float[Tensor, "T H n"], Float[Tensor, "T H d"]]:
-    """Attention weights and attended tokens of every head; padding is left out."""
-    logits = torch.einsum("te,her,hdr->thd", data.queries, W_Q, W_K) @ data.contexts.mT
-    if data.mask is not None:
-        logits = logits.masked_fill(data.mask[:, None], -torch.inf)
-    alpha = logits.softmax(-1)
-    return alpha, alpha @ data.contexts
-
-
-def features(
-    W_Q: Float[Tensor, "H D r"], W_K: Float[Tensor, "H D r"], at: Reduced
-) -> Float[Tensor, "T H D"]:
-    """Attended tokens of every head, the first ones of the contexts included."""
-    return attended(W_Q, W_K, at)[1] + at.base[:, None]
-
-
-def outputs(heads: ScalarHeads, at: Reduced) -> Float[Tensor, " T"]:
-    """One number for each example."""
-    return torch.einsum("thd,hd->t", features(heads.W_Q, heads.W_K, at), heads.mu)
-
-
-def tangents(heads: ScalarHeads, at: Reduced) -> Tangents:
-    """The derivative of the outputs in all weights, and the outputs."""
-    alpha, z = attended(heads.W_Q, heads.W_K, at)
-    means = (z * heads.mu).sum(-1, keepdim=True)
-    # The covariance of the tokens under the attention, times the values.
-    pulls = ((alpha * (heads.mu @ at.contexts.mT - means)) @ at.contexts).transpose(0, 1)
-    asked, keyed = at.queries @ heads.W_Q, pulls @ heads.W_K
-    z = z + at.base[:, None]
-    shown = torch.einsum("thd,hd->t", z, heads.mu)
-    return Tangents(shown, z.transpose(0, 1), pulls, asked, keyed, at.queries)
 
 
 def draw(
@@ -170,14 +155,10 @@ def draw(
     if groups:
         sizes = best_groups(heads, min(m, q), max(m, q), r) if min(m, q) else [heads]
     g = torch.Generator().manual_seed(seed)
-    W_Q, W_K, mu = (
-        torch.nn.functional.pad(torch.randn(*shape, generator=g, dtype=torch.float64), (*pad,))
-        for shape, pad in (
-            ((len(sizes), q, r), (0, 0, 0, D - q)),
-            ((len(sizes), m, r), (0, 0, 0, D - m)),
-            ((heads, m + c), (0, D - m - c)),
-        )
-    )
+    shapes = (len(sizes), q, r), (len(sizes), m, r), (heads, m + c, 1)
+    drawn = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes)
+    W_Q, W_K, mu = (pad(W, (0, 0, 0, D - W.shape[1])) for W in drawn)
+    mu = mu[..., 0]
     few = at.some(torch.arange(min(512, len(at.queries))))
     logits = torch.einsum("te,her,hdr->thd", few.queries, W_Q, W_K) @ few.contexts.mT
     scale = (spread / logits.std(correction=0).clamp(min=1e-9)) ** 0.5
@@ -221,7 +202,7 @@ class Rank:
 
 def free_rank(heads: int, head_dim: int, at: Reduced, seed: int) -> Rank:
     """The rank at random weights: of sharp or of blunt attention, where float64 sees more."""
-    sharp, blunt = (draw(heads, head_dim, at, spread, seed) for spread in (SHARP, BLUNT))
+    sharp, blunt = (draw(heads, head_dim, at, spread, seed) for spread in (SHARP, _BLUNT))
     found = rank_at(sharp, at)
     full = found.rank == found.of
     return found if full else max(found, rank_at(blunt, at), key=lambda each: each.rank)
@@ -237,21 +218,21 @@ def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank
 
     With ``least`` it is the number of Cholesky's pivots above that.
     """
-    here, T = tangents(heads, at), len(at.queries)
-    if T > SMALL or least:
+    T = len(at.queries)
+    if T > _SMALL or least:
         least = least or _least(T)
-        rows, kept = _clear(_scaled(here.gram()), least)
+        rows, kept = _clear(_products(heads, at), least)
         return Rank(len(rows), T, kept, 0.0 if len(rows) == T else None, least, "Cholesky")
-    J = torch.cat(here.parts(), dim=1)
+    J = torch.cat(at.tangents(heads).parts(), dim=1)
     J = J / torch.linalg.vector_norm(J, dim=1, keepdim=True).clamp(min=1e-300)
-    values = torch.linalg.svdvals(J)
-    shares = [1.0, *(values / values[0].clamp(min=1e-300)).tolist(), 0.0]
-    least = max(J.shape) * 1e-15
-    k = sum(share > least for share in shares[1:])
-    return Rank(k, T, shares[k], [*shares[k + 1 : -1], 0.0][0], least, "singular values")
+    values, least = torch.linalg.svdvals(J), max(J.shape) * 1e-15
+    k, kept, dropped = _counted(values, least, max(float(values[0]), 1e-300))
+    return Rank(k, T, kept, dropped, least, "singular values")
 
 
-def _scaled(K: Float[Tensor, "T T"]) -> Float[Tensor, "T T"]:
+def _products(heads: ScalarHeads, at: Reduced) -> Float[Tensor, "T T"]:
+    """Products of the rows of the derivative, scaled to length one."""
+    K = at.tangents(heads).gram()
     size = K.diagonal().clamp(min=1e-300).rsqrt()
     return K.mul_(size[:, None]).mul_(size)
 
@@ -283,7 +264,7 @@ def independent_rows(
     heads: ScalarHeads, at: Reduced, least: float | None = None
 ) -> Int[Tensor, " k"]:
     """Examples whose rows are independent: the clearest first, or those of :func:`rank_at`."""
-    K = _scaled(tangents(heads, at).gram())
+    K = _products(heads, at)
     return _clear(K, least)[0] if least else _pivoted(K, _least(len(K)))[0]
 
 
@@ -302,15 +283,11 @@ def meet(
     """:func:`~attnmem.theory.fitting.levenberg_marquardt` with padding; the weights, and steps."""
     squares: list[float] = []
 
-    def linear(w: ScalarHeads) -> tuple[Tangents, Tensor]:
-        here = tangents(w, at)
-        return here, here.outputs - labels
-
     def done(made: int, residual: Tensor) -> bool:
         squares.append(float(residual.square().sum()))
-        slow = len(squares) > PATIENCE and squares[-1] > 0.9 * squares[-PATIENCE]
+        slow = len(squares) > _PATIENCE and squares[-1] > 0.9 * squares[-_PATIENCE]
         met = float(residual.abs().max()) <= tolerance
         return met or slow or made == steps or time.monotonic() > until
 
-    made, heads, _ = newton(heads, lambda w: outputs(w, at) - labels, linear, done)
+    made, heads, _ = newton(heads, at.outputs, at.tangents, labels, done)
     return heads, made

@@ -23,7 +23,7 @@ from ..core.layers import MHAWeights
 from ..core.memorize import memorize_mha
 from ..theory.fitting import CHUNK, MET, lbfgs_steps
 from ..theory.near import linearized, near
-from ..theory.tangents import ScalarHeads
+from ..theory.tangents import ScalarHeads, attended
 from . import layer
 from .data import Data, as_data, repeats, wrapped
 
@@ -84,7 +84,8 @@ def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
     """Outputs of a layer, with padding left out."""
     found = []
     for start in range(0, len(data.queries), _ROWS):
-        z = layer.attended(weights.W_Q, weights.W_K, data.some(slice(start, start + _ROWS)))[1]
+        part = data.some(slice(start, start + _ROWS))
+        z = attended(weights.W_Q, weights.W_K, part.contexts, part.queries, part.mask)[1]
         found.append(torch.einsum("thd,hdv->thv", z, weights.W_V).flatten(1))
     return torch.cat(found) @ weights.W_O @ weights.W_D
 
@@ -274,7 +275,7 @@ class _Task:
             values = maps.mu[..., None] * F.one_hot(owner, k)[:, None]
             yield self.layer(maps, values, mixed * size), " and ".join(sorted({*names}))
         heads = self.start(self.heads, attempt=2)
-        Z = layer.features(heads.W_Q, heads.W_K, self.at).flatten(1)
+        Z = self.at.features(heads.W_Q, heads.W_K).flatten(1)
         _, R, order = scipy.linalg.qr(Z.numpy().T, mode="economic", pivoting=True)
         steep = np.abs(np.diag(R))
         rows = torch.from_numpy(order[: int((steep > 1e-10 * steep[0]).sum())].astype(np.int64))
@@ -304,8 +305,8 @@ class _Task:
         base = layer.cancelling(heads, self.head_dim, at, self.seed)
         clear = layer.independent_rows(base, at, layer.SURE)
         at, rows = at.some(clear), rows[clear]
-        linear = linearized(base, layer.tangents(base, at), y[rows])
-        tried = near(linear, lambda w: layer.outputs(w, at), y[rows]) if linear else ()
+        linear = linearized(base, at.tangents(base), y[rows])
+        tried = near(linear, at.outputs, y[rows]) if linear else ()
         for found, error in tried:
             if error <= MET:
                 away = self.away(found, y)
@@ -370,7 +371,7 @@ class _Task:
         trained = [w.clone().requires_grad_() for w in (start.W_Q, start.W_K, values)]
 
         def scores() -> Tensor:
-            return torch.einsum("thd,hdk->tk", layer.features(*trained[:2], self.at), trained[2])
+            return torch.einsum("thd,hdk->tk", self.at.features(*trained[:2]), trained[2])
 
         def loss() -> Tensor:
             return F.cross_entropy(scores(), self.labels)
