@@ -66,7 +66,7 @@ def test_a_command_of_the_pages_runs(command, tmp_path):
 
 BLOCKS = {
     f"{page.stem}-{k}": block
-    for page in (BOOK / "cluster.md", ROOT / "README.md")
+    for page in (BOOK / "cluster.md", BOOK / "library.md", ROOT / "README.md")
     for k, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
     if "SLURMCluster" not in block  # the page says that this one was not run
 }
