@@ -121,7 +121,7 @@ def compiled_program(runs: list[Run]) -> Callable[[], object]:
         state = (P, zeros, jax.tree.map(jnp.zeros_like, P), 0.0)
         return jax.lax.scan(step, state, (tokens, answers))[1]
 
-    weights = [models.aot_parameters(run, data.generator(run, "weights")) for run in runs]
+    weights = [models.initial_aot(run, data.generator(run, "weights")) for run in runs]
     P = {name: jnp.stack([W[name].numpy() for W in weights]) for name in weights[0]}
     epochs = run.steps * run.batch // run.T
     data = [[part.repeat(epochs, *[1] * (part.ndim - 1)) for part in bigrams(run)] for run in runs]
@@ -200,9 +200,9 @@ def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, f
 
 def by_autograd(run: Run, device: str) -> None:
     """Train one of Mahdavi et al.'s models by its layers, PyTorch's autograd and fused Adam."""
-    weights = models.mha_parameters(run, data.generator(run, "weights"))
+    weights = models.initial_mha(run, data.generator(run, "weights"))
     P = {name: W[None].to(device).requires_grad_() for name, W in weights.items()}
-    contexts, queries, labels = (part.to(device) for part in data.examples(run))
+    contexts, queries, labels = (part.to(device) for part in data.contexts_of(run))
     adam = torch.optim.Adam(P.values(), lr=run.lr, fused=True)
     for step in range(run.steps):
         batch = slice(step % 4 * run.batch, (step % 4 + 1) * run.batch)

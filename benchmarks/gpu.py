@@ -15,7 +15,7 @@ import time
 import torch
 
 from attnmem.lab import experiments
-from attnmem.lab.devices import device_name, device_settings
+from attnmem.lab.engine import device_name, device_settings
 from attnmem.lab.protocols import PROTOCOLS
 from attnmem.lab.training import operations
 
@@ -47,7 +47,8 @@ def timed(runs, device: torch.device, steps: int, rounds: int) -> float:
             protocol.advance()
         synchronize()
         best = min(best, (time.perf_counter() - start) / (protocol.count - before))
-    protocol.stack.release()
+    if protocol.captured:
+        protocol.captured.release()
     return best
 
 

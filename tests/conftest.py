@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-SHAPED = ["core", "theory", "lab.tasks"]
+SHAPED = ["core", "theory", "lab.data"]
 
 
 def pytest_addoption(parser):

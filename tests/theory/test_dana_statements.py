@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
-from attnmem.lab import tasks as tasks_of_the_paper
+from attnmem.lab import data as data_of_the_paper
 from attnmem.theory import counts, dana
 from attnmem.theory.certificates import certified_associations, enclosed_offers
 from attnmem.theory.dana import memorize_aot
@@ -50,7 +50,7 @@ def tasks(draw, most=60):
 
 
 def test_assumption_1_the_bigrams_have_one_next_token_each():
-    data = tasks_of_the_paper.bigrams(torch.Generator().manual_seed(3), 5, 400)
+    data = data_of_the_paper.bigrams(torch.Generator().manual_seed(3), 5, 400)
     answers = {}
     for pair, token in zip(data.tokens.tolist(), data.next_tokens.tolist(), strict=True):
         answers.setdefault(tuple(pair), set()).add(token)

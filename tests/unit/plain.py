@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from attnmem.lab import data, models
-from attnmem.lab.data import pairs
+from attnmem.lab.data import pairs_of
 from attnmem.lab.store import Run
 
 
@@ -129,7 +129,7 @@ class Path(NamedTuple):
 
 
 def _start(run, kind):
-    initial = models.FAMILIES[run.model].initial
+    initial = models.MODELS[run.model].initial
     model = kind(run, initial(run, data.generator(run, "weights")))
     return model, torch.optim.Adam(model.parameters(), lr=run.lr)
 
@@ -147,7 +147,7 @@ def _step(optimizer, schedule, loss, path):
 def train_bigrams(run) -> Path:
     """Epoch by epoch, with PyTorch's LinearLR."""
     model, optimizer = _start(run, BigramModel)
-    tokens, answers, table = pairs(run)
+    tokens, answers, table = pairs_of(run)
     batches = run.T // run.batch
     schedule = torch.optim.lr_scheduler.LinearLR(
         optimizer, run.lr_start, run.lr_end, run.steps // batches
@@ -173,7 +173,7 @@ def train_bigrams(run) -> Path:
 def train_associations(run) -> Path:
     """All associations at every step; looked at on the way."""
     model, optimizer = _start(run, BigramModel)
-    tokens, answers, _ = pairs(run)
+    tokens, answers, _ = pairs_of(run)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, run.lr_start, run.lr_end, run.steps)
     path, best = Path([], [], {}), None
     for step in range(1, run.steps + 1):
@@ -194,7 +194,7 @@ def train_associations(run) -> Path:
 def train_memorization(run) -> Path:
     """Batches in a new order every epoch; the best weights by the loss on the whole set."""
     model, optimizer = _start(run, Memorizer)
-    contexts, queries, labels = data.examples(run)
+    contexts, queries, labels = data.contexts_of(run)
     if run.context == "shared":
         contexts = contexts.expand(run.T, -1, -1)
     warmup = round(0.05 * run.steps) or 1

@@ -15,8 +15,7 @@ from attnmem import (
     mha_attention,
     mha_features,
 )
-from attnmem.core.layers import _add_heads, take_rows
-from attnmem.lab.pairs import _Rows, look_up
+from attnmem.core.layers import _add_heads, look_up, take_rows
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
@@ -97,11 +96,10 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
     torch.testing.assert_close(_add_heads(z, W_V, W_O), expected, **EXACT)
 
 
-@pytest.mark.parametrize("rows", [take_rows, _Rows.apply])
-def test_a_look_up_and_its_gradient_go_token_by_token(rows):
+def test_a_look_up_and_its_gradient_go_token_by_token():
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
-    found = rows(table, chosen)
+    found = take_rows(table, chosen)
     g = torch.randint(-8, 9, found.shape).float()  # small integers: their sums are exact
     expected, total = torch.empty(2, 5, 3), torch.zeros(2, 5, 3)
     for r in range(2):
@@ -173,18 +171,6 @@ def test_transforms_of_torch_go_through_aot(length):
         (torch.vmap(lambda s: logits(*weights, tokens=s))(sets), logits(*weights, tokens=sets)),
     ):
         torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
-
-
-def test_transforms_of_torch_go_through_the_look_up_of_a_gpu():
-    table, chosen = torch.randn(2, 5, 3, dtype=torch.float64), torch.randint(5, (2, 7))
-    for transform in (torch.func.jacrev, torch.func.jacfwd):
-        ours, torchs = (transform(f)(table, chosen) for f in (_Rows.apply, take_rows))
-        assert torch.equal(ours, torchs)
-    many = torch.stack([table, -table])
-    ours = torch.vmap(_Rows.apply, (0, None))(many, chosen)
-    assert torch.equal(ours[1], take_rows(-table, chosen))
-    table.requires_grad_()
-    assert torch.autograd.gradgradcheck(_Rows.apply, (table, chosen))
 
 
 def test_mha_equals_torchs_multihead_attention():

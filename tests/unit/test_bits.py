@@ -60,7 +60,7 @@ def test_a_recount_goes_over_every_pair_that_was_drawn():
     [run, *_] = experiments.runs("dana-exp1", "quick", 1)
     run = dataclasses.replace(run, T=128, batch=64, steps=250)
     found = bits.recount(run)
-    drawn = len(data.pairs(run).tokens.unique(dim=0))
+    drawn = len(data.pairs_of(run).tokens.unique(dim=0))
     assert drawn < run.N**2
     assert 0 < found.counted <= drawn * math.log2(run.N)
     assert found.counted != found.read

@@ -16,7 +16,7 @@ import attnmem
 from attnmem import yours
 from attnmem.checks import Range, Seed, checked, refuse
 from attnmem.core import bounds
-from attnmem.lab import tasks
+from attnmem.lab import data
 from attnmem.pages import scaling
 from attnmem.theory import (
     dana,
@@ -103,7 +103,7 @@ def test_bools_of_numpy_are_no_integers():
     with pytest.raises(ValueError, match="heads: got True; expected an integer"):
         bounds.affine_rank(np.True_, 3)
     g = torch.Generator()
-    drawn = tasks.context_queries(g, 3, context=2, dim=5, shared=np.True_)
+    drawn = data.context_queries(g, 3, context=2, dim=5, shared=np.True_)
     assert drawn.contexts.shape == (2, 5)
 
 
@@ -131,9 +131,9 @@ PLACED = [
     (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
     (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
     (tiny.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
-    *((draw, (), {"vocab": 3, "count": 4}) for draw in (tasks.bigrams, tasks.associations)),
-    (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
-    (tasks.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),
+    *((draw, (), {"vocab": 3, "count": 4}) for draw in (data.bigrams, data.associations)),
+    (data.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
+    (data.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),
     (attnmem.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.aot, (AOT, PAIRS), {}),

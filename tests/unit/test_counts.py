@@ -18,7 +18,7 @@ PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
 
 def jacobian(run, outputs, *, normal=False):
     """Rows: outputs; columns: weights in float64, drawn as for training and enlarged, or normal."""
-    P = models.FAMILIES[run.model].initial(run, data.generator(run, "weights"))
+    P = models.MODELS[run.model].initial(run, data.generator(run, "weights"))
     P = {name: 3 * W.double()[None] for name, W in P.items()}
     if normal:
         g = torch.Generator().manual_seed(2)

@@ -84,7 +84,7 @@ def test_seeds_share_a_table_and_nothing_else(name, published, tables):
     assert {once.count(run) for run in once} == {tables}
     assert set(once) <= set(of(published))
     same_cell = [run for run in runs if (run.H, run.width) == (runs[0].H, runs[0].width)]
-    drawn = {(run.table, run.seed): data.pairs(run) for run in same_cell}
+    drawn = {(run.table, run.seed): data.pairs_of(run) for run in same_cell}
     for (number, seed), pair in drawn.items():
         assert torch.equal(pair.table, drawn[number, 0].table)
         assert seed == 0 or not torch.equal(pair.tokens, drawn[number, 0].tokens)
@@ -106,7 +106,7 @@ def test_the_small_print_changes_one_thing(name, published, change, seeds):
     assert set(of(name)) <= changed
     assert {run.seed for run in of(name)} == set(range(seeds))
     first, second = (dataclasses.replace(run, T=20) for run in of(name)[:2])
-    drawn = [data.examples(run) for run in (first, second)]
+    drawn = [data.contexts_of(run) for run in (first, second)]
     for one, other in zip(*drawn, strict=True):  # seeds share their examples if these are numbered
         assert torch.equal(one, other) == ("table" in change)
 
@@ -204,7 +204,7 @@ def test_a_bad_entry_is_refused_by_its_name_and_field(was, now, refused, monkeyp
 
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
     """As CONTRIBUTING says: nothing else has to know of them to run, read and list them."""
-    monkeypatch.setitem(models.FAMILIES, "new", models.FAMILIES["aot"])
+    monkeypatch.setitem(models.MODELS, "new", models.MODELS["aot"])
     cells = [vars(run) | {"model": "new"} for run in of("dana-exp6", "quick")[::2]]
     fields = {"experiment", "profile", "seed", "variant", "products"}
     cells = [{name: cell[name] for name in cell.keys() - fields} for cell in cells]

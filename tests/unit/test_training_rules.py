@@ -14,8 +14,8 @@ import torch
 import attnmem
 from attnmem import descend, mha, xavier
 from attnmem.core.memorize import SATURATED
-from attnmem.lab import data, devices, engine, models, protocols, training
-from attnmem.lab.protocols import PROTOCOLS, Associations, Bigrams, Memorization, Reached
+from attnmem.lab import data, engine, models, protocols, training
+from attnmem.lab.protocols import PROTOCOLS, Associations, Bigrams, Memorization
 from attnmem.lab.training import Checkpoint
 
 from plain import association_run, bigram_run, memorization_run
@@ -44,7 +44,7 @@ def test_rates_rise_linearly_for_a_twentieth_of_the_steps_then_fall_along_a_cosi
 def test_sinusoids_are_as_precise_as_is_asked_whatever_the_default(dtype):
     torch.set_default_dtype(torch.float64 if dtype == torch.float32 else torch.float32)
     try:
-        found = models.sinusoids(40, 6, dtype, CPU)
+        found = models._sinusoids(40, 6, dtype, CPU)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.dtype == dtype
@@ -56,7 +56,7 @@ def test_sinusoids_are_as_precise_as_is_asked_whatever_the_default(dtype):
 
 def test_what_the_papers_guarantee_for_the_sizes_of_a_run():
     mha, aot = memorization_run(H=5, n=3, d_h=7), bigram_run(H=4, d_h=3, d=6)
-    guaranteed = {run.model: models.FAMILIES[run.model].guaranteed(run) for run in (mha, aot)}
+    guaranteed = {run.model: models.MODELS[run.model].guaranteed(run) for run in (mha, aot)}
     assert guaranteed == {"mha": 5 * (3 - 1) + 1, "aot": 4 * 3 + 6}
 
 
@@ -73,29 +73,27 @@ def adam(gradients, rate):
     return x
 
 
-@pytest.mark.parametrize("kind", [engine.FusedAdam, engine.RunwiseAdam])
-def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(kind):
+@pytest.mark.parametrize("runwise", [False, True])
+def test_adam_by_hand_with_gradients_from_large_to_as_small_as_its_epsilon(runwise):
     """Six numbers of two runs, which take turns in the signs; then of the second run alone."""
     sizes = torch.tensor([[1.0, 1e-3, 1e-6], [1e-7, 1e-8, 1e-9]])
     signs = [1, 1, -1, 1, -1, -1, 1]
-    rates = torch.tensor([0.1, 0.1 if kind is engine.FusedAdam else 0.02], dtype=torch.float64)
-    P = {"w": torch.zeros(2, 3, requires_grad=True)}
-    optimizer = kind(P)
+    rates = torch.tensor([0.1, 0.02 if runwise else 0.1], dtype=torch.float64)
+
+    def expected(count):
+        each = zip(sizes.tolist(), rates.tolist(), strict=True)
+        return torch.tensor([[adam([s * g for s in signs[:count]], r) for g in x] for x, r in each])
+
+    W = torch.zeros(2, 3, requires_grad=True)
+    optimizer = engine.FusedAdam([W], runwise=runwise)
     for sign in signs[:5]:
         optimizer.step([sizes * sign], rates)
-    expected = [
-        [adam([s * g for s in signs[:5]], r) for g in row]
-        for row, r in zip(sizes.tolist(), rates.tolist(), strict=True)
-    ]
-    torch.testing.assert_close(P["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
-    if kind is engine.RunwiseAdam:
-        return  # its runs stay
-    left = {"w": P["w"].detach()[1:].clone().requires_grad_()}
-    optimizer = optimizer.kept(left, torch.tensor([1]))
+    torch.testing.assert_close(W.detach(), expected(5), rtol=1e-4, atol=0)
+    left = W.detach()[1:].clone().requires_grad_()
+    optimizer.keep([left], torch.tensor([1]))
     for sign in signs[5:]:
         optimizer.step([sizes[1:] * sign], rates[1:])
-    expected = [[adam([s * g for s in signs], 0.1) for g in sizes[1].tolist()]]
-    torch.testing.assert_close(left["w"].detach(), torch.tensor(expected), rtol=1e-4, atol=0)
+    torch.testing.assert_close(left.detach(), expected(7)[1:], rtol=1e-4, atol=0)
 
 
 # --- accuracy -------------------------------------------------------------------------------------
@@ -116,6 +114,10 @@ def test_an_answer_is_right_if_its_logit_is_larger_than_any_other():
 
 
 # --- what is kept ---------------------------------------------------------------------------------
+
+
+def diverged(step):
+    return {"accuracy": None, "loss": None, "diverged": step}
 
 
 def told(protocol, losses, shares):
@@ -142,7 +144,7 @@ def test_bigrams_diverge_by_one_loss_that_is_not_finite(broken, seen):
     losses = torch.ones(8)
     losses[broken] = math.inf
     [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU), losses, torch.ones(8) / 2)
-    assert found == Reached(None, None, diverged=seen)
+    assert found == diverged(seen)
 
 
 def test_bigrams_that_go_on_remember_where_they_diverged():
@@ -152,15 +154,15 @@ def test_bigrams_that_go_on_remember_where_they_diverged():
     losses[3] = math.inf
     assert told(first, losses[:6], torch.ones(6)) == []
     second.restore(copy.deepcopy(first.state()))
-    assert told(second, losses[6:], torch.ones(2)) == [Reached(None, None, diverged=4)]
+    assert told(second, losses[6:], torch.ones(2)) == [diverged(4)]
 
 
 def test_bigrams_are_averaged_over_the_watched_batches():
     losses, shares = torch.arange(300) / 100, torch.arange(300) / 300
     [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=300)], CPU), losses, shares)
-    assert found.loss == pytest.approx((1.99 + 2.98) / 2)
-    assert found.accuracy == pytest.approx((199 + 298) / 600)
-    assert found.diverged is None
+    assert found["loss"] == pytest.approx((1.99 + 2.98) / 2)
+    assert found["accuracy"] == pytest.approx((199 + 298) / 600)
+    assert "diverged" not in found
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,8 @@ def test_associations_keep_the_best_look(looks, best):
     losses, shares = torch.full((28,), 0.01), torch.ones(28)  # between looks all would be better
     shares[6::7], losses[6::7] = torch.tensor(looks).T
     [found] = told(Associations([run], CPU), losses, shares)
-    assert (found.accuracy, found.loss) == pytest.approx(best[:2])
-    assert found.best_step == 7 * best[2]
+    assert (found["accuracy"], found["loss"]) == pytest.approx(best[:2])
+    assert found["best_step"] == 7 * best[2]
 
 
 @pytest.mark.parametrize(
@@ -202,13 +204,14 @@ def test_the_best_weights_by_the_loss_are_reported_and_decide_when_to_stop(
     """Of equals the first; a loss that is not finite ends a run."""
     run = memorization_run(steps=2 * len(looks), evaluate_every=2, early_stop=early_stop)
     protocol = Memorization([run], CPU)
-    every = iter(looks)
-    monkeypatch.setattr(protocol, "evaluate", lambda: [Reached(*next(every))])
+    every = iter([{"accuracy": accuracy, "loss": loss} for accuracy, loss in looks])
+    monkeypatch.setattr(protocol, "evaluate", lambda: [next(every)])
     while not protocol.done:
         protocol.advance()
     found = protocol.reached[run.key]
-    assert (found.accuracy, found.loss, found.best_step, found.diverged) == best
-    assert (found.saturated is None) == early_stop
+    names = ("accuracy", "loss", "best_step", "diverged")
+    assert tuple(map(found.get, names)) == best
+    assert ("saturated" not in found) == early_stop
     assert protocol.count == steps
 
 
@@ -235,9 +238,9 @@ def test_saturation_is_summed_up_from_the_free_heads(monkeypatch):
     while not protocol.done:
         protocol.advance()
     found = protocol.reached[run.key]
-    assert found.saturated == pytest.approx((0.0, 0.65, 0.8))  # one less half the mean number
-    assert found.served == pytest.approx((1.0, 0.5, 0.4))
-    assert found.serving == pytest.approx((0.6, 0.4, 0.0))
+    assert found["saturated"] == pytest.approx((0.0, 0.65, 0.8))  # one less half the mean number
+    assert found["served"] == pytest.approx((1.0, 0.5, 0.4))
+    assert found["serving"] == pytest.approx((0.6, 0.4, 0.0))
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ def test_weights_data_and_order_are_drawn_independently(run, monkeypatch):
         asked.append((run.key, purpose))
         return real(run, purpose)
 
-    for module in (data, engine, protocols):
+    for module in (data, protocols):
         monkeypatch.setattr(module, "generator", generator)
     PROTOCOLS[run.task]([run, dataclasses.replace(run, seed=1)], CPU)
     assert len(asked) == len(set(asked)) == 6
@@ -303,7 +306,7 @@ def test_initial_weights_are_uniform_within_the_published_bounds(name):
     else:
         layers = {"model": "mlp", "width": 97, "layers": 2} if name == "own-layers" else {}
         run = bigram_run(d_h=d_h, variant=name, **layers, **SIZES)
-    P = models.FAMILIES[run.model].initial(run, data.generator(run, "weights"))
+    P = models.MODELS[run.model].initial(run, data.generator(run, "weights"))
     for bound, weights in INITIAL[name].items():
         for weight in weights.split():
             parts = P[weight].flatten() / bound
@@ -315,7 +318,7 @@ def test_initial_weights_are_uniform_within_the_published_bounds(name):
 def test_tables_of_the_default_initialization_are_normal():
     """PyTorch's Embedding: mean 0, variance 1; as in the published code three rows of positions."""
     run = bigram_run(d_h=d_h, variant="default-init", **SIZES)
-    P = models.aot_parameters(run, data.generator(run, "weights"))
+    P = models.initial_aot(run, data.generator(run, "weights"))
     assert P["embedding"].mean().item() == pytest.approx(0, abs=0.06)
     assert P["embedding"].square().mean().item() == pytest.approx(1, abs=0.09)
     assert (P["embedding"].abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
@@ -330,14 +333,14 @@ def test_tables_of_the_default_initialization_are_normal():
 def test_chunks_hold_every_example_of_every_run_once_and_in_order(context, size):
     """Sizes that leave a last chunk of one, of all but one, or none; the second run is longer."""
     runs = [memorization_run(context=context, seed=seed, T=T) for seed, T in ((0, 20), (1, 37))]
-    held = data.Examples(runs, CPU)
+    held = data.StackedContexts(runs, CPU)
     found = [[], []]
     for (_, queries, labels), there in held.chunks(size):
         assert queries.shape[1] <= size
         for run in range(2):
             found[run] += zip(queries[run][there[run]], labels[run][there[run]], strict=True)
     for run, rows in zip(runs, found, strict=True):
-        drawn = data.examples(run)
+        drawn = data.contexts_of(run)
         assert len(rows) == run.T
         assert torch.equal(torch.stack([query for query, _ in rows]), drawn.queries)
         assert torch.equal(torch.stack([label for _, label in rows]), drawn.labels)
@@ -346,15 +349,15 @@ def test_chunks_hold_every_example_of_every_run_once_and_in_order(context, size)
 @pytest.mark.parametrize("run", [bigram_run(), association_run()], ids=["bigrams", "associations"])
 def test_seeds_may_share_their_table_of_next_tokens(run):
     """Their pairs are their own, each followed by what the table says."""
-    own, other = (data.pairs(dataclasses.replace(run, seed=seed)) for seed in (0, 1))
+    own, other = (data.pairs_of(dataclasses.replace(run, seed=seed)) for seed in (0, 1))
     assert not torch.equal(own.table, other.table)
-    first, second = (data.pairs(dataclasses.replace(run, seed=seed, table=0)) for seed in (0, 1))
+    first, second = (data.pairs_of(dataclasses.replace(run, seed=seed, table=0)) for seed in (0, 1))
     assert torch.equal(first.table, second.table)
     assert not torch.equal(first.tokens, second.tokens)
     for drawn in (own, other, first, second):
         following = [drawn.table[a, b] for a, b in drawn.tokens.tolist()]
         assert drawn.next_tokens.tolist() == following
-    another = data.pairs(dataclasses.replace(run, table=1))
+    another = data.pairs_of(dataclasses.replace(run, table=1))
     assert not torch.equal(another.table, first.table)
     assert first.table.shape == another.table.shape == (run.N, run.N)
     assert 0 <= first.table.min() < first.table.max() < run.N
@@ -386,8 +389,9 @@ def test_runs_that_are_dropped_leave_the_others_all_they_have(run, places):
     if run.task == "bigrams":
         assert part.right_of_all().tolist() == whole.right_of_all()[places].tolist()
     if run.task == "classes":
-        its, reached = part.evaluate(), whole.evaluate()
-        assert [x.loss for x in its] == pytest.approx([reached[i].loss for i in places], rel=1e-6)
+        ours, theirs = part.evaluate(), [whole.evaluate()[i] for i in places]
+        for one, other in zip(ours, theirs, strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
 
 
 # --- where a training runs ------------------------------------------------------------------------
@@ -416,7 +420,7 @@ def test_on_a_cpu_one_thread_flushes_denormals_and_all_is_set_back(before, dtype
     torch.set_default_dtype(dtype)
     if torch.set_flush_denormal(before) is False:
         pytest.skip("this processor cannot flush denormals")
-    with devices.device_settings(CPU, tf32=False):
+    with engine.device_settings(CPU, tf32=False):
         assert torch.get_num_threads() == 1
         assert flushed()
     assert torch.get_num_threads() == 2
@@ -427,14 +431,13 @@ def test_on_a_cpu_one_thread_flushes_denormals_and_all_is_set_back(before, dtype
 def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(before, torch_as_it_was):
     settings = torch.backends.cuda.matmul
     settings.allow_tf32 = before
-    precision = devices._Precision()
     for tf32 in (True, False, True):
-        with precision.using(tf32):
+        with engine._precision(tf32):
             for _ in range(2):  # one that ends before the first does
-                with precision.using(tf32):
+                with engine._precision(tf32):
                     assert settings.allow_tf32 == tf32
                 assert settings.allow_tf32 == tf32
-            with pytest.raises(ValueError, match="tf32"), precision.using(not tf32):
+            with pytest.raises(ValueError, match="tf32"), engine._precision(not tf32):
                 pass
             assert settings.allow_tf32 == tf32
         assert settings.allow_tf32 == before
@@ -450,11 +453,11 @@ def small(monkeypatch):
 
     def advance(protocol, made=Memorization.advance):
         if protocol.count == 0:
-            assert protocol.stack.device == torch.device("cpu:0")
+            assert protocol.device == torch.device("cpu:0")
             there.append([len(stack().runs) for stack in stacks if stack()])
-            stacks.append(weakref.ref(protocol.stack))
+            stacks.append(weakref.ref(protocol))
         made(protocol)
-        if protocol.count >= 21 and len(protocol.stack.runs) > 2:
+        if protocol.count >= 21 and len(protocol.runs) > 2:
             raise torch.OutOfMemoryError
 
     stacks: list[weakref.ref] = []
@@ -464,7 +467,7 @@ def small(monkeypatch):
 
 def test_a_stack_that_does_not_fit_is_trained_in_halves(small, tmp_path, monkeypatch):
     """As each half would be alone; nothing is left of the stack when its halves begin."""
-    monkeypatch.setattr(training, "EVERY", 0.0)
+    monkeypatch.setattr(training, "_STORE_EVERY", 0.0)
     runs = [memorization_run(seed=seed) for seed in range(5)]
     found = training.train(runs, device="cpu:0", checkpoints=tmp_path)
     alone = [outcome for run in runs for outcome in training.train([run], device="cpu:0")]
@@ -492,16 +495,16 @@ def test_a_run_that_has_stopped_early_has_stopped_when_the_stack_goes_on(stays):
     """It has left the stack; or its weights still change and get better, but not what is kept."""
     runs = [memorization_run(T=T, lr=2e-2, steps=300, early_stop=True) for T in (4, 9)]
     whole, resumed = (Memorization(runs, CPU, stays=stays) for _ in range(2))
-    while not whole.finished and len(whole.stack.runs) == 2:
+    while not whole.finished and len(whole.runs) == 2:
         whole.advance()
     assert whole.finished == ({runs[0].key} if stays else set())
-    assert (runs[0] in whole.stack.runs) == stays
+    assert (runs[0] in whole.runs) == stays
     resumed.restore(copy.deepcopy(whole.state()))
     for protocol in (whole, resumed):
         while not protocol.done:
             protocol.advance()
     assert resumed.reached == whole.reached
-    assert whole.reached[runs[0].key].best_step < whole.count - whole.interval
+    assert whole.reached[runs[0].key]["best_step"] < whole.count - whole.interval
 
 
 def test_a_checkpoint_belongs_to_runs_a_device_a_torch_and_the_sources(tmp_path, monkeypatch):
@@ -515,7 +518,7 @@ def test_a_checkpoint_belongs_to_runs_a_device_a_torch_and_the_sources(tmp_path,
     shutil.copy(checkpoint.path, other.path)
     assert other.load() is None
     with monkeypatch.context() as patch:
-        patch.setattr(training, "SOURCES", hashlib.sha256(b"other code"))
+        patch.setattr(training, "_SOURCES", hashlib.sha256(b"other code"))
         assert Checkpoint(tmp_path, runs, "cpu").load() is None
     assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
     monkeypatch.setattr(torch, "__version__", "0")
@@ -526,7 +529,7 @@ def test_every_file_of_the_library_is_one_of_the_sources():
     paths = sorted(Path(attnmem.__file__).parent.rglob("*.py"))
     assert len(paths) > 30
     whole = hashlib.sha256(b"".join(path.read_bytes() for path in paths))
-    assert training.SOURCES.digest() == whole.digest()
+    assert training._SOURCES.digest() == whole.digest()
 
 
 @pytest.mark.parametrize("damage", ["cut off", "more than data"])
@@ -569,10 +572,9 @@ def test_a_state_that_is_not_written_whole_leaves_the_last_one(error, tmp_path, 
 
 
 def test_a_checkpoint_makes_its_folder_and_without_one_is_never_due(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "EVERY", 0.0)
+    monkeypatch.setattr(training, "_STORE_EVERY", 0.0)
     nowhere = Checkpoint(None, [memorization_run()], "cpu")
     assert not nowhere.due
-    nowhere.store({"count": 7})
     assert nowhere.load() is None
     somewhere = Checkpoint(tmp_path / "new" / "folder", [memorization_run()], "cpu")
     assert somewhere.due

@@ -32,7 +32,7 @@ from ..features import corpora, encoders, pretrained
 from ..features.encoders import Seen
 from ..theory.independence import numerical_rank, sampled_independence
 from . import store
-from .devices import origin
+from .engine import origin
 from .store import Check, Finding, Row
 from .study import ALL, Selection, Study, Unit, _Named
 

@@ -17,7 +17,7 @@ import torch
 from ..checks import Range, checked, refuse
 from ..theory import counts
 from . import models, protocols
-from .devices import device_settings
+from .engine import device_settings
 from .experiments import EXPERIMENTS, rows
 from .models import architecture
 from .searches import SEARCHES
@@ -114,11 +114,11 @@ def recount(run: Run) -> Recount:
         drawn = protocol.columns[0].unique(dim=1)
         tokens, answers = drawn[:2].mT, drawn[2]
         with torch.no_grad():
-            logits = models.aot_logits(protocol.stack.parameters, run, tokens[None])[0].double()
+            logits = models.aot_logits(protocol.parameters, run, tokens[None])[0].double()
     loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
     accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
     return Recount(
-        saved_bits(found.accuracy, found.loss, run.N, labels_of(run)),
+        saved_bits(found["accuracy"], found["loss"], run.N, labels_of(run)),
         saved_bits(accuracy, loss, run.N, len(answers)),
     )
 

@@ -1,16 +1,113 @@
-"""Random numbers of a run, and the data of a stack on its device."""
+"""Random numbers and data of the runs of both papers, drawn on the CPU; a stack's on its device."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
+from typing import Annotated, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from . import tasks
+from ..checks import Range, check_integer, checked
 from .store import Run
+
+# --- the data sets --------------------------------------------------------------------------------
+
+
+class Pairs(NamedTuple):
+    """Pairs of tokens with the token that follows each, by a fixed random look-up table."""
+
+    tokens: Int[Tensor, "count 2"]  # from 0 to N - 1
+    next_tokens: Int[Tensor, " count"]  # table[a, b] for each pair (a, b)
+    table: Int[Tensor, "N N"]
+
+
+class ContextQueries(NamedTuple):
+    """Contexts, queries and labels of the synthetic experiments."""
+
+    contexts: Float[Tensor, "*T n d"]  # one for each example, (T, n, d), or one for all, (n, d)
+    queries: Float[Tensor, "T d"]
+    labels: Tensor  # of each example a class, or a real number
+
+
+@checked
+def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
+    """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
+
+    A pair may occur more than once.
+
+    Example:
+        >>> drawn = bigrams(torch.Generator().manual_seed(0), vocab=5, count=7)
+        >>> drawn.tokens.shape, drawn.table.shape
+        (torch.Size([7, 2]), torch.Size([5, 5]))
+
+    Source: Dana et al. 2025, the bigrams of their experiments.
+    """
+    source = {"generator": generator, "device": generator.device}
+    table = torch.randint(vocab, (vocab, vocab), **source)
+    tokens = torch.randint(vocab, (count, 2), **source)
+    return _followed(tokens, table)
+
+
+def _followed(tokens: Tensor, table: Tensor) -> Pairs:
+    return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table)
+
+
+def _all_pairs(vocab, count) -> None:
+    check_integer("count", count, most=vocab**2)
+
+
+@checked(also=_all_pairs)
+def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
+    """Draw a random subset of ``count`` of all ``N^2`` pairs, followed as :func:`bigrams` are.
+
+    Example:
+        >>> drawn = associations(torch.Generator().manual_seed(0), vocab=5, count=25)
+        >>> len(drawn.tokens.unique(dim=0))
+        25
+    """
+    source = {"generator": generator, "device": generator.device}
+    table = torch.randint(vocab, (vocab, vocab), **source)
+    chosen = torch.randperm(vocab * vocab, **source)[:count]
+    tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
+    return _followed(tokens, table)
+
+
+@checked
+def context_queries(
+    generator: torch.Generator,
+    examples: int,
+    context: int,
+    dim: int = 64,
+    *,
+    shared: bool,
+    classes: Annotated[int | None, Range(2)] = 100,
+) -> ContextQueries:
+    """Draw queries and contexts in float32 with entries uniform on [0, 1], and random labels.
+
+    ``shared`` says whether one context serves all examples. Labels are uniform over ``classes``,
+    or, if that is None, on [0, 1].
+
+    Example:
+        >>> drawn = context_queries(torch.Generator(), 7, context=3, dim=5, shared=True)
+        >>> drawn.contexts.shape, drawn.queries.shape, drawn.labels.shape
+        (torch.Size([3, 5]), torch.Size([7, 5]), torch.Size([7]))
+
+    Source: Mahdavi et al. 2024, the synthetic experiments (Figures 2 to 5).
+    """
+    source = {"generator": generator, "device": generator.device}
+    rand = functools.partial(torch.rand, dtype=torch.float32, **source)
+    contexts = rand(*(() if shared else (examples,)), context, dim)
+    queries = rand(examples, dim)
+    if classes is None:
+        return ContextQueries(contexts, queries, rand(examples))
+    return ContextQueries(contexts, queries, torch.randint(classes, (examples,), **source))
+
+
+# --- what a run's key decides ---------------------------------------------------------------------
 
 
 def generator(run: Run | str, stream: str) -> torch.Generator:
@@ -23,24 +120,27 @@ def generator(run: Run | str, stream: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
-def examples(run: Run) -> tasks.ContextQueries:
+def contexts_of(run: Run) -> ContextQueries:
     """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
     g = generator(run, "data")
     if run.table is not None:  # a number that decides the examples for all seeds
         g = generator(f"{run.n} {run.d} {run.N} {run.context} {run.table}", "examples")
-    kind = {"shared": run.context == "shared", "classes": run.N, "dtype": torch.float32}
-    return tasks.context_queries(g, run.T, run.n, run.d, **kind)
+    shared = run.context == "shared"
+    return context_queries(g, run.T, run.n, run.d, shared=shared, classes=run.N)
 
 
-def pairs(run: Run) -> tasks.Bigrams:
+def pairs_of(run: Run) -> Pairs:
     """The pairs of tokens that a run of Dana et al.'s is trained on, with their next tokens."""
-    draw = {"bigrams": tasks.bigrams, "associations": tasks.associations}[run.task]
+    draw = {"bigrams": bigrams, "associations": associations}[run.task]
     drawn = draw(generator(run, "data"), run.N, run.T)
     if run.table is None:
         return drawn
     shared = generator(f"{run.N} {run.table}", "table")
     table = torch.randint(run.N, (run.N, run.N), generator=shared)
-    return tasks.Bigrams(drawn.tokens, table[drawn.tokens[:, 0], drawn.tokens[:, 1]], table)
+    return _followed(drawn.tokens, table)
+
+
+# --- on a device ----------------------------------------------------------------------------------
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
@@ -48,7 +148,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
-class Examples:
+class StackedContexts:
     """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
 
     All lie in one array, which is filled run by run, so that the host never holds more than one
@@ -63,11 +163,9 @@ class Examples:
         numbers = {"dtype": torch.float32, "device": device}
         self.contexts = torch.empty(len(runs) if self.shared else total, one.n, one.d, **numbers)
         self.queries = torch.empty(total, one.d, **numbers)
-        self.labels = torch.empty(total, **numbers)
-        if one.N:
-            self.labels = self.labels.long()
+        self.labels = torch.empty(total, **numbers | ({"dtype": torch.long} if one.N else {}))
         for index, (start, run) in enumerate(zip(self.first.tolist(), runs, strict=True)):
-            drawn, rows = examples(run), slice(start, start + run.T)
+            drawn, rows = contexts_of(run), slice(start, start + run.T)
             self.contexts[index if self.shared else rows] = drawn.contexts.to(device)
             self.queries[rows] = drawn.queries.to(device)
             self.labels[rows] = drawn.labels.to(device)
@@ -81,12 +179,10 @@ class Examples:
 
     def chunks(self, size: int) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
         """All examples in order, and which of them are there: runs with fewer are filled up."""
-        longest = int(self.sizes.max())
-        for start in range(0, longest, size):
-            index = torch.arange(start, min(start + size, longest), device=self.sizes.device)
-            index = index.expand(len(self.sizes), -1)
-            there = index < self.sizes[:, None]
-            yield self.at(torch.minimum(index, self.sizes[:, None] - 1)), there
+        every = torch.arange(int(self.sizes.max()), device=self.sizes.device)
+        for index in every.expand(len(self.sizes), -1).split(size, dim=1):
+            last = self.sizes[:, None] - 1
+            yield self.at(torch.minimum(index, last)), index <= last
 
     def keep(self, indices: Sequence[int]) -> None:
         """Forget all runs but those at ``indices``; the examples of all stay in the array."""

@@ -1,232 +1,189 @@
-"""A stack of runs: its weights along a leading axis, its optimizer, and its steps, many at a time.
-
-On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU many
-steps are captured once as a CUDA graph, which reads batches and learning rates from device arrays,
-and replayed with one launch. Runs that are done stay there, since a new capture would cost more
-than their steps, and what they do afterwards is ignored.
-"""
+"""What makes steps fast: a device's settings, fused Adam, and CUDA graphs of many steps."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from .data import generator
-from .models import FAMILIES, Parameters
-from .store import Run
+from ..checks import refuse
+from .store import commit
 
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's, PyTorch's defaults, which both papers use
+# --- where a training runs ------------------------------------------------------------------------
 
-# From a batch of every run (R, ...), and whether anything but the loss is wanted, to the runs'
-# losses (R,), the share of the batch that is right (R,) or None, and the gradients of the losses.
-Model = Callable[[Tensor, bool], tuple[Tensor, Tensor | None, Sequence[Tensor]]]
+# glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+_MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
+STREAMS = 31  # for workers: torch gives out 32 in turn, and the thread that starts them has one
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8, the default, streams share some
+_OF_THREAD = threading.local()
+_LOCK = threading.Lock()
+_PRECISIONS: list[bool] = []  # whether TF32 was allowed before, then of every training under way
+
+
+@contextlib.contextmanager
+def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Set threads, denormals, TF32 and the CUDA stream for a training, then restore them."""
+    on_gpu = device.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")
+    with contextlib.ExitStack() as settings:
+        # Small products gain nothing from more threads, and with one their rows stay the same.
+        settings.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        if on_gpu:
+            settings.enter_context(_precision(tf32))
+            settings.enter_context(torch.cuda.device(device))
+            stream = _stream_of_thread(device)
+            settings.enter_context(torch.cuda.stream(stream))
+            settings.callback(stream.synchronize)
+        else:
+            # A step asks for the same blocks of memory again, so the C library is to keep them for
+            # this process. Else large arrays are mapped afresh and zeroed, an eighth of the time.
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # it may not know how
+                for option, size in _MALLOC_OPTIONS.items():
+                    ctypes.CDLL(None).mallopt(option, size)
+            # Processors compute with numbers below the normal range in microcode, many times
+            # slower. The softmax weights of saturated heads and their gradients hold many. Added to
+            # weights near one, a number below 1e-38 changes no digit of float32.
+            flushed = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
+            settings.callback(torch.set_flush_denormal, flushed)
+            torch.set_flush_denormal(True)
+        yield
+
+
+def _stream_of_thread(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all stacks of a thread, so that several threads fill a GPU together.
+
+    cuBLAS has a workspace for every stream, which graphs that are replayed at once must not share.
+    """
+    streams = vars(_OF_THREAD)
+    if device not in streams:
+        streams[device] = torch.cuda.Stream()
+    return streams[device]
+
+
+@contextlib.contextmanager
+def _precision(tf32: bool) -> Iterator[None]:
+    """TF32 on or off, for the whole process; refused while other threads train with the other."""
+    settings = torch.backends.cuda.matmul
+    with _LOCK:
+        if _PRECISIONS and settings.allow_tf32 != tf32:
+            refuse("tf32", tf32, f"{not tf32}, as in the trainings that run at the same time")
+        if not _PRECISIONS:
+            _PRECISIONS.append(settings.allow_tf32)
+        _PRECISIONS.append(tf32)
+        settings.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _PRECISIONS.pop()
+            if len(_PRECISIONS) == 1:
+                settings.allow_tf32 = _PRECISIONS.pop()
+
+
+def device_name(device: torch.device) -> str:
+    """What rows call a device: ``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def origin(seconds: float, device: torch.device) -> dict[str, Any]:
+    """The fields of a result that say how long it took, and where it comes from."""
+    where = {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    return {"wall_s": round(seconds, 3)} | where
+
+
+# --- Adam -----------------------------------------------------------------------------------------
 
 
 class FusedAdam:
-    """PyTorch's fused Adam, for runs with one learning rate: the fastest on a CPU."""
+    """PyTorch's fused Adam with its defaults, which both papers use, on weights of stacked runs.
 
-    def __init__(self, parameters: Parameters, *, beta_2: float = BETA_2) -> None:
-        self.parameters, self.beta_2 = parameters, beta_2
-        self.mean = {name: torch.zeros_like(P) for name, P in parameters.items()}
-        self.square = {name: torch.zeros_like(P) for name, P in parameters.items()}
-        self.count = torch.zeros((), device="cpu")
+    Runs have one learning rate, or with ``runwise`` each its own: steps at the rate 1 start from
+    zeros, and are scaled then. Such a step needs nothing from the host.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], *, runwise: bool = False) -> None:
+        self.weights, self.runwise = [*weights], runwise
+        self.means = [torch.zeros_like(W) for W in self.weights]
+        self.squares = [torch.zeros_like(W) for W in self.weights]
+        self.count = torch.zeros((), dtype=torch.float32, device=self.weights[0].device)
 
     @torch.inference_mode()
-    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradients, one for each of the weights; all rates are the same."""
-        each = [*self.parameters.values()]
+    def step(self, gradients: Iterable[Tensor], rates: Float[Tensor, " R"]) -> None:
+        """Take one step down the gradients, one for each of the weights."""
+        moved = [torch.zeros_like(W) for W in self.weights] if self.runwise else self.weights
         gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
-        averages = [*self.mean.values()], [*self.square.values()]
         self.count += 1
-        rule = {"lr": float(rates[0]), "beta1": BETA_1, "beta2": self.beta_2, "eps": EPSILON}
-        rule |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        rule = {"lr": 1.0 if self.runwise else float(rates[0]), "beta1": 0.9, "beta2": 0.999}
+        rule |= {"eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
         # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
-        torch._fused_adam_(each, gradients, *averages, [], [self.count] * len(each), **rule)
+        averages, counts = (self.means, self.squares, []), [self.count] * len(moved)
+        torch._fused_adam_(moved, gradients, *averages, counts, **rule)
+        if self.runwise:
+            for W, step in zip(self.weights, moved, strict=True):
+                W.addcmul_(step, rates.to(W.dtype).view(-1, *[1] * (W.ndim - 1)))
 
-    def state(self) -> Parameters:
-        """What a step reads besides the weights, by name."""
-        means = {f"mean {name}": x for name, x in self.mean.items()}
-        squares = {f"square {name}": x for name, x in self.square.items()}
-        return {**means, **squares, "count": self.count}
+    def keep(self, weights: Iterable[Tensor], index: Int[Tensor, " kept"]) -> None:
+        """Forget all runs but those at ``index``, whose weights are ``weights`` from now on."""
+        self.weights = [*weights]
+        self.means = [x[index] for x in self.means]
+        self.squares = [x[index] for x in self.squares]
 
-    def kept(self, parameters: Parameters, index: Tensor) -> FusedAdam:
-        """A new optimizer of the runs at ``index``, whose weights are ``parameters``."""
-        kept = FusedAdam(parameters, beta_2=self.beta_2)
-        _set({k: v[index] if v.ndim else v for k, v in self.state().items()}, kept.state())
-        return kept
+    def state(self) -> list[Tensor]:
+        """Weights, and what else a step reads, to be stored and written to."""
+        return [*(W.detach() for W in self.weights), *self.means, *self.squares, self.count]
 
 
-class RunwiseAdam:
-    """Adam with a learning rate for every run, as a few operations on flat arrays.
+# --- CUDA graphs ----------------------------------------------------------------------------------
 
-    All weights lie in one array, and so do the two averages. A step needs nothing from the host.
+_CAPTURING = threading.Lock()  # one capture at a time, and no graph may be dropped meanwhile
+
+
+class Captured:
+    """What a function of tensors launches on a GPU, recorded once and then replayed.
+
+    The first call is an ordinary one, since a capture needs that all it holds has been done before.
     """
 
-    def __init__(self, parameters: Parameters) -> None:
-        self.parameters = parameters
-        each = [*parameters.values()]
-        self.flat = torch.cat([P.detach().flatten() for P in each])
-        for P, part in zip(each, self.flat.split([P.numel() for P in each]), strict=True):
-            P.data = part.view(P.shape)
-        runs = torch.arange(len(each[0]), device=self.flat.device)
-        self.run_of = torch.cat([runs.repeat_interleave(P[0].numel()) for P in each])
-        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
-        self.count = torch.zeros((), dtype=torch.float64, device=self.flat.device)
+    def __init__(self) -> None:
+        self.warm, self.graph, self.inputs, self.outputs = False, None, (), ()
 
-    @torch.inference_mode()
-    def step(self, gradients: Sequence[Tensor], rates: Float[Tensor, " R"]) -> None:
-        """Take one step down the gradients, each run with its own rate."""
-        g = torch.cat([gradient.flatten() for gradient in gradients])
-        self.count += 1
-        self.mean.lerp_(g, 1 - BETA_1)
-        self.square.mul_(BETA_2).addcmul_(g, g, value=1 - BETA_2)
-        size = (rates / (1 - BETA_1**self.count)).float()[self.run_of].mul_(self.mean)
-        root = (self.square / (1 - BETA_2**self.count)).sqrt_().add_(EPSILON)
-        self.flat.addcdiv_(size, root, value=-1.0)
-
-    def state(self) -> Parameters:
-        """What a step reads besides the weights, by name."""
-        return {"mean": self.mean, "square": self.square, "count": self.count}
-
-
-# --- a stack --------------------------------------------------------------------------------------
-
-CHUNK = 64  # steps that are captured at once, at most
-CAPTURING = threading.Lock()  # one capture at a time
-
-
-class Stack:
-    """Runs with the same shapes, their weights along a leading axis, and their steps.
-
-    A graph holds as many steps as divide the ``interval`` between two looks, at most
-    :data:`CHUNK`; another number is made one by one. With ``stays``, by default on a GPU, runs that
-    are done stay in the stack, and each run has its own learning rate.
-    """
-
-    def __init__(
-        self, runs: Sequence[Run], device: torch.device, model: Model, interval: int, *, stays=None
-    ) -> None:
-        initial = FAMILIES[runs[0].model].initial
-        each = [initial(run, generator(run, "weights")) for run in runs]
-        self.runs, self.device, self.model = list(runs), device, model
-        self.stays = device.type != "cpu" if stays is None else stays
-        self.parameters = {
-            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
-            for name in each[0]
-        }
-        self.optimizer = (RunwiseAdam if self.stays else FusedAdam)(self.parameters)
-        self.length = max(k for k in range(1, CHUNK + 1) if interval % k == 0)
-        self.captures = device.type == "cuda"
-        self.watches = False  # whether the graph says what is right
-        self.graph, self.inputs, self.outputs = None, (), ()
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Drop all runs but those at ``indices``, with their optimizer state."""
-        index = torch.tensor(indices, device=self.device)
-        self.runs = [self.runs[i] for i in indices]
-        self.parameters = {
-            name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()
-        }
-        self.optimizer = self.optimizer.kept(self.parameters, index)
-
-    def state(self) -> dict[str, Parameters]:
-        """Weights and optimizer, as tensors by name."""
-        weights = {name: P.detach() for name, P in self.parameters.items()}
-        return {"weights": weights, "optimizer": self.optimizer.state()}
-
-    @torch.no_grad()
-    def restore(self, state: dict[str, Parameters]) -> None:
-        """Go on from what :meth:`state` gave for the same runs."""
-        for part, tensors in self.state().items():
-            _set(state[part], tensors)
-
-    def train(
-        self, batches: Int[Tensor, "k R *_"], rates: Float[Tensor, "k R"], watched: Sequence[bool]
-    ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
-        """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
-
-        Where ``watched`` is False a share may be NaN. Both hold until the next call.
-        """
-        if not self.captures or len(batches) != self.length:
-            return self._one_by_one(batches, rates, watched)
-        if self.graph is None or (any(watched) and not self.watches):
-            self._capture(batches, rates, any(watched))
-        for held, new in zip(self.inputs, (batches, rates), strict=True):
-            _once(held).copy_(_once(new), non_blocking=True)
+    def __call__(
+        self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What the function gives, always the same one; it holds until the next call."""
+        if not self.warm:
+            self.warm = True
+            return function(*inputs)
+        if self.graph is None:
+            self.inputs = [x.clone() for x in inputs]
+            with _CAPTURING:
+                self.graph, self.outputs = _recorded(lambda: function(*self.inputs))
+        for held, new in zip(self.inputs, inputs, strict=True):
+            held.copy_(new, non_blocking=True)
         self.graph.replay()
         return self.outputs
 
-    def _one_by_one(self, batches, rates, watched) -> tuple[Tensor, Tensor]:
-        losses, shares = [], []
-        for batch, rate, wanted in zip(batches.unbind(), rates.unbind(), watched, strict=True):
-            loss, share, gradients = self.model(batch, wanted)
-            self.optimizer.step(gradients, rate)
-            losses.append(loss.detach())
-            shares.append(share)
-        unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
-        return torch.stack(losses), torch.stack([unknown if x is None else x for x in shares])
-
-    def _capture(self, batches, rates, watched: bool) -> None:
-        """Record ``length`` steps, watched or not, after a rehearsal that leaves no trace."""
-        with CAPTURING:
-            self.graph, self.outputs = None, ()  # before another one takes memory
-        self.inputs = _once(batches).clone().expand_as(batches), rates.clone()
-        self.watches = watched
-        every = [watched] * self.length
-        first = [x[:2] for x in self.inputs]  # two, so that what joins steps is rehearsed as well
-        with CAPTURING:
-            self.rehearse(lambda: self._one_by_one(*first, every[: len(first[0])]))
-            self.graph, self.outputs = recorded(lambda: self._one_by_one(*self.inputs, every))
-
-    def rehearse(self, step: Callable[[], object], times: int = 3) -> None:
-        """Run a step a few times, as a capture requires, and set weights and optimizer back."""
-        before = {
-            part: {name: x.clone() for name, x in tensors.items()}
-            for part, tensors in self.state().items()
-        }
-        for _ in range(times):
-            step()
-        self.restore(before)
-
     def release(self) -> None:
         """Give the graph and its memory back."""
-        with CAPTURING:  # a graph must not be dropped while another thread captures
+        with _CAPTURING:
             self.graph, self.inputs, self.outputs = None, (), ()
-        del self.model  # which holds the training that holds this stack: no memory would be freed
 
 
-def _set(values: Parameters, tensors: Parameters) -> None:
-    """Give tensors the values of the same names; in place, since a captured graph reads them."""
-    for name, tensor in tensors.items():
-        tensor.copy_(values[name])
-
-
-def recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple]:
-    """Record what a function launches on this thread's stream; each replay renews what it returned.
-
-    The caller holds :data:`CAPTURING`, and has called the function before.
-    """
-    torch.cuda.current_stream().synchronize()
-    free, total = torch.cuda.mem_get_info()
-    if free < total / 2:
-        torch.cuda.empty_cache()  # which torch does by itself, but not while it captures
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
+def _recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
+    """A graph of this thread's stream, and the outputs that its replay renews."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
-        outputs = function()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # would hide the error that broke the capture
-            graph.capture_end()
-        raise
-    graph.capture_end()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            outputs = function()
+    except RuntimeError as error:  # a broken capture fails to end, which would hide what broke it
+        raise (error.__context__ or error) from None
     return graph, outputs
-
-
-def _once(x: Num[Tensor, "k *rest"]) -> Num[Tensor, "_ *rest"]:
-    """Full-batch training expands one batch to all steps: only that one is to be copied."""
-    return x if x.stride(0) else x[:1]

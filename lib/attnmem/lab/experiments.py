@@ -25,7 +25,7 @@ from ..checks import check_integer, refuse
 from ..papers import papers
 from . import grids, models, store, training
 from .assumptions import TESTS
-from .devices import STREAMS
+from .engine import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run

@@ -26,7 +26,7 @@ from ..core.random import gaussian, random_deep, random_maps
 from ..theory import fitting
 from ..theory.tangents import Coordinates, ScalarHeads
 from . import store
-from .devices import origin
+from .engine import origin
 from .protocols import warmup_cosine
 from .store import Fitted, Fitting, Row
 from .study import ALL, Selection, Study, Unit

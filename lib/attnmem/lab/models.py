@@ -1,7 +1,7 @@
 """The models that are trained: the transformers of Dana et al. and the layer of Mahdavi et al.
 
 Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. A decision
-that a paper leaves open is marked ``# open:``.
+that a paper leaves open is marked ``# open:``. Gradients are by :mod:`attnmem.lab.gradients`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,15 +20,12 @@ from torch import Tensor
 from ..core import bounds
 from ..core.layers import OWN, attention_weights, head_values, token_axes
 from ..theory import counts
+from . import gradients
 from .data import generator
-from .embedded import EmbeddedWeights, cross_entropy_vjp, embedded_losses
-from .pairs import after_pairs, after_pairs_vjp, attend_to_one, attend_to_two, look_up
+from .gradients import Gradient, written_out
 from .store import Run
 
 Parameters = dict[str, Tensor]
-
-# From the gradient at the losses to that at each of the weights, in their order. Called once.
-Gradient = Callable[[Tensor], Sequence[Tensor]]
 
 
 def _uniform(g: torch.Generator, *shape: int, bound: float | None = None) -> Tensor:
@@ -67,7 +64,7 @@ VARIANTS = {
 }
 
 
-def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
+def initial_aot(run: Run, g: torch.Generator) -> Parameters:
     """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
 
     They have a name and a layer, such as ``W_Q.0`` (what layers share is of layer 0), and no axis
@@ -104,13 +101,17 @@ def aot_parameters(run: Run, g: torch.Generator) -> Parameters:
 def aot_losses(
     P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"], answers: Int[Tensor, "R B"]
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
-    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient."""
+    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient.
+
+    That of one layer of heads alone, as in Experiment 1, is by hand; others are by autograd, which
+    takes half as much time more.
+    """
     only_heads = not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
-    stream_vjp = _one_layer_vjp if only_heads and run.layers == 1 else _layers_vjp
-    stream, of_stream = stream_vjp(P, run, tokens)
+    by_hand = only_heads and run.layers == 1
+    stream, of_stream = _one_layer_vjp(P, run, tokens) if by_hand else _layers_vjp(P, run, tokens)
     with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
         logits = torch.bmm(P["unembedding"], stream)
-        losses, of_losses = cross_entropy_vjp(logits, answers)
+        losses, of_losses = gradients.cross_entropy_vjp(logits, answers)
 
     def gradient(g):
         with torch.inference_mode():
@@ -123,26 +124,16 @@ def aot_losses(
     return losses.mean(dim=1), logits, gradient
 
 
-def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
-    """The residual stream after all layers, and from its gradient those at the weights by name."""
-    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
-
-    def vjp(g):
-        found = torch.autograd.grad(stream, [P[name] for name in names], g)
-        return dict(zip(names, found, strict=True))
-
-    return stream.detach(), vjp
-
-
 @torch.inference_mode()
 def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
-    """:func:`_layers_vjp` of heads alone, as in Experiment 1, without what autograd costs."""
+    """The residual stream after it, and from its gradient those at the weights by name."""
     inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
-    stream, of_attention = after_pairs_vjp(*_heads(P, run, 0), inputs, P["embedding"], tokens)
+    maps = _heads(P, run, 0)
+    stream, of_pairs = gradients.after_pairs_vjp(*maps, inputs, P["embedding"], tokens)
 
     @torch.inference_mode()
     def vjp(g):
-        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_attention(g)
+        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_pairs(g)
         if VARIANTS[run.variant].scaled:
             W_Q = W_Q * run.d_h**-0.5
         return {  # the embedding is the input at both places and the stream at the second
@@ -152,6 +143,16 @@ def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
         }
 
     return stream, vjp
+
+
+def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
+    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
+
+    def vjp(g):
+        found = torch.autograd.grad(stream, [P[name] for name in names], g)
+        return dict(zip(names, found, strict=True))
+
+    return stream.detach(), vjp
 
 
 def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
@@ -165,17 +166,25 @@ def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tens
     The first place attends to itself only, so it is computed once for every token.
     """
     x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
-    y = _feed_forward(P, run, 0, after_pairs(*_maps(P, run, 0), inputs, x[:, -1], tokens))
+    y = written_out(gradients.after_pairs_vjp, *_maps(P, run, 0), inputs, x[:, -1], tokens)
+    y = _feed_forward(P, run, 0, y)
     first, seen = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
     for layer in range(1, run.layers):
-        update = attend_to_one(*_maps(P, run, layer - 1)[2:], seen)
-        first = _feed_forward(P, run, layer - 1, first + update)
+        first = first + _own_values(*_maps(P, run, layer - 1)[2:], seen)
+        first = _feed_forward(P, run, layer - 1, first)
         first, seen = (z[:, 0].mT for z in _enter(P, run, layer, first.mT[:, None], slice(1)))
         x, asking = (z[:, 0].mT for z in _enter(P, run, layer, y.mT[:, None], slice(1, 2)))
-        chosen = look_up(seen.mT, tokens[..., :1])[:, :, 0].mT
-        update = attend_to_two(*_maps(P, run, layer), chosen, asking)
-        y = _feed_forward(P, run, layer, x + update)
+        chosen = written_out(gradients.take_columns_vjp, seen, tokens[..., 0])
+        W_Q, W_K, W_V, W_O = _maps(P, run, layer)
+        A, M = W_Q.mT @ W_K, W_O @ W_V
+        update = written_out(gradients.heads_vjp, A, M, asking, chosen - asking)
+        y = _feed_forward(P, run, layer, x + (_own_values(W_V, W_O, asking) + update))
     return y
+
+
+def _own_values(W_V: Tensor, W_O: Tensor, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
+    """What a token gets that attends to itself only: ``sum_h M_h x``."""
+    return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
 
 
 def _enter(
@@ -212,39 +221,10 @@ def _feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]
     return y + P[f"b_2.{layer}"][..., None] if f"b_2.{layer}" in P else y
 
 
-def aot_logits_of_pairs(
-    P: Parameters, run: Run, first: Int[Tensor, " F"]
-) -> Float[Tensor, "R N F*N"]:
-    """Logits after every pair ``(a, b)`` with ``a`` in ``first``, with ``b`` fastest.
-
-    Of one layer, keys, queries and values are computed once for every token: a pair costs
-    ``O(H d)`` instead of ``O(H d^2)``.
-    """
-    N = P["embedding"].shape[1]
-    if run.layers > 1:
-        pairs = torch.cartesian_prod(first, torch.arange(N, device=first.device))
-        return aot_logits(P, run, pairs.expand(len(P["embedding"]), -1, -1))
-    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
-    x, (before, asking) = x[:, -1].mT, inputs.mT.unbind(dim=1)  # (R, inner or d, N)
-    before = before[..., first]
-    W_Q, W_K, W_V, W_O = _heads(P, run, 0)
-    q, k = W_Q @ asking[:, None], W_K @ asking[:, None]  # (R, H, d_h, N)
-    # Of the first token relative to the second: its weight is the sigmoid of (R, H, F, N).
-    alpha = ((W_K @ before[:, None]).mT @ q - (q * k).sum(dim=-2)[..., None, :]).sigmoid()
-    move = W_O @ W_V
-    values, own = move @ before[:, None], move @ asking[:, None]  # (R, H, inner, F or N)
-    update = torch.einsum("rhfn,rhif->rifn", alpha, values) + own.sum(dim=1)[:, :, None]
-    update = (update - torch.einsum("rhfn,rhin->rifn", alpha, own)).flatten(-2)
-    if "up.0" in P:
-        update = P["up.0"] @ update
-    x = x[:, :, None].expand(-1, -1, len(first), -1).flatten(-2)
-    return P["unembedding"] @ _feed_forward(P, run, 0, x + update)
-
-
 # --- Mahdavi et al. -------------------------------------------------------------------------------
 
 
-def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
+def initial_mha(run: Run, g: torch.Generator) -> Parameters:
     """Initial weights of the model that Mahdavi et al. train (``d_v = 1``), no axis of runs."""
     d, d_h, H, outputs = run.d, run.d_h, run.H, run.N or 1
     W_E, b_E = _uniform(g, d, d), _uniform(g, d)
@@ -258,7 +238,7 @@ def mha_parameters(run: Run, g: torch.Generator) -> Parameters:
 
 
 @functools.cache  # on the device once, since a captured step may not copy from the host
-def sinusoids(
+def _sinusoids(
     places: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "places dim"]:
     """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
@@ -275,7 +255,7 @@ def mha_heads(
     Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
     Contexts are own ``(R, B, n, d)`` or shared ``(R, n, d)``; ``run`` is any of the stack.
     """
-    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     tokens = token_axes(contexts, queries)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
     e = (queries @ W_E + (b_E + positions[0])) / 8
@@ -291,14 +271,15 @@ def mha_losses(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
 ) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
     """The loss of every example by the decoded values of :func:`mha_heads`."""
-    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
-    return embedded_losses(EmbeddedWeights(**P), positions, 1 / 8, contexts, queries, labels)
+    weights, data = gradients.EmbeddedWeights(**P), (contexts, queries, labels)
+    positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    return gradients.embedded_losses_vjp(weights, positions, 1 / 8, *data)
 
 
 # --- kinds of models ------------------------------------------------------------------------------
 
 
-class Family(NamedTuple):
+class Model(NamedTuple):
     """A kind of model that can be trained."""
 
     initial: Callable[[Run, torch.Generator], Parameters]  # without the axis of runs
@@ -309,33 +290,29 @@ class Family(NamedTuple):
     tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
     guaranteed: Callable[[Run], int]  # how many examples the paper's theorem guarantees for a run
     variants: tuple[str, ...] = ("code",)  # how the paper can be read
-    # Of models of pairs, from weights, a run and some first tokens to the logits after these and
-    # every second one.
-    logits_of_pairs: Callable[..., Tensor] | None = None
 
 
-FAMILIES = {}
-FAMILIES["mha"] = Family(
-    mha_parameters,
-    mha_losses,
-    ("classes", "reals"),
-    lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
-)
-FAMILIES["aot"] = FAMILIES["mlp"] = Family(
-    aot_parameters,
+_PAIRS = Model(
+    initial_aot,
     aot_losses,
     ("bigrams", "associations"),
     lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
     tuple(VARIANTS),
-    aot_logits_of_pairs,
 )
+_CONTEXTS = Model(
+    initial_mha,
+    mha_losses,
+    ("classes", "reals"),
+    lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
+)
+MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
 
 
 # --- how many numbers are trained -----------------------------------------------------------------
 
 # What publications on large models often leave out of their counts: embeddings of tokens and
 # positions, the unembedding or decoder, and the embedding of queries and contexts.
-TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
+_TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 
 def parameter_count(run: Run) -> int:
@@ -347,9 +324,9 @@ def parameter_count(run: Run) -> int:
 
 
 def layer_parameter_count(run: Run) -> int:
-    """How many trained numbers belong to a model's layers: all but :data:`TABLES`."""
+    """How many trained numbers are not in tables, which publications often leave out."""
     shapes = _shapes(architecture(run)).items()
-    return sum(math.prod(shape) for name, shape in shapes if name.split(".")[0] not in TABLES)
+    return sum(math.prod(shape) for name, shape in shapes if name.split(".")[0] not in _TABLES)
 
 
 def architecture(run: Run) -> Run:
@@ -360,7 +337,7 @@ def architecture(run: Run) -> Run:
 
 @functools.cache
 def _shapes(run: Run) -> dict[str, torch.Size]:
-    P = FAMILIES[run.model].initial(run, generator(run, "weights"))
+    P = MODELS[run.model].initial(run, generator(run, "weights"))
     return {name: W.shape for name, W in P.items()}
 
 

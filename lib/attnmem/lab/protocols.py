@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Container, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..core.memorize import SATURATED
-from .data import Examples, generator, pairs, to_device
-from .engine import CHUNK, Stack
-from .models import FAMILIES, mha_heads
-from .pairs import take_columns
+from .data import StackedContexts, generator, pairs_of, to_device
+from .engine import Captured, FusedAdam
+from .gradients import take_columns
+from .models import MODELS, aot_logits, mha_heads
 from .store import Fitting, Run
 
-LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
+_LONGEST = 64  # steps that are made at once, at most
+_LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
@@ -41,42 +42,46 @@ def linear(run: Run, step: int) -> float:
     return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
 
 
-class Reached(NamedTuple):
-    """What a run reached, in the fields of :class:`attnmem.lab.store.Outcome`."""
-
-    accuracy: float | None
-    loss: float | None
-    curve: tuple[float, ...] | None = None
-    best_step: int | None = None
-    saturated: tuple[float, ...] | None = None
-    served: tuple[float, ...] | None = None
-    serving: tuple[float, ...] | None = None
-    diverged: int | None = None
-
-
 class Protocol(abc.ABC):
-    """One stack of runs, trained as published.
+    """One stack of runs of the same shapes, trained as published; weights have a leading axis.
 
     Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps. Every
     epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
     epoch, or, as in the published code of Mahdavi et al., by indices that are missing, which are -1
-    (``Run.last_batch``).
+    (``Run.last_batch``). What a run has reached has the names that
+    :class:`attnmem.lab.store.Outcome` gives it.
+
+    On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU
+    many steps are captured once and replayed with one launch. Runs that are done stay there, since
+    a new capture would cost more than their steps, and what they do afterwards is ignored; with
+    ``stays`` that is so on a CPU as well. Where runs stay, each has its own learning rate.
     """
 
     varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
     rate: Callable[[Run, int], float]  # the learning rate of a step, from 0
     watched: Container[int] = ()  # steps, from 0, of which the share that is right is wanted
-    checkpointed: tuple[str, ...] = ()  # attributes of looks: lists of tensors, or plain values
+    each = ("runs", "orders", "left")  # attributes with an entry for every run of the stack
+    kept = ("count", "reached", "finished", "left")  # attributes of plain values in a checkpoint
 
     def __init__(
         self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
     ) -> None:
-        self.run, self.family = runs[0], FAMILIES[runs[0].model]  # what all have in common
+        self.runs, self.device = [*runs], device
+        self.run, self.model = runs[0], MODELS[runs[0].model]  # what all have in common
+        self.stays = device.type != "cpu" if stays is None else stays
+        each = [self.model.initial(run, generator(run, "weights")) for run in runs]
+        self.parameters = {
+            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
+            for name in each[0]
+        }
+        self.adam = FusedAdam(self.parameters.values(), runwise=self.stays)
+        self.captured = Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
-        self.stack = Stack(runs, device, self.losses, self.interval, stays=stays)
+        # Steps that are made at once: as many as divide the interval, so that one graph does.
+        self.length = max(k for k in range(1, _LONGEST + 1) if self.interval % k == 0)
         self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
-        self.reached: dict[str, Reached] = {}  # the best so far, by the runs' keys
+        self.reached: dict[str, dict[str, Any]] = {}  # the best so far, by the runs' keys
         self.finished: set[str] = set()
         self.orders = [generator(run, "order") for run in runs]
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]  # of the orders that are drawn
@@ -89,38 +94,57 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def look(self, losses: Float[Tensor, "k R"], shares: Float[Tensor, "k R"]) -> None:
-        """Keep what the runs have reached, from what :meth:`Stack.train` gave for a chunk."""
+        """Keep what the runs have reached, from what :meth:`steps` gave for a chunk."""
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
-        return self.count >= self.ends[-1] or len(self.finished) == len(self.stack.runs)
+        return self.count >= self.ends[-1] or len(self.finished) == len(self.runs)
 
     def advance(self) -> None:
         """Make a chunk of steps: up to the next look or the end of a run, or a part of the way."""
-        to_look = self.interval - self.count % self.interval
         to_end = next(end for end in self.ends if end > self.count) - self.count
-        longest = self.stack.length if self.stack.length > 1 else CHUNK
-        length = min(longest, to_look, to_end)
-        steps = range(self.count, self.count + length)
+        length = min(self.length, self.interval - self.count % self.interval, to_end)
+        chunk = range(self.count, self.count + length)
         rates = [
-            [self.rate(run, step) if step < run.steps else 0.0 for run in self.stack.runs]
-            for step in steps
+            [self.rate(run, step) if step < run.steps else 0.0 for run in self.runs]
+            for step in chunk
         ]
-        rates = to_device(torch.tensor(rates, dtype=torch.float64), self.stack.device)
-        watched = [step in self.watched for step in steps]
-        losses, shares = self.stack.train(self.batches(length), rates, watched)
+        rates = to_device(torch.tensor(rates, dtype=torch.float64), self.device)
+        if self.captured and length == self.length:
+            found = self.captured(self.steps, self.batches(length), rates)
+        else:
+            watched = [step in self.watched for step in chunk]
+            found = self.steps(self.batches(length), rates, watched)
         self.count += length
-        self.look(losses, shares)
-        if self.finished and not self.stack.stays and not self.done:
-            runs = enumerate(self.stack.runs)
-            self.keep([index for index, run in runs if run.key not in self.finished])
+        self.look(*found)
+        if self.finished and not self.stays and not self.done:
+            self.keep([i for i, run in enumerate(self.runs) if run.key not in self.finished])
             self.finished = set()
+
+    def steps(
+        self,
+        batches: Int[Tensor, "k R *_"],
+        rates: Float[Tensor, "k R"],
+        watched: Sequence[bool] | None = None,
+    ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
+        """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
+
+        Where ``watched`` is False, a share is NaN.
+        """
+        losses, shares = [], []
+        for step, batch in enumerate(batches):
+            loss, share, gradients = self.losses(batch, watched is None or watched[step])
+            self.adam.step(gradients, rates[step])
+            losses.append(loss.detach())
+            shares.append(share)
+        unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
+        return torch.stack(losses), torch.stack([unknown if x is None else x for x in shares])
 
     def batches(self, count: int) -> Int[Tensor, "count R ..."]:
         """The next batches of every run on the device: indices of its examples, in random order."""
         batch = self.run.batch
-        for index, run in enumerate(self.stack.runs):
+        for index, run in enumerate(self.runs):
             while len(self.left[index]) < count * batch:
                 epoch = torch.randperm(run.T, generator=self.orders[index])
                 if run.last_batch == "short":
@@ -129,65 +153,64 @@ class Protocol(abc.ABC):
         taken = torch.stack([indices[: count * batch] for indices in self.left])
         self.left = [indices[count * batch :].clone() for indices in self.left]
         batches = taken.view(len(taken), count, batch).movedim(1, 0).contiguous()
-        return to_device(batches, self.stack.device)
+        return to_device(batches, self.device)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all runs but those at ``indices``."""
-        self.stack.keep(indices)
-        self.orders = [self.orders[index] for index in indices]
-        self.left = [self.left[index] for index in indices]
+        index = torch.tensor(indices, device=self.device)
+        kept = {name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()}
+        self.parameters = kept
+        self.adam.keep(kept.values(), index)
+        for name in self.each:
+            value = getattr(self, name)
+            left = value[index] if isinstance(value, Tensor) else [value[i] for i in indices]
+            setattr(self, name, left)
 
     def is_due(self, run: Run) -> bool:
         """Whether a run is to be looked at after ``self.count`` steps."""
         due = self.count % self.interval == 0 or self.count == run.steps
         return due and run.key not in self.finished
 
-    def note(self, run: Run, now: Reached, score: Callable[[Reached], Any]) -> None:
+    def note(self, run: Run, now: dict[str, Any], score: Callable[[dict[str, Any]], Any]) -> None:
         """Keep what a run has reached after ``self.count`` steps if no ``score`` was as high.
 
         A run is finished when its steps are made, when it stops early, or when it has diverged.
         """
         best = self.reached.get(run.key)
-        if not math.isfinite(now.loss):
-            best = Reached(None, None, diverged=self.count)
+        if not math.isfinite(now["loss"]):
+            best = _diverged(self.count)
         elif best is None or score(now) > score(best):
-            best = now._replace(best_step=self.count)
+            best = now | {"best_step": self.count}
         self.reached[run.key] = best
-        stopped = run.early_stop and best.accuracy == 1
-        if stopped or best.diverged or self.count >= run.steps:
+        stopped = run.early_stop and best["accuracy"] == 1
+        if stopped or "diverged" in best or self.count >= run.steps:
             self.finished.add(run.key)
 
     def state(self) -> dict[str, Any]:
         """All that a training depends on, as tensors, numbers, lists and dictionaries."""
         return {
-            "runs": [run.key for run in self.stack.runs],
-            "count": self.count,
-            "reached": {key: list(reached) for key, reached in self.reached.items()},
-            "finished": sorted(self.finished),
-            "order": {"generators": [g.get_state() for g in self.orders], "left": self.left},
-            "stack": self.stack.state(),
-            "looks": {name: getattr(self, name) for name in self.checkpointed},
+            "runs": [run.key for run in self.runs],
+            "orders": [g.get_state() for g in self.orders],
+            "tensors": self.adam.state(),
+            "values": {name: getattr(self, name) for name in self.kept},
         }
 
+    @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave for the same runs."""
-        indices = {run.key: index for index, run in enumerate(self.stack.runs)}
-        left = [indices[key] for key in state["runs"]]
-        if len(left) < len(indices):
-            self.keep(left)
-        self.count, self.finished = state["count"], set(state["finished"])
-        self.reached = {
-            key: Reached(*(tuple(x) if isinstance(x, list) else x for x in reached))
-            for key, reached in state["reached"].items()
-        }
-        self.left = state["order"]["left"]
-        for g, now in zip(self.orders, state["order"]["generators"], strict=True):
+        indices = {run.key: index for index, run in enumerate(self.runs)}
+        if len(state["runs"]) < len(indices):
+            self.keep([indices[key] for key in state["runs"]])
+        for g, now in zip(self.orders, state["orders"], strict=True):
             g.set_state(now)
-        self.stack.restore(state["stack"])
-        for name, value in state["looks"].items():
-            if isinstance(value, list):
-                value = [x.to(self.stack.device) for x in value]
+        for ours, stored in zip(self.adam.state(), state["tensors"], strict=True):
+            ours.copy_(stored)  # in place, since a captured graph reads them
+        for name, value in state["values"].items():
             setattr(self, name, value)
+
+
+def _diverged(step: int) -> dict[str, Any]:
+    return {"accuracy": None, "loss": None, "diverged": step}
 
 
 # --- Dana et al.: pairs of tokens -----------------------------------------------------------------
@@ -197,24 +220,20 @@ class _OnPairs(Protocol):
     """Trainings on pairs of tokens, each with the token that follows."""
 
     rate = staticmethod(linear)
+    each = (*Protocol.each, "columns", "tables")
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
-        drawn = [pairs(run) for run in runs]
+        drawn = [pairs_of(run) for run in runs]
         tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
         # Of every pair the first, the second and the next token: (R, 3, T).
         self.columns = torch.cat([tokens.mT, labels[:, None]], dim=1).to(device)
         self.tables = tables.to(device)
 
     @override
-    def keep(self, indices):
-        super().keep(indices)
-        self.columns, self.tables = self.columns[[*indices]], self.tables[[*indices]]
-
-    @override
     def losses(self, batch, watched):
         data = batch[:, :2].mT, batch[:, 2]
-        losses, outputs, gradient = self.family.losses(self.stack.parameters, self.run, *data)
+        losses, outputs, gradient = self.model.losses(self.parameters, self.run, *data)
         share = None
         if watched:
             right = _right_(outputs.clone(), batch[:, 2]).double().sum(dim=1)
@@ -238,14 +257,14 @@ class Bigrams(_OnPairs):
     The curve is the accuracy on all pairs that there are, after every epoch.
     """
 
-    checkpointed = ("seen", "curve", "last_losses")
+    kept = (*Protocol.kept, "seen", "curve", "last_losses")
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
-        self.watched = range(self.run.steps)[LAST_BATCHES]
-        self.seen: list[Tensor] = []  # (2, R): accuracy and loss of a watched batch
-        self.curve: list[Tensor] = []  # (R,) after every epoch
-        self.last_losses: list[Tensor] = []  # (R,) the loss of every epoch's last batch
+        self.watched = range(self.run.steps)[_LAST_BATCHES]
+        self.seen: list[list[list[float]]] = []  # of a watched batch the runs' shares and losses
+        self.curve: list[list[float]] = []  # of every run after every epoch
+        self.last_losses: list[list[float]] = []  # of every run those of an epoch's last batch
 
     @override
     def batches(self, count):
@@ -255,36 +274,35 @@ class Bigrams(_OnPairs):
     def look(self, losses, shares):
         steps = range(self.count - len(losses), self.count)
         wanted = [i for i, step in enumerate(steps) if step in self.watched]
-        self.seen += [torch.stack([shares[i], losses[i].double()]) for i in wanted]
+        self.seen += [[shares[i].tolist(), losses[i].tolist()] for i in wanted]
         if self.count % self.interval == 0:
-            self.curve.append(self.right_of_all())
-            self.last_losses.append(losses[-1].clone())
+            self.curve.append(self.right_of_all().tolist())
+            self.last_losses.append(losses[-1].tolist())
         if self.count < self.ends[-1]:
             return
-        accuracies, losses = torch.stack(self.seen).cpu().mean(dim=0).tolist()
-        curves = torch.stack(self.curve, dim=1).tolist()
-        ends = torch.stack(self.last_losses, dim=1).tolist()
-        for run, *averages, curve, end in zip(
-            self.stack.runs, accuracies, losses, curves, ends, strict=True
-        ):
-            broken = [i for i, loss in enumerate(end, start=1) if not math.isfinite(loss)]
-            if not math.isfinite(averages[1]):
-                broken.append(len(end))
-            if broken:
-                self.reached[run.key] = Reached(None, None, diverged=broken[0] * self.interval)
-            else:
-                self.reached[run.key] = Reached(*averages, tuple(round(x, 4) for x in curve))
+        means = torch.tensor(self.seen, dtype=torch.float64).mean(dim=0).tolist()
+        paths = (zip(*path, strict=True) for path in (self.curve, self.last_losses))
+        each = zip(self.runs, *means, *paths, strict=True)
+        for run, accuracy, loss, curve, ends in each:
+            broken = [i for i, end in enumerate(ends, start=1) if not math.isfinite(end)]
+            if not math.isfinite(loss):
+                broken.append(len(ends))
+            found = {"accuracy": accuracy, "loss": loss}
+            found["curve"] = tuple(round(share, 4) for share in curve)
+            self.reached[run.key] = _diverged(broken[0] * self.interval) if broken else found
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
         """The share of all pairs whose next token is predicted, for every run."""
-        N, every = self.run.N, torch.arange(self.run.N, device=self.stack.device)
-        right = torch.zeros((), device=self.stack.device, dtype=torch.float64)
-        for first in every.split(max(1, chunk // N)):
-            outputs = self.family.logits_of_pairs(self.stack.parameters, self.run, first)
-            answers = self.tables[:, first].flatten(1)
+        every = torch.arange(self.run.N, device=self.device)
+        pairs = torch.cartesian_prod(every, every).expand(len(self.tables), -1, -1)
+        right = 0.0
+        for tokens, answers in zip(
+            pairs.split(chunk, dim=1), self.tables.flatten(1).split(chunk, dim=1), strict=True
+        ):
+            outputs = aot_logits(self.parameters, self.run, tokens)
             right = right + _right_(outputs, answers).double().sum(dim=1)
-        return right / N**2
+        return right / self.run.N**2
 
 
 class Associations(_OnPairs):
@@ -307,10 +325,11 @@ class Associations(_OnPairs):
     def look(self, losses, shares):
         if self.count % self.interval and self.count < self.ends[-1]:
             return
-        ends = zip(self.stack.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
-        for run, *reached in ends:
+        ends = zip(self.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
+        for run, accuracy, loss in ends:
             if self.is_due(run):
-                self.note(run, Reached(*reached), lambda at: (at.accuracy, -at.loss))
+                now = {"accuracy": accuracy, "loss": loss}
+                self.note(run, now, lambda at: (at["accuracy"], -at["loss"]))
 
 
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
@@ -326,13 +345,14 @@ class Memorization(Protocol):
 
     varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
     rate = staticmethod(warmup_cosine)
-    checkpointed = ("free",)
+    kept = (*Protocol.kept, "free")
 
     def __init__(self, runs, device, *, stays=None):
         super().__init__(runs, device, stays=stays)
-        self.data = Examples(runs, device)
+        self.data = StackedContexts(runs, device)
         follows = runs[0].N and not runs[0].early_stop
-        self.saturation_steps = {run.key: saturation_steps(run) if follows else () for run in runs}
+        self.followed = {run.key: _saturation_steps(run) if follows else () for run in runs}
+        # Of every look that is followed the shares of examples with 0, 1, ..., H free heads.
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
 
     @override
@@ -344,7 +364,7 @@ class Memorization(Protocol):
     @torch.inference_mode()
     def losses(self, index, watched):
         batch = self.data.at(index.clamp(min=0))
-        each, _, gradient = self.family.losses(self.stack.parameters, self.run, *batch)
+        each, _, gradient = self.model.losses(self.parameters, self.run, *batch)
         if self.run.last_batch is None:
             return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
         part = (index >= 0).float()  # of the mean of those that are not missing
@@ -353,51 +373,49 @@ class Memorization(Protocol):
 
     @override
     def look(self, losses, shares):
-        looked = {index: run for index, run in enumerate(self.stack.runs) if self.is_due(run)}
+        looked = {index: run for index, run in enumerate(self.runs) if self.is_due(run)}
         if not looked:
             return
-        reached = self.evaluate()
-        followed = {i for i, run in looked.items() if self.count in self.saturation_steps[run.key]}
-        free = self.free_heads() if followed else None
+        now, free = self.evaluate(), None
         for index, run in looked.items():
-            if index in followed:
+            if self.count in self.followed[run.key]:
+                free = self.free_heads() if free is None else free
                 self.free[run.key].append(free[index].tolist())
-            self.note(run, reached[index], lambda at: -at.loss)
+            self.note(run, now[index], lambda at: -at["loss"])
             best = self.reached[run.key]
-            if run.key in self.finished and self.free[run.key] and best.diverged is None:
+            if run.key in self.finished and self.free[run.key] and "diverged" not in best:
                 at = torch.tensor(self.free[run.key], dtype=torch.float64)  # (looks, H + 1)
                 saturated = 1 - at @ torch.arange(run.H + 1).double() / run.H
                 paths = {"saturated": saturated, "served": 1 - at[:, 0], "serving": at[-1]}
-                rounded = {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
-                self.reached[run.key] = best._replace(**rounded)
+                best |= {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
 
     @torch.inference_mode()
-    def evaluate(self, chunk: int = 4096) -> list[Reached]:
+    def evaluate(self, chunk: int = 4096) -> list[dict[str, Any]]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
         for batch, there in self.data.chunks(chunk):
-            losses, outputs, _ = self.family.losses(self.stack.parameters, self.run, *batch)
+            losses, outputs, _ = self.model.losses(self.parameters, self.run, *batch)
             total = total + losses.double().where(there, 0).sum(dim=1)
             if self.run.N:
                 known = (outputs.argmax(dim=1) == batch[2]) & losses.isfinite()
                 right = right + (known & there).double().sum(dim=1)
         losses = (total / self.data.sizes).tolist()
         shares = (right / self.data.sizes).tolist() if self.run.N else [None] * len(losses)
-        return [*map(Reached, shares, losses)]
+        return [{"accuracy": a, "loss": loss} for a, loss in zip(shares, losses, strict=True)]
 
     @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
         """The share of examples with 0, 1, ..., H heads that are not saturated."""
         counts = 0.0
         for (contexts, queries, _), there in self.data.chunks(chunk):
-            alpha, _ = mha_heads(self.stack.parameters, self.run, contexts, queries)
+            alpha, _ = mha_heads(self.parameters, self.run, contexts, queries)
             free = (alpha.amax(dim=-1) <= SATURATED).sum(dim=-1)
             each = F.one_hot(free, self.run.H + 1).double() * there[..., None]
             counts = counts + each.sum(dim=1)
         return counts / self.data.sizes[:, None]
 
 
-def saturation_steps(run: Run, count: int = 32) -> set[int]:
+def _saturation_steps(run: Run, count: int = 32) -> set[int]:
     """The steps of the first looks at or after the end of each of ``count`` equal parts."""
     evaluations = -(-run.steps // run.evaluate_every)
     every = [-(-evaluations * part // count) for part in range(1, count + 1)]

@@ -16,15 +16,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..checks import check_integer, refuse
-from .devices import device_name, device_settings, origin
-from .models import FAMILIES, parameter_count
+from .engine import device_name, device_settings, origin
+from .models import MODELS, parameter_count
 from .protocols import PROTOCOLS, Bigrams, Protocol
 from .store import PACKAGE, Configuration, Outcome, Run
 
-CPU = torch.device("cpu")
-EVERY = 60.0  # seconds between two stored states
+_CPU = torch.device("cpu")
+_STORE_EVERY = 60.0  # seconds between two stored states
 # A hash of the library's code, as this process has read it.
-SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
+_SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
 
 
 # --- which runs are trained at once ---------------------------------------------------------------
@@ -57,25 +57,14 @@ def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> lis
     free = 0  # bytes that other processes leave to this one, used or not; 0 without a GPU
     if torch.cuda.is_available():
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    memory = 0.8 * free / workers
-    return [part for group in groups.values() for part in split_by_memory(group, memory)]
+    parts = []
+    for group in groups.values():
+        fit = max(1, int(0.8 * free / workers / max(map(_footprint, group))))
+        parts += [group[start : start + fit] for start in range(0, len(group), fit)]
+    return parts
 
 
-def split_by_memory(runs: Sequence[Run], memory: float) -> list[list[Run]]:
-    """Runs of one shape in groups that need at most ``memory`` bytes, or have a single run."""
-    groups: list[list[Run]] = []
-    left = 0.0
-    for run in runs:
-        needed = footprint(run)
-        if not groups or needed > left:
-            groups.append([])
-            left = memory
-        groups[-1].append(run)
-        left -= needed
-    return groups
-
-
-def footprint(run: Run) -> int:
+def _footprint(run: Run) -> int:
     """Bytes that a run takes on a device, estimated from above: data, weights, and one step."""
     tokens = 0 if run.context == "shared" else run.n * run.d
     data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
@@ -90,7 +79,7 @@ def footprint(run: Run) -> int:
 def operations(run: Run) -> int:
     """Floating-point operations of the matrix products in one step, with its backward pass."""
     run = dataclasses.replace(run, T=max(run.batch, 1))
-    protocol = PROTOCOLS[run.task]([run], CPU)
+    protocol = PROTOCOLS[run.task]([run], _CPU)
     [batch] = protocol.batches(1)
     with FlopCounterMode(display=False) as counter:
         protocol.losses(batch, watched=False)
@@ -99,11 +88,11 @@ def operations(run: Run) -> int:
 
 def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
     """The first points of the curve of a training on bigrams, on the CPU, without the rest."""
-    with device_settings(CPU, tf32=False):
-        protocol = Bigrams([run], CPU)
+    with device_settings(_CPU, tf32=False):
+        protocol = Bigrams([run], _CPU)
         while len(protocol.curve) < epochs and not protocol.done:
             protocol.advance()
-    return tuple(round(accuracy.item(), 4) for accuracy in protocol.curve)
+    return tuple(round(accuracy, 4) for [accuracy] in protocol.curve)
 
 
 # --- a training from end to end -------------------------------------------------------------------
@@ -114,37 +103,36 @@ def train(
 ) -> list[Outcome]:
     """Train runs of one shape at once; one outcome each, in their order.
 
-    Everything is computed in float32, whatever torch's default is. A run whose loss is not finite
-    any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
-    has too little memory is trained in halves, and so on; ``torch.OutOfMemoryError`` is raised
-    where it has too little for a single run. ``wall_s`` is the stack's time shared equally.
+    Runs may differ by their seed; of Mahdavi et al.'s model, also by the number of their examples
+    and steps, and by their rates. Everything is computed in float32, whatever torch's default is. A
+    run whose loss is not finite any more has an outcome that says so (``diverged``); the others go
+    on. A stack for which a GPU has too little memory is trained in halves, and so on;
+    ``torch.OutOfMemoryError`` is raised where it has too little for a single run. ``wall_s`` is the
+    stack's time shared equally.
 
-    Args:
-        runs: Runs that differ by their seed; of Mahdavi et al.'s model, also by the number of their
-            examples and steps, and by their rates.
-        checkpoints: A folder in which the state of a long training is stored once a minute. The
-            same call goes on from there, and ends with the outcomes that it would have had. States
-            stay until :func:`forget` deletes them. One that cannot be read is refused.
+    In the folder ``checkpoints`` the state of a long training is stored once a minute. The same
+    call goes on from there, and ends with the outcomes that it would have had. States stay until
+    :func:`forget` deletes them. One that cannot be read is refused.
     """
     if not runs:
         refuse("runs", "none", "at least one")
     for run in runs:
-        family = FAMILIES.get(run.model)
-        if not family or run.task not in family.tasks or run.variant not in family.variants:
+        model = MODELS.get(run.model)
+        if not model or run.task not in model.tasks or run.variant not in model.variants:
             what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
             refuse("runs", what, "a known model, variant and task")
         if run.last_batch not in ((None, "short") if run.context else (None,)):
             what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
             refuse("runs", what, "None, or 'short' where examples have contexts")
-    shapes = {_common(run, PROTOCOLS[run.task].varies) for run in runs}
+    varies = PROTOCOLS[runs[0].task].varies
+    shapes = {_common(run, varies) for run in runs}
     if len(shapes) > 1:
-        varies = ", ".join(sorted(PROTOCOLS[runs[0].task].varies))
-        refuse("runs", f"{len(shapes)} different shapes", f"runs that differ by {varies} only")
+        only = f"runs that differ by {', '.join(sorted(varies))} only"
+        refuse("runs", f"{len(shapes)} different shapes", only)
     where = torch.device(device)
     with device_settings(where, tf32=runs[0].products == "tf32"):
-        checkpoint = Checkpoint(checkpoints, runs, device_name(where))
         try:
-            return _outcomes(runs, where, checkpoint)
+            return _outcomes(runs, where, Checkpoint(checkpoints, runs, device_name(where)))
         except torch.OutOfMemoryError:
             if len(runs) == 1:
                 raise
@@ -168,10 +156,11 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
                 seconds = time.perf_counter() - start
                 checkpoint.store({"protocol": protocol.state(), "seconds": seconds})
     finally:
-        protocol.stack.release()
+        if protocol.captured:
+            protocol.captured.release()
     common = origin((time.perf_counter() - start) / len(runs), device)
     common |= {"tf32": runs[0].products == "tf32"}
-    return [Outcome(**common, **protocol.reached[run.key]._asdict()) for run in runs]
+    return [Outcome(**common, **protocol.reached[run.key]) for run in runs]
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -188,10 +177,15 @@ class Checkpoint:
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
         keys = [run.key for run in runs]
         self.origin = {"keys": keys, "device": device, "torch": str(torch.__version__)}
-        self.origin |= {"sources": SOURCES.hexdigest()[:16]}
+        self.origin |= {"sources": _SOURCES.hexdigest()[:16]}
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
         self.stored = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether the last state is old enough to be replaced."""
+        return self.path is not None and time.monotonic() - self.stored >= _STORE_EVERY
 
     def load(self) -> dict[str, Any] | None:
         """The state that was stored last, or None if there is none of these very runs."""
@@ -210,8 +204,6 @@ class Checkpoint:
 
         Where it cannot be written, a warning says so, and the last one stays.
         """
-        if self.path is None:
-            return
         self.stored = time.monotonic()
         scratch = self.path.with_suffix(f".{os.getpid()}")
         try:
@@ -222,11 +214,6 @@ class Checkpoint:
             with contextlib.suppress(OSError):
                 scratch.unlink()
             warnings.warn(f"no checkpoint can be written to {self.path}: {error}", stacklevel=2)
-
-    @property
-    def due(self) -> bool:
-        """Whether the last state is old enough to be replaced."""
-        return self.path is not None and time.monotonic() - self.stored >= EVERY
 
 
 def forget(folder: Path, runs: Sequence[Configuration]) -> None:

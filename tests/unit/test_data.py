@@ -1,0 +1,86 @@
+"""The data sets have the published shapes, ranges and laws."""
+
+import pytest
+import torch
+
+from attnmem.lab import data
+
+
+def g(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_bigrams_follow_one_fixed_table():
+    drawn = data.bigrams(g(), vocab=7, count=3000)
+    assert drawn.tokens.shape == (3000, 2)
+    assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
+    for values in (drawn.tokens[:, 0], drawn.tokens[:, 1], drawn.table.flatten()):
+        assert set(values.tolist()) == set(range(7))
+    counts = torch.bincount(drawn.tokens[:, 0] * 7 + drawn.tokens[:, 1], minlength=49)
+    assert (counts - 3000 / 49).abs().max() < 5 * (3000 / 49) ** 0.5  # five standard deviations
+
+
+def test_associations_are_different_pairs_and_follow_the_table():
+    drawn = data.associations(g(), vocab=7, count=40)
+    assert len(set(map(tuple, drawn.tokens.tolist()))) == 40
+    assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
+    everything = data.associations(g(1), vocab=7, count=49)
+    assert sorted(everything.tokens.tolist()) == [[a, b] for a in range(7) for b in range(7)]
+    with pytest.raises(ValueError, match=r"^count: got 50; expected .* 49"):
+        data.associations(g(), vocab=7, count=50)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("classes", [None, 5])
+def test_contexts_and_queries(shared, classes):
+    drawn = data.context_queries(g(), 200, 3, 11, shared=shared, classes=classes)
+    assert drawn.contexts.shape == ((3, 11) if shared else (200, 3, 11))
+    assert drawn.queries.shape == (200, 11)
+    for x in (drawn.contexts, drawn.queries):
+        assert 0 <= x.min() < 0.1
+        assert 0.9 < x.max() < 1
+    assert drawn.labels.dtype == (torch.float32 if classes is None else torch.int64)
+    assert classes is None or set(drawn.labels.tolist()) == set(range(5))
+
+
+def test_the_generator_decides():
+    first, again, other = (data.bigrams(g(seed), 5, 50) for seed in (0, 0, 1))
+    assert torch.equal(first.tokens, again.tokens)
+    assert not torch.equal(first.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: data.bigrams(None, 2, 5), "generator"),
+        (lambda: data.associations(0, 2, 4), "generator"),
+        (lambda: data.context_queries(None, 5, 3, shared=True), "generator"),
+        (lambda: data.bigrams(g(), 1, 5), "vocab"),
+        (lambda: data.bigrams(g(), 5, 0), "count"),
+        (lambda: data.context_queries(g(), 0, 3, shared=True), "examples"),
+        (lambda: data.context_queries(g(), 5, 3, shared=True, classes=1), "classes"),
+        (lambda: data.context_queries(g(), 5, 3, shared=1), "shared"),
+    ],
+)
+def test_bad_arguments_are_named(call, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        call()
+
+
+def test_associations_are_a_uniformly_random_subset():
+    """Of 400 draws of 5 of the 25 pairs each pair is in about 80; the standard deviation is 8."""
+    drawn = [data.associations(torch.Generator().manual_seed(seed), 5, 5) for seed in range(400)]
+    tokens = torch.cat([one.tokens for one in drawn])
+    counts = torch.bincount(5 * tokens[:, 0] + tokens[:, 1], minlength=25)
+    assert 40 < counts.min() <= counts.max() < 120
+
+
+@pytest.mark.parametrize("part", ["contexts", "queries", "labels"])
+def test_real_numbers_are_uniform_on_the_unit_interval(part):
+    g = torch.Generator().manual_seed(0)
+    drawn = data.context_queries(g, 1000, 3, 5, shared=False, classes=None)
+    x = getattr(drawn, part).flatten()
+    assert 0 <= x.min() < 0.01
+    assert 0.99 < x.max() <= 1
+    assert x.mean().item() == pytest.approx(1 / 2, abs=0.04)
+    assert x.var().item() == pytest.approx(1 / 12, abs=0.01)

@@ -1,0 +1,272 @@
+"""What the engine computes with gradients by hand, against sums head by head and autograd."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnmem.lab import data, experiments, gradients, models
+from attnmem.lab.gradients import EmbeddedWeights, embedded_losses_vjp, written_out
+
+from plain import BigramModel, mha_outputs
+
+
+def numbers(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def assert_same(ours, theirs, inputs):
+    """Equal values, and equal gradients in a random direction."""
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(theirs)
+    for mine, plain in zip(
+        *(torch.autograd.grad(y, inputs, direction, retain_graph=True) for y in (ours, theirs)),
+        strict=True,
+    ):
+        assert mine.shape == plain.shape
+        torch.testing.assert_close(mine, plain, rtol=1e-11, atol=1e-11)
+
+
+# --- pairs of tokens ------------------------------------------------------------------------------
+
+SIZES = [  # R, H, d, d_h, d_o, N, B; the second, the fifth and the last take many heads
+    (1, 1, 1, 1, 1, 1, 1),
+    (2, 7, 3, 5, 2, 4, 9),
+    (1, 1, 2, 1, 3, 2, 4),
+    (3, 5, 4, 2, 4, 6, 1),
+    (1, 8, 2, 2, 13, 3, 5),
+    (2, 2, 6, 3, 5, 3, 40),
+    (3, 9, 5, 1, 11, 3, 4),
+]
+
+
+def layer(sizes):
+    """Maps, inputs, streams and tokens; the tokens repeat, and some pairs have two equal ones."""
+    R, H, d, d_h, d_o, N, B = sizes
+    maps = [*(numbers(R, H, d_h, d) for _ in range(3)), numbers(R, H, d_o, d_h)]
+    tokens = torch.randint(N, (R, B, 2))
+    tokens[:, 0] = N - 1
+    return maps, numbers(R, 2, N, d), numbers(R, N, d_o), tokens
+
+
+def looked_up(table, tokens):
+    return torch.stack([rows[chosen].T for rows, chosen in zip(table, tokens, strict=True)])
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_attention_to_pairs_is_a_sum_of_softmaxes_over_two_tokens(sizes):
+    """One run, head and pair at a time."""
+    maps, inputs, stream, tokens = layer(sizes)
+    first, second = (looked_up(inputs[:, i], tokens[..., i]) for i in range(2))
+    runs = []
+    for r in range(sizes[0]):
+        columns = []
+        for pair in zip(first[r].T, second[r].T, strict=True):
+            seen, out = torch.stack(pair), 0
+            for W_Q, W_K, W_V, W_O in zip(*(W[r] for W in maps), strict=True):
+                alpha = (seen @ W_K.T @ (W_Q @ seen[1])).softmax(dim=0)
+                out = out + W_O @ W_V @ (alpha @ seen)
+            columns.append(out)
+        runs.append(torch.stack(columns, dim=-1))
+    theirs = looked_up(stream, tokens[..., 1]) + torch.stack(runs)
+    ours = written_out(gradients.after_pairs_vjp, *maps, inputs, stream, tokens)
+    assert_same(ours, theirs, [*maps, inputs, stream])
+
+
+@pytest.mark.parametrize("H", [2, 5])  # few heads and many
+def test_heads_against_finite_differences(H):
+    inputs = [numbers(2, H, 3, 3), numbers(2, H, 2, 3), numbers(2, 3, 7), numbers(2, 3, 7)]
+    assert torch.autograd.gradcheck(lambda *x: written_out(gradients.heads_vjp, *x), inputs)
+
+
+def test_columns_and_their_gradient_go_token_by_token():
+    table, chosen = numbers(2, 3, 5), torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
+    ours = written_out(gradients.take_columns_vjp, table, chosen)
+    assert_same(ours, looked_up(table.mT, chosen), [table])
+
+
+def test_a_gradient_is_given_again_but_no_second_derivative():
+    maps, *rest = layer(SIZES[3])
+    stream = written_out(gradients.after_pairs_vjp, *maps, *rest)
+    first, second = (torch.autograd.grad(stream.sum(), maps, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        torch.autograd.grad(stream.sum(), maps, create_graph=True)
+
+
+@pytest.mark.parametrize("changed", [0, 4, 6])
+def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
+    maps, *rest = layer(SIZES[3])
+    after = written_out(gradients.after_pairs_vjp, *maps, *rest).sum()
+    with torch.no_grad():
+        [*maps, *rest][changed].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        after.backward()
+
+
+@pytest.mark.parametrize(("R", "N", "B"), [(1, 1, 1), (2, 5, 7), (3, 4, 50)])
+@pytest.mark.parametrize("size", [1.0, 300.0])
+def test_the_loss_is_cross_entropy(R, N, B, size):
+    logits, answers = numbers(R, N, B), torch.randint(N, (R, B))
+    weights = torch.randn(R, 1, 1, dtype=torch.float64)
+    with torch.no_grad():
+        ours, gradient = gradients.cross_entropy_vjp(size * logits, answers)
+        found = gradient(weights)
+    plain = F.cross_entropy(size * logits, answers, reduction="none")
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+    [expected] = torch.autograd.grad(plain, logits, weights[:, 0].expand_as(plain))
+    torch.testing.assert_close(size * found, expected, rtol=1e-10, atol=1e-10 * size)
+
+
+def test_a_loss_that_is_not_finite_stays_so():
+    logits = torch.tensor([[[1.0, torch.nan], [1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]])
+    losses, _ = gradients.cross_entropy_vjp(logits, torch.zeros(2, 2).long())
+    assert losses.isnan().tolist() == [[False, True], [False, False]]
+
+
+@pytest.mark.parametrize("variant", models.VARIANTS)
+@pytest.mark.parametrize("sizes", [{"H": 3, "d_h": 5}, {"H": 7, "d_h": 3}, {"H": 2, "d_h": 2}])
+@pytest.mark.parametrize(("width", "layers"), [(None, 1), (4, 1), (None, 2), (4, 3)])
+def test_losses_logits_and_gradients_are_those_of_the_plain_model(variant, sizes, width, layers):
+    [run, *_] = experiments.runs("dana-exp1", "paper", where={"d": 5, "H": 6})
+    change = {"model": "mlp" if width else "aot", "variant": variant, "N": 6}
+    run = dataclasses.replace(run, width=width, layers=layers, **change, **sizes)
+    P = models.initial_aot(run, data.generator(run, "weights"))
+    P = {name: torch.stack([x, x + 0.1]).double().requires_grad_() for name, x in P.items()}
+    tokens, answers = torch.randint(6, (2, 30, 2)), torch.randint(6, (2, 30))
+    losses, logits, gradient = models.aot_losses(P, run, tokens, answers)
+    found = gradient(torch.ones_like(losses))
+    for r in range(2):
+        plain = BigramModel(run, {name: x.detach()[r] for name, x in P.items()}).double()
+        outputs = plain(tokens[r])
+        loss = F.cross_entropy(outputs, answers[r])
+        torch.testing.assert_close(losses[r], loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(logits[r].T, outputs, rtol=1e-11, atol=1e-12)
+        loss.backward()
+        for name, mine in zip(P, found, strict=True):
+            theirs = plain.P[name.replace(".", "_")].grad
+            torch.testing.assert_close(mine[r], theirs, rtol=1e-9, atol=1e-12, msg=name)
+
+
+# --- contexts and queries -------------------------------------------------------------------------
+
+EMBEDDED = [  # R, H, c, d, d_h, d_o, d_out, n, B
+    (1, 1, 1, 1, 1, 1, 1, 1, 1),
+    (1, 2, 3, 5, 2, 4, 3, 1, 7),
+    (2, 3, 5, 4, 7, 2, 6, 2, 1),
+    (3, 5, 2, 7, 3, 11, 4, 6, 13),
+    (2, 1, 7, 3, 4, 5, 1, 11, 2),
+]
+MIDDLE = (2, 3, 5, 4, 7, 2, 6, 8, 9)
+
+
+def drawn(sizes, shared):
+    """Weights, positions, contexts and queries."""
+    R, H, c, d, d_h, d_o, d_out, n, B = sizes
+    shapes = [(d, c), (d,), (H, d, d_h), (H, d, d_h), (H, d, 1), (H, d_o), (d_out, d_o), (d_out,)]
+    context = numbers(R, *(() if shared else (B,)), n, c)
+    others = (x.detach() for x in (numbers(n + 1, d), context, numbers(R, B, c)))
+    return [numbers(R, *shape) for shape in shapes], *others
+
+
+def head_by_head(P, positions, scale, contexts, queries):
+    """The outputs ``(R, d_out, B)``: one run, example and head at a time."""
+    runs = []
+    for r, asked in enumerate(queries):
+        W_E, b_E, W_Q, W_K, W_V, W_O, W_D, b_D = (W[r] for W in P)
+        columns = []
+        for i, q in enumerate(asked):
+            context = contexts[r] if contexts.ndim == 3 else contexts[r, i]
+            E = context @ W_E.T + b_E + positions[1:]
+            e = W_E @ q + b_E + positions[0]
+            out = b_D
+            for h in range(len(W_Q)):
+                alpha = (scale * E @ W_K[h] @ W_Q[h].T @ e).softmax(dim=0)
+                out = out + W_D @ W_O[h] * (alpha @ E @ W_V[h, :, 0])
+            columns.append(out)
+        runs.append(torch.stack(columns, dim=-1))
+    return torch.stack(runs)
+
+
+def loss_of(outputs, labels):
+    if labels.is_floating_point():
+        return (outputs[:, 0] - labels) ** 2
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+@pytest.mark.parametrize("classes", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("sizes", EMBEDDED)
+def test_losses_and_gradients_are_those_of_a_sum_over_heads(sizes, shared, classes):
+    R, d_out, B = sizes[0], sizes[6] if classes else 1, sizes[-1]
+    weights, positions, contexts, queries = drawn((*sizes[:6], d_out, *sizes[7:]), shared)
+    labels = torch.randint(d_out, (R, B)) if classes else numbers(R, B).detach()
+    plain = head_by_head(weights, positions, 0.3, contexts, queries)
+    part = numbers(R, B).detach()
+    part[:, -1] = 0  # an example that does not count
+    with torch.no_grad():
+        P = EmbeddedWeights(*weights)
+        losses, outputs, gradient = embedded_losses_vjp(
+            P, positions, 0.3, contexts, queries, labels
+        )
+        torch.testing.assert_close(outputs, plain, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(losses, loss_of(plain, labels), rtol=1e-11, atol=1e-11)
+        found = gradient(part)
+    expected = torch.autograd.grad(loss_of(plain, labels), weights, part)
+    for name, ours, theirs in zip(found._fields, found, expected, strict=True):
+        assert ours.shape == theirs.shape, name
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_logits_and_outputs_of_any_size_have_finite_losses_and_gradients(shared):
+    """Heads look at one token only, and one class has all the probability."""
+    weights, positions, contexts, queries = drawn(MIDDLE, shared)
+    P = EmbeddedWeights(*(300 * W.detach() for W in weights))
+    labels = torch.randint(6, (2, 9))
+    losses, outputs, gradient = embedded_losses_vjp(P, positions, 1.0, contexts, queries, labels)
+    torch.testing.assert_close(losses, F.cross_entropy(outputs, labels, reduction="none"))
+    assert all(g.isfinite().all() for g in gradient(torch.ones(2, 9).double()))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_run_that_is_not_finite_leaves_the_others_alone(shared):
+    weights, positions, *rest = drawn(MIDDLE, shared)
+    labels, found = torch.randint(6, (2, 9)), []
+    with torch.no_grad():
+        for first in (1.0, torch.nan):
+            weights[2][0, 0, 0, 0] = first
+            P = EmbeddedWeights(*weights)
+            losses, _, gradient = embedded_losses_vjp(P, positions, 1.0, *rest, labels)
+            found.append([losses, *gradient(torch.ones(2, 9).double())])
+    whole, broken = found
+    assert broken[0][0].isnan().all()
+    assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(broken, whole, strict=True))
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+@pytest.mark.parametrize("N", [None, 7])
+def test_it_is_what_the_trained_model_loses(context, N):
+    """The layer in the orders of :mod:`attnmem.core.layers`, and autograd."""
+    [run, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
+    run = dataclasses.replace(run, context=context, N=N, H=3, n=4, d=5, d_h=3)
+    P = {
+        name: torch.stack([W, 3 * W]).double().requires_grad_()
+        for name, W in models.initial_mha(run, data.generator(run, "weights")).items()
+    }
+    B = 23
+    contexts = numbers(2, *(() if context == "shared" else (B,)), run.n, run.d).detach()
+    queries = numbers(2, B, run.d).detach()
+    labels = torch.randint(N, (2, B)) if N else numbers(2, B).detach()
+    outputs = mha_outputs(P, run, contexts, queries).mT
+    plain = loss_of(outputs, labels)
+    with torch.no_grad():
+        losses, ours, gradient = models.mha_losses(P, run, contexts, queries, labels)
+        found = gradient(torch.ones(2, B).double())
+    torch.testing.assert_close(ours, outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(losses, plain, rtol=1e-11, atol=1e-11)
+    expected = torch.autograd.grad(plain.sum(), [*P.values()])
+    assert [*P] == [*found._fields], "gradients come in the order of the weights"
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
