@@ -30,10 +30,6 @@ def test_a_law_is_what_its_coefficients_say_and_a_fit_finds_them(law):
     found = scaling.FittedLaw(law, coefficients, 1.0, 0.0, 2)
     assert found([2, 3]).tolist() == values
     assert found(pd.Series([2, 3], dtype=object)).tolist() == values
-    basis = scaling.LAWS[law].basis
-    if basis is not None:
-        powers = [0 if name == "1" else int(name[2:]) for name in coefficients]
-        assert basis(np.array([2.0, 3.0])).tolist() == [[x**p for p in powers] for x in (2, 3)]
     again = scaling.fit(law, X, found(X))
     assert again.coefficients == pytest.approx(coefficients, rel=1e-5, abs=1e-9)
     assert again.r2 == pytest.approx(1)
@@ -49,14 +45,6 @@ def test_linear_fit_against_the_textbook_formulas():
     assert found.aicc == pytest.approx(7 * math.log(residual / 7) + 6 + 24 / 3)
     seeds = y[:, None] + [-0.5, 0.25, 0.25]
     assert scaling.fit("linear", X, seeds) == found, "of the means over seeds"
-
-
-@pytest.mark.parametrize("truth", ["linear", "square", "cube"])
-def test_the_law_that_made_the_data_is_selected(truth):
-    x = np.arange(1.0, 12)
-    random = np.random.default_rng(1)
-    y = scaling.LAWS[truth].value(x, 1.0, 0.5)[:, None] + random.normal(size=(11, 5)) * 0.2
-    assert scaling.select(["cube", "linear", "square"], x, y)[0].law == truth
 
 
 def test_too_few_points_have_a_fit_but_cannot_be_compared():
@@ -140,33 +128,11 @@ def test_columns_of_objects_count_as_numbers():
     assert seen == [np.float64]
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say():
-    random, covered = np.random.default_rng(2), 0
-    weights = (X - X.mean()) / ((X - X.mean()) ** 2).sum()  # of the slope of a fitted line
-    for trial in range(100):
-        y = (3 + 2 * X)[:, None] + random.normal(size=(len(X), 20))
-        [interval] = scaling.bootstrap(lambda y: weights @ y.mean(axis=1), y, draws=200, seed=trial)
-        covered += interval.low <= 2 <= interval.high
-    # 20 seeds: a little below 95%; below 85 or all of 100 would each have probability under 1%.
-    assert 85 <= covered <= 99
-
-
-def percentile(values, share):
-    """Between the order statistics that are next to ``share``, on a line."""
-    values, place = sorted(values), share * (len(values) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])
-
-
 @pytest.mark.parametrize(
     ("options", "draws", "tails"),
     [
         ({}, 1000, (0.025, 0.975)),
-        ({"draws": 40}, 40, (0.025, 0.975)),
         ({"draws": 21, "level": 0.8}, 21, (0.1, 0.9)),
-        ({"draws": 7, "level": 1.0}, 7, (0.0, 1.0)),
-        ({"draws": 7, "level": 0.0}, 7, (0.5, 0.5)),
         ({"draws": 1}, 1, (0.025, 0.975)),
     ],
 )
@@ -183,8 +149,7 @@ def test_an_interval_is_that_of_the_percentiles_of_its_draws(options, draws, tai
     first = [float(drawn[0].mean()) for drawn in seen]
     second = [float(drawn[1].max() - drawn[2].min()) for drawn in seen]
     for interval, values in zip(intervals, (first, second), strict=True):
-        assert interval.low == pytest.approx(percentile(values, tails[0]), abs=1e-12)
-        assert interval.high == pytest.approx(percentile(values, tails[1]), abs=1e-12)
+        assert interval == pytest.approx(np.quantile(values, tails), abs=1e-12)
 
 
 def test_each_point_draws_from_its_own_seeds_with_replacement_and_apart_from_the_others():
@@ -257,31 +222,21 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
     [
         (scaling.fit, ("cubic", X, X), {}, "law"),
         (scaling.fit, ("linear", X, X[1:]), {}, "y"),
-        (scaling.fit, ("linear", [1.0], [1.0]), {}, "x"),
         (scaling.fit, ("quadratic", [1, 3], [2, 8]), {}, "x"),
         (scaling.fit, ("quadratic", [1, 1, 2], [1, 2, 3]), {}, "x"),
         (scaling.fit, ("power", [0.0, 1, 2], [0.0, 1, 2]), {}, "x"),
         (scaling.fit, ("linear", X, MISSING), {}, "y"),
         (scaling.fit, ("linear", INFINITE, X), {}, "x"),
-        (scaling.fit, ("linear", COLUMN, X), {}, "x"),
-        (scaling.bootstrap, (np.mean, COLUMN), {"seed": -1}, "seed"),
         (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "level": 1.01}, "level"),
-        (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "level": -0.01}, "level"),
-        (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "draws": 0}, "draws"),
         (scaling.bootstrap, (np.mean, X), {"seed": 0}, "y"),
         (scaling.bootstrap, (np.mean, np.empty((3, 0))), {"seed": 0}, "y"),
         (scaling.unsaturated, (X, X[1:]), {}, "y"),
-        (scaling.unsaturated, (X, X), {"ceiling": -0.01}, "ceiling"),
         (scaling.unsaturated, (X, X), {"ceiling": 1.01}, "ceiling"),
-        (scaling.unsaturated_gains, (X, X[1:]), {}, "y"),
         (scaling.unsaturated_line, (COLUMN, X), {}, "x"),
-        (scaling.mean_difference, ([2, 1], ONES, [1, 2], ONES), {}, "x"),
         (scaling.mean_difference, ([1, 1], ONES, [1, 2], ONES), {}, "x"),
         (scaling.mean_difference, ([1, 2], ONES, [1, 1], ONES), {}, "other_x"),
         (scaling.mean_difference, ([1, 2], ONES, [1, math.inf], ONES), {}, "other_x"),
         (scaling.mean_difference, ([1, 2], ONES[:, :1], [1, 2], ONES), {}, "y"),
-        (scaling.mean_difference, ([1, 2], ONES[:, 0], [1, 2], ONES), {}, "y"),
-        (scaling.mean_difference, ([1, 2], ONES[:, :, None], [1, 2], ONES), {}, "y"),
         (scaling.mean_difference, ([1, 2], [[1, math.nan]] * 2, [1, 2], ONES), {}, "y"),
         (scaling.mean_difference, ([1, 2], ONES, [1, 2], np.ones((3, 3))), {}, "other_y"),
     ],
