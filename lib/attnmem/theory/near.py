@@ -289,13 +289,9 @@ def memorize_by_depth(
     """Build two layers, with skip connections, that meet all labels at the last token.
 
     There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
-    tokens in at least two dimensions. Every error of :func:`attnmem.core.deep.deep` is at most 1e-8
-    of the labels' spread: half their range, or the label if all are equal. ``heads`` has one number
-    for each layer.
-
-    Raises:
-        ValueError: If two examples are equal, ``T`` exceeds the floor, or the data lie in the
-            exceptional set, for which the theorem does not speak, or so near that float64 misses.
+    tokens and dimensions. Every error of :func:`attnmem.core.deep.deep` is at most 1e-8 of the
+    labels' spread, as for :func:`memorize_by_difference`, or ``ValueError`` says why not: the data
+    may lie in the exceptional set, or near it. ``heads`` has one number for each layer.
 
     Example:
         >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
@@ -321,9 +317,8 @@ def memorize_by_depth(
     def networks() -> Iterator[tuple[DeepWeights, float]]:
         for spread, sigma in itertools.product(_SPREADS[:3] * 2, _SIGMAS):
             family = _family(groups, heads[0], d, head_dim, spread / within, sigma, generator)
-            network = _outward(
-                _newton(family, X, y, 1e-2 * tolerance), change / size, head_dim, value_dim
-            )
+            network = _newton(family, X, y, 1e-2 * tolerance)
+            network = _outward(network, change / size, head_dim, value_dim)
             network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
             yield network, float(((deep(network, tokens)[:, 0] - labels) / scale).abs().max())
 
@@ -416,17 +411,15 @@ def _newton(family: _Family, tokens, labels, tolerance: float) -> DeepWeights:
 
     outputs, derivative = (vmap(f, (None, 0)) for f in (output, jacrev(output)))
     at = torch.zeros(count, dtype=torch.float64)
-    residual = labels - outputs(at, tokens)
     for _ in range(_NEWTON):
+        residual = labels - outputs(at, tokens)
         if not residual.abs().max() > tolerance:
             break
         whole = read_out(derivative(at, tokens), residual[:, None])[:, 0]  # J x = residual
-        for halvings in range(_HALVINGS):
-            shorter = at + whole / 2**halvings
-            left = labels - outputs(shorter, tokens)
-            if left.norm() < residual.norm():
-                break
-        else:
+        shorter = (at + whole / 2**halvings for halvings in range(_HALVINGS))
+        left = ((x, (labels - outputs(x, tokens)).norm()) for x in shorter)
+        closer = next((x for x, error in left if error < residual.norm()), at)
+        if closer is at:
             break
-        at, residual = shorter, left
+        at = closer
     return network(at)
