@@ -22,7 +22,6 @@ from attnmem.theory.sequences import (
     impossible_subset,
     offered_rank,
     parity_by_heads,
-    places_kernel,
     subset_rank,
 )
 
@@ -43,10 +42,6 @@ def among_others(k, H, d, d_h, T=None, seed=0):
     rest[: d + 1, -1] = torch.arange(2, 3 + d)[:more]
     labels = torch.randint(50, (more,), generator=draw)
     return torch.cat([cube, rest]), torch.cat([parity, labels])
-
-
-def heads_for_cube(k, d_h):
-    return max(k, math.ceil((2**k - 1) / min(d_h, k)))
 
 
 LENGTHS = st.integers(2, 4)
@@ -239,19 +234,6 @@ def test_a_prior_over_all_sequences_of_three_bits_needs_two_heads_too():
     assert impossible_subset(cube, xor, 2) is None
 
 
-@settings(max_examples=30)
-@given(sets(S=st.integers(3, 4)), st.integers(1, 3))
-def test_the_kernel_counts_products_of_indicators(rows, H):
-    features = [
-        (rows[:, places] == torch.tensor(tokens)).all(1).long()
-        for k in range(H + 1)
-        for places in itertools.combinations(range(rows.shape[1] - 1), k)
-        for tokens in itertools.product(range(3), repeat=k)
-    ]
-    features = torch.stack(features, dim=1)
-    assert (places_kernel(rows, H) == (features @ features.T).numpy()).all()
-
-
 @pytest.mark.hostile("dana-finding-parity")
 @pytest.mark.parametrize("k", [2, 3, 4, 5])
 def test_as_many_heads_as_bits_tell_their_parity(k):
@@ -297,27 +279,6 @@ def test_parity_with_fewer_heads_is_refused_as_impossible(k, H, d, d_h, full):
     assert "rounding" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("k", "d", "d_h"), [(2, 2, 1), (2, 5, 3), (3, 3, 3), (3, 11, 7), (4, 4, 2), (4, 10, 10)]
-)
-@pytest.mark.parametrize("more", [0, 1])
-def test_parity_is_built_from_the_number_of_heads_of_the_book_on(k, d, d_h, more):
-    H = heads_for_cube(k, d_h) + more
-    rows, labels = among_others(k, H, d, d_h)
-    weights = memorize_aot(rows, labels, vocab=50, dim=d, head_dim=d_h, heads=H, seed=0)
-    assert (aot(weights, rows).argmax(-1) == labels).all()
-
-
-@pytest.mark.parametrize("k", [2, 3, 4])
-@pytest.mark.parametrize("d_h", [1, 2, 3, 5, 8])
-def test_the_cube_has_full_rank_from_the_number_of_heads_of_the_book_on(k, d_h):
-    cube, _ = every_parity(k)
-    H, d = heads_for_cube(k, d_h), max(d_h, 2)
-    assert offered_rank(cube, H, d_h, d) == 2**k
-    if H > 1:
-        assert offered_rank(cube, H - 1, d_h, d) < 2**k
-
-
 @pytest.mark.hostile("dana-corollary-1", "dana-lemma-2")
 @pytest.mark.parametrize(("d", "d_h"), [(10, 10), (13, 7)])
 def test_dependent_bigrams_are_refused_with_the_subset(d, d_h):
@@ -346,18 +307,6 @@ def test_full_rank_is_built_and_impossible_tasks_are_refused_as_such(rows, H, d,
     elif beyond:
         with pytest.raises(ValueError, match=r"^next_tokens: .* impossible for H = "):
             memorize_aot(rows, labels, **sizes)
-
-
-@pytest.mark.hostile("dana-corollary-2")
-def test_corollary_2_fails_with_corollary_1():
-    """Its formula is one at T_0 = H d_h + d, and one head gets three of four."""
-    assert counts.associations_to_accuracy(bounds.aot_capacity(1, 2, 2), 2, 4) == 1.0
-    cube, parity = every_parity(2)
-    assert impossible_subset(cube, parity, 1) is not None
-    for wrong in range(4):  # any three of the four can be right
-        labels = parity.clone()
-        labels[wrong] = 1 - labels[wrong]
-        assert impossible_subset(cube, labels, 1) is None
 
 
 @pytest.mark.hostile("dana-lemma-3")

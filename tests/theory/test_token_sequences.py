@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
-from attnmem.theory import sequences
 from attnmem.theory.certificates import certified_associations
 from attnmem.theory.dana import memorize_next_tokens
 from attnmem.theory.independence import numerical_rank
@@ -22,7 +20,6 @@ from attnmem.theory.sequences import (
     jacobian_rank,
     offered_rank,
 )
-from attnmem.theory.tangents import ScalarHeads, scalar_outputs
 from attnmem.theory.tiny import train_tiny
 
 import hostile
@@ -98,51 +95,6 @@ def test_bits_behind_one_query_are_met_at_degree_2H(k):
             assert jacobian_rank(CUBES[k], H, 1, k + 2, trained=trained) == least
 
 
-def random_point(rows, d, d_h, values, seed):
-    """``x(t, 2)``, steps, and one block of products for each attention, modulo the prime."""
-    draw = np.random.default_rng(seed)
-    p = sequences._PRIME
-    number = lambda *shape: draw.integers(1, p, shape, dtype=np.int64)  # noqa: E731
-    embedding, positions = number(int(rows.max()) + 1, d), number(2, d)
-    x = (embedding[rows.numpy()] + positions) % p
-    q, step = x[:, 1], (x[:, 0] - x[:, 1]) % p
-    blocks = []
-    for count in values:
-        left, right = number(d_h, d), number(d_h, d)
-        forms = []
-        for _ in range(count):
-            seen = sequences._product(step, number(d, 1)) * step % p
-            by_left = sequences._product(seen, right.T)[:, :, None] * q[:, None] % p
-            by_right = sequences._product(q, left.T)[:, :, None] * seen[:, None] % p
-            forms += [by_left.reshape(len(q), -1), by_right.reshape(len(q), -1)]
-        blocks.append(np.concatenate([np.zeros((len(q), 1), dtype=np.int64), *forms], axis=1))
-    return q, step, blocks
-
-
-@pytest.mark.hostile("dana-finding-sequence-rank")
-@settings(deadline=None, max_examples=40)
-@given(
-    st.integers(2, 4),
-    st.integers(2, 3),
-    st.integers(1, 8),
-    st.sampled_from([(1,), (2,), (3,), (2, 2), (1, 2), (1, 1)]),
-    st.booleans(),
-    seeds,
-)
-def test_the_rank_on_bigrams_is_the_least_over_all_subsets(N, d, T, groups, wide, seed):
-    order = torch.randperm(N * N, generator=torch.Generator().manual_seed(seed))
-    rows = hostile.every_sequence(N, 2)[order[: min(T, N * N)]]
-    d_h = d if wide else 1
-    q, step, blocks = random_point(rows, d, d_h, [k - 1 for k in groups], seed)
-    best = len(rows)
-    for size in range(1, len(rows) + 1):
-        for J in map(list, itertools.combinations(range(len(rows)), size)):
-            offers = sequences._rank(q[J]) + len(blocks) * sequences._rank(step[J])
-            offers += sum(sequences._rank(block[J]) for block in blocks)
-            best = min(best, len(rows) - size + offers)
-    assert cancelling_rank(rows, groups, d_h, d, seed=seed) == best
-
-
 @pytest.mark.hostile("dana-finding-sequence-rank")
 @pytest.mark.parametrize(("d_h", "d"), [(1, 2), (2, 2), (3, 3), (1, 4), (3, 4), (2, 5)])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -185,24 +137,6 @@ def test_many_sequences_reach_the_ceiling(N, S, d_h, d, H):
     for trained in (False, True):
         most = bounds.sequences_ceiling(H, d_h, d, N, S, trained=trained)
         assert jacobian_rank(rows, H, d_h, d, trained=trained) == most < len(rows)
-
-
-def test_all_targets_of_the_residual_stream_take_as_many_numbers_as_are_counted():
-    N, S, d, d_h, H = 6, 2, 3, 2, 2
-    rows = hostile.every_sequence(N, S)
-    draw = torch.Generator().manual_seed(0)
-    maps = [torch.randn(H, d_h, d, generator=draw, **F64) for _ in range(3)]
-    tables = [torch.randn(size, d, generator=draw, **F64) for size in (N, S)]
-    W_O = torch.randn(H, d, d_h, generator=draw, **F64)
-
-    def residual(embedding, positions, W_Q, W_K, W_V, W_O):
-        W_U = torch.cat([torch.eye(d, **F64), torch.zeros(N - d, d, **F64)])
-        return aot(AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U), rows)[:, :d]
-
-    J = torch.autograd.functional.jacobian(residual, (*tables, *maps, W_O))
-    J = torch.cat([part.flatten(0, 1).flatten(1) for part in J], dim=1)
-    most = (N + S - 1) * d + 2 * H * d_h * (2 * d - d_h)
-    assert numerical_rank(J, rtol=1e-11) == most < len(rows) * d
 
 
 # --- built ----------------------------------------------------------------------------------------
@@ -260,18 +194,6 @@ def test_next_tokens_are_built_up_to_the_rank_and_refused_beyond(N, S, d, d_h, g
             memorize_next_tokens(every[: T + 1], labels, **sizes)
 
 
-@pytest.mark.hostile("dana-finding-next-tokens")
-def test_equal_next_tokens_and_single_sequences_are_no_exception():
-    rows = hostile.every_sequence(3, 2)
-    sizes = {"vocab": 3, "dim": 4, "head_dim": 4, "groups": (2,), "seed": 0}
-    for labels in (*torch.arange(3)[:, None].expand(3, 9), torch.arange(9) % 3, *rows.T):
-        built = memorize_next_tokens(rows, labels, **sizes)
-        assert bool((aot(built, rows).argmax(-1) == labels).all())
-    single = torch.arange(3)[:, None]
-    built = memorize_next_tokens(single, torch.tensor([2, 2, 0]), **sizes)
-    assert aot(built, single).argmax(-1).tolist() == [2, 2, 0]
-
-
 @pytest.mark.parametrize(("k", "H", "reached"), [(2, 1, 14), (3, 1, 104), (3, 2, 254)])
 def test_as_many_labelings_are_left_as_there_are_threshold_functions(k, H, reached):
     """Of degree one: 14 and 104; of degree two on three bits: all but parity and its opposite."""
@@ -288,40 +210,6 @@ NARROW = torch.tensor([[a, b] for b in range(6) for a in range(4)])
 IN_PAIR = torch.tensor([int(a in PAIRS[b]) for b, a in NARROW.flip(1).tolist()])
 
 
-def alternations(signs):
-    return sum(x != y for x, y in itertools.pairwise(signs))
-
-
-@pytest.mark.hostile("dana-finding-bigrams")
-def test_in_every_order_two_opposite_last_tokens_alternate():
-    labels = IN_PAIR.view(6, 4).tolist()
-    for order in itertools.permutations(range(4)):
-        wild = [
-            row for row in ([line[a] for a in order] for line in labels) if alternations(row) == 3
-        ]
-        assert sorted(wild) == [[0, 1, 0, 1], [1, 0, 1, 0]]
-
-
-@pytest.mark.hostile("dana-finding-bigrams")
-@settings(deadline=None, max_examples=200)
-@given(seeds, st.sampled_from([1, 3, 40]))
-def test_heads_of_width_one_never_alternate_so(seed, d):
-    """The differences of two last tokens' curves change sign at most twice, in exact order."""
-    draw = torch.Generator().manual_seed(seed)
-    e, pos = torch.randn(10, d, generator=draw, **F64), torch.randn(2, d, generator=draw, **F64)
-    W_Q, W_K, m, u = (3 * torch.randn(d, generator=draw, **F64) / d**0.5 for _ in range(4))
-    first, last = e[:4] + pos[0], e[4:] + pos[1]
-    weights = torch.exp((last @ W_Q)[:, None] * (first @ W_K))  # (6, 4)
-    own = torch.exp((last @ W_Q) * (last @ W_K))[:, None]
-    share = weights / (weights + own)
-    f = (last @ u)[:, None] + share * (first @ m) + (1 - share) * (last @ m)[:, None]
-    curves = f * (weights + own) / weights - first @ m  # phi_b at alpha_a
-    order = (first @ W_K).argsort()
-    for b, other in itertools.combinations(range(6), 2):
-        assert alternations((curves[b] > curves[other])[order].tolist()) <= 2
-    assert not torch.equal(f > 0, IN_PAIR.view(6, 4).bool())
-
-
 @pytest.mark.hostile("dana-finding-bigrams")
 def test_training_with_one_narrow_head_never_learns_the_24_bigrams_and_with_two_it_does():
     best = {}
@@ -331,25 +219,3 @@ def test_training_with_one_narrow_head_never_learns_the_24_bigrams_and_with_two_
         best[H] = int(train_tiny(*tasks, **sizes).max())
     assert best[1] < 24 == best[2]
     assert bounds.aot_capacity(1, 1, 23) == 24
-
-
-@pytest.mark.hostile("dana-finding-bigrams")
-@pytest.mark.parametrize(("d", "last"), [(2, 2), (3, 1), (4, 2), (5, 5)])
-def test_one_head_of_width_L_meets_all_labels_of_d_tokens_and_L_last_ones(d, last):
-    """The weights of proposition prop-few-token-bigrams, in fractions of a generic basis."""
-    draw = torch.Generator().manual_seed(d)
-    labels = torch.randn(last, d, generator=draw, **F64)
-    tau = 3 * float(labels.abs().max())
-    wanted = (labels / tau + 0.5).logit()
-    B = wanted - wanted[:, :1] + wanted.diagonal()[:, None] / tau
-    e = torch.randn(d, d, generator=draw, **F64)
-    back = torch.linalg.inv(e)
-    m = back @ torch.ones(d, **F64)
-    assert torch.linalg.matrix_rank(B) <= last
-    W_Q, W_K = back[:, :last].T, B @ back.T  # e(b) W_Q^T W_K e(a) = B_ba
-    rows = torch.cartesian_prod(torch.arange(d), torch.arange(last)).reshape(-1, 2)
-    x = e[rows] + torch.stack([tau * e[0], 0 * e[0]])
-    head = ScalarHeads(W_Q.T[None], W_K.T[None], m[None])
-    found = scalar_outputs(head, x, x[:, -1]) - (1 + tau / 2) * (x[:, -1] @ m)
-    expected = labels[rows[:, 1], rows[:, 0]]
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)

@@ -9,7 +9,6 @@ import torch
 from attnmem import deep, random_deep
 from attnmem.core import bounds
 from attnmem.theory.certificates import certified_deep_solution
-from attnmem.theory.independence import numerical_rank
 from attnmem.theory.near import memorize_by_depth
 
 F64 = {"dtype": torch.float64}
@@ -80,97 +79,6 @@ def test_floor_is_the_best_of_all_groupings(H1, H2, d):
         if most is None:
             assert bounds.deep_floor((H1, H2), d_h, d_v, d) == best
             assert best <= bounds.deep_ceiling((H1, H2), d_h, d_v, d)
-
-
-@pytest.mark.parametrize(
-    ("heads", "d", "d_h"),
-    [
-        ((12, 12), 768, 64),
-        ((16, 16), 1024, 64),
-        ((6, 6), 384, 64),
-        ((8, 8), 64, 64),
-        ((1, 1), 9, 9),
-    ],
-)
-def test_floor_is_at_least_that_of_one_wide_layer(heads, d, d_h):
-    """At shapes of models, where neither floor is beyond what one layer can meet."""
-    H = sum(heads)
-    sizes = (divmod(H, count) for count in range(1, H + 1))
-    groups = ([k + 1] * more + [k] * (count - more) for count, (k, more) in enumerate(sizes, 1))
-    wide = max(spread_out(both, d, d_h) for both in groups)
-    assert wide <= bounds.deep_floor(heads, d_h, d_h, d) < bounds.own_context_ceiling(H, d_h, d) + d
-
-
-def test_floor_beyond_one_layer():
-    """The sizes of the chapter, and one of equal widths."""
-    for heads, d_h, d_v, d in [((6, 5), 1, 6, 8), ((8, 4), 1, 5, 8), ((128, 64), 64, 64, 64)]:
-        one = bounds.own_context_ceiling(sum(heads), d_h, d) + d
-        assert one < bounds.deep_floor(heads, d_h, d_v, d) < bounds.deep_ceiling(heads, d_h, d_v, d)
-
-
-def moved(x, i, W, change=None):
-    """What query ``i`` attends to, or its derivative when the logit matrix changes."""
-    alpha = torch.softmax(x @ W @ x[i], 0)
-    z = alpha @ x
-    return z if change is None else (alpha * (x @ change @ x[i])) @ (x - z)
-
-
-def tangent(Q, K):
-    """The changes of ``K Q^T``, one for each entry of a map."""
-    for W in (Q, K):
-        for entry in torch.eye(W.numel(), **F64).view(-1, *W.shape):
-            yield K @ entry.T if W is Q else entry @ Q.T
-
-
-def drawn_groups(seed, sizes, m, d_h):
-    r = min(d_h, m)
-    for g, k in enumerate(sizes):
-        q = gaussian(seed + 10 * g, k, m)
-        yield gaussian(seed + 10 * g + 1, m, r), gaussian(seed + 10 * g + 2, m, r), q - q.mean(0)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "c", "d", "d_h"),
-    [
-        ([1], [1], 0, 2, 1),
-        ([3, 1], [2, 1], 1, 4, 1),
-        ([5], [1, 1], 2, 5, 2),
-        ([2, 4], [1, 3], 2, 4, 4),
-        ([7], [1, 1, 1], 2, 5, 1),
-        ([3], [2, 1, 1], 3, 5, 3),
-    ],
-)
-def test_limit_has_as_many_independent_functions(first, second, c, d, d_h):
-    """All functions of an example to which the outputs tend, one column each."""
-    e, n, T = d - 1 - c, 2, count(first, second, c, d, d_h) + 7
-    layer_1 = list(drawn_groups(100, first, d, d_h))
-    layer_2 = list(drawn_groups(200, second, e, d_h))
-    m = gaussian(300, len(second), c)  # of a group, the sum of what its heads read
-
-    def functions(x):
-        s = x[:, :e]
-        yield from x[-1, :-1]
-        for tokens, groups in ((x, layer_1), (s, layer_2)):
-            for Q, K, q in groups:
-                yield from moved(tokens, -1, K @ Q.T)
-                for W in tangent(Q, K):
-                    yield from q @ moved(tokens, -1, K @ Q.T, W)
-        beta = [torch.softmax(s @ (K @ Q.T) @ s[-1], 0) for Q, K, _ in layer_2]
-        for Q, K, q in layer_1:
-            changes = [None]
-            for a in range(0, min(len(q) - 1, d) // 2 * 2, 2):
-                seen = Q @ gaussian(400, Q.shape[1])
-                pair = [torch.outer(q[a + 1], seen), torch.outer(-q[a], seen)]
-                unseen = sum(q[a + i] @ moved(x, -1, K @ Q.T, pair[i]) for i in range(2))
-                assert unseen.abs() < 1e-12
-                changes += pair
-            for W in changes:
-                at = [sum(b * moved(x, i, K @ Q.T, W) for i, b in enumerate(bs)) for bs in beta]
-                yield from (torch.stack(at).T @ m).flatten()
-
-    rows = torch.stack([torch.stack(list(functions(x))) for x in gaussian(500, T, n, d)])
-    sizes = rows.norm(dim=0).clamp(min=1e-9)  # a head alone has no values that cancel
-    assert numerical_rank(rows / sizes) == T - 7
 
 
 # --- the weights ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tiny trainings: their steps against PyTorch's, and what is learned or never."""
+"""The linear associative memory and tiny trainings, against plain loops and known answers."""
 
 import inspect
 import math
@@ -9,7 +9,113 @@ import torch.nn.functional as F
 
 from attnmem import AoTWeights, aot
 from attnmem.theory.sequences import every_parity
-from attnmem.theory.tiny import never_learned, train_tiny
+from attnmem.theory.tiny import (
+    Facts,
+    count_at,
+    never_learned,
+    outer_products,
+    random_facts,
+    recalled,
+    train_tiny,
+    trained_matrix,
+)
+
+# --- the linear associative memory ----------------------------------------------------------------
+
+
+def test_drawn_vectors_have_length_one_and_differ():
+    facts = random_facts(count=7, dim=3, seed=1)
+    for vectors in facts:
+        assert torch.allclose(vectors.norm(dim=1), torch.ones(7).double())
+    assert len(torch.cat(facts).unique(dim=0)) == 14
+    assert torch.equal(facts.keys, random_facts(count=7, dim=3, seed=1).keys)
+    assert not torch.equal(facts.keys, random_facts(count=7, dim=3, seed=2).keys)
+
+
+def test_recall_is_that_of_a_plain_loop_and_ties_are_lost():
+    facts = random_facts(count=11, dim=5, seed=0)
+    W = torch.randn(5, 5, generator=torch.Generator().manual_seed(0)).double()
+    right = 0
+    for i, key in enumerate(facts.keys):
+        scores = [float(u @ W @ key) for u in facts.values]
+        right += scores.index(max(scores)) == i
+    assert 0 < right < 11
+    assert recalled(W, facts) == pytest.approx(right / 11)
+    assert recalled(0 * W, facts) == recalled(W * math.nan, facts) == 0
+    twice = Facts(torch.eye(3), torch.eye(3)[[0, 1, 1]])  # two equal values
+    assert recalled(torch.eye(3), twice) == pytest.approx(1 / 3)
+
+
+def test_outer_products_recall_orthogonal_keys_whatever_the_values():
+    facts = Facts(torch.eye(6).double(), random_facts(count=6, dim=6, seed=3).values)
+    W = outer_products(facts)
+    assert torch.allclose(W, facts.values.mT)
+    assert recalled(W, facts) == 1
+
+
+def plain_training(facts, steps):
+    """Cross-entropy by Adam, with the gradient by hand; the best matrix of all steps."""
+    (p, d), (keys, values) = facts.keys.shape, facts
+    W = 2 * math.log(p) * sum(torch.outer(u, x) for x, u in zip(keys, values, strict=True))
+    mean, square, best, most = torch.zeros(d, d), torch.zeros(d, d), None, -1
+    for step in range(steps + 1):
+        matches = torch.stack([values @ W @ x for x in keys])
+        if (right := recalled(W, facts)) > most:
+            best, most = W, right
+        if right == 1 or step == steps:
+            return best, step
+        errors = (matches.softmax(1) - torch.eye(p)) / p
+        gradient = values.T @ errors.T @ keys
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        first, second = mean / (1 - 0.9 ** (step + 1)), square / (1 - 0.999 ** (step + 1))
+        W = W - 0.3 * (1 - step / steps) * first / (second.sqrt() + 1e-8)
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("load", "steps", "last"), [(2.0, 1, 1), (2.0, 9, 9), (0.7, 200, 21)])
+def test_training_is_that_of_a_plain_loop(load, steps, last):
+    facts = random_facts(count_at(load, 8), 8, seed=0)
+    best, step = plain_training(facts, steps)
+    assert step == last
+    torch.testing.assert_close(trained_matrix(facts, steps=steps), best, rtol=1e-6, atol=1e-6)
+
+
+def test_training_keeps_the_best_matrix_and_cannot_do_the_impossible():
+    """Two equal keys with different values: one of them is lost, whatever the matrix."""
+    keys, values = random_facts(count=4, dim=8, seed=0)
+    facts = Facts(keys[[0, 1, 2, 2]], values)
+    assert recalled(trained_matrix(facts, steps=50), facts) == 0.75
+
+
+@pytest.mark.parametrize("dim", [1, 2, 16])
+@pytest.mark.parametrize("load", [0.0, 0.1, 1.0, 3.7])
+def test_the_count_is_the_last_within_the_load(load, dim):
+    p = count_at(load, dim)
+    assert p * math.log(p) <= load * dim**2 < (p + 1) * math.log(p + 1)
+
+
+ONES, DRAWN = torch.ones(3, 2), random_facts(3, 3, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "name"),
+    [
+        (random_facts, (1, 3, 0), "count"),
+        (count_at, (-0.1, 3), "load"),
+        (count_at, (math.inf, 3), "load"),
+        (trained_matrix, (DRAWN, 0), "steps"),
+        (outer_products, (Facts(ONES[:0], ONES[:0]),), "facts.keys"),
+        (outer_products, (Facts(ONES, ONES[:2]),), "facts.values"),
+        (recalled, (torch.ones(2, 3), DRAWN), "matrix"),
+        (recalled, (torch.eye(4), DRAWN), "facts.keys"),
+    ],
+)
+def test_bad_arguments_are_named(function, arguments, name):
+    with pytest.raises(ValueError, match=rf"^{name}: got "):
+        function(*arguments)
+
+
+# --- tiny transformers ----------------------------------------------------------------------------
 
 TINY = [  # runs, sequences, tokens of each, N, d, d_h, H
     (1, 1, 1, 1, 1, 1, 1),
@@ -31,32 +137,25 @@ def random_tasks(R, B, S, N):
 def start(R, S, N, d, d_h, H, seed):
     """Gaussian weights with logits of standard deviation 3 between tokens of standard Gaussians."""
     g = torch.Generator().manual_seed(seed)
-    tables, maps, values, outputs = ((N, d), (S, d)), 2 * ((H, d_h, d),), (H, d_h, d), (H, d, d_h)
-    shapes = *tables, *maps, values, outputs, (N, d)
+    shapes = (N, d), (S, d), *3 * ((H, d_h, d),), (H, d, d_h), (N, d)
     deviations = 1, 1, *2 * ((3 / (d * d_h**0.5)) ** 0.5,), d**-0.5, d_h**-0.5, 1
     drawn = (torch.randn(R, *shape, generator=g, dtype=torch.float64) for shape in shapes)
     weights = (W * deviation for W, deviation in zip(drawn, deviations, strict=True))
     return AoTWeights(*(W.requires_grad_() for W in weights))
 
 
-def plain_loss(weights, sequences, next_tokens):
-    """The sum over runs of the mean cross-entropy, by PyTorch."""
-    logits = aot(weights, sequences)
-    losses = F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(), reduction="none")
-    return losses.view_as(next_tokens).mean(dim=1).sum()
-
-
 def plain(weights, sequences, next_tokens, steps, rate):
-    """Most right answers of each run at steps 0, 50, ... and the last, by PyTorch's Adam."""
+    """Most right answers of each run at steps 0, 50, ... and the last, by the layer itself."""
     optimizer = torch.optim.Adam(weights, lr=rate, betas=(0.9, 0.99))
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     best = torch.zeros(len(sequences), dtype=torch.int64)
     for step in range(steps + 1):
+        logits = aot(weights, sequences)
         if step % 50 == 0 or step == steps:
-            right = aot(weights, sequences).argmax(-1) == next_tokens
-            best = torch.maximum(best, right.sum(-1))
+            best = torch.maximum(best, (logits.argmax(-1) == next_tokens).sum(-1))
+        losses = F.cross_entropy(logits.flatten(0, 1), next_tokens.flatten(), reduction="none")
         optimizer.zero_grad()
-        plain_loss(weights, sequences, next_tokens).backward()
+        losses.view_as(next_tokens).mean(dim=1).sum().backward()
         optimizer.step()
         falling.step()
     return best.tolist()
@@ -88,13 +187,6 @@ def test_what_is_never_learned_is_what_no_round_learns(least_runs):
     assert never.tolist() == remaining.tolist()
 
 
-def test_tiny_trainings_do_not_see_each_other():
-    """A hard task beside an easy one: the easy one is learned, and counts its own answers."""
-    cube, parity = every_parity(2)
-    tasks, labels = torch.stack([cube, cube]), torch.stack([parity, cube[:, 0]])
-    assert train_tiny(tasks, labels, **ONE_HEAD, seed=3, steps=300).tolist() == [3, 4]
-
-
 @pytest.mark.parametrize("least_runs", [1, 12])
 def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
     cube, parity = every_parity(2)
@@ -106,30 +198,16 @@ def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
     assert never_learned(tasks[:0], labels[:0], **sizes).tolist() == []
 
 
-def test_equal_sequences_with_different_labels_are_not_all_right():
-    sequences = torch.zeros(2, 3, 2, dtype=torch.int64)
-    sizes = {"vocab": 4, "dim": 2, "head_dim": 2, "heads": 1, "seed": 0}
-    labels = torch.tensor([[0, 1, 2]]).expand(2, 3)
-    assert train_tiny(sequences, labels, steps=200, **sizes).max() == 1
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"next_tokens": torch.zeros(2, 3, dtype=torch.int64)}, "next_tokens: got B = 3"),
-        ({"next_tokens": torch.zeros(1, 4, dtype=torch.int64)}, "next_tokens: got R = 1"),
         ({"next_tokens": torch.full((2, 4), 2)}, "next_tokens: got tokens from 2 to 2"),
-        ({"next_tokens": torch.zeros(4, dtype=torch.int64)}, "next_tokens: got shape"),
-        ({"next_tokens": torch.zeros(2, 4)}, "next_tokens: got dtype"),
         ({"next_tokens": torch.zeros(2, 4, dtype=int, device="meta")}, "next_tokens: got device"),
         ({"sequences": torch.full((2, 4, 3), -1)}, "sequences: got tokens from -1 to -1"),
-        ({"sequences": torch.zeros(4, 3, dtype=torch.int64)}, "sequences: got shape"),
         ({"sequences": torch.zeros(2, 4, 0, dtype=torch.int64)}, "sequences: got shape"),
-        ({"vocab": 2.5}, "vocab: got 2.5"),
-        ({"seed": -1}, "seed: got -1"),
         *(({name: 0}, f"{name}: got 0") for name in ("dim", "head_dim", "heads", "steps")),
         *(({name: 0}, f"{name}: got 0") for name in ("rounds", "least_runs")),
-        ({"rate": math.nan}, "rate: got nan"),
         ({"rate": -0.1}, "rate: got -0.1"),
     ],
 )
