@@ -153,8 +153,8 @@ def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
     expected = brute_force(torch.cat([vectors, near]))
     assert expected == 3
     for entries in (1, 100, 2**19):  # blocks of any size
-        monkeypatch.setattr(independence, "ENTRIES", entries)
-        monkeypatch.setattr(independence, "PAIRS", entries)
+        monkeypatch.setattr(independence, "_ENTRIES", entries)
+        monkeypatch.setattr(independence, "_PAIRS", entries)
         assert kruskal_rank(torch.cat([vectors, near])) == expected
 
 
@@ -205,13 +205,13 @@ def test_many_vectors_are_tested_as_few_are(decay, monkeypatch):
     vectors = torch.randn(60, 20, generator=torch.Generator().manual_seed(0))
     vectors[:, 12:] *= decay
     few = sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3)
-    monkeypatch.setattr(independence, "LARGE", 59)
-    monkeypatch.setattr(independence, "GATHERED", 60 * 6)  # 7 subsets at once
+    monkeypatch.setattr(independence, "_LARGE", 59)
+    monkeypatch.setattr(independence, "_GATHERED", 60 * 6)  # 7 subsets at once
     assert sampled_independence(vectors, 14, samples=100, seed=1, rtol=1e-3) == few
 
 
 def test_small_subsets_of_many_vectors_are_uniform_and_repeat_nothing(monkeypatch):
-    monkeypatch.setattr(independence, "LARGE", 8)
+    monkeypatch.setattr(independence, "_LARGE", 8)
     drawn = torch.cat([*independence._subsets(9, 3, 10_000, torch.Generator().manual_seed(0))])
     sets, counts = drawn.sort(dim=1).values.unique(dim=0, return_counts=True)
     assert (sets.diff(dim=1) > 0).all()

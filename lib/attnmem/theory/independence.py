@@ -18,37 +18,45 @@ from ..checks import FLOATS, Range, Seed, check_finite, checked, refuse
 from ..examples import unit
 from .balls import BallMatrix, Enclosure, MostBits, flint, precision, precisions
 
-MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
-DRAWN = 8192  # subsets drawn at once
-LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
-GATHERED = 2**23  # numbers that are gathered at once, 64 MB of them
+_MARGIN = 2.0  # a bound settles the rank if it differs from the tolerance by this factor
+_LARGE = 2**13  # vectors beyond which nothing is formed for all pairs, 512 MB
+_GATHERED = 2**23  # numbers that are gathered at once, 64 MB of them
+_SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
+_ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
+_PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
+_BLOCK = 8192  # subsets whose singular values are computed at once
+_PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
+_MIX = 2**20  # largest coefficient of the combinations
 
-Share = Annotated[int | float, Range(0.0, 1.0)]
-Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
+Proportion = Annotated[int | float, Range(0.0, 1.0)]
+_Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
-def check_entries(dtype: torch.dtype | None = None, **matrices: Tensor) -> None:
+def _are_numbers(**given) -> None:
     """Accept finite reals of single or double precision, or integers, and such an arithmetic."""
-    for name, matrix in matrices.items():
-        if matrix.dtype.is_complex or matrix.dtype in (torch.float16, torch.bfloat16, torch.bool):
-            refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
-        check_finite(name, matrix)
-    if dtype is not None and dtype not in FLOATS:
-        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
+    for name, matrix in given.items():
+        if isinstance(matrix, Tensor):
+            coarse = torch.float16, torch.bfloat16, torch.bool
+            if matrix.dtype.is_complex or matrix.dtype in coarse:
+                refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
+            check_finite(name, matrix)
+    if given.get("dtype") not in (None, *FLOATS):
+        refuse("dtype", str(given["dtype"]), "torch.float32 or torch.float64")
+    if (size := given.get("size", 0)) > (most := len(given.get("vectors", ()))):
+        refuse("size", size, f"at most the number of vectors, {most}")
 
 
-@checked(also=lambda matrix, dtype: check_entries(dtype, matrix=matrix))
+@checked(also=_are_numbers)
 def numerical_rank(
     matrix: Shaped[Tensor, "*batch m n"],
     *,
-    rtol: Tolerance = None,
+    rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
 ) -> int | Int[Tensor, "*batch"]:
     """Number of singular values above ``rtol`` times the largest one, of each matrix of a batch.
 
     Full rank is certain up to rounding. A lower rank only says that the matrix is close to one of
-    that rank. There, :func:`certified_rank` proves a rank without a tolerance;
-    the rank of some rows is a lower bound for all.
+    that rank; :func:`certified_rank` proves a rank without a tolerance.
 
     Args:
         rtol: The default is ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy
@@ -59,62 +67,53 @@ def numerical_rank(
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
         1
     """
-    values, rtol = _scaled(matrix, rtol, dtype)
-    if 0 in matrix.shape[-2:]:
-        rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
+    values = _in_units(matrix, dtype)
+    (m, n), batch = matrix.shape[-2:], matrix.shape[:-2]
+    if m * n == 0:
+        rank = torch.zeros(batch, dtype=torch.int64, device=matrix.device)
     else:
         # A Cholesky or a QR decomposition settles most matrices of full rank.
-        matrices = values.reshape(-1, *matrix.shape[-2:])
-        wide = (matrices if matrix.shape[-2] <= matrix.shape[-1] else matrices.mT).double()
+        matrices, rtol = values.reshape(-1, m, n), _tolerance(rtol, m, n, values.dtype)
+        wide = (matrices if m <= n else matrices.mT).double()
         unsettled = ~_clearly_full(wide @ wide.mT, wide.shape[2], rtol)
-        rank = torch.full(unsettled.shape, wide.shape[1], device=matrix.device)
+        rank = torch.full(unsettled.shape, min(m, n), device=matrix.device)
         rank[unsettled] = _ranks_by_values(matrices[unsettled], rtol)
-        rank = rank.view(matrix.shape[:-2])
+        rank = rank.view(batch)
     return int(rank) if matrix.ndim == 2 else rank
 
 
-def _scaled(
-    matrix: Shaped[Tensor, "*batch m n"], rtol: float | None, dtype: torch.dtype | None
-) -> tuple[Float[Tensor, "*batch m n"], float]:
-    """The matrix in its arithmetic and unit, so that no sum overflows, and the tolerance."""
-    dtype = dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64)
-    matrix = matrix.to(dtype)
-    if rtol is None:
-        rtol = max(matrix.shape[-2:]) * torch.finfo(dtype).eps
-    return (matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix), rtol
+def _in_units(matrix: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The matrix in its arithmetic and unit, so that no sum overflows."""
+    matrix = matrix.to(dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64))
+    return matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix
+
+
+def _tolerance(rtol: float | None, m: int, n: int, dtype: torch.dtype) -> float:
+    return max(m, n) * torch.finfo(dtype).eps if rtol is None else rtol
 
 
 def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tensor, " B"]:
-    """The ranks, from the singular values where a QR decomposition does not settle them."""
+    """The ranks, from the singular values where a QR decomposition shows no full rank."""
+    m, n = matrices.shape[1:]
     unsettled = torch.ones(len(matrices), dtype=torch.bool, device=matrices.device)
     if matrices.dtype == torch.float64:  # for float32 the Gram matrices have shown as much already
-        unsettled = ~_clearly_full_triangle(matrices, rtol)
-    rank = torch.full(unsettled.shape, min(matrices.shape[1:]), device=matrices.device)
+        # R has the matrix's singular values, the least of them at least 1 over the Frobenius norm
+        # of its inverse. Unlike a Gram matrix, it loses no digits by squaring.
+        R = torch.linalg.qr(matrices if m >= n else matrices.mT, mode="r").R
+        eye = torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
+        inverse = torch.linalg.solve_triangular(R, eye, upper=True)
+        condition = torch.linalg.matrix_norm(R) * torch.linalg.matrix_norm(inverse)
+        unsettled = ~(condition < 1 / (_MARGIN * max(rtol, _tolerance(None, m, n, R.dtype))))
+    rank = torch.full(unsettled.shape, min(m, n), device=matrices.device)
     values = torch.linalg.svdvals(matrices[unsettled])
     rank[unsettled] = (values > rtol * values[:, :1]).sum(dim=1)
     return rank
 
 
-def _clearly_full_triangle(matrices: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B"]:
-    """Which matrices have full rank by the factor ``MARGIN``, from a QR decomposition."""
-    # R has the matrix's singular values, the least of them at least 1 over the Frobenius norm of
-    # its inverse. Unlike a Gram matrix, it loses no digits by squaring.
-    tall = matrices if matrices.shape[1] >= matrices.shape[2] else matrices.mT
-    R = torch.linalg.qr(tall, mode="r").R
-    eye = torch.eye(R.shape[1], dtype=R.dtype, device=R.device)
-    inverse = torch.linalg.solve_triangular(R, eye, upper=True)
-    largest, product = torch.linalg.matrix_norm(R), torch.linalg.matrix_norm(inverse)
-    rounding = max(matrices.shape[1:]) * torch.finfo(R.dtype).eps
-    return largest * product < 1 / (MARGIN * max(rtol, rounding))
-
-
-# --- what the Gram matrices of vectors in ``d`` dimensions tell about singular values -------------
-
-
 def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
     """Which have a least eigenvalue clearly above ``rtol^2`` times the largest, and rounding."""
     largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
-    return _exceeds(gram, MARGIN * rtol**2 * largest + _noise(gram, d))
+    return _exceeds(gram, _MARGIN * rtol**2 * largest + _noise(gram, d))
 
 
 def _clearly_short(
@@ -124,7 +123,7 @@ def _clearly_short(
     # The largest is at least any Rayleigh quotient: here that of x after two power iterations.
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-    tolerated = rtol**2 / MARGIN * (x.mT @ gram @ x)[:, 0, 0]
+    tolerated = rtol**2 / _MARGIN * (x.mT @ gram @ x)[:, 0, 0]
     bound = tolerated - 2 * _noise(gram, d)
     return (tolerated > ceiling) | (bound > 0) & ~_exceeds(gram, bound)
 
@@ -149,17 +148,13 @@ def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
 
 
 class SampledIndependence(NamedTuple):
-    """What random subsets of ``size`` vectors showed: so many of ``samples`` were ``dependent``.
-
-    A fraction of at most ``dependent_at_most`` of all subsets is dependent, with this
-    ``confidence`` (Clopper and Pearson). That proves no Kruskal rank.
-    """
+    """What random subsets of ``size`` vectors showed, which proves no Kruskal rank."""
 
     size: int
     samples: int
     dependent: int
     confidence: float
-    dependent_at_most: float
+    dependent_at_most: float  # of all subsets, a fraction, with this confidence (Clopper, Pearson)
 
     @property
     def independent_fraction(self) -> float:
@@ -168,33 +163,23 @@ class SampledIndependence(NamedTuple):
 
 
 class SampledKruskalRank(NamedTuple):
-    """The largest size that passed the sampled test, with the evidence on both sides of it.
+    """The largest size that passed the sampled test, with the evidence on both sides of it."""
 
-    ``rank`` is that size, 0 if none passed. ``passed`` is its test, and ``failed`` that of the next
-    size; None if none passed or failed.
-    """
-
-    rank: int
+    rank: int  # 0 if none passed
     passed: SampledIndependence | None
-    failed: SampledIndependence | None
+    failed: SampledIndependence | None  # of the next size; None if none failed
 
 
-def _can_be_sampled(vectors, dtype, size=1) -> None:
-    check_entries(dtype, vectors=vectors)
-    if size > len(vectors):
-        refuse("size", size, f"at most the number of vectors, {len(vectors)}")
-
-
-@checked(also=_can_be_sampled)
+@checked(also=_are_numbers)
 def sampled_independence(
     vectors: Shaped[Tensor, "T d"],
     size: int,
     *,
     samples: int = 5000,
     seed: Seed,
-    rtol: Tolerance = None,
+    rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: Share = 0.95,
+    confidence: Proportion = 0.95,
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence.
 
@@ -208,9 +193,9 @@ def sampled_independence(
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
     generator = torch.Generator().manual_seed(seed)
-    vectors, _ = _scaled(vectors, rtol, dtype)
+    vectors = _in_units(vectors, dtype)
     double = vectors.double()
-    gram = double @ double.mT if len(vectors) <= LARGE else None
+    gram = double @ double.mT if len(vectors) <= _LARGE else None
 
     @functools.cache
     def ceiling() -> float:  # by interlacing, no subset has a larger least squared singular value
@@ -220,7 +205,7 @@ def sampled_independence(
     dependent = 0
     for subsets in _subsets(len(vectors), size, samples, generator):
         blocks = subsets.to(vectors.device)
-        for block in blocks.split(1 + GATHERED // (size * max(size, vectors.shape[1]))):
+        for block in blocks.split(1 + _GATHERED // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
     test = scipy.stats.binomtest(dependent, samples, alternative="less")
     at_most = float(test.proportion_ci(confidence, method="exact").high)
@@ -229,15 +214,15 @@ def sampled_independence(
 
 def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]:
     """Uniformly random subsets, some at a time."""
-    block = DRAWN if T <= LARGE else 1 + GATHERED // T
-    few = T > LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
+    few = T > _LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
     while samples:
         if few:
             subsets = torch.randint(T, (samples, size), generator=generator, device="cpu")
             in_order = subsets.sort(dim=1).values
             subsets = subsets[(in_order[:, 1:] != in_order[:, :-1]).all(dim=1)]
         else:
-            keys = torch.rand(min(block, samples), T, generator=generator, device="cpu")
+            block = min(1 + _GATHERED // T, samples)
+            keys = torch.rand(block, T, generator=generator, device="cpu")
             subsets = keys.topk(size, dim=1).indices
         samples -= len(subsets)
         yield subsets
@@ -246,8 +231,7 @@ def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]
 def _dependent(vectors, gram, subsets, rtol, ceiling) -> Bool[Tensor, " block"]:
     """Which subsets, ``(block, size)``, have a numerical rank below their size."""
     size, d = subsets.shape[1], vectors.shape[1]
-    if rtol is None:
-        rtol = max(size, d) * torch.finfo(vectors.dtype).eps
+    rtol = _tolerance(rtol, size, d, vectors.dtype)
     if gram is None:
         rows = vectors[subsets].double()
         blocks = rows @ rows.mT
@@ -261,23 +245,22 @@ def _dependent(vectors, gram, subsets, rtol, ceiling) -> Bool[Tensor, " block"]:
     return dependent
 
 
-@checked(also=lambda vectors, dtype: check_entries(dtype, vectors=vectors))
+@checked(also=_are_numbers)
 def sampled_kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
     samples: int = 5000,
-    threshold: Share = 0.99,
+    threshold: Proportion = 0.99,
     seed: Seed,
-    rtol: Tolerance = None,
+    rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: Share = 0.95,
+    confidence: Proportion = 0.95,
 ) -> SampledKruskalRank:
     """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 
-    A size passes if a fraction ``threshold`` of its samples is independent. The size is found by
-    bisection, since larger subsets are dependent more often. The result is an upper estimate of the
-    Kruskal rank, unless a dependent size passes by luck. :class:`SampledIndependence` says what the
-    samples guarantee.
+    A size passes if a fraction ``threshold`` of its samples is independent. It is found by
+    bisection, since larger subsets are dependent more often: an upper estimate of the Kruskal rank,
+    unless a dependent size passes by luck.
 
     Example:
         >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
@@ -289,8 +272,8 @@ def sampled_kruskal_rank(
     passed = failed = None
     while high - low > 1:
         size = (low + high) // 2
-        options = {"rtol": rtol, "dtype": dtype, "confidence": confidence}
-        test = sampled_independence(vectors, size, samples=samples, seed=seed + size, **options)
+        options = {"samples": samples, "rtol": rtol, "dtype": dtype, "confidence": confidence}
+        test = sampled_independence(vectors, size, seed=seed + size, **options)
         if test.independent_fraction >= threshold:
             low, passed = size, test
         else:
@@ -298,20 +281,11 @@ def sampled_kruskal_rank(
     return SampledKruskalRank(low, passed, failed)
 
 
-# ======== independence.kruskal
-
-
-SUSPECT = 1e-6  # volume of unit vectors below which a subset's singular values are computed
-ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cache
-PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
-BLOCK = 8192  # subsets whose singular values are computed at once
-
-
-@checked(also=lambda vectors: check_entries(vectors=vectors))
+@checked(also=_are_numbers)
 def kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
-    rtol: Tolerance = None,
+    rtol: _Tolerance = None,
     method: Literal["exhaustive", "milp"] = "exhaustive",
     max_subsets: int = 100_000_000,
     max_seconds: Annotated[int | float, Range(0)] = 600,
@@ -364,22 +338,19 @@ def kruskal_rank(
     return bound
 
 
-# --- every subset, one elimination for all that begin alike ---------------------------------------
-
-
 def _suspects(rows, size, rtol) -> Iterator[Int[Tensor, "block size"]]:
     """All subsets of ``size`` unit vectors that could be dependent, and some others."""
     # All subsets with a common beginning are checked in one product.
     # If extreme singular values have a ratio of at most rtol, k unit vectors span a volume of at
     # most sqrt(e k) rtol. Squares of volumes have errors of about 1e-16, far below threshold^2.
-    threshold = SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
+    threshold = _SUSPECT + 2 * math.sqrt(size) * (rtol or 0.0)
     none = torch.empty(1, 0, dtype=torch.int64, device=rows.device)
     prefixes = _prefixes(none, rows[None], rows.new_ones(1), size - 2, len(rows))
     for prefix, residual, square in prefixes:
         squares = residual.square().sum(dim=-1)
         tiny = (threshold**2 / square.clamp(min=1e-300))[:, None, None]
         later = _later(prefix, residual, len(rows))[:, :, None]
-        length = 1 + PAIRS // squares.numel()
+        length = 1 + _PAIRS // squares.numel()
         for start in range(0, residual.shape[1], length):  # not all pairs of many rows at once
             part = slice(start, start + length)
             areas = squares[:, part, None] * squares[:, None, :]
@@ -387,18 +358,14 @@ def _suspects(rows, size, rtol) -> Iterator[Int[Tensor, "block size"]]:
             small = (areas < tiny).logical_and_(later[:, part])
             block, first, second = small.triu_(diagonal=start + 1).nonzero(as_tuple=True)
             pairs = torch.stack([start + first, second], dim=1) + len(rows) - residual.shape[1]
-            for b, pair in zip(block.split(BLOCK), pairs.split(BLOCK), strict=True):
+            for b, pair in zip(block.split(_BLOCK), pairs.split(_BLOCK), strict=True):
                 yield torch.cat([prefix[b], pair], dim=1)
 
 
 def _prefixes(
-    prefix: Int[Tensor, "block k"],
-    residual: Float[Tensor, "block R d"],
-    square: Float[Tensor, " block"],
-    missing: int,
-    count: int,
+    prefix: Tensor, residual: Tensor, square: Tensor, missing: int, count: int
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Each prefix with ``missing`` more vectors, its squared volume, and the residual rows."""
+    """Prefixes ``(block, k)`` with ``missing`` more of the rows, ``residual`` rows, and volumes."""
     # residual: the last R of the rows, less their part in the span of the prefix. A block of
     # prefixes has one last index, so that all of them need equally many of these rows.
     if missing == 0:
@@ -407,7 +374,7 @@ def _prefixes(
     start = count - residual.shape[1]
     room = residual.shape[1] - missing - 1  # for those that follow
     new, block = _later(prefix, residual, count)[:, :room].T.nonzero(as_tuple=True)
-    length = 1 + ENTRIES // residual[0].numel()
+    length = 1 + _ENTRIES // residual[0].numel()
     for i, b in zip(new.split(length), block.split(length), strict=True):
         added, rest = residual[b, i], residual[b, int(i[0]) + 1 :]
         norm = added.square().sum(dim=1)
@@ -423,9 +390,6 @@ def _later(prefix: Tensor, residual: Tensor, count: int) -> Bool[Tensor, "block 
     start = count - residual.shape[1]
     last = prefix[:, -1:] if prefix.shape[1] else prefix.new_full((1, 1), -1)
     return torch.arange(start, count, device=prefix.device) > last
-
-
-# --- the smallest circuit by integer programming --------------------------------------------------
 
 
 def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
@@ -465,20 +429,12 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     circuit = torch.from_numpy(result.x[count : 2 * count] > 0.5)
     size = int(circuit.sum())
     if numerical_rank(rows[circuit.to(rows.device)], rtol=rtol) == size:
-        refuse(
-            "vectors",
-            f"{size} rows that are dependent to the solver's tolerance, not to rtol",
-            "no such near-dependent sets with method='milp'",
-        )
+        got = f"{size} rows that are dependent to the solver's tolerance, not to rtol"
+        refuse("vectors", got, "no such near-dependent sets with method='milp'")
     return size
 
 
-# ======== independence.certified
-
-
-PRIME_BITS = 62
-MANTISSA_BITS = 53  # of a float64
-MIX = 2**20  # largest coefficient of the combinations
+# --- certified ranks ------------------------------------------------------------------------------
 
 
 class CertifiedRank(NamedTuple):
@@ -494,17 +450,7 @@ class CertifiedRank(NamedTuple):
         return self.rank == min(self.shape)
 
 
-def _is_exact(matrix, times, target) -> None:
-    if callable(matrix):
-        if times is not None:
-            refuse("times", "a tensor", "None for a function, which encloses the whole product")
-        return
-    if target is not None:
-        refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
-    check_entries(matrix=matrix, **({} if times is None else {"times": times}))
-
-
-@checked(also=_is_exact)
+@checked(also=_are_numbers)
 def certified_rank(
     matrix: Shaped[Tensor, "m n"] | Enclosure,
     *,
@@ -539,7 +485,11 @@ def certified_rank(
         (1, 2)
     """
     if not callable(matrix):
+        if target is not None:
+            refuse("target", target, "None for a tensor: its rank is computed, not aimed at")
         return _rank_modulo_prime([matrix] if times is None else [matrix, times], seed)
+    if times is not None:
+        refuse("times", "a tensor", "None for a function, which encloses the whole product")
     for bits in precisions(most_bits):
         with precision(bits):
             balls = matrix(bits)
@@ -555,23 +505,19 @@ def certified_rank(
     return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
 
 
-# --- modulo a prime -------------------------------------------------------------------------------
-
-
 def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
-    p = _prime(seed)
-    shape = (len(factors[0]), factors[-1].shape[1])
-    proof = f"rank modulo the prime {p}"
-    if any(0 in factor.shape for factor in factors):
-        return CertifiedRank(0, shape, proof)
-    first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
-    return CertifiedRank(math.prod(others, start=first).rank(), shape, proof)
+    """Of a product, modulo a random prime."""
+    p, shape, rank = _prime(seed), (len(factors[0]), factors[-1].shape[1]), 0
+    if all(0 not in factor.shape for factor in factors):
+        first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
+        rank = math.prod(others, start=first).rank()
+    return CertifiedRank(rank, shape, f"rank modulo the prime {p}")
 
 
 def _prime(seed: int) -> int:
     draw = random.Random(seed)
     while True:
-        candidate = draw.getrandbits(PRIME_BITS - 1) | 1 << PRIME_BITS - 1 | 1
+        candidate = draw.getrandbits(_PRIME_BITS - 1) | 1 << _PRIME_BITS - 1 | 1
         if flint().fmpz(candidate).is_prime():
             return candidate
 
@@ -581,12 +527,9 @@ def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
     if not matrix.is_floating_point():
         return [k % p for k in matrix.flatten().tolist()]
     fraction, exponent = np.frexp(matrix.detach().cpu().double().flatten().numpy())
-    whole = np.ldexp(fraction, MANTISSA_BITS).astype(np.int64).tolist()
-    powers = {int(e): pow(2, int(e) - MANTISSA_BITS, p) for e in np.unique(exponent)}
+    whole = np.ldexp(fraction, _MANTISSA_BITS).astype(np.int64).tolist()
+    powers = {int(e): pow(2, int(e) - _MANTISSA_BITS, p) for e in np.unique(exponent)}
     return [k * powers[e] % p for k, e in zip(whole, exponent.tolist(), strict=True)]
-
-
-# --- in balls -------------------------------------------------------------------------------------
 
 
 def _aim(balls: BallMatrix) -> int:
@@ -605,7 +548,7 @@ def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
     draw = random.Random(seed)
     for _ in range(2):  # the columns, then the rows
         if balls.ncols() > size:
-            mix = [draw.randint(-MIX, MIX) for _ in range(balls.ncols() * size)]
+            mix = [draw.randint(-_MIX, _MIX) for _ in range(balls.ncols() * size)]
             balls = balls * flint().arb_mat(balls.ncols(), size, mix)
         balls = balls.transpose()
     return balls
