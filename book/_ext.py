@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import nbformat
 from docutils import nodes
 from sphinx.addnodes import download_reference
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util.docutils import ReferenceRole
 
 from tools import readers
-from tools.chapters import below, tidy
+from tools.chapters import below, tidy, wheel_name
 
 # --- Address: nothing leads to a repository that has none -----------------
 
@@ -28,28 +32,17 @@ def _settle_address(app: Any, config: Any) -> None:
     options = config.html_theme_options
     address = tidy(options.pop("repository_url", None))
     if not address:
-        for name in (
-            "launch_buttons",
-            *(f"use_{button}_button" for button in BUTTONS),
-        ):
+        for name in ("launch_buttons", *(f"use_{button}_button" for button in BUTTONS)):
             options.pop(name, None)
         return
     app.tags.add("address")
     options["repository_url"] = address
-    options["repository_branch"] = (
-        options.get("repository_branch") or "main"
-    )
+    options["repository_branch"] = options.get("repository_branch") or "main"
     if "github.com" not in address:  # Colab opens notebooks of GitHub only
         options.get("launch_buttons", {}).pop("colab_url", None)
 
 
-def _add_help(
-    app: Any,
-    page: str,
-    template: str,
-    context: dict[str, Any],
-    doctree: Any,
-) -> None:
+def _add_help(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Among the downloads of a notebook stands a link to what it needs."""
     if context.get("page_source_suffix") != ".ipynb":
         return
@@ -84,13 +77,7 @@ def _paragraph(doctree: nodes.document) -> str:
     return ""
 
 
-def _describe(
-    app: Any,
-    page: str,
-    template: str,
-    context: dict[str, Any],
-    doctree: Any,
-) -> None:
+def _describe(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Tags of a page's head; addresses are whole if the book has one."""
     base = app.config.html_baseurl
     card = below(base, CARD) or context["pathto"](CARD, 1)
@@ -127,13 +114,7 @@ def _sign(app: Any, config: Any) -> None:
     """Date and commit in the footer, if this is a repository of git."""
     asked = ["git", "log", "-1", "--format=%cs %h"]
     try:
-        told = subprocess.run(
-            asked,
-            cwd=app.srcdir,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        told = subprocess.run(asked, cwd=app.srcdir, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return
     date, commit = told.stdout.split()
@@ -173,9 +154,7 @@ class _Glue(SphinxPostTransform):
             mark = isinstance(follows, nodes.Text) and AFTER.match(follows)
             if mark:
                 words = nodes.Text(mark[0])
-                glued = nodes.inline(
-                    "", "", formula, words, classes=["glue"]
-                )
+                glued = nodes.inline("", "", formula, words, classes=["glue"])
                 rest = nodes.Text(follows[mark.end() :])
                 parent[place : place + 2] = [glued, rest]
 
@@ -188,13 +167,56 @@ def _open_download(translator: Any, node: download_reference) -> None:
     path = PurePosixPath(node["reftarget"])
     if "measurements" in path.parts:
         named = f'download="{path.parent.name}-{path.name}"'
-        translator.body[-1] = translator.body[-1].replace(
-            'download=""', named
-        )
+        translator.body[-1] = translator.body[-1].replace('download=""', named)
 
 
 def _close_download(translator: Any, node: download_reference) -> None:
     type(translator).depart_download_reference(translator, node)
+
+
+# --- What readers take home: plain notebooks, the wheel, and a zip of both -
+
+
+ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
+
+
+class _Take(ReferenceRole):
+    """A link to it: ``{take}`the wheel <wheel>``` or ``<notebooks>``, from any page."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        name = {"wheel": wheel_name(), "notebooks": f"{ARCHIVE}.zip"}[self.target]
+        address = "../" * self.env.docname.count("/") + f"downloads/{name}"
+        return [nodes.reference("", self.title, refuri=address)], []
+
+
+def _taken(app: Any, page: str) -> Path:
+    name = page.removeprefix("book/notebooks/").replace("/", "-")
+    return Path(app.outdir) / "downloads" / f"{name}.ipynb"
+
+
+def _write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
+    source = Path(app.env.doc2path(page))
+    if app.builder.format != "html" or source.suffix != ".ipynb":
+        return
+    address = below(app.config.html_baseurl, app.builder.get_target_uri(page))
+    numbers = app.env.toc_fignumbers.get(page, {})
+    how = (app.config.numfig_format, numbers, address)
+    _taken(app, page).parent.mkdir(exist_ok=True)
+    nbformat.write(readers.rewritten(nbformat.read(source, 4), doctree, *how), _taken(app, page))
+
+
+def _hand_out(app: Any, failure: Exception | None) -> None:
+    """The theme's buttons lead to the same notebooks."""
+    if failure or app.builder.format != "html":
+        return
+    downloads = Path(app.outdir) / "downloads"
+    wheel = readers.build_wheel(downloads)
+    with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(wheel, f"{ARCHIVE}/{wheel.name}")
+        for page in sorted(app.env.found_docs):
+            if (path := _taken(app, page)).exists():
+                shutil.copy(path, Path(app.outdir) / "_sources" / f"{page}.ipynb")
+                archive.write(path, f"{ARCHIVE}/{path.name}")
 
 
 # --- Fields: those of a named tuple are listed once -----------------------
@@ -204,9 +226,7 @@ class _Example(NamedTuple):
     field: int
 
 
-def _skip_field(
-    app: Any, what: str, name: str, member: object, *_: Any
-) -> bool | None:
+def _skip_field(app: Any, what: str, name: str, member: object, *_: Any) -> bool | None:
     return True if isinstance(member, type(_Example.field)) else None
 
 
@@ -237,10 +257,7 @@ class _Tables(SphinxTransform):
         for figure in list(self.document.findall(nodes.figure)):
             if any(name.startswith("tab-") for name in figure["names"]):
                 table = table_output(figure.rawsource, **figure.attributes)
-                table += sorted(
-                    figure.children,
-                    key=lambda child: not _is_caption(child),
-                )
+                table += sorted(figure.children, key=lambda child: not _is_caption(child))
                 figure.replace_self(table)
                 self.document.ids.update(dict.fromkeys(table["ids"], table))
 
@@ -254,14 +271,10 @@ def _title(table: table_output) -> str:
 
 
 def _open_table(translator: Any, table: table_output) -> None:
-    translator.body.append(
-        translator.starttag(table, "figure", CLASS="table-output")
-    )
+    translator.body.append(translator.starttag(table, "figure", CLASS="table-output"))
     caption = table.pop(0)
     caption.parent = table
-    caption.walkabout(
-        translator
-    )  # opens its element and leaves it open, for a legend
+    caption.walkabout(translator)  # opens its element and leaves it open, for a legend
     translator.body.append("</figcaption>\n")
 
 
@@ -271,12 +284,8 @@ def _close_table(translator: Any, table: table_output) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
-    app.connect(
-        "config-inited", _settle_address
-    )  # before the theme reads its options
-    app.connect(
-        "html-page-context", _add_help, priority=502
-    )  # the theme adds its buttons at 501
+    app.connect("config-inited", _settle_address)  # before the theme reads its options
+    app.connect("html-page-context", _add_help, priority=502)  # the theme adds its buttons at 501
     app.connect("config-inited", _sign)
     app.connect("html-page-context", _describe)
     app.connect("html-collect-pages", _lost)
@@ -285,12 +294,10 @@ def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-skip-member", _skip_field)
     app.add_post_transform(_Folds)
     app.add_post_transform(_Glue)
-    app.add_enumerable_node(
-        table_output, "table", _title, html=(_open_table, _close_table)
-    )
+    app.add_enumerable_node(table_output, "table", _title, html=(_open_table, _close_table))
     app.add_transform(_Tables)
-    app.add_role("take", readers.Take())
-    app.connect("doctree-resolved", readers.write_notebook, priority=900)
-    app.connect("build-finished", readers.hand_out)
+    app.add_role("take", _Take())
+    app.connect("doctree-resolved", _write_notebook, priority=900)
+    app.connect("build-finished", _hand_out)
     app.connect("build-finished", _keep_one_viewport)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -26,12 +26,6 @@ def chapters() -> list[str]:
     return sorted(path.relative_to(TEXT).with_suffix("").as_posix() for path in TEXT.rglob("*.md"))
 
 
-def argument() -> list[str]:
-    """The chapters that make the argument, in their order; all others are its record."""
-    names = [page.removeprefix("book/notebooks/") for page in pages()]
-    return [name for name in names if name.split("/")[0] in ARGUMENT]
-
-
 def contents() -> list[tuple[str, list[str]]]:
     """The parts of the table of contents with their pages; the first is the front page alone."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
@@ -42,11 +36,6 @@ def contents() -> list[tuple[str, list[str]]]:
 def pages() -> list[str]:
     """Every page of the table of contents, such as ``book/notation``, in its order."""
     return [page for _, part in contents() for page in part]
-
-
-def source(page: str) -> Path:
-    """What people edit of a page of the table of contents: a chapter's text, or the page itself."""
-    return ROOT / f"{page.replace('book/notebooks', 'book/text')}.md"
 
 
 def text_path(chapter: str) -> Path:

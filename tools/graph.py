@@ -36,7 +36,6 @@ REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = r"\{prf:ref\}`[^`]+`"
 HEAD = re.compile(rf"\*(?:Of )?{LINK}(?:(?:,| and)\s{LINK})*\.\*")
 
-RESTS, INSTEAD = "rests", "instead"
 Node = Hashable  # a key, or (edge, column) where an edge crosses a column
 Point = tuple[float, float]
 
@@ -130,14 +129,6 @@ def _add_proof(proofs: dict[str, set[str]], owners: set[str], content: str) -> N
 # --- The graph ------------------------------------------------------------------------------------
 
 
-class Edge(NamedTuple):
-    """The keys of two nodes, and what leads from one to the other."""
-
-    source: str
-    target: str
-    kind: str
-
-
 def tone(claim: Claim, word: str) -> str:
     """The colour of a verdict."""
     if word in (NOT_YET, LEFT_OUT):
@@ -146,26 +137,18 @@ def tone(claim: Claim, word: str) -> str:
     return ("holds", "part", "fails")[words.index(word)]
 
 
-def edges(book: References, verdicts: Mapping[str, Recorded]) -> list[Edge]:
-    """All edges between nodes, one for each pair: *rests* where both kinds join the same two."""
-    instead = [Edge(key, v.instead, INSTEAD) for key, v in verdicts.items() if v.instead]
+def edges(book: References, verdicts: Mapping[str, Recorded]) -> list[tuple[str, str, str]]:
+    """Source, target and kind of all edges, one for each pair: *rests* where both kinds join it."""
+    found = [(key, v.instead, "instead") for key, v in verdicts.items() if v.instead]
     used = [*book.proofs.items(), *((key, v.rests_on) for key, v in verdicts.items())]
-    rests = [Edge(source, target, RESTS) for source, targets in used for target in targets]
-    kinds = {
-        (a, b): kind
-        for source, target, kind in instead + rests
-        for a in _nodes(source, book)
-        for b in _nodes(target, book)
-        if a != b
-    }
-    return sorted(Edge(*pair, kind) for pair, kind in kinds.items())
+    found += [(source, target, "rests") for source, targets in used for target in targets]
 
+    def nodes(key: str) -> list[str]:
+        """The claims of papers that a statement is, if it states any."""
+        return (key in book.statements and book.statements[key].claims) or [key]
 
-def _nodes(key: str, book: References) -> list[str]:
-    """The nodes that a claim's key or a label stands for: claims of papers, else itself."""
-    if key in claims() or key not in book.statements:
-        return [key]
-    return book.statements[key].claims or [key]
+    kinds = {(a, b): kind for x, y, kind in found for a in nodes(x) for b in nodes(y) if a != b}
+    return sorted((*pair, kind) for pair, kind in kinds.items())
 
 
 def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
@@ -183,7 +166,7 @@ def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
             {"x": x, "y": middle - FRAME.height / 2} | _box(key, book, verdicts)
             for key, (x, middle) in sorted(places.items())
         ],
-        lines=[(edge.kind, _curve(routes[edge[:2]])) for edge in lines],
+        lines=[(edge[2], _curve(routes[edge[:2]])) for edge in lines],
         width=round(width + 2 * MARGIN),
         height=round(height + 2 * MARGIN),
     )
@@ -207,8 +190,7 @@ def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[s
         name, subject = statement.name.replace(" et al.", ""), statement.subject
         title, shade = f"{statement.name}: {subject}", "proof" if key in book.proofs else "plain"
         link = f"notebooks/{statement.chapter}.html#{key}"
-    # Whole words, an ellipsis for those without room.
-    cut = {"placeholder": " …"}
+    cut = {"placeholder": " …"}  # whole words, an ellipsis for those without room
     first = wrap(f"{MARKS[shade]} {plain(name)}".strip(), NAME, max_lines=2, **cut)
     rest = wrap(plain(subject), SUBJECT, max_lines=LINES - len(first), **cut)
     lines = [("name", line) for line in first] + [("subject", line) for line in rest]
@@ -219,8 +201,7 @@ def _curve(points: list[Point]) -> str:
     """A line through points in SVG, level where it leaves them."""
     path = "M{:.0f} {:.0f}".format(*points[0])
     for (x, y), (u, v) in pairwise(points):
-        middle = (x + u) / 2
-        bent = f"C{middle:.0f} {y:.0f} {middle:.0f} {v:.0f} "
+        bent = f"C{(x + u) / 2:.0f} {y:.0f} {(x + u) / 2:.0f} {v:.0f} "
         path += f" {'L' if y == v else bent}{u:.0f} {v:.0f}"
     return path
 

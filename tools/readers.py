@@ -13,19 +13,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import zipfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin
 
 import nbformat
 from docutils import nodes
-from sphinx.util.docutils import ReferenceRole
 
-from tools.chapters import BOOK, COLAB, ROOT, below, colab_cell, wheel_name
+from tools.chapters import BOOK, COLAB, ROOT, colab_cell, wheel_name
 
-ARCHIVE = "attnmem-notebooks"  # the zip's name, and the folder in it
 SVG = "http://www.w3.org/2000/svg"
 PICTURES = BOOK / "assets" / "pictures.css"  # what all of them share
 PLAIN = "margin: 0; max-width: none; background: #fff"  # of a picture that no page surrounds
@@ -34,13 +30,7 @@ LINES = 10_000  # myst-nb counts the lines of cell i from LINES * (i + 1)
 
 
 class _Markdown:
-    """Writes nodes of a page as Markdown; a method is named after the class of nodes it is for.
-
-    Args:
-        formats: Such as ``{"figure": "Fig. %s"}``, how an element is called by its number.
-        numbers: Of each kind of element, the numbers by identifier, as Sphinx keeps them.
-        address: The built page's, empty if the book has none: then links within it are words.
-    """
+    """Writes nodes of a page as Markdown; a method is named after the class of nodes it is for."""
 
     def __init__(self, formats: dict[str, str], numbers: dict[str, dict], address: str) -> None:
         self.formats, self.numbers, self.address = formats, numbers, address
@@ -156,13 +146,10 @@ class _Markdown:
 
     enumerated_list = bullet_list
 
-    def figure(self, node: nodes.Element, kind: str = "figure") -> str:
-        """The caption alone: a cell makes the picture."""
+    def figure(self, node: nodes.Element) -> str:
+        """The caption alone: a cell makes the picture, or the table."""
         [caption] = (child for child in node.children if isinstance(child, nodes.caption))
-        return self.named(node, kind, caption)
-
-    def table_output(self, node: nodes.Element) -> str:
-        return self.figure(node, "table")
+        return self.named(node, type(node).__name__.removesuffix("_output"), caption)
 
     def table(self, node: nodes.Element) -> str:
         rows = [list(map(self.entry, row.children)) for row in node.findall(nodes.row)]
@@ -238,10 +225,18 @@ def _texts(page: nodes.document, markdown: _Markdown) -> dict[int, list[str]]:
 
 
 def rewritten(
-    notebook: nbformat.NotebookNode, page: nodes.document, markdown: _Markdown
+    notebook: nbformat.NotebookNode,
+    page: nodes.document,
+    formats: dict,
+    numbers: dict,
+    address: str,
 ) -> nbformat.NotebookNode:
-    """The notebook with its text in plain Markdown, captions below their cells, the first new."""
-    texts, cells = _texts(page.deepcopy(), markdown), []
+    """The notebook with its text in plain Markdown, captions below their cells, the first new.
+
+    Formats are such as ``{"figure": "Fig. %s"}``, numbers those of each kind of element by its
+    identifier. Without the built page's address, links within the book are words.
+    """
+    texts, cells = _texts(page.deepcopy(), _Markdown(formats, numbers, address)), []
     for position, cell in enumerate(notebook.cells):
         text = "\n\n".join(filter(None, texts[position]))
         if cell.cell_type == "code":
@@ -263,49 +258,3 @@ def build_wheel(folder: Path) -> Path:
         command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
         subprocess.run([sys.executable, "-m", *command.split(), folder, copy], check=True)
     return folder / wheel_name()
-
-
-class Take(ReferenceRole):
-    """A link to what can be taken home: ``{take}`the wheel <wheel>``` or ``<notebooks>``."""
-
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        """From a page at any depth."""
-        name = {"wheel": wheel_name(), "notebooks": f"{ARCHIVE}.zip"}[self.target]
-        address = "../" * self.env.docname.count("/") + f"downloads/{name}"
-        return [nodes.reference("", self.title, refuri=address)], []
-
-
-# --- What Sphinx calls ----------------------------------------------------------------------------
-
-
-def _handed_out(app: Any, page: str) -> Path:
-    name = page.removeprefix("book/notebooks/").replace("/", "-")
-    return Path(app.outdir) / "downloads" / f"{name}.ipynb"
-
-
-def write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
-    """When a notebook's page is resolved."""
-    source = Path(app.env.doc2path(page))
-    if app.builder.format != "html" or source.suffix != ".ipynb":
-        return
-    address = below(app.config.html_baseurl, app.builder.get_target_uri(page))
-    numbers = app.env.toc_fignumbers.get(page, {})
-    markdown = _Markdown(app.config.numfig_format, numbers, address)
-    path = _handed_out(app, page)
-    path.parent.mkdir(exist_ok=True)
-    nbformat.write(rewritten(nbformat.read(source, 4), doctree, markdown), path)
-
-
-def hand_out(app: Any, failure: Exception | None) -> None:
-    """When all pages are built: the theme's buttons, the wheel, and both in a zip."""
-    if failure or app.builder.format != "html":
-        return
-    downloads = Path(app.outdir) / "downloads"
-    pages = [page for page in app.env.found_docs if _handed_out(app, page).exists()]
-    wheel = build_wheel(downloads)
-    with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(wheel, f"{ARCHIVE}/{wheel.name}")
-        for page in sorted(pages):
-            path = _handed_out(app, page)
-            shutil.copy(path, Path(app.outdir) / "_sources" / f"{page}.ipynb")
-            archive.write(path, f"{ARCHIVE}/{path.name}")

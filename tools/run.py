@@ -72,10 +72,9 @@ def _edited(chapter: str) -> bool:
     """Whether the chapter's text or the library differ from the last commit, or none is known."""
     command = ["git", "status", "--porcelain", "--", "lib", str(text_path(chapter))]
     try:
-        status = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
-    except OSError:  # no git on this machine
+        return bool(subprocess.check_output(command, cwd=ROOT, stderr=subprocess.DEVNULL))
+    except (OSError, subprocess.CalledProcessError):  # no git on this machine, or no repository
         return True
-    return status.returncode != 0 or bool(status.stdout)
 
 
 def _only_pictures_differ(one: Path, other: Path) -> bool:
@@ -103,8 +102,7 @@ def _cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def _smaller(png: str) -> str:
     """The same picture with a palette."""
-    image = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
-    out = io.BytesIO()
+    image, out = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB"), io.BytesIO()
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(out, format="png", optimize=True)
     return min(png, base64.b64encode(out.getvalue()).decode() + "\n", key=len)
 
@@ -115,8 +113,8 @@ def _stamp(chapter: str) -> Path:
 
 
 def _up_to_date(chapter: str) -> bool:
-    now = f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}"
-    return _stamp(chapter).exists() and _stamp(chapter).read_text("utf-8") == now
+    now, stamp = f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}", _stamp(chapter)
+    return stamp.exists() and stamp.read_text("utf-8") == now
 
 
 def _inputs(chapter: str) -> str:
@@ -150,7 +148,8 @@ def _run_all(names: list[str], arguments: argparse.Namespace) -> int:
     return len(failures)
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> int:
+    """Run what the command line asks for; the exit status is 1 if a chapter failed."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tools.run", description=__doc__, formatter_class=raw)
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. foundations/attention")
@@ -160,34 +159,26 @@ def _arguments() -> argparse.Namespace:
     pair = {"nargs": 2, "metavar": ("NAME", "VALUE"), "dest": "values"}
     parser.add_argument("-p", action="append", default=[], **pair)
     arguments, known = parser.parse_args(), chapters()
-    arguments.values = {name: yaml.safe_load(value) for name, value in arguments.values}
+    values = arguments.values = {name: yaml.safe_load(value) for name, value in arguments.values}
     for chapter in arguments.chapters:
         if chapter not in known:
             parser.error(f"no chapter {chapter!r}; there are: {', '.join(known)}")
-    arguments.chapters = arguments.chapters or known
-    for chapter in arguments.chapters if arguments.values else []:
+    names = arguments.chapters or known
+    for chapter in names if values else []:  # papermill would run on with a mistyped name
         there = parameters(chapter)
-        for name in arguments.values.keys() - there:  # papermill would run on with a mistyped one
-            names = ", ".join(there) or "none"
-            parser.error(f"{chapter} has no parameter {name!r}; it has: {names}")
-    return arguments
-
-
-def main() -> int:
-    """Run what the command line asks for; the exit status is 1 if a chapter failed."""
-    arguments = _arguments()
-    names = arguments.chapters
-    if not (arguments.force or arguments.values):
-        names = [name for name in names if not _up_to_date(name)]
-        if skipped := len(arguments.chapters) - len(names):
+        for name in values.keys() - there:
+            said = ", ".join(there) or "none"
+            parser.error(f"{chapter} has no parameter {name!r}; it has: {said}")
+    if not (arguments.force or values):
+        changed = [name for name in names if not _up_to_date(name)]
+        if skipped := len(names) - len(changed):
             print(f"{skipped} chapters unchanged since they last ran")
-    if not names:
-        return 0
+        names = changed
     os.environ.update({"TQDM_DISABLE": "1", **ALONE})
     if named := os.environ.get("ATTNMEM_MEASUREMENTS"):  # chapters run in folders of their own
         os.environ["ATTNMEM_MEASUREMENTS"] = str(Path(named).expanduser().absolute())
-    failed = _run_all(names, arguments)
-    if arguments.values and not failed:
+    failed = _run_all(names, arguments) if names else 0
+    if values and not failed:
         print(f"notebooks with other parameters are in {RUNS.relative_to(ROOT)}")
     return int(failed > 0)
 
