@@ -152,15 +152,6 @@ def matrices(rows, columns, entries=(-1, 0, 1)):
         yield [list(flat[i * columns : (i + 1) * columns]) for i in range(rows)]
 
 
-def signed_permutations(n):
-    """All matrices of ``n`` ones and minus ones, one in each row and column: ``2^n n!``."""
-    for order in itertools.permutations(range(n)):
-        for signs in itertools.product((1, -1), repeat=n):
-            yield [
-                [sign * (j == k) for k in range(n)] for j, sign in zip(order, signs, strict=True)
-            ]
-
-
 # --- sequences and next tokens --------------------------------------------------------------------
 
 

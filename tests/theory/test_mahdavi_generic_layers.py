@@ -71,48 +71,12 @@ def test_the_instance_with_a_shared_context_has_the_full_affine_rank(H, n, d):
     assert certified_rank(enclosed_features(layer, E, e), target=T).rank == T
 
 
-@settings(max_examples=25)
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 5), st.data())
-def test_finding_generic_random_layers_reach_the_affine_bound(H, n, d, d_h, data):
-    kind = data.draw(st.sampled_from(["shared", "own", "flat"]))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    if kind == "shared":
-        T = shared_rank(H, n, d)
-        E = gaussian(generator, n, d)
-    elif n == 1:
-        return  # one token leaves no choice: Theorem of generic rank asks for two
-    elif kind == "own":
-        T = H * d
-        E = gaussian(generator, T, n, d)
-    else:
-        T = bounds.affine_span_rank(H, d - 1)
-        E = (gaussian(generator, T, n, d) * 2**20).round() / 2**20
-        E[..., -1] = 1 - E[..., :-1].sum(-1)
-    if T == 0 or (kind == "flat" and d == 1):
-        return
-    layer = random_mha(H, d, d_h, seed=data.draw(st.integers(0, 1000)), spread=3)
-    enclosure = enclosed_features(layer, E, gaussian(generator, T, d))
-    assert certified_rank(enclosure, target=T).rank == T
-
-
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(4, 3, 5, 1), (3, 2, 4, 2), (6, 4, 3, 1)])
 def test_self_attention_has_the_generic_rank_too(H, n, d, d_h):
     E = gaussian(torch.Generator().manual_seed(0), H * d, n, d)
     layer = random_mha(H, d, d_h, seed=0, spread=3)
     proof = certified_rank(enclosed_features(layer, E, E[:, 0].clone()), target=H * d)
     assert proof.rank == H * d
-
-
-@pytest.mark.parametrize(("H", "d"), [(2, 2), (3, 3), (2, 1)])
-def test_the_instance_of_self_attention_tends_to_that_of_own_contexts(H, d):
-    """The one line of the proof: the query is a token of length rho, and rho tends to 0."""
-    kappa, s, rho = torch.arange(1, H + 1, **F64), torch.linspace(-1, 3, H, **F64), 1e-9
-    q = torch.eye(d, **F64)[0]
-    e = rho * s.repeat_interleave(d)[:, None] * q
-    E = torch.stack([e, torch.eye(d, **F64).repeat(H, 1)], dim=1)
-    Z = mha_features(instance(H, q, torch.ones(d, **F64), kappa / rho), E, e)
-    A = torch.sigmoid(s[:, None] * kappa)
-    torch.testing.assert_close(Z, torch.kron(A, torch.eye(d, **F64)), rtol=0, atol=1e-7)
 
 
 # --- all data in general position -----------------------------------------------------------------
@@ -155,17 +119,6 @@ def test_appendix_i_full_rank_is_out_of_reach_for_a_constant_sum_only(H, n, d):
     for E, T, holds in ((free, H * d, True), (level, H * (d - 1) + 1, True), (level, H * d, False)):
         Z = enclosed_features(layer, E[:T], e[:T])
         assert certified_rank(Z, target=T).full == holds
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_sharp_family_stops_any_attention_exactly(seed):
-    """Integer shares in the place of a softmax: the rank of Z is exact."""
-    generator = torch.Generator().manual_seed(seed)
-    n, d, H = 2, 4, 5
-    E = differences_in_a_flat(n, d, H * d, generator)
-    first = torch.randint(0, 11, (H * d, H, 1), generator=generator)
-    Z = torch.cat([first, 10 - first], -1) @ E
-    assert fmpz_mat(Z.flatten(1).tolist()).rank() == H * 2 + 2 < bounds.affine_rank(H, d)
 
 
 # --- labels in the attention ----------------------------------------------------------------------

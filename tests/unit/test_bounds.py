@@ -171,38 +171,6 @@ def test_nearly_equal_groups_are_the_best_partition():
     assert len(bounds.best_groups(10**6, 64, 64, 8)) == 66667  # at once
 
 
-GROUPED = [(1, 1, 1), (1, 9, 1), (4, 4, 2), (5, 8, 5), (8, 8, 8), (31, 64, 31), (3, 16, 2)]
-GROUPED += [(64, 64, 4), (64, 64, 64), (128, 300, 16), (15, 15, 15), (20, 21, 1)]  # m, d, r
-
-
-def test_the_best_groups_are_those_of_a_search_through_all_numbers():
-    """The fewest of several that are best, up to 300 heads; and at once for any number of heads."""
-    for sizes in GROUPED:
-        keys, dim, r = sizes
-        ranks = [0] + [bounds.group_rank(k, *sizes) for k in range(1, 302)]
-        for heads in range(1, 301):
-            splits = [(groups, *divmod(heads, groups)) for groups in range(1, heads + 1)]
-            sums = [(g - more) * ranks[k] + more * ranks[k + 1] for g, k, more in splits]
-            best = sums.index(max(sums))
-            groups, k, more = splits[best]
-            assert bounds.best_groups(heads, *sizes) == [k + 1] * more + [k] * (groups - more)
-            floor = bounds.own_context_floor if keys == dim else bounds.shared_context_floor
-            asked = (heads, r, dim) if keys == dim else (heads, keys + 1, r, dim)
-            assert floor(*asked) == max(sums) + (keys < dim)
-        each = max(range(1, 301), key=lambda k: ranks[k] / k)
-        many = 10**12 * ranks[each] + (keys < dim)
-        assert floor(10**12 * each, *asked[1:]) == many
-
-
-@pytest.mark.parametrize(("H", "n", "d"), [(5, 4, 6), (9, 3, 3), (1, 2, 5), (12, 9, 9)])
-def test_heads_wider_than_what_they_tell_apart_have_the_floor_of_narrower_ones(H, n, d):
-    for wide in (n, n + 3):
-        assert bounds.shared_context_floor(H, n, wide, d) == bounds.shared_context_floor(
-            H, n, n - 1, d
-        )
-    assert bounds.own_context_floor(H, d + 2, d) == bounds.own_context_floor(H, d, d)
-
-
 def exact_risk(H, d_h, d, N):
     """The union bound of theorem thm-random-bigrams, term by term, in fractions."""
     T = H * d_h + d
@@ -256,15 +224,6 @@ def test_parameters_are_those_of_layers_that_are_built():
     layer = xavier(heads, dim, head_dim, 1, seed=0)
     maps = sum(tensor.numel() for tensor in (layer.W_Q, layer.W_K, layer.W_V))
     assert counts.mha_parameters(heads, head_dim, dim) == maps + heads + 1
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int64])
-@pytest.mark.parametrize("formula", FORMULAS)
-def test_narrow_integers_do_not_overflow(formula, kind):
-    sizes = {name: NO_SIZES.get(name, 20) for name in inspect.signature(formula).parameters}
-    sizes |= {"vocab": 100} if "vocab" in sizes else {}
-    narrow = {name: kind(size) if size and size > 1 else size for name, size in sizes.items()}
-    assert repr(formula(**narrow)) == repr(formula(**sizes))
 
 
 NAN, HALF = float("nan"), np.ones(2, np.float16)
@@ -335,29 +294,9 @@ def test_answers_counted_in_small_integers_are_shares_as_well():
         assert bits == pytest.approx([0, 20])
 
 
-@pytest.mark.parametrize("cells", [1, 2, 7, 1000])
-def test_an_error_tells_no_more_bits_than_the_code_that_makes_it(cells):
-    """Labels rounded to the middle of their cell take log2(cells) bits; a normal code 0.25 more."""
-    bits = counts.error_to_bits(1 / (12 * cells**2), total=1)
-    lost = math.log2(2 * math.pi * math.e / 12) / 2
-    assert bits == pytest.approx(max(0, math.log2(cells) - lost), abs=1e-12)
-
-
 def test_bits_take_arrays_and_half_the_deviation_is_a_bit():
     bits = counts.loss_to_bits(np.array([math.log(8), math.log(2), 0.0]), vocab=8, total=10)
     assert bits == pytest.approx([0, 20, 30])
     bits = counts.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12, 0]), total=10)
     assert bits[1] - bits[0] == pytest.approx(10)
     assert bits[2:].tolist() == [0, math.inf]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.3, 3.0, 30.0])
-def test_bits_are_what_an_ideal_code_saves(temperature):
-    generator = np.random.default_rng(0)
-    labels = generator.integers(7, size=500)
-    logits = temperature * generator.normal(size=(500, 7))
-    likelihood = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    told = likelihood[np.arange(500), labels]
-    plain, coded = 500 * np.log2(7), -np.log2(told).sum()  # code lengths in bits
-    loss = -np.log(told).mean()
-    assert counts.loss_to_bits(loss, 7, 500) == pytest.approx(plain - coded, abs=1e-8)
