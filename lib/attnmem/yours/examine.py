@@ -306,26 +306,24 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
 
 
 def _tested(data: Data, name: str, kind: str, samples: int, seed: int) -> Tested:
-    precision, vectors = getattr(torch, kind), data.queries
-    if name == _A2:
-        return Tested(name, kind, *_contexts(data, precision))
+    precision, vectors = getattr(torch, kind), data.contexts if name == _A2 else data.queries
     if name == _A3:  # of the mean tokens; padding is zero
         vectors = vectors + data.contexts.sum(-2) / data.lengths[:, None]
-    size = data.contexts.shape[-1 if name == _GENERAL else -2]
-    return Tested(name, kind, *_any_are_independent(vectors, size, precision, samples, seed))
+    if not vectors.to(precision).isfinite().all():
+        return Tested(name, kind, "fails", "numbers that this precision cannot hold")
+    # Each coordinate in its own unit, as for the dimensions: no rank depends on units.
+    here = (vectors / unit(vectors, (*range(vectors.ndim - 1),))).to(precision)
+    if name == _A2:
+        return Tested(name, kind, *_contexts(here, data.lengths))
+    size = min(len(here), data.contexts.shape[-1 if name == _GENERAL else -2])
+    return Tested(name, kind, *_any_are_independent(here, size, samples, seed))
 
 
-def _any_are_independent(
-    vectors: Tensor, size: int, precision: torch.dtype, samples: int, seed: int
-) -> tuple[str, str]:
-    """A verdict on any ``size`` of the vectors, or on all if there are fewer, and what it is of."""
-    (T, d), size = vectors.shape, min(size, len(vectors))
+def _any_are_independent(here: Tensor, size: int, samples: int, seed: int) -> tuple[str, str]:
+    """A verdict on any ``size`` of the vectors, and what it is of."""
+    T, d = here.shape
     if size > d:
         return "fails", f"{size} vectors in {d} dimensions"
-    if not vectors.to(precision).isfinite().all():
-        return "fails", "numbers that this precision cannot hold"
-    vectors = _in_units(vectors)
-    here = vectors.to(precision)
     if zero := (~here.any(1)).nonzero()[:1].flatten().tolist():
         return "fails", f"vector {zero[0]} is zero"
     if size == 1:
@@ -339,8 +337,8 @@ def _any_are_independent(
         return "fails to rounding", f"all vectors span {rank} dimensions to rounding{exact}"
     if size == T:
         return "holds", f"all {T} vectors are independent (singular values)"
-    if precision == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= _FEW:
-        rank = kruskal_rank(vectors, max_subsets=_FEW)
+    if here.dtype == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= _FEW:
+        rank = kruskal_rank(here, max_subsets=_FEW)
         verdict = "holds" if rank >= size else "fails to rounding"
         return verdict, f"every set of {size} was looked at, Kruskal rank {rank} to rounding"
     test = sampled_independence(here, size, samples=samples, seed=seed)
@@ -349,26 +347,16 @@ def _any_are_independent(
     return ("fails to rounding" if test.dependent else "not refuted"), f"{drawn}, {most}"
 
 
-def _contexts(data: Data, precision: torch.dtype) -> tuple[str, str]:
+def _contexts(E: Tensor, lengths: Tensor) -> tuple[str, str]:
     """A verdict on whether the tokens of each context are independent."""
-    E = data.contexts[None] if data.shared else data.contexts
-    if not E.to(precision).isfinite().all():
-        return "fails", "numbers that this precision cannot hold"
-    E = _in_units(E).to(precision)
-    poor = (
-        torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < data.lengths
-    ).nonzero()[:, 0]
+    E = E if E.ndim == 3 else E[None]
+    poor = (torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < lengths).nonzero()
     if not len(poor):
         return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
-    t = int(poor[0])
-    first = f"{int(data.lengths[t])} tokens in at least {certified_rank(E[t]).rank} dimensions"
-    verdict = "fails" if int(data.lengths[t]) > E.shape[2] else "fails to rounding"
+    t, n = int(poor[0]), int(lengths[poor[0]])
+    first = f"{n} tokens in at least {certified_rank(E[t]).rank} dimensions"
+    verdict = "fails" if n > E.shape[2] else "fails to rounding"
     return verdict, f"contexts that are deficient: {len(poor):,}, the first is {t} ({first})"
-
-
-def _in_units(x: Tensor) -> Tensor:
-    """Each coordinate in its own unit, as for the dimensions: no rank depends on units."""
-    return x / unit(x, (*range(x.ndim - 1),))
 
 
 # --- bounds and ranks -----------------------------------------------------------------------------
