@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from attnmem import __main__ as command
 from attnmem.yours import examine, memorize
 from attnmem.yours.data import as_data, cut
-from attnmem.yours.files import _SEPARATORS, load
+from attnmem.yours.files import load
 
+MARKS = {"tabs": "\t", "semicolons": ";", "commas": ",", "bars": "|", "spaces": " "}
 EVERY = [
     "name,day,colour,member,height,age,group",
     "Ada,2024-01-02,red,yes,170.5,36,A",
@@ -50,7 +51,7 @@ def plain(path, summary):
     said = summary["file"]
     known = {"UTF-16": "utf-16", "Latin-1": "latin-1"}
     encoding = next((known[word] for word in known if word in said), "utf-8-sig")
-    mark = next(mark for mark, word in _SEPARATORS.items() if f"between {word}" in said)
+    mark = next(mark for word, mark in MARKS.items() if f"between {word}" in said)
     text = io.StringIO(text.decode(encoding), newline="")
     reader, rows, line = csv.reader(text, delimiter=mark, skipinitialspace=True), {}, 1
     for row in reader:
