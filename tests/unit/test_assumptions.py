@@ -119,7 +119,7 @@ def test_the_published_tier_runs_on_folders_in_place_of_a_hub(kind, tmp_path, ch
     beside = assumptions.by_tier(name, "share")["published", "float64"]
     assert beside.dropna().to_dict() == found.to_dict()
     count = len(rows)
-    assert assumptions.tests_done(name).loc["published"].to_list() == [count, count]
+    assert assumptions.done_by_tier(name).loc["published"].to_list() == [count, count]
     with_paper = assumptions.beside_paper(beside.to_frame(("published", "float64")), found)
     assert [*with_paper] == [("paper", "float32"), ("published", "float64")]
     assert with_paper["paper", "float32"].replace("", None).dropna().to_dict() == found.to_dict()

