@@ -125,20 +125,6 @@ def test_step_2_a_square_read_out_is_the_only_one_and_has_extreme_scales():
     torch.testing.assert_close(wide @ memorize.read_out(wide, Z), Z)
 
 
-@pytest.mark.hostile("mahdavi-step-2")
-@pytest.mark.parametrize(("d_v", "d_o"), [(3, 3), (5, 3), (3, 7), (5, 7)])
-def test_step_2_the_factors_multiply_to_the_read_out_exactly(d_v, d_o):
-    """``d_out = 3``: as many values as outputs, and more; a decoder that is no square."""
-    H, d = 2, 5
-    M = hostile.integers(d_v, H, d, 3)
-    W_D = torch.eye(d_o, 3, dtype=torch.int64).flip(0)
-    W_D[-1, 1] = 4  # not a part of the identity, and not its own transpose
-    W_V, W_O = memorize._factor(M.double(), d_v, W_D.double())
-    assert (W_V.shape, W_O.shape) == ((H, d, d_v), (H * d_v, d_o))
-    blocks = W_O.unflatten(0, (H, d_v))
-    torch.testing.assert_close(W_V @ blocks @ W_D.double(), M.double(), rtol=1e-12, atol=1e-12)
-
-
 # --- Claims 1 and 2, Lemmas 3 and 4, Appendix B.2 -------------------------------------------------
 
 
@@ -163,20 +149,11 @@ def test_claim_1_the_whole_width_and_extreme_attention(name):
 @pytest.mark.hostile("mahdavi-claim-1", "mahdavi-claim-2")
 def test_claims_1_and_2_dependent_queries_have_no_choice_and_are_refused():
     """``e_2 = e_0 + e_1`` on one context: its attention is the product of theirs, for every map."""
-    E = torch.eye(3, dtype=torch.int64)
-    e = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
-    seen = set()
-    for seed in range(30):
-        W = hostile.integers(seed, 1, 3, 3)
-        first, second, third = oracles.features2(W, E, e)  # E is the unit matrix: Z is attention
-        product = [a * b for a, b in zip(first, second, strict=True)]
-        assert third == [x / sum(product) for x in product]
-        seen.add(tuple(third))
-    assert len(seen) > 20  # so it moves with what the others ask for: no fixed corner
+    E, e = torch.eye(3, **F64), torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]], **F64)
     with pytest.raises(ValueError, match=r"^queries: got dependent ones among examples \[0, 1, 2"):
-        memorize.dual_basis(e.double(), torch.arange(3)[None])
+        memorize.dual_basis(e, torch.arange(3)[None])
     with pytest.raises(ValueError, match=r"^queries: got example 2 in the span"):
-        parts(E[:2].double(), e.double(), torch.arange(2)[None])
+        parts(E[:2], e, torch.arange(2)[None])
 
 
 @pytest.mark.hostile("mahdavi-claim-2", "mahdavi-lemma-3", "mahdavi-lemma-4")
@@ -209,38 +186,6 @@ def test_claim_2_silence_at_the_full_count_whatever_is_asked_elsewhere(name):
                     assert farthest(alpha, wish[0, t]) < 1e-4
                 else:
                     assert 1 - alpha[corners[t]] <= epsilon * (1 + 2.0**-10)
-
-
-@pytest.mark.hostile("mahdavi-lemma-3")
-def test_lemma_3_at_its_edges_with_integers():
-    """Blind on ``n - 1`` of Kruskal rank exactly ``n``: one direction, and it sees all others."""
-    for n, d, T in ((1, 2, 3), (2, 3, 7), (3, 3, 7), (5, 5, 11)):
-        e = hostile.moments(T, n, n)  # in R^n: n - 1 of them leave a single direction
-        for blind in itertools.combinations(range(T), n - 1):
-            kernel = [[Fraction(1)]]
-            if n > 1:
-                basis, nullity = oracles.rational(e[list(blind)]).numer_denom()[0].nullspace()
-                assert nullity == 1
-                kernel = [[Fraction(int(row[0])) for row in basis.tolist()]]
-            seen = [t for t in range(T) if oracles.dot(e[t].tolist(), kernel[0]) != 0]
-            assert seen == [t for t in range(T) if t not in blind]
-        assert d >= n
-    # One more in the set, and nothing is left to see with; one dependent query, likewise.
-    e = hostile.moments(5, 2, 3).double()
-    E = torch.eye(3, **F64)[:2]
-    with pytest.raises(ValueError, match=r"^queries: got example 2 in the span of others"):
-        parts(E, e, torch.arange(2)[None])
-
-
-@pytest.mark.hostile("mahdavi-lemma-3", "mahdavi-lemma-4")
-def test_lemma_3_and_4_a_repeated_token_ties_at_every_scale():
-    E = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 0]])
-    heights = E.double() @ memorize.separating_direction(E.double(), torch.Generator())
-    assert heights[1] == heights[2]
-    for b in itertools.product((-3, 0, 5), repeat=2):
-        for c in (0, 1, 40, 1000):  # the tie at the top is never broken: V decides the shares
-            alpha = oracles.softmax2([-c, b[0] + c, b[1] + c])
-            assert alpha[1] / alpha[2] == Fraction(2) ** (b[0] - b[1])
 
 
 @pytest.mark.hostile("mahdavi-appendix-b2")
@@ -480,27 +425,6 @@ def test_finding_generic_at_the_edges_exactly(H, n, d, d_h, kind):
         assert bounds.shared_context_rank(H, n) == most
     else:
         assert bounds.affine_span_rank(H, d) - 1 == most < bounds.shared_context_rank(H, n)
-
-
-@pytest.mark.hostile("mahdavi-finding-generic")
-@pytest.mark.parametrize("d", [2, 3])
-def test_finding_generic_on_flats_through_and_off_the_origin(d):
-    H, n = 2, 3
-    for name, tokens in hostile.flats(d):
-        a, through = oracles.affine(tokens)
-        most = H * a + (not through)
-        best = 0
-        for seed in range(8):
-            T = most + 1
-            choice = torch.randint(
-                len(tokens), (T, n), generator=torch.Generator().manual_seed(seed)
-            )
-            W = hostile.maps(seed, H, d, 1)
-            Z = oracles.features2(W, tokens[choice], hostile.integers(seed, T, d, size=5))
-            best = max(best, oracles.rank(Z))
-        assert best <= most, name
-        if a:
-            assert best == most, name
 
 
 @pytest.mark.hostile("mahdavi-finding-capacity")

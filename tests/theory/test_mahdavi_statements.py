@@ -1,7 +1,9 @@
-"""Every other statement of Mahdavi et al. 2024, each against an oracle of its own.
+"""Other statements of Mahdavi et al. 2024 and our findings, each against an oracle of its own.
 
 Ranks are exact wherever the statement allows rational numbers.
 """
+
+import itertools
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnmem import memorize_mha, mha, random_mha
+from attnmem import memorize_mha, mha, mha_features, random_mha
 from attnmem.core import bounds
-from attnmem.theory.independence import certified_rank
+from attnmem.theory.certificates import enclosed_features
+from attnmem.theory.independence import certified_rank, numerical_rank
+from attnmem.theory.scalars import memorize_scalars
 
 import hostile
 import oracles
@@ -21,30 +25,12 @@ seeds = st.integers(0, 2**32)
 quick = settings(max_examples=40)
 
 
-def exact(matrix):
-    """The rank of an integer matrix (too low only if a random prime of 62 bits divides minors)."""
-    return certified_rank(matrix).rank
-
-
 def integers(generator, *shape, size=9):
     return torch.randint(-size, size + 1, shape, generator=generator)
 
 
 def gaussian(generator, *shape):
     return torch.randn(*shape, generator=generator, **F64)
-
-
-# --- the proposition behind the theorem, the skip connection, and readings ------------------------
-
-
-def test_appendix_c_the_shifted_labels_fix_the_decoder():
-    """Doubling W_D and halving W_O is the same layer without the skip, and another one with it."""
-    E, e, y = torch.rand(5, 7, **F64), torch.rand(9, 7, **F64), torch.rand(9, 2, **F64)
-    layer = memorize_mha(E, e, y, heads=2, head_dim=5, seed=0, skip=True)
-    other = layer._replace(W_O=layer.W_O / 2, W_D=2 * layer.W_D)
-    torch.testing.assert_close(mha(other, E, e), mha(layer, E, e))
-    torch.testing.assert_close(mha(layer, E, e, skip=True), y, rtol=0, atol=1e-8)
-    assert (mha(other, E, e, skip=True) - y).abs().max() > 1e-2
 
 
 @pytest.mark.hostile("mahdavi-readings")
@@ -64,32 +50,6 @@ def test_readings_of_theorem_1_with_their_constants(H, n, d, number):
 
 
 # --- upper bounds ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "d", "m", "outputs"), [(2, 3, 4, 1), (1, 2, 5, 3), (3, 4, 2, 2)])
-def test_proposition_3_equal_contexts_leave_few_effective_parameters(n, d, m, outputs):
-    """The exact rank of the Jacobian, at integer weights and queries."""
-    generator = torch.Generator().manual_seed(n)
-    inputs, T = (n + 1) * d, 40 * m
-    W, b = integers(generator, m, inputs), integers(generator, m)
-    A = integers(generator, m, outputs)
-    context = torch.eye(d, dtype=torch.int64)[:n].flatten()
-    X = torch.cat([context.expand(T, -1), integers(generator, T, d)], 1)
-    before = X @ W.T + b
-    active = (before > 0).long()
-    parts = []
-    for k in range(outputs):
-        slope = active * A[:, k]
-        unit = torch.zeros(T, m, outputs, dtype=torch.int64)
-        unit[..., k] = before.clamp(min=0)
-        constant = torch.eye(outputs, dtype=torch.int64)[k].expand(T, -1)
-        by_W = (slope[:, :, None] * X[:, None]).flatten(1)
-        parts.append(torch.cat([by_W, slope, unit.flatten(1), constant], 1))
-    jacobian = torch.cat(parts)
-    effective = m * (d + outputs) + outputs
-    assert exact(jacobian) == effective
-    assert effective <= outputs * bounds.relu_capacity(m, d, outputs) + outputs
-    assert jacobian.shape[1] > effective
 
 
 @pytest.mark.hostile("mahdavi-wide-heads")
@@ -135,3 +95,69 @@ def test_assumption_3_relaxed_follows_from_neither_assumption_nor_implies_them(n
     equal = asking[:, None].expand(T, n, d)
     assert all(oracles.rank(context) == 1 for context in equal)
     assert oracles.kruskal(asking + equal.sum(1)) >= n  # Assumption 3 without Assumption 2
+
+
+# --- the generic rank, and labels in the attention ------------------------------------------------
+
+
+@pytest.mark.parametrize(("H", "n", "d", "d_h"), [(4, 3, 5, 1), (3, 2, 4, 2), (6, 4, 3, 1)])
+def test_self_attention_has_the_generic_rank_too(H, n, d, d_h):
+    E = gaussian(torch.Generator().manual_seed(0), H * d, n, d)
+    layer = random_mha(H, d, d_h, seed=0, spread=3)
+    proof = certified_rank(enclosed_features(layer, E, E[:, 0].clone()), target=H * d)
+    assert proof.rank == H * d
+
+
+def differences_in_a_flat(n, d, T, generator):
+    """Integer tokens in general position whose differences span (n - 1) d / n dimensions only."""
+    m = (n - 1) * d // n
+    differences = torch.randint(-50, 51, (T, n, d), generator=generator)
+    differences[..., m:] = 0
+    return torch.randint(-50, 51, (T, 1, d), generator=generator) + differences
+
+
+@pytest.mark.hostile("mahdavi-conjecture")
+@pytest.mark.parametrize(("n", "d", "H"), [(2, 4, 5), (2, 6, 3), (3, 6, 3), (4, 4, 2), (2, 2, 4)])
+def test_conjecture_general_position_gives_h_k_plus_1_and_not_more_than_its_sharp_family(n, d, H):
+    m = (n - 1) * d // n
+    generator = torch.Generator().manual_seed(n * d)
+    E = differences_in_a_flat(n, d, H * d + 3, generator)
+    some = E[: -(-12 // n)].flatten(0, 1).tolist()
+    assert all(fmpz_mat([*rows]).det() != 0 for rows in itertools.combinations(some, d))
+    e = gaussian(generator, len(E), d)
+    most, served = H * m + d // n, H * m + 1
+    layer = random_mha(H, d, m + 1, seed=0, spread=3)
+    Z = mha_features(layer, E.double() / 64, e)
+    assert numerical_rank(Z, rtol=1e-11) <= most <= bounds.affine_rank(H, d)
+    enclosure = enclosed_features(layer, E.double()[:served] / 64, e[:served])
+    assert certified_rank(enclosure, target=served).rank == served > H * d / 4
+
+
+@pytest.mark.hostile("mahdavi-appendix-i")
+@pytest.mark.parametrize(("H", "n", "d"), [(2, 2, 2), (3, 2, 4), (2, 5, 3)])
+def test_appendix_i_full_rank_is_out_of_reach_for_a_constant_sum_only(H, n, d):
+    """Of the same tokens, all but the last coordinate as they are: a sum of one, and free."""
+    g = torch.Generator().manual_seed(H * n * d)
+    free = (torch.randn(H * d, n, d, generator=g, **F64) * 2**20).round() / 2**20
+    level = free.clone()
+    level[..., -1] = 1 - free[..., :-1].sum(-1)
+    e, layer = gaussian(g, H * d, d), random_mha(H, d, d, seed=0, spread=3)
+    for E, T, holds in ((free, H * d, True), (level, H * (d - 1) + 1, True), (level, H * d, False)):
+        Z = enclosed_features(layer, E[:T], e[:T])
+        assert certified_rank(Z, target=T).full == holds
+
+
+@settings(max_examples=60)
+@given(st.integers(3, 12), st.integers(1, 6), st.data())
+def test_finding_capacity_scalars_beyond_the_rank_are_memorized(d, heads, data):
+    n = data.draw(st.integers(3, d))
+    T = data.draw(st.integers(1, heads * (d - 1)))
+    scale = 10.0 ** data.draw(st.integers(-6, 6))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
+    context, queries = gaussian(generator, n, d), gaussian(generator, T, d)
+    labels = scale * gaussian(generator, T)
+    weights = memorize_scalars(context, queries, labels, heads=heads)
+    assert weights.W_Q.shape == (heads, d, 2)
+    assert weights.W_V.shape == (heads, d, 1)
+    error = (mha(weights, context, queries)[:, 0] - labels).abs().max()
+    assert error <= 1e-8 * labels.abs().max()

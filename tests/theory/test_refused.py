@@ -64,7 +64,6 @@ SHAPES = [
     ({"contexts": E[1:]}, "queries: got T = 13 .* expected T = 12, as in contexts"),
     ({"contexts": E.tolist()}, "contexts: got list; expected a torch.Tensor"),
     ({"queries": e[None]}, "queries: got shape"),
-    ({"queries": e.half()}, "queries: got dtype torch.float16"),
     ({"labels": changed(y, 3, math.inf)}, "labels: got 1 entries that are NaN or infinite"),
     ({"contexts": changed(E, (2, 1, 0), math.nan)}, "contexts: got 1 entries that are NaN"),
     (empty(*ALL), "contexts: got shape .* expected at least one entry"),
@@ -78,9 +77,6 @@ MHA = [
     ),
     ({"queries": changed(e, 9, e[2])}, "queries: got .* Kruskal rank at least 4"),
     ({"queries": changed(e, 0, 0)}, "queries: got a zero vector"),
-    ({"labels": y.long()}, "labels: got dtype torch.int64"),
-    ({"head_dim": 4.5}, "head_dim: got 4.5"),
-    ({"seed": -1}, "seed: got -1"),
     ({"labels": draw(T, 3), "value_dim": 2}, "value_dim: got 2; expected at least d_out = 3"),
     ({"labels": draw(T, 7), "skip": True}, "labels: got d_out = 7"),
 ]
@@ -108,7 +104,6 @@ ROWS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
 TASK = {"sequences": ROWS, "next_tokens": torch.arange(4), "vocab": 4, "head_dim": 2, "seed": 0}
 TASKS = [
     ({"sequences": torch.full((4, 2), 9)}, "sequences: got tokens from 9 to 9"),
-    ({"sequences": torch.rand(4, 2)}, "sequences: got dtype"),
     ({"sequences": ROWS[[0, 0, 1, 2]]}, "sequences: got 0 and 1 equal"),
     ({"next_tokens": torch.arange(3)}, "next_tokens: got T = 3"),
     ({"next_tokens": torch.tensor([0, 1, 2, -1])}, "next_tokens: got tokens from -1"),
@@ -144,14 +139,12 @@ START = ScalarHeads(draw(2, D, 3), draw(2, D, 3, seed=1), draw(2, D, seed=2))
 FIT = {"weights": START, **ALL, "steps": 2}
 FITS = [
     ({"steps": 0}, "steps: got 0"),
-    ({"tolerance": -1.0}, "tolerance: got -1.0"),
     ({"contexts": E[:, :0]}, "contexts: got shape"),
     ({"labels": 1e71 * y}, "labels: got a largest label of .e"),
     ({"labels": 1e-71 * y}, "labels: got a largest label of .e"),
     ({"contexts": 1e200 * E, "queries": 1e200 * e}, "weights: got weights with which"),
     ({"weights": ScalarHeads(*(w[:0] for w in START))}, "weights.W_Q: got shape"),
     ({"weights": START._replace(mu=START.mu[:, 1:])}, "weights.mu: got d = 5"),
-    ({"weights": START._replace(W_K=START.W_K[..., 1:])}, "weights.W_K: got d_h = 2"),
 ]
 
 ONE = torch.ones(1, 1, **F64)
@@ -198,7 +191,6 @@ NEXT_TOKENS = [
 V = -torch.ones(4, 3)
 MATRIX = [
     ({"matrix": V[0]}, "matrix: got shape"),
-    ({"matrix": V.half()}, "matrix: got dtype"),
     ({"matrix": V * math.nan}, "matrix: got 12 entries"),
 ]
 VECTORS = [({"vectors": V[None]}, "vectors: got shape"), ({"vectors": V.log()}, "vectors: got 12")]
@@ -209,7 +201,6 @@ CERTIFIED = [
     ({"matrix": lambda bits: balls.exact(V), "times": V}, "times: got"),
     ({"times": torch.ones(2)}, "times: got shape"),
     ({"times": torch.full((3, 2), math.nan)}, "times: got 6 entries"),
-    ({"times": torch.eye(3).half()}, "times: got dtype"),
     ({"times": torch.eye(2)}, "times: got n = 2"),
     ({"most_bits": 8}, "most_bits: got 8"),
 ]
@@ -226,7 +217,7 @@ TABLE = [
     (fitting.levenberg_marquardt, FIT, [*SHAPES, *FITS]),
     (fitting.lbfgs, FIT, FITS),
     (fitting.adam, FIT | {"rate": float}, [*FITS, ({"batch": 0}, "batch: got 0")]),
-    (fitting.limits, {"weights": START, **ALL}, FITS[2:]),
+    (fitting.limits, {"weights": START, **ALL}, FITS[1:]),
     (certified_memorization, PROOF | {"labels": y[:, None]}, [*PROOFS[:-2], *COLUMNS, LABELS[2]]),
     (enclosed_features, {k: PROOF[k] for k in list(PROOF)[:3]}, PROOFS[:-2]),
     (certified_solution, PROOF, [*PROOFS, *LABELS, WIDE, ({"labels": draw(T, 2)}, "labels: got")]),

@@ -133,10 +133,6 @@ def test_transforms_of_torch_go_through_aot(length):
     def logits(*weights, tokens=tokens):
         return aot(AoTWeights(*weights), tokens)
 
-    expected = torch.autograd.functional.jacobian(logits, tuple(weights))
-    for transform in (torch.func.jacrev, torch.func.jacfwd):
-        for found, one in zip(transform(logits, (*range(7),))(*weights), expected, strict=True):
-            torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
     many, sets = aot_inputs(length, (4,)), torch.randint(5, (4, 7, length))
     for found, one in (
         (torch.vmap(logits)(*many), logits(*many)),
