@@ -86,7 +86,6 @@ PLACED = [
     (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
     (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
     (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
-    (tiny.never_learned, TASK, TABLE | {"heads": 1, "rounds": 1, "steps": 2}),
     *((draw, (), {"vocab": 3, "count": 4}) for draw in (data.bigrams, data.associations)),
     (data.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
     (data.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),

@@ -22,11 +22,8 @@ from ..core.descend import adam_steps
 from ..core.random import gaussian, map_scale
 from .dana import margins
 
-_MATRIX_RATE = 0.3  # of Adam, at the first step
-_LOOSE = 2.0  # the start's logits of right answers, in units of log p
 _EVERY = 50  # steps between two counts of what is right
-_RATE, _BETA_2 = 0.03, 0.99  # of Adam for transformers, the rate at the first step
-_SPREAD = 3.0  # standard deviation of their logits at the start
+_SPREAD = 3.0  # standard deviation of the transformers' logits at the start
 
 
 # --- the linear associative memory ----------------------------------------------------------------
@@ -83,7 +80,7 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     most on the way is returned.
     """
     own = torch.arange(len(facts.keys), device=facts.keys.device)
-    W = (_LOOSE * math.log(len(own)) * outer_products(facts)).requires_grad_()
+    W = (2 * math.log(len(own)) * outer_products(facts)).requires_grad_()
     best, most = W.detach().clone(), -1.0
 
     def loss() -> Tensor:
@@ -96,7 +93,7 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     def falling(optimizer: torch.optim.Optimizer) -> LambdaLR:
         return LambdaLR(optimizer, lambda step: 1 - step / steps)
 
-    for _ in adam_steps(loss, [W], steps, falling, lr=_MATRIX_RATE):
+    for _ in adam_steps(loss, [W], steps, falling, lr=0.3):
         if most == 1:
             return best
     loss()  # after the last step
@@ -138,59 +135,34 @@ def train_tiny(
     heads: int,
     seed: Seed,
     steps: int = 1000,
-    rate: Annotated[float | int, Range(0)] = _RATE,
+    rate: Annotated[float | int, Range(0)] = 0.03,
+    rounds: int = 1,
+    least_runs: int = 1,
 ) -> Int[Tensor, " R"]:
-    """Count how many next tokens of each task one training gets right at its best step.
+    """Count how many next tokens of each task trainings get right at their best step.
 
     The model is :func:`attnmem.core.layers.aot` in float64. Every weight is trained, from a
     Gaussian start. Adam with betas (0.9, 0.99) minimizes the cross-entropy, and its ``rate`` falls
-    linearly to zero. The answers are counted every 50 steps and at the end.
-
-    Example:
-        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(5, 4, 3)
-        >>> labels = torch.tensor([0, 1, 1, 0]).expand(5, 4)
-        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "steps": 400}
-        >>> [int(train_tiny(xor, labels, heads=H, **sizes).max()) for H in (1, 2)]
-        [3, 4]
-    """
-    sizes, tasks = (vocab, dim, head_dim, heads), torch.arange(len(sequences), device="cpu")
-    return _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate)
-
-
-@checked(also=_are_tokens)
-def never_learned(
-    sequences: Int[Tensor, "R B S"],
-    next_tokens: Int[Tensor, "R B"],
-    *,
-    vocab: int,
-    dim: int,
-    head_dim: int,
-    heads: int,
-    rounds: int,
-    steps: int = 1000,
-    least_runs: int = 1,
-) -> Int[Tensor, " k"]:
-    """The numbers of the tasks, one a row, of which no training gets all next tokens right.
-
-    Each round trains the remaining tasks as :func:`train_tiny` does, with its number as the seed,
-    and each of them several times as long as there are at most ``least_runs`` runs.
+    linearly to zero. The answers are counted every 50 steps and at the end. Each round trains the
+    tasks that are not all right yet, with the next ``seed``, and each of them several times as long
+    as there are at most ``least_runs`` runs.
 
     Example:
         >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)
         >>> labels = torch.tensor([[0, 0, 0, 1], [0, 1, 1, 0]])  # and, xor
-        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "rounds": 2, "steps": 400}
-        >>> never_learned(bits, labels, heads=1, **sizes).tolist()
-        [1]
+        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "rounds": 2, "steps": 400}
+        >>> train_tiny(bits, labels, heads=1, **sizes).tolist()
+        [4, 3]
     """
-    remaining, sizes = torch.arange(len(sequences), device="cpu"), (vocab, dim, head_dim, heads)
-    for seed in range(rounds):
-        if not len(remaining):
-            break
-        tasks = remaining.repeat(max(1, least_runs // len(remaining)))
-        right = _most_right(sequences[tasks], next_tokens[tasks], tasks, sizes, seed, steps, _RATE)
-        solved = tasks[right == next_tokens.shape[1]]
-        remaining = remaining[~torch.isin(remaining, solved)]
-    return remaining
+    sizes, B = (vocab, dim, head_dim, heads), next_tokens.shape[1]
+    best = torch.zeros(len(sequences), dtype=torch.int64, device="cpu")
+    for number in range(seed, seed + rounds):
+        left = (best < B).nonzero()[:, 0]
+        tasks = left.repeat(max(1, least_runs // max(1, len(left))))
+        if len(tasks):
+            task = sequences[tasks], next_tokens[tasks], tasks
+            best.scatter_reduce_(0, tasks, _most_right(*task, sizes, number, steps, rate), "amax")
+    return best
 
 
 def _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate) -> Int[Tensor, " R"]:
@@ -209,7 +181,7 @@ def _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate) -> Int[
         training = torch.arange(R)
     # One row for each run: then a run that is done is a row less.
     flat = torch.cat([W.flatten(1) for W in drawn], 1).requires_grad_()
-    optimizer = torch.optim.Adam([flat], betas=(0.9, _BETA_2), fused=True)
+    optimizer = torch.optim.Adam([flat], betas=(0.9, 0.99), fused=True)
     [group] = optimizer.param_groups
     # Embeddings and positions are looked up by one product.
     shapes = (N + S, d), *shapes[2:]
