@@ -226,7 +226,7 @@ def train_memorization(run) -> Path:
     names = ("loss", "accuracy", "best_step")
     path.reported.update(zip(names, best, strict=True))
     if run.N and not run.early_stop:
-        path.reported.update(_saturation(model, contexts, queries))
+        path.reported.update(saturation(model, contexts, queries))
     return path
 
 
@@ -248,7 +248,7 @@ def _loss(outputs, labels):
     return F.cross_entropy(outputs, labels)
 
 
-def _saturation(model, contexts, queries) -> dict:
+def saturation(model, contexts, queries) -> dict:
     """At the end: of pairs of an example and a head, of examples, of numbers of free heads."""
     with torch.no_grad():
         _, alpha = model.attention(contexts, queries)
