@@ -6,7 +6,6 @@ the library are judged.
 
 import itertools
 import math
-from fractions import Fraction
 
 import pytest
 import torch
