@@ -308,7 +308,7 @@ def test_what_is_no_layer_of_one_precision_becomes_no_module():
     for given, said in (
         ((from_torch(LAYER()),), "weights: got FromTorch; expected MHAWeights"),
         ((weights._replace(W_V=weights.W_V.float()),), "weights.W_V: got torch.float32"),
-        ((weights, normal(2)), "bias: got shape"),
+        ((weights, normal(2)), "bias: got d_out = 2"),
     ):
         with pytest.raises(ValueError, match=f"^{said}"):
             to_torch(*given)

@@ -188,7 +188,6 @@ class _Task:
         self.kept = _representatives(data, group)
         self.rows = self.kept[first]
         self.labels, self.at = data.labels[self.rows], layer.reduced(data).some(first)
-        self.size = heads, head_dim, self.at
         self.room = layer.ceiling(heads, head_dim, self.at.sizes)
         D, T = self.at.queries.shape[1], min(len(first), self.room)
         work = T**2 * (heads * (D + min(head_dim, D)) + T / 3) + 1
@@ -239,7 +238,7 @@ class _Task:
             return more
         why = f"with so many heads the outputs have {room} parameters on such data"
         if T <= layer.GRAM:
-            room = layer.free_rank(*self.size, self.seed).rank
+            room = layer.free_rank(self.heads, self.head_dim, self.at, self.seed).rank
             why = f"with so many heads the derivative has rank {room} on these data (to rounding)"
         limit = f"{why}, and almost no real labels of more than {room} examples are met"
         return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ..checks import FLOATS, check_finite, check_integer, check_size, checked, refuse
+from ..checks import FLOATS, check_finite, check_integer, checked, refuse
 from ..core.layers import MHAWeights
 from ..features.corpora import Inputs
 from ..features.encoders import Encoder, saved_config, trained_encoder
@@ -269,7 +269,18 @@ class _Attention(nn.Module):
         return outputs, alpha.mean(-3)
 
 
-def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
+def _is_one_layer(weights: MHAWeights) -> None:
+    for name, W in weights._asdict().items():
+        check_finite(f"weights.{name}", W)
+        if W.dtype != weights.W_Q.dtype or not W.numel():
+            what = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
+            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", what)
+    if weights.W_Q.ndim != 3:
+        refuse("weights", f"{weights.W_Q.ndim - 3} run axes", "a single layer")
+
+
+@checked(also=_is_one_layer)
+def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -> nn.Module:
     """Make a torch module of a layer without run axes, whose outputs ``bias`` is added to.
 
     It is a ``torch.nn.MultiheadAttention`` with batch first, if ``H d_h = d``, values are as wide
@@ -283,11 +294,6 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
         >>> layer(x[:, :1], x)[0].shape
         torch.Size([7, 1, 1])
     """
-    _is_a_layer(weights)
-    if bias is not None:
-        check_size("bias", bias, -1, weights.W_D.shape[-1], "the width of the outputs")
-    if weights.W_Q.ndim != 3:
-        refuse("weights", f"{weights.W_Q.ndim - 3} run axes", "a single layer")
     H, d, d_h = weights.W_Q.shape
     if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
         return _Attention(weights, bias)
@@ -301,12 +307,3 @@ def to_torch(weights: MHAWeights, bias: Tensor | None = None) -> nn.Module:
             module.in_proj_bias.zero_()
             module.out_proj.bias.copy_(bias)
     return module
-
-
-@checked
-def _is_a_layer(weights: MHAWeights) -> None:
-    for name, W in weights._asdict().items():
-        check_finite(f"weights.{name}", W)
-        if W.dtype != weights.W_Q.dtype or not W.numel():
-            what = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
-            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", what)
