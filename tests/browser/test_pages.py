@@ -204,8 +204,8 @@ def test_every_picture_and_every_table_has_a_numbered_caption(wide):
     assert shown.count() == captioned + framed + record.count()
 
 
-# The command line, what refuses bad input, and what reads the grids.
-INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "lab.grids")}
+# The command line, and what refuses bad input.
+INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples")}
 MODULES = {name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnmem.")} - INNER
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnmem import __main__ as cli
-from attnmem.lab import data, experiments, grids, models, study
+from attnmem.lab import data, experiments, models, study
 from attnmem.lab.experiments import EXPERIMENTS, STUDIES
 
 
@@ -194,12 +194,12 @@ def test_bad_arguments_are_named(name, profile, options, refused):
     ],
 )
 def test_a_bad_entry_is_refused_by_its_name_and_field(was, now, refused, monkeypatch, tmp_path):
-    text = grids._FILE.read_text()
+    text = study._FILE.read_text()
     assert was in text
     (tmp_path / "grids.toml").write_text(text.replace(was, now))
-    monkeypatch.setattr(grids, "_FILE", tmp_path / "grids.toml")
+    monkeypatch.setattr(study, "_FILE", tmp_path / "grids.toml")
     with pytest.raises(ValueError, match=rf"^grids\.toml, {refused}"):
-        [*grids.entries()]
+        study.from_grids(study.Experiment)
 
 
 def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):

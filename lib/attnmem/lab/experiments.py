@@ -23,17 +23,27 @@ import torch
 
 from ..checks import check_integer, refuse
 from ..papers import papers
-from . import grids, models, store, training
+from . import models, store, training
 from .assumptions import TESTS
 from .engine import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
-from .study import ALL, CHECKPOINTS, SIZES, Experiment, Selection, Study, Unit, _Named, _Place
-
-EXPERIMENTS: dict[str, Experiment] = _Named(
-    {entry["name"]: Experiment(**entry) for entry in grids.entries()}
+from .study import (
+    ALL,
+    CHECKPOINTS,
+    PROFILES,
+    SIZES,
+    Experiment,
+    Selection,
+    Study,
+    Unit,
+    _Named,
+    _Place,
+    from_grids,
 )
+
+EXPERIMENTS: dict[str, Experiment] = from_grids(Experiment)
 _PUBLISHED = [one for one in EXPERIMENTS.values() if not one.what.endswith("(not in the paper)")]
 MAHDAVI, DANA = (
     _Named({one.name: one for one in _PUBLISHED if one.paper == paper})
@@ -325,7 +335,7 @@ def stored(
     if curves not in (None, *SIZES):
         refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
     wanted, found = {}, {}
-    for each in dict.fromkeys((profile, *grids.PROFILES)):
+    for each in dict.fromkeys((profile, *PROFILES)):
         grid = {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
         wanted[each], found[each] = len(grid), usable(grid, store.known(name, each), curves)
     what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from . import grids, models, store
+from . import models, store
 from .store import Row, Rows, Run
-from .study import _HERE, Cells, Done, Selection, Study, Unit, _Named, _Place, name_of
+from .study import _HERE, Cells, Done, Selection, Study, Unit, _Place, from_grids, name_of
 
 
 class Bracket(NamedTuple):
@@ -86,9 +86,7 @@ class Search(Study):
         return f"{name_of([run])}, restart {run.seed}, {verb}"
 
 
-SEARCHES: dict[str, Search] = _Named(
-    {entry["name"]: Search(**entry) for entry in grids.entries(search=True)}
-)
+SEARCHES: dict[str, Search] = from_grids(Search, search=True)
 
 
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
@@ -115,7 +113,7 @@ def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Br
 
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
     """The restarts that decide whether ``size`` examples are memorized by a search's cell."""
-    sizes = {"batch": size} | cell | {"T": size}  # associations are taken all at once
+    sizes = cell | {"T": size, "batch": cell["batch"] or size}  # associations are taken all at once
     return [
         Run(experiment=name, profile=profile, seed=seed, **sizes)
         for seed in range(SEARCHES[name].seeds[profile])

@@ -2,14 +2,17 @@
 
 A *study* is a figure, a table or a question of ours. A *unit* is what is measured at once and takes
 minutes to hours; each of its configurations becomes a *row* of the store. Each kind of study has a
-file; trainings of a grid (:class:`Experiment`) are here.
+file; trainings of a grid (:class:`Experiment`) are here, and what reads ``grids.toml``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,12 +21,13 @@ import pandas as pd
 from ..checks import check_integer, refuse
 from ..papers import papers
 from . import store, training
-from .grids import PROFILES, Cells
 from .store import COLUMNS, Row, Rows, Run
 
+PROFILES = ("paper", "quick")
 CHECKPOINTS = ".checkpoints"  # the folder of trainings under way, beside those of the rows
 SIZES = ("d", "d_h", "H", "n", "T", "width")  # what the published grids sweep
 Unit = list[Any]  # configurations that are measured at once, one row each
+Cells = list[dict[str, Any]]
 
 
 class Selection(NamedTuple):
@@ -224,25 +228,17 @@ class Experiment(Study):
         device, workers, limited = place
         parts = [runs]
         if limited:
-            costs = self._costs(runs, rows)
-            runs.sort(key=lambda run: costs[self.curve_of(run)])
+            seconds: dict[Any, list[float]] = {}
+            for run, price in zip(runs, self.prices(runs, rows), strict=True):
+                size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
+                each = seconds.setdefault(self.curve_of(run), [])
+                each.append(size if math.isnan(price) else price)
+            runs.sort(key=lambda run: mean(seconds[self.curve_of(run)]))
             # On a GPU a step of all seeds takes hardly longer than a step of one.
             if not device.startswith("cuda"):
                 parts = [[r for r in runs if not r.seed], [r for r in runs if r.seed]]
         for part in parts:
             yield from training.stacks(part, device, workers=workers)
-
-    def _costs(self, runs: list[Run], rows: Rows) -> dict[Any, tuple[float, int]]:
-        """Of each curve the mean time of its rows; then the size of its largest training."""
-        seconds: dict[Any, list[float]] = {}
-        for run, outcome in _on_a_cpu(rows):
-            seconds.setdefault(self.curve_of(run), []).append(outcome.wall_s)
-        sizes: dict[Any, int] = {}
-        for run in runs:
-            size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
-            curve = self.curve_of(run)
-            sizes[curve] = max(size, sizes.get(curve, 0))
-        return {c: (mean(seconds.get(c, [math.inf])), size) for c, size in sizes.items()}
 
 
 def name_of(runs: Sequence[Run]) -> str:
@@ -254,3 +250,92 @@ def name_of(runs: Sequence[Run]) -> str:
             ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
             words.append(f"{field}={ends}")
     return " ".join(words)
+
+
+# --- grids.toml, whose head says how it is read ---------------------------------------------------
+
+_FILE = Path(__file__).with_name("grids.toml")
+_ENTRY = ("title", "ours", *PROFILES, "curves", "variants", "search")
+_FIELDS = [f.name for f in fields(Run) if f.name not in ("experiment", "profile", "seed")]
+_KINDS = {field: COLUMNS[Run][field][0] for field in _FIELDS}
+_KINDS |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
+
+
+def from_grids(kind: type[Study], *, search: bool = False) -> dict[str, Any]:
+    """All experiments, or all searches, by name. A bad entry is refused by its name and field."""
+    tables = tomllib.loads(_FILE.read_text("utf-8"))
+    settings, studies = tables.pop("settings"), _Named()
+    for name, entry in tables.items():
+        for field in entry:
+            if field not in _ENTRY:
+                refuse(f"grids.toml, {name}", f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
+        if ("title" in entry) == ("ours" in entry) or not {*PROFILES} <= {*entry}:
+            refuse(f"grids.toml, {name}", ", ".join(entry), "title or ours, and paper and quick")
+        if entry.get("search", False) == search:
+            what = entry.get("title") or f"{entry['ours']} (not in the paper)"
+            at, cells, seeds = f"grids.toml, {name}", {}, {}
+            for profile in PROFILES:
+                cells[profile] = _cells(f"{at}, {profile}", entry[profile], settings, search)
+                [seeds[profile], *_] = [cell.pop("seeds") for cell in cells[profile]]
+            more = {key: entry[key] for key in ("curves", "variants") if key in entry}
+            studies[name] = kind(name, name.partition("-")[0], what, cells, seeds, **more)
+    return studies
+
+
+def _cells(at: str, grids: Any, settings: dict[str, Any], search: bool) -> Cells:
+    """Every combination of the values of a grid, or of several grids."""
+    cells = []
+    for grid in grids if isinstance(grids, list) else [grids]:
+        axes = {f: _values(f"{at}, {f}", f, x) for f, x in _merged(at, grid, settings).items()}
+        for point in itertools.product(*axes.values()):
+            cells.append(_cell(at, dict(zip(axes, point, strict=True)), search))
+    return cells or refuse(at, grids, "one grid or several")
+
+
+def _merged(at: str, grid: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a grid names, then its own, which override them."""
+    merged, like = {}, grid.get("like", [])
+    for name in [like] if isinstance(like, str) else like:
+        if name not in settings:
+            refuse(f"{at}, like", repr(name), f"one of {', '.join(settings)}")
+        merged |= _merged(at, settings[name], settings)
+    before = {field: value for field, value in merged.items() if field not in grid}
+    return before | {field: value for field, value in grid.items() if field != "like"}
+
+
+def _values(at: str, field: str, given: Any) -> list[Any]:
+    """The values of one axis; ``1, 5..15 by 5`` are 1, 5, 10 and 15."""
+    kind = _KINDS.get(field) or refuse(at, "a field that nothing reads", ", ".join(_KINDS))
+    values = given if isinstance(given, list) else [given]
+    if kind is int and isinstance(given, str):
+        values = []
+        for piece in given.split(","):
+            ends, _, step = piece.partition(" by ")
+            first, _, last = ends.partition("..")
+            try:
+                values += range(int(first), int(last or first) + 1, int(step or 1))
+            except ValueError:
+                refuse(at, repr(given), "whole numbers, such as '1, 5..50 by 5'")
+    if kind is float:
+        values = [float(x) if isinstance(x, int) else x for x in values]
+    if not values or not all(isinstance(x, kind) for x in values):
+        refuse(at, repr(given), f"one or several of type {kind.__name__}")
+    return values
+
+
+def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
+    """A training's fields, with those that follow from others, and ``seeds``."""
+    cell = {"variant": "code", "d_h": given.get("d", 0)} | given
+    if "batches" in cell:
+        cell["T"] = cell["batches"] * cell.get("batch", 0)
+    if "epochs" in cell:
+        steps = cell["epochs"] * cell.get("T", 0) // cell.get("batch", 1)
+        cell = {"steps": max(steps, cell.get("least_steps", 0))} | cell
+    if "width_per_d" in cell:
+        cell["width"] = cell["width_per_d"] * cell.get("d", 0)
+    for field in ("seeds", *_FIELDS):
+        _, optional = COLUMNS[Run].get(field, (int, False))
+        found_later = search and field in ("T", "batch")
+        if field not in cell and not optional and not found_later:
+            refuse(f"{at}, {field}", "nothing", "a value")
+    return {field: cell.get(field) for field in ("seeds", *_FIELDS)}
