@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 from .checks import refuse
-from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress, choose_device, pool, run_jobs
-from .lab.experiments import rows as stored_rows
+from .lab import experiments
+from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
 from .lab.store import Rows
 from .lab.study import ALL, Selection, Study
 from .papers import papers
@@ -24,7 +24,7 @@ GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
     for paper in papers()
 }
-PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in study.profiles)]
+_PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in study.profiles)]
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
@@ -34,23 +34,22 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
     commands.add_parser("list", help="all studies, with the number of their runs")
     status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
-    status.add_argument("--profile", choices=PROFILES, action="append")
+    status.add_argument("--profile", choices=_PROFILES, action="append")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
     groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
     run.add_argument("names", nargs="+", metavar="NAME", help=groups)
-    run.add_argument("--profile", choices=PROFILES, help="default: paper; of tests: shipped")
+    run.add_argument("--profile", choices=_PROFILES, help="default: paper; of tests: shipped")
     run.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: auto)")
     run.add_argument("--seeds", type=int, help="so many seeds (default: as many as published)")
     run.add_argument("--variant", help="the reading of the paper, or 'all'")
     only = {"nargs": "+", "action": "extend", "default": [], "type": _field}
     run.add_argument("--where", metavar="FIELD=VALUE", **only)
     run.add_argument("--limit-minutes", type=float, help="cheapest first, none after that")
-    run.add_argument(
-        "--workers", type=int, default=1, help="processes on a CPU, streams on a GPU (default: 1)"
-    )
+    workers = "processes on a CPU, streams on a GPU (default: 1)"
+    run.add_argument("--workers", type=int, default=1, help=workers)
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
     run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
-    return parser, COMMANDS | add_commands(commands)
+    return parser, {"list": _list, "status": _status, "run": _run} | add_commands(commands)
 
 
 def _field(text: str) -> tuple[str, int | float]:
@@ -94,13 +93,11 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    for profile in arguments.profile or PROFILES:
-        for name, each in STUDIES.items():
-            if profile in each.profiles:
-                rows = stored_rows(name, profile)
-                for variant in each.variants or (None,):
-                    for line in _status_lines(each, profile, variant, rows):
-                        print(line, flush=True)
+    for profile in arguments.profile or _PROFILES:
+        for each in [one for one in STUDIES.values() if profile in one.profiles]:
+            rows = experiments.rows(each.name, profile)
+            for variant in each.variants or (None,):
+                print(*_status_lines(each, profile, variant, rows), sep="\n", flush=True)
     return 0
 
 
@@ -133,24 +130,16 @@ def _run(arguments: argparse.Namespace) -> int:
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
     for job in jobs:  # all are checked before a pool is made
         STUDIES[job.name].configs(job.profile, job.selection)
-    device = choose_device(arguments.device)
-    with pool(arguments.workers, device) as executor:
-        added = run_jobs(
-            jobs,
-            device,
-            executor,
-            workers=arguments.workers,
-            limit_minutes=arguments.limit_minutes,
-            recompute=arguments.recompute,
-            report=_report,
-        )
+    device = experiments.choose_device(arguments.device)
+    options = {key: getattr(arguments, key) for key in ("workers", "limit_minutes", "recompute")}
+    with experiments.pool(arguments.workers, device) as executor:
+        added = experiments.run_jobs(jobs, device, executor, report=_report, **options)
     _say(f"{added} rows added")
     for job in jobs:
-        rows = stored_rows(job.name, job.profile, recompute=arguments.recompute)
+        rows = experiments.rows(job.name, job.profile, recompute=arguments.recompute)
         have, of = STUDIES[job.name].done(job.profile, job.selection, rows)
-        variant = job.selection.variant
-        published = variant in (None, *STUDIES[job.name].variants[:1])
-        _say(f"{job.name if published else f'{job.name}, {variant}'}: {of - have} missing")
+        variant, published = job.selection.variant, (None, *STUDIES[job.name].variants[:1])
+        _say(f"{job.name}{'' if variant in published else f', {variant}'}: {of - have} missing")
     return 0
 
 
@@ -158,8 +147,8 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     if name not in STUDIES:
         refuse("name", repr(name), f"one of {', '.join([*GROUPS, *STUDIES])}")
     each = STUDIES[name]
-    everything = arguments.variant == "all" and each.variants
-    variants = each.variants if everything else (arguments.variant,)
+    asked = arguments.variant
+    variants = each.variants if asked == "all" and each.variants else (asked,)
     for field, count in Counter(field for field, _ in arguments.where).items():
         if count > 1:
             refuse("where", f"{count} values of {field}", "one value of each field")
@@ -168,9 +157,6 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
         Job(name, profile, Selection(arguments.seeds, variant, where, arguments.tf32))
         for variant in variants
     ]
-
-
-COMMANDS = {"list": _list, "status": _status, "run": _run}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -46,7 +46,7 @@ def test_stored_trainings_have_their_bits_and_counts(tmp_path, monkeypatch):
     first, second, *_ = experiments.runs("dana-exp1", "quick")
     lost = Outcome(accuracy=None, loss=None, diverged=3, **FROM)
     storage.append([(first, Outcome(accuracy=0.5, loss=1.0, **FROM)), (second, lost)])
-    table = bits.stored("quick")
+    table = bits.trainings("quick")
     [line] = table.itertuples()
     labels = counts.different_draws(first.N**2, first.T)
     assert 0 < labels < min(first.N**2, first.T)
@@ -77,7 +77,7 @@ def lines(**columns):
 
 def test_the_largest_set_of_each_shape_is_the_largest_that_is_right():
     table = lines(H=[1, 1, 1, 2], T=[5, 9, 12, 7], accuracy=[1.0, 1.0, 0.9, 1.0])
-    assert bits.largest(table)["T"].tolist() == [9, 7]
+    assert bits.largest_sets(table)["T"].tolist() == [9, 7]
 
 
 def test_a_span_is_over_means_of_cells():

@@ -7,7 +7,6 @@ it saves are those that the model holds (:func:`saved_bits`).
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Annotated, NamedTuple
 
@@ -19,15 +18,13 @@ from ..theory import counts
 from . import models, protocols
 from .engine import device_settings
 from .experiments import EXPERIMENTS, rows
-from .models import architecture
 from .searches import SEARCHES
 from .store import Run
 
-PRECISION = 1e-8  # real labels that are met more closely count as met to this
-COUNTS = ("parameters", "layer_parameters", "dimension")
 SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
 CELL = (*SHAPE, "T", "experiment", "steps", "lr")
-CPU = torch.device("cpu")
+_COUNTS = ("parameters", "layer_parameters", "dimension")
+_PRECISION = 1e-8  # real labels that are met more closely count as met to this
 Positive = Annotated[int | float, Range(0, math.inf)]
 
 
@@ -49,46 +46,40 @@ def saved_bits(
         >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))
         113
 
-    Source: this book; :func:`attnmem.theory.counts.loss_to_bits`,
-    :func:`attnmem.theory.counts.accuracy_to_bits`, :func:`attnmem.theory.counts.error_to_bits`.
+    Source: this book; :mod:`attnmem.theory.counts` has the three codes.
     """
-    if classes is not None and accuracy is None:
-        refuse("accuracy", accuracy, "a share, since the labels are classes")
     if classes is None:
-        return labels * float(counts.error_to_bits(max(loss, PRECISION**2), 1))
+        return labels * float(counts.error_to_bits(max(loss, _PRECISION**2), 1))
+    if accuracy is None:
+        refuse("accuracy", accuracy, "a share, since the labels are classes")
     by_loss = counts.loss_to_bits(loss, classes, 1)
     return labels * max(0.0, by_loss, float(counts.accuracy_to_bits(accuracy, classes, 1)))
 
 
-def labels_of(run: Run) -> float:
+def _labels(run: Run) -> float:
     """The labels that a run is trained on; of bigrams, the pairs expected in its draws."""
     return counts.different_draws(run.N**2, run.T) if run.task == "bigrams" else float(run.T)
 
 
-def stored(profile: str) -> pd.DataFrame:
-    """Every stored training with the bits that it holds and three counts of its parameters.
+def trainings(profile: str) -> pd.DataFrame:
+    """Every stored training that did not diverge, with its bits and three counts of parameters.
 
-    There is a line for each training that did not diverge, with the fields of its configuration,
-    ``accuracy`` and ``loss``, ``labels``, ``bits``, ``parameters`` (all that are trained),
-    ``layer_parameters`` (without tables) and ``dimension`` (of the family of functions; missing
-    if it is not known). Raises as :func:`attnmem.lab.experiments.rows`.
+    Beside the fields of its configuration a line has ``accuracy`` and ``loss``, ``labels``,
+    ``bits``, ``parameters`` (all that are trained), ``layer_parameters`` (without tables) and
+    ``dimension`` (of the family of functions; missing if it is not known).
     """
     lines, counted = [], {}
     for name in (*EXPERIMENTS, *SEARCHES):
         for run, outcome in rows(name, profile).values():
             if outcome.diverged is not None:
                 continue
-            shape = architecture(run)
+            shape = models.architecture(run)
             if shape not in counted:
-                counted[shape] = {
-                    "parameters": models.parameter_count(run),
-                    "layer_parameters": models.layer_parameter_count(run),
-                    "dimension": models.dimension(run),
-                }
-            labels = labels_of(run)
-            found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": labels}
-            bits = saved_bits(outcome.accuracy, outcome.loss, run.N, labels)
-            lines.append(dataclasses.asdict(run) | found | {"bits": bits} | counted[shape])
+                each = models.parameter_count, models.layer_parameter_count, models.dimension
+                counted[shape] = {key: count(run) for key, count in zip(_COUNTS, each, strict=True)}
+            found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": _labels(run)}
+            bits = saved_bits(outcome.accuracy, outcome.loss, run.N, found["labels"])
+            lines.append(vars(run) | found | {"bits": bits} | counted[shape])
     return pd.DataFrame(lines)
 
 
@@ -106,8 +97,9 @@ def recount(run: Run) -> Recount:
     """
     if run.task != "bigrams":
         refuse("run", f"the task {run.task!r}", "bigrams")
-    with device_settings(CPU, tf32=False):
-        protocol = protocols.PROTOCOLS["bigrams"]([run], CPU)
+    cpu = torch.device("cpu")
+    with device_settings(cpu, tf32=False):
+        protocol = protocols.PROTOCOLS["bigrams"]([run], cpu)
         while not protocol.done:
             protocol.advance()
         found = protocol.reached[run.key]
@@ -118,20 +110,20 @@ def recount(run: Run) -> Recount:
     loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
     accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
     return Recount(
-        saved_bits(found["accuracy"], found["loss"], run.N, labels_of(run)),
+        saved_bits(found["accuracy"], found["loss"], run.N, _labels(run)),
         saved_bits(accuracy, loss, run.N, len(answers)),
     )
 
 
-def largest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every shape the trainings of the largest set that any got right, from :func:`stored`."""
+def largest_sets(table: pd.DataFrame) -> pd.DataFrame:
+    """Of every shape, the :func:`trainings` of the largest set that any got right."""
     right = table[table.accuracy == 1]
     most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
     return right[right["T"] == most]
 
 
 def span(table: pd.DataFrame) -> dict[str, float]:
-    """Bits per parameter over the cells of :func:`stored`, each the mean of its seeds.
+    """Bits per parameter over the cells of :func:`trainings`, each the mean of its seeds.
 
     ``low`` and ``high`` are the least and the largest number of bits for each of all parameters;
     of the cell that has the largest there are bits for each parameter without tables and for each
@@ -139,8 +131,8 @@ def span(table: pd.DataFrame) -> dict[str, float]:
     """
     if table.empty:
         refuse("table", "no lines", "at least one")
-    cells = table.groupby([*CELL], dropna=False)[["bits", *COUNTS]].mean().reset_index()
+    cells = table.groupby([*CELL], dropna=False)[["bits", *_COUNTS]].mean().reset_index()
     each = cells.bits / cells.parameters
     best = cells.loc[each.idxmax()]
-    others = {name: float(best.bits / best[name]) for name in COUNTS[1:]}
+    others = {name: float(best.bits / best[name]) for name in _COUNTS[1:]}
     return {"low": each.min(), "high": each.max(), **others, "cells": len(cells)}

@@ -29,9 +29,9 @@ class Bracket(NamedTuple):
 class Search(Study):
     """The shapes of model to search at, for each profile, and how often each size is tried.
 
-    A size counts as memorized if one of its ``restarts`` has every answer right, at this size or a
-    larger one. On a GPU restarts are trained at once; on a processor one after the other, until one
-    gets there. ``cells`` are the fields of the trainings of each shape but their size.
+    A size counts as memorized if one of its restarts, which are ``seeds``, has every answer right,
+    at this size or a larger one. On a GPU restarts are trained at once; on a processor one after
+    the other, until one gets there. ``cells`` are the trainings of each shape without their size.
     """
 
     cells: dict[str, Cells]
