@@ -43,6 +43,7 @@ def test_linear_fit_against_the_textbook_formulas():
     assert found.r2 == pytest.approx(np.corrcoef(X, y)[0, 1] ** 2)
     residual = ((y - found(X)) ** 2).sum()
     assert found.aicc == pytest.approx(7 * math.log(residual / 7) + 6 + 24 / 3)
+    assert [each.law for each in scaling.select(["cube", "square"], X, y)] == ["square", "cube"]
     seeds = y[:, None] + [-0.5, 0.25, 0.25]
     assert scaling.fit("linear", X, seeds) == found, "of the means over seeds"
 

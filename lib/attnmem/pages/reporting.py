@@ -49,12 +49,7 @@ def tried(holds: bool) -> Graded:
 
 
 def measured(holds: bool | None, seeds: int, of: int | None = None) -> Graded:
-    """A check that rests on so many seeds, ``of`` the paper's; None: they cannot tell.
-
-    Example:
-        >>> grade_of([measured(True, seeds=1, of=6)])
-        'measured, 1 of 6 seeds'
-    """
+    """A check that rests on so many seeds, ``of`` the paper's; None: they cannot tell."""
     holds = None if holds is None else bool(holds)
     return Graded(holds, "measured", seeds=int(seeds), of=None if of is None else int(of))
 
@@ -65,10 +60,6 @@ def word_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None) 
     For the first, at least half of the published ``curves`` must hold (without these: of the main
     checks). A universal statement with one proved or certified counterexample is contradicted,
     however many instances agree with it. The kind of the claim decides which three words there are.
-
-    Example:
-        >>> word_for(claims()["mahdavi-figure-3"], [tried(True), tried(False)])
-        'in part'
     """
     checks = [*checks]
     all_hold, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)

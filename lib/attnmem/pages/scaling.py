@@ -97,15 +97,15 @@ class FittedLaw(NamedTuple):
         return LAWS[self.law].value(np.asarray(x, dtype=float), *self.coefficients.values())
 
 
-def _are_points(x: ArrayLike, y: ArrayLike) -> None:
+def _are_points(x: ArrayLike, y: ArrayLike, of: str = "") -> None:
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.ndim != 1:
-        refuse("x", f"shape {x.shape}", "one value a point")
+        refuse(f"{of}x", f"shape {x.shape}", "one value a point")
     if y.shape[:1] != x.shape:
-        refuse("y", f"shape {y.shape}", f"{len(x)} points along its first axis")
+        refuse(f"{of}y", f"shape {y.shape}", f"{len(x)} points along its first axis")
     for name, values in (("x", x), ("y", y)):
         if not np.isfinite(values).all():
-            refuse(name, "NaN or infinite values", "finite values")
+            refuse(f"{of}{name}", "NaN or infinite values", "finite values")
 
 
 def _determine_the_law(law: str, x: ArrayLike, y: ArrayLike) -> None:
@@ -150,13 +150,7 @@ def _means(y: ArrayLike) -> _Array:
 
 
 def select(laws: list[str], x: ArrayLike, y: ArrayLike) -> list[FittedLaw]:
-    """Fit all the given laws to the same points; the fit with the least AICc comes first.
-
-    Example:
-        >>> x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-        >>> select(["linear", "square"], x, [1.0, 4.1, 9.0, 15.9, 25.0, 36.1, 49.0])[0].law
-        'square'
-    """
+    """Fit all the given laws to the same points; the fit with the least AICc comes first."""
     return sorted((fit(law, x, y) for law in laws), key=lambda fitted: fitted.aicc)
 
 
@@ -167,14 +161,11 @@ def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
 
 def _are_two_sweeps(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> None:
     for of, points, values in (("", x, y), ("other_", other_x, other_y)):
-        points, values = np.asarray(points, dtype=float), np.asarray(values, dtype=float)
-        if not np.isfinite(points).all() or (np.diff(points) <= 0).any():
-            refuse(f"{of}x", "values that do not rise or are not finite", "rising, finite values")
-        if values.ndim != 2 or len(values) != len(points) or values.shape[1] < 2:
-            expected = f"({len(points)}, seeds) with at least 2 seeds"
-            refuse(f"{of}y", f"shape {values.shape}", expected)
-        if not np.isfinite(values).all():
-            refuse(f"{of}y", "NaN or infinite values", "finite values")
+        _are_points(points, values, of)
+        if (np.diff(np.asarray(points, dtype=float)) <= 0).any():
+            refuse(f"{of}x", "values that do not rise", "rising values")
+        if np.ndim(values) != 2 or np.shape(values)[1] < 2:
+            refuse(f"{of}y", f"shape {np.shape(values)}", "(points, seeds) with at least 2 seeds")
 
 
 @checked(also=_are_two_sweeps)
@@ -262,12 +253,7 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: _Share = 0.95) -> NDArray[n
 
 
 def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> _Array:
-    """How much the mean gains in each step that starts at an :func:`unsaturated` point, in order.
-
-    Example:
-        >>> unsaturated_gains([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
-        [0.25, 0.5]
-    """
+    """How much the mean gains in each step that starts at an :func:`unsaturated` point."""
     keep = unsaturated(x, y, ceiling)
     order = np.argsort(np.asarray(x, dtype=float))
     return np.diff(_means(y)[order])[keep[order][:-1]]
