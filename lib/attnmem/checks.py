@@ -26,14 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")  # what a function takes
-R = TypeVar("R")  # what it returns
+_P = ParamSpec("_P")  # what a function takes
+_R = TypeVar("_R")  # what it returns
 FLOATS = (torch.float32, torch.float64)  # half precision is too coarse for ranks and logits
-INTEGERS = (torch.int64, torch.int32)
+_INTEGERS = (torch.int64, torch.int32)
 
 # Checks an argument: its name and value, all arguments, and for each letter of a shape its size and
 # the argument that has it. It returns the value as the function gets it.
-Check = Callable[[str, Any, dict[str, Any], dict[str, tuple[int, str]]], Any]
+_Check = Callable[[str, Any, dict[str, Any], dict[str, tuple[int, str]]], Any]
 
 
 class Range(NamedTuple):
@@ -50,21 +50,18 @@ Seed = Annotated[int, Range(0, 2**63 - 1)]  # what seeds a generator, with room 
 
 
 @typing.overload
-def checked(function: Callable[P, R]) -> Callable[P, R]: ...
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 @typing.overload
-def checked(*, also: Callable[..., None]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def checked(*, also: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def checked(function: Any = None, *, also: Callable[..., None] | None = None) -> Any:
-    """Check the arguments of every call against the annotations of the function.
+    """_Check the arguments of every call against the annotations of the function.
 
     An ``int`` is an integer of any type and at least 1, a ``float`` any number but NaN, within the
     :class:`Range` of an ``Annotated`` one. ``Float[Tensor, "T n d"]`` is a tensor of float32 or
     float64, ``Int[...]`` one of int32 or int64; each letter is one size in all arguments, and
     ``*runs`` any number of axes. Tuples of weights are checked field by field. Of a union, one
-    member must fit.
-
-    Args:
-        also: Checks relations between arguments: called with those that it names (all, if it takes
-            ``**arguments``) after their own checks. It raises ``ValueError``.
+    member must fit. ``also`` checks relations between arguments: it is called with those that it
+    names (all, if it takes ``**arguments``) after their own checks.
 
     Example:
         >>> @checked
@@ -103,7 +100,7 @@ def _checked(function: Callable[..., Any], also: Callable[..., None] | None) -> 
     return checking
 
 
-def _check_of(hint: Any) -> tuple[bool, Check]:
+def _check_of(hint: Any) -> tuple[bool, _Check]:
     """Whether another argument bounds one of this annotation, and its check."""
     kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else [hint]
     union = typing.get_origin(kind) in (typing.Union, types.UnionType)
@@ -200,7 +197,7 @@ def _arrays(members: tuple[Any, ...]) -> _Arrays:
     words = " or ".join(f"({', '.join(text)}{',' * (len(text) == 1)})" for text in texts)
     names = {name for array in arrays if isinstance(array.dtypes, tuple) for name in array.dtypes}
     reals, whole = "float32" in names, "int32" in names
-    dtypes = () if reals == whole else FLOATS if reals else INTEGERS
+    dtypes = () if reals == whole else FLOATS if reals else _INTEGERS
     if len(names) == 1:
         dtypes = (getattr(torch, *names),)
     callables = [Callable] * (len(arrays) < len(members))
@@ -303,7 +300,7 @@ def check_tokens(name: str, value: Tensor, vocab: int) -> None:
     On a GPU only the dtype is checked. Reading the values would stall the device, and torch's own
     indexing asserts the range there. Values that ``torch.vmap`` hides are not checked either.
     """
-    if value.dtype not in INTEGERS:
+    if value.dtype not in _INTEGERS:
         refuse(name, f"dtype {value.dtype}", "torch.int64 or torch.int32")
     if value.device.type == "cpu" and value.numel():
         low, high = value.aminmax()
@@ -321,11 +318,11 @@ def check_size(name: str, value: Tensor, axis: int, size: int, meaning: str) -> 
         refuse(name, f"shape {tuple(value.shape)}", f"{size} along axis {axis}, {meaning}")
 
 
-def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
+def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Let a function make its tensors on the CPU, whatever torch's default device is."""
 
     @functools.wraps(function)
-    def placed(*args: P.args, **kwargs: P.kwargs) -> R:
+    def placed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with torch.device("cpu"):
             return function(*args, **kwargs)
 

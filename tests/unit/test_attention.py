@@ -13,7 +13,7 @@ from attnmem import (
     mha_attention,
     mha_features,
 )
-from attnmem.core.layers import _add_heads, take_rows
+from attnmem.core.layers import _add_heads, look_up
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
@@ -97,7 +97,7 @@ def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
 def test_a_look_up_and_its_gradient_go_token_by_token():
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
-    found = take_rows(table, chosen)
+    found = look_up(table, chosen[:, None])[:, 0]
     g = torch.randint(-8, 9, found.shape).float()  # small integers: their sums are exact
     expected, total = torch.empty(2, 5, 3), torch.zeros(2, 5, 3)
     for r in range(2):

@@ -15,7 +15,7 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..checks import check_size, check_tokens, checked, refuse
@@ -272,21 +272,14 @@ def _add_heads(
 # --- tables of embeddings -------------------------------------------------------------------------
 
 
-def take_rows(table: Num[Tensor, "R N d"], chosen: Int[Tensor, "R m"]) -> Num[Tensor, "R m d"]:
-    """The rows of each run's table that its integers choose."""
-    # The tables are put one below the other. F.embedding's gradient might wait for the host.
-    first = table.shape[1] * torch.arange(len(chosen), device=chosen.device)
-    rows = table.flatten(0, 1).index_select(0, (chosen + first[:, None]).flatten())
-    return rows.view(*chosen.shape, table.shape[-1])
-
-
 def look_up(
     embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*allruns B S d"]:
     """The embedding of every token, each run from its own table."""
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
-    N, d = embedding.shape[-2:]
-    table = embedding.expand(*runs, N, d).reshape(math.prod(runs), N, d)
-    chosen = tokens.expand(*runs, *tokens.shape[-2:]).flatten(-2)
-    chosen = chosen.reshape(len(table), chosen.shape[-1])
-    return take_rows(table, chosen).view(*runs, *tokens.shape[-2:], d)
+    (N, d), many = embedding.shape[-2:], math.prod(runs)
+    # The tables are put one below the other. F.embedding's gradient might wait for the host.
+    table = embedding.expand(*runs, N, d).reshape(many * N, d)
+    first = N * torch.arange(many, device=tokens.device).view(*runs, 1, 1)
+    rows = table.index_select(0, (tokens + first).flatten())
+    return rows.view(*runs, *tokens.shape[-2:], d)
