@@ -12,6 +12,7 @@ from torch import Tensor
 from .checks import check_finite, refuse
 
 Contexts = Float[Tensor, "T n d"] | Float[Tensor, "n d"]  # own ones, or one that all share
+Queries = Float[Tensor, "T d"]
 Labels = Float[Tensor, "T d_out"] | Float[Tensor, " T"]
 Sequences = Int[Tensor, "T S"]
 

@@ -41,6 +41,7 @@ _SOFTER = (*_SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart 
 _FIRST, _MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
 _REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
 _SOFT = (1.0, 2.0, 0.3, 3.0) * 2  # for heads that cancel: sharp attention has a small derivative
+_Spread = Annotated[int | float, Range(0)]
 _ENOUGH = 0.99, 0.9  # shares of the exact margin at which no more is tried, by either construction
 
 
@@ -73,13 +74,7 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
 @on_cpu
 @checked
 def draw(
-    vocab: int,
-    length: int,
-    dim: int,
-    head_dim: int,
-    heads: int,
-    spread: Annotated[int | float, Range(0)],
-    seed: Seed,
+    vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: _Spread, seed: Seed
 ) -> tuple[Tensor, ...]:
     """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
     generator = torch.Generator().manual_seed(seed)
@@ -256,9 +251,8 @@ def memorize_next_tokens(
 
     ``groups`` are the numbers of heads that cancel, such as ``(2, 2)``. For any next tokens they
     serve as many sequences as :func:`~attnmem.theory.sequences.cancelling_rank` says: of random
-    ones about ``d_h (2 d - d_h) + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``.
-
-    Source: this book, the chapter on token sequences.
+    ones about ``d_h (2 d - d_h) + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``
+    (see the chapter on token sequences).
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
     r = torch.eye(dim, dtype=torch.float64)[-1]

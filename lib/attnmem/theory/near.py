@@ -29,13 +29,14 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn.functional import pad
 
+from .. import examples
 from ..checks import Seed, checked, on_cpu, refuse
 from ..core.bounds import DeepGroups, best_groups, deep_groups, group_rank
 from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, mha
 from ..core.memorize import build_in_units, label_spread, read_out
 from ..core.random import gaussian
-from ..examples import Contexts, Labels, check_data, check_distinct, check_distinct_examples, unit
+from ..examples import Contexts, Labels, Queries, check_data, unit
 from . import tangents
 from .tangents import Coordinates, ScalarHeads, balancing_map
 
@@ -66,27 +67,21 @@ def closest(tried: Iterable[tuple[Any, float]], enough: float) -> tuple[Any, flo
 def _can_differ(contexts, queries, labels) -> None:
     """No two examples to which every layer gives one output."""
     check_data(contexts=contexts, queries=queries, labels=labels)
-    check_distinct_examples(contexts, queries, labels)
+    examples.check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
     # A context of one repeated token gives one output, whatever the query.
     same = (contexts == contexts[..., :1, :]).flatten(-2).all(-1).expand(len(queries)).tolist()
     rows = contexts[..., 0, :].expand_as(queries).tolist()
     rows = [(*row,) if same[t] else t for t, row in enumerate(rows)]
-    check_distinct("contexts of one repeated token", rows, labels.tolist())
+    examples.check_distinct("contexts of one repeated token", rows, labels.tolist())
 
 
 @on_cpu
 @checked(also=_can_differ)
 @torch.no_grad()
 def memorize_by_difference(
-    contexts: Contexts,
-    queries: Float[Tensor, "T d"],
-    labels: Labels,
-    *,
-    heads: int,
-    head_dim: int,
-    seed: Seed,
+    contexts: Contexts, queries: Queries, labels: Labels, *, heads: int, head_dim: int, seed: Seed
 ) -> MHAWeights:
     """Build a layer that meets all labels, from differences of two copies of each head.
 
@@ -106,8 +101,6 @@ def memorize_by_difference(
         >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
         >>> memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0).W_Q.shape
         torch.Size([4, 4, 2])
-
-    Source: this book, the chapter on the capacity of one layer.
     """
     return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
 
@@ -116,13 +109,7 @@ def memorize_by_difference(
 @checked(also=_can_differ)
 @torch.no_grad()
 def memorize_by_cancellation(
-    contexts: Contexts,
-    queries: Float[Tensor, "T d"],
-    labels: Labels,
-    *,
-    heads: int,
-    head_dim: int,
-    seed: Seed,
+    contexts: Contexts, queries: Queries, labels: Labels, *, heads: int, head_dim: int, seed: Seed
 ) -> MHAWeights:
     """Build a layer that meets all labels, from groups of heads whose values cancel.
 
@@ -267,7 +254,7 @@ def _can_be_met(tokens, labels, heads, head_dim, value_dim) -> None:
         refuse("tokens", "n = 1 token", "at least 2 tokens, so that attention has a choice")
     if d < 2:
         refuse("tokens", "dimension d = 1", "at least 2")
-    check_distinct_examples(tokens, tokens[:, -1], labels)
+    examples.check_distinct_examples(tokens, tokens[:, -1], labels)
     floor = deep_groups(heads, head_dim, value_dim, d).labels
     if len(labels) > floor:
         room = "the floor of two layers, attnmem.deep_floor"
@@ -291,14 +278,12 @@ def memorize_by_depth(
     There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
     tokens and dimensions. Every error of :func:`attnmem.core.deep.deep` is at most 1e-8 of the
     labels' spread, as for :func:`memorize_by_difference`, or ``ValueError`` says why not: the data
-    may lie in the exceptional set, or near it. ``heads`` has one number for each layer.
+    may lie in the exceptional set, or near it (see the chapter on weights of two layers).
 
     Example:
         >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
         >>> memorize_by_depth(X, y, heads=(4, 2), head_dim=1, value_dim=3).layers[0].W_V.shape
         torch.Size([4, 4, 3])
-
-    Source: this book, the chapter on weights of two layers.
     """
     tokens, labels = tokens.double(), labels.double()
     d = tokens.shape[-1]

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..checks import checked, on_cpu, refuse
 from ..core import memorize
 from ..core.layers import MHAWeights, mha
-from ..examples import check_data, check_distinct_examples
+from ..examples import Queries, check_data, check_distinct_examples
 from .independence import numerical_rank
 
 _LOW, _HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
@@ -41,11 +41,7 @@ def _satisfies_scalars(context, queries, labels, heads) -> None:
 @checked(also=_satisfies_scalars)
 @torch.no_grad()
 def memorize_scalars(
-    context: Float[Tensor, "n d"],
-    queries: Float[Tensor, "T d"],
-    labels: Float[Tensor, " T"],
-    *,
-    heads: int,
+    context: Float[Tensor, "n d"], queries: Queries, labels: Float[Tensor, " T"], *, heads: int
 ) -> MHAWeights:
     """Build a layer that reproduces ``T <= H (d - 1)`` scalar labels on one shared context.
 

@@ -48,10 +48,6 @@ def _numpy(matrix) -> np.ndarray:
     return entries.reshape(matrix.nrows(), matrix.ncols())
 
 
-def _rank(matrix: np.ndarray) -> int:
-    return _flint(matrix).rank()
-
-
 def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return _numpy(_flint(left) * _flint(right))
 
@@ -128,14 +124,13 @@ def offered_rank(
     minor. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
 
     Example:
-        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]])
-        >>> [offered_rank(xor, heads, head_dim=9, dim=9) for heads in (1, 2)]
+        >>> [offered_rank(every_parity(2)[0], heads, head_dim=9, dim=9) for heads in (1, 2)]
         [3, 4]
 
     Source: this book; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
-    return _rank(F[:, 0 if skip else dim :])
+    return _flint(F[:, 0 if skip else dim :]).rank()
 
 
 @on_cpu
@@ -185,16 +180,14 @@ def jacobian_rank(
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
-    as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``.
+    as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``. See the
+    chapter on token sequences.
 
     Example:
-        >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
-        >>> [jacobian_rank(bits, heads, head_dim=1, dim=9) for heads in (1, 2)]
+        >>> [jacobian_rank(every_parity(3)[0], heads, head_dim=1, dim=9) for heads in (1, 2)]
         [7, 8]
-
-    Source: this book, the chapter on token sequences.
     """
-    return _rank(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained))
+    return _flint(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained)).rank()
 
 
 def _are_grouped(sequences, groups) -> None:
@@ -211,16 +204,14 @@ def cancelling_rank(
 
     The heads of a group have one ``W_QK``, and values with sum zero. So a pair is worth one head in
     :func:`jacobian_rank`, and a head alone has the value zero. If the rank is the number of
-    sequences, as many heads meet every real label.
+    sequences, as many heads meet every real label (see the chapter on token sequences).
 
     Example:
-        >>> bits = torch.cartesian_prod(*[torch.arange(2)] * 3, torch.zeros(1, dtype=int))
-        >>> cancelling_rank(bits, (2, 2), head_dim=1, dim=9)
+        >>> cancelling_rank(every_parity(3)[0], (2, 2), head_dim=1, dim=9)
         8
-
-    Source: this book, the chapter on token sequences.
     """
-    return _rank(_tangents(sequences, [k - 1 for k in groups], head_dim, dim, seed))
+    free = [k - 1 for k in groups]
+    return _flint(_tangents(sequences, free, head_dim, dim, seed)).rank()
 
 
 def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarray:
@@ -316,10 +307,6 @@ def places_kernel(sequences: Sequences, heads: int) -> np.ndarray:
     Entry ``(t, u)`` is :math:`\sum_{k \le H} \binom{m}{k}`, where ``m`` counts the positions before
     the last at which ``t`` and ``u`` agree: exact integers. A vector in the kernel is orthogonal to
     every function of at most ``H`` of these positions.
-
-    Example:
-        >>> places_kernel(torch.tensor([[0, 0, 0], [0, 1, 0]]), heads=1).tolist()
-        [[3, 2], [2, 3]]
     """
     before = sequences[:, :-1].numpy()
     agree = (before[:, None] == before).sum(2)
@@ -339,12 +326,8 @@ def impossible_subset(
     such sequences, and ``S - 1 > H``. None means that nothing is found, not that weights exist.
 
     Example:
-        >>> bits = torch.cartesian_prod(torch.arange(2), torch.arange(2), torch.zeros(1, dtype=int))
-        >>> impossible_subset(bits, bits.sum(1) % 2, heads=1).weights.tolist()
+        >>> impossible_subset(*every_parity(2), heads=1).weights.tolist()  # theorem thm-parity
         [[1, -1], [-1, 1], [-1, 1], [1, -1]]
-        >>> impossible_subset(bits, bits.sum(1) % 2, heads=2)
-
-    Source: this book, theorem ``thm-parity``.
     """
     for token in sequences[:, -1].unique() if heads < sequences.shape[1] - 1 else ():
         rows = (sequences[:, -1] == token).nonzero()[:, 0]
@@ -375,7 +358,14 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
         conditions[right[t], :, column] = features[:, t]
         conditions[k, :, column] = -features[:, t]
     conditions = conditions.reshape(-1, len(pairs))
-    support = _vertex(conditions)
+    # A vertex of the non-negative solutions with sum one. Its support is smallest, so the solution
+    # is unique up to its scale.
+    matrix, ones = conditions.astype(float), np.ones(len(pairs))
+    scale = np.abs(matrix).max(axis=1, keepdims=True)
+    rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), ones])
+    right_side = np.append(np.zeros(len(matrix)), 1.0)
+    found = scipy.optimize.linprog(0 * ones, A_eq=rows, b_eq=right_side, method="highs-ds")
+    support = np.flatnonzero(found.x > 1e-9) if found.success else []
     relation = _exact_relation(conditions[:, support]) if len(support) else None
     if relation is None or not 0 < min(relation) <= max(relation) < _LARGEST:
         return None
@@ -389,18 +379,6 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
     rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))
     some = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
     return Impossible(torch.from_numpy(rows), tokens[columns], some)
-
-
-def _vertex(conditions: np.ndarray) -> Int[np.ndarray, " k"]:
-    """The support of a vertex of non-negative solutions with sum one; empty if there is none."""
-    matrix = conditions.astype(float)
-    scale = np.abs(matrix).max(axis=1, keepdims=True)
-    ones = np.ones(len(matrix[0]))
-    rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), ones])
-    right_side = np.append(np.zeros(len(matrix)), 1.0)
-    # A vertex has a smallest support, so its solution is unique up to its scale.
-    solution = scipy.optimize.linprog(0 * ones, A_eq=rows, b_eq=right_side, method="highs-ds")
-    return np.flatnonzero(solution.x > 1e-9) if solution.success else np.array([], dtype=int)
 
 
 def _exact_relation(matrix: np.ndarray) -> list[int] | None:
@@ -441,11 +419,8 @@ def parity_by_heads(bits: int) -> AoTWeights:
     rounding loses a parity, and ``bits`` is refused.
 
     Example:
-        >>> rows, parity = every_parity(5)
-        >>> bool((aot(parity_by_heads(5), rows).argmax(-1) == parity).all())
-        True
-
-    Source: this book, proposition ``prop-enough-heads``.
+        >>> aot(parity_by_heads(2), every_parity(2)[0]).argmax(-1)  # prop-enough-heads
+        tensor([0, 1, 1, 0])
     """
     double = {"dtype": torch.float64}
     a = 2.0 ** torch.arange(1, bits + 1, **double)  # different poles
