@@ -194,13 +194,12 @@ def test_a_box_of_weights_has_the_derivatives_of_its_points(skip, causal):
         sizes = [1e-3] * sum(W.numel() for W in network.tensors)
         steps = [balls.flint().arb(0, size) for size in sizes]
         with balls.precision(128):
-            step = iter(steps)
-            maps = [
-                [[certificates._step(balls.exact(W), step) for W in kind] for kind in layer]
-                for layer in network.layers
-            ]
-            W_D = certificates._step(balls.exact(network.W_D), step)
-            outputs, near = certificates._deep_derivative(maps, W_D, X, skip, causal)
+            step, (stored, derivative) = (
+                iter(steps),
+                certificates._of_network(network, X, skip, causal),
+            )
+            moved_maps = [certificates._moved(balls.exact(W), step) for W, _ in stored]
+            outputs, near = derivative(moved_maps)
         for _ in range(8):
             corner = 2.0 * torch.randint(2, (len(sizes),), generator=g) - 1
             at = moved(network, torch.tensor(sizes, **F64) * corner)

@@ -57,33 +57,47 @@ def enclosed_features(
 
     def features() -> BallMatrix:
         e = exact(queries)
-        maps = [(exact(Q), exact(K)) for Q, K in zip(weights.W_Q, weights.W_K, strict=True)]
-        if contexts.ndim == 3:
-            products = [W_Q * W_K.transpose() for W_Q, W_K in maps]
-            return _attended(products, [exact(context) for context in contexts], e)
-        E = exact(contexts)
-        logits = [e * (W_Q * (E * W_K).transpose()) for W_Q, W_K in maps]
-        return _side_by_side([(_softmax_rows(rows) * E).tolist() for rows in logits])
+        maps = [(exact(W_Q), exact(W_K)) for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True)]
+        if contexts.ndim == 2:
+            E = exact(contexts)
+            return _side_by_side([_attention(e * W_Q, E * W_K) * E for W_Q, W_K in maps])
+        products = [W_Q * W_K.transpose() for W_Q, W_K in maps]
+        attended = _attended(products, [*map(exact, contexts)], e)
+        return flint().arb_mat([z.entries() for z in attended])
 
     return balls.enclosing(features)
 
 
-def _attended(products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix) -> BallMatrix:
-    """All heads' attended tokens, given each head's ``W_Q W_K^T``."""
-    keys_of_heads = [(e * product).tolist() for product in products]
-    rows = []
-    for E, keys in zip(contexts, zip(*keys_of_heads, strict=True), strict=True):
-        logits = flint().arb_mat(list(keys)) * E.transpose()
-        rows.append((_softmax_rows(logits) * E).entries())
+def _side_by_side(blocks: list[BallMatrix]) -> BallMatrix:
+    rows = zip(*(block.tolist() for block in blocks), strict=True)
+    return flint().arb_mat([[*itertools.chain(*row)] for row in rows])
+
+
+def _attended(
+    products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix
+) -> list[BallMatrix]:
+    """For each example the attended tokens, a row for each head, given each ``W_Q W_K^T``."""
+    keys = zip(*((e * product).tolist() for product in products), strict=True)
+    keys = [flint().arb_mat([*rows]) for rows in keys]
+    return [_attention(rows, E) * E for rows, E in zip(keys, contexts, strict=True)]
+
+
+def _attention(Q: BallMatrix, K: BallMatrix, causal: bool = False) -> BallMatrix:
+    """Attention weights, a row for each query; with ``causal``, for keys up to its own."""
+    A = []
+    for i, logits in enumerate((Q * K.transpose()).tolist()):
+        seen = logits[: i + 1] if causal else logits
+        A.append(balls.softmax(seen) + [flint().arb(0)] * (len(logits) - len(seen)))
+    return flint().arb_mat(A)
+
+
+def _before_softmax(A: BallMatrix, G: BallMatrix) -> BallMatrix:
+    """The derivative in the logits, given that in the attention weights."""
+    rows = []  # A_ij (g_ij - sum_k A_ik g_ik)
+    for alpha, g in zip(A.tolist(), G.tolist(), strict=True):
+        mean = sum(a * b for a, b in zip(alpha, g, strict=True))
+        rows.append([a * (b - mean) for a, b in zip(alpha, g, strict=True)])
     return flint().arb_mat(rows)
-
-
-def _side_by_side(blocks: list[list[list[Ball]]]) -> BallMatrix:
-    return flint().arb_mat([[*itertools.chain(*rows)] for rows in zip(*blocks, strict=True)])
-
-
-def _softmax_rows(logits: BallMatrix) -> BallMatrix:
-    return flint().arb_mat([balls.softmax(row) for row in logits.tolist()])
 
 
 def _has_labels(weights, contexts, queries, labels, skip) -> None:
@@ -192,12 +206,9 @@ def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
         last = flint().arb_mat([x.tolist()[-1] for x in contexts])  # x(t, S)
         maps = zip(weights.W_Q, weights.W_K, strict=True)
         products = [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
-        A, d = _attended(products, contexts, last).tolist(), last.ncols()
-        blocks = [last.tolist()]
-        for head, W_V in enumerate(weights.W_V):
-            attended = flint().arb_mat([row[head * d : (head + 1) * d] for row in A])
-            blocks.append((attended * exact(W_V).transpose()).tolist())
-        return _side_by_side(blocks)
+        heads = zip(*(z.tolist() for z in _attended(products, contexts, last)), strict=True)
+        pairs = zip(map(flint().arb_mat, map(list, heads)), weights.W_V, strict=True)
+        return _side_by_side([last, *(z * exact(W_V).transpose() for z, W_V in pairs)])
 
     return balls.enclosing(offers)
 
@@ -274,12 +285,12 @@ def enclosed_derivative(
 ) -> Enclosure:
     """The derivative of the outputs in ``W_Q``, ``W_K`` and ``W_V``, in ball arithmetic.
 
-    Weights and data are taken as exact. A certified rank of this matrix, of shape ``(T, H (2 d d_h
-    + d))``, is a theorem about these data, and about almost all data of its size.
+    A certified rank of this matrix, of shape ``(T, H (2 d d_h + d))``, is a theorem about these
+    data, and about almost all data of its size.
 
     Source: this book, the chapter on the capacity of one layer.
     """
-    return balls.enclosing(lambda: _derivative(_stored(weights), contexts, queries)[1])
+    return _enclosed(*_of_layer(weights, contexts, queries))
 
 
 def _is_deep(weights, tokens) -> None:
@@ -293,134 +304,124 @@ def enclosed_jacobian(
 ) -> Enclosure:
     """The derivative of layers one after the other, in all weights, in ball arithmetic.
 
-    Weights and tokens are taken as exact. Rows and columns are those of
-    :func:`attnmem.theory.tangents.jacobian`.
+    Rows and columns are those of :func:`attnmem.theory.tangents.jacobian`.
 
     Source: this book, the chapter on several layers.
     """
-
-    def derivative() -> BallMatrix:
-        layers = [[[*map(exact, W)] for W in layer] for layer in weights.layers]
-        return _deep_derivative(layers, exact(weights.W_D), tokens, skip, causal)[1]
-
-    return balls.enclosing(derivative)
+    return _enclosed(*_of_network(weights, tokens, skip, causal))
 
 
-def _deep_derivative(
-    layers: list, W_D: BallMatrix, tokens: Tensor, skip: bool, causal: bool
-) -> tuple[list[Ball], BallMatrix]:
-    """The outputs, and their derivative in all weights."""
-    outputs, rows = [], []
-    for x in tokens:
-        inner, X = [], exact(x)
-        for layer in layers:
-            heads = [_BallHead.of(X, maps, causal) for maps in zip(*layer, strict=True)]
-            inner.append((X, heads))
-            X = sum((head.A * head.V * head.W_O for head in heads), X if skip else 0 * X)
-        last = X.nrows() - 1
-        outputs += (X * W_D).tolist()[last]
-        for c in range(W_D.ncols()):
-            # The derivative in the last tokens, then in those of each layer before.
-            G, at = 0 * X, flint().arb_mat(X.ncols(), W_D.ncols())
-            for j in range(X.ncols()):
-                G[last, j], at[j, c] = W_D[j, c], X[last, j]
-            row = at.entries()
-            for Y, heads in reversed(inner):
-                parts, pulled = zip(*(head.pull(Y, G) for head in heads), strict=True)
-                kinds = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
-                row = [b for kind in kinds for part in kind for b in part.entries()] + row
-                G = sum(pulled, G if skip else 0 * G)
+# The matrices that move, each with the size of its kind; and the outputs and their derivative as a
+# function of these matrices.
+_Derivative = Callable[[list[BallMatrix]], tuple[list[Ball], BallMatrix]]
+_Stored = list[tuple[Tensor, float]]
+
+
+def _enclosed(stored: _Stored, derivative: _Derivative) -> Enclosure:
+    return balls.enclosing(lambda: derivative([exact(W) for W, _ in stored])[1])
+
+
+def _size(W: Tensor) -> float:
+    """The root mean square of weights of one kind; one, if all are zero."""
+    top = W.abs().max().item()  # so that no square overflows
+    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
+
+
+def _of_layer(
+    weights: MHAWeights, contexts: Tensor, queries: Tensor
+) -> tuple[_Stored, _Derivative]:
+    """Of a layer with values of width one and one output, its maps head by head."""
+    sizes = [*map(_size, weights[:3])]
+    heads = itertools.chain(*zip(*weights[:3], strict=True))
+    stored = [*zip(heads, sizes * len(weights.W_Q), strict=True)]
+
+    def derivative(maps: list[BallMatrix]) -> tuple[list[Ball], BallMatrix]:
+        W_Q, W_K, mu = maps[::3], maps[1::3], maps[2::3]
+        e, W_D = exact(queries), exact(weights.W_D)
+        factors = [(exact(W_O[None]) * W_D)[0, 0] for W_O in weights.W_O]
+        Q = [e * W for W in W_Q]
+        keys = [(q * W.transpose()).tolist() for q, W in zip(Q, W_K, strict=True)]
+        Q = [q.tolist() for q in Q]
+        tokens = map(exact, contexts) if contexts.ndim == 3 else [exact(contexts)] * len(queries)
+        outputs, rows = [], []
+        for t, (E, x) in enumerate(zip(tokens, e.tolist(), strict=True)):
+            A = _attention(flint().arb_mat([key[t] for key in keys]), E)
+            values = [(E * m).entries() for m in mu]
+            c = (_before_softmax(A, flint().arb_mat(values)) * E).tolist()
+            z, row, output = (A * E).tolist(), [], flint().arb(0)
+            for h, factor in enumerate(factors):
+                output += factor * (flint().arb_mat([z[h]]) * mu[h])[0, 0]
+                pulled = (flint().arb_mat([c[h]]) * W_K[h]).entries()
+                row += [factor * x_i * k for x_i in x for k in pulled]  # by W_Q: e (W_K^T c)^T
+                row += [factor * c_i * q for c_i in c[h] for q in Q[h][t]]  # by W_K: c (W_Q^T e)^T
+                row += [factor * z_i for z_i in z[h]]  # by the values
+            outputs.append(output)
             rows.append(row)
-    return outputs, flint().arb_mat(rows)
+        return outputs, flint().arb_mat(rows)
+
+    return stored, derivative
 
 
-class _BallHead(NamedTuple):
-    """A head in balls: its maps, and its queries, keys, values and attention on one context."""
+def _of_network(
+    weights: DeepWeights, tokens: Tensor, skip: bool, causal: bool
+) -> tuple[_Stored, _Derivative]:
+    """Of layers one after the other, all weights in the order of ``weights.tensors``."""
+    kinds = [W.reshape(-1, *W.shape[-2:]) for W in weights.tensors]
+    stored = [(W, _size(kind)) for kind in kinds for W in kind]
 
-    W_Q: BallMatrix
-    W_K: BallMatrix
-    W_V: BallMatrix
-    W_O: BallMatrix
+    def derivative(maps: list[BallMatrix]) -> tuple[list[Ball], BallMatrix]:
+        step = iter(maps)
+        layers = [[[next(step) for _ in kind] for kind in layer] for layer in weights.layers]
+        W_D, outputs, rows = next(step), [], []
+        for x in tokens:
+            inner, X = [], exact(x)
+            for layer in layers:
+                inner.append([_Head.of(X, maps, causal) for maps in zip(*layer, strict=True)])
+                X = sum(
+                    (head.A * head.V * head.maps[3] for head in inner[-1]), X if skip else 0 * X
+                )
+            last = X.nrows() - 1
+            outputs += (X * W_D).tolist()[last]
+            for c in range(W_D.ncols()):
+                # The derivative in the last tokens, then in those of each layer before.
+                G, at = 0 * X, flint().arb_mat(X.ncols(), W_D.ncols())
+                for j in range(X.ncols()):
+                    G[last, j], at[j, c] = W_D[j, c], X[last, j]
+                row = at.entries()
+                for heads in reversed(inner):
+                    parts, pulled = zip(*(head.pull(G) for head in heads), strict=True)
+                    by_kind = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
+                    row = [b for kind in by_kind for part in kind for b in part.entries()] + row
+                    G = sum(pulled, G if skip else 0 * G)
+                rows.append(row)
+        return outputs, flint().arb_mat(rows)
+
+    return stored, derivative
+
+
+class _Head(NamedTuple):
+    """A head of one of several layers: its maps, and what it makes of tokens ``X``."""
+
+    maps: Sequence[BallMatrix]  # W_Q, W_K, W_V, W_O
+    X: BallMatrix
     Q: BallMatrix
     K: BallMatrix
     V: BallMatrix
     A: BallMatrix
 
     @classmethod
-    def of(cls, X: BallMatrix, maps: Sequence[BallMatrix], causal: bool) -> _BallHead:
+    def of(cls, X: BallMatrix, maps: Sequence[BallMatrix], causal: bool) -> _Head:
         Q, K, V = (X * W for W in maps[:3])
-        A = []
-        for i, logits in enumerate((Q * K.transpose()).tolist()):
-            seen = logits[: i + 1] if causal else logits
-            A.append(balls.softmax(seen) + [flint().arb(0)] * (len(logits) - len(seen)))
-        return cls(*maps, Q, K, V, flint().arb_mat(A))
+        return cls(maps, X, Q, K, V, _attention(Q, K, causal))
 
-    def pull(self, X: BallMatrix, G: BallMatrix) -> tuple[list[BallMatrix], BallMatrix]:
+    def pull(self, G: BallMatrix) -> tuple[list[BallMatrix], BallMatrix]:
         """The derivative in the four maps and in ``X``, given that in what the head adds."""
-        pulled = G * self.W_O.transpose()
-        pairs = zip(self.A.tolist(), (pulled * self.V.transpose()).tolist(), strict=True)
-        logits = []  # the derivative in the logits: A_ij (g_ij - sum_k A_ik g_ik)
-        for A, g in pairs:
-            mean = sum(a * b for a, b in zip(A, g, strict=True))
-            logits.append([a * (b - mean) for a, b in zip(A, g, strict=True)])
-        Z = flint().arb_mat(logits)
-        Q, K, V = Z * self.K, Z.transpose() * self.Q, self.A.transpose() * pulled
-        own = [X.transpose() * each for each in (Q, K, V)]
-        own.append((self.A * self.V).transpose() * G)
-        maps = ((Q, self.W_Q), (K, self.W_K), (V, self.W_V))
-        return own, sum((each * W.transpose() for each, W in maps), 0 * X)
-
-
-class _Head(NamedTuple):
-    """One head in balls: its maps, its values as a column, and the factor ``W_O W_D``."""
-
-    W_Q: BallMatrix
-    W_K: BallMatrix
-    mu: BallMatrix
-    factor: Ball
-
-
-def _stored(weights: MHAWeights) -> list[_Head]:
-    W_D = exact(weights.W_D)
-    parts = zip(weights.W_Q, weights.W_K, weights.W_V, weights.W_O, strict=True)
-    return [
-        _Head(exact(Q), exact(K), exact(V), (exact(O[None]) * W_D)[0, 0]) for Q, K, V, O in parts
-    ]
-
-
-def _derivative(
-    heads: list[_Head], contexts: Tensor, queries: Tensor
-) -> tuple[list[Ball], BallMatrix]:
-    """The outputs, and their derivative in all weights."""
-    e = exact(queries)
-    own = [exact(context) for context in contexts] if contexts.ndim == 3 else None
-    tokens = own or [exact(contexts)] * len(queries)
-    outputs, rows = [flint().arb(0)] * len(queries), [[] for _ in queries]
-    for head in heads:
-        q = (e * head.W_Q).tolist()
-        keys = (e * head.W_Q * head.W_K.transpose()).tolist()
-        for t, (E, query) in enumerate(zip(tokens, e.tolist(), strict=True)):
-            z, c = _moments(E, keys[t], head.mu)
-            outputs[t] += head.factor * (z * head.mu)[0, 0]
-            pulled = (c * head.W_K).entries()
-            parts = (
-                [x * k for x in query for k in pulled],  # by W_Q: e (W_K^T c)^T
-                [x * x_q for x in c.entries() for x_q in q[t]],  # by W_K: c (W_Q^T e)^T
-                z.entries(),  # by the values
-            )
-            rows[t] += [head.factor * x for x in itertools.chain(*parts)]
-    return outputs, flint().arb_mat(rows)
-
-
-def _moments(E: BallMatrix, key: list[Ball], mu: BallMatrix) -> tuple[BallMatrix, BallMatrix]:
-    """The attended token ``z`` and the covariance of the tokens times the values, as rows."""
-    logits = (E * flint().arb_mat(len(key), 1, key)).entries()
-    alpha = balls.softmax(logits)
-    values = (E * mu).entries()
-    mean = sum((a * s for a, s in zip(alpha, values, strict=True)), flint().arb(0))
-    pulls = [a * (s - mean) for a, s in zip(alpha, values, strict=True)]
-    z, c = (flint().arb_mat(1, len(row), row) * E for row in (alpha, pulls))
-    return z, c
+        pulled = G * self.maps[3].transpose()
+        Z = _before_softmax(self.A, pulled * self.V.transpose())
+        in_X = Z * self.K, Z.transpose() * self.Q, self.A.transpose() * pulled  # by Q, K, V
+        own = [self.X.transpose() * each for each in in_X] + [(self.A * self.V).transpose() * G]
+        maps = zip(in_X, self.maps[:3], strict=True)
+        return own, sum((each * W.transpose() for each, W in maps), 0 * self.X)
 
 
 @checked(also=_is_scalar)
@@ -452,34 +453,27 @@ def certified_solution(
     Source: this book, the chapter on the capacity of one layer; R. Krawczyk, Computing 4 (1969).
     """
 
-    def derivative(steps: list[Ball]) -> tuple[list[Ball], BallMatrix]:
-        return _derivative(_moved(_stored(weights), steps), contexts, queries)
-
-    sizes = [_size(W) for W in weights[:3] for _ in range(W[0].numel())] * len(weights.W_Q)
-    return _near_stored(derivative, sizes, labels, most_bits)
+    return _near_stored(*_of_layer(weights, contexts, queries), labels, most_bits)
 
 
 def _near_stored(
-    derivative: Callable[[list[Ball]], tuple[list[Ball], BallMatrix]],
-    sizes: list[float],
-    labels: Tensor,
-    most_bits: int,
+    stored: _Stored, derivative: _Derivative, labels: Tensor, most_bits: int
 ) -> CertifiedSolution:
-    """The proof, from outputs and derivative as functions of a step in each weight.
-
-    ``sizes`` are those of the weights, to which steps are relative.
-    """
+    """The proof; steps are relative to the sizes."""
+    sizes = [size for W, size in stored for _ in range(W.numel())]
     error = contraction = math.inf
     for bits in precisions(most_bits):
         with precision(bits):
-            outputs, J = derivative([flint().arb(0)] * len(sizes))
+            maps = [exact(W) for W, _ in stored]
+            outputs, J = derivative(maps)
             outputs = flint().arb_mat(len(outputs), 1, outputs)
             error = balls.largest(outputs - exact(labels.reshape(-1, 1)))
             B = _right_inverse(J, sizes)
             # The box |u| <= 2 |G(0)|, and q >= |I - G'| there in the largest-entry norm.
             u = flint().arb_mat(len(labels), 1, [flint().arb(0, 2 * error)] * len(labels))
             steps = B * u
-            near = derivative(steps.entries())[1]
+            step = iter(steps.entries())
+            near = derivative([_moved(W, step) for W in maps])[1]
             sums = [[sum(map(abs, row))] for row in (near * B - 1).tolist()]
             contraction = balls.largest(flint().arb_mat(sums))
             if contraction < 0.5:
@@ -487,10 +481,9 @@ def _near_stored(
     return CertifiedSolution(error, math.inf, contraction, bits)
 
 
-def _size(W: Tensor) -> float:
-    """The root mean square of weights of one kind; one, if all are zero."""
-    top = W.abs().max().item()  # so that no square overflows
-    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
+def _moved(W: BallMatrix, step: Iterator[Ball]) -> BallMatrix:
+    """The matrix after the next steps, one for each entry."""
+    return flint().arb_mat(W.nrows(), W.ncols(), [x + next(step) for x in W.entries()])
 
 
 def _right_inverse(J: BallMatrix, sizes: list[float]) -> BallMatrix:
@@ -504,17 +497,6 @@ def _right_inverse(J: BallMatrix, sizes: list[float]) -> BallMatrix:
     steps = zip(exact(torch.linalg.pinv(scaled, rtol=1e-14)).tolist(), sizes, strict=True)
     B = [[x * s / top for x, top in zip(row, tops, strict=True)] for row, s in steps]
     return flint().arb_mat(B).mid()
-
-
-def _moved(heads: list[_Head], steps: list[Ball]) -> list[_Head]:
-    """The weights after steps in the order of the derivative's columns."""
-    step = iter(steps)
-    return [_Head(*(_step(W, step) for W in head[:3]), head.factor) for head in heads]
-
-
-def _step(W: BallMatrix, step: Iterator[Ball]) -> BallMatrix:
-    """The matrix after the next steps, one for each entry."""
-    return flint().arb_mat(W.nrows(), W.ncols(), [x + next(step) for x in W.entries()])
 
 
 def _has_one_output(weights, tokens, labels) -> None:
@@ -548,12 +530,4 @@ def certified_deep_solution(
     Source: this book, the chapter on weights of two layers; R. Krawczyk, Computing 4 (1969).
     """
 
-    def derivative(steps: list[Ball]) -> tuple[list[Ball], BallMatrix]:
-        step = iter(steps)
-        layers = [
-            [[_step(exact(W), step) for W in kind] for kind in layer] for layer in weights.layers
-        ]
-        return _deep_derivative(layers, _step(exact(weights.W_D), step), tokens, skip, causal)
-
-    sizes = [_size(W) for W in weights.tensors for _ in range(W.numel())]
-    return _near_stored(derivative, sizes, labels, most_bits)
+    return _near_stored(*_of_network(weights, tokens, skip, causal), labels, most_bits)
