@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from attnmem.lab import data, experiments, gradients, models
-from attnmem.lab.gradients import EmbeddedWeights, embedded_losses_vjp, written_out
+from attnmem.lab.gradients import written_out
 
-from plain import BigramModel, mha_outputs
+from plain import BigramModel, Memorizer, memorization_run, mha_outputs
 
 
 def numbers(*shape):
@@ -151,122 +151,66 @@ def test_losses_logits_and_gradients_are_those_of_the_plain_model(variant, sizes
 
 # --- contexts and queries -------------------------------------------------------------------------
 
-EMBEDDED = [  # R, H, c, d, d_h, d_o, d_out, n, B
-    (1, 1, 1, 1, 1, 1, 1, 1, 1),
-    (1, 2, 3, 5, 2, 4, 3, 1, 7),
-    (2, 3, 5, 4, 7, 2, 6, 2, 1),
-    (3, 5, 2, 7, 3, 11, 4, 6, 13),
-    (2, 1, 7, 3, 4, 5, 1, 11, 2),
-]
-MIDDLE = (2, 3, 5, 4, 7, 2, 6, 8, 9)
+SMALL = {"H": 3, "n": 4, "d": 5, "d_h": 3}
 
 
-def drawn(sizes, shared):
-    """Weights, positions, contexts and queries."""
-    R, H, c, d, d_h, d_o, d_out, n, B = sizes
-    shapes = [(d, c), (d,), (H, d, d_h), (H, d, d_h), (H, d, 1), (H, d_o), (d_out, d_o), (d_out,)]
-    context = numbers(R, *(() if shared else (B,)), n, c)
-    others = (x.detach() for x in (numbers(n + 1, d), context, numbers(R, B, c)))
-    return [numbers(R, *shape) for shape in shapes], *others
+def model_and_data(context, N, B=23, **sizes):
+    """A run, weights of two, contexts, queries and labels, in float64."""
+    run = memorization_run(context=context, N=N, **SMALL | sizes)
+    drawn = models.initial_mha(run, data.generator(run, "weights")).items()
+    P = {name: torch.stack([W, 3 * W]).double().requires_grad_() for name, W in drawn}
+    contexts = numbers(2, *(() if context == "shared" else (B,)), run.n, run.d).detach()
+    labels = torch.randint(N, (2, B)) if N else numbers(2, B).detach()
+    return run, P, contexts, numbers(2, B, run.d).detach(), labels
 
 
-def head_by_head(P, positions, scale, contexts, queries):
-    """The outputs ``(R, d_out, B)``: one run, example and head at a time."""
-    runs = []
-    for r, asked in enumerate(queries):
-        W_E, b_E, W_Q, W_K, W_V, W_O, W_D, b_D = (W[r] for W in P)
-        columns = []
-        for i, q in enumerate(asked):
-            context = contexts[r] if contexts.ndim == 3 else contexts[r, i]
-            E = context @ W_E.T + b_E + positions[1:]
-            e = W_E @ q + b_E + positions[0]
-            out = b_D
-            for h in range(len(W_Q)):
-                alpha = (scale * E @ W_K[h] @ W_Q[h].T @ e).softmax(dim=0)
-                out = out + W_D @ W_O[h] * (alpha @ E @ W_V[h, :, 0])
-            columns.append(out)
-        runs.append(torch.stack(columns, dim=-1))
-    return torch.stack(runs)
-
-
-def loss_of(outputs, labels):
-    if labels.is_floating_point():
-        return (outputs[:, 0] - labels) ** 2
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
-@pytest.mark.parametrize("classes", [True, False])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("sizes", EMBEDDED)
-def test_losses_and_gradients_are_those_of_a_sum_over_heads(sizes, shared, classes):
-    R, d_out, B = sizes[0], sizes[6] if classes else 1, sizes[-1]
-    weights, positions, contexts, queries = drawn((*sizes[:6], d_out, *sizes[7:]), shared)
-    labels = torch.randint(d_out, (R, B)) if classes else numbers(R, B).detach()
-    plain = head_by_head(weights, positions, 0.3, contexts, queries)
-    part = numbers(R, B).detach()
+@pytest.mark.parametrize("sizes", [{}, {"n": 1, "H": 1}, {"d": 7, "d_h": 11, "n": 6, "B": 1}])
+@pytest.mark.parametrize("context", ["shared", "random"])
+@pytest.mark.parametrize("N", [None, 7])
+def test_a_loss_of_heads_is_that_of_the_plain_model(context, N, sizes):
+    """And so is that of the layer in the orders of :mod:`attnmem.core.layers`."""
+    run, P, contexts, queries, labels = model_and_data(context, N, **sizes)
+    part = numbers(*labels.shape).detach()
     part[:, -1] = 0  # an example that does not count
     with torch.no_grad():
-        P = EmbeddedWeights(*weights)
-        losses, outputs, gradient = embedded_losses_vjp(
-            P, positions, 0.3, contexts, queries, labels
-        )
-        torch.testing.assert_close(outputs, plain, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(losses, loss_of(plain, labels), rtol=1e-11, atol=1e-11)
+        losses, outputs, gradient = models.mha_losses(P, run, contexts, queries, labels)
         found = gradient(part)
-    expected = torch.autograd.grad(loss_of(plain, labels), weights, part)
-    for name, ours, theirs in zip(found._fields, found, expected, strict=True):
-        assert ours.shape == theirs.shape, name
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_logits_and_outputs_of_any_size_have_finite_losses_and_gradients(shared):
-    """Heads look at one token only, and one class has all the probability."""
-    weights, positions, contexts, queries = drawn(MIDDLE, shared)
-    P = EmbeddedWeights(*(300 * W.detach() for W in weights))
-    labels = torch.randint(6, (2, 9))
-    losses, outputs, gradient = embedded_losses_vjp(P, positions, 1.0, contexts, queries, labels)
-    torch.testing.assert_close(losses, F.cross_entropy(outputs, labels, reduction="none"))
-    assert all(g.isfinite().all() for g in gradient(torch.ones(2, 9).double()))
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_run_that_is_not_finite_leaves_the_others_alone(shared):
-    weights, positions, *rest = drawn(MIDDLE, shared)
-    labels, found = torch.randint(6, (2, 9)), []
-    with torch.no_grad():
-        for first in (1.0, torch.nan):
-            weights[2][0, 0, 0, 0] = first
-            P = EmbeddedWeights(*weights)
-            losses, _, gradient = embedded_losses_vjp(P, positions, 1.0, *rest, labels)
-            found.append([losses, *gradient(torch.ones(2, 9).double())])
-    whole, broken = found
-    assert broken[0][0].isnan().all()
-    assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(broken, whole, strict=True))
+        other = mha_outputs(P, run, contexts, queries)
+    for r in range(2):
+        plain = Memorizer(run, {name: W.detach()[r] for name, W in P.items()}).double()
+        plain.places = models._sinusoids(run.n + 1, run.d, torch.float64, queries.device)
+        expected = plain(contexts[r].expand(len(queries[r]), -1, -1), queries[r])
+        torch.testing.assert_close(outputs[r].T, expected, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(other[r], expected, rtol=1e-11, atol=1e-11)
+        loss = (expected[:, 0] - labels[r]) ** 2
+        if N:
+            loss = F.cross_entropy(expected, labels[r], reduction="none")
+        torch.testing.assert_close(losses[r], loss, rtol=1e-11, atol=1e-11)
+        (loss * part[r]).sum().backward()
+        for name, mine in zip(P, found, strict=True):
+            theirs = plain.P[name].grad
+            torch.testing.assert_close(mine[r], theirs, rtol=1e-9, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize("context", ["shared", "random"])
-@pytest.mark.parametrize("N", [None, 7])
-def test_it_is_what_the_trained_model_loses(context, N):
-    """The layer in the orders of :mod:`attnmem.core.layers`, and autograd."""
-    [run, *_] = experiments.runs("mahdavi-fig2a", "paper", 1)
-    run = dataclasses.replace(run, context=context, N=N, H=3, n=4, d=5, d_h=3)
-    P = {
-        name: torch.stack([W, 3 * W]).double().requires_grad_()
-        for name, W in models.initial_mha(run, data.generator(run, "weights")).items()
-    }
-    B = 23
-    contexts = numbers(2, *(() if context == "shared" else (B,)), run.n, run.d).detach()
-    queries = numbers(2, B, run.d).detach()
-    labels = torch.randint(N, (2, B)) if N else numbers(2, B).detach()
-    outputs = mha_outputs(P, run, contexts, queries).mT
-    plain = loss_of(outputs, labels)
+def test_logits_and_outputs_of_any_size_have_finite_losses_and_gradients(context):
+    """Heads look at one token only, and one class has all the probability."""
+    run, P, *rest = model_and_data(context, 7)
+    P = {name: 300 * W.detach() for name, W in P.items()}
+    losses, outputs, gradient = models.mha_losses(P, run, *rest)
+    torch.testing.assert_close(losses, F.cross_entropy(outputs, rest[-1], reduction="none"))
+    assert all(g.isfinite().all() for g in gradient(torch.ones_like(losses)))
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+def test_a_run_that_is_not_finite_leaves_the_others_alone(context):
+    run, P, *rest = model_and_data(context, 7)
+    found = []
     with torch.no_grad():
-        losses, ours, gradient = models.mha_losses(P, run, contexts, queries, labels)
-        found = gradient(torch.ones(2, B).double())
-    torch.testing.assert_close(ours, outputs, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(losses, plain, rtol=1e-11, atol=1e-11)
-    expected = torch.autograd.grad(plain.sum(), [*P.values()])
-    assert [*P] == [*found._fields], "gradients come in the order of the weights"
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+        for first in (1.0, torch.nan):
+            P["W_Q"][0, 0, 0, 0] = first
+            losses, _, gradient = models.mha_losses(P, run, *rest)
+            found.append([losses, *gradient(torch.ones_like(losses))])
+    whole, broken = found
+    assert broken[0][0].isnan().all()
+    assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(broken, whole, strict=True))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attnmem.lab import data, experiments, models, protocols, training
+from attnmem.lab import data, engine, experiments, models, protocols, training
 from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization, Protocol
 
 from plain import (
@@ -22,20 +22,46 @@ from plain import (
 CPU = torch.device("cpu")
 
 
-def recorded(runs, monkeypatch, **options):
-    """A protocol with lists of the losses and rates of its steps."""
+def recorded(runs, **options):
+    """A protocol with lists of the losses of its steps."""
     protocol = PROTOCOLS[runs[0].task](runs, CPU, **options)
     protocol.paths = {run.key: [] for run in runs}
+    look = protocol.look
 
-    def made(self, batches, rates, watched, original=Protocol.steps):
-        losses, shares = original(self, batches, rates, watched)
-        for place, run in enumerate(self.runs):
-            each = losses[:, place].tolist(), rates[:, place].tolist()
-            self.paths[run.key] += zip(*each, strict=True)
-        return losses, shares
+    def noted(losses, shares):
+        for place, run in enumerate(protocol.runs):
+            protocol.paths[run.key] += losses[:, place].tolist()
+        look(losses, shares)
 
-    monkeypatch.setattr(Protocol, "steps", made)
+    protocol.look = noted
     return protocol
+
+
+class Replayed:
+    """Stands for a graph on a CPU, where nothing can be recorded without being done."""
+
+    def __init__(self, function, tensors):
+        self.function, before = function, [x.clone() for x in tensors]
+        self.outputs = function()
+        with torch.no_grad():
+            for x, was in zip(tensors, before, strict=True):
+                x.copy_(was)
+
+    def replay(self):
+        for held, new in zip(self.outputs, self.function(), strict=True):
+            held.copy_(new)
+
+
+def capture(protocol, monkeypatch):
+    """Let a protocol on a CPU capture its steps; all that is recorded."""
+    made, protocol.captured = [], engine.Captured()
+
+    def graph(function):
+        made.append(Replayed(function, protocol.adam.state()))
+        return made[-1], made[-1].outputs
+
+    monkeypatch.setattr(engine, "_recorded", graph)
+    return made
 
 
 def finish(protocol):
@@ -47,6 +73,7 @@ def finish(protocol):
 LOOPS = {
     "bigrams, two windows of watched batches": bigram_run(T=128, batch=32, steps=4 * 30),
     "bigrams, epochs longer than a chunk": bigram_run(T=67 * 4, batch=4, steps=2 * 67),
+    "bigrams, several chunks an epoch": bigram_run(T=128 * 4, batch=4, steps=4 * 128),
     "bigrams, one batch an epoch": bigram_run(T=32, batch=32, steps=20),
     "bigrams, three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
     "bigrams, the paper's reading": bigram_run(variant="paper", d_h=3),
@@ -70,17 +97,24 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_training_is_the_plain_one(name, stays, monkeypatch):
-    """Of two runs at once: rates and losses of every step, when it stops, and what it reports."""
+def test_a_training_is_the_plain_one(name, captured, monkeypatch):
+    """Of two runs at once: rates and losses of every step, when it stops, and what it reports.
+
+    Runs that are done leave, or stay in a graph as on a GPU.
+    """
     runs = [dataclasses.replace(LOOPS[name], seed=seed) for seed in range(2)]
-    protocol = finish(recorded(runs, monkeypatch, stays=stays))
+    protocol = recorded(runs, stays=captured)
+    made = capture(protocol, monkeypatch) if captured else []
+    finish(protocol)
+    assert len(made) == (protocol.count >= 2 * protocol.length and captured)
     for run in runs:
         plain, found = TRAINERS[run.task](run), protocol.reached[run.key]
         steps = len(plain.losses)
-        assert stays or len(protocol.paths[run.key]) == steps  # a run that is done has left
-        losses, rates = zip(*protocol.paths[run.key][:steps], strict=True)
+        assert captured or len(protocol.paths[run.key]) == steps
+        losses = protocol.paths[run.key][:steps]
+        rates = [protocol.rate(run, step) for step in range(steps)]
         assert rates == pytest.approx(plain.rates, rel=1e-6, abs=1e-12)
         assert losses[:5] == pytest.approx(plain.losses[:5], rel=1e-5)
         assert losses == pytest.approx(plain.losses, rel=2e-2, abs=1e-5)
@@ -98,28 +132,25 @@ def test_a_training_is_the_plain_one(name, stays, monkeypatch):
 # --- stacks ---------------------------------------------------------------------------------------
 
 
-def test_runs_of_other_lengths_sizes_and_rates_share_a_stack(monkeypatch):
+@pytest.mark.parametrize("kind", [{}, {"context": "random"}, {"task": "reals", "N": None}])
+def test_runs_of_other_lengths_sizes_and_rates_share_a_stack(kind):
     """Each as if it were alone: its own examples, schedule, looks and end."""
     sizes = [
         {"T": 50, "steps": 40, "lr": 1e-2},
         {"T": 37, "steps": 21, "lr": 3e-2, "seed": 4},
-        {"T": 5, "steps": 60, "lr": 2e-2},
+        {"T": 5, "steps": 60, "lr": 2e-2, "experiment": "other"},
     ]
-    for kind in ({}, {"context": "random"}, {"task": "reals", "N": None}):
-        runs = [memorization_run(evaluate_every=7, **change | kind) for change in sizes]
-        runs[2] = dataclasses.replace(runs[2], experiment="other")
-        together = finish(recorded(runs, monkeypatch, stays=True))
-        monkeypatch.undo()
-        for run in runs:
-            alone = finish(recorded([run], monkeypatch))
-            monkeypatch.undo()
-            path, single = (torch.tensor(p.paths[run.key]) for p in (together, alone))
-            torch.testing.assert_close(path[: run.steps], single, rtol=2e-3, atol=2e-5)
-            ours, its = together.reached[run.key], alone.reached[run.key]
-            assert ours["accuracy"] == its["accuracy"]
-            assert abs(ours["best_step"] - its["best_step"]) <= 7  # the last are alike
-            assert ours["loss"] == pytest.approx(its["loss"], rel=2e-3)
-            assert ours.get("serving") == its.get("serving")
+    runs = [dataclasses.replace(memorization_run(**kind), evaluate_every=7, **one) for one in sizes]
+    together = finish(recorded(runs, stays=True))
+    for run in runs:
+        alone = finish(recorded([run]))
+        path, single = (torch.tensor(p.paths[run.key]) for p in (together, alone))
+        torch.testing.assert_close(path[: run.steps], single, rtol=2e-3, atol=2e-5)
+        ours, its = together.reached[run.key], alone.reached[run.key]
+        assert ours["accuracy"] == its["accuracy"]
+        assert abs(ours["best_step"] - its["best_step"]) <= 7  # the last looks are alike
+        assert ours["loss"] == pytest.approx(its["loss"], rel=2e-3)
+        assert ours.get("serving") == its.get("serving")
 
 
 # --- the default dtype ----------------------------------------------------------------------------

@@ -75,8 +75,9 @@ def trainings(profile: str) -> pd.DataFrame:
                 continue
             shape = models.architecture(run)
             if shape not in counted:
-                each = models.parameter_count, models.layer_parameter_count, models.dimension
-                counted[shape] = {key: count(run) for key, count in zip(_COUNTS, each, strict=True)}
+                sizes = (models.parameter_count(run, tables=tables) for tables in (True, False))
+                each = zip(_COUNTS, (*sizes, models.dimension(run)), strict=True)
+                counted[shape] = dict(each)
             found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": _labels(run)}
             bits = saved_bits(outcome.accuracy, outcome.loss, run.N, found["labels"])
             lines.append(vars(run) | found | {"bits": bits} | counted[shape])

@@ -39,7 +39,7 @@ def _uniform(g: torch.Generator, *shape: int, bound: float | None = None) -> Ten
 
 
 class Variant(NamedTuple):
-    """How an attention-only transformer is read: the paper's equations or the published code."""
+    """How a transformer is read: the paper's equations or the published code."""
 
     # All heads share one map to dimension d_h and one back (the code, used where d_h differs from
     # d), or each head projects from dimension d (the equations).
@@ -65,10 +65,9 @@ VARIANTS = {
 
 
 def initial_aot(run: Run, g: torch.Generator) -> Parameters:
-    """Initial weights of an attention-only or MLP transformer, drawn as its variant says.
+    """Initial weights of a transformer with no axis of runs, such as ``W_Q.0`` of layer 0.
 
-    They have a name and a layer, such as ``W_Q.0`` (what layers share is of layer 0), and no axis
-    of runs.
+    What layers share is of layer 0.
     """
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
@@ -250,10 +249,9 @@ def _sinusoids(
 def mha_heads(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
 ) -> tuple[Float[Tensor, "R B H n"], Float[Tensor, "R B H"]]:
-    """Attention weights and values of every head of the model that Mahdavi et al. train.
+    """Attention weights and values of every head, with contexts own or shared ``(R, n, d)``.
 
     Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
-    Contexts are own ``(R, B, n, d)`` or shared ``(R, n, d)``; ``run`` is any of the stack.
     """
     positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     tokens = token_axes(contexts, queries)
@@ -310,23 +308,20 @@ MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
 
 # --- how many numbers are trained -----------------------------------------------------------------
 
-# What publications on large models often leave out of their counts: embeddings of tokens and
-# positions, the unembedding or decoder, and the embedding of queries and contexts.
 _TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 
-def parameter_count(run: Run) -> int:
-    """How many trained numbers the loss of a model depends on: all but the unused position."""
+def parameter_count(run: Run, *, tables: bool = True) -> int:
+    """How many trained numbers the loss of a model depends on: all but the unused position.
+
+    Without ``tables`` embeddings of tokens, positions, queries and contexts are left out, and the
+    unembedding or decoder, as publications on large models often do.
+    """
     return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
         for name, shape in _shapes(architecture(run)).items()
+        if tables or name.split(".")[0] not in _TABLES
     )
-
-
-def layer_parameter_count(run: Run) -> int:
-    """How many trained numbers are not in tables, which publications often leave out."""
-    shapes = _shapes(architecture(run)).items()
-    return sum(math.prod(shape) for name, shape in shapes if name.split(".")[0] not in _TABLES)
 
 
 def architecture(run: Run) -> Run:
@@ -342,9 +337,8 @@ def _shapes(run: Run) -> dict[str, torch.Size]:
 
 
 def dimension(run: Run) -> int | None:
-    """Dimension of the family of functions that a run's model can be, if it is known.
+    """Dimension of the family of functions that a run's model can be (see ``theory.counts``).
 
-    It is what :func:`attnmem.theory.counts.aot_dimension` or ``mha_dimension`` beside it counts;
     None for several layers, and for maps that all heads share to a space wider than ``d``.
     """
     if run.model == "mha":

@@ -47,9 +47,7 @@ class Protocol(abc.ABC):
 
     Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps. Every
     epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
-    epoch, or, as in the published code of Mahdavi et al., by indices that are missing, which are -1
-    (``Run.last_batch``). What a run has reached has the names that
-    :class:`attnmem.lab.store.Outcome` gives it.
+    epoch, or, as in the published code of Mahdavi et al. (``last_batch``), by indices of -1.
 
     On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU
     many steps are captured once and replayed with one launch. Runs that are done stay there, since
@@ -81,7 +79,7 @@ class Protocol(abc.ABC):
         self.length = max(k for k in range(1, _LONGEST + 1) if self.interval % k == 0)
         self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
-        self.reached: dict[str, dict[str, Any]] = {}  # the best so far, by the runs' keys
+        self.reached: dict[str, dict[str, Any]] = {}  # by key the best so far, as in an Outcome
         self.finished: set[str] = set()
         self.orders = [generator(run, "order") for run in runs]
         self.left = [torch.empty(0, dtype=torch.long) for _ in runs]  # of the orders that are drawn
@@ -217,8 +215,6 @@ def _diverged(step: int) -> dict[str, Any]:
 
 
 class _OnPairs(Protocol):
-    """Trainings on pairs of tokens, each with the token that follows."""
-
     rate = staticmethod(linear)
     each = (*Protocol.each, "columns", "tables")
 
@@ -308,8 +304,8 @@ class Bigrams(_OnPairs):
 class Associations(_OnPairs):
     """The best accuracy on the way, and the loss there, for every run.
 
-    Each step takes all ``T`` associations, which are different pairs. A run is looked at every
-    ``evaluate_every`` steps, before the last of them, and is done when all its answers are right.
+    Each step takes all ``T`` pairs, which are different. A run is looked at before the last of
+    every ``evaluate_every`` steps, and is done when all its answers are right.
     """
 
     def __init__(self, runs, device, *, stays=None):
@@ -323,12 +319,9 @@ class Associations(_OnPairs):
 
     @override
     def look(self, losses, shares):
-        if self.count % self.interval and self.count < self.ends[-1]:
-            return
-        ends = zip(self.runs, shares[-1].tolist(), losses[-1].tolist(), strict=True)
-        for run, accuracy, loss in ends:
+        for index, run in enumerate(self.runs):
             if self.is_due(run):
-                now = {"accuracy": accuracy, "loss": loss}
+                now = {"accuracy": shares[-1, index].item(), "loss": losses[-1, index].item()}
                 self.note(run, now, lambda at: (at["accuracy"], -at["loss"]))
 
 

@@ -38,8 +38,8 @@ def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
 def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
     """Any runs in groups that :func:`train` accepts, in the order in which they first occur.
 
-    On a CPU a group holds the seeds of one cell. On a GPU it holds all runs of one shape, as many
-    as fit into the memory that each of ``workers`` has, which train at the same time.
+    On a CPU a group holds the seeds of one cell; on a GPU all runs of one shape, as many as fit
+    into the memory that each of so many ``workers`` has.
 
     Example:
         >>> from attnmem.lab import experiments
@@ -104,26 +104,24 @@ def train(
     """Train runs of one shape at once; one outcome each, in their order.
 
     Runs may differ by their seed; of Mahdavi et al.'s model, also by the number of their examples
-    and steps, and by their rates. Everything is computed in float32, whatever torch's default is. A
-    run whose loss is not finite any more has an outcome that says so (``diverged``); the others go
-    on. A stack for which a GPU has too little memory is trained in halves, and so on;
-    ``torch.OutOfMemoryError`` is raised where it has too little for a single run. ``wall_s`` is the
-    stack's time shared equally.
+    and steps, and by their rates. Everything is computed in float32. A run whose loss is not finite
+    any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
+    has too little memory is trained in halves, and so on; where it has too little for a single run,
+    ``torch.OutOfMemoryError`` is raised. ``wall_s`` is the stack's time shared equally.
 
     In the folder ``checkpoints`` the state of a long training is stored once a minute. The same
     call goes on from there, and ends with the outcomes that it would have had. States stay until
-    :func:`forget` deletes them. One that cannot be read is refused.
+    :func:`forget` deletes them; one that cannot be read is refused.
     """
     if not runs:
         refuse("runs", "none", "at least one")
     for run in runs:
-        model = MODELS.get(run.model)
+        model, ends = MODELS.get(run.model), (None, "short") if run.context else (None,)
         if not model or run.task not in model.tasks or run.variant not in model.variants:
             what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
             refuse("runs", what, "a known model, variant and task")
-        if run.last_batch not in ((None, "short") if run.context else (None,)):
-            what = f"last_batch {run.last_batch!r} in the task {run.task!r}"
-            refuse("runs", what, "None, or 'short' where examples have contexts")
+        if run.last_batch not in ends:
+            refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {ends}")
     varies = PROTOCOLS[runs[0].task].varies
     shapes = {_common(run, varies) for run in runs}
     if len(shapes) > 1:
@@ -169,9 +167,8 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
 class Checkpoint:
     """The state of a training that is under way, in a file: tensors, numbers and lists, no code.
 
-    A file belongs to a list of runs, a device, a version of torch and the sources of this library.
-    One that belongs to others is not used, since the training would not end as if it had never
-    stopped. Without a folder nothing is stored.
+    It is only used for the same runs, device, version of torch and sources of this library, since
+    else the training would not end as if it had never stopped.
     """
 
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
