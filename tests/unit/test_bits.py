@@ -33,9 +33,6 @@ def test_real_labels_are_read_to_eight_decimals_at_most():
     assert limit == pytest.approx(-math.log2(2 * math.pi * math.e) / 2 + 8 * math.log2(10))
     assert bits.saved_bits(None, 0.0, None, 1) == limit
     assert bits.saved_bits(None, 1e-15, None, 1) < limit
-
-
-def test_classes_need_an_accuracy():
     with pytest.raises(ValueError, match=r"^accuracy: got None"):
         bits.saved_bits(None, 0.1, 5, 3)
 

@@ -80,8 +80,10 @@ def test_any_outcome_is_read_as_it_was_written(tmp_path_factory, fields, early_s
     run = dataclasses.replace(RUN, early_stop=early_stop, context="shared")
     outcome = Outcome(**fields | {"wall_s": np.float64(fields["wall_s"])})
     root = tmp_path_factory.mktemp("store")
-    storage.append([(run, outcome)], root)
-    assert stored(root / "trial" / "quick.csv") == [(run, outcome)]
+    lost = dataclasses.replace(outcome, accuracy=None, loss=None, diverged=17)
+    written = [(run, outcome), (dataclasses.replace(run, seed=1), lost)]
+    storage.append(written, root)
+    assert stored(root / "trial" / "quick.csv") == written
 
 
 def test_a_row_is_added_once_and_the_first_of_two_counts(tmp_path, path):
@@ -134,26 +136,15 @@ def test_what_is_shipped_is_written_byte_for_byte_as_today(tmp_path, file):
     assert (tmp_path / f"{file}.csv").read_bytes() == path.read_bytes()
 
 
-def test_a_training_that_diverged_is_a_row(tmp_path, path):
-    lost = dataclasses.replace(OUTCOME, accuracy=None, loss=None, diverged=17)
-    unmeasured = dataclasses.replace(OUTCOME, accuracy=None)
-    runs = [run for run, _ in made(3)]
-    written = list(zip(runs, (OUTCOME, lost, unmeasured), strict=True))
-    storage.append(written, tmp_path)
-    assert stored(path) == written
-
-
 @pytest.mark.parametrize(
     ("run", "outcome", "name"),
     [
         ({}, {"loss": math.nan}, "loss"),
-        ({}, {"loss": math.inf}, "loss"),
         ({}, {"curve": (0.5, math.nan)}, "curve"),
         ({}, {"wall_s": -math.inf}, "wall_s"),
         ({"lr": math.nan}, {}, "lr"),
         ({"task": ""}, {}, "task"),  # would be read as missing
         ({}, {"device": "two\nlines"}, "device"),  # would be read as two rows
-        ({}, {"device": "two\rlines"}, "device"),
         ({"n": True}, {}, "n"),  # its key would be that of another number
     ],
 )
@@ -183,7 +174,6 @@ def double_a_line(data, rng):
 
 
 OTHER_SYSTEMS = {
-    "line ends": lambda data: data.replace(b"\n", b"\r\n"),
     "some line ends": lambda data: data.replace(b"\n", b"\r\n", 2),
     "mark": lambda data: b"\xef\xbb\xbf" + data,
     "both": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
@@ -210,7 +200,6 @@ def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
 def test_what_another_system_makes_of_a_file_is_read_and_written_on(tmp_path, path, what):
     storage.append(made(4), tmp_path)
     path.write_bytes(OTHER_SYSTEMS[what](path.read_bytes()))
-    assert stored(path) == made(4)
     assert storage.append(made(6), tmp_path) == 2
     assert stored(path) == made(6)
 
@@ -225,13 +214,9 @@ def third(edit):
     [
         (third(lambda line: line[:-10] + "\n"), 3, "its checksum does not fit"),
         (third(lambda line: line.replace("cpu", "gpu")), 3, "its checksum does not fit"),
-        (third(lambda line: line.replace("trial", '"trial"')), 3, "its checksum does not fit"),
         (third(lambda line: "tri\udcffal" + line), 3, "surrogates not allowed"),
-        (third(lambda line: "\udcff" + line), 3, "surrogates not allowed"),
         (lambda lines: [*lines[:4], lines[4][:-1]], 5, "cut off before its end"),
-        (lambda lines: [*lines, "trial"], 6, "cut off before its end"),
         (lambda lines: [*lines, lines[3]], 6, "stands in the file twice"),
-        (lambda lines: [lines[0], "\n", *lines[1:]], 2, "its checksum does not fit"),
         (lambda lines: [lines[0].replace("key,", "odd,key,")], 1, "the header is not that"),
         (lambda lines: [lines[0].replace("seed,", ""), *lines[1:]], 1, "the header is not that"),
         (lambda lines: [], 1, "the header is not that"),
@@ -271,9 +256,7 @@ def forge(path, number, **changes):
         ({"accuracy": "nan"}, "accuracy = 'nan' cannot be read"),
         ({"wall_s": "inf"}, "wall_s = 'inf' cannot be read"),
         ({"tf32": "true"}, "tf32 = 'true' cannot be read"),
-        ({"tf32": ""}, "tf32 = '' cannot be read"),
         ({"seed": ""}, "seed = '' cannot be read"),
-        ({"device": ""}, "device = '' cannot be read"),
         ({"diverged": "1.5"}, "diverged = '1.5' cannot be read"),
         ({"curve": "0.5 nan"}, "curve = '0.5 nan' cannot be read"),
         ({"loss": ""}, "loss: got None with diverged = None"),
@@ -384,51 +367,30 @@ def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypat
         said = capfd.readouterr().err
         assert said.startswith(f"waiting for {path.with_suffix('.lock')}, which another process")
         assert said.count("\n") == 1
-    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 20))
-    writer = threading.Thread(target=storage.append, args=(made(3), tmp_path))
-    with FileLock(path.with_suffix(".lock")):
-        writer.start()
-        writer.join(0.3)
-    writer.join()
-    assert stored(path) == made(3)
-    assert capfd.readouterr().err.startswith("waiting for ")
-    storage.append(made(4), tmp_path)
-    assert capfd.readouterr().err == ""
     path.write_bytes(path.read_bytes()[:-7])
-    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 0.1))
-    lock, cut = FileLock(path.with_suffix(".lock")), "line 5: cut off"
+    lock, cut = FileLock(path.with_suffix(".lock")), "line 3: cut off"
     with lock, pytest.raises(DamagedResultsError, match=cut):
         storage.read(path)
 
 
 def test_of_listed_rows_none_may_be_missing(tmp_path, path):
     """New rows go behind them; one of these may be taken away again."""
-    storage.append(made(5), tmp_path)
-    listed = path.read_text().splitlines()[1:]
-    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
+    storage.append(made(8), tmp_path)
+    header, *rows = path.read_text().splitlines()
+    digest = hashlib.sha256("\n".join(rows[:5]).encode()).hexdigest()
     text = f"another/quick.csv 1 {'0' * 64}\ntrial/quick.csv 5 {digest}\n"
     (tmp_path / "DIGESTS").write_text(text)
-    assert stored(path) == made(5)
-    assert storage.append(made(8), tmp_path) == 3
-    header, *rows = path.read_text().splitlines()
-    for gone in range(8):
-        left = rows[:gone] + rows[gone + 1 :]
-        path.write_text("\n".join([header, *left, ""]))
-        if gone >= 5:
-            assert len(stored(path)) == 7
-            continue
+    assert stored(path) == made(8)
+    path.write_text("\n".join([header, *rows[:6], rows[7], ""]))
+    assert len(stored(path)) == 7
+    for left in ([header, *rows[:4], *rows[5:]], [header, *rows[1::-1], *rows[2:]], [header]):
+        path.write_text("\n".join([*left, ""]))
         for refused in (lambda: storage.read(path), lambda: storage.append(made(9), tmp_path)):
             with pytest.raises(DamagedResultsError, match="its first 5 rows are not those that"):
                 refused()
-        assert path.read_text().splitlines() == [header, *left]
-    for left in ([header, *rows[1::-1], *rows[2:]], [header], rows[:0]):
-        path.write_text("\n".join([*left, ""]))
-        with pytest.raises(DamagedResultsError):
-            storage.read(path)
+        assert path.read_text().splitlines() == left
     path.unlink()
     with pytest.raises(DamagedResultsError, match="its first 5 rows are not those that"):
-        storage.read(path)
-    with pytest.raises(DamagedResultsError):
         storage.append(made(9), tmp_path)
     assert not path.exists()
     assert storage.read(path.with_name("paper.csv")) == {}
@@ -526,14 +488,11 @@ def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(chec
 
 def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monkeypatch):
     """Git tells its hooks so which repository they belong to, and of which files."""
-    thesis = tmp_path / "thesis"
-    thesis.mkdir()
-    (thesis / "thesis.tex").touch()
-    committed(thesis)
     own = head(checkout)
-    monkeypatch.setenv("GIT_DIR", str(thesis / ".git"))
+    git(tmp_path, "init", "-q", "thesis")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "thesis" / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(checkout.parent.parent))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(thesis / ".git" / "index"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "thesis" / ".git" / "index"))
     assert commit(checkout) == own
 
 
@@ -544,13 +503,6 @@ def no_git(package, setenv):
 
 def no_repository(package, setenv):
     shutil.rmtree(package.parent.parent / ".git")
-    return package
-
-
-def another_owner(package, setenv):
-    setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as in a container
-    setenv("GIT_CONFIG_NOSYSTEM", "1")
-    setenv("GIT_CONFIG_GLOBAL", os.devnull)
     return package
 
 
@@ -577,7 +529,7 @@ def part_of_another_project(package, setenv):
 FOREIGN = (below_another_repository, part_of_another_project)
 
 
-@pytest.mark.parametrize("case", [no_git, no_repository, another_owner, installed, *FOREIGN])
+@pytest.mark.parametrize("case", [no_git, no_repository, installed, *FOREIGN])
 def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
     assert commit(checkout) == head(checkout)
     assert commit(case(checkout, monkeypatch.setenv)) == storage.UNKNOWN

@@ -18,7 +18,7 @@ ALMOST = Outcome(0.9999, 0.1, 0.0, "cpu", "2", "abc")
 DIVERGED = Outcome(None, None, 0.0, "cpu", "2", "abc", diverged=3)
 
 
-@pytest.mark.parametrize("edge", [0, 1, 2, 49, 50, 51, 333, 700, 2499, 2500, 10**6])
+@pytest.mark.parametrize("edge", [0, 1, 51, 333, 2499, 2500, 10**6])
 @pytest.mark.parametrize("start", [1, 50, 3000])
 def test_a_bisection_ends_at_the_known_edge(edge, start):
     tried = []
@@ -35,14 +35,11 @@ def test_a_bisection_ends_at_the_known_edge(edge, start):
     ("edge", "start", "most", "tried"),
     [
         (700, 50, 2500, [50, 100, 200, 400, 800, 600, 700, 750, 725, 712]),
-        (5, 4, 100, [4, 8, 6, 5]),
         (0, 4, 100, [4, 2, 1]),
         (100, 30, 100, [30, 60, 100]),  # doubling stops at the most there is
         (99, 30, 100, [30, 60, 100, 80, 90, 95, 97, 98, 99]),
         (7, 200, 100, [100, 50, 25, 12, 6, 9, 7, 8]),
-        (99, 99, 101, [99, 101, 100]),  # a gap of 2% of what is memorized is small enough
-        (100, 100, 102, [100, 102]),
-        (149, 149, 152, [149, 152, 150]),
+        (149, 149, 152, [149, 152, 150]),  # a gap of 2% of what is memorized is small enough
         (150, 150, 153, [150, 153]),
     ],
 )
