@@ -241,9 +241,8 @@ def plain(value: Any) -> Any:
         return type(value)(map(plain, value))
     if type(value) is dict:
         return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
-        return value.item() if value.dtype.kind in "biuf" else value
-    return value
+    scalar = isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0
+    return value.item() if scalar and value.dtype.kind in "biuf" else value
 
 
 def refuse(name: str, got: object, expected: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """How much the layers can memorize: what the papers promise, ceilings and floors.
 
-The layers' outputs are polynomials and exponentials of their weights, so what they can fit is a
-matter of counting. A *capacity* is reached by weights that one can write down. Beyond a *ceiling*
-almost all labels are out of reach, and up to a *floor* almost all are met.
+What the layers can fit is a matter of counting: how many numbers do their outputs show of the
+weights? A *capacity* is reached by weights that one can write down. Beyond a *ceiling* almost all
+labels are out of reach, and up to a *floor* almost all are met.
 
 The letters are those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``,
 ``dim`` the embedding dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs``

@@ -58,8 +58,11 @@ def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
 
 
 def dual_basis(queries: _Queries, served: _Served) -> tuple[_Keys, Float[Tensor, "H d m"]]:
-    """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``, and an orthogonal basis."""
-    slots = served.shape[1]  # the head's queries are to be independent (Assumption 1)
+    """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``; a basis orthogonal to its e_s.
+
+    The queries that a head serves must be independent (Assumption 1).
+    """
+    slots = served.shape[1]
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
     weak = sigma[:, -1:] <= max(queries.shape) * EPS * sigma[:, :1]
     if weak.any():

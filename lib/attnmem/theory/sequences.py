@@ -94,8 +94,8 @@ class _Point:
         """The attention weights of one head: ``alpha beta`` over its sum, so each row sums to 1."""
         total = np.zeros(1, dtype=np.int64)
         while not total.all():  # a denominator
-            alpha = self.draw(self.pairs.max() + 1)
-            beta = self.draw(self.last.max() + 1, self.pairs.shape[1])
+            alpha = self.draw(int(self.pairs.max()) + 1)
+            beta = self.draw(int(self.last.max()) + 1, self.pairs.shape[1])
             weights = alpha[self.pairs] * beta[self.last] % _PRIME
             total = _total(weights)
         inverse = np.array([pow(x, -1, _PRIME) for x in total.tolist()])
