@@ -484,25 +484,27 @@ def test_the_published_path_runs_on_a_folder_of_images(tmp_path):
 def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words):
     words = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"]
     save_words(tmp_path / "words", words, cls_token="[CLS]", sep_token="[SEP]")
+    save_words(tmp_path / "unmarked", words)
     texts = ["one two", "one two three one two three", "three three three three three"]
     datasets.Dataset.from_dict({"text": texts * 2}).save_to_disk(tmp_path / "text")
-    source, tokenizer = str(tmp_path / "text"), str(tmp_path / "words")
-    [found] = corpora.published_texts(source, tokenizer, 3, length=5)
-    assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
-    [pairs] = corpora.published_texts(source, tokenizer, 2, length=7, pairs=True)
-    assert pairs["input_ids"].tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
-    assert pairs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1]] * 2
-    with pytest.warns(UserWarning, match="text: 4 texts of 5 tokens, not 9"):
-        [found] = corpora.published_texts(source, tokenizer, 9, length=5)
-    assert len(found) == 4
-    with pytest.raises(ValueError, match=r"^length: got 9; expected at most the tokens of a"):
-        next(corpora.published_texts(source, tokenizer, 1, length=9))
     datasets.Dataset.from_dict({"text": ["one", None]}).save_to_disk(tmp_path / "none")
+
+    def read(count, text="text", words="words", **options):
+        folders = str(tmp_path / text), str(tmp_path / words)
+        return [*corpora.published_texts(*folders, count, **options)]
+
+    [found] = read(3, length=5)
+    assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
+    [pairs] = read(2, length=7, pairs=True)
+    assert pairs["input_ids"].tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
+    with pytest.warns(UserWarning, match="text: 4 texts of 5 tokens, not 9"):
+        assert len(read(9, length=5)[0]) == 4
+    with pytest.raises(ValueError, match=r"^length: got 9; expected at most the tokens of a"):
+        read(1, length=9)
     with pytest.raises(ValueError, match=r"^source: got NoneType as the text of row 1"):
-        list(corpora.published_texts(str(tmp_path / "none"), tokenizer, 2, length=1))
-    save_words(tmp_path / "unmarked", words)
+        read(2, "none", length=1)
     with pytest.raises(ValueError, match=r"^tokenizer: got .*unmarked, without \[CLS\] or \[SEP\]"):
-        next(corpora.published_texts(source, str(tmp_path / "unmarked"), 1, length=7, pairs=True))
+        read(1, words="unmarked", length=7, pairs=True)
 
 
 def test_what_cannot_be_read_in_a_data_set_is_named(tmp_path):
