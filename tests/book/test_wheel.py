@@ -27,8 +27,8 @@ def elsewhere(tmp_path_factory):
 
 def test_the_wheel_carries_its_data(elsewhere, tmp_path):
     code = (
-        "import attnmem.papers as p, attnmem.lab.store as s;"
-        "print(p.__file__, len(p.claims()), (s.SHIPPED / s.DIGESTS).exists())"
+        "import attnmem.papers as p, attnmem.lab.store as s, attnmem.lab.experiments as e;"
+        "print(p.__file__, len(p.claims()) + len(e.STUDIES), (s.SHIPPED / s.DIGESTS).exists())"
     )
     path, count, listed = elsewhere(tmp_path, "-c", code).split()
     assert path.startswith(f"{tmp_path.parent}/site")

@@ -84,10 +84,6 @@ def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monke
     assert 60_000 not in set(rows["T"])
 
 
-def test_each_of_several_curves_is_named(shown):
-    assert "| $T$ = 30,000 | 0.018 |" in shown("mahdavi-fig4-heads", "H")[-1]
-
-
 @pytest.mark.usefixtures("store")
 def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_test(shown):
     with pytest.raises(ValueError, match=r"run dana-exp6, in full or with --profile quick"):

@@ -90,17 +90,6 @@ def test_exponents_are_sought_from_minus_ten_to_ten(exponent):
     assert found == pytest.approx(min(10, max(-10, exponent)), rel=1e-7)
 
 
-def test_what_bends_up_does_not_saturate():
-    """The law is then a line through the origin, as nearly as its range allows."""
-    found = scaling.fit("saturating", X, X**2)
-    slope = (X @ X**2) / (X @ X)
-    assert found(X) == pytest.approx(slope * X, rel=1e-5)
-    assert found.coefficients["half"] == pytest.approx(1e6 * 13)
-    found = scaling.fit("saturating", X, 1 / X)
-    assert found(X) == pytest.approx((1 / X).mean(), rel=1e-3)
-    assert found.coefficients["half"] == pytest.approx(1e-6 * 13)
-
-
 def test_places_may_be_far_apart_or_zero():
     x = np.array([0.0, 0.01, 1, 100, 1e4, 1e7])
     found = scaling.fit("cube", x, 7 - 1e-20 * x**3)

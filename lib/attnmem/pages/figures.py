@@ -1,9 +1,8 @@
-"""Drawing: data in, Axes out. Nothing here computes a result, and nothing is saved.
+"""What is drawn alike in several chapters: data in, Axes out; nothing is computed or saved.
 
-These are the drawings that several chapters share. Theory is drawn dashed, data as solid lines or
-dots. The colours are those of Okabe and Ito, which colour-blind readers can tell apart. Captions
-are in the chapters, so no figure has a title. ``labels`` are the names of the two axes, and a
-dictionary has what is drawn by its name in the legend. By default ``ax`` is the current axes.
+Theory is drawn dashed, data as solid lines or dots, in colours of Okabe and Ito that colour-blind
+readers can tell apart. Captions are in the chapters, so no figure has a title. A dictionary has
+what is drawn by its name in the legend. By default ``ax`` is the current axes.
 """
 
 from __future__ import annotations
@@ -65,10 +64,9 @@ def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:
 def curves_with_bands(
     curves: Mapping[str, pd.DataFrame], published: _Points, labels: _Axes, ax: Axes | None = None
 ) -> Axes:
-    """Means over seeds within the range of the seeds, and published means as crosses.
+    """Means over seeds within their range, and published means as crosses.
 
-    A curve has a row for each point, indexed by its horizontal value, and a column for each seed,
-    NaN where it was not run.
+    A curve has a row for each point, indexed by its place, and a column for each seed or NaN.
     """
     ax = _labelled(ax, labels)
     colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(curves)))

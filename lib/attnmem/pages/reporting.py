@@ -1,7 +1,6 @@
 """What a chapter leaves behind when it runs: numbers to quote, and verdicts on claims.
 
 Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
-Glue and verdicts raise ``ImportError`` without IPython.
 """
 
 from __future__ import annotations
@@ -92,12 +91,12 @@ def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None)
     telling = [check for check in checks if check.holds is not None]
     order = sorted(telling, key=lambda check: GRADES.index(check.grade))
     decisive = order[0 if claim.universal else -1].grade
-    grade, _, seeds = grade_of(c for c in order if c.grade == decisive).partition(", ")
+    grade, _, seeds = _grade_of(c for c in order if c.grade == decisive).partition(", ")
     counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])
     return ", ".join(filter(None, (grade, counts, seeds)))
 
 
-def grade_of(checks: Iterable[Graded]) -> str:
+def _grade_of(checks: Iterable[Graded]) -> str:
     """The grade of checks that have the same one, with the fewest seeds if it is ``measured``."""
     least = min(checks, key=lambda check: check.seeds or 0)
     if least.grade != "measured":
@@ -115,7 +114,7 @@ def _is_rounded(key: str, value: object) -> None:
 def glue(key: str, value: str | int) -> None:
     """Store a rounded string or an integer, which pages quote by its key with ``{glue:text}``.
 
-    It does the same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
+    The same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
     """
     data = {f"{_GLUE}text/plain": repr(value)}
     _display(data, {"scrapbook": {"name": key, "mime_prefix": _GLUE}})
@@ -179,7 +178,7 @@ def verdict(
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
     mark = "·" if check.holds is None else "✗✓"[check.holds]
-    return f"{mark} {evidence} *({grade_of([check])})*"
+    return f"{mark} {evidence} *({_grade_of([check])})*"
 
 
 def titled_table(title: str, name: str, rows: Sequence[Iterable[object]]) -> str:

@@ -176,11 +176,6 @@ def mean_difference(
 
     Between its points the other sweep is taken to be a straight line, and beyond them its last
     value. Both have rising ``x`` and at least two seeds.
-
-    Example:
-        >>> above, error = mean_difference([1, 2], [[3, 5], [5, 5]], [0, 2], [[0, 0], [4, 4]])
-        >>> above.tolist(), error.tolist()
-        ([2.0, 1.0], [1.0, 0.0])
     """
 
     y, other_y = np.asarray(y, dtype=float), np.asarray(other_y, dtype=float)
@@ -247,9 +242,7 @@ def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: _Share = 0.95) -> NDArray[n
     """
     order = np.argsort(np.asarray(x, dtype=float))
     reached = np.maximum.accumulate(_means(y)[order] >= ceiling)
-    keep = np.empty(len(order), dtype=bool)
-    keep[order] = ~reached
-    return keep
+    return ~reached[np.argsort(order)]
 
 
 def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> _Array:
