@@ -84,7 +84,7 @@ def test_adam_against_autograd(monkeypatch):
     """Epochs of three batches; the last look is at the last step."""
     weights, tokens, _, labels = data = given()
     rate = lambda step: 0.1 / (step + 1)  # noqa: E731
-    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 3)
+    monkeypatch.setattr(fitting, "_EVERY", 3)
     fit = fitting.adam(*data, steps=5, rate=rate, batch=4, seed=3)
     plain = weights.like(tuple(w.clone().requires_grad_() for w in weights.tensors))
     optimizer, g, order, looks = torch.optim.Adam(plain.tensors), torch.Generator(), [], []

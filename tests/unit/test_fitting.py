@@ -156,7 +156,7 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
     """Epochs of 3, 3 and 1 batches; the last look is at the last step."""
     data = given(shared)
     rate = lambda step: 0.3 / (step + 1)  # noqa: E731
-    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 3)
+    monkeypatch.setattr(fitting, "_EVERY", 3)
     fit = fitting.adam(*data, steps=8, rate=rate, batch=batch, seed=3)
     seen = plain_adam(*data, 8, rate, batch, 3)
     _, contexts, queries, labels = data
@@ -170,7 +170,7 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
 
 
 def test_adam_stops_at_the_first_look_at_which_all_labels_are_met(monkeypatch):
-    monkeypatch.setattr(fitting, "EVALUATE_EVERY", 10)
+    monkeypatch.setattr(fitting, "_EVERY", 10)
     fit = fitting.adam(*given(examples=3), steps=5000, rate=lambda _: 0.01)
     assert fit.stop == "met"
     assert fit.steps % 10 == 0

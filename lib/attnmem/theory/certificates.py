@@ -2,10 +2,8 @@
 
 A computation in float64 shows that an output equals its label up to rounding errors, of which
 nothing is known. Here every operation, the softmax included, carries a bound of its error, so that
-the result is a theorem about the stored weights. Weights, of one layer, and data are finite and
-taken as exact. It needs python-flint.
-
-The layers are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
+the result is a theorem about the stored weights. Weights and data are taken as exact. The layers
+are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 """
 
 from __future__ import annotations
@@ -39,14 +37,34 @@ class CertifiedMemorization(NamedTuple):
     bits: int  # the precision at which the proof was found, or the search given up
 
 
-def check_enclosed(weights, **data) -> None:
-    """Accept one layer without run axes, and data, all of them finite and not empty."""
-    if weights.W_Q.ndim > 3:
-        refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
-    check_data(**{f"weights.{name}": W for name, W in weights._asdict().items()}, **data)
+def _can_be_enclosed(weights, **given) -> None:
+    """Accept weights of one layer or several, and data, all of them finite and not empty."""
+    data = {name: tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
+    if isinstance(weights, DeepWeights):
+        maps = {f"tensors[{i}]": W for i, W in enumerate(weights.tensors)}
+    else:
+        maps = weights._asdict()
+        if weights.W_Q.ndim > 3:
+            refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
+    check_data(**{f"weights.{name}": W for name, W in maps.items()}, **data)
+    for name in {"sequences", "next_tokens"} & {*data}:
+        check_tokens(name, data[name], len(weights.embedding))
+    if isinstance(weights, MHAWeights) and given.get("skip"):
+        check_skip(weights, data["queries"])
 
 
-@checked(also=check_enclosed)
+def _has_one_output(weights, **given) -> None:
+    _can_be_enclosed(weights, **given)
+    whats = {"W_V": "values of width one", "W_D": "one output"}
+    for name in whats if isinstance(weights, MHAWeights) else ("W_D",):
+        shape = tuple(getattr(weights, name).shape)
+        if shape[-1] != 1:
+            refuse(f"weights.{name}", f"shape {shape}", whats[name])
+    if (labels := given.get("labels")) is not None and labels.numel() != len(labels):
+        refuse("labels", f"shape {tuple(labels.shape)}", "one output")
+
+
+@checked(also=_can_be_enclosed)
 def enclosed_features(
     weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
@@ -100,13 +118,7 @@ def _before_softmax(A: BallMatrix, G: BallMatrix) -> BallMatrix:
     return flint().arb_mat(rows)
 
 
-def _has_labels(weights, contexts, queries, labels, skip) -> None:
-    check_enclosed(weights, contexts=contexts, queries=queries, labels=labels)
-    if skip:
-        check_skip(weights, queries)
-
-
-@checked(also=_has_labels)
+@checked(also=_can_be_enclosed)
 def certified_memorization(
     weights: MHAWeights,
     contexts: Contexts,
@@ -186,14 +198,7 @@ class CertifiedAssociations(NamedTuple):
     margin: float  # by at least this much; 0 if there are none, infinite if no other token is there
 
 
-def _are_sequences(weights, sequences, next_tokens=None) -> None:
-    check_enclosed(weights, sequences=sequences)
-    for name, tokens in (("sequences", sequences), ("next_tokens", next_tokens)):
-        if tokens is not None:
-            check_tokens(name, tokens, len(weights.embedding))
-
-
-@checked(also=_are_sequences)
+@checked(also=_can_be_enclosed)
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
     """The matrix ``F`` in ball arithmetic (see ``attnmem.theory.dana.offered``).
 
@@ -213,7 +218,7 @@ def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
     return balls.enclosing(offers)
 
 
-@checked(also=_are_sequences)
+@checked(also=_can_be_enclosed)
 def certified_associations(
     weights: AoTWeights,
     sequences: Sequences,
@@ -268,18 +273,7 @@ class CertifiedSolution(NamedTuple):
         return math.isfinite(self.distance)
 
 
-def _is_scalar(weights, contexts, queries, labels=None) -> None:
-    given = {} if labels is None else {"labels": labels}
-    check_enclosed(weights, contexts=contexts, queries=queries, **given)
-    for name, what in (("W_V", "values of width one"), ("W_D", "one output")):
-        shape = tuple(getattr(weights, name).shape)
-        if shape[-1] != 1:
-            refuse(f"weights.{name}", f"shape {shape}", what)
-    if labels is not None and labels.numel() != len(labels):
-        refuse("labels", f"shape {tuple(labels.shape)}", "one output")
-
-
-@checked(also=_is_scalar)
+@checked(also=_has_one_output)
 def enclosed_derivative(
     weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
@@ -293,12 +287,7 @@ def enclosed_derivative(
     return _enclosed(*_of_layer(weights, contexts, queries))
 
 
-def _is_deep(weights, tokens) -> None:
-    data = {f"weights.tensors[{i}]": W for i, W in enumerate(weights.tensors)}
-    check_data(**data, tokens=tokens)
-
-
-@checked(also=_is_deep)
+@checked(also=_can_be_enclosed)
 def enclosed_jacobian(
     weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
 ) -> Enclosure:
@@ -424,7 +413,7 @@ class _Head(NamedTuple):
         return own, sum((each * W.transpose() for each, W in maps), 0 * self.X)
 
 
-@checked(also=_is_scalar)
+@checked(also=_has_one_output)
 def certified_solution(
     weights: MHAWeights,
     contexts: Contexts,
@@ -497,13 +486,6 @@ def _right_inverse(J: BallMatrix, sizes: list[float]) -> BallMatrix:
     steps = zip(exact(torch.linalg.pinv(scaled, rtol=1e-14)).tolist(), sizes, strict=True)
     B = [[x * s / top for x, top in zip(row, tops, strict=True)] for row, s in steps]
     return flint().arb_mat(B).mid()
-
-
-def _has_one_output(weights, tokens, labels) -> None:
-    _is_deep(weights, tokens)
-    check_data(tokens=tokens, labels=labels)
-    if weights.W_D.shape[1] != 1:
-        refuse("weights.W_D", f"shape {tuple(weights.W_D.shape)}", "one output")
 
 
 @checked(also=_has_one_output)

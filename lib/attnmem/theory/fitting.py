@@ -1,15 +1,11 @@
 """One layer, or several, with one output, trained on all examples at once by three optimizers.
 
-All of them start from the ``weights`` that they are given and stop when every label is met: when
-the largest error is at most ``tolerance``, in units of the largest label. They make at most so
-many ``steps``. (Adam looks after some of its steps only, so it may leave a start that meets them.)
-Whether they can is a question of the optimizer and of the number of examples, so the data and the
-start are the same for all, and everything is computed in float64.
-
-Of one layer (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own ``(T, n, d)`` or
-shared ``(n, d)``, with one query and one real label for each example. Of layers one after the other
-(:class:`~attnmem.core.deep.DeepWeights`), contexts are own; the last token asks, so that
-``queries`` is None.
+All of them start from the ``weights`` that they are given, compute in float64, and stop when every
+label is met: when the largest error is at most ``tolerance``, in units of the largest label. They
+make at most so many ``steps``. (Adam looks after some of its steps only, so it may leave a start
+that meets them.) Of one layer (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or
+shared. Of layers one after the other (:class:`~attnmem.core.deep.DeepWeights`), contexts are own,
+and the last token asks, so that ``queries`` is None.
 """
 
 from __future__ import annotations
@@ -30,36 +26,29 @@ from ..core.descend import adam_steps
 from ..core.layers import attention_weights
 from ..core.memorize import SATURATED
 from ..examples import Contexts, check_data
-from .tangents import (
-    DeepTangents,
-    ScalarHeads,
-    Tangents,
-    deep_tangents,
-    scalar_outputs,
-    solved,
-    tangents,
-)
+from . import tangents
+from .tangents import DeepTangents, ScalarHeads, Tangents
 
 __all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits"]
 
 MET = 1e-6  # of the largest label
-SMALLEST, LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
-DAMPING, LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
+_SMALLEST, _LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
+DAMPING, _LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
 FALL, RISE = 5.0, 4.0  # factors of the damping after a step that helped, and one that did not
 CHUNK = 20  # steps of L-BFGS between two looks at the largest error
-EVALUATE_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
+_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
 
-Labels = Float[Tensor, " T"]
-Queries = Float[Tensor, "T d"] | None
-Weights = ScalarHeads | DeepWeights
-W = TypeVar("W", ScalarHeads, DeepWeights)
-Share = Annotated[int | float, Range(0, 1)]
+_Labels = Float[Tensor, " T"]
+_Queries = Float[Tensor, "T d"] | None
+_Weights = ScalarHeads | DeepWeights
+_W = TypeVar("_W", ScalarHeads, DeepWeights)
+_Share = Annotated[int | float, Range(0, 1)]
 
 
 class Fit(NamedTuple):
     """Where an optimizer ended."""
 
-    weights: Weights
+    weights: _Weights
     error: float  # the largest of an output, in units of the largest label
     steps: int
     stop: str  # met; stuck if no step lowers the squared error; steps at the limit
@@ -80,16 +69,16 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
             _is_a_layer(layer, contexts)
         if weights.W_D.shape[1] != 1:
             refuse("weights.W_D", f"shape {(*weights.W_D.shape,)}", "one output, shape (d, 1)")
-        inner = {f"weights.layers[{i}]": layer for i, layer in enumerate(weights.layers)}
-        named = {f"{at}.{name}": w for at, x in inner.items() for name, w in x._asdict().items()}
-        check_data(contexts=contexts, labels=labels, **named, **{"weights.W_D": weights.W_D})
+        parts = {f".layers[{i}]": layer._asdict() for i, layer in enumerate(weights.layers)}
+        parts[""], data = {"W_D": weights.W_D}, {"contexts": contexts}
     else:
-        named = {f"weights.{name}": w for name, w in weights._asdict().items()}
-        check_data(contexts=contexts, queries=queries, labels=labels, **named)
+        parts, data = {"": weights._asdict()}, {"contexts": contexts, "queries": queries}
+    named = {f"weights{at}.{name}": W for at, part in parts.items() for name, W in part.items()}
+    check_data(**data, labels=labels, **named)
     largest = float(labels.abs().max())
-    if largest and not SMALLEST <= largest <= LARGEST:
+    if largest and not _SMALLEST <= largest <= _LARGEST:
         got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
-        refuse("labels", got, f"one from {SMALLEST:.0e} to {LARGEST:.0e}, or zeros")
+        refuse("labels", got, f"one from {_SMALLEST:.0e} to {_LARGEST:.0e}, or zeros")
     with torch.no_grad():
         outputs = _Problem(contexts, queries, labels).outputs(_copied(weights))
     if not outputs.isfinite().all():
@@ -97,7 +86,7 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
         refuse("weights", got, "finite outputs")
 
 
-def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
+def _copied(weights: _Weights, grad: bool = False) -> _Weights:  # in float64
     tensors = (w.double().detach().clone().requires_grad_(grad) for w in weights.tensors)
     return weights.like(tuple(tensors))
 
@@ -113,17 +102,17 @@ class _Problem:
         self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
         self.tolerance = tolerance
 
-    def outputs(self, weights: Weights) -> Labels:
+    def outputs(self, weights: _Weights) -> _Labels:
         if self.queries is None:
             return deep(weights, self.contexts)[:, 0]
-        return scalar_outputs(weights, self.contexts, self.queries)
+        return tangents.scalar_outputs(weights, self.contexts, self.queries)
 
-    def tangents(self, weights: Weights) -> Tangents | DeepTangents:
+    def tangents(self, weights: _Weights) -> Tangents | DeepTangents:
         if self.queries is None:
-            return deep_tangents(weights, self.contexts)
-        return tangents(weights, self.contexts, self.queries)
+            return tangents.deep_tangents(weights, self.contexts)
+        return tangents.tangents(weights, self.contexts, self.queries)
 
-    def descend(self, weights: Weights) -> Tensor:
+    def descend(self, weights: _Weights) -> Tensor:
         """Put the gradient of the mean squared error beside the weights, and return that error."""
         if self.queries is None:
             error = (self.outputs(weights) - self.labels).square().mean()
@@ -138,7 +127,7 @@ class _Problem:
             w.grad = gradient.contiguous()
         return error.detach()
 
-    def attention(self, weights: Weights) -> Iterator[Tensor]:
+    def attention(self, weights: _Weights) -> Iterator[Tensor]:
         """The attention weights of all heads on all examples, of each layer token by token."""
         if self.queries is not None:
             yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
@@ -155,11 +144,11 @@ class _Problem:
         queries = None if self.queries is None else self.queries[chosen]
         return _Problem(contexts, queries, self.labels[chosen], self.tolerance)
 
-    def met(self, residual: Labels) -> bool:
+    def met(self, residual: _Labels) -> bool:
         """Whether the largest error is small enough; never of one that is not a number."""
         return float(residual.abs().max()) / self.largest <= self.tolerance
 
-    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
+    def fit(self, weights: _Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
         """What to return; if labels are not met, ``stop`` says why there are no more steps."""
         residual = self.outputs(weights) - self.labels
         stop = "met" if self.met(residual) else stop
@@ -172,13 +161,13 @@ class _Problem:
 @checked(also=_can_be_fitted)
 @torch.no_grad()
 def levenberg_marquardt(
-    weights: Weights,
+    weights: _Weights,
     contexts: Contexts,
-    queries: Queries,
-    labels: Labels,
+    queries: _Queries,
+    labels: _Labels,
     *,
     steps: int,
-    tolerance: Share = MET,
+    tolerance: _Share = MET,
 ) -> Fit:
     r"""Meet labels by damped Gauss-Newton steps.
 
@@ -186,8 +175,7 @@ def levenberg_marquardt(
     the mean diagonal entry of :math:`J J^\top`. The damping :math:`\lambda` falls by a factor of 5
     after a step that lowers the squared error. It rises by a factor of 4 otherwise, and the step is
     tried again; no damping above 1e8 is tried (``stuck``). A step of one layer costs ``T^2 d``
-    multiplications a head, one of several ``T^2`` for each weight; both cost ``T^3 / 6`` for each
-    damping.
+    multiplications a head, one of several ``T^2`` for each weight, and each damping ``T^3 / 6``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -201,7 +189,7 @@ def levenberg_marquardt(
     """
     problem = _Problem(contexts, queries, labels, tolerance)
 
-    def done(made: int, residual: Labels) -> bool:
+    def done(made: int, residual: _Labels) -> bool:
         return problem.met(residual) or made == steps
 
     start = _copied(weights)
@@ -210,12 +198,12 @@ def levenberg_marquardt(
 
 
 def newton(
-    weights: W,
-    outputs: Callable[[W], Labels],
-    derivative: Callable[[W], Tangents | DeepTangents],
-    labels: Labels,
-    done: Callable[[int, Labels], bool],
-) -> tuple[int, W, float]:
+    weights: _W,
+    outputs: Callable[[_W], _Labels],
+    derivative: Callable[[_W], Tangents | DeepTangents],
+    labels: _Labels,
+    done: Callable[[int, _Labels], bool],
+) -> tuple[int, _W, float]:
     """Steps until ``done``, asked with their number and the errors; weights, and last damping.
 
     A damping above the highest says that no step lowers the squared error.
@@ -233,13 +221,13 @@ def newton(
             K.diagonal().copy_(diagonal + damping * s)
             factor, failed = torch.linalg.cholesky_ex(K)
             if not failed:
-                moved = weights.moved(at.transposed(solved(factor, residual)), -1.0)
+                moved = weights.moved(at.transposed(tangents.solved(factor, residual)), -1.0)
                 if float((outputs(moved) - labels).square().sum()) < squared:
                     break
             damping *= RISE
         else:
             return made, weights, damping
-        made, weights, damping = made + 1, moved, max(damping / FALL, LOWEST)
+        made, weights, damping = made + 1, moved, max(damping / FALL, _LOWEST)
 
 
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
@@ -247,13 +235,13 @@ def newton(
 
 @checked(also=_can_be_fitted)
 def lbfgs(
-    weights: Weights,
+    weights: _Weights,
     contexts: Contexts,
-    queries: Queries,
-    labels: Labels,
+    queries: _Queries,
+    labels: _Labels,
     *,
     steps: int,
-    tolerance: Share = MET,
+    tolerance: _Share = MET,
 ) -> Fit:
     """Meet labels by L-BFGS on the mean squared error, with a strong Wolfe line search.
 
@@ -302,26 +290,22 @@ def lbfgs_steps(
 
 @checked(also=_can_be_fitted)
 def adam(
-    weights: Weights,
+    weights: _Weights,
     contexts: Contexts,
-    queries: Queries,
-    labels: Labels,
+    queries: _Queries,
+    labels: _Labels,
     *,
     steps: int,
     rate: Callable[[int], float],
     batch: int | None = None,
     seed: Seed = 0,
-    tolerance: Share = MET,
+    tolerance: _Share = MET,
 ) -> Fit:
     """Meet labels by Adam on the mean squared error.
 
     Every 500 steps the whole set is evaluated. The weights with the smallest squared error at these
-    steps are returned; ``stop`` is never ``stuck``.
-
-    Args:
-        rate: The learning rate of each step, from 0.
-        batch: Examples of one step, from epochs in random order; None for all examples.
-        seed: Seed of the order.
+    steps are returned; ``stop`` is never ``stuck``. ``rate`` is that of each step, from 0. A step
+    sees a ``batch`` of examples, from epochs in an order of ``seed``, by default all.
 
     Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
     """
@@ -337,7 +321,7 @@ def adam(
         lr=1.0,  # times the rate
         fused=True,
     ):
-        if made % EVALUATE_EVERY and made < steps:
+        if made % _EVERY and made < steps:
             continue
         now = _copied(weights)
         residual = problem.outputs(now) - problem.labels
@@ -378,7 +362,7 @@ class Limits(NamedTuple):
 
 @checked(also=_can_be_fitted)
 @torch.no_grad()
-def limits(weights: Weights, contexts: Contexts, queries: Queries, labels: Labels) -> Limits:
+def limits(weights: _Weights, contexts: Contexts, queries: _Queries, labels: _Labels) -> Limits:
     """Measure what limits training at some weights.
 
     Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
