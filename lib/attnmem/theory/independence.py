@@ -58,10 +58,9 @@ def numerical_rank(
     Full rank is certain up to rounding. A lower rank only says that the matrix is close to one of
     that rank; :func:`certified_rank` proves a rank without a tolerance.
 
-    Args:
-        rtol: The default is ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy
-            and torch. It grows with the number of rows, to 0.05 for 400,000 rows in float32.
-        dtype: The default is that of the matrix (float64 for integers).
+    ``rtol`` is by default ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy and
+    torch, so it grows to 0.05 for 400,000 rows in float32; ``dtype`` is that of the matrix (float64
+    for integers).
 
     Example:
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
@@ -295,12 +294,10 @@ def kruskal_rank(
     Independent means of full numerical rank in float64. The rows are scaled to length one first,
     which changes no dependency. A zero row, or rows without entries, make it 0.
 
-    ``"exhaustive"`` tries sizes upwards until a dependent subset appears. It looks at 10^6 to 10^7
-    subsets a second, and refuses sizes of more than ``max_subsets``.
-
-    ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of its
-    solver (HiGHS, about 1e-6), within ``max_seconds``. Singular values confirm its dependency. This
-    pays where there are few more vectors than dimensions: among 40 vectors of dimension 36, not
+    ``"exhaustive"`` tries sizes upwards until a dependent subset appears, 10^6 to 10^7 subsets a
+    second, and refuses sizes of more than ``max_subsets``. ``"milp"`` finds the smallest dependent
+    set by an integer program, to the tolerances of its solver (HiGHS, about 1e-6), within
+    ``max_seconds``; singular values confirm it. This pays among 40 vectors of dimension 36, not
     among 30 of dimension 10.
 
     Raises:
@@ -326,12 +323,9 @@ def kruskal_rank(
     for size in range(2, bound + 1):
         subsets = math.comb(len(rows), size)
         if subsets > max_subsets:
-            refuse(
-                "vectors",
-                f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}",
-                f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size "
-                f"{size} (see method='milp' and sampled_kruskal_rank)",
-            )
+            got = f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}"
+            most = f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size"
+            refuse("vectors", got, f"{most} {size} (see method='milp' and sampled_kruskal_rank)")
         for suspects in _suspects(rows, size, rtol):
             if (numerical_rank(rows[suspects], rtol=rtol) < size).any():
                 return size - 1
@@ -398,22 +392,20 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     # its largest one, where p is one, is scaled to one.
     count = len(rows)
     V = (rows @ torch.linalg.svd(rows, full_matrices=False).Vh[:rank].mT).cpu().numpy()
-    one, none = scipy.sparse.eye(count), scipy.sparse.csr_array((count, count))
-    flat, row = scipy.sparse.csr_array((rank, count)), scipy.sparse.csr_array(np.ones((1, count)))
-    bounded = (
-        ([scipy.sparse.csr_array(V.T), flat, flat], 0, 0),  # sum_i x_i v_i = 0; columns x, z, p
-        ([one, -one, none], -np.inf, 0),  # x <= z
-        ([one, one, none], 0, np.inf),  # -z <= x
-        ([one, none, -2 * one], -1, np.inf),  # x >= 2 p - 1
+    one, row = np.eye(count), np.ones((1, count))
+    bounded = (  # columns x, z, p; rows, and their bounds
+        ([V.T, 0 * V.T, 0 * V.T], 0, 0),  # sum_i x_i v_i = 0
+        ([one, -one, 0 * one], -np.inf, 0),  # x <= z
+        ([one, one, 0 * one], 0, np.inf),  # -z <= x
+        ([one, 0 * one, -2 * one], -1, np.inf),  # x >= 2 p - 1
         ([0 * row, 0 * row, row], 1, 1),  # sum p = 1
         ([0 * row, row, 0 * row], 2, rank + 1),  # sizes of a circuit
     )
     constraints = [
-        scipy.optimize.LinearConstraint(scipy.sparse.hstack(parts), low, high)
-        for parts, low, high in bounded
+        scipy.optimize.LinearConstraint(np.hstack(parts), low, high) for parts, low, high in bounded
     ]
     result = scipy.optimize.milp(
-        np.concatenate([np.zeros(count), np.ones(count), np.zeros(count)]),
+        np.repeat([0, 1, 0], count),
         constraints=constraints,
         integrality=np.repeat([0, 1, 1], count),
         bounds=scipy.optimize.Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
@@ -421,11 +413,9 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     )
     if result.status != 0:
         known = max(math.ceil((result.mip_dual_bound or 2) - 1e-6), 2)
-        refuse(
-            "vectors",
-            f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}",
-            f"an integer program solved within max_seconds = {max_seconds} ({result.message})",
-        )
+        got = f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}"
+        most = f"max_seconds = {max_seconds} ({result.message})"
+        refuse("vectors", got, f"an integer program solved within {most}")
     circuit = torch.from_numpy(result.x[count : 2 * count] > 0.5)
     size = int(circuit.sum())
     if numerical_rank(rows[circuit.to(rows.device)], rtol=rtol) == size:
@@ -461,21 +451,16 @@ def certified_rank(
 ) -> CertifiedRank:
     """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 
-    **A tensor** stands for exactly the numbers that it holds. They are integers, or fractions whose
-    denominator is a power of two, so they have residues modulo an odd prime ``p``. The rank modulo
-    ``p`` never exceeds the rank. It falls short of it only if ``p``, drawn from all 62-bit primes,
-    divides every largest minor.
+    **A tensor** stands for exactly the numbers that it holds, and with ``times`` for its exact
+    product with that one. They are fractions whose denominator is a power of two, so they have
+    residues modulo an odd prime ``p``. The rank modulo ``p`` never exceeds the rank. It falls short
+    of it only if ``p``, drawn from all 62-bit primes, divides every largest minor.
 
-    **A function** from bits to an ``arb_mat`` encloses one and the same real matrix at any
-    precision, such as the features of :func:`attnmem.theory.certificates.enclosed_features`. Random
-    integer combinations of its rows and columns form a square matrix of size ``target``, whose rank
-    is no higher. If the ball of its determinant excludes zero, the rank is at least ``target``.
-    Otherwise the precision doubles, up to ``most_bits``.
-
-    Args:
-        times: A second tensor, whose exact product with the first one has the rank in question.
-        target: The rank to prove of a function, by default the numerical rank of the midpoints.
-        most_bits: At least 128.
+    **A function** from bits to an ``arb_mat`` encloses one real matrix at any precision, such as
+    :func:`attnmem.theory.certificates.enclosed_features`. Random integer combinations of its rows
+    and columns form a square matrix of size ``target`` (by default the numerical rank of the
+    midpoints), whose rank is no higher. If the ball of its determinant excludes zero, the rank is
+    at least ``target``. Otherwise the precision doubles, up to ``most_bits``.
 
     Example:
         >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank
