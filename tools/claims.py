@@ -35,17 +35,15 @@ def page(verdicts: Mapping[str, Recorded], book: References) -> str:
     drawn = {node for edge in graph.edges(book, verdicts) for node in edge[:2]}
     judged = [(claim, verdicts.get(key)) for key, claim in claims().items()]
     filters = {"facets": facets, "files": files, "marked": _marked, "slug": slug}
-    filters |= {"tone": graph.tone}
     return render(
         "claims.md.jinja",
-        filters,
+        filters | {"tone": graph.tone},
         authors=AUTHORS,
         claims=claims(),
         contradicted=_contradicted(verdicts),
         menus=_menus([facets(*pair) for pair in judged]),
-        papers=[
-            (p, [pair for pair in judged if pair[0].paper == p.key]) for p in papers().values()
-        ],
+        papers=papers().values(),
+        judged=judged,
         alone=len(claims().keys() - drawn),
         statements=book.statements,
     )
@@ -73,17 +71,14 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
     """How many trainings of published grids are stored, and how many ran on a GPU, as a table."""
     table = experiments.coverage(names)[["source", "published runs", "published, stored"]]
-    table["on a GPU"] = [
-        len(experiments.table(name, "paper").query("device != 'cpu' and variant == @published"))
-        for name, published in ((name, each.variants[0]) for name, each in names.items())
-    ]
+    asked = "device != 'cpu' and variant == '{}'"
+    asked = {name: asked.format(each.variants[0]) for name, each in names.items()}
+    rows = [experiments.table(name, "paper").query(condition) for name, condition in asked.items()]
+    table["on a GPU"] = list(map(len, rows))
     table.loc[""] = ["all", *table.iloc[:, 1:].sum()]
     title = f"Published trainings of {AUTHORS[paper]}, how many are stored, and made on what"
-    lines = [
-        (where, *(f"{count:,}" for count in counts))
-        for where, *counts in table.itertuples(False, None)
-    ]
     head = ("Figure or experiment", "trainings", "stored", "of these on a GPU")
+    lines = [[line[0], *map("{:,}".format, line[1:])] for line in table.itertuples(False, None)]
     return titled_table(title, f"tab-report-{paper}", [head, *lines]) + "\n"
 
 
@@ -113,8 +108,10 @@ def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple]:
     """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, finding."""
     rows = []
     for claim, entry in ((claims()[key], verdicts[key]) for key in claims() if key in verdicts):
-        if entry.verdict == CLAIMED[-1]:
-            rows.append((claim, f"✗ {entry.failing}", entry, None))
+        failing = [pair for pair in entry.checks if pair[1].holds is False]
+        if entry.verdict == CLAIMED[-1]:  # the strongest of the failing checks decides
+            evidence, _ = min(failing, key=lambda pair: GRADES.index(pair[1].grade))
+            rows.append((claim, f"✗ {evidence}", entry, None))
         elif entry.verdict == CLAIMED[0] and claim.against:
             rows.append((claims()[claim.against], claim.says, entry, claim))
     return rows
@@ -141,9 +138,9 @@ def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
 
 def claims_json(verdicts: Mapping[str, Recorded]) -> str:
     """Every claim with its verdict and evidence; ``claims.schema.json`` describes the fields."""
-    entries = [_entry(claim, verdicts.get(key)) for key, claim in claims().items()]
-    book = {"title": CITED["title"], "version": CITED["version"], "claims": entries}
-    return json.dumps({"$schema": "claims.schema.json"} | book, indent=1, ensure_ascii=False) + "\n"
+    book = {"$schema": "claims.schema.json", "title": CITED["title"], "version": CITED["version"]}
+    book["claims"] = [_entry(claim, verdicts.get(key)) for key, claim in claims().items()]
+    return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
 def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:

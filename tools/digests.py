@@ -17,9 +17,9 @@ LIST = store.SHIPPED / store.DIGESTS
 
 def shipped() -> list[Path]:
     """The files of rows that git knows, or will know with the next commit."""
-    command = ["git", "ls-files", "-z", "--", "*/*.csv"]
-    names = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8").split("\0")
-    return [store.SHIPPED / name for name in sorted(names) if name]
+    command = ["git", "ls-files", "--", "*/*.csv"]
+    names = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8").split()
+    return [store.SHIPPED / name for name in sorted(names)]
 
 
 def entry(path: Path) -> str:

@@ -26,12 +26,9 @@ from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
 
 AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
-BOX = re.compile(  # whose content is looked at only, since boxes may stand in it
-    r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"
-    r"(?=(?P<content>(?:.*\n)*?)(?P=fence) *$)",
-    re.MULTILINE,
-)
-LABEL = re.compile(r"^:label: *(\S+)", re.MULTILINE)
+BOX = r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"
+BOX += r"(?=(?P<content>(?:.*\n)*?)(?P=fence) *$)"  # looked at only, since boxes may stand in it
+LABEL = re.compile(r"^:label: *(\S+)", re.M)
 REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = r"\{prf:ref\}`[^`]+`"
 HEAD = re.compile(rf"\*(?:Of )?{LINK}(?:(?:,| and)\s{LINK})*\.\*")
@@ -53,7 +50,6 @@ class Frame(NamedTuple):
 FRAME = Frame(width=208, height=52, aside=32, above=10, page=900)
 NAME, SUBJECT, LINES = 25, 31, 3  # letters in a line of a box, and lines
 SWEEPS, SORTING = 24, 4  # over the columns of the drawing; the first ones look to one side
-MARGIN = 4  # around the drawing, for the lines of its boxes
 MARKS = {"holds": "✓", "part": "◐", "fails": "✗", "open": "○", "proof": "∎", "plain": ""}
 SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
 
@@ -79,16 +75,11 @@ class Statement(NamedTuple):
 
 
 def _stated(name: str) -> list[str]:
-    exact, parts = [], []
-    for key, claim in claims().items():
-        author = f"{AUTHORS[claim.paper]}, "
-        if claim.kind != "finding" and name.startswith(author):
-            label, named = name.removeprefix(author), claim.label.removesuffix(")").split(" (")
-            if label in (claim.label, ", ".join(named)):
-                exact.append(key)
-            elif label in named:
-                parts.append(key)
-    return exact or parts
+    author, _, label = name.partition(", ")
+    known = [c for c in claims().values() if c.kind != "finding" and AUTHORS[c.paper] == author]
+    parts = {claim: claim.label.removesuffix(")").split(" (") for claim in known}
+    exact = [claim.key for claim in known if label in (claim.label, ", ".join(parts[claim]))]
+    return exact or [claim.key for claim in known if label in parts[claim]]
 
 
 class References(NamedTuple):
@@ -104,7 +95,7 @@ def read(texts: Mapping[str, str] | None = None) -> References:
     texts = texts or {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
     for chapter, text in texts.items():
         owners: set[str] = set()  # of a proof that does not say whose it is
-        for box in BOX.finditer(text):
+        for box in re.finditer(BOX, text, re.M):
             if box["kind"] == "proof":
                 _add_proof(proofs, owners, box["content"])
             elif label := LABEL.search(box["content"]):
@@ -167,8 +158,8 @@ def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
             for key, (x, middle) in sorted(places.items())
         ],
         lines=[(edge[2], _curve(routes[edge[:2]])) for edge in lines],
-        width=round(width + 2 * MARGIN),
-        height=round(height + 2 * MARGIN),
+        width=round(width + 8),  # a margin for the lines of boxes
+        height=round(height + 8),
     )
 
 

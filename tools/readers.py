@@ -41,7 +41,7 @@ class _Markdown:
 
     def number(self, node: nodes.Element, kind: str) -> str:
         """Such as 2.1, or nothing."""
-        found = (self.numbers.get(kind, {}).get(name) for name in node["ids"])
+        found = [self.numbers.get(kind, {}).get(name) for name in node["ids"]]
         return ".".join(map(str, next(filter(None, found), ())))
 
     def named(self, node: nodes.Element, kind: str, caption: nodes.Element) -> str:

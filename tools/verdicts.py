@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import nbformat
 
-from attnmem.pages.reporting import GRADES, METADATA, Graded
+from attnmem.pages.reporting import METADATA, Graded
 from attnmem.papers import Claim
 
 from .chapters import chapters, notebook_path
@@ -27,12 +27,6 @@ class Recorded(NamedTuple):
     def rests_on(self) -> set[str]:
         """The labels of the statements that its checks name."""
         return {check.by for _, check in self.checks if check.by}
-
-    @property
-    def failing(self) -> str:
-        """The evidence that decides against the claim: the strongest of the failing checks."""
-        failing = [(evidence, check) for evidence, check in self.checks if check.holds is False]
-        return min(failing, key=lambda each: GRADES.index(each[1].grade))[0]
 
 
 def recorded() -> dict[str, Recorded]:
