@@ -148,21 +148,6 @@ def test_proposition_3_the_circle_in_closed_form(N):
         assert (dana.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
 
 
-@pytest.mark.hostile("dana-proposition-3")
-def test_proposition_3_fails_on_a_line():
-    """All integer unembeddings of three tokens: at most two can win, at any strength."""
-    for W in itertools.product(range(-2, 3), repeat=3):
-        winners = set()
-        for E in range(-3, 4):
-            logits = [w * E for w in W]
-            if logits.count(max(logits)) == 1:
-                winners.add(logits.index(max(logits)))
-        assert len(winners) <= 2
-    pairs, sizes = hostile.every_sequence(3, 2)[:3], {"vocab": 3, "head_dim": 1, "heads": 2}
-    with pytest.raises(ValueError, match=r"^dim: got 1"):
-        memorize_aot(pairs, pairs[:, 1], dim=1, seed=0, **sizes)
-
-
 @pytest.mark.hostile("dana-lemma-1")
 @pytest.mark.parametrize("N", [2, 3, 5])
 def test_lemma_1_the_slope_is_the_least_probability_and_no_other(N):

@@ -79,10 +79,6 @@ def test_dimension_of_transformers_with_few_tokens(run, dimension):
     assert numerical_rank(found, rtol=1e-11) == models.dimension(run) == dimension
 
 
-def test_no_heads_add_to_logits_of_full_rank():
-    assert counts.aot_dimension(123, 10, 10, 50) == 10 * (50**2 + 50 - 1 - 10)
-
-
 def layer(H, n, d, d_h, N, context):
     sizes = {"N": N, "n": n, "d": d, "d_h": d_h, "H": H, "width": None, "layers": 1}
     task = "classes" if N else "reals"

@@ -255,7 +255,6 @@ def memorize_next_tokens(
     (see the chapter on token sequences).
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
-    r = torch.eye(dim, dtype=torch.float64)[-1]
 
     def drawn() -> Iterator[tuple[AoTWeights, float]]:
         for attempt, spread in enumerate(_SOFT):
@@ -268,7 +267,7 @@ def memorize_next_tokens(
             z = x[:, -1, -1]
             heads = draw_base(groups, dim, head_dim, spread, generator)
             for u, found in _met(x, heads, c[next_tokens] * z):
-                weights = _transformer(embedding, positions, u, found, c, r)
+                weights = _transformer(embedding, positions, u, found, c)
                 lost = -float(margins(aot(weights, sequences), next_tokens).min())
                 yield weights, lost / float((c[1] - c[0]) ** 2 * z.min())  # of the exact margin
 
@@ -296,10 +295,11 @@ def _met(x: Tensor, heads: ScalarHeads, labels: Tensor) -> Iterator[tuple[Tensor
             yield found.mu[-1], ScalarHeads(*(W[:-1] for W in found))
 
 
-def _transformer(embedding, positions, u, heads: ScalarHeads, c, r) -> AoTWeights:
+def _transformer(embedding, positions, u, heads: ScalarHeads, c) -> AoTWeights:
     """The transformer whose logits are ``2 c y - c^2 z``, ``z`` the last coordinate of ``x``."""
     W_Q, W_K = heads.W_Q.mT.contiguous(), heads.W_K.mT.contiguous()
     W_V, W_O = torch.zeros_like(W_Q), torch.zeros_like(heads.W_Q)
+    r = torch.eye(len(u), dtype=u.dtype)[-1]
     written = u * (1 - r)
     W_V[:, 0] = heads.mu
     # The product with u is 1, with r it is 0; if all labels are zero, nothing is written.

@@ -387,8 +387,7 @@ def _exact_relation(matrix: np.ndarray) -> list[int] | None:
     if count != 1:
         return None
     values = [int(row[0]) for row in vectors.tolist()]
-    last = next(value for value in reversed(values) if value)
-    divisor = math.gcd(*values) * (1 if last > 0 else -1)
+    divisor = math.gcd(*values) * (1 if values[0] > 0 else -1)
     return [value // divisor for value in values]
 
 
