@@ -21,12 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..checks import Seed, checked, on_cpu, refuse
-from ..examples import Contexts, Labels, check_data, check_distinct_examples, unit
+from ..examples import Contexts, Labels, Queries, check_data, check_distinct_examples, unit
 from .bounds import mha_capacity
 from .layers import MHAWeights, attend, mha
 from .random import gaussian
 
-_Queries = Float[Tensor, "T d"]
 _Keys = Float[Tensor, "H d k"]  # for each head, one column for each example that it serves
 _Served = Int[Tensor, "H k"]  # their numbers
 
@@ -57,7 +56,7 @@ def serve(examples: int, heads: int) -> Int[Tensor, "H k"]:
     return 1 + (torch.arange(heads * slots) % max(examples - 1, 1)).reshape(heads, slots)
 
 
-def dual_basis(queries: _Queries, served: _Served) -> tuple[_Keys, Float[Tensor, "H d m"]]:
+def dual_basis(queries: Queries, served: _Served) -> tuple[_Keys, Float[Tensor, "H d m"]]:
     """For each head, columns ``f_s`` with ``f_s . e_s' = [s = s']``; a basis orthogonal to its e_s.
 
     The queries that a head serves must be independent (Assumption 1).
@@ -89,7 +88,7 @@ def separating_direction(contexts: Contexts, generator: torch.Generator) -> Floa
 
 
 def orthogonal_direction(
-    free: Float[Tensor, "H d m"], queries: _Queries, served: _Served, generator: torch.Generator
+    free: Float[Tensor, "H d m"], queries: Queries, served: _Served, generator: torch.Generator
 ) -> Float[Tensor, "H d"]:
     """For each head, a unit ``v`` with ``v . e = 0`` on its served queries and no other (Lemma 3).
 
@@ -121,7 +120,7 @@ def interpolating_keys(
 
 def saturating_scale(
     contexts: Contexts,
-    queries: _Queries,
+    queries: Queries,
     served: _Served,
     duals: _Keys,
     keys: _Keys,
@@ -261,7 +260,7 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
 @torch.no_grad()
 def memorize_mha(
     contexts: Contexts,
-    queries: _Queries,
+    queries: Queries,
     labels: Labels,
     *,
     heads: int,
