@@ -390,8 +390,8 @@ class Memorization(Protocol):
             losses, outputs, _ = self.model.losses(self.parameters, self.run, *batch)
             total = total + losses.double().where(there, 0).sum(dim=1)
             if self.run.N:
-                known = (outputs.argmax(dim=1) == batch[2]) & losses.isfinite()
-                right = right + (known & there).double().sum(dim=1)
+                known = (outputs.argmax(dim=1) == batch[2]) & there
+                right = right + known.double().sum(dim=1)
         losses = (total / self.data.sizes).tolist()
         shares = (right / self.data.sizes).tolist() if self.run.N else [None] * len(losses)
         return [{"accuracy": a, "loss": loss} for a, loss in zip(shares, losses, strict=True)]
