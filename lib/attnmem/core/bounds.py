@@ -324,7 +324,8 @@ def deep_ceiling(
     .. math:: v_l = \min(d_v, d, s_l), \qquad s_{l-1} = \min(d, s_l + H_l (v_l + 2 r)).
 
     The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
-    tokens or more (theorem ``thm-depth-rank``; without ``skip``, ``thm-depth-bare``).
+    tokens or more, with full or causal attention (theorem ``thm-depth-rank``). Without ``skip`` the
+    count is proved for wide layers (``thm-depth-bare``) and was only compared for narrow ones.
 
     Example:
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
