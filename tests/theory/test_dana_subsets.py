@@ -60,7 +60,7 @@ def sets(draw, S=LENGTHS, most=9):
 
 def real_rank(rows, H, d_h, d, target, one_entry=False):
     """Proven rank of F of one random transformer with real exponentials."""
-    e, pos, W_Q, W_K, W_V = dana.draw(int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1)
+    e, pos, W_Q, W_K, W_V = dana.random_aot(int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1)
     if one_entry:
         W_Q[:, 1:], W_K[:, 1:], W_Q[:, :, 1:] = 0, 0, 0
         W_K[:, :, 0], W_K[:, :, 2:] = 0, 0

@@ -176,14 +176,14 @@ def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
 
 
-def _is_a_share(accuracy: Any) -> None:
-    _is_not_half_precision(accuracy=accuracy)
-    share = np.asarray(accuracy)
-    if not ((share >= 0) & (share <= 1)).all():
-        refuse("accuracy", accuracy, "shares from 0 to 1")
+def _is_within(most: float, what: str, **argument: Any) -> None:
+    _is_not_half_precision(**argument)
+    for name, value in argument.items():
+        if not ((np.asarray(value) >= 0) & (np.asarray(value) <= most)).all():
+            refuse(name, value, what)
 
 
-@checked(also=_is_a_share)
+@checked(also=lambda accuracy: _is_within(1, "shares from 0 to 1", accuracy=accuracy))
 def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
     r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
 
@@ -203,13 +203,7 @@ def different_draws(total: int, draws: int) -> float:
     return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
 
 
-def _is_a_mean_square(error: Any) -> None:
-    _is_not_half_precision(error=error)
-    if not (np.asarray(error) >= 0).all():
-        refuse("error", error, "mean squares, at least 0")
-
-
-@checked(also=_is_a_mean_square)
+@checked(also=lambda error: _is_within(math.inf, "mean squares, at least 0", error=error))
 def error_to_bits(error, total: int):
     r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
 

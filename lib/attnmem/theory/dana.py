@@ -73,7 +73,7 @@ def margins(logits: Float[Tensor, "T N"], next_tokens: Int[Tensor, " T"]) -> Flo
 
 @on_cpu
 @checked
-def draw(
+def random_aot(
     vocab: int, length: int, dim: int, head_dim: int, heads: int, spread: _Spread, seed: Seed
 ) -> tuple[Tensor, ...]:
     """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
@@ -167,7 +167,9 @@ def memorize_aot(
             targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
             spread = spreads[attempt % len(spreads)]
             sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-            weights = fitted(draw(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets)
+            weights = fitted(
+                random_aot(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets
+            )
             lost = -float(margins(aot(weights, sequences), next_tokens).min())
             yield weights, lost
             if -lost >= _ENOUGH[0] * (exact_margin - 2 * jitter):
