@@ -15,7 +15,6 @@ from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, solved, tangents
 
 BUILDERS = [memorize_by_difference, memorize_by_cancellation]
-FLOOR_AND_CEILING = bounds.own_context_floor, bounds.own_context_ceiling
 CONTEXTS = ["own", "shared", "self"]
 
 
@@ -161,13 +160,6 @@ def test_opposite_logits_of_two_tokens_lose_rank():
 # --- counts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("d", [1, 2, 8, 32, 200])
-def test_the_floor_is_between_half_and_all_and_tends_to_all(d):
-    for H, d_h in itertools.product((1, 2, 3, 8, 21), {1, min(3, d), d}):
-        ceiling, half = (bounds.own_context_ceiling(h, d_h, d) if h else 0 for h in (H, H // 2))
-        assert half <= bounds.own_context_floor(H, d_h, d) <= ceiling
-
-
 @pytest.mark.parametrize("d", [1, 2, 5, 8, 32, 200])
 def test_the_share_that_is_missed_is_bounded_as_proved(d):
     def share(H, d_h):
@@ -190,15 +182,6 @@ def test_where_wider_heads_are_proven_to_help():
         shared = {bounds.shared_context_ceiling(H, d // 2, k, d) for k in range(d // 2 - 1, d + 1)}
         assert len(shared) == 1
         assert bounds.shared_context_ceiling(H, d // 2, d // 2 - 2, d) < min(shared)
-
-
-def test_a_shared_context_has_less_room():
-    for H, n, d_h, d in itertools.product((1, 2, 5), (2, 3, 6), (1, 2, 6), (6, 9)):
-        floor = bounds.shared_context_floor(H, n, d_h, d)
-        ceiling = bounds.shared_context_ceiling(H, n, d_h, d)
-        half = bounds.shared_context_ceiling(H // 2, n, d_h, d) if H > 1 else 1
-        assert half <= floor <= ceiling <= bounds.own_context_ceiling(H, d_h, d) + 1
-    assert bounds.shared_context_floor(4, 7, 2, 6) == bounds.own_context_floor(4, 2, 6)
 
 
 # --- weights for every label ----------------------------------------------------------------------

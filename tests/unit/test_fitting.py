@@ -32,11 +32,6 @@ def given(shared=False, heads=H, n=N, d=D, d_h=D_H, examples=T, seed=0, scale=0.
     return start, contexts, queries, torch.rand(examples, generator=g, dtype=torch.float64)
 
 
-def linear(examples):
-    """Contexts of one token: outputs are linear in ``mu`` and depend on nothing else."""
-    return given(n=1, examples=examples)
-
-
 def dense_step(heads, contexts, queries, labels, damping):
     """A damped step by autograd's Jacobian and the normal equations of the other side."""
     outputs = lambda *w: scalar_outputs(ScalarHeads(*w), contexts, queries)  # noqa: E731
@@ -65,7 +60,7 @@ def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(shared):
 @pytest.mark.parametrize("optimizer", [fitting.levenberg_marquardt, fitting.lbfgs])
 def test_linear_least_squares_is_solved_exactly(optimizer):
     """With more examples than dimensions, and to a zero residual with fewer."""
-    start, contexts, queries, labels = linear(examples=13)
+    start, contexts, queries, labels = given(n=1, examples=13)  # linear in mu
     fit = optimizer(start, contexts, queries, labels, steps=400)
     tokens = contexts[:, 0]
     residual = tokens @ torch.linalg.lstsq(tokens, labels[:, None]).solution[:, 0] - labels
@@ -73,17 +68,9 @@ def test_linear_least_squares_is_solved_exactly(optimizer):
     assert torch.allclose(got, residual, atol=1e-7)
     assert fit.stop != "met"
     assert fit.error == pytest.approx(float(residual.abs().max() / labels.max()), abs=1e-7)
-    met = optimizer(*linear(examples=D), steps=400)
+    met = optimizer(*given(n=1, examples=D), steps=400)
     assert (met.stop, met.error <= fitting.MET) == ("met", True)
     assert met.steps < 400
-
-
-def test_nothing_is_done_where_labels_are_met_already():
-    start, contexts, queries, _ = given()
-    labels = scalar_outputs(start, contexts, queries)
-    fit = fitting.levenberg_marquardt(start, contexts, queries, labels, steps=5)
-    assert (fit.steps, fit.stop, fit.error) == (0, "met", 0.0)
-    assert all(torch.equal(a, b) for a, b in zip(fit.weights, start, strict=True))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -99,6 +86,9 @@ def test_half_of_the_ceiling_is_met(shared):
     assert fit.stop == "met"
     assert fit.error == pytest.approx(float(error / labels.max()), rel=1e-6)
     assert fit.error <= fitting.MET
+    met = fit.weights, contexts, queries, scalar_outputs(fit.weights, contexts, queries)
+    none = fitting.levenberg_marquardt(*met, steps=5)
+    assert (none.steps, none.stop, none.error) == (0, "met", 0.0)
     again = fitting.levenberg_marquardt(*data, steps=100)
     assert all(torch.equal(a, b) for a, b in zip(fit.weights, again.weights, strict=True))
 
@@ -169,19 +159,13 @@ def test_adam_against_autograd(monkeypatch, shared, batch):
         assert whole.error == pytest.approx(fit.error, rel=1e-9)
 
 
-def test_adam_stops_at_the_first_look_at_which_all_labels_are_met(monkeypatch):
+def test_adam_and_lbfgs_stop_where_labels_are_met_and_at_their_limit(monkeypatch):
     monkeypatch.setattr(fitting, "_EVERY", 10)
     fit = fitting.adam(*given(examples=3), steps=5000, rate=lambda _: 0.01)
-    assert fit.stop == "met"
-    assert fit.steps % 10 == 0
-    assert fit.steps < 5000
-
-
-def test_lbfgs_meets_labels_and_keeps_its_limit():
+    assert (fit.stop, fit.steps % 10, fit.steps < 5000) == ("met", 0, True)
     data = given(examples=6)
     fit = fitting.lbfgs(*data, steps=2000)
-    assert fit.stop == "met"
-    assert fit.steps < 2000
+    assert (fit.stop, fit.steps < 2000) == ("met", True)
     short = fitting.lbfgs(*data, steps=7)
     assert (short.steps, short.stop) == (7, "steps")
     assert short.error < fitting.lbfgs(*data, steps=1).error

@@ -1,6 +1,5 @@
 """Ranks against planted structure and brute force in exact arithmetic."""
 
-import itertools
 import math
 
 import pytest
@@ -20,17 +19,19 @@ from attnmem.theory.independence import (
 import oracles
 
 integers = st.integers(-3, 3)
-matrices = st.integers(1, 4).flatmap(
-    lambda d: st.lists(st.lists(integers, min_size=d, max_size=d), min_size=1, max_size=6)
+matrices = st.integers(1, 5).flatmap(
+    lambda d: st.lists(st.lists(integers, min_size=d, max_size=d), min_size=1, max_size=7)
 )
 
 
-@settings(max_examples=150)
-@given(matrices)
-def test_ranks_of_small_integer_matrices_are_exact(rows):
-    matrix = torch.tensor(rows)
+@settings(max_examples=150, deadline=None)
+@given(matrices, st.lists(st.integers(-8, 8), min_size=7, max_size=7))
+def test_ranks_of_small_integer_matrices_are_exact_whatever_the_lengths_of_rows(rows, powers):
+    matrix, expected = torch.tensor(rows), oracles.kruskal(rows)
     assert numerical_rank(matrix) == oracles.rank(rows)
-    assert kruskal_rank(matrix) == oracles.kruskal(rows)
+    assert kruskal_rank(matrix) == kruskal_rank(matrix, method="milp") == expected
+    scales = 10.0 ** torch.tensor(powers, dtype=torch.float64)[: len(rows), None]
+    assert kruskal_rank(matrix * scales) == expected
 
 
 def test_rank_of_a_batch_and_its_tolerance():
@@ -98,11 +99,8 @@ def test_no_vectors_and_vectors_without_entries_have_rank_zero(shape, kind):
     assert numerical_rank(vectors.expand(2, *shape)).tolist() == [0, 0]
 
 
-def test_general_position_needs_no_enumeration_when_all_rows_are_independent():
-    assert kruskal_rank(torch.eye(40), max_subsets=1) == 40
-
-
 def test_kruskal_rank_refuses_what_it_cannot_finish_and_says_what_it_knows():
+    assert kruskal_rank(torch.eye(40), max_subsets=1) == 40, "no subset is looked at"
     vectors = torch.randn(200, 10, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^vectors: got 200 rows, .* between 2 and 10; .*1313400"):
         kruskal_rank(vectors, max_subsets=10**6)
@@ -110,52 +108,15 @@ def test_kruskal_rank_refuses_what_it_cannot_finish_and_says_what_it_knows():
     assert kruskal_rank(vectors) == 1  # a dependent pair ends the search early
 
 
-def planted(generator):
-    """A few vectors, in half of the cases with some of them dependent, shuffled."""
-    pick = lambda low, high: int(torch.randint(low, high + 1, (), generator=generator))  # noqa: E731
-    T, d = pick(1, 8), pick(1, 6)
-    vectors = torch.randn(T, d, dtype=torch.float64, generator=generator)
-    if pick(0, 1):
-        vectors = torch.randint(-2, 3, (T, d), generator=generator).double()
-    if T > 1 and pick(0, 1):
-        size = pick(2, T)
-        mix = torch.randn(size - 1, 1, dtype=torch.float64, generator=generator)
-        vectors[size - 1] = (mix * vectors[: size - 1]).sum(dim=0)
-    return vectors[torch.randperm(T, generator=generator)]
-
-
-def brute_force(vectors):
-    """Every subset of every size by its singular values."""
-    lengths = vectors.norm(dim=1, keepdim=True)
-    units = vectors / lengths.where(lengths > 0, 1.0)
-    for size in range(1, len(units) + 1):
-        subsets = torch.tensor([*itertools.combinations(range(len(units)), size)])
-        if (numerical_rank(units[subsets]) < size).any():
-            return size - 1
-    return len(units)
-
-
-def test_kruskal_rank_is_that_of_brute_force_on_200_sets_whatever_the_lengths():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        vectors = planted(generator)
-        expected = brute_force(vectors)
-        scales = 10.0 ** torch.randint(-8, 9, (len(vectors), 1), generator=generator)
-        assert kruskal_rank(vectors * scales) == expected
-        assert kruskal_rank(vectors, method="milp") == expected
-
-
 def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
     vectors = torch.randn(14, 6, dtype=torch.float64)
     vectors[11] = vectors[3] - vectors[7] + vectors[9]
     near = torch.randn(3, 6, dtype=torch.float64)
     near[0] = near[1] + 1e-9 * near[0]  # close to dependent, and independent
-    expected = brute_force(torch.cat([vectors, near]))
-    assert expected == 3
     for entries in (1, 100, 2**19):  # blocks of any size
         monkeypatch.setattr(independence, "_ENTRIES", entries)
         monkeypatch.setattr(independence, "_PAIRS", entries)
-        assert kruskal_rank(torch.cat([vectors, near])) == expected
+        assert kruskal_rank(torch.cat([vectors, near])) == 3
 
 
 def test_a_tolerance_counts_near_dependent_sets_as_dependent():

@@ -207,23 +207,9 @@ def test_what_would_give_other_outputs_is_refused_with_a_remedy(make, said):
         from_torch(make())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_what_the_refusals_say_helps():
-    for module, part in (
-        (nn.TransformerEncoderLayer(4, 2, dtype=torch.float64).eval(), "self_attn"),
-        (torch.compile(LAYER(dtype=torch.float64)), "_orig_mod"),
-    ):
-        layer, x = module.get_submodule(part), normal(3, 5, 4)
-        taken = from_torch(layer)
-        found = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, 0]) + taken.bias
-        wanted = layer(x, x, x)[0]
-        wanted = wanted[:, 0] if layer.batch_first else wanted[0]
-        assert (found - wanted).abs().max() < 1e-12
-    for good in (LAYER(dropout=0.1).eval(), LAYER(dtype=torch.bfloat16).float(), LAYER()):
-        assert from_torch(good).weights.W_Q.dtype == torch.float32
-
-
 def test_numbers_that_are_not_finite_are_refused_with_their_names():
+    for good in (LAYER(dropout=0.1).eval(), LAYER(dtype=torch.bfloat16).float(), LAYER()):
+        assert from_torch(good).weights.W_Q.dtype == torch.float32, "as the refusals advise"
     layer = LAYER()
     layer.out_proj.weight.data[1, 2] = torch.nan
     with pytest.raises(ValueError, match=r"^module\.out_proj\.weight: got 1 entries that are NaN"):
@@ -254,25 +240,16 @@ def test_adapters_and_dropout_of_a_model_are_refused(tmp_path):
         from_torch(layer)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(2, 3), (3, 5)])
-def test_weights_become_torch_layers(heads, head_dim):
-    weights = random_mha(heads, 6, head_dim, seed=0, value_dim=head_dim)
-    wide = weights._replace(W_O=normal(heads * head_dim, 6), W_D=torch.eye(6, dtype=torch.float64))
-    x, bias = normal(7, 4, 6), normal(6, seed=5)
-    layer = to_torch(wide, bias)
-    assert isinstance(layer, nn.MultiheadAttention) == (heads * head_dim == 6)
-    wanted = mha(wide, x[:, 1:], x[:, 0]) + bias
-    hidden = torch.arange(4).expand(7, 4) == 0
-    assert (layer(x[:, :1], x, x, key_padding_mask=hidden)[0][:, 0] - wanted).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("heads", [3, 4])
-def test_masks_are_taken_as_torch_takes_them(heads):
+def test_weights_become_torch_layers_that_take_masks_as_torch_does(heads):
     """Three heads of width 2 become torch's own layer; four, the module of this library."""
     weights = random_mha(heads, 6, 2, seed=0, value_dim=2)
     weights = weights._replace(W_O=normal(heads * 2, 6), W_D=torch.eye(6, dtype=torch.float64))
-    layer, x = to_torch(weights), normal(7, 5, 6)
+    x, bias = normal(7, 5, 6), normal(6, seed=5)
+    layer = to_torch(weights, bias)
     assert isinstance(layer, nn.MultiheadAttention) == (heads == 3)
+    plain = mha(weights, x, x[:, 0]) + bias
+    assert (layer(x[:, :1], x, x)[0][:, 0] - plain).abs().max() < 1e-12
     hidden = normal(7, 5, seed=1) > 0.5
     hidden[:, 0] = False
     added = torch.zeros(7, 5, dtype=torch.float64).masked_fill(hidden, -torch.inf)
@@ -283,7 +260,7 @@ def test_masks_are_taken_as_torch_takes_them(heads):
             continue  # torch wants the dtype of the layer
         shown = alpha + (pulled.float() if logits is None else logits)[:, None]
         z = shown.softmax(-1)[..., None, :] @ (x[:, None] @ weights.W_V)
-        wanted = z.flatten(1) @ weights.W_O
+        wanted = z.flatten(1) @ weights.W_O + bias
         found = layer(x[:, :1], x, x, key_padding_mask=mask)[0][:, 0]
         assert (found - wanted).abs().max() < 1e-12
         alone = layer(x[3, :1], x[3], x[3], key_padding_mask=mask[3])[0]
