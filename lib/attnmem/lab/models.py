@@ -105,9 +105,8 @@ def aot_losses(
     That of one layer of heads alone, as in Experiment 1, is by hand; others are by autograd, which
     takes half as much time more.
     """
-    only_heads = not (run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip)
-    by_hand = only_heads and run.layers == 1
-    stream, of_stream = _one_layer_vjp(P, run, tokens) if by_hand else _layers_vjp(P, run, tokens)
+    more = run.layers > 1 or run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip
+    stream, of_stream = _layers_vjp(P, run, tokens) if more else _one_layer_vjp(P, run, tokens)
     with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
         logits = torch.bmm(P["unembedding"], stream)
         losses, of_losses = gradients.cross_entropy_vjp(logits, answers)
@@ -127,8 +126,8 @@ def aot_losses(
 def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
     """The residual stream after it, and from its gradient those at the weights by name."""
     inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
-    maps = _heads(P, run, 0)
-    stream, of_pairs = gradients.after_pairs_vjp(*maps, inputs, P["embedding"], tokens)
+    data = inputs, P["embedding"], tokens
+    stream, of_pairs = gradients.after_pairs_vjp(*_maps(P, run, 0), *data)
 
     @torch.inference_mode()
     def vjp(g):
@@ -199,15 +198,11 @@ def _enter(
     return x, inputs if variant.position_in_skip else inputs + positions
 
 
-def _heads(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four maps of a layer's heads, the query's with the logits' scale in it."""
-    W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
-    return W_Q * run.d_h**-0.5 if VARIANTS[run.variant].scaled else W_Q, W_K, W_V, W_O
-
-
 def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`_heads`, the outputs' with the map back to the residual stream in it."""
-    W_Q, W_K, W_V, W_O = _heads(P, run, layer)
+    """The four maps of a layer's heads, with the logits' scale and the map back to the stream."""
+    W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
+    if VARIANTS[run.variant].scaled:
+        W_Q = W_Q * run.d_h**-0.5
     up = P.get(f"up.{0 if VARIANTS[run.variant].tied else layer}")
     return W_Q, W_K, W_V, W_O if up is None else up[:, None] @ W_O
 
