@@ -493,7 +493,7 @@ def test_so_many_labels_are_met_as_examine_says(E, e, heads, head_dim, kind):
     if kind == "worst":
         at = one_layer.reduced(as_data(E, e)).some(torch.tensor(firsts))
         base = one_layer.draw(heads, head_dim, at, one_layer.SHARP, 0, groups=True)
-        rows = one_layer.independent_rows(base, at, one_layer.SURE)
+        rows, _ = one_layer.independent_rows(base, at, one_layer.SURE)
         _, axes = torch.linalg.eigh(at.some(rows).tangents(base).gram())
         y = np.zeros(T)
         y[np.array(firsts)[rows]] = axes[:, 0]

@@ -67,18 +67,11 @@ def attended(
 
 
 def scalar_outputs(
-    heads: ScalarHeads,
-    context: Float[Tensor, "*T n d"],
-    query: Float[Tensor, "T d"],
-    hidden: Bool[Tensor, "T n"] | None = None,
-    base: Float[Tensor, "T_or_one d"] | None = None,
+    heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
 ) -> Float[Tensor, " T"]:
-    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one.
-
-    ``base`` is a vector of each context that values see added to all of its tokens.
-    """
-    z = attended(heads.W_Q, heads.W_K, context, query, hidden)[1]
-    return torch.einsum("thd,hd->t", z if base is None else z + base[:, None], heads.mu)
+    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one."""
+    z = attend(heads.W_Q, heads.W_K, context, query)[1]
+    return torch.einsum("thd,hd->t", z, heads.mu)
 
 
 class Tangents(NamedTuple):
@@ -131,6 +124,9 @@ def tangents(
     base: Float[Tensor, "T_or_one d"] | None = None,
 ) -> Tangents:
     """The derivative of :func:`scalar_outputs` in the weights, and the outputs.
+
+    ``hidden`` tokens are padding. ``base`` is a vector of each context that values see added to all
+    of its tokens.
 
     Source: this book, the chapter on the capacity of one layer.
     """

@@ -22,8 +22,9 @@ from torch.nn.functional import pad
 
 from ..core.bounds import best_groups
 from ..examples import unit
+from ..theory import tangents
 from ..theory.fitting import newton
-from ..theory.tangents import Coordinates, ScalarHeads, Tangents, attended, scalar_outputs, tangents
+from ..theory.tangents import Coordinates, ScalarHeads
 from .data import Data
 
 _SMALL = 400  # examples of which singular values are computed
@@ -86,22 +87,18 @@ class Reduced(NamedTuple):
             mask=self.mask[rows],
         )
 
-    @property
-    def seen(self) -> tuple[Tensor, ...]:
-        """What :func:`~attnmem.theory.tangents.scalar_outputs` takes."""
-        return self.contexts, self.queries, self.mask, self.base
-
     def features(self, W_Q: Tensor, W_K: Tensor) -> Float[Tensor, "T H D"]:
         """Attended tokens of every head, the first ones of the contexts included."""
-        return attended(W_Q, W_K, *self.seen[:3])[1] + self.base[:, None]
+        z = tangents.attended(W_Q, W_K, self.contexts, self.queries, self.mask)[1]
+        return z + self.base[:, None]
 
     def outputs(self, heads: ScalarHeads) -> Float[Tensor, " T"]:
         """One number for each example."""
-        return scalar_outputs(heads, *self.seen)
+        return torch.einsum("thd,hd->t", self.features(heads.W_Q, heads.W_K), heads.mu)
 
-    def tangents(self, heads: ScalarHeads) -> Tangents:
+    def tangents(self, heads: ScalarHeads) -> tangents.Tangents:
         """Their derivative in all weights, and the outputs."""
-        return tangents(heads, *self.seen)
+        return tangents.tangents(heads, self.contexts, self.queries, self.mask, self.base)
 
     def outward(self, heads: ScalarHeads) -> ScalarHeads:
         """The weights for the data as they came."""
@@ -133,8 +130,8 @@ def reduced(data: Data) -> Reduced:
     contexts = apart @ tokens
     contexts[..., m:] = 0.0  # but for rounding, it is
     maps = tokens / sizes[0][:, None], queries / sizes[1][:, None]
-    data = contexts, kept @ tokens, e @ queries, hidden
-    return Reduced(*data, (m, q, c), maps, (moves, asked, same))
+    seen = contexts, kept @ tokens, e @ queries, hidden
+    return Reduced(*seen, (m, q, c), maps, (moves, asked, same))
 
 
 def tolerance(precision: torch.dtype) -> float:
@@ -182,10 +179,8 @@ def ceiling(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> int:
 def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor, " k"]:
     """All examples, or random ones if there are many: more than the rank can be."""
     T, width = len(at.queries), ceiling(heads, head_dim, at.sizes)
-    if T <= GRAM:
-        return torch.arange(T)
-    g = torch.Generator().manual_seed(seed)
-    return torch.randperm(T, generator=g)[: min(GRAM, width + width // 8 + 50)]
+    order = torch.randperm(T, generator=torch.Generator().manual_seed(seed))
+    return torch.arange(T) if T <= GRAM else order[: min(GRAM, width + width // 8 + 50)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +216,7 @@ def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank
     T = len(at.queries)
     if T > _SMALL or least:
         least = least or _least(T)
-        rows, kept = _clear(_products(heads, at), least)
+        rows, kept = independent_rows(heads, at, least)
         return Rank(len(rows), T, kept, 0.0 if len(rows) == T else None, least, "Cholesky")
     J = torch.cat(at.tangents(heads).parts(), dim=1)
     J = J / torch.linalg.vector_norm(J, dim=1, keepdim=True).clamp(min=1e-300)
@@ -230,42 +225,29 @@ def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank
     return Rank(k, T, kept, dropped, least, "singular values")
 
 
-def _products(heads: ScalarHeads, at: Reduced) -> Float[Tensor, "T T"]:
-    """Products of the rows of the derivative, scaled to length one."""
-    K = at.tangents(heads).gram()
-    size = K.diagonal().clamp(min=1e-300).rsqrt()
-    return K.mul_(size[:, None]).mul_(size)
-
-
 def _least(T: int) -> float:
     """What products of rows can tell from zero."""
     return (T * torch.finfo(torch.float64).eps) ** 0.5
 
 
-def _clear(K: Float[Tensor, "T T"], least: float) -> tuple[Int[Tensor, " k"], float]:
-    """Rows whose pivots are above ``least``, and the smallest of these pivots."""
-    factor, failed = torch.linalg.cholesky_ex(K)
-    if not failed and (kept := float(factor.diagonal().min())) > least:  # three times as fast
-        return torch.arange(len(K)), kept
-    rows, pivots = _pivoted(K, least)
-    return rows, [0.0, *pivots.tolist()][-1]
-
-
-def _pivoted(
-    K: Float[Tensor, "T T"], least: float
-) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
-    """The order of the pivots of a Cholesky decomposition, and their sizes."""
-    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(K.numpy(), lower=1, tol=least**2)
-    pivots = torch.from_numpy(order.astype("int64"))[:rank] - 1
-    return pivots, torch.from_numpy(factor.diagonal()[:rank].copy())
-
-
 def independent_rows(
     heads: ScalarHeads, at: Reduced, least: float | None = None
-) -> Int[Tensor, " k"]:
-    """Examples whose rows are independent: the clearest first, or those of :func:`rank_at`."""
-    K = _products(heads, at)
-    return _clear(K, least)[0] if least else _pivoted(K, _least(len(K)))[0]
+) -> tuple[Int[Tensor, " k"], float]:
+    """Examples whose rows are independent, and the smallest of Cholesky's pivots.
+
+    Those of pivots above ``least``, as :func:`rank_at` counts; or all, the clearest first.
+    """
+    K, T = at.tangents(heads).gram(), len(at.queries)
+    size = K.diagonal().clamp(min=1e-300).rsqrt()  # rows of length one
+    K.mul_(size[:, None]).mul_(size)
+    if least:
+        factor, failed = torch.linalg.cholesky_ex(K)
+        if not failed and (kept := float(factor.diagonal().min())) > least:  # three times as fast
+            return torch.arange(T), kept
+    tol = (least or _least(T)) ** 2
+    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(K.numpy(), lower=1, tol=tol)
+    rows = torch.from_numpy(order.astype("int64"))[:rank] - 1
+    return rows, float(factor[rank - 1, rank - 1]) if rank else 0.0
 
 
 # --- Levenberg and Marquardt ----------------------------------------------------------------------

@@ -302,7 +302,7 @@ class _Task:
         rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
         at = self.at.some(rows)
         base = layer.cancelling(heads, self.head_dim, at, self.seed)
-        clear = layer.independent_rows(base, at, layer.SURE)
+        clear, _ = layer.independent_rows(base, at, layer.SURE)
         at, rows = at.some(clear), rows[clear]
         linear = linearized(base, at.tangents(base), y[rows])
         tried = near(linear, at.outputs, y[rows]) if linear else ()
@@ -318,7 +318,7 @@ class _Task:
         at, T = self.at, len(y)
         some = layer.enough_rows(at, heads, self.head_dim, self.seed)
         sharp = layer.draw(heads, self.head_dim, at, layer.SHARP, self.seed)
-        orders = [layer.independent_rows(w, at.some(some)) for w in (self.start(heads), sharp)]
+        orders = [layer.independent_rows(w, at.some(some))[0] for w in (self.start(heads), sharp)]
         order = some[max(orders, key=len)][: layer.ceiling(heads, self.head_dim, at.sizes)]
         nearest, errors = self.start(heads), torch.full((T,), math.inf)  # the best fit of all
 
