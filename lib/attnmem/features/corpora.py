@@ -220,12 +220,7 @@ def _as_pairs(passages: Int[Tensor, "B m"], cls: int, sep: int) -> dict[str, Tok
     return {"input_ids": ids, "token_type_ids": types}
 
 
-def _fit_into_the_text(length: int, within: tuple[float, float]) -> None:
-    if length > (most := int((within[1] - within[0]) * len(library_text()))):
-        refuse("length", length, f"an integer of at least 8 and at most {most}")
-
-
-@checked(also=_fit_into_the_text)
+@checked
 def library_passages(
     count: int,
     *,
@@ -248,6 +243,8 @@ def library_passages(
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]
     read = length - 3 if pairs else length
+    if read > len(text):
+        refuse("length", length, f"at most {len(text) + length - read}, as the text is no longer")
     for numbers in _batched(range(count), batch):
         drawn = (np.random.default_rng([seed, i]) for i in numbers)
         starts = [int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn]
