@@ -85,7 +85,7 @@ def _say_no_more() -> None:
 
 def _list(_: argparse.Namespace) -> int:
     for name, each in STUDIES.items():
-        sizes = {p: each.done(p, ALL, {}).of for p in each.profiles}
+        sizes = {p: each.done(p, ALL, {})[1] for p in each.profiles}
         counts = ", ".join(f"{size} {profile}" for profile, size in sizes.items())
         kind = ", ".join(each.variants) or each.kind
         print(f"{name:28} {counts:22} {each.source}; {kind}")

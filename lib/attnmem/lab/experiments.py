@@ -23,33 +23,21 @@ import torch
 
 from ..checks import check_integer, refuse
 from ..papers import papers
-from . import models, store, training
+from . import models, store, study, training
 from .assumptions import TESTS
 from .engine import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
-from .study import (
-    ALL,
-    CHECKPOINTS,
-    PROFILES,
-    SIZES,
-    Experiment,
-    Selection,
-    Study,
-    Unit,
-    _Named,
-    _Place,
-    from_grids,
-)
+from .study import ALL, PROFILES, SIZES, Experiment, Selection, Study
 
-EXPERIMENTS: dict[str, Experiment] = from_grids(Experiment)
+EXPERIMENTS: dict[str, Experiment] = study.from_grids(Experiment)
 _PUBLISHED = [one for one in EXPERIMENTS.values() if not one.what.endswith("(not in the paper)")]
 MAHDAVI, DANA = (
-    _Named({one.name: one for one in _PUBLISHED if one.paper == paper})
+    study._Named({one.name: one for one in _PUBLISHED if one.paper == paper})
     for paper in ("mahdavi", "dana")
 )
-STUDIES: dict[str, Study] = _Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+STUDIES: dict[str, Study] = study._Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
 
 
 def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Run]:
@@ -172,7 +160,7 @@ def run_jobs(
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    place = _Place(device, workers or 1, limit_minutes is not None)
+    place = study.Place(device, workers or 1, limit_minutes is not None)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
     known = all(STUDIES[job.name].units_known for job in jobs)
     units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
@@ -190,7 +178,7 @@ def run_jobs(
 
 
 def _measured(
-    waiting: Iterator[tuple[str, Unit] | None],
+    waiting: Iterator[tuple[str, study.Unit] | None],
     device: str,
     executor: Executor | None,
     at_once: float,
@@ -244,8 +232,8 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
 
 
 def _queue(
-    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: _Place
-) -> Iterator[tuple[str, Unit] | None]:
+    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: study.Place
+) -> Iterator[tuple[str, study.Unit] | None]:
     """Units to measure, each with its study's name; None whenever all that are known are out."""
     started: set[str] = set()
     while True:
@@ -264,7 +252,7 @@ def _stored(future: Future) -> tuple[list[Row], int]:
     """The rows of a unit that has ended, when they are stored, and how many of them are new."""
     rows = future.result()
     added = store.append(rows)
-    training.forget(store.writable_root() / CHECKPOINTS, [config for config, _ in rows])
+    training.forget(store.writable_root() / study.CHECKPOINTS, [config for config, _ in rows])
     return rows, added
 
 

@@ -130,8 +130,8 @@ class Network(NamedTuple):
     @property
     def words(self) -> str:
         """The sizes in words."""
-        sizes = {"L": self.layers} | {k: v for k, v in self._asdict().items() if k != "layers"}
-        return ", ".join(f"{name}={size}" for name, size in sizes.items())
+        names = ("L", *self._fields[1:])
+        return ", ".join(f"{name}={size}" for name, size in zip(names, self, strict=True))
 
     def draw(self, fit: Fitting, g: torch.Generator) -> Given:
         """Entries of tokens are uniform with mean zero and variance one."""

@@ -15,7 +15,7 @@ import pandas as pd
 
 from . import models, store
 from .store import Row, Rows, Run
-from .study import _HERE, Cells, Done, Selection, Study, Unit, _Place, from_grids, name_of
+from .study import Cells, Place, Selection, Study, Unit, from_grids, name_of
 
 
 class Bracket(NamedTuple):
@@ -44,14 +44,12 @@ class Search(Study):
         self.configs(profile, selection)
         return [run for cell in self.cells[profile] for run in self.bracket(profile, cell, rows)[1]]
 
-    def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
+    def done(self, profile: str, selection: Selection, rows: Rows) -> tuple[int, int]:
         self.configs(profile, selection)
         cells = self.cells[profile]
-        return Done(sum(not self.bracket(profile, cell, rows)[1] for cell in cells), len(cells))
+        return sum(not self.bracket(profile, cell, rows)[1] for cell in cells), len(cells)
 
-    def units(
-        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
-    ) -> Iterator[Unit]:
+    def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         """What each bisection needs next, until that is with a worker already."""
         self.configs(profile, selection)
         at_once = None if place.device.startswith("cuda") else 1

@@ -39,19 +39,12 @@ class Selection(NamedTuple):
     tf32: bool = False  # whether a GPU may compute products so, in trainings of their own
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where units are measured; if time is ``limited``, cheap curves and first seeds come first."""
 
     device: str = "cpu"
     workers: int = 1  # which share the device's memory
     limited: bool = False
-
-
-class Done(NamedTuple):
-    """How many rows (of a search: complete cells) are stored, of how many."""
-
-    have: int
-    of: int
 
 
 class _Named(dict):
@@ -61,30 +54,24 @@ class _Named(dict):
         refuse("name", repr(name), f"one of {', '.join(self)}")
 
 
-ALL, _HERE = Selection(), _Place()
+ALL = Selection()
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A figure, a table or a question; a kind of its own says what is not as for trainings.
+    """A figure, a table or a question; a kind of its own says what is not as for trainings."""
 
-    ``name`` in the command line and in the store; ``paper``, a key of
-    :func:`attnmem.papers.papers`; ``what``, its name in the paper. ``kind`` says in words what
-    is measured, ``config`` is the class of its configurations, ``profiles`` are its versions.
-    ``units_known``: whether all units are known before the first is measured.
-    """
+    name: str  # in the command line and in the store
+    paper: str  # a key of attnmem.papers.papers()
+    what: str  # its name in the paper
 
-    name: str
-    paper: str
-    what: str
-
-    kind = "trainings"
-    config = Run
+    kind = "trainings"  # what is measured, in words
+    config = Run  # the class of its configurations
     profiles = PROFILES
     default_profile = "paper"
     variants = ()
     curves = None
-    units_known = True
+    units_known = True  # before the first is measured
 
     @property
     def source(self) -> str:
@@ -108,14 +95,12 @@ class Study:
         """The configurations that could be measured now and have no row."""
         return [one for one in self.configs(profile, selection) if one.key not in rows]
 
-    def done(self, profile: str, selection: Selection, rows: Rows) -> Done:
-        """How much of a selection is stored."""
+    def done(self, profile: str, selection: Selection, rows: Rows) -> tuple[int, int]:
+        """How many rows (of a search: complete cells) are stored, of how many."""
         configs = self.configs(profile, selection)
-        return Done(sum(one.key in rows for one in configs), len(configs))
+        return sum(one.key in rows for one in configs), len(configs)
 
-    def units(
-        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
-    ) -> Iterable[Unit]:
+    def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterable[Unit]:
         """What is missing, in units. Rows may grow between two of them."""
         return [[one] for one in self.missing(profile, selection, rows)]
 
@@ -221,9 +206,7 @@ class Experiment(Study):
             cells = [cell for cell in cells if cell[field] == value]
         return cells or refuse("where", where, f"values that stand together in {self.name}")
 
-    def units(
-        self, profile: str, selection: Selection, rows: Rows, place: _Place = _HERE
-    ) -> Iterator[Unit]:
+    def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
         device, workers, limited = place
         parts = [runs]
