@@ -10,10 +10,13 @@ number of examples and seed have the same data and the same start.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,8 +32,9 @@ from . import store
 from .engine import origin
 from .protocols import warmup_cosine
 from .store import Fitted, Fitting, Row
-from .study import ALL, Selection, Study, Unit
+from .study import ALL, Selection, Study, Unit, with_settings
 
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 LOGITS, VALUES = 0.3, 0.5  # deviations at the start of a layer: of logits, and of a head's values
 
 
@@ -150,17 +154,14 @@ class Network(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FitStudy(Study):
-    """Fits of one kind of ``sizes``, on the CPU, in float64.
+    """Fits of one kind of ``sizes`` as listed in ``fits.toml``, on the CPU, in float64.
 
-    ``parts`` of a profile, what tells most or costs least first: sizes, fractions of their
-    ceilings, seeds, and an optimizer with its settings. Its table has, beside what these sizes
-    know, ``shape``, the sizes in words, ``fraction``, the part of the ceiling that ``T`` is,
-    ``met``, whether all labels are, ``ratio``, of the least and the largest singular value, and
-    ``way``, the optimizer in words.
+    Its table has, beside what these sizes know, ``shape``, the sizes in words, ``fraction``, the
+    part of the ceiling that ``T`` is, ``met``, whether all labels are, ``ratio``, of the least and
+    the largest singular value, and ``way``, the optimizer in words.
     """
 
     sizes: type[Shape] | type[Network]
-    parts: Mapping[str, Sequence[tuple[Sequence[Any], Sequence[float], int, dict[str, Any]]]]
 
     config = Fitting
 
@@ -171,14 +172,16 @@ class FitStudy(Study):
     def fittings(self, profile: str) -> dict[Fitting, float]:
         """All fits, every setting explicit, each with the fraction of the ceiling that ``T`` is."""
         self.check_profile(profile)
-        return {
-            Fitting(self.name, profile, seed=seed, T=T, **sizes._asdict(), **way): fraction
-            for each, fractions, seeds, way in self.parts[profile]
-            for fraction in fractions
-            for sizes in each
-            for T in [int(fraction * sizes.ceiling)]
-            for seed in range(seeds)
-        }
+        fits = {}
+        for line in _TABLES[self.name][profile]:
+            way = with_settings(f"fits.toml, {self.name}", line, _TABLES["optimizers"])
+            group, fractions, seeds = (way.pop(key) for key in ("sizes", "fractions", "seeds"))
+            every = _named(self.sizes, *_TABLES["groups"].get(group, [group]))
+            for fraction, sizes in itertools.product(fractions, every):
+                given = way | sizes._asdict() | {"T": int(fraction * sizes.ceiling)}
+                for seed in range(seeds):
+                    fits[Fitting(self.name, profile, seed=seed, **given)] = fraction
+        return fits
 
     def sizes_of(self, fit: Fitting) -> Any:
         """The sizes of what is fitted."""
@@ -270,98 +273,19 @@ def whole_up_to(rows: pd.DataFrame) -> float:
     return float(whole[whole].index.max()) if whole.any() else 0.0
 
 
-# --- one layer ------------------------------------------------------------------------------------
+def _named(kind: type, *names: str) -> tuple[Any, ...]:
+    return tuple(kind(**_TABLES["sizes"][name]) for name in names)
 
-ONE, FOUR = Shape("own", 1, 4, 8, 8), Shape("own", 4, 4, 8, 8)
-SHARED = Shape("shared", 4, 6, 8, 5)
-_TWO = (FOUR, SHARED)
-_SMALL = [ONE, Shape("own", 4, 4, 8, 2), SHARED, Shape("shared", 8, 4, 8, 3)]
-_SMALL += [FOUR, Shape("own", 2, 8, 12, 12), Shape("own", 8, 3, 6, 6)]
-_TINY = (Shape("own", 2, 3, 4, 4), Shape("shared", 2, 3, 4, 4))
-_PUBLISHED_1, _PUBLISHED_2 = ([Shape("own", H, 32, 64, 64)] for H in (1, 2))
 
-_NEWTON = {"optimizer": "lm", "coordinates": "balanced", "steps": 300}
-_LBFGS = {"optimizer": "lbfgs", "coordinates": "balanced", "steps": 5000}
-AS_PUBLISHED = {"optimizer": "adam", "coordinates": "raw", "steps": 50_000, "batch": 256}
-AS_PUBLISHED |= {"lr": 1e-3, "lr_start": 0.01, "lr_end": 0.0}  # Appendix I, for T up to 25,600
-TUNED = AS_PUBLISHED | {"coordinates": "balanced", "steps": 30_000, "batch": None}
+ONE, FOUR, SHARED = _named(Shape, "one", "four", "shared")
+WIDE = _named(Network, "wide-4", "wide-8")  # with the ceiling of a deeper network
+AS_PUBLISHED, TUNED, SOFT, SHARP = (
+    with_settings("fits.toml", {"like": name}, _TABLES["optimizers"])
+    for name in ("as-published", "tuned", "soft-newton", "sharp-newton")
+)
 RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
 
-LAYER = FitStudy(
-    name="answer-training",
-    paper="mahdavi",
-    what="how much of its ceiling a layer reaches (not in the paper)",
-    sizes=Shape,
-    parts={
-        "paper": [
-            ([ONE], (0.2, 0.3, 0.4), 5, _NEWTON),
-            (_SMALL, (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0), 5, _NEWTON),
-            (_TWO, (0.5, 0.8, 0.97), 3, _NEWTON | {"coordinates": "raw"}),
-            (_PUBLISHED_1, (0.5, 0.6, 0.7), 3, _NEWTON | {"steps": 150}),
-            (_TWO, (0.5, 0.8, 0.97), 3, _LBFGS),
-            *((_TWO, (0.5, 0.8, 0.97), 3, TUNED | {"lr": rate}) for rate in RATES),
-            (_PUBLISHED_2, (0.5, 0.6), 1, _NEWTON | {"steps": 150}),
-            (_TWO, (0.25, 0.5), 3, AS_PUBLISHED),
-            ([FOUR], (0.5,), 3, AS_PUBLISHED | {"coordinates": "balanced"}),
-            ([FOUR], (0.5,), 3, AS_PUBLISHED | {"lr": RATES[0]}),
-            (_TWO, (0.8, 0.97), 3, AS_PUBLISHED),
-            (_PUBLISHED_2, (0.7, 0.8), 1, _NEWTON | {"steps": 150}),
-            (_PUBLISHED_1, (0.8,), 1, _NEWTON | {"steps": 150}),
-            (_PUBLISHED_2, (0.9,), 1, _NEWTON | {"steps": 150}),
-        ],
-        "quick": [
-            (_TINY, (0.5,), 1, _NEWTON | {"steps": 50}),
-            (_TINY, (0.5,), 1, _LBFGS | {"steps": 200}),
-            (_TINY, (0.5,), 1, TUNED | {"steps": 500, "lr": 1e-2}),
-        ],
-    },
-)
-
-# --- layers one after the other -------------------------------------------------------------------
-
-
-def _family(heads: int, d: int, width: int, depths: Sequence[int] = (1, 2, 3)) -> list[Network]:
-    """Networks of so many heads in all, of key and value size ``width``, with equal weights."""
-    return [Network(L, heads // L, 4, d, width, width) for L in depths]
-
-
-_OF_4, _OF_6, _OF_8 = (_family(6, d, width) for d, width in ((4, 2), (6, 2), (8, 3)))
-_DIFFERENT = sorted([*_OF_4, *_OF_6], key=lambda net: (2, 1, 3).index(net.layers))
-WIDE = (*_family(8, 4, 2, [1]), *_family(8, 8, 3, [1]))  # with the ceiling of a deeper network
-_OF_16 = _family(12, 16, 4)
-
-SOFT, SHARP = ({"logits": logits, "values": 0.5} for logits in (0.5, 6.0))
-_RAW = {"context": "own", "coordinates": "raw"}
-_DEEP_NEWTON = _RAW | SOFT | {"optimizer": "lm", "steps": 300}
-_DEEP_ADAM = _RAW | SOFT | {"optimizer": "adam", "steps": 10_000}
-_DEEP_ADAM |= {"lr": 1e-2, "lr_start": 0.01, "lr_end": 0.0}
-
-DEEP = FitStudy(
-    name="answer-depth",
-    paper="mahdavi",
-    what="how much of its ceiling a network reaches (not in the paper)",
-    sizes=Network,
-    parts={
-        "paper": [
-            (_DIFFERENT, (0.9, 0.95, 0.8), 5, _DEEP_NEWTON),
-            (_OF_6[1:2], (0.8, 0.95), 5, _DEEP_NEWTON | SHARP),
-            ([net for net in _DIFFERENT if net.layers > 1], (0.7, 0.6), 5, _DEEP_NEWTON),
-            (_OF_8, (0.9,), 5, _DEEP_NEWTON),
-            (_OF_16[1:2], (0.8,), 1, _DEEP_NEWTON),
-            (_DIFFERENT, (0.98, 1.0), 5, _DEEP_NEWTON),
-            (_OF_4[1:], (0.8,), 3, _DEEP_ADAM),
-            (_OF_8, (0.8, 0.95), 5, _DEEP_NEWTON),
-            (_OF_8[2:], (0.7, 0.6), 5, _DEEP_NEWTON),
-            (WIDE, (0.9, 0.95), 5, _DEEP_NEWTON),
-            (_OF_8[:2], (0.98,), 5, _DEEP_NEWTON),
-            (_OF_8[1:2], (1.0,), 5, _DEEP_NEWTON),
-            (_OF_8[:1], (1.0,), 2, _DEEP_NEWTON),  # where the time for measuring ended
-        ],
-        "quick": [
-            (_family(2, 3, 2, [1, 2]), (0.5,), 1, _DEEP_NEWTON | {"steps": 50}),
-            (_family(2, 3, 2, [1, 2]), (0.5,), 1, _DEEP_ADAM | {"steps": 500}),
-        ],
-    },
-)
-
+_WHAT = "how much of its ceiling a {} reaches (not in the paper)"
+LAYER = FitStudy("answer-training", "mahdavi", _WHAT.format("layer"), Shape)
+DEEP = FitStudy("answer-depth", "mahdavi", _WHAT.format("network"), Network)
 FITS: dict[str, FitStudy] = {study.name: study for study in (LAYER, DEEP)}

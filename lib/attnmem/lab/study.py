@@ -269,19 +269,21 @@ def _cells(at: str, grids: Any, settings: dict[str, Any], search: bool) -> Cells
     """Every combination of the values of a grid, or of several grids."""
     cells = []
     for grid in grids if isinstance(grids, list) else [grids]:
-        axes = {f: _values(f"{at}, {f}", f, x) for f, x in _merged(at, grid, settings).items()}
+        axes = {
+            f: _values(f"{at}, {f}", f, x) for f, x in with_settings(at, grid, settings).items()
+        }
         for point in itertools.product(*axes.values()):
             cells.append(_cell(at, dict(zip(axes, point, strict=True)), search))
     return cells or refuse(at, grids, "one grid or several")
 
 
-def _merged(at: str, grid: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def with_settings(at: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a grid names, then its own, which override them."""
     merged, like = {}, grid.get("like", [])
     for name in [like] if isinstance(like, str) else like:
         if name not in settings:
             refuse(f"{at}, like", repr(name), f"one of {', '.join(settings)}")
-        merged |= _merged(at, settings[name], settings)
+        merged |= with_settings(at, settings[name], settings)
     before = {field: value for field, value in merged.items() if field not in grid}
     return before | {field: value for field, value in grid.items() if field != "like"}
 
