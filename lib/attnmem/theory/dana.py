@@ -136,13 +136,11 @@ def memorize_aot(
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token.
 
-    There may be up to ``H d_h + d`` sequences, which attention can tell apart:
-    ``offered_rank(sequences, heads, head_dim, dim) == T_0``
-    (:func:`~attnmem.theory.sequences.offered_rank`), as it usually can random ones. In sets that
-    share tokens in a regular way, such as all settings of a few bits, some next tokens are beyond
-    any weights. ``unembedding`` has distinct rows of length one; the default is
-    :func:`spread_tokens`. Of a few draws the one with the largest least margin is returned: in
-    exact arithmetic one less the largest product of two rows of ``W_U``.
+    There may be up to ``H d_h + d`` sequences that attention can tell apart, as it usually can
+    random ones: :func:`~attnmem.theory.sequences.offered_rank` is their number. In sets that share
+    tokens in a regular way, such as all settings of a few bits, some next tokens are beyond any
+    weights. ``unembedding`` has distinct rows of length one, by default :func:`spread_tokens`. Of a
+    few draws the one with the largest least margin is returned.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -262,18 +260,15 @@ def memorize_next_tokens(
         for attempt, spread in enumerate(_SOFT):
             generator = torch.Generator().manual_seed(seed + 1000 * attempt)
             sizes = vocab, sequences.shape[1]
-            embedding, positions = (gaussian(generator, n, dim) / 2**0.5 for n in sizes)
-            # The last coordinate of x(t, S) is positive.
-            positions[-1, -1] = 1 - embedding[sequences[:, -1], -1].min()
-            x = embedding[sequences] + positions
-            z = x[:, -1, -1]
+            tables = [gaussian(generator, n, dim) / 2**0.5 for n in sizes]
+            # The last coordinate of x(t, S), which is z(t), is at least one.
+            tables[1][-1, -1] = 1 - tables[0][sequences[:, -1], -1].min()
             heads = draw_base(groups, dim, head_dim, spread, generator)
-            for u, found in _met(x, heads, c[next_tokens] * z):
-                weights = _transformer(embedding, positions, u, found, c)
-                lost = -float(margins(aot(weights, sequences), next_tokens).min())
-                yield weights, lost / float((c[1] - c[0]) ** 2 * z.min())  # of the exact margin
+            for weights in _near(heads, *tables, sequences, next_tokens, c):
+                yield weights, -float(margins(aot(weights, sequences), next_tokens).min())
 
-    weights, lost = closest(drawn(), -_ENOUGH[1])
+    exact_margin = float((c[1] - c[0]) ** 2)
+    weights, lost = closest(drawn(), -_ENOUGH[1] * exact_margin)
     if lost >= 0:
         got = f"{len(sequences)} sequences with a Jacobian of full rank, of which each of "
         got += f"{len(_SOFT)} draws loses some next token to rounding"
@@ -281,30 +276,28 @@ def memorize_next_tokens(
     return weights
 
 
-def _met(x: Tensor, heads: ScalarHeads, labels: Tensor) -> Iterator[tuple[Tensor, ScalarHeads]]:
-    """Read-outs ``u`` and heads near cancelling ones whose outputs ``y`` are near the labels."""
+def _near(heads, embedding, positions, sequences, next_tokens, c) -> Iterator[AoTWeights]:
+    """Transformers of logits ``2 c y - c^2 z`` near cancelling heads, with ``y`` near ``c z``."""
+    x = embedding[sequences] + positions
+    q, z = x[:, -1], x[:, -1, -1]
     # One more head stands for u: it attends to the last token alone, and its maps do not move.
-    q, more = x[:, -1], ScalarHeads(*(pad(W, (0, 0) * (W.ndim - 1) + (0, 1)) for W in heads))
+    more = ScalarHeads(*(pad(W, (0, 0) * (W.ndim - 1) + (0, 1)) for W in heads))
     at = tangents(more, x, q)
     at.attended[-1] = q
 
     def outputs(weights: ScalarHeads) -> Tensor:
         return scalar_outputs(ScalarHeads(*(W[:-1] for W in weights)), x, q) + q @ weights.mu[-1]
 
-    base = linearized(more, at, labels)
-    for found, _ in near(base, outputs, labels) if base else ():
-        if found:
-            yield found.mu[-1], ScalarHeads(*(W[:-1] for W in found))
-
-
-def _transformer(embedding, positions, u, heads: ScalarHeads, c) -> AoTWeights:
-    """The transformer whose logits are ``2 c y - c^2 z``, ``z`` the last coordinate of ``x``."""
-    W_Q, W_K = heads.W_Q.mT.contiguous(), heads.W_K.mT.contiguous()
-    W_V, W_O = torch.zeros_like(W_Q), torch.zeros_like(heads.W_Q)
-    r = torch.eye(len(u), dtype=u.dtype)[-1]
-    written = u * (1 - r)
-    W_V[:, 0] = heads.mu
-    # The product with u is 1, with r it is 0; if all labels are zero, nothing is written.
-    W_O[:, :, 0] = written / (written @ written).clamp(min=torch.finfo(c.dtype).tiny)
-    W_U = 2 * c[:, None] * u - c[:, None] ** 2 * r
-    return AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U)
+    base = linearized(more, at, c[next_tokens] * z)
+    for found, _ in near(base, outputs, c[next_tokens] * z) if base else ():
+        if found is None:
+            continue
+        W_Q, W_K = (W[:-1].mT.contiguous() for W in found[:2])
+        W_V, W_O = torch.zeros_like(W_Q), torch.zeros_like(found.W_Q[:-1])
+        u, r = found.mu[-1], torch.eye(q.shape[1], dtype=c.dtype)[-1]
+        written = u * (1 - r)
+        W_V[:, 0] = found.mu[:-1]
+        # The product with u is 1, with r it is 0; if all labels are zero, nothing is written.
+        W_O[:, :, 0] = written / (written @ written).clamp(min=torch.finfo(c.dtype).tiny)
+        W_U = 2 * c[:, None] * u - c[:, None] ** 2 * r
+        yield AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U)

@@ -180,7 +180,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     return refuse("contexts", f"data for which {got}", "queries and tokens further from dependent")
 
 
-class Base(NamedTuple):
+class _Base(NamedTuple):
     """A base point, its derivative, and the shortest direction with the right derivative."""
 
     heads: ScalarHeads
@@ -208,16 +208,18 @@ def draw_base(
     return ScalarHeads(*maps, torch.cat([mu - mu.mean(0) for mu in values]))
 
 
-def linearized(heads: ScalarHeads, at: Tangents, labels: Float[Tensor, " T"]) -> Base | None:
+def linearized(
+    heads: ScalarHeads, at: tangents.Tangents, labels: Float[Tensor, " T"]
+) -> _Base | None:
     """The base point with its derivative; None if that has no full rank in float64."""
     factor, failed = torch.linalg.cholesky_ex(at.gram())
     step = at.transposed(tangents.solved(factor, labels))  # J^T (J J^T)^-1 y
     size = math.sqrt(sum(float(w.square().mean()) for w in step))
-    return None if failed else Base(heads, at, factor, step, size)
+    return None if failed else _Base(heads, at, factor, step, size)
 
 
 def near(
-    base: Base, outputs: Callable[[ScalarHeads], Tensor], labels: Float[Tensor, " T"]
+    base: _Base, outputs: Callable[[ScalarHeads], Tensor], labels: Float[Tensor, " T"]
 ) -> Iterator[tuple[ScalarHeads | None, float]]:
     """For smaller and smaller steps: weights with divided values, and their largest error."""
     if len(labels) and not base.size:  # all labels are zero
