@@ -72,8 +72,7 @@ def finish(protocol):
 
 LOOPS = {
     "bigrams, two windows of watched batches": bigram_run(T=128, batch=32, steps=4 * 30),
-    "bigrams, epochs longer than a chunk": bigram_run(T=67 * 4, batch=4, steps=2 * 67),
-    "bigrams, several chunks an epoch": bigram_run(T=128 * 4, batch=4, steps=4 * 128),
+    "bigrams, epochs of two chunks": bigram_run(T=70 * 4, batch=4, steps=2 * 70),
     "bigrams, one batch an epoch": bigram_run(T=32, batch=32, steps=20),
     "bigrams, three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
     "bigrams, the paper's reading": bigram_run(variant="paper", d_h=3),
@@ -85,7 +84,7 @@ LOOPS = {
         T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
     ),
     "classes, learned early, with looks further apart than chunks": memorization_run(
-        T=5, batch=4, lr=1e-2, steps=400, evaluate_every=130, early_stop=True
+        T=5, batch=4, lr=2e-2, steps=400, evaluate_every=66, early_stop=True
     ),
     "classes, a short last batch": memorization_run(last_batch="short"),
     "classes, one short batch an epoch": memorization_run(last_batch="short", T=11),
