@@ -86,7 +86,7 @@ def test_the_derivative_is_that_of_the_layer_written_plainly(kind):
 
 @pytest.mark.parametrize("block", [1, 4, 9, 100])
 def test_products_of_rows_are_the_same_in_blocks_of_any_size(block, monkeypatch):
-    monkeypatch.setattr("attnmem.theory.tangents.BLOCK", block)
+    monkeypatch.setattr("attnmem.theory.tangents._BLOCK", block)
     E, e = data("own", 9, 3, 4)
     heads = drawn([0, 2, 3], 4, 2)
     J, K = torch.cat(jacobian(heads, E, e), 1), tangents(heads, E, e).gram()

@@ -240,10 +240,8 @@ def certified_associations(
     F = enclosed_offers(weights, sequences)(bits)
     margins = []
     with precision(bits):
-        d = weights.embedding.shape[1]
-        skip = [[int(i == j) for j in range(d)] for i in range(d)]
-        heads = [row for W_O in weights.W_O for row in exact(W_O).transpose().tolist()]
-        logits = F * flint().arb_mat(skip + heads) * exact(weights.W_U).transpose()
+        heads = torch.cat([torch.eye(weights.embedding.shape[1]).to(weights.W_O), *weights.W_O.mT])
+        logits = F * exact(heads) * exact(weights.W_U).transpose()
         for row, right in zip(logits.tolist(), next_tokens.tolist(), strict=True):
             leads = (balls.below(row[right] - x) for token, x in enumerate(row) if token != right)
             margins.append(min(leads, default=math.inf))
@@ -441,7 +439,6 @@ def certified_solution(
 
     Source: this book, the chapter on the capacity of one layer; R. Krawczyk, Computing 4 (1969).
     """
-
     return _near_stored(*_of_layer(weights, contexts, queries), labels, most_bits)
 
 
@@ -511,5 +508,4 @@ def certified_deep_solution(
 
     Source: this book, the chapter on weights of two layers; R. Krawczyk, Computing 4 (1969).
     """
-
     return _near_stored(*_of_network(weights, tokens, skip, causal), labels, most_bits)

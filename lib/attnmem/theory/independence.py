@@ -28,7 +28,7 @@ _BLOCK = 8192  # subsets whose singular values are computed at once
 _PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
 _MIX = 2**20  # largest coefficient of the combinations
 
-Proportion = Annotated[int | float, Range(0.0, 1.0)]
+_Share = Annotated[int | float, Range(0.0, 1.0)]
 _Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
@@ -178,7 +178,7 @@ def sampled_independence(
     seed: Seed,
     rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: Proportion = 0.95,
+    confidence: _Share = 0.95,
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence.
 
@@ -249,11 +249,11 @@ def sampled_kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
     samples: int = 5000,
-    threshold: Proportion = 0.99,
+    threshold: _Share = 0.99,
     seed: Seed,
     rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: Proportion = 0.95,
+    confidence: _Share = 0.95,
 ) -> SampledKruskalRank:
     """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 

@@ -22,7 +22,7 @@ from ..core.deep import DeepWeights, deep
 from ..core.layers import MHAWeights, attend
 from ..examples import unit
 
-BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
+_BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
 
 
 class ScalarHeads(NamedTuple):
@@ -89,8 +89,8 @@ class Tangents(NamedTuple):
         T = len(self.query)
         K = self.query.new_empty(T, T)
         z, k = (x.transpose(0, 1).flatten(1) for x in (self.attended, self.keyed))
-        for start in range(0, T, BLOCK):
-            rows = slice(start, start + BLOCK)
+        for start in range(0, T, _BLOCK):
+            rows = slice(start, start + _BLOCK)
             until = slice(rows.stop)  # nothing above the diagonal
             part = z[rows] @ z[until].T
             part.addcmul_(self.query[rows] @ self.query[until].T, k[rows] @ k[until].T)

@@ -36,7 +36,7 @@ _BLUNT, SHARP = 0.5, 4.0  # standard deviations of logits where ranks are comput
 SURE = 3e-4
 
 
-class Spectrum(NamedTuple):
+class _Spectrum(NamedTuple):
     """Directions of some vectors, and the singular values on both sides of the tolerance."""
 
     axes: Float[Tensor, "d k"]  # orthonormal directions that are used
@@ -49,14 +49,14 @@ class Spectrum(NamedTuple):
         return self.axes / self.sizes.clamp(min=1e-3 * float(self.sizes[:1].sum()))
 
 
-def spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None) -> Spectrum:
+def _spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = None) -> _Spectrum:
     """Decompose vectors; singular values are relative to ``scale``, by default to the largest."""
     R = rows
     for part in rows.split(2**16) if len(rows) > 2**16 else ():
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
     _, values, axes = torch.linalg.svd(R, full_matrices=False)
     k, kept, dropped = _counted(values, rtol, scale or float(values[:1].sum()) or 1.0)
-    return Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped)
+    return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped)
 
 
 def _counted(values: Float[Tensor, " k"], rtol: float, top: float) -> tuple[int, float, float]:
@@ -75,7 +75,7 @@ class Reduced(NamedTuple):
     mask: Bool[Tensor, "T n"]  # True where a token is padding
     sizes: tuple[int, int, int]  # m, q and c
     maps: tuple[Tensor, Tensor]  # what tokens and queries are multiplied by to get the numbers
-    spectra: tuple[Spectrum, Spectrum, Spectrum]  # of the m, q and c directions
+    spectra: tuple[_Spectrum, _Spectrum, _Spectrum]  # of the m, q and c directions
 
     def some(self, rows: Int[Tensor, " k"]) -> Reduced:
         """Some of the examples."""
@@ -119,10 +119,10 @@ def reduced(data: Data) -> Reduced:
     if not data.shared:
         apart = apart.masked_fill(hidden[..., None], 0.0)
     kept = first.flatten(0, -2)
-    moves = spectrum(apart.flatten(0, -2), rtol, float(torch.linalg.vector_norm(E)) or None)
-    asked = spectrum(e, rtol)
+    moves = _spectrum(apart.flatten(0, -2), rtol, float(torch.linalg.vector_norm(E)) or None)
+    asked = _spectrum(e, rtol)
     left = kept - (kept @ moves.axes) @ moves.axes.T
-    same = spectrum(left, rtol, float(torch.linalg.vector_norm(kept)) or None)
+    same = _spectrum(left, rtol, float(torch.linalg.vector_norm(kept)) or None)
     m, q, c = (each.axes.shape[1] for each in (moves, asked, same))
     D = max(m + c, q, 1)
     tokens = torch.cat([moves.whitening(), same.whitening()], dim=1)
