@@ -20,7 +20,7 @@ from .lab.study import ALL, Selection, Study
 from .papers import papers
 from .yours.commands import add_commands
 
-GROUPS = {"all": list(EXPERIMENTS)} | {
+_GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
     for paper in papers()
 }
@@ -36,7 +36,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
     status.add_argument("--profile", choices=_PROFILES, action="append")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
-    groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
+    groups = f"studies, or all trainings of a paper: {', '.join(_GROUPS)}"
     run.add_argument("names", nargs="+", metavar="NAME", help=groups)
     run.add_argument("--profile", choices=_PROFILES, help="default: paper; of tests: shipped")
     run.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: auto)")
@@ -126,7 +126,7 @@ def _hours(seconds: float) -> str:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
+    names = [name for group in arguments.names for name in _GROUPS.get(group, [group])]
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
     for job in jobs:  # all are checked before a pool is made
         STUDIES[job.name].configs(job.profile, job.selection)
@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     if name not in STUDIES:
-        refuse("name", repr(name), f"one of {', '.join([*GROUPS, *STUDIES])}")
+        refuse("name", repr(name), f"one of {', '.join([*_GROUPS, *STUDIES])}")
     each = STUDIES[name]
     asked = arguments.variant
     variants = each.variants if asked == "all" and each.variants else (asked,)

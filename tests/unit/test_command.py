@@ -67,8 +67,8 @@ def test_a_paper_in_all_its_readings_is_one_command(command):
         for variant in experiment.variants if name.startswith("dana") else ():
             assert not experiments.missing(name, "quick", variant=variant)
     assert "dana-exp2, own-maps: 0 missing" in out
-    assert list(cli.GROUPS) == ["all", *papers.papers()]
-    assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
+    assert list(cli._GROUPS) == ["all", *papers.papers()]
+    assert sorted(cli._GROUPS["dana"] + cli._GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
 
 
 @pytest.mark.usefixtures("instant")

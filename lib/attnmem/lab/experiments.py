@@ -109,14 +109,12 @@ def run(
 ) -> int:
     """Measure what is missing of a study and append the rows; how many were added.
 
-    The part is chosen as for :func:`runs`; options are those of :func:`run_jobs`.
-
-    Args:
-        profile: ``paper`` or ``quick``, or the tier of tests; by default ``paper`` or ``shipped``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``.
-        executor: Anything with the interface of ``concurrent.futures`` (processes, or dask's
-            ``Client.get_executor()``); by default units are measured here, one after the other.
-        tf32: Allow a GPU to compute products in TF32. Such trainings have rows of their own.
+    The part is chosen as for :func:`runs`; options are those of :func:`run_jobs`. ``profile`` is
+    ``paper``, ``quick`` or the tier of tests, by default ``paper`` or ``shipped``; ``device`` is
+    ``auto``, ``cpu``, ``cuda``, ``cuda:1``. The ``executor`` is anything with the interface of
+    ``concurrent.futures`` (processes, or dask's ``Client.get_executor()``); by default units are
+    measured here, one after the other. ``tf32`` allows a GPU to compute products so; such trainings
+    have rows of their own.
     """
     selection = Selection(seeds, variant, where, tf32)
     job = Job(name, profile or STUDIES[name].default_profile, selection)
@@ -135,16 +133,12 @@ def run_jobs(
 ) -> int:
     """Measure what is missing of several studies, one queue for all; how many rows were added.
 
-    After an error in a unit, or if its rows cannot be stored, no other unit begins. The error is
-    raised when the rows of the units in flight are stored; so is an interrupt.
-
-    Args:
-        workers: Units in flight at once, which share a GPU's memory. By default an executor is
-            given all units at once, so a limit of time needs this number.
-        limit_minutes: After these no unit begins. The cheapest curves of a grid come first, and
-            first seeds before others.
-        recompute: Measure again what came with the library.
-        report: Is called after each unit.
+    So many ``workers`` are units in flight at once, which share a GPU's memory; by default an
+    executor is given all units at once, so a limit of time needs this number. After
+    ``limit_minutes`` no unit begins: the cheapest curves of a grid come first, and first seeds
+    before others. ``recompute`` measures again what came with the library. ``report`` is called
+    after each unit. After an error in a unit, or if its rows cannot be stored, no other unit
+    begins; the error is raised when the rows of those in flight are stored, and so is an interrupt.
     """
     pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
     for job in jobs:  # all are checked before anything is measured
@@ -274,8 +268,7 @@ class _Inline(Executor):
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """The stored rows of a study by key: those that came with the library and those added since.
 
-    With ``recompute`` only rows in the folder for new rows count. Raises ``DamagedResultsError``
-    for a file that cannot be trusted.
+    With ``recompute`` the latter alone. A file that cannot be trusted is a ``DamagedResultsError``.
     """
     STUDIES[name].check_profile(profile)
     return store.known(name, profile, recompute=recompute)
@@ -310,7 +303,7 @@ def stored(
     curves: str | None = None,
     quiet: bool = False,
 ) -> tuple[pd.DataFrame, str]:
-    """Rows of a figure and their profile, which is the other one if need be; prints which.
+    """Rows of a figure and their profile, which is the other one if need be; it prints which.
 
     A grid of which some cells have no row at all is passed over while the other profile's is whole,
     since a figure with holes misleads. ``curves`` is the field that tells the curves of a figure
@@ -431,10 +424,9 @@ def published(paper: str) -> pd.DataFrame:
 def beside_published(name: str) -> pd.DataFrame:
     """The published means of an experiment of Dana et al. beside ours, a line for each point.
 
-    Trainings that diverged are left out of the means, and so are points without a stored training.
-    Beside the sizes there are ``published``, ``ours`` (the mean over the seeds of the published
-    grid), ``seeds`` (how many of them are stored), ``error`` (its standard error) and
-    ``difference`` (ours less the published).
+    Trainings that diverged are left out, and so are points without a stored one. Beside the sizes
+    there are ``published``, ``ours`` (the mean over the seeds of the published grid), ``seeds``
+    (how many are stored), ``error`` (its standard error) and ``difference`` (ours less published).
     """
     axes = ["N", "d", "d_h", "H", "width"]
     paper = papers()[DANA[name].paper]
@@ -453,10 +445,9 @@ def beside_published(name: str) -> pd.DataFrame:
 
 
 def repeat(name: str, profile: str, *, epochs: int | None = None, **part: Any) -> tuple[Any, Any]:
-    """Do the first stored training of a part of a grid again, on the CPU.
+    """Do the first stored training of a part of a grid again, on the CPU: accuracy now, and then.
 
-    The part is chosen as for :func:`runs`. Returned are the accuracy now and in the
-    row, or the two curves of the first ``epochs``; a part without a row or curve is refused.
+    With ``epochs`` both curves of the first of them. A part without a row or curve is refused.
     """
     [run, *_] = runs(name, profile, 1, **part)
     known = rows(name, profile)

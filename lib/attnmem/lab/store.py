@@ -205,19 +205,19 @@ class Fitted:
     weight: float | None = None  # the first rows do not have it
 
 
-RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitting: Fitted}
+_RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitting: Fitted}
 
 
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
     columns = {}
-    for name, hint in (get_type_hints(config) | get_type_hints(RESULTS[config])).items():
+    for name, hint in (get_type_hints(config) | get_type_hints(_RESULTS[config])).items():
         [known, *_] = [one for one in get_args(hint) or [hint] if one is not NoneType]
         columns[name] = get_origin(known) or known, NoneType in get_args(hint)
     return columns
 
 
 # Of each kind of row, by its configuration: the type of each column, and whether it may be missing.
-COLUMNS = {config: _columns(config) for config in RESULTS}
+COLUMNS = {config: _columns(config) for config in _RESULTS}
 HEADERS = {config: ",".join([*columns, "key", "checksum"]) for config, columns in COLUMNS.items()}
 _BY_HEADER = {header: config for config, header in HEADERS.items()}
 
@@ -295,7 +295,7 @@ def _parse(line: str, kind: type[Configuration]) -> Row:
             values[name] = None if optional and not text else _value(text, type_)
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
-    result = RESULTS[kind](**{name: values.pop(name) for name in RESULTS[kind].__annotations__})
+    result = _RESULTS[kind](**{name: values.pop(name) for name in _RESULTS[kind].__annotations__})
     config = kind(**values)
     if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
@@ -342,8 +342,8 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
 def _append(path: Path, rows: list[Row]) -> int:
     kind = type(rows[0][0])
     for row in rows:
-        if (type(row[0]), type(row[1])) != (kind, RESULTS[kind]):
-            expected = f"{kind.__name__} with {RESULTS[kind].__name__}"
+        if (type(row[0]), type(row[1])) != (kind, _RESULTS[kind]):
+            expected = f"{kind.__name__} with {_RESULTS[kind].__name__}"
             refuse("rows", f"{row}", f"{expected}, as the others of {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
