@@ -111,10 +111,7 @@ def context_queries(
 
 
 def generator(run: Run | str, stream: str) -> torch.Generator:
-    """A new generator on the CPU for a run and a purpose (``weights``), the same on every machine.
-
-    The run's key seeds it, or a text in place of the key.
-    """
+    """A new generator on the CPU, seeded by a run's key, or a text in its place, and a purpose."""
     key = run if isinstance(run, str) else run.key
     digest = hashlib.sha256(f"{key} {stream}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
@@ -151,8 +148,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 class StackedContexts:
     """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
 
-    All lie in one array, which is filled run by run, so that the host never holds more than one
-    run's. Of contexts that all examples share there is one a run.
+    All lie in one array, filled run by run, so that the host never holds more than one run's.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:

@@ -148,9 +148,9 @@ _CAPTURING = threading.Lock()  # one capture at a time, and no graph may be drop
 
 
 class Captured:
-    """What a function of tensors launches on a GPU, recorded once and then replayed.
+    """What a function of tensors launches on a GPU, recorded at the second call, then replayed.
 
-    The first call is an ordinary one, since a capture needs that all it holds has been done before.
+    A capture needs that all it holds has been done before.
     """
 
     def __init__(self) -> None:

@@ -65,10 +65,7 @@ def written_out(function_vjp: Callable[..., tuple[Tensor, Gradient]], *arguments
 def cross_entropy_vjp(
     logits: Float[Tensor, "R N B"], classes: Int[Tensor, "R B"]
 ) -> tuple[Float[Tensor, "R B"], Callable[[Tensor], Float[Tensor, "R N B"]]]:
-    """The cross-entropy of a softmax over ``N`` classes, one column for each example.
-
-    The gradient may be asked for once.
-    """
+    """The cross-entropy of a softmax over ``N`` classes; its gradient may be asked for once."""
     largest, right = logits.amax(dim=1, keepdim=True), classes[:, None]
     shares = (logits - largest).mul_(_LOG2_E).exp2_()
     total = shares.sum(dim=1, keepdim=True)
@@ -229,10 +226,9 @@ def embedded_losses_vjp(
 
 
 def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
-    """Of each head and token the vector and the number that give the logit of a query, in bits.
+    """Of each head and token a vector ``(R, H m, c)`` and a number for a query's logit, in bits.
 
-    Embedded ``tokens`` are ``(R, m, d)``, the vectors ``(R, H m, c)``, the numbers ``(R, H m, 1)``;
-    ``bias``, ``(R, d)``, is that of every embedded query.
+    Embedded ``tokens`` are ``(R, m, d)``; ``bias``, ``(R, d)``, is that of every embedded query.
     """
     scale *= _LOG2_E
     tokens = (tokens * scale)[:, None]

@@ -197,10 +197,7 @@ class Checkpoint:
         return state if origin == self.origin else None
 
     def store(self, state: dict[str, Any]) -> None:
-        """Write a state in place of the last one; a killed process leaves one of the two.
-
-        Where it cannot be written, a warning says so, and the last one stays.
-        """
+        """Write a state in place of the last one, which stays where that is not possible."""
         self.stored = time.monotonic()
         scratch = self.path.with_suffix(f".{os.getpid()}")
         try:
