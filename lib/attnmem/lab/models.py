@@ -102,7 +102,7 @@ def aot_losses(
 ) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
     """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient.
 
-    One layer of heads alone, as in Experiment 1, goes without what autograd costs, a third of a step.
+    One layer of heads, as in Experiment 1, goes without what autograd costs, a third of a step.
     """
     more = run.layers > 1 or run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip
     stream, of_stream = _layers_vjp(P, run, tokens) if more else _one_layer_vjp(P, run, tokens)
