@@ -26,11 +26,6 @@ def home(tmp_path_factory):
     return folder / "attnmem-notebooks"
 
 
-def test_the_zip_has_the_wheel_and_every_notebook_of_the_contents(home):
-    names = {f"{name.replace('/', '-')}.ipynb" for name in chapters()}
-    assert {path.name for path in home.iterdir()} == names | {wheel_name()}
-
-
 @pytest.mark.parametrize("chapter", chapters())
 def test_a_notebook_is_that_of_the_button_and_has_no_markup_of_the_book(home, chapter):
     path = home / f"{chapter.replace('/', '-')}.ipynb"
