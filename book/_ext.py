@@ -6,6 +6,8 @@ import html
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -19,7 +21,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import ReferenceRole
 
 from tools import readers
-from tools.chapters import below, tidy, wheel_name
+from tools.chapters import ROOT, below, tidy, wheel_name
 
 # --- Address: nothing leads to a repository that has none -----------------
 
@@ -104,10 +106,8 @@ def _describe(app: Any, page: str, template: str, context: dict[str, Any], doctr
 
 def _lost(app: Any) -> Iterator[tuple[str, dict[str, str], str]]:
     title = "No such page"
-    words = "The list of all pages stands beside these lines; on a phone,"
-    words += " the menu at the top opens it."
-    body = f"<h1>{title}</h1><p>{words}</p>"
-    yield LOST, {"title": title, "body": body}, "page.html"
+    words = "The list of all pages stands beside these lines; on a phone, the menu at the top opens it."
+    yield LOST, {"title": title, "body": f"<h1>{title}</h1><p>{words}</p>"}, "page.html"
 
 
 def _sign(app: Any, config: Any) -> None:
@@ -117,10 +117,8 @@ def _sign(app: Any, config: Any) -> None:
         told = subprocess.run(asked, cwd=app.srcdir, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return
-    date, commit = told.stdout.split()
-    config.html_theme_options["extra_footer"] = (
-        f'<p class="built">State of {date}, commit {commit}.</p>'
-    )
+    footer = '<p class="built">State of {}, commit {}.</p>'.format(*told.stdout.split())
+    config.html_theme_options["extra_footer"] = footer
 
 
 VIEWPORT = re.compile(r'\s*<meta name="viewport"[^>]*>')
@@ -205,12 +203,24 @@ def _write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
     nbformat.write(readers.rewritten(nbformat.read(source, 4), doctree, *how), _taken(app, page))
 
 
+def _build_wheel(folder: Path) -> Path:
+    """The library's, built from a copy, since building leaves files behind."""
+    with tempfile.TemporaryDirectory() as copy:
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, copy)
+        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+        shutil.copytree(ROOT / "lib", Path(copy) / "lib", ignore=ignored)
+        command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
+        subprocess.run([sys.executable, "-m", *command.split(), folder, copy], check=True)
+    return folder / wheel_name()
+
+
 def _hand_out(app: Any, failure: Exception | None) -> None:
     """The theme's buttons lead to the same notebooks."""
     if failure or app.builder.format != "html":
         return
     downloads = Path(app.outdir) / "downloads"
-    wheel = readers.build_wheel(downloads)
+    wheel = _build_wheel(downloads)
     with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(wheel, f"{ARCHIVE}/{wheel.name}")
         for page in sorted(app.env.found_docs):

@@ -1,26 +1,21 @@
-"""What a reader takes home: every notebook in plain Markdown, all of them as a zip, and the wheel.
+"""The notebooks that readers take home, in plain Markdown: Jupyter and Colab do not know MyST.
 
-Jupyter and Colab do not know MyST. So a notebook's text is written again from the page that Sphinx
-has resolved: references, numbers, citations and glued values are words there already.
+A notebook's text is written again from the page that Sphinx has resolved: references, numbers,
+citations and glued values are words there already.
 """
 
 import base64
 import html
 import itertools
 import re
-import shutil
-import subprocess
-import sys
-import tempfile
 import textwrap
 from collections import defaultdict
-from pathlib import Path
 from urllib.parse import urljoin
 
 import nbformat
 from docutils import nodes
 
-from tools.chapters import BOOK, COLAB, ROOT, colab_cell, wheel_name
+from tools.chapters import BOOK, COLAB, colab_cell
 
 SVG = "http://www.w3.org/2000/svg"
 PICTURES = BOOK / "assets" / "pictures.css"  # what all of them share
@@ -246,15 +241,3 @@ def rewritten(
             cells.append(nbformat.v4.new_markdown_cell(text, id=name))
     kept = {key: value for key, value in notebook.metadata.items() if key != "jupytext"}
     return nbformat.v4.new_notebook(cells=cells, metadata=kept)
-
-
-def build_wheel(folder: Path) -> Path:
-    """The library's wheel, built from a copy, since building leaves files behind."""
-    with tempfile.TemporaryDirectory() as copy:
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, copy)
-        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(ROOT / "lib", Path(copy) / "lib", ignore=ignored)
-        command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
-        subprocess.run([sys.executable, "-m", *command.split(), folder, copy], check=True)
-    return folder / wheel_name()
