@@ -138,7 +138,13 @@ def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_pat
         saved_layer(tmp_path, 3)
 
 
-def test_several_layers_are_counted_for_plain_heads():
+def test_the_layer_of_the_book_has_its_ceiling_and_floor_and_several_have_a_ceiling():
+    found = capacity(5, 7, 3)
+    assert found.one_output == bounds.own_context_ceiling(5, 3, 7)
+    assert found.floor == bounds.own_context_floor(5, 3, 7)
+    assert found.proved.startswith("one output: proved")
+    for other in ({"bias": "o"}, {"norm": True}, {"rope": 1.0, "head_dim": 4}, {"adapter": 1}):
+        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith("not")
     counted = capacity(4, 8, 2, value_dim=3, layers=3)
     assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
     assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
@@ -266,18 +272,11 @@ def test_weights_become_torch_layers_that_take_masks_as_torch_does(heads):
         alone = layer(x[3, :1], x[3], x[3], key_padding_mask=mask[3])[0]
         assert (alone - wanted[3]).abs().max() < 1e-12
     if heads == 4:
+        with pytest.raises(ValueError, match=r"^key: got shape \(4, 5\); expected width 6"):
+            layer(x[0, :4], x[0, :4, :5])
         for mask in (hidden.long(), hidden.int()):
             with pytest.raises(ValueError, match=r"^key_padding_mask: got dtype torch.int.* == 0$"):
                 layer(x[:, :1], x, x, key_padding_mask=mask)
-
-
-def test_a_module_without_a_batch_is_that_with_a_batch_of_one():
-    layer, x, q = to_torch(random_mha(3, 6, 5, seed=0, value_dim=2)), normal(4, 6), normal(4, 6)
-    assert not isinstance(layer, nn.MultiheadAttention)
-    for alone, batch in zip(layer(q, x), layer(q[None], x[None]), strict=True):
-        assert (alone - batch[0]).abs().max() < 1e-14
-    with pytest.raises(ValueError, match=r"^key: got shape \(4, 5\); expected width 6"):
-        layer(q, x[:, :5])
 
 
 def test_what_is_no_layer_of_one_precision_becomes_no_module():
@@ -427,15 +426,6 @@ def test_the_floor_is_the_rank_where_groups_of_heads_cancel(seed):
     assert (found.floor or 0) <= jacobian_rank(layer, maps)
     if found.floor and groups % 2 == 0 and not layer["bias"]:
         assert found.floor == jacobian_rank(layer, maps)
-
-
-def test_the_layer_of_the_book_has_its_ceiling_and_floor():
-    found = capacity(5, 7, 3)
-    assert found.one_output == bounds.own_context_ceiling(5, 3, 7)
-    assert found.floor == bounds.own_context_floor(5, 3, 7)
-    assert found.proved.startswith("one output: proved")
-    for other in ({"bias": "o"}, {"norm": True}, {"rope": 1.0, "head_dim": 4}, {"adapter": 1}):
-        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith("not")
 
 
 def test_well_known_models_have_their_counts(tmp_path):
