@@ -254,14 +254,21 @@ def from_grids(kind: type[Study], *, search: bool = False) -> dict[str, Any]:
                 refuse(f"grids.toml, {name}", f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
         if ("title" in entry) == ("ours" in entry) or not {*PROFILES} <= {*entry}:
             refuse(f"grids.toml, {name}", ", ".join(entry), "title or ours, and paper and quick")
+        paper, _, _ = name.partition("-")
+        if paper not in papers():
+            refuse(f"grids.toml, {name}", repr(paper), f"a name with one of {', '.join(papers())}")
+        if entry.get("curves", "d") not in _FIELDS:
+            refuse(f"grids.toml, {name}, curves", entry["curves"], f"one of {', '.join(_FIELDS)}")
         if entry.get("search", False) == search:
             what = entry.get("title") or f"{entry['ours']} (not in the paper)"
             at, cells, seeds = f"grids.toml, {name}", {}, {}
             for profile in PROFILES:
                 cells[profile] = _cells(f"{at}, {profile}", entry[profile], settings, search)
-                [seeds[profile], *_] = [cell.pop("seeds") for cell in cells[profile]]
+                [seeds[profile], *others] = {cell.pop("seeds") for cell in cells[profile]}
+                if others or seeds[profile] < 1:
+                    refuse(f"{at}, {profile}, seeds", seeds[profile], "one number, at least 1")
             more = {key: entry[key] for key in ("curves", "variants") if key in entry}
-            studies[name] = kind(name, name.partition("-")[0], what, cells, seeds, **more)
+            studies[name] = kind(name, paper, what, cells, seeds, **more)
     return studies
 
 
