@@ -16,7 +16,6 @@ BOOK = ROOT / "book"
 TEXT, NOTEBOOKS = BOOK / "text", BOOK / "notebooks"
 HTML = ROOT / "_build" / "html"  # the built book
 DEFAULT = "https://github.com/executablebooks/jupyter-book"  # jupyter-book's, for a missing address
-
 COLAB = "colab-setup"
 ARGUMENT = ("idea", "training", "sequences", "data")  # parts to read from start to end
 

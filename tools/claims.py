@@ -22,8 +22,7 @@ from attnmem.papers import Claim, claims, papers
 
 from . import graph
 from .chapters import ROOT, chapters, parameters, render, text_path
-from .graph import AUTHORS, References
-from .verdicts import LEFT_OUT, NOT_YET, Recorded, recorded, word_of
+from .graph import AUTHORS, LEFT_OUT, NOT_YET, Recorded, References, recorded, word_of
 
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
 CITED = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))

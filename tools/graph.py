@@ -1,4 +1,4 @@
-"""What rests on what: the claims, the statements and proofs of the chapters, and their picture.
+"""What rests on what: the verdicts, statements and proofs of the chapters, and their picture.
 
 A proof belongs to the last labelled statement before it. Where one box proves several, or another,
 a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of that one. A proof
@@ -14,16 +14,17 @@ from statistics import fmean
 from textwrap import wrap
 from typing import NamedTuple
 
+import nbformat
 import networkx as nx
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from attnmem.pages.reporting import WORDS
+from attnmem.pages.reporting import METADATA, WORDS, Graded
 from attnmem.papers import Claim, claims, papers
 
-from .chapters import chapters, render, text_path
-from .verdicts import LEFT_OUT, NOT_YET, Recorded, word_of
+from .chapters import chapters, notebook_path, render, text_path
 
+NOT_YET, LEFT_OUT = "not yet", "left out"  # what a claim is called without a verdict
 AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
 BOX = r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"
@@ -32,7 +33,6 @@ LABEL = re.compile(r"^:label: *(\S+)", re.M)
 REF = re.compile(r"\{prf:ref\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = r"\{prf:ref\}`[^`]+`"
 HEAD = re.compile(rf"\*(?:Of )?{LINK}(?:(?:,| and)\s{LINK})*\.\*")
-
 Node = Hashable  # a key, or (edge, column) where an edge crosses a column
 Point = tuple[float, float]
 
@@ -52,6 +52,42 @@ NAME, SUBJECT, LINES = 25, 31, 3  # letters in a line of a box, and lines
 SWEEPS, SORTING = 24, 4  # over the columns of the drawing; the first ones look to one side
 MARKS = {"holds": "✓", "part": "◐", "fails": "✗", "open": "○", "proof": "∎", "plain": ""}
 SIGNS = {"varepsilon": "ε", "epsilon": "ε", "gamma": "γ", "ge": "≥", "le": "≤", "to": "→"}
+
+
+class Recorded(NamedTuple):
+    """A verdict found in a notebook."""
+
+    chapter: str
+    verdict: str
+    grade: str
+    sizes: str | None
+    instead: str | None
+    checks: list[tuple[str, Graded]]
+    curves: int | None = None
+
+    @property
+    def rests_on(self) -> set[str]:
+        """The labels of the statements that its checks name."""
+        return {check.by for _, check in self.checks if check.by}
+
+
+def recorded() -> dict[str, Recorded]:
+    """All verdicts in the executed notebooks, by claim; two on one claim are an error."""
+    verdicts: dict[str, Recorded] = {}
+    for chapter in chapters():
+        cells = nbformat.read(notebook_path(chapter), 4).cells
+        for output in (output for cell in cells for output in cell.get("outputs", [])):
+            if entry := {**output.get("metadata", {}).get(METADATA, {})}:
+                if (claim := entry.pop("claim")) in verdicts:
+                    raise ValueError(f"{chapter} judges {claim} a second time")
+                entry["checks"] = [(said, Graded(*check)) for said, *check in entry["checks"]]
+                verdicts[claim] = Recorded(chapter, **entry)
+    return verdicts
+
+
+def word_of(claim: Claim, judged: Recorded | None) -> str:
+    """The word of the verdict on a claim, or what it is called without one."""
+    return judged.verdict if judged else LEFT_OUT if claim.left_out else NOT_YET
 
 
 class Statement(NamedTuple):

@@ -18,7 +18,6 @@ PACKAGES += ["torch._dynamo"]  # which torch imports, for seconds, when it makes
 PACKAGES += ["matplotlib_inline.backend_inline", "ipykernel.kernelapp", "ipykernel.debugger"]
 PACKAGES += ["IPython.core.completerlib", "sqlite3", "psutil"]  # as a kernel does when it starts
 BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib's in any kernel
-
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(PACKAGES)
 

@@ -5,9 +5,8 @@
     python -m tools.run mahdavi/poor-queries -p heads 8
                                                 one chapter with another parameter, into _build/runs
 
-A chapter runs in a scratch folder and replaces its notebook only when it ran to the end. Chapters
-run side by side, each with one thread; one that fails is named with its traceback, and the others
-finish.
+A chapter replaces its notebook only when it ran to the end. Chapters run side by side, each with
+one thread; one that fails is named with its traceback, and the others finish.
 """
 
 import argparse

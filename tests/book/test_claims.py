@@ -12,10 +12,10 @@ from attnmem import papers
 from attnmem.lab import experiments, store
 from attnmem.pages import reporting
 
-from tools import claims, graph, verdicts
+from tools import claims, graph
 from tools.chapters import BOOK, ROOT, chapters, notebook_path, text_path
 
-RECORDED, REFERENCES = verdicts.recorded(), graph.read()
+RECORDED, REFERENCES = graph.recorded(), graph.read()
 PAGE, EXTRA = BOOK / "claims.md", BOOK / "extra" / "book"
 DATA = json.loads((EXTRA / "claims.json").read_text())
 
@@ -51,7 +51,7 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
     for key, claim in papers.claims().items():
         title, facets = entries[key]
         judged = RECORDED.get(key)
-        word = f"{judged.verdict} · {judged.grade}" if judged else verdicts.word_of(claim, None)
+        word = f"{judged.verdict} · {judged.grade}" if judged else graph.word_of(claim, None)
         sizes = judged.sizes or "" if judged else ""
         assert all(part in title for part in (claim.label, claim.says, f">{word}<", sizes))
         assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
@@ -62,7 +62,7 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
 
 
 def made_up(word, grade, instead=None, *checks):
-    return verdicts.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
+    return graph.Recorded("a/chapter", word, grade, "T = 9", instead, [*checks])
 
 
 def contradicted(recorded):
@@ -161,9 +161,9 @@ def test_a_verdict_is_an_output_of_its_cell_and_other_targets_need_more(chapter)
 
 
 def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
-    monkeypatch.setattr(verdicts, "chapters", lambda: 2 * chapters())
+    monkeypatch.setattr(graph, "chapters", lambda: 2 * chapters())
     with pytest.raises(ValueError, match="a second time"):
-        verdicts.recorded()
+        graph.recorded()
 
 
 # --- for programs ---------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_every_claim_is_there_with_its_verdict_its_seeds_and_an_address_that_exi
     assert [*by_id] == [*papers.claims()]
     for key, entry in by_id.items():
         judged = RECORDED.get(key)
-        assert entry["verdict"] == verdicts.word_of(papers.claims()[key], judged)
+        assert entry["verdict"] == graph.word_of(papers.claims()[key], judged)
         assert ("cell" in entry) == (judged is not None)
         if judged:
             page, anchor = entry["cell"].split("#")

@@ -12,7 +12,7 @@ from attnmem.pages import reporting
 
 from tools import graph
 from tools.chapters import BOOK
-from tools.verdicts import Recorded, recorded
+from tools.graph import Recorded, recorded
 
 RECORDED, FOUND = recorded(), graph.read()
 MADE_UP = """\

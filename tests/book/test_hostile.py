@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnmem import papers
 
-from tools.verdicts import recorded
+from tools.graph import recorded
 
 FINDINGS = {"mahdavi-finding-generic", "mahdavi-finding-capacity", "dana-finding-exact"}
 

@@ -20,10 +20,10 @@ import pytest
 from attnmem.lab import searches, store
 from attnmem.pages import reporting, scaling
 
-from tools import verdicts
+from tools import graph
 from tools.chapters import text_path
 
-RECORDED = verdicts.recorded()
+RECORDED = graph.recorded()
 READ = functools.cache(store.read)  # of the files as they are
 FOUND, DRAWN = searches.found, scaling.bootstrap
 CHANGING = {"append", "extend", "insert", "pop", "update"}  # methods that change what they are of

@@ -9,7 +9,7 @@ from attnmem.core import bounds
 from attnmem.theory import counts
 
 from tools import claims
-from tools.verdicts import recorded
+from tools.graph import recorded
 
 EXPLORER = "book/notebooks/beyond/explorer.html"
 CLAIMS = "book/claims.html"
