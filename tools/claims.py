@@ -174,10 +174,9 @@ def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
 
 def findings_bib(verdicts: Mapping[str, Recorded]) -> str:
     """An entry for each finding of this book that a cell has judged."""
-    kept = (claim for key, claim in claims().items() if claim.kind == "finding" and key in verdicts)
-    found = [(claim, verdicts[claim.key]) for claim in kept]
-    braced = {"braced": "{{{}}}".format}
-    return render("findings.bib.jinja", braced, cited=CITED, found=found)
+    found = [(c, verdicts[c.key]) for c in claims().values() if c.key in verdicts]
+    found = [(claim, judged) for claim, judged in found if claim.kind == "finding"]
+    return render("findings.bib.jinja", {"braced": "{{{}}}".format}, cited=CITED, found=found)
 
 
 def parameters_table() -> str:
@@ -206,7 +205,6 @@ def products() -> dict[str, str]:
 
 if __name__ == "__main__":
     for name, text in products().items():
-        path = ROOT / name
-        if not path.exists() or path.read_text("utf-8") != text:
+        if not (path := ROOT / name).exists() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8", newline="\n")
             print(f"wrote {name}")

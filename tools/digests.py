@@ -2,8 +2,7 @@
 
 Each line of ``lib/attnmem/measurements/DIGESTS`` names a file, the number of its rows and their
 hash. A reader refuses a file that does not begin with these rows; new ones may stand behind them.
-After new rows are committed this brings the list up to date. It refuses to if rows are lost, unless
-``--lost`` says that this is meant.
+This brings the list up to date; it refuses to if rows are lost, unless ``--lost`` says so.
 """
 
 import subprocess

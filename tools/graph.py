@@ -3,8 +3,7 @@
 A proof belongs to the last labelled statement before it. Where one box proves several, or another,
 a paragraph of it that opens with ``*Of {prf:ref}`label`.*`` begins the proof of that one. A proof
 that refers to a statement rests on it; a verdict rests on the statements that its checks name, and
-names the one that is true instead. A theorem that states a claim of a paper is that claim. The same
-references give the same picture: each box left of all that it leads to, and few crossings.
+names the one that is true instead. A theorem that states a claim of a paper is that claim.
 """
 
 import re

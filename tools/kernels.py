@@ -4,7 +4,6 @@ The import of the same packages in a new process for each of 33 notebooks was a 
 ``make nbval``. The library itself is imported by each kernel, as by a reader's.
 """
 
-import functools
 import json
 import multiprocessing
 import os
@@ -48,7 +47,6 @@ class Kernel(forks.Process):
         os.kill(self.pid, number)
 
 
-@functools.cache
 def _path() -> list[str]:
     """Where a new interpreter looks for packages; this one looks in folders of the tests, too."""
     command = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
