@@ -70,8 +70,7 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
     """How many trainings of published grids are stored, and how many ran on a GPU, as a table."""
     table = experiments.coverage(names)[["source", "published runs", "published, stored"]]
-    asked = "device != 'cpu' and variant == '{}'"
-    asked = {name: asked.format(each.variants[0]) for name, each in names.items()}
+    asked = {n: f"device != 'cpu' and variant == {e.variants[0]!r}" for n, e in names.items()}
     rows = [experiments.table(name, "paper").query(condition) for name, condition in asked.items()]
     table["on a GPU"] = list(map(len, rows))
     table.loc[""] = ["all", *table.iloc[:, 1:].sum()]

@@ -1,6 +1,6 @@
 """Kernels that start at once: forks of a process that has imported the large packages.
 
-The import of the same packages in a new process for each of 33 notebooks was a third of the time of
+The import of the same packages in a new process for each notebook was a third of the time of
 ``make nbval``. The library itself is imported by each kernel, as by a reader's.
 """
 
