@@ -1,8 +1,8 @@
 """How much the layers can memorize: what the papers promise, ceilings and floors.
 
 What the layers can fit is a matter of counting: how many numbers do their outputs show of the
-weights? A *capacity* is reached by weights that one can write down. Beyond a *ceiling* almost all
-labels are out of reach, and up to a *floor* almost all are met.
+weights? A *capacity* is what a theorem of the papers says. Beyond a *ceiling* almost all labels are
+out of reach; up to a *floor* all are met, for almost all data.
 
 The letters are those of the notation page: ``heads`` is ``H``, ``context`` the tokens ``n``,
 ``dim`` the embedding dimension ``d``, ``head_dim`` ``d_h``, ``value_dim`` ``d_v``, ``outputs``
@@ -26,7 +26,8 @@ Heads = Sequence[int]  # the heads of each layer, from the first to the last
 
 
 # Most formulas are made of this number. A head shows two things of its weights: its logits, which
-# are a matrix W_Q W_K^T of rank at most d_h, and its values.
+# are a matrix W_K W_Q^T of rank at most d_h, and its values: one output sees W_V W_O W_D alone, a
+# vector of d numbers, whatever d_v is.
 def _low_rank(rank: int, a: int, b: int) -> int:  # the dimension of these matrices of shape (a, b)
     r = min(rank, a, b)
     return r * (a + b - r)
@@ -64,8 +65,9 @@ def relu_capacity(width: int, dim: int, outputs: int = 1) -> int:
 def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
     """Associations that an attention-only transformer memorizes: :math:`H d_h + d`, ``d_h <= d``.
 
-    It holds for sets that attention can tell apart, such as random ones, and not for every set
-    (``thm-parity``, ``thm-subsets``, ``thm-random-bigrams``).
+    An association is a sequence of tokens and the one that follows; an output reads ``d_h`` numbers
+    of each head and ``d`` of the last token. It holds for sets that attention can tell apart, such
+    as random ones, and not for every set (``thm-parity``, ``thm-subsets``, ``thm-random-bigrams``).
 
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
@@ -142,7 +144,8 @@ def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
 # The ceilings count the parameters that one output shows: beyond so many examples almost all real
 # labels are out of reach (Sard's theorem). The floors are ranks of the derivative at weights where
 # the output vanishes, as the values of heads with equal attention cancel. There small steps meet
-# small labels of so many examples, for almost all data, and the read-out scales the labels.
+# small labels of so many examples, for almost all data, and the read-out scales the labels; near
+# other outputs it would scale those too. A pair of such heads counts as one free head does.
 # Contexts have at least two tokens.
 
 
@@ -168,8 +171,8 @@ def shared_context_ceiling(
     r"""The same on a shared context: :math:`H (r (n - 1 + d - r) + n - 1) + 1`.
 
     Here ``r = min(d_h, n - 1)``. Logits and values count less those of the last token, a constant
-    adds one. The model that Mahdavi et al. train (``embedded``) has a bias of queries, which adds
-    :math:`\min(d, H r)`, for the point where all logits vanish.
+    adds one. The model that Mahdavi et al. train (``embedded``) has a bias of queries, which shows
+    in ``r`` numbers of each head and adds :math:`\min(d, H r)`.
     """
     # A softmax sees differences of logits only; of the values one constant is left, for all heads.
     origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
@@ -194,9 +197,10 @@ def group_rank(size: int, keys: UpToDim, dim: int, rank: Annotated[int, Range(1,
 
 def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     p = min(size - 1, keys)  # dimensions that the values span, as they sum to zero
-    # For each of these the logits may move along the matrices of rank r. Antisymmetric moves change
-    # no output: of all p for the r coordinates of queries that the logits see, of p - m + r for the
-    # d - r others (proof of thm-answer-derivative). The values themselves add m.
+    # For each of these the logits may move along the matrices of rank r. A move D_h changes the
+    # output by w_h^T C D_h e, where C is the covariance of the tokens under their attention. It is
+    # symmetric, so D_i = w_j g^T and D_j = -w_i g^T cancel: all p for the r coordinates of queries
+    # that the logits see, p - m + r for the d - r others. The values themselves add m.
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
     return p * _low_rank(rank, keys, dim) - missed + keys
 
@@ -248,9 +252,8 @@ def _best_split(heads: int, *sizes: int, fewest: int = 1) -> tuple[dict[int, int
 def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     """Examples with own contexts whose real labels are all met, for almost all data.
 
-    The count is the sum of :func:`group_rank` over the best groups, for contexts of at least two
-    tokens. It is at least ``P(floor(H/2))`` and at most ``P(H)``, the
-    :func:`own_context_ceiling`.
+    The sum of :func:`group_rank` over the best groups: at least ``P(floor(H/2))``, at most
+    ``P(H)``, the :func:`own_context_ceiling`.
     """
     return _best_split(heads, dim, dim, min(head_dim, dim))[1]
 
@@ -280,9 +283,10 @@ def sequences_ceiling(
 ) -> int:
     """Parameters of one output for each of some token sequences: ``b + H (a + r (a + b - r))``.
 
-    ``b = min(d, L)`` for ``L`` last tokens (by default ``N``), ``a = min(d, N + S - 2)``, ``r =
-    min(d_h, a, b)``. With ``trained`` embeddings and positions it is that of unlimited ``d``, or
-    ``d (N + S - d) + H (d_h (2 d - d_h) + d)`` where that is less.
+    ``b = min(d, L)`` for ``L`` last tokens (by default ``N``), ``r = min(d_h, a, b)``, and ``a =
+    min(d, N + S - 2)``, which differences of embeddings and of positions span. If these are
+    ``trained``, it is the count with ``a = N + S - 2`` and ``b = L`` for every ``d``, or ``d (N + S
+    - d) + H (d_h (2 d - d_h) + d)`` where that is less.
     """
     a, b = vocab + length - 2, last_tokens or vocab
     if not trained:

@@ -1,6 +1,6 @@
 """The two papers' attention layers, each a pure function over a tuple of weights.
 
-Both ask: a softmax over the tokens says where a query looks, and the output is linear in the tokens
+In both, a softmax over the tokens says where a query looks, and the output is linear in the tokens
 that it sees. Mahdavi et al. give a layer a context and a query beside it (:func:`mha`); Dana et al.
 give it a sequence, whose last token asks (:func:`aot`). All else in this book is about what the
 weights of these two functions can make of given examples.
@@ -104,7 +104,7 @@ def mha_features(
 ) -> Float[Tensor, "*runs B Hd"]:
     r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
 
-    The layer's output is linear in these rows, so what it can memorize is decided by their rank.
+    The output is linear in these rows, so their rank decides what one fixed attention memorizes.
 
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """

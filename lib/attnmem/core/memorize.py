@@ -1,13 +1,20 @@
 r"""Weights that memorize: Theorem 1 of Mahdavi et al. 2024, built for any data.
 
-The bounds say how many examples fit; this file writes down weights that fit them. The proof asks
-two things of each head ``h``. On the few examples that it *serves*, its attention weights are
-chosen freely (Claim 1). On all others it is *saturated*: it looks at one token, whatever was chosen
-(Claim 2). Then every head adds as many independent rows to the feature matrix ``Z`` as it serves
-examples (Step 1), and a read-out of full-rank ``Z`` meets any labels (Step 2). One product of rank
-at most ``r = min(n, d_h)`` does both parts of Step 1:
+The bounds hold for almost all data; this file writes down weights for all that satisfy the
+assumptions. The proof asks two things of each head ``h``. On the few examples that it *serves*, its
+attention weights are chosen freely (Claim 1). On all others it is *saturated*: it looks at one
+token, whatever was chosen (Claim 2). Then every head adds as many independent rows to the feature
+matrix ``Z`` as it serves examples (Step 1), and a read-out of full-rank ``Z`` meets any labels
+(Step 2). One product of rank at most ``r = min(n, d_h)`` does both parts of Step 1:
 
 .. math:: W_K W_Q^\top = \sum_{s \text{ served}} x_s f_s^\top + c \, u v^\top .
+
+So a head serves ``k = r - 1`` examples, and ``T = H k + 1`` with one that all heads look away from.
+Why is the rank of ``Z`` then ``T``? The head's part of a served row may move along differences of
+tokens, of which ``n - 1 >= k`` are independent, and nothing else moves. Far along ``k`` independent
+ones the served rows are independent. In the last row each head shows one token, which is no sum of
+differences. So a ``T x T`` minor, a polynomial in the attention, is not zero: almost every choice
+of the attention on served examples gives rank ``T``.
 """
 
 from __future__ import annotations
@@ -132,8 +139,8 @@ def saturating_scale(
 
     Saturated: the attention on the token that ``c u v^T`` points to is at least ``1 - tail``; at
     the default the head equals its limit to the last bit. It suffices that the logit of every other
-    token is smaller by ``log((n - 1) / tail)``. With ``m = E u``, and ``b`` the logits of the
-    served part, token ``i`` asks for
+    token is smaller by ``log((n - 1) / tail)``, 36 for two tokens. With ``m = E u``, and ``b`` the
+    logits of the served part, token ``i`` asks for
 
     .. math:: c \ge \frac{\log((n-1)/\mathrm{tail}) + b_i - b_{top}}{|v \cdot e| \, |m_{top} - m_i|}
     """
@@ -156,8 +163,8 @@ def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor
     duals, free = dual_basis(queries, served)
     u = separating_direction(contexts, generator)
     v = orthogonal_direction(free, queries, served, generator)
-    # Saturated heads look at the top token of u. Slot j prefers the one ranked j + 1, never the top
-    # one: that keeps the rows far from dependent.
+    # Saturated heads look at the top token of u, or the bottom one where v . e < 0. Slot j prefers
+    # the one ranked j + 1: that keeps the rows far from dependent.
     slots = served.shape[1]
     noise = _SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
     order = (contexts @ u).argsort(dim=-1, descending=True)
@@ -240,7 +247,7 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
     if skip and outputs > d:
         refuse("labels", f"d_out = {outputs}", f"at most d = {d} with a skip connection")
     check_distinct_examples(contexts, queries, labels)
-    if n >= d:
+    if n >= d:  # the paper's hypothesis; the steps need independent tokens only
         refuse("contexts", f"n = {n} tokens in dimension d = {d}", "n < d")
     capacity = mha_capacity(heads, n, head_dim)
     if len(queries) > capacity:
@@ -278,7 +285,8 @@ def memorize_mha(
 
     Args:
         contexts: Each of rank ``n`` (Assumption 2), with ``n < d``.
-        queries: Of Kruskal rank ``n`` (Assumption 1); ``ceil((T - 1) / H) + 1`` suffices.
+        queries: Any ``n`` of them independent, which is Kruskal rank ``n`` (Assumption 1); that of
+            ``ceil((T - 1) / H) + 1`` suffices.
         value_dim: Width of the values ``d_v``, at least ``d_out``, which is the default.
         skip: Whether the layer has a skip connection (``d_o = d``), which needs ``d_out <= d``.
 
