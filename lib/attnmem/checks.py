@@ -325,6 +325,11 @@ def on_cpu(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return placed
 
 
+def construction(also: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """For functions that build weights: checked arguments, tensors on the CPU, no gradients."""
+    return lambda function: on_cpu(checked(also=also)(torch.no_grad()(function)))
+
+
 def need(package: str) -> Any:
     """A package of the extra ``hub``, imported where it is used."""
     try:

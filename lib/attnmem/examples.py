@@ -21,10 +21,6 @@ def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
     """The largest power of four up to the largest entry: exact to divide by, and so is its root.
 
     That entry is sought over ``axes``, which are kept, by default over all; zeros have unit one.
-
-    Example:
-        >>> float(unit(torch.tensor([0.3, -17.0])))
-        16.0
     """
     top = x.detach().abs().amax(axes, keepdim=bool(axes))
     mantissa, exponent = torch.frexp(top)  # top = mantissa 2^exponent, the mantissa from 1/2 to 1
@@ -53,13 +49,7 @@ def check_token_numbers(sequences: Sequences) -> None:
 def check_distinct(
     name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
 ) -> None:
-    """Accept rows of which no two are equal; of repeats, two with different answers are named.
-
-    Example:
-        >>> check_distinct("examples", ["a", "b", "a"], [0, 0, 1])
-        Traceback (most recent call last):
-        ValueError: examples: got 0 and 2 equal, with different labels; expected distinct ones
-    """
+    """Accept rows of which no two are equal; of repeats, two with different answers are named."""
     if len(set(rows)) < len(rows):
         _refuse_repeats(name, rows, answers, what)
 

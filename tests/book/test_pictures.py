@@ -13,7 +13,7 @@ from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
 from attnmem.lab import experiments, fits
 from attnmem.theory import counts
-from attnmem.theory.sequences import offered_rank
+from attnmem.theory.dana import offered_rank
 
 from tools.chapters import BOOK
 

@@ -11,9 +11,8 @@ from attnmem import aot
 from attnmem.core import bounds
 from attnmem.theory import counts, dana
 from attnmem.theory.certificates import certified_associations, enclosed_offers
-from attnmem.theory.dana import memorize_aot
+from attnmem.theory.dana import memorize_aot, offered_rank
 from attnmem.theory.independence import certified_rank
-from attnmem.theory.sequences import offered_rank
 
 F64 = {"dtype": torch.float64}
 quick = settings(max_examples=40)

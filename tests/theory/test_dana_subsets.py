@@ -12,18 +12,18 @@ from scipy.optimize import linprog
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
-from attnmem.theory import counts, dana, sequences
+from attnmem.theory import counts, dana
 from attnmem.theory.certificates import certified_associations, enclosed_offers
-from attnmem.theory.dana import memorize_aot
-from attnmem.theory.independence import certified_rank
-from attnmem.theory.sequences import (
+from attnmem.theory.dana import (
     dependent_subset,
     every_parity,
     impossible_subset,
+    memorize_aot,
     offered_rank,
     parity_by_heads,
     subset_rank,
 )
+from attnmem.theory.independence import certified_rank
 
 import oracles
 
@@ -134,7 +134,7 @@ def test_the_condition_on_subsets_is_the_exact_rank_of_bigrams(rows, H, d, d_h):
 
 def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     """With a small prime it often would be, and the rank of the cube would come out too large."""
-    monkeypatch.setattr(sequences, "_PRIME", 101)
+    monkeypatch.setattr(dana, "_PRIME", 101)
     ranks = [offered_rank(every_parity(2)[0], 1, 4, 4, seed) for seed in range(200)]
     assert max(ranks) == 3
 
@@ -215,7 +215,7 @@ def test_a_relation_that_is_none_over_the_integers_proves_nothing(entry, monkeyp
     cube, parity = every_parity(3)
     assert impossible_subset(cube, parity, 2) is not None
     wrong = [1 + (k == entry) for k in range(8)]
-    monkeypatch.setattr(sequences, "_exact_relation", lambda matrix: wrong)
+    monkeypatch.setattr(dana, "_exact_relation", lambda matrix: wrong)
     assert impossible_subset(cube, parity, 2) is None
 
 

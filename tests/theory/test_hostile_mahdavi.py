@@ -14,7 +14,7 @@ from flint import arb_mat
 from attnmem import MHAWeights, memorize_mha, mha, mha_features
 from attnmem.core import bounds, memorize
 from attnmem.theory.independence import certified_rank
-from attnmem.theory.scalars import memorize_scalars
+from attnmem.theory.near import memorize_scalars
 
 import hostile
 import oracles

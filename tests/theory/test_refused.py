@@ -19,7 +19,14 @@ from attnmem.theory.certificates import (
     enclosed_features,
     enclosed_offers,
 )
-from attnmem.theory.dana import memorize_aot, memorize_next_tokens
+from attnmem.theory.dana import (
+    cancelling_rank,
+    every_parity,
+    jacobian_rank,
+    memorize_aot,
+    memorize_next_tokens,
+    subset_rank,
+)
 from attnmem.theory.independence import (
     certified_rank,
     kruskal_rank,
@@ -27,9 +34,7 @@ from attnmem.theory.independence import (
     sampled_independence,
     sampled_kruskal_rank,
 )
-from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
-from attnmem.theory.scalars import memorize_scalars
-from attnmem.theory.sequences import cancelling_rank, every_parity, jacobian_rank, subset_rank
+from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference, memorize_scalars
 from attnmem.theory.tangents import ScalarHeads
 
 F64 = {"dtype": torch.float64}

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
 from attnmem.theory.certificates import certified_associations
-from attnmem.theory.dana import memorize_next_tokens
-from attnmem.theory.independence import numerical_rank
-from attnmem.theory.sequences import (
+from attnmem.theory.dana import (
     cancelling_rank,
     every_parity,
     impossible_subset,
     jacobian_rank,
+    memorize_next_tokens,
     offered_rank,
 )
+from attnmem.theory.independence import numerical_rank
 from attnmem.theory.tiny import train_tiny
 
 import hostile

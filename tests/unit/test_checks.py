@@ -16,7 +16,7 @@ import attnmem
 from attnmem.checks import Range, Seed, checked, refuse
 from attnmem.core import bounds
 from attnmem.lab import data
-from attnmem.theory import dana, independence, sequences, tiny
+from attnmem.theory import dana, independence, tiny
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PAIRS = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -30,7 +30,7 @@ SEEDED = [
     (attnmem.memorize_mha, (DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4]), {"heads": 2, "head_dim": 3}),
     (attnmem.random_mha, (2, 5, 3), {}),
     (dana.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
-    (sequences.jacobian_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
+    (dana.jacobian_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (tiny.random_facts, (3, 4), {}),
     (tiny.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnmem.core import bounds
-from attnmem.theory.sequences import subset_rank
+from attnmem.theory.dana import subset_rank
 
 PRIME = 67_108_859  # so that sums of 2,000 products are exact in 64 bits
 

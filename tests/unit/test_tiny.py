@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from attnmem import AoTWeights, aot
-from attnmem.theory.sequences import every_parity
+from attnmem.theory.dana import every_parity
 from attnmem.theory.tiny import (
     Facts,
     count_at,

@@ -90,7 +90,7 @@ def scalar_capacity(
     """Scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
     On a shared context of ``3 <= n <= d`` independent tokens, with heads of width ``d_h >= 2`` and
-    queries in general position (:func:`attnmem.theory.scalars.memorize_scalars`).
+    queries in general position (:func:`attnmem.theory.near.memorize_scalars`).
     """
     return heads * (dim - 1)
 
@@ -218,34 +218,30 @@ def best_groups(
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
         [11, 11, 10]
     """
-    return _sizes(_best_split(heads, keys, dim, rank)[0])
+    return _sizes(heads, _most_ranks(heads, keys, dim, rank)[1])
 
 
-def _sizes(split: dict[int, int]) -> list[int]:
-    """The size of each group."""
-    return [size for size, count in split.items() for _ in range(count)]
+def _sizes(heads: int, groups: int) -> list[int]:
+    """The sizes of so many groups that differ by one head at most, large ones first."""
+    small, larger = divmod(heads, groups)
+    return [small + 1] * larger + [small] * (groups - larger)
 
 
-def _best_split(heads: int, *sizes: int, fewest: int = 1) -> tuple[dict[int, int], int]:
-    """How many groups of each size are best, of at least so many, and the sum of their ranks.
+def _most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
+    """The largest sum of the ranks of groups, of at least so many, and the number of these groups.
 
     For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
     as a function of its size, with lines between whole numbers. It is concave, and so is the sum as
     a function of ``G``. So this rises up to the best ``G``.
     """
 
-    def split(groups: int) -> dict[int, int]:
-        small, larger = divmod(heads, groups)
-        return {small + 1: larger, small: groups - larger}
-
     def ranks(groups: int) -> int:
-        return sum(count * _group_rank(size, *sizes) for size, count in split(groups).items())
+        small, larger = divmod(heads, groups)
+        more, fewer = (_group_rank(size, *sizes) for size in (small + 1, small))
+        return larger * more + (groups - larger) * fewer
 
-    def is_enough(groups: int) -> bool:
-        return ranks(groups + 1) <= ranks(groups)
-
-    best = fewest + bisect.bisect_left(range(fewest, heads), True, key=is_enough)
-    return split(best), ranks(best)
+    falls = bisect.bisect_left(range(fewest, heads), True, key=lambda G: ranks(G + 1) <= ranks(G))
+    return ranks(fewest + falls), fewest + falls
 
 
 @checked
@@ -255,7 +251,7 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     The sum of :func:`group_rank` over the best groups: at least ``P(floor(H/2))``, at most
     ``P(H)``, the :func:`own_context_ceiling`.
     """
-    return _best_split(heads, dim, dim, min(head_dim, dim))[1]
+    return _most_ranks(heads, dim, dim, min(head_dim, dim))[0]
 
 
 @checked
@@ -268,7 +264,7 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     """
     if context > dim:
         return own_context_floor(heads, head_dim, dim)
-    return _best_split(heads, context - 1, dim, min(head_dim, context - 1))[1] + 1
+    return _most_ranks(heads, context - 1, dim, min(head_dim, context - 1))[0] + 1
 
 
 @checked
@@ -402,19 +398,14 @@ def carried_rank(size: int, dim: int) -> int:
 def deep_groups(
     heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, most: int | None = None
 ) -> DeepGroups:
-    """The groups of two layers, of at most ``most`` heads each, of the largest :func:`deep_floor`.
-
-    Example:
-        >>> deep_groups([6, 5], 1, 6, 8, most=2)
-        DeepGroups(labels=305, carried=5, first=[1, 1, 1, 1, 1, 1], second=[1, 1, 1, 1, 1], both=[])
-    """
+    """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
     (H1, H2), d = heads, dim
     most, tried = most or H1 + H2, []
 
-    def alike(heads: int, m: int, fewest: int) -> tuple[list[int], int]:
+    def alike(heads: int, m: int, fewest: int) -> tuple[int, list[int]]:
         fewest = max(fewest, -(-heads // most))
-        split, total = _best_split(heads, m, m, min(head_dim, m), fewest=fewest)
-        return _sizes(split), total
+        total, groups = _most_ranks(heads, m, m, min(head_dim, m), fewest=fewest)
+        return total, _sizes(heads, groups)
 
     for c in range(min(value_dim - 1, d - 2, H2) + 1):
         gain = {
@@ -423,12 +414,11 @@ def deep_groups(
         }
         best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
         for h in range(1, H1 + 1):
-            ends = [(best[h - k][0] + gain[k], k) for k in gain if k <= h]
-            total, k = max(ends)
+            total, k = max((best[h - k][0] + gain[k], k) for k in gain if k <= h)
             best.append((total, [*best[h - k][1], k]))
-        second, total = alike(H2, d - 1 - c, max(c, 1))
+        total, second = alike(H2, d - 1 - c, max(c, 1))
         tried.append(DeepGroups(best[H1][0] + total + d - 1, c, best[H1][1], second, []))
-    both, total = alike(H1 + H2, d - 1, 1)
+    total, both = alike(H1 + H2, d - 1, 1)
     tried.append(DeepGroups(total + d - 1, 0, [], [], both))
     return max(tried, key=lambda groups: groups.labels)
 

@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..checks import Seed, checked, on_cpu, refuse
+from ..checks import Seed, checked, construction, on_cpu, refuse
 from ..examples import Contexts, Labels, Queries, check_data, check_distinct_examples, unit
 from .bounds import mha_capacity
 from .layers import MHAWeights, attend, mha
@@ -262,9 +262,7 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
         refuse("contexts", f"rank {int(ranks[poor])} in context {poor}", f"rank n = {n}")
 
 
-@on_cpu
-@checked(also=_satisfies_theorem_1)
-@torch.no_grad()
+@construction(also=_satisfies_theorem_1)
 def memorize_mha(
     contexts: Contexts,
     queries: Queries,

@@ -231,7 +231,7 @@ def certified_associations(
     A sequence whose balls, of so many ``bits``, overlap does not count as memorized.
 
     Example:
-        >>> from attnmem.theory.sequences import every_parity, parity_by_heads
+        >>> from attnmem.theory.dana import every_parity, parity_by_heads
         >>> certified_associations(parity_by_heads(3), *every_parity(3)).memorized
         8
 

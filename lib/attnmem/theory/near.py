@@ -1,4 +1,4 @@
-r"""Weights near a point where heads cancel: as many labels as the derivative there has rank.
+r"""Weights for more real labels than Theorem 1: near heads that cancel, and in the attention.
 
 **One layer.** Heads with equal attention whose values sum to zero cancel: the output
 :math:`F(\theta_0)` is zero. Near there :math:`F(\theta_0 + \varepsilon \delta) / \varepsilon` tends
@@ -18,6 +18,7 @@ see. Divided by :math:`\sigma^2`, the differences of what they write into ``C`` 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,15 +30,31 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn.functional import pad
 
-from .. import examples
-from ..checks import Seed, checked, on_cpu, refuse
+from ..checks import Seed, construction, refuse
 from ..core.bounds import DeepGroups, best_groups, deep_groups, group_rank
 from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, mha
-from ..core.memorize import build_in_units, label_spread, read_out
+from ..core.memorize import (
+    EPS,
+    build_in_units,
+    dual_basis,
+    label_spread,
+    orthogonal_direction,
+    read_out,
+    saturating_scale,
+)
 from ..core.random import gaussian
-from ..examples import Contexts, Labels, Queries, check_data, unit
+from ..examples import (
+    Contexts,
+    Labels,
+    Queries,
+    check_data,
+    check_distinct,
+    check_distinct_examples,
+    unit,
+)
 from . import tangents
+from .independence import numerical_rank
 from .tangents import Coordinates, ScalarHeads, balancing_map
 
 _SPREADS = (2.0, 4.0, 1.0, 8.0, 0.5)  # standard deviations of the logits at the base point
@@ -48,6 +65,7 @@ _CORRECTIONS = 25
 _SIGMAS = (0.3, 0.1, 0.03, 0.01)  # of two layers
 _NEWTON, _HALVINGS = 40, 10  # steps of Newton's method, and halvings of one step
 _ALLOWED = 1e-8  # error, of the labels' spread
+_LOW, _HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
 _Family = tuple[Callable[[Tensor], DeepWeights], int]  # of steps, and how many numbers these are
 
 
@@ -67,19 +85,17 @@ def closest(tried: Iterable[tuple[Any, float]], enough: float) -> tuple[Any, flo
 def _can_differ(contexts, queries, labels) -> None:
     """No two examples to which every layer gives one output."""
     check_data(contexts=contexts, queries=queries, labels=labels)
-    examples.check_distinct_examples(contexts, queries, labels)
+    check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
     # A context of one repeated token gives one output, whatever the query.
     same = (contexts == contexts[..., :1, :]).flatten(-2).all(-1).expand(len(queries)).tolist()
     rows = contexts[..., 0, :].expand_as(queries).tolist()
     rows = [(*row,) if same[t] else t for t, row in enumerate(rows)]
-    examples.check_distinct("contexts of one repeated token", rows, labels.tolist())
+    check_distinct("contexts of one repeated token", rows, labels.tolist())
 
 
-@on_cpu
-@checked(also=_can_differ)
-@torch.no_grad()
+@construction(also=_can_differ)
 def memorize_by_difference(
     contexts: Contexts, queries: Queries, labels: Labels, *, heads: int, head_dim: int, seed: Seed
 ) -> MHAWeights:
@@ -105,9 +121,7 @@ def memorize_by_difference(
     return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
 
 
-@on_cpu
-@checked(also=_can_differ)
-@torch.no_grad()
+@construction(also=_can_differ)
 def memorize_by_cancellation(
     contexts: Contexts, queries: Queries, labels: Labels, *, heads: int, head_dim: int, seed: Seed
 ) -> MHAWeights:
@@ -190,7 +204,6 @@ class _Base(NamedTuple):
     size: float  # the root mean square of the direction
 
 
-@on_cpu
 def draw_base(
     groups: Sequence[int], dim: int, rank: int, spread: float, generator: torch.Generator
 ) -> ScalarHeads:
@@ -245,6 +258,83 @@ def _stepped(heads: ScalarHeads, step: ScalarHeads, eps: float) -> ScalarHeads:
     return moved._replace(mu=moved.mu / eps)
 
 
+# --- labels in the attention ----------------------------------------------------------------------
+
+# Where attention depends on the labels l_s, one head meets d - 1 of them by the product of rank two
+#     W_K W_Q^T = g w^T + c u v^T,   w = sum_{s served} l_s f_s .
+# Its first part raises the logit of one carrier token, such that the attention on it is the label.
+# Its second part separates two idle tokens of equal value, one of which takes all attention on
+# every example that the head does not serve. There the head adds only a constant.
+
+
+def _satisfies_scalars(context, queries, labels, heads) -> None:
+    check_data(context=context, queries=queries, labels=labels)
+    (n, d), T = context.shape, len(queries)
+    if heads * (d - 1) < T:
+        refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
+    if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
+        refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
+    check_distinct_examples(context, queries, labels)
+
+
+@construction(also=_satisfies_scalars)
+def memorize_scalars(
+    context: Float[Tensor, "n d"], queries: Queries, labels: Float[Tensor, " T"], *, heads: int
+) -> MHAWeights:
+    """Build a layer that reproduces ``T <= H (d - 1)`` scalar labels on one shared context.
+
+    The context has at least three independent tokens, and any ``d`` queries are independent; it
+    suffices that no other one lies in the span of the ``d - 1`` that a head serves. The heads have
+    width ``d_h = 2``, the values ``d_v = 1``. The only error is that of rounding: where a head is
+    idle, its attention off the idle tokens is below the rounding unit.
+
+    Raises:
+        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of their spread.
+
+    Example:
+        >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
+        >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
+        torch.Size([3, 5, 2])
+
+    Source: this book; compare Mahdavi et al. 2024, Proposition 2.
+    """
+    build = functools.partial(_build_scalars, heads=heads)
+    return build_in_units(build, context, queries, labels)
+
+
+def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
+    """The layer for data in their units. Token 0 is the carrier, tokens 1 and 2 are idle."""
+    labels = labels[:, 0]
+    lowest, width = labels.min(), labels.max() - labels.min()
+    # The attention that the carrier is to have.
+    share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=EPS)
+    logit = torch.log((len(context) - 1) * share / (1 - share))
+    lift = torch.linalg.pinv(context)  # context @ lift = identity
+    carrier, pull = lift[:, 0], lift[:, 1] - lift[:, 2]
+    W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
+    # The carrier's value spans the width of the labels. All heads share one constant.
+    gain = width / (_HIGH - _LOW)
+    W_V = (lift.sum(dim=1) * (lowest - _LOW * gain) / heads).repeat(heads, 1)
+    generator = torch.Generator().manual_seed(0)
+    served = torch.arange(len(queries), device=queries.device).tensor_split(heads)
+    for head, group in enumerate(group for group in served if len(group)):
+        alone = group[None]  # one head at a time: their groups may differ in size by one
+        duals, free = dual_basis(queries, alone)
+        v = orthogonal_direction(free, queries, alone, generator)
+        keys = carrier[:, None] * logit[group]
+        c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
+        W_K[head] = torch.stack([carrier, c.sqrt() * pull], dim=1)
+        W_V[head] += gain * carrier
+    ones = W_V.new_ones(heads, 1)
+    weights = MHAWeights(W_Q, W_K, W_V[..., None], ones, ones[:1])
+    error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
+    if not error <= _ALLOWED * label_spread(labels):
+        got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
+        refuse("queries", got, "better conditioned data")
+    return weights
+
+
 # --- two layers -----------------------------------------------------------------------------------
 
 
@@ -256,16 +346,14 @@ def _can_be_met(tokens, labels, heads, head_dim, value_dim) -> None:
         refuse("tokens", "n = 1 token", "at least 2 tokens, so that attention has a choice")
     if d < 2:
         refuse("tokens", "dimension d = 1", "at least 2")
-    examples.check_distinct_examples(tokens, tokens[:, -1], labels)
+    check_distinct_examples(tokens, tokens[:, -1], labels)
     floor = deep_groups(heads, head_dim, value_dim, d).labels
     if len(labels) > floor:
         room = "the floor of two layers, attnmem.deep_floor"
         refuse("labels", f"T = {len(labels)} examples", f"at most {floor}, {room}")
 
 
-@on_cpu
-@checked(also=_can_be_met)
-@torch.no_grad()
+@construction(also=_can_be_met)
 def memorize_by_depth(
     tokens: Float[Tensor, "T n d"],
     labels: Float[Tensor, " T"],
