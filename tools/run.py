@@ -1,4 +1,4 @@
-"""Run chapters: from their text sources to executed notebooks, in place.
+"""Run chapters with papermill: from their text sources to executed notebooks, in place.
 
     python -m tools.run                         every chapter that changed since it last ran
     python -m tools.run --force                 every chapter, renewing all pictures
@@ -14,7 +14,6 @@ import base64
 import hashlib
 import io
 import os
-import re
 import subprocess
 import sys
 import time
@@ -22,8 +21,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import nbformat
+import papermill
 import yaml
-from nbclient import NotebookClient
 from PIL import Image
 
 from .chapters import ROOT, chapters, notebook_path, parameters, source_notebook, text_path
@@ -46,24 +45,19 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
     target, stamp, scratch = notebook_path(chapter), _stamp(chapter), RUNS / f"{chapter}.ipynb"
     for path in (stamp, target, scratch):
         path.parent.mkdir(parents=True, exist_ok=True)
-    notebook = source_notebook(chapter)
-    if values:
-        tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
-        place = 1 + next(i for i, tag in enumerate(tags) if "parameters" in tag)
-        code = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-        notebook.cells.insert(place, nbformat.v4.new_code_cell(code))
-    options = {"resources": {"metadata": {"path": str(target.parent)}}}  # where nbval runs it too
-    options |= {"coalesce_streams": True, "record_timing": False, "store_widget_state": False}
-    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"], "timeout": None}
+    nbformat.write(source_notebook(chapter), scratch)
+    options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
+    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
+    options |= {"cwd": str(target.parent)}  # where nbval runs it too
     try:
-        NotebookClient(notebook, **options).execute()
-    except RuntimeError as error:  # errors of cells are others
+        papermill.execute_notebook(scratch, scratch, values, **options)
+    except RuntimeError as error:  # papermill's own errors are others
         if "before replying" not in str(error):
             raise
-        NotebookClient(notebook, **options).execute()  # the kernel's port was another's
-    nbformat.write(_small(notebook), scratch)
+        papermill.execute_notebook(scratch, scratch, values, **options)  # its port was another's
     kept = False
     if not values:
+        nbformat.write(_cleaned(nbformat.read(scratch, 4)), scratch)
         fresh = not (force or stamp.exists() or _edited(chapter))
         kept = fresh and target.exists() and _only_pictures_differ(scratch, target)
         if not kept:
@@ -89,16 +83,22 @@ def _only_pictures_differ(one: Path, other: Path) -> bool:
     return one.read_bytes() != other.read_bytes() and notebooks[0] == notebooks[1]
 
 
-def _small(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Without the version of Python, and pictures with a palette."""
-    notebook.metadata.language_info.pop("version")
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        if png := output.get("data", {}).get("image/png"):
-            image, out = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
-            image = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-            image.save(out, format="png", optimize=True)
-            coded = base64.b64encode(out.getvalue()).decode() + "\n"
-            output.data["image/png"] = min(png, coded, key=len)
+def _cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Drop what changes from run to run and says nothing: time stamps, versions, empty tags."""
+    notebook.metadata.get("language_info", {}).pop("version", None)
+    for each in (notebook, *notebook.cells):
+        each.metadata.pop("papermill", None)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if not cell.metadata.get("tags", True):
+            del cell.metadata["tags"]
+        for output in cell.get("outputs", []):
+            if png := output.get("data", {}).get("image/png"):
+                image, small = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
+                image = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+                image.save(small, format="png", optimize=True)
+                coded = base64.b64encode(small.getvalue()).decode() + "\n"
+                output.data["image/png"] = min(png, coded, key=len)
     return notebook
 
 
@@ -139,8 +139,7 @@ def _run_all(names: list[str], arguments: argparse.Namespace) -> int:
             if error:
                 failures[name] = error
     for name, error in failures.items():
-        said = re.sub(r"\x1b\[[\d;]*m", "", str(error))  # without colours
-        print(f"\n{text_path(name).relative_to(ROOT)} failed:\n{said}", file=sys.stderr)
+        print(f"\n{text_path(name).relative_to(ROOT)} failed:\n{error}", file=sys.stderr)
     return len(failures)
 
 
@@ -160,7 +159,7 @@ def main() -> int:
         if chapter not in known:
             parser.error(f"no chapter {chapter!r}; there are: {', '.join(known)}")
     names = arguments.chapters or known
-    for chapter in names if values else []:  # it would run on with a mistyped name
+    for chapter in names if values else []:  # papermill would run on with a mistyped name
         there = parameters(chapter)
         for name in values.keys() - there:
             said = ", ".join(there) or "none"
