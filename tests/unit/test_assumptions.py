@@ -93,7 +93,8 @@ def local_data(kind, folder):
         columns = {"image": [Image.fromarray(each) for each in pixels]}
     else:
         columns = {"text": [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]}
-    datasets.Dataset.from_dict(columns).save_to_disk(folder)
+    folder.mkdir()
+    datasets.Dataset.from_dict(columns).to_parquet(folder / "train.parquet")
     return str(folder)
 
 

@@ -263,11 +263,12 @@ def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
     words.write_text(json.dumps(json.loads(words.read_text()) | settings))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     text = tmp_path / "text"
-    datasets.Dataset.from_dict({"text": ["one two one"]}).save_to_disk(text)
+    text.mkdir()
+    datasets.Dataset.from_dict({"text": ["one two one two one"]}).to_parquet(text / "train.parquet")
     for call in (
         lambda: saved_layer(model),
         lambda: trained_encoder(str(model)),
-        lambda: [*corpora.published_texts(str(text), str(model), 1, length=2)],
+        lambda: [*corpora.published_texts(str(text), str(model), 1, length=5)],
         lambda: [*corpora.distinct_passages("one two one", str(model), 1, length=5)],
     ):
         with contextlib.suppress(ValueError, TypeError):  # words without marks
@@ -286,7 +287,6 @@ def test_data_sets_are_asked_for_without_their_code(monkeypatch):
         return datasets.Dataset.from_dict({"image": []})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(ValueError, match="source: got no images of mode RGB"):
-        next(corpora.published_images("some/images", 3))
+    assert not [*corpora.published_images("some/images", 3)]
     assert asked[0]["trust_remote_code"] is False
     assert not os.path.exists("some/images")

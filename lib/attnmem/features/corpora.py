@@ -1,11 +1,10 @@
 """Real images and real text for the tests of assumptions, from packages on the machine or a hub.
 
-Images are ``uint8 (B, 3, size, size)``, text comes as token numbers ``(B, length)``, ``count`` in
-all, ``batch`` at a time; the last batch may be smaller. What is drawn depends on ``seed`` and its
-own number alone, so batches do not matter. The ``source`` of published data is a folder that
-``datasets`` has saved, or a name on a hub, where a configuration may follow after a colon, as in
-``wikimedia/wikipedia:20231101.en``. Bad arguments and data raise ``ValueError``; if neither a
-folder nor a hub gives them, ``ConnectionError``.
+Images and token numbers come ``batch`` at a time, ``count`` in all. What is drawn depends on
+``seed`` and its own number alone, so batches do not matter. The ``source`` of published data is a
+folder that ``datasets`` loads, such as one of Parquet files, or a name on a hub, where a
+configuration may follow after a colon, as in ``wikimedia/wikipedia:20231101.en``. If neither gives
+them, ``ConnectionError`` is raised.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import itertools
 import os
 import pathlib
 import sysconfig
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -142,48 +140,23 @@ def clothes() -> UInt8[Tensor, "T 3 28 28"]:
 
 @checked
 def published_images(
-    source: str, count: int, *, size: int = 224, batch: int = 64, split: str = "train"
+    source: str, count: int, *, size: int = 224, batch: int = 64
 ) -> Iterator[Images]:
     """The colour images among the first ``count`` of a column ``image``, scaled to one ``size``.
 
     Images of another mode than RGB are passed over, as in the paper: 1973 of its 2000 have colour.
-    A warning at the end counts them.
     """
-    images, seen = itertools.islice(_column(source, split, "image"), count), 0
-    coloured = (image for image in images if getattr(image, "mode", None) == "RGB")
-    for block in _batched(coloured, batch):
-        seen += len(block)
+    images = itertools.islice(_column(source, "image"), count)
+    for block in _batched((image for image in images if image.mode == "RGB"), batch):
         yield torch.stack([resized(_picture(image), size) for image in block])
-    if not seen:
-        refuse("source", f"no images of mode RGB in {source}", 'some, as of image.convert("RGB")')
-    if seen < count:
-        said = f"{source}: {seen} images with colour, where {count} images were asked for"
-        warnings.warn(said, stacklevel=2)
 
 
-def _column(source: str, split: str, name: str) -> Iterator[Any]:
-    """The values of a column, one by one; one that cannot be read is refused by its row."""
-    data = need("datasets")
+def _column(source: str, name: str) -> Iterator[Any]:
+    """The values of a column of the part ``train``, one by one."""
+    (hub, _, part), options = source.partition(":"), {"streaming": True, "trust_remote_code": False}
     with reaching(source):
-        if pathlib.Path(source).is_dir():
-            table = data.load_from_disk(source)
-        else:
-            hub, _, part = source.partition(":")
-            options = {"split": split, "streaming": True, "trust_remote_code": False}
-            table = data.load_dataset(hub, part or None, **options)
-    if isinstance(table, dict):
-        if split not in table:
-            refuse("split", repr(split), f"one of {', '.join(table)}")
-        table = table[split]
-    rows = iter(table)
-    for i in itertools.count():
-        with reading(f"source: {source}: row {i}", f"the column {name}"):
-            row = next(rows, None)
-        if row is None:
-            return
-        if name not in row:
-            refuse("source", f"the columns {', '.join(row)}", f"a column {name}")
-        yield row[name]
+        for row in need("datasets").load_dataset(hub, part or None, split="train", **options):
+            yield row[name]
 
 
 @contextlib.contextmanager
@@ -285,37 +258,19 @@ def published_texts(
     tokenizer: str,
     count: int,
     *,
-    length: int,
+    length: Annotated[int, Range(5)],
     batch: int = 16,
-    split: str = "train",
     pairs: bool = False,
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first ``length`` tokens of the first ``count`` texts of a column ``text`` with so many.
 
-    They have the form of :func:`library_passages`. A warning at the end says if there were fewer.
-    ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
+    They have the form of :func:`library_passages`. ``tokenizer`` is a folder that ``transformers``
+    has saved, or a name on a hub.
     """
-    if pairs and length < 5:
-        refuse("length", length, "an integer of at least 5")
     words = _tokenizer(tokenizer)
-    marks = words.cls_token_id, words.sep_token_id
-    if pairs and None in marks:
-        refuse("tokenizer", f"{tokenizer}, without [CLS] or [SEP]", "one with both, for pairs")
-    read, seen = length - 3 if pairs else length, 0
-
-    def long_enough() -> Iterator[list[int]]:
-        for i, text in enumerate(_column(source, split, "text")):
-            if not isinstance(text, str):
-                refuse("source", f"{type(text).__name__} as the text of row {i}", "a string")
-            ids = words(text, add_special_tokens=False)["input_ids"]
-            if len(ids) >= read:
-                yield ids[:read]
-
-    for block in _batched(itertools.islice(long_enough(), count), batch):
-        seen += len(block)
+    read = length - 3 if pairs else length
+    each = (words(text, add_special_tokens=False) for text in _column(source, "text"))
+    enough = (ids[:read] for ids in (of["input_ids"] for of in each) if len(ids) >= read)
+    for block in _batched(itertools.islice(enough, count), batch):
         passages = torch.tensor(block, device="cpu")
-        yield _as_pairs(passages, *marks) if pairs else passages
-    if not seen:
-        refuse("length", length, f"at most the tokens of a text of {source}")
-    if seen < count:
-        warnings.warn(f"{source}: {seen} texts of {length} tokens, not {count}", stacklevel=2)
+        yield _as_pairs(passages, words.cls_token_id, words.sep_token_id) if pairs else passages

@@ -9,9 +9,8 @@ their assumptions on such features.
 from __future__ import annotations
 
 import contextlib
-import copy
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Annotated, Any, NamedTuple
 
@@ -50,9 +49,8 @@ class Encoder(NamedTuple):
 
     Call it on a batch: images, token numbers, or what a tokenizer or an image processor returns as
     tensors. Images are levels from 0 to 255 for a ViT, else the numbers of the model's own
-    processor. Token numbers alone are single texts without padding, of type 0. Padding is left out,
-    so all texts of a batch need as many tokens. Models that draw at random or round to float32 on
-    the way, as Llama does, are not read.
+    processor. Texts have no padding; token numbers alone are of type 0. Models that draw at random
+    or round to float32 on the way, as Llama does, are not read.
     """
 
     model: nn.Module  # one of Hugging Face's models, without the norm after its last block
@@ -63,8 +61,6 @@ class Encoder(NamedTuple):
     def __call__(self, inputs: Inputs) -> list[Float[Tensor, "B n d"]]:
         """The tokens before the first block and after every block: ``depth + 1`` tensors."""
         weight, name = next(self.model.parameters()), self.model.main_input_name
-        if weight.dtype not in FLOATS:
-            refuse("model", f"weights of {weight.dtype}", "torch.float32 or torch.float64")
         given = dict(inputs) if isinstance(inputs, Mapping) else {name: inputs}
         names = [name] if name == "pixel_values" else [name, "attention_mask", "token_type_ids"]
         if name not in given or not given.keys() <= {*names}:
@@ -86,32 +82,21 @@ class Encoder(NamedTuple):
         return {"pixel_values": x.to(self.model.dtype)}
 
     def _texts(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Token numbers and their types, without padding."""
+        """Token numbers and their types."""
         for key, value in ({"input_ids": None} | given).items():  # that one first
             checks.check_tensor(key, value, "(B, n)", 2)
             if value.shape != given["input_ids"].shape or not value.numel():
                 refuse(key, f"shape {tuple(value.shape)}", "one entry for each token, at least one")
-        mask = given.pop("attention_mask", given["input_ids"].new_ones((), dtype=torch.bool))
-        checks.check_tokens("attention_mask", mask.long() if mask.dtype == torch.bool else mask, 2)
-        mask = (mask != 0).expand(given["input_ids"].shape)
-        least, n = (int(count) for count in mask.sum(dim=1).aminmax())
-        if not 0 < least == n <= len(self.positions):
-            what = f"as many in all of a batch, 1 to {len(self.positions)}; batch texts by length"
-            refuse("input_ids", f"texts of {least} to {n} tokens", what)
-        given = {key: value[mask].view(len(mask), n) for key, value in given.items()}
-        checks.check_tokens("input_ids", given["input_ids"], self.model.config.vocab_size)
-        types = given.pop("token_type_ids", torch.zeros_like(given["input_ids"]))
+        ids, most = given["input_ids"], len(self.positions)
+        if not given.pop("attention_mask", ids.new_ones(())).all():
+            refuse("attention_mask", "padding", "none: batch texts by their number of tokens")
+        if ids.shape[1] > most:
+            refuse("input_ids", f"texts of {ids.shape[1]} tokens", f"at most {most}")
+        checks.check_tokens("input_ids", ids, self.model.config.vocab_size)
+        types = given.pop("token_type_ids", torch.zeros_like(ids))
         kinds = getattr(self.model.config, "type_vocab_size", 0)  # some models have no types
         checks.check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
-
-    def cut(self, depth: int) -> Encoder:
-        """A copy with the first ``depth`` blocks, at most those that it has, and these weights."""
-        checks.check_integer("depth", depth, least=0, most=self.depth)
-        model = copy.deepcopy(self.model)
-        blocks = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
-        del blocks[depth:]
-        return self._replace(model=model, depth=int(depth))
 
     @property
     def positions(self) -> Float[Tensor, "n d"]:
@@ -144,12 +129,7 @@ def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: 
     return config
 
 
-def _is_a_float_type(dtype: torch.dtype) -> None:
-    if dtype not in FLOATS:
-        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
-
-
-@checked(also=_is_a_float_type)
+@checked
 @on_cpu
 def random_encoder(
     architecture: str,
@@ -175,7 +155,7 @@ def random_encoder(
     return _encoder(model, depth, dtype, device)
 
 
-@checked(also=_is_a_float_type)
+@checked
 @on_cpu
 def trained_encoder(
     source: str, *, depth: _Depth = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
@@ -218,6 +198,8 @@ def _quiet(logging: Any) -> Iterator[None]:
 
 
 def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:
+    if dtype not in FLOATS:
+        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
     for name in _LAST_NORMS:
         if hasattr(model, name):
             setattr(model, name, nn.Identity())
@@ -303,35 +285,6 @@ def _xavier(g: torch.Generator, *shape: int) -> Tensor:
     return nn.init.xavier_uniform_(W, generator=g)
 
 
-@checked
-def feature_maps(
-    random: Encoder | None = None,
-    trained: Encoder | None = None,
-    *,
-    seed: Annotated[int | None, Range(0, 2**63 - 1)] = None,
-) -> Callable[[Inputs], dict[str, Float[Tensor, "B n d"]]]:
-    """A function from a batch, as the encoders take it, to its tokens under every map, by name.
-
-    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
-    of them, ``trained L0`` likewise. With a ``seed``, ``random attention`` is one random layer on
-    the random embeddings.
-    """
-    if random is None and (trained is None or seed is not None):
-        refuse("random", "None", "an encoder; only without a seed, a trained one is enough")
-
-    def maps(inputs: Inputs) -> dict[str, Tensor]:
-        tokens = {}
-        for name, encoder in (("random", random), ("trained", trained)):
-            layers = encoder(inputs) if encoder else []
-            tokens |= {f"{name} L{depth}": layer for depth, layer in enumerate(layers)}
-        if seed is not None:
-            embedded = tokens["random L0"]
-            tokens["random attention"] = random_attention(embedded, embedded, seed=seed)
-        return tokens
-
-    return maps
-
-
 class Seen(NamedTuple):
     """Of one feature map and ``T`` examples, what the assumptions speak about."""
 
@@ -343,28 +296,42 @@ class Seen(NamedTuple):
 
 
 def collect(
-    maps: Callable[[Inputs], dict[str, Tensor]],
     batches: Iterable[Inputs],
+    random: Encoder | None = None,
+    trained: Encoder | None = None,
     *,
-    query: int,
+    attention: bool = False,
     heads: int = 0,
     seed: int = 0,
 ) -> dict[str, Seen]:
-    """Stream batches through feature maps; keep a few vectors and a rank of every example, by map.
+    """Stream batches through encoders; keep a few vectors and a rank of every example, by map.
 
+    ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
+    of them, ``trained L0`` likewise, and ``random attention`` one random layer on the first. The
     ``heads`` are those of the attention layer that reads the features, 0 for none.
     """
     kept: dict[str, Seen] = {}
+    encoders = {"random": random, "trained": trained}
     for inputs in batches:
-        for name, tokens in maps(inputs).items():
-            checks.check_integer("query", query, least=-tokens.shape[1], most=tokens.shape[1] - 1)
-            queries = tokens[:, query].clone()  # a view would keep all tokens
-            read = head_features(tokens, queries, heads, seed=seed) if heads else queries[:0]
-            new = [queries, queries + tokens.mean(dim=1), numerical_rank(tokens), read]
+        tokens = {}
+        for name, encoder in encoders.items():
+            layers = encoder(inputs) if encoder else []
+            tokens |= {f"{name} L{depth}": layer for depth, layer in enumerate(layers)}
+        if attention:
+            embedded = tokens["random L0"]
+            tokens["random attention"] = random_attention(embedded, embedded, seed=seed)
+        for name, x in tokens.items():
+            queries = x[:, (random or trained).query].clone()  # a view would keep all tokens
+            read = head_features(x, queries, heads, seed=seed) if heads else queries[:0]
+            new = [queries, queries + x.mean(dim=1), numerical_rank(x), read]
             if name in kept:
                 # Copied at once: small pieces between large ones would break up free memory.
                 new = [torch.cat(pair) for pair in zip(kept[name][:4], new, strict=True)]
             kept[name] = Seen(*new)
     if not kept:
         refuse("batches", "none", "at least one batch")
+    for name, encoder in encoders.items():
+        if encoder:
+            first, n = f"{name} L0", tokens[f"{name} L0"].shape[1]
+            kept[first] = kept[first]._replace(positions=encoder.positions[:n])
     return kept

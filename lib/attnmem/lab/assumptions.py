@@ -94,7 +94,7 @@ class Case:
 
     @property
     def maps(self) -> list[str]:
-        """Names of the feature maps, as ``feature_maps`` of the features gives them."""
+        """Names of the feature maps, as ``collect`` of the features gives them."""
         layers = range(self.depth + 1)
         attention = [name for name in self.curves if name == "random attention"]
         trained = [f"trained L{at}" for at in layers] * bool(self.trained)
@@ -209,17 +209,13 @@ def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
         random = encoders.random_encoder(case.architecture, seed=SEED, **options)
     if case.trained:
         trained = encoders.trained_encoder(case.weights(), **options)
-    seed = SEED if "random attention" in case.maps else None
-    maps, query = encoders.feature_maps(random, trained, seed=seed), (random or trained).query
-    heads = READING_HEADS if case.labels else 0
+    told = {"attention": "random attention" in case.curves, "seed": SEED}
+    told["heads"] = READING_HEADS if case.labels else 0
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
-        seen = encoders.collect(maps, case.batches(), query=query, heads=heads, seed=SEED)
+        seen = encoders.collect(case.batches(), random, trained, **told)
     for of_map in seen.values():
         if len(of_map.queries) != case.T:
             refuse("source", f"{len(of_map.queries)} examples of {case.source}", f"{case.T}")
-    for map_, encoder in {"random L0": random, "trained L0": trained}.items():
-        if encoder:
-            seen[map_] = seen[map_]._replace(positions=encoder.positions[: case.n])
     return seen
 
 
