@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..checks import checked, refuse
+from ..checks import need, refuse
 from ..papers import Claim, claims
 
 _GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads glued values from
@@ -105,39 +105,17 @@ def _grade_of(checks: Iterable[Graded]) -> str:
     return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
 
 
-def _is_rounded(key: str, value: object) -> None:
-    if not isinstance(value, (str, int)):
-        refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
-
-
-@checked(also=_is_rounded)
 def glue(key: str, value: str | int) -> None:
     """Store a rounded string or an integer, which pages quote by its key with ``{glue:text}``.
 
     The same as ``myst_nb.glue``, without Sphinx, so that it works on Colab.
     """
+    if not isinstance(value, (str, int)):
+        refuse(f"glue {key!r}", repr(value), "a string or an integer: round floats first")
     data = {f"{_GLUE}text/plain": repr(value)}
     _display(data, {"scrapbook": {"name": key, "mime_prefix": _GLUE}})
 
 
-def _is_judged_in_full(key, checks, sizes, instead, also, curves) -> None:
-    name, checks = f"verdict {key!r}", {**checks, **(also or {})}
-    if key not in claims():
-        refuse("verdict", repr(key), "a key of claims()")
-    for evidence, check in checks.items():
-        if not isinstance(check, Graded):
-            grades = "proved(...), certified(...), tried(...), measured(...)"
-            refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
-    if all(check.holds is None for check in checks.values()):
-        refuse(name, "no checks that can tell", "at least one")
-    if sizes is None and any(check.grade == "measured" for check in checks.values()):
-        refuse(name, "no sizes", "sizes: what was measured, since some checks are")
-    word = word_for(claims()[key], checks.values(), curves)
-    if claims()[key].universal and word == "contradicted" and instead is None:
-        refuse(name, "no instead", "the label of what is true, as it is contradicted")
-
-
-@checked(also=_is_judged_in_full)
 def verdict(
     key: str,
     checks: Mapping[str, Graded],
@@ -156,12 +134,25 @@ def verdict(
     sizes and data of what was measured, and a contradicted theorem ``instead``, the label of what
     is true. ``curves``: how many the paper published, if the main checks are one for each.
     """
-    claim = claims()[key]
+    if key not in claims():
+        refuse("verdict", repr(key), "a key of claims()")
+    claim, name = claims()[key], f"verdict {key!r}"
+    for evidence, check in {**checks, **(also or {})}.items():
+        if not isinstance(check, Graded):
+            grades = "proved(...), certified(...), tried(...), measured(...)"
+            refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
     aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
     checks = {**checks, **aside}
+    if all(check.holds is None for check in checks.values()):
+        refuse(name, "no checks that can tell", "at least one")
+    if sizes is None and any(check.grade == "measured" for check in checks.values()):
+        refuse(name, "no sizes", "sizes: what was measured, since some checks are")
+    word = word_for(claim, checks.values(), curves)
+    if claim.universal and word == "contradicted" and instead is None:
+        refuse(name, "no instead", "the label of what is true, as it is contradicted")
     entry = {
         "claim": key,
-        "verdict": word_for(claim, checks.values(), curves),
+        "verdict": word,
         "grade": grade_for(claim, checks.values(), curves),
         "sizes": sizes,
         "instead": instead,
@@ -169,8 +160,7 @@ def verdict(
         "checks": [[evidence, *check] for evidence, check in checks.items()],
         "curves": curves,
     }
-    word = f"**{claim.label}: {entry['verdict']}**"
-    head = " · ".join(filter(None, [word, entry["grade"], sizes]))
+    head = " · ".join(filter(None, [f"**{claim.label}: {word}**", entry["grade"], sizes]))
     text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
     show(text, {METADATA: entry})
 
@@ -218,8 +208,4 @@ def attempt(answer: object, right: Callable[[Any], bool]) -> None:
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:
-    try:
-        from IPython.display import display
-    except ImportError as error:
-        raise ImportError("attnmem.pages.reporting needs IPython: pip install ipython") from error
-    display(data, metadata=metadata, raw=True)
+    need("IPython.display").display(data, metadata=metadata, raw=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from ..checks import Range, Seed, checked, refuse
+from ..checks import Seed, checked, refuse
 
 _Array = NDArray[np.float64]
-_Share = Annotated[float | int, Range(0, 1)]
+_CEILING = 0.95  # an accuracy above it has no room to grow along a line
 
 
 class _Law(NamedTuple):
@@ -108,17 +108,6 @@ def _are_points(x: ArrayLike, y: ArrayLike, of: str = "") -> None:
             refuse(f"{of}{name}", "NaN or infinite values", "finite values")
 
 
-def _determine_the_law(law: str, x: ArrayLike, y: ArrayLike) -> None:
-    _are_points(x, y)
-    if law not in LAWS:
-        refuse("law", repr(law), f"one of {', '.join(LAWS)}")
-    if (different := len(np.unique(x))) < len(LAWS[law].names):
-        refuse("x", f"{different} different values", f"{len(LAWS[law].names)} or more for {law!r}")
-    if LAWS[law].basis is None and (np.asarray(x) <= 0).any():
-        refuse("x", f"a value of {np.min(x)}", f"positive values for {law!r}")
-
-
-@checked(also=_determine_the_law)
 def fit(law: str, x: ArrayLike, y: ArrayLike) -> FittedLaw:
     """Fit a law of :data:`LAWS` to points, or to the means over seeds.
 
@@ -130,12 +119,20 @@ def fit(law: str, x: ArrayLike, y: ArrayLike) -> FittedLaw:
         >>> fit("quadratic", [0.0, 1.0, 2.0, 3.0], [1.0, 3.0, 7.0, 13.0]).r2
         1.0
     """
+    _are_points(x, y)
+    if law not in LAWS:
+        refuse("law", repr(law), f"one of {', '.join(LAWS)}")
+    names, value, basis, _ = LAWS[law]
     x, y = np.asarray(x, dtype=float), _means(y)
+    if (different := len(np.unique(x))) < len(names):
+        refuse("x", f"{different} different values", f"{len(names)} or more for {law!r}")
+    if basis is None and (x <= 0).any():
+        refuse("x", f"a value of {x.min()}", f"positive values for {law!r}")
     coefficients = _least_squares(LAWS[law], x, y)
-    residual = float(((y - LAWS[law].value(x, *coefficients)) ** 2).sum())
+    residual = float(((y - value(x, *coefficients)) ** 2).sum())
     spread = float(((y - y.mean()) ** 2).sum())
     r2 = 1 - residual / spread if spread else math.nan
-    named = dict(zip(LAWS[law].names, map(float, coefficients), strict=True))
+    named = dict(zip(names, map(float, coefficients), strict=True))
     points, k = len(x), len(coefficients) + 1  # and the variance
     if points <= k + 1:
         return FittedLaw(law, named, r2, math.inf, points)
@@ -159,16 +156,6 @@ def quadratic_term(y: ArrayLike, x: ArrayLike) -> float:
     return fit("quadratic", x, y).coefficients["x^2"] * float(np.max(x)) ** 2
 
 
-def _are_two_sweeps(x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike) -> None:
-    for of, points, values in (("", x, y), ("other_", other_x, other_y)):
-        _are_points(points, values, of)
-        if (np.diff(np.asarray(points, dtype=float)) <= 0).any():
-            refuse(f"{of}x", "values that do not rise", "rising values")
-        if np.ndim(values) != 2 or np.shape(values)[1] < 2:
-            refuse(f"{of}y", f"shape {np.shape(values)}", "(points, seeds) with at least 2 seeds")
-
-
-@checked(also=_are_two_sweeps)
 def mean_difference(
     x: ArrayLike, y: ArrayLike, other_x: ArrayLike, other_y: ArrayLike
 ) -> tuple[_Array, _Array]:
@@ -177,7 +164,12 @@ def mean_difference(
     Between its points the other sweep is taken to be a straight line, and beyond them its last
     value. Both have rising ``x`` and at least two seeds.
     """
-
+    for of, points, values in (("", x, y), ("other_", other_x, other_y)):
+        _are_points(points, values, of)
+        if (np.diff(np.asarray(points, dtype=float)) <= 0).any():
+            refuse(f"{of}x", "values that do not rise", "rising values")
+        if np.ndim(values) != 2 or np.shape(values)[1] < 2:
+            refuse(f"{of}y", f"shape {np.shape(values)}", "(points, seeds) with at least 2 seeds")
     y, other_y = np.asarray(y, dtype=float), np.asarray(other_y, dtype=float)
     errors = (z.std(axis=1, ddof=1) / math.sqrt(z.shape[1]) for z in (y, other_y))
     (error, other_error), other_mean = errors, other_y.mean(axis=1)
@@ -187,27 +179,17 @@ def mean_difference(
 
 
 class Interval(NamedTuple):
-    """The ends of a percentile interval."""
+    """The ends of an interval."""
 
     low: float
     high: float
 
 
-def _has_points_and_seeds(y: ArrayLike) -> None:
-    if np.ndim(y) != 2 or 0 in np.shape(y):
-        refuse("y", f"shape {np.shape(y)}", "(points, seeds), at least one of each")
-
-
-@checked(also=_has_points_and_seeds)
+@checked
 def bootstrap(
-    statistic: Callable[[_Array], ArrayLike],
-    y: ArrayLike,
-    *,
-    draws: int = 1000,
-    level: _Share = 0.95,
-    seed: Seed,
+    statistic: Callable[[_Array], ArrayLike], y: ArrayLike, *, draws: int = 1000, seed: Seed
 ) -> list[Interval]:
-    """Percentile intervals of each number that a statistic computes from all points and seeds.
+    """95% percentile intervals of each number that a statistic computes from all points and seeds.
 
     Every draw replaces the seeds of each point by as many drawn from them with replacement, each
     point on its own. The ``statistic`` maps an array of shape ``(points, seeds)`` to a number or a
@@ -218,48 +200,46 @@ def bootstrap(
         >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)
         [Interval(low=2.0, high=2.0)]
     """
+    if np.ndim(y) != 2 or 0 in np.shape(y):
+        refuse("y", f"shape {np.shape(y)}", "(points, seeds), at least one of each")
     y, random = np.asarray(y, dtype=float), np.random.default_rng(seed)
     drawn = []
     for _ in range(draws):
         index = random.integers(y.shape[1], size=y.shape)
         drawn.append(np.atleast_1d(statistic(np.take_along_axis(y, index, axis=1))))
-    tail = 100 * (1 - level) / 2
-    low, high = np.percentile(np.stack(drawn), [tail, 100 - tail], axis=0)
+    low, high = np.percentile(np.stack(drawn), [2.5, 97.5], axis=0)
     return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 
-@checked(also=_are_points)
-def unsaturated(x: ArrayLike, y: ArrayLike, ceiling: _Share = 0.95) -> NDArray[np.bool_]:
-    """Which points come before the first one whose mean reaches ``ceiling``, in the order of ``x``.
+def unsaturated(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
+    """Which points come before the first one whose mean reaches 0.95, in the order of ``x``.
 
     Both papers fit the part of an accuracy curve that has not saturated, and neither text says
-    where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. An accuracy
-    above 0.95 has no room to grow along a line. The ``x`` may come in any order.
+    where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. The ``x``
+    may come in any order.
 
     Example:
         >>> unsaturated([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
         [True, True, False, False]
     """
+    _are_points(x, y)
     order = np.argsort(np.asarray(x, dtype=float))
-    reached = np.maximum.accumulate(_means(y)[order] >= ceiling)
+    reached = np.maximum.accumulate(_means(y)[order] >= _CEILING)
     return ~reached[np.argsort(order)]
 
 
-def unsaturated_gains(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> _Array:
+def unsaturated_gains(x: ArrayLike, y: ArrayLike) -> _Array:
     """How much the mean gains in each step that starts at an :func:`unsaturated` point."""
-    keep = unsaturated(x, y, ceiling)
     order = np.argsort(np.asarray(x, dtype=float))
-    return np.diff(_means(y)[order])[keep[order][:-1]]
+    return np.diff(_means(y)[order])[unsaturated(x, y)[order][:-1]]
 
 
-def unsaturated_line(x: ArrayLike, y: ArrayLike, ceiling: float | int = 0.95) -> FittedLaw | None:
+def unsaturated_line(x: ArrayLike, y: ArrayLike) -> FittedLaw | None:
     """The line through the :func:`unsaturated` points, None if there are fewer than three."""
-    keep = unsaturated(x, y, ceiling)
-    if keep.sum() < 3:
-        return None
-    return fit("linear", np.asarray(x)[keep], np.asarray(y)[keep])
+    keep = unsaturated(x, y)
+    return fit("linear", np.asarray(x)[keep], np.asarray(y)[keep]) if keep.sum() > 2 else None
 
 
-def rises_on_a_line(line: FittedLaw | None, least: _Share = 0.98) -> bool | None:
-    """Whether a line, if there is one, rises and explains that share of the variance."""
-    return None if line is None else line.coefficients["x^1"] > 0 and line.r2 >= least
+def rises_on_a_line(line: FittedLaw | None) -> bool | None:
+    """Whether a line, if there is one, rises and explains 98% of the variance."""
+    return None if line is None else line.coefficients["x^1"] > 0 and line.r2 >= 0.98
