@@ -68,17 +68,13 @@ def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -
         refuse("contexts", got, f"d = {e.shape[-1]}, as in queries (zeros may fill the shorter)")
     if E.ndim == 3 and len(E) != len(e):
         refuse("contexts", f"{len(E)} contexts", f"{len(e)}, one for each query, or a shared one")
-    hidden = None if mask is None else _mask(mask, E, len(e))
-    if hidden is not None and hidden.ndim == 1:
-        E, hidden = E[~hidden], None
-    elif hidden is not None:
-        E = torch.where(hidden[..., None], 0.0, E)  # each example its own part of a shared context
-        hidden = hidden if hidden.any() else None
+    if mask is not None:
+        E, mask = _masked(E, mask, len(e))
     for name, value in (("contexts", E), ("queries", e)):
         if not (finite := value.isfinite()).all():
             refuse(name, f"no finite number at {(~finite).nonzero()[0].tolist()}", "finite numbers")
     found, classes = (None, None) if labels is None else _labels(labels, len(e))
-    return Data(E, e, found, classes, hidden, _coarsest([*kinds, kind]))
+    return Data(E, e, found, classes, mask, _coarsest([*kinds, kind]))
 
 
 def _coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
@@ -98,16 +94,16 @@ def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
 
 def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.dtype]:
     """The value in float64 on the CPU, and the precision in which it came."""
-    check_exact(name, value)
     array = _array(name, value)
-    # A longdouble has no torch type; integers are exact.
-    kind = getattr(torch, array.dtype.name, None) if array.dtype.kind == "f" else None
-    if isinstance(value, Tensor) and value.is_floating_point():
-        kind = value.dtype
+    check_exact(name, array if isinstance(value, Tensor) else value)
+    kind = (value if isinstance(value, Tensor) else array).dtype
+    kind = getattr(torch, str(kind).removeprefix("torch."), torch.float64)  # of longdouble too
     if array.ndim not in ndim or not array.size:
         axes = " or ".join({2: "(rows, d)", 3: "(T, n, d)"}[k] for k in ndim)
         refuse(name, f"shape {array.shape}", f"shape {axes}, none of them 0")
-    return torch.from_numpy(np.array(array, dtype=np.float64)), kind or torch.float64
+    return torch.from_numpy(
+        np.array(array, dtype=np.float64)
+    ), kind if kind.is_floating_point else torch.float64
 
 
 def as_numpy(value: Any) -> Any:
@@ -136,22 +132,23 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 def check_exact(name: str, value: Any) -> None:
     """Refuse integers that float64 may round, such as long ids and times in nanoseconds."""
-    kind = getattr(getattr(value, "dtype", None), "kind", "")
-    if hasattr(value, "columns") and hasattr(value, "to_numpy"):  # columns have types of their own
+    if hasattr(value, "columns"):  # of types of their own
         for column in value.columns:
-            check_exact(f"{name}, column {column!r}", value[column].to_numpy())
-    elif isinstance(value, (list, tuple)) or kind == "O":
+            check_exact(f"{name}, column {column!r}", value[column])
+        return
+    value = value if isinstance(value, (list, tuple)) else as_numpy(value)
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if isinstance(value, (list, tuple)) or kind == "O":
         for part in value:
             check_exact(name, part)
     elif isinstance(value, int) and abs(value) > EXACT:
         refuse(name, value, "integers up to 2^53, to which float64 is exact")
-    elif isinstance(value, Tensor) and not value.is_floating_point():
-        check_exact(name, value.cpu().numpy())
     elif kind in ("i", "u") and (far := value[(value > EXACT) | (value < -EXACT)]).size:
         check_exact(name, int(far[0]))
 
 
-def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
+def _masked(E: Tensor, mask: Any, count: int) -> tuple[Tensor, Bool[Tensor, "T n"] | None]:
+    """The contexts with zeros as padding, and where that is."""
     given = _array("mask", mask)
     hidden = given <= _HIDDEN if given.dtype.kind == "f" else given
     if given.dtype.kind in "iu" or (given.dtype.kind == "f" and given[~hidden].any()):
@@ -161,27 +158,23 @@ def _mask(mask: Any, contexts: Tensor, count: int) -> Bool[Tensor, "*T n"]:
     if hidden.ndim == 4 and hidden.shape[1:3] == (1, 1):  # as transformers hands it on
         hidden = hidden[:, 0, 0]
     hidden = torch.from_numpy(np.array(hidden, dtype=bool))
-    shapes = {(count, contexts.shape[-2]), tuple(contexts.shape[:-1])}
+    shapes = {(count, E.shape[-2]), tuple(E.shape[:-1])}
     if tuple(hidden.shape) not in shapes:
         refuse("mask", f"shape {tuple(hidden.shape)}", " or ".join(f"shape {s}" for s in shapes))
     if (empty := hidden.all(-1)).any():
         where = int(empty.reshape(-1).nonzero()[0])
         refuse("mask", f"no token left in context {where}", "at least one (True means padding)")
-    return hidden
+    if hidden.ndim == 1:
+        return E[~hidden], None
+    E = torch.where(hidden[..., None], 0.0, E)  # each example its own part of a shared context
+    return E, hidden if hidden.any() else None
 
 
 def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     """Reals ``(T, d_out)``, or numbers of classes and the classes."""
     kind = object if isinstance(labels, (list, tuple)) else None
     array = np.asarray(as_numpy(labels), dtype=kind)
-    if array.dtype.kind == "O":
-        each = array.reshape(-1).tolist()
-        words = [isinstance(label, str) for label in each]
-        if len({*words}) > 1:  # a missing one is no word
-            row = words.index(not words[0])
-            got = f"words beside others ({each[row]!r} in row {row})"
-            refuse("labels", got, "a label for each example, all of one kind")
-        array = np.array(each).reshape(array.shape)
+    array = _of_one_kind(array) if array.dtype.kind == "O" else array
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.dtype.kind not in REAL + "US" or array.ndim not in (1, 2):
         got = f"{array.dtype} of shape {array.shape}"
@@ -197,6 +190,16 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
         row = finite.tolist().index(False)
         refuse("labels", f"NaN or an infinite number in row {row}", "finite numbers")
     return reals, None
+
+
+def _of_one_kind(labels: np.ndarray) -> np.ndarray:
+    each = labels.reshape(-1).tolist()
+    words = [isinstance(label, str) for label in each]
+    if len({*words}) > 1:  # a missing one is no word
+        row = words.index(not words[0])
+        got = f"words beside others ({each[row]!r} in row {row})"
+        refuse("labels", got, "a label for each example, all of one kind")
+    return np.array(each).reshape(labels.shape)
 
 
 def cut(
@@ -232,14 +235,10 @@ class Repeats(NamedTuple):
     """Examples between which no layer can tell: one query, and tokens in the same proportions."""
 
     group: Int[Tensor, " T"]  # for each example, the number of the first one equal to it
-    conflicts: list[tuple[int, int]]  # pairs of equal examples with different labels
+    equal: list[tuple[int, int]]  # each repeated example, after the first one that it equals
+    conflicts: list[tuple[int, int]]  # those of them with different labels
     repeated_tokens: int  # contexts with a token that occurs more than once
     constant: int  # contexts of one repeated token, whose outputs no query changes
-
-    @property
-    def equal(self) -> list[tuple[int, int]]:
-        """Each repeated example, after the first one that it equals."""
-        return [(s, t) for t, s in enumerate(self.group.tolist()) if s != t]
 
 
 def repeats(data: Data) -> Repeats:
@@ -257,6 +256,6 @@ def repeats(data: Data) -> Repeats:
             tokens = tuple(sorted((row, k // unit) for row, k in counts.items()))
         key = tokens if len(tokens) == 1 else (query.tobytes(), None if data.shared else tokens)
         group.append(first.setdefault(key, t))
-    pairs = [(s, t) for t, s in enumerate(group) if s != t] if data.labels is not None else []
-    conflicts = [(s, t) for s, t in pairs if (data.labels[s] != data.labels[t]).any()]
-    return Repeats(torch.tensor(group), conflicts, repeated, constant)
+    equal, y = [(s, t) for t, s in enumerate(group) if s != t], data.labels
+    conflicts = [(s, t) for s, t in equal if y is not None and (y[s] != y[t]).any()]
+    return Repeats(torch.tensor(group), equal, conflicts, repeated, constant)

@@ -6,16 +6,16 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..checks import Seed, checked, refuse
 from ..core import bounds
 from ..examples import unit
-from ..theory.independence import certified_rank, kruskal_rank, numerical_rank, sampled_independence
+from ..theory.independence import certified_rank, kruskal_rank, sampled_independence
 from . import layer
 from .data import Data, Repeats, as_data, repeats, wrapped
 from .layer import Rank, Reduced
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
-_AT_ONCE = 2_000  # contexts whose ranks are computed at once
 _WEAK = 1e-6  # what is smaller than this share of the largest may be rounding of single precision
 _A1, _A2, _A3, _GENERAL = "Assumption 1", "Assumption 2", "Assumption 3", "general position"
+_DIMENSIONS = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,18 @@ class Examination:
             lines.append(_rank("rank of the derivative", self.rank, limit))
             surely = "so many meet any real labels"
             lines.append(_rank("rank where all outputs are zero", self.met, surely))
-        return wrapped([*lines, _fewest(self), f"weights: {self.builder}"])
+        lines.append(f"one real label of all {self.differ:,} examples that differ, heads of width ")
+        least, enough = self.least_heads, self.enough_heads
+        if least is None:
+            fewest = "almost no real labels are met, as the rank ends below with any heads tried"
+        else:
+            few = f"with H < {least:,} almost no real labels are met, " if least > 1 else ""
+            any_are = (
+                f"with H >= {enough:,} any are" if enough else "for no H it was found that any are"
+            )
+            fewest = f"{few}{any_are} (to such tolerances)"
+        lines[-1] += f"{self.head_dim}: {fewest}"
+        return wrapped([*lines, f"weights: {self.builder}"])
 
 
 def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
@@ -177,18 +188,6 @@ def _rank(name: str, rank: Rank, means: str) -> str:
     weak = "; some labels need huge weights" if 0 < rank.kept < _WEAK else ""
     gap = f"{rank.how} {rank.kept:.0e} | {dropped}, tolerance {rank.tolerance:.0e}{weak}"
     return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples at random weights: {means} ({gap})"
-
-
-def _fewest(found: Examination) -> str:
-    """With how many heads all labels can be met."""
-    what = f"one real label of all {found.differ:,} examples that differ"
-    what += f", heads of width {found.head_dim}"
-    least, enough = found.least_heads, found.enough_heads
-    if least is None:
-        return f"{what}: almost no real labels are met, as the rank ends below with any heads tried"
-    fewer = f"with H < {least:,} almost no real labels are met, " if least > 1 else ""
-    any_are = f"with H >= {enough:,} any are" if enough else "for no H it was found that any are"
-    return f"{what}: {fewer}{any_are} (to such tolerances)"
 
 
 @checked
@@ -206,122 +205,111 @@ def examine(
 ) -> Examination:
     """Say what is degenerate in some data, how many of their labels one layer meets, and how.
 
-    Args:
-        contexts: Tokens as rows: own ``(T, n, d)``, shared ``(n, d)``, or tables of any lengths.
-        labels: Reals ``(T,)`` or ``(T, d_out)``; integers, booleans and strings are classes.
-        head_dim: By default ``d``.
-        mask: True where a token is padding, ``(T, n)``.
-        samples: Subsets that are drawn where not all of them can be looked at.
-        say: Is called at each step of the work: parts done, of how many, and what is done now.
+    Tokens are rows of ``contexts``: own ``(T, n, d)``, shared ``(n, d)``, or tables of any lengths;
+    ``mask``, ``(T, n)``, is true at padding. ``labels`` are reals ``(T,)`` or ``(T, d_out)``;
+    integers, booleans and strings are classes. ``head_dim`` is by default ``d``. ``samples``
+    subsets are drawn where not all of them can be looked at. ``say`` is called at each step: parts
+    done, of how many, and what is done now.
 
     Example:
         >>> examine(torch.rand(30, 3, 5), torch.rand(30, 5), head_dim=2).least_heads
         2
     """
-    data = as_data(contexts, queries, labels, mask)
-    ranks = _Ranks(data, head_dim or data.queries.shape[1], seed)
-    steps = [("equal examples and dimensions", ranks.look)]
-    steps += [
-        (f"{name} in {kind}", partial(_tested, data, name, kind, samples, seed))
-        for kind in ("float32", "float64")
-        for name in (_A1, _A2, _A3, _GENERAL)
-    ]
-    for words, zero in (("", False), (" with outputs zero", True)):
-        steps.append((f"the fewest heads{words}", partial(ranks.fewest, zero)))
-    for words, zero in (("", False), (", outputs zero", True)) if heads else ():
-        steps.append((f"the rank with {heads} heads{words}", partial(ranks.of, heads, zero)))
-    results = []
-    for done, (words, step) in enumerate(steps):
-        ranks.say = partial(say, done, len(steps)) if say else lambda _: None
-        ranks.say(words)
-        results.append(step())
-    facts, *tested, least, enough, rank, met = results + [None, None] * (not heads)
-    return Examination(
-        **facts,
-        heads=heads,
-        head_dim=ranks.head_dim,
-        findings=tested,
-        bounds=_bounds(data, ranks.at, tested, heads, ranks.head_dim) if heads else [],
-        rank=rank,
-        met=met,
-        least_heads=least,
-        enough_heads=enough,
+    data, done = as_data(contexts, queries, labels, mask), -1
+    T, d = data.queries.shape
+
+    def tell(words: str, more: int = 1) -> None:
+        nonlocal done
+        done += more
+        if say:
+            say(done, 13 if heads else 11, words)
+
+    tell("equal examples and dimensions")
+    same, at = repeats(data), layer.reduced(data)
+    tested = []
+    for kind in ("float32", "float64"):
+        for name in (_A1, _A2, _A3, _GENERAL):
+            tell(f"{name} in {kind}")
+            tested.append(Tested(name, kind, *_verdict(data, name, kind, samples, seed)))
+    ranks = _Ranks(at.some(same.group.unique()), head_dim or d, seed, tell)
+    tell("the fewest heads")
+    least = ranks.fewest(False)
+    tell("the fewest heads with outputs zero")
+    enough = least and ranks.fewest(True)
+    found = [None, None]
+    for zero, words in enumerate(("", ", outputs zero") if heads else ()):
+        tell(f"the rank with {heads} heads{words}")
+        found[zero] = ranks.of(heads, bool(zero))
+    kind, outputs = _kind(data)
+    asked = heads and _bounds(data, at.sizes, tested, heads, ranks.head_dim)
+    return Examination(  # in the order of its fields
+        *(T, data.contexts.shape[-2], d, data.shared, heads, ranks.head_dim, kind),
+        *(same.equal, same.conflicts, _notes(data, same, at), _dimensions(data, at)),
+        *(tested, asked or [], *found, least, enough, outputs),
     )
 
 
-def _facts(data: Data, same: Repeats, at: Reduced) -> dict[str, Any]:
-    """What the data are, whatever the layer."""
-    names = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
-    rtol, (T, d), n = layer.tolerance(data.precision), data.queries.shape, data.contexts.shape[-2]
-    return {
-        **{"examples": T, "tokens": n, "dim": d, "shared": data.shared, "labels": _kind(data)},
-        "outputs": None if data.labels is None else 0 if data.classes else data.labels.shape[1],
-        **{"equal": same.equal, "conflicts": same.conflicts, "notes": _notes(data, same, at)},
-        "dimensions": {
-            name: {"dimensions": k, "kept": each.kept, "dropped": each.dropped, "tolerance": rtol}
-            for name, k, each in zip(names, at.sizes, at.spectra, strict=True)
-        },
-    }
+def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
+    rtol, found = layer.tolerance(data.precision), {}
+    for name, k, spread in zip(_DIMENSIONS, at.sizes, at.spectra, strict=True):
+        found[name] = {"dimensions": k, "kept": spread.kept, "dropped": spread.dropped}
+        found[name]["tolerance"] = rtol
+    return found
 
 
-def _kind(data: Data) -> str:
+def _kind(data: Data) -> tuple[str, int | None]:
+    """Of which kind the labels are, and how many reals each has."""
     if data.labels is None:
-        return "none given"
+        return "none given", None
     if data.classes is None:
         outputs = data.labels.shape[1]
-        return f"{outputs} real number{'s' * (outputs > 1)} for each example"
+        return f"{outputs} real number{'s' * (outputs > 1)} for each example", outputs
     shown = ", ".join(map(repr, data.classes[:5])) + ", ..." * (len(data.classes) > 5)
     hint = "; give floats if they are numbers to be met" if len(data.classes) > 20 else ""
-    return f"{len(data.classes)} class{'es' * (len(data.classes) > 1)} ({shown}){hint}"
+    return f"{len(data.classes)} class{'es' * (len(data.classes) > 1)} ({shown}){hint}", 0
 
 
 def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
     """What else is degenerate."""
     (m, q, c), d, n = at.sizes, data.queries.shape[1], data.lengths
-    notes = [
-        (data.mask is not None, f"contexts of {n.min()} to {n.max()} tokens, by a mask"),
-        (same.repeated_tokens, f"contexts with a repeated token: {same.repeated_tokens}"),
-        (same.constant, f"contexts of one token, whose output no query changes: {same.constant}"),
-    ]
+    token, query = same.repeated_tokens, same.constant
+    notes = [f"contexts of {n.min()} to {n.max()} tokens, by a mask"] * (data.mask is not None)
+    notes += [f"contexts with a repeated token: {token}"] * (token > 0)
+    notes += [f"contexts of one token, whose output no query changes: {query}"] * (query > 0)
     for name, rows in (("tokens", data.contexts.flatten(0, -2)), ("queries", data.queries)):
-        largest = rows.abs().amax(0)
-        used, zeros = largest[largest > 0].tolist() or [1.0], int((largest == 0).sum())
-        notes.append((zeros, f"coordinates that are zero in all {name}: {zeros}"))
-        sizes = f"{min(used):.0e} to {max(used):.0e}"
-        sizes = f"coordinates of {name} have sizes {sizes}, each taken for exact"
-        notes.append((min(used) < _WEAK * max(used), sizes))
-    marks = "sums of coordinates that all tokens of a context share (cut's marks of places are one)"
+        largest = rows.abs().amax(0).tolist()
+        used, zeros = [x for x in largest if x] or [1.0], largest.count(0)
+        notes += [f"coordinates that are zero in all {name}: {zeros}"] * (zeros > 0)
+        if min(used) < _WEAK * max(used):
+            sizes = f"{min(used):.0e} to {max(used):.0e}, each taken for exact"
+            notes.append(f"coordinates of {name} have sizes {sizes}")
+    if m + c < d:
+        notes.append(f"tokens lie in {m + c} of {d} dimensions")
+    if c and not data.shared:
+        shared = "sums of coordinates that all tokens of a context share"
+        notes.append(f"{shared} (cut's marks of places are one): {c}")
+    notes += ["all queries lie on one line"] * (q == 1)
     thin = max(_WEAK, torch.finfo(data.precision).eps)
     hardly = "some dimensions are as thin as rounding in single or lower precision"
-    notes += [
-        (m + c < d, f"tokens lie in {m + c} of {d} dimensions"),
-        (c and not data.shared, f"{marks}: {c}"),
-        (q == 1, "all queries lie on one line"),
-        (any(0 < each.kept < thin for each in at.spectra), hardly),
-    ]
-    return [words for found, words in notes if found]
+    return notes + [hardly] * any(0 < each.kept < thin for each in at.spectra)
 
 
 # --- the assumptions ------------------------------------------------------------------------------
 
 
-def _tested(data: Data, name: str, kind: str, samples: int, seed: int) -> Tested:
+def _verdict(data: Data, name: str, kind: str, samples: int, seed: int) -> tuple[str, str]:
+    """Whether an assumption holds in a precision, and what was found."""
     precision, vectors = getattr(torch, kind), data.contexts if name == _A2 else data.queries
     if name == _A3:  # of the mean tokens; padding is zero
         vectors = vectors + data.contexts.sum(-2) / data.lengths[:, None]
     if not vectors.to(precision).isfinite().all():
-        return Tested(name, kind, "fails", "numbers that this precision cannot hold")
+        return "fails", "numbers that this precision cannot hold"
     # Each coordinate in its own unit, as for the dimensions: no rank depends on units.
     here = (vectors / unit(vectors, (*range(vectors.ndim - 1),))).to(precision)
     if name == _A2:
-        return Tested(name, kind, *_contexts(here, data.lengths))
-    size = min(len(here), data.contexts.shape[-1 if name == _GENERAL else -2])
-    return Tested(name, kind, *_any_are_independent(here, size, samples, seed))
-
-
-def _any_are_independent(here: Tensor, size: int, samples: int, seed: int) -> tuple[str, str]:
-    """A verdict on any ``size`` of the vectors, and what it is of."""
+        return _all_are_full(here.view(-1, *here.shape[-2:]), data.lengths)
     T, d = here.shape
+    size = min(T, d if name == _GENERAL else data.contexts.shape[-2])
     if size > d:
         return "fails", f"{size} vectors in {d} dimensions"
     if zero := (~here.any(1)).nonzero()[:1].flatten().tolist():
@@ -332,12 +320,12 @@ def _any_are_independent(here: Tensor, size: int, samples: int, seed: int) -> tu
     if counts.max() > 1:
         s, t = (group == counts.argmax()).nonzero()[:2, 0].tolist()
         return "fails", f"vectors {s} and {t} are equal in this precision"
-    if (rank := numerical_rank(here)) < size:
+    if (rank := int(torch.linalg.matrix_rank(here))) < size:
         exact = f", at least {certified_rank(here).rank} exactly" if here.numel() <= _FEW else ""
         return "fails to rounding", f"all vectors span {rank} dimensions to rounding{exact}"
     if size == T:
         return "holds", f"all {T} vectors are independent (singular values)"
-    if here.dtype == torch.float64 and max(math.comb(T, k) for k in range(d + 1)) <= _FEW:
+    if kind == "float64" and max(math.comb(T, k) for k in range(d + 1)) <= _FEW:
         rank = kruskal_rank(here, max_subsets=_FEW)
         verdict = "holds" if rank >= size else "fails to rounding"
         return verdict, f"every set of {size} was looked at, Kruskal rank {rank} to rounding"
@@ -347,10 +335,9 @@ def _any_are_independent(here: Tensor, size: int, samples: int, seed: int) -> tu
     return ("fails to rounding" if test.dependent else "not refuted"), f"{drawn}, {most}"
 
 
-def _contexts(E: Tensor, lengths: Tensor) -> tuple[str, str]:
-    """A verdict on whether the tokens of each context are independent."""
-    E = E if E.ndim == 3 else E[None]
-    poor = (torch.cat([numerical_rank(part) for part in E.split(_AT_ONCE)]) < lengths).nonzero()
+def _all_are_full(E: Float[Tensor, "T n d"], lengths: Int[Tensor, " T"]) -> tuple[str, str]:
+    """Whether the tokens of each context are independent."""
+    poor = (torch.linalg.matrix_rank(E) < lengths).nonzero()
     if not len(poor):
         return "holds", f"contexts of full rank: all {len(E):,} (singular values)"
     t, n = int(poor[0]), int(lengths[poor[0]])
@@ -362,70 +349,64 @@ def _contexts(E: Tensor, lengths: Tensor) -> tuple[str, str]:
 # --- bounds and ranks -----------------------------------------------------------------------------
 
 
-def _bounds(data: Data, at: Reduced, tested: list[Tested], heads: int, width: int) -> list[Bound]:
-    (n, d), (m, q, c) = data.contexts.shape[-2:], at.sizes
+def _bounds(
+    data: Data, sizes: tuple[int, int, int], tested: list[Tested], heads: int, width: int
+) -> list[Bound]:
+    n, d = data.contexts.shape[-2:]
     verdicts = {x.name: x.verdict for x in tested if x.precision == "float64"}
     several = ["contexts with a mask"] * (data.mask is not None)
-    found = []
-
-    def add(name: str, labels: int, means: str, assumed=(), missing=(), unsure=()) -> None:
-        failing = [f"{x} {verdicts[x]}" for x in assumed if verdicts[x].startswith("fails")]
-        open = [f"{x} is not refuted" for x in assumed if verdicts[x] == "not refuted"]
-        found.append(Bound(name, labels, means, [*failing, *missing], [*open, *unsure]))
-
     met, unmet = "any real labels are met", "almost no real labels of more are met"
+
+    def proved(name: str, labels: int, assumed: tuple[str, ...], missing: list[str]) -> Bound:
+        fails = [f"{x} {verdicts[x]}" for x in assumed if verdicts[x].startswith("fails")]
+        unsure = [f"{x} is not refuted" for x in assumed if verdicts[x] == "not refuted"]
+        return Bound(name, labels, met, fails + several + missing, unsure)
+
     long = [f"n = {n} is not below d = {d}"] * (n >= d)
-    add("Theorem 1", bounds.mha_capacity(heads, n, width), met, (_A1, _A2), several + long)
+    found = [proved("Theorem 1", bounds.mha_capacity(heads, n, width), (_A1, _A2), long)]
     if data.shared and 3 <= n <= d and width >= 2:
         room = bounds.scalar_capacity(heads, n, width, d)
-        add("attention fitted to the labels", room, met, (_A2, _GENERAL), several)
+        found.append(proved("attention fitted to the labels", room, (_A2, _GENERAL), []))
+    ceilings = {}
     if n > 1:
-        few = data.shared and n <= d
-        sizes = (heads, n, width, d) if few else (heads, width, d)
-        low = bounds.shared_context_floor if few else bounds.own_context_floor
-        high = bounds.shared_context_ceiling if few else bounds.own_context_ceiling
-        free = at.sizes == ((n - 1, d, 1) if few else (d, d, 0))
-        here = [] if free else [f"the data have m = {m}, q = {q}, c = {c}"]
-        almost = ["proved for almost all data of such sizes"]
-        add("floor L(H)", low(*sizes), met, (), several + here, almost)
-        add("ceiling P(H)", high(*sizes), unmet)
-    room = layer.ceiling(heads, width, at.sizes)
-    if room not in [bound.labels for bound in found if bound.means == unmet]:
-        add("ceiling in the data's dimensions", room, unmet)
-    add("ceiling of random attention with a read-out", heads * m + c, unmet)
-    return found
+        free = (n - 1, d, 1) if data.shared and n <= d else (d, d, 0)
+        here = ["the data have m = {}, q = {}, c = {}".format(*sizes)] * (sizes != free)
+        floor = bounds._best_split(heads, *free[:2], min(width, free[0]))[1] + free[2]
+        found.append(proved("floor L(H)", floor, (), here))
+        found[-1].unsure.append("proved for almost all data of such sizes")
+        ceilings[layer.ceiling(heads, width, free)] = "ceiling P(H)"
+    ceilings.setdefault(layer.ceiling(heads, width, sizes), "ceiling in the data's dimensions")
+    found += [Bound(name, labels, unmet, [], []) for labels, name in ceilings.items()]
+    room = heads * sizes[0] + sizes[2]
+    return [*found, Bound("ceiling of random attention with a read-out", room, unmet, [], [])]
 
 
+@dataclasses.dataclass
 class _Ranks:
-    """Ranks of the derivative on some data, by number of heads, each computed once.
+    """Ranks of the derivative on examples that differ, by number of heads, each computed once.
 
     Further heads do not lower the rank, so a number of heads with full rank speaks for all above.
     """
 
-    say: Callable[[str], None]  # what is computed now
-
-    def __init__(self, data: Data, head_dim: int, seed: int):
-        self.data, self.head_dim, self.seed = data, head_dim, seed
-        self.known: dict[bool, dict[int, Rank]] = {False: {}, True: {}}
-
-    def look(self) -> dict[str, Any]:
-        same, self.at = repeats(self.data), layer.reduced(self.data)
-        self.differ = self.at.some(same.group.unique())
-        return _facts(self.data, same, self.at)
+    at: Reduced
+    head_dim: int
+    seed: int
+    tell: Callable[[str, int], None]
+    known: dict[bool, dict[int, Rank]] = dataclasses.field(default_factory=dict)
 
     def of(self, heads: int, zero: bool) -> Rank:
         """At random weights, or at those with which all outputs are zero."""
-        T, known = len(self.differ.queries), self.known[zero]
+        T, known = len(self.at.queries), self.known.setdefault(zero, {})
         if full := [rank for h, rank in known.items() if h < heads and rank.rank == T]:
             return full[0]
         if heads not in known:
-            self.say(f"derivative of {heads} heads" + zero * ", outputs zero")
-            rows = layer.enough_rows(self.differ, heads, self.head_dim, self.seed)
-            sizes = heads, self.head_dim, self.differ.some(rows)
+            self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
+            some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
+            sizes = heads, self.head_dim, some, self.seed
             known[heads] = (
-                layer.rank_at(layer.cancelling(*sizes, self.seed), sizes[2], layer.SURE)
+                layer.rank_at(layer.cancelling(*sizes), some, layer.SURE)
                 if zero
-                else layer.free_rank(*sizes, self.seed)
+                else layer.free_rank(*sizes)
             )
         return known[heads]
 
@@ -434,11 +415,9 @@ class _Ranks:
 
         Of too many examples it is the fewest with as many parameters.
         """
-        T, c = len(self.differ.queries), self.differ.sizes[2]
-        each = layer.ceiling(1, self.head_dim, self.differ.sizes) - c
+        T, c = len(self.at.queries), self.at.sizes[2]
+        each = layer.ceiling(1, self.head_dim, self.at.sizes) - c
         low, below, high = 0, 0, max(1, math.ceil((T - c) / each)) if each else 1
-        if zero and not self.fewest(False):
-            return None
         if T > layer.GRAM:
             return None if zero or not each else high
         while (rank := self.of(high, zero).rank) < T:

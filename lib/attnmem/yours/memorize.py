@@ -112,14 +112,9 @@ def memorize(
     cross-entropy. All this is done in the dimensions that the data have. Steps are counted, so a
     call gives the same answer on a slow machine.
 
-    Args:
-        contexts: Tokens as rows, own ``(T, n, d)`` or shared ``(n, d)``, or a list of tables of
-            different lengths.
-        labels: Reals ``(T,)`` or ``(T, d_out)``; integers, booleans and strings are classes.
-        mask: True where a token is padding, ``(T, n)``.
-        seconds: The time after which no new attempt begins, by default none: then the answer
-            depends on the machine.
-        say: Is called with each attempt.
+    Contexts, queries, labels and ``mask`` are as :func:`examine` takes them. After ``seconds``, by
+    default never, no new attempt begins: then the answer depends on the machine. ``say`` is called
+    with each attempt.
 
     Example:
         >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
@@ -149,8 +144,9 @@ def _representatives(data: Data, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     chosen = torch.arange(len(group))
     for s in group[group != chosen].unique():
         members = (group == s).nonzero()[:, 0]
-        kinds = data.labels[members].unique(dim=0, return_inverse=True, return_counts=True)
-        _, label, counts = kinds
+        _, label, counts = data.labels[members].unique(
+            return_inverse=True, return_counts=True, dim=0
+        )
         chosen[members] = members[(label == counts.argmax()).nonzero()[0, 0]]
     return chosen
 

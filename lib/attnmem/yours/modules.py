@@ -34,26 +34,18 @@ class FromTorch:
     batch_first: bool = True
 
     def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
-        """Contexts for :func:`attnmem.core.layers.mha`.
-
-        Keys, and values where they differ, are as the layer takes them: with three axes, or two for
-        a single context.
-        """
+        """Contexts for ``mha``; keys, and values where they differ, are as the layer takes them."""
         _, keys, values = self.widths
         rows = _of_width("key", key, keys)
         if values:
-            rows = torch.cat(
-                [rows, _of_width("value", key if value is None else value, values)], -1
-            )
+            values = _of_width("value", key if value is None else value, values)
+            rows = torch.cat([rows, values], -1)
         elif value is not None and not torch.equal(value, key):
             refuse("value", "other values than keys", "None, or the key itself")
         return self._widened(rows)
 
     def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
-        """Queries for :func:`attnmem.core.layers.mha`, ``L`` for each context.
-
-        ``[:, i]`` are the queries at place ``i``; of a single context, ``[i]``.
-        """
+        """Queries for ``mha``: ``[:, i]`` are those at place ``i``; of a single context ``[i]``."""
         return self._widened(_of_width("query", query, self.widths[0]))
 
     def _widened(self, rows: Tensor) -> Tensor:
@@ -74,14 +66,11 @@ def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
 def from_torch(module: nn.Module) -> FromTorch:
     """Take the weights of a trained attention layer.
 
-    It is a ``torch.nn.MultiheadAttention`` with any ``kdim``, ``vdim``, ``bias`` and
-    ``batch_first``. Or a ``BertAttention``, ``ViTAttention`` or ``GPT2Attention`` of a model of
-    transformers, such as ``model.h[0].attn``. BERT's output is then meant before the residual and
-    its norm; each query of GPT-2 sees the tokens up to its own.
-
-    Raises:
-        ValueError: If the module attends in another way, draws dropout, or has weights that are not
-            finite numbers in float32 or float64.
+    It is a ``torch.nn.MultiheadAttention`` of any kind, or a ``BertAttention``, ``ViTAttention`` or
+    ``GPT2Attention`` of a model of transformers, such as ``model.h[0].attn``. BERT's output is then
+    meant before the residual and its norm; each query of GPT-2 sees the tokens up to its own.
+    Refused is what attends in another way, draws dropout, or has other weights than finite numbers
+    in float32 or float64.
 
     Example:
         >>> from attnmem import mha
@@ -114,14 +103,12 @@ def from_torch(module: nn.Module) -> FromTorch:
 def _from_mha(module: nn.MultiheadAttention) -> FromTorch:
     if module.bias_k is not None or module.add_zero_attn:
         refuse("module", "add_bias_kv or add_zero_attn", "a layer that appends no tokens")
-    apart = module.in_proj_weight is None  # then kdim or vdim differ from the queries' width
-    maps = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-    if not apart:
-        maps = module.in_proj_weight.chunk(3)
-    b = module.in_proj_bias
+    W, b, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
+    apart = W is None  # then kdim or vdim differ from the queries' width
+    own = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
     b_q, _, b_v = (None, None, None) if b is None else b.chunk(3)
-    out = module.out_proj
-    taken = _taken([*maps, out.weight], [b_q, b_v, out.bias], module.num_heads, apart)
+    maps = [*(own if apart else W.chunk(3)), out.weight]
+    taken = _taken(maps, [b_q, b_v, out.bias], module.num_heads, apart)
     return dataclasses.replace(taken, batch_first=module.batch_first)
 
 
@@ -194,9 +181,7 @@ class SavedLayer:
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
         """What the layer reads on a batch, for ``taken.contexts`` and ``taken.queries``.
 
-        The batch is as an encoder of ``attnmem.features`` takes it: images, token numbers, or what
-        a tokenizer or an image processor returns as tensors, texts of one length.
-        ``encoder.query`` is the place of the query that the book uses.
+        The batch is one of ``encoder``, whose ``query`` is the place that the book uses.
         """
         read = []
         hook = self.module.register_forward_pre_hook(
@@ -216,9 +201,6 @@ def saved_layer(
 
     ``source`` is a folder that ``transformers`` has saved, or a name on a hub. Code that comes with
     it is never run, pickles are not read, and neither are the blocks behind this one.
-
-    Raises:
-        ValueError: If the model is of another kind, has fewer blocks, or cannot be read.
     """
     config = saved_config(str(source), ("bert", "vit", "gpt2"), least=1)
     check_integer("block", block, least=0, most=config.num_hidden_layers - 1)
@@ -239,10 +221,9 @@ class _Attention(nn.Module):
 
     def __init__(self, weights: MHAWeights, bias: Tensor | None) -> None:
         super().__init__()
-        for name, tensor in weights._asdict().items():
+        bias = weights.W_D.new_zeros(weights.W_D.shape[-1]) if bias is None else bias
+        for name, tensor in {**weights._asdict(), "bias": bias}.items():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
-        made = weights.W_D.new_zeros(weights.W_D.shape[-1]) if bias is None else bias.detach()
-        self.bias = nn.Parameter(made.clone())
 
     def forward(
         self,
@@ -281,11 +262,11 @@ def _is_one_layer(weights: MHAWeights) -> None:
 
 @checked(also=_is_one_layer)
 def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -> nn.Module:
-    """Make a torch module of a layer without run axes, whose outputs ``bias`` is added to.
+    """Make a torch module of a layer, whose outputs ``bias`` is added to.
 
     It is a ``torch.nn.MultiheadAttention`` with batch first, if ``H d_h = d``, values are as wide
-    as heads and outputs as wide as tokens. Otherwise it is a module that is called in the same way
-    with ``query``, ``key``, ``value`` (by default the key) and ``key_padding_mask``.
+    as heads and outputs as wide as tokens. Otherwise it is called in the same way with ``query``,
+    ``key``, ``value`` (by default the key) and ``key_padding_mask``.
 
     Example:
         >>> from attnmem import random_mha
@@ -297,8 +278,7 @@ def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -
     H, d, d_h = weights.W_Q.shape
     if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
         return _Attention(weights, bias)
-    kind = {"dtype": weights.W_Q.dtype, "device": weights.W_Q.device}
-    module = nn.MultiheadAttention(d, H, batch_first=True, bias=bias is not None, **kind)
+    module = nn.MultiheadAttention(d, H, batch_first=True, bias=bias is not None).to(weights.W_Q)
     rows = [W.permute(0, 2, 1).flatten(0, 1) for W in weights[:3]]
     with torch.no_grad():
         module.in_proj_weight.copy_(torch.cat([d_h**0.5 * rows[0], *rows[1:]]))
