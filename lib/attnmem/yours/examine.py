@@ -371,7 +371,7 @@ def _bounds(
     if n > 1:
         free = (n - 1, d, 1) if data.shared and n <= d else (d, d, 0)
         here = ["the data have m = {}, q = {}, c = {}".format(*sizes)] * (sizes != free)
-        floor = bounds._best_split(heads, *free[:2], min(width, free[0]))[1] + free[2]
+        floor = bounds._most_ranks(heads, *free[:2], min(width, free[0]))[0] + free[2]
         found.append(proved("floor L(H)", floor, (), here))
         found[-1].unsure.append("proved for almost all data of such sizes")
         ceilings[layer.ceiling(heads, width, free)] = "ceiling P(H)"
