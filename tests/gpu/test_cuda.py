@@ -43,7 +43,7 @@ def first_steps(runs, device, steps, *, captured):
     """Losses before each of the first steps, and the shares that were right, NaN if not watched."""
     seen = []
     with device_settings(device, tf32=False):
-        protocol = PROTOCOLS[runs[0].task](runs, device, stays=True)
+        protocol = PROTOCOLS[runs[0].task](runs, device)
         protocol.look = lambda *chunk: seen.append([x.to(CPU, copy=True) for x in chunk])
         if not captured:
             protocol.captured = None

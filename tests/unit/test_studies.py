@@ -224,10 +224,10 @@ def test_a_gpu_has_no_more_workers_than_streams():
 
 
 def test_what_is_in_flight_is_not_given_out_again_in_other_groups(held, monkeypatch):
-    """Groups depend on the memory that is left, so they may change while some are trained."""
+    """Groups depend on the rows that are there, so they may change while some are trained."""
     sizes = itertools.cycle([2, 3, 2])
 
-    def stacks(runs, device, workers):
+    def stacks(runs):
         size = next(sizes)
         return [runs[i : i + size] for i in range(0, len(runs), size)]
 

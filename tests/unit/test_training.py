@@ -22,9 +22,9 @@ from plain import (
 CPU = torch.device("cpu")
 
 
-def recorded(runs, **options):
+def recorded(runs):
     """A protocol with lists of the losses of its steps."""
-    protocol = PROTOCOLS[runs[0].task](runs, CPU, **options)
+    protocol = PROTOCOLS[runs[0].task](runs, CPU)
     protocol.paths = {run.key: [] for run in runs}
     look = protocol.look
 
@@ -104,7 +104,7 @@ def test_a_training_is_the_plain_one(name, captured, monkeypatch):
     Runs that are done leave, or stay in a graph as on a GPU.
     """
     runs = [dataclasses.replace(LOOPS[name], seed=seed) for seed in range(2)]
-    protocol = recorded(runs, stays=captured)
+    protocol = recorded(runs)
     made = capture(protocol, monkeypatch) if captured else []
     finish(protocol)
     assert len(made) == (protocol.count >= 2 * protocol.length and captured)
@@ -126,30 +126,6 @@ def test_a_training_is_the_plain_one(name, captured, monkeypatch):
             else:
                 assert ours == pytest.approx(value, rel=2e-3, abs=1e-4), field
         assert "diverged" not in found
-
-
-# --- stacks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [{}, {"context": "random"}, {"task": "reals", "N": None}])
-def test_runs_of_other_lengths_sizes_and_rates_share_a_stack(kind):
-    """Each as if it were alone: its own examples, schedule, looks and end."""
-    sizes = [
-        {"T": 50, "steps": 40, "lr": 1e-2},
-        {"T": 37, "steps": 21, "lr": 3e-2, "seed": 4},
-        {"T": 5, "steps": 60, "lr": 2e-2, "experiment": "other"},
-    ]
-    runs = [dataclasses.replace(memorization_run(**kind), evaluate_every=7, **one) for one in sizes]
-    together = finish(recorded(runs, stays=True))
-    for run in runs:
-        alone = finish(recorded([run]))
-        path, single = (torch.tensor(p.paths[run.key]) for p in (together, alone))
-        torch.testing.assert_close(path[: run.steps], single, rtol=2e-3, atol=2e-5)
-        ours, its = together.reached[run.key], alone.reached[run.key]
-        assert ours["accuracy"] == its["accuracy"]
-        assert abs(ours["best_step"] - its["best_step"]) <= 7  # the last looks are alike
-        assert ours["loss"] == pytest.approx(its["loss"], rel=2e-3)
-        assert ours.get("serving") == its.get("serving")
 
 
 # --- the default dtype ----------------------------------------------------------------------------
@@ -205,7 +181,10 @@ def test_a_run_that_diverges_is_a_result_and_its_neighbours_live(run, seen, stay
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
     healthy = finish(PROTOCOLS[run.task](runs, CPU)).reached
     poisoned(monkeypatch, runs[1].key, run.model)
-    found = finish(PROTOCOLS[run.task](runs, CPU, stays=stays)).reached
+    protocol = PROTOCOLS[run.task](runs, CPU)
+    if stays:
+        capture(protocol, monkeypatch)
+    found = finish(protocol).reached
     assert found[runs[1].key] == {"accuracy": None, "loss": None, "diverged": seen}
     for run in (runs[0], runs[2]):
         ours, its = found[run.key], healthy[run.key]
@@ -231,8 +210,8 @@ def test_a_diverged_run_costs_one_row_not_the_sweep(store, monkeypatch):
 
 @pytest.mark.parametrize("context", ["shared", "random"])
 def test_evaluation_in_chunks_is_evaluation_at_once(context):
-    runs = [memorization_run(context=context, T=33), memorization_run(context=context, seed=1)]
-    protocol = Memorization(runs, CPU, stays=True)
+    runs = [memorization_run(context=context, T=33, seed=seed) for seed in range(2)]
+    protocol = Memorization(runs, CPU)
     for one, other in zip(protocol.evaluate(), protocol.evaluate(chunk=16), strict=True):
         assert one["accuracy"] == other["accuracy"]
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-6)
@@ -294,20 +273,19 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(
-    ("run", "change"),
+    "run",
     [
-        (bigram_run(T=67 * 2, batch=2, steps=134), {}),
-        (association_run(d=8, d_h=8, H=4, steps=200, lr=3e-2), {}),
-        (memorization_run(steps=100, evaluate_every=20), {"T": 37, "steps": 60, "lr": 3e-2}),
-        (memorization_run(T=5, batch=4, lr=3e-2, steps=200, early_stop=True), {}),
-        (memorization_run(context="random", N=None, task="reals"), {}),
+        bigram_run(T=67 * 2, batch=2, steps=134),
+        association_run(d=8, d_h=8, H=4, steps=200, lr=3e-2),
+        memorization_run(steps=100, evaluate_every=20),
+        memorization_run(T=5, batch=4, lr=3e-2, steps=200, early_stop=True),
+        memorization_run(context="random", N=None, task="reals"),
     ],
-    ids=lambda x: getattr(x, "task", "with others" if x else "seeds"),
+    ids=lambda run: run.task,
 )
-def test_a_killed_training_goes_on_to_the_same_outcome(run, change, tmp_path, monkeypatch):
+def test_a_killed_training_goes_on_to_the_same_outcome(run, tmp_path, monkeypatch):
     """Stored after every chunk, and killed three times, once before anything was stored."""
     runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
-    runs[1] = dataclasses.replace(runs[1], **change)
     whole = training.train(runs)
     monkeypatch.setattr("attnmem.lab.training._STORE_EVERY", 0.0)
     for chunks in (0, 1, 2):
@@ -374,7 +352,7 @@ def test_a_training_in_tf32_is_another_one():
     reduced = dataclasses.replace(run, products="tf32")
     assert reduced.key != run.key
     assert training.train([reduced])[0].tf32
-    with pytest.raises(ValueError, match=r"^runs: got 2 different shapes"):
+    with pytest.raises(ValueError, match=r"^runs: got 2 different ones"):
         training.train([run, reduced])
 
 
@@ -409,32 +387,6 @@ def test_stacks_hold_the_seeds_of_a_cell():
     assert [run for group in groups for run in group] == runs[::-1]
     assert all(len(group) == 2 == len({run.seed for run in group}) for group in groups)
     assert len({(group[0].d, group[0].H) for group in groups}) == len(groups)
-    with pytest.raises(ValueError, match=r"^workers: got 0"):
-        training.stacks(runs, workers=0)
-
-
-def test_on_a_gpu_stacks_hold_all_runs_of_a_shape_that_fit(monkeypatch):
-    runs = experiments.runs("mahdavi-fig2a", "paper", 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**12, 10**12))
-    groups = training.stacks(runs, "cuda")
-    assert [len(group) for group in groups] == [8] * 8  # 4 sizes of 2 seeds, for each H
-    assert sorted(run.key for g in groups for run in g) == sorted(run.key for run in runs)
-    needed = max(training._footprint(run) for run in groups[0])
-    for fit, sizes in [(3.01, [3, 3, 2]), (2.99, [2, 2, 2, 2]), (0.5, [1] * 8)]:
-        free = int(fit * needed / 0.8)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**12))
-        assert [len(group) for group in training.stacks(groups[0], "cuda")] == sizes
-    # What torch keeps of this process's earlier stacks is free for the next.
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10**12)
-    assert training.stacks(runs, "cuda") == groups
-
-
-def test_the_footprint_counts_the_contexts():
-    """Own contexts of 130,000 examples: 32 tokens of 64 float32 numbers each, a gigabyte."""
-    [run, *_] = experiments.runs("mahdavi-fig4-heads", "paper", 1, where={"T": 130_000})
-    bytes_of_data = 130_000 * (33 * 64 + 1) * 4
-    assert bytes_of_data < training._footprint(run) < 2 * bytes_of_data
 
 
 @pytest.mark.parametrize("context", ["shared", "random"])

@@ -1,10 +1,9 @@
-"""Random numbers and data of the runs of both papers, drawn on the CPU; a stack's on its device."""
+"""Random numbers and data of the runs of both papers, drawn on the CPU."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import torch
@@ -143,45 +142,3 @@ def pairs_of(run: Run) -> Pairs:
 def to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy from the CPU to the device without blocking."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
-
-
-class StackedContexts:
-    """Contexts, queries and labels of a stack, whose runs may have different numbers of them.
-
-    All lie in one array, filled run by run, so that the host never holds more than one run's.
-    """
-
-    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        one, self.shared = runs[0], runs[0].context == "shared"
-        self.sizes = torch.tensor([run.T for run in runs], device=device)
-        self.first = self.sizes.cumsum(0) - self.sizes  # where the examples of each run begin
-        total = int(self.sizes.sum())
-        numbers = {"dtype": torch.float32, "device": device}
-        self.contexts = torch.empty(len(runs) if self.shared else total, one.n, one.d, **numbers)
-        self.queries = torch.empty(total, one.d, **numbers)
-        self.labels = torch.empty(total, **numbers | ({"dtype": torch.long} if one.N else {}))
-        for index, (start, run) in enumerate(zip(self.first.tolist(), runs, strict=True)):
-            drawn, rows = contexts_of(run), slice(start, start + run.T)
-            self.contexts[index if self.shared else rows] = drawn.contexts.to(device)
-            self.queries[rows] = drawn.queries.to(device)
-            self.labels[rows] = drawn.labels.to(device)
-
-    def at(self, index: Int[Tensor, "R B"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
-        rows = (index + self.first[:, None]).flatten()
-        held = self.contexts, self.queries, self.labels
-        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in held[self.shared :]]
-        return (self.contexts, *chosen) if self.shared else tuple(chosen)
-
-    def chunks(self, size: int) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Tensor]]:
-        """All examples in order, and which of them are there: runs with fewer are filled up."""
-        every = torch.arange(int(self.sizes.max()), device=self.sizes.device)
-        for index in every.expand(len(self.sizes), -1).split(size, dim=1):
-            last = self.sizes[:, None] - 1
-            yield self.at(torch.minimum(index, last)), index <= last
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Forget all runs but those at ``indices``; the examples of all stay in the array."""
-        self.sizes, self.first = self.sizes[[*indices]], self.first[[*indices]]
-        if self.shared:
-            self.contexts = self.contexts[[*indices]]

@@ -106,30 +106,25 @@ def origin(seconds: float, device: torch.device) -> dict[str, Any]:
 class FusedAdam:
     """PyTorch's fused Adam with its defaults, which both papers use, on weights of stacked runs.
 
-    Runs have one learning rate, or with ``runwise`` each its own: steps at the rate 1 start from
-    zeros, and are scaled then. Such a step needs nothing from the host.
+    A step needs nothing from the host if its rate, a number in float32, is on the GPU.
     """
 
-    def __init__(self, weights: Iterable[Tensor], *, runwise: bool = False) -> None:
-        self.weights, self.runwise = [*weights], runwise
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = [*weights]
         self.means = [torch.zeros_like(W) for W in self.weights]
         self.squares = [torch.zeros_like(W) for W in self.weights]
         self.count = torch.zeros((), dtype=torch.float32, device=self.weights[0].device)
 
     @torch.inference_mode()
-    def step(self, gradients: Iterable[Tensor], rates: Float[Tensor, " R"]) -> None:
+    def step(self, gradients: Iterable[Tensor], rate: Float[Tensor, ""]) -> None:
         """Take one step down the gradients, one for each of the weights."""
-        moved = [torch.zeros_like(W) for W in self.weights] if self.runwise else self.weights
         gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
         self.count += 1
-        rule = {"lr": 1.0 if self.runwise else float(rates[0]), "beta1": 0.9, "beta2": 0.999}
-        rule |= {"eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        rule = {"lr": rate, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+        rule |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
         # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
-        averages, counts = (self.means, self.squares, []), [self.count] * len(moved)
-        torch._fused_adam_(moved, gradients, *averages, counts, **rule)
-        if self.runwise:
-            for W, step in zip(self.weights, moved, strict=True):
-                W.addcmul_(step, rates.to(W.dtype).view(-1, *[1] * (W.ndim - 1)))
+        averages, counts = (self.means, self.squares, []), [self.count] * len(gradients)
+        torch._fused_adam_(self.weights, gradients, *averages, counts, **rule)
 
     def keep(self, weights: Iterable[Tensor], index: Int[Tensor, " kept"]) -> None:
         """Forget all runs but those at ``index``, whose weights are ``weights`` from now on."""

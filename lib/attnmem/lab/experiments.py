@@ -154,7 +154,7 @@ def run_jobs(
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
     ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    place = study.Place(device, workers or 1, limit_minutes is not None)
+    place = study.Place(device, limit_minutes is not None)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
     known = all(STUDIES[job.name].units_known for job in jobs)
     units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..core.memorize import SATURATED
-from .data import StackedContexts, generator, pairs_of, to_device
+from .data import contexts_of, generator, pairs_of, to_device
 from .engine import Captured, FusedAdam
 from .gradients import take_columns
 from .models import MODELS, aot_logits, mha_heads
@@ -43,7 +43,7 @@ def linear(run: Run, step: int) -> float:
 
 
 class Protocol(abc.ABC):
-    """One stack of runs of the same shapes, trained as published; weights have a leading axis.
+    """One stack of runs that differ by their seed only, trained as published.
 
     Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps. Every
     epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
@@ -51,33 +51,26 @@ class Protocol(abc.ABC):
 
     On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU
     many steps are captured once and replayed with one launch. Runs that are done stay there, since
-    a new capture would cost more than their steps, and what they do afterwards is ignored; with
-    ``stays`` that is so on a CPU as well. Where runs stay, each has its own learning rate.
+    a new capture would cost more than their steps, and what they do afterwards is ignored.
     """
 
-    varies = frozenset({"seed"})  # fields in which the runs of one stack may differ
     rate: Callable[[Run, int], float]  # the learning rate of a step, from 0
-    watched: Container[int] = ()  # steps, from 0, of which the share that is right is wanted
     each = ("runs", "orders", "left")  # attributes with an entry for every run of the stack
     kept = ("count", "reached", "finished", "left")  # attributes of plain values in a checkpoint
 
-    def __init__(
-        self, runs: Sequence[Run], device: torch.device, *, stays: bool | None = None
-    ) -> None:
+    def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.runs, self.device = [*runs], device
         self.run, self.model = runs[0], MODELS[runs[0].model]  # what all have in common
-        self.stays = device.type != "cpu" if stays is None else stays
         each = [self.model.initial(run, generator(run, "weights")) for run in runs]
         self.parameters = {
             name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
             for name in each[0]
         }
-        self.adam = FusedAdam(self.parameters.values(), runwise=self.stays)
+        self.adam = FusedAdam(self.parameters.values())
         self.captured = Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         # Steps that are made at once: as many as divide the interval, so that one graph does.
         self.length = max(k for k in range(1, _LONGEST + 1) if self.interval % k == 0)
-        self.ends = sorted({run.steps for run in runs})  # where some run has made all its steps
         self.count = 0  # steps so far
         self.reached: dict[str, dict[str, Any]] = {}  # by key the best so far, as in an Outcome
         self.finished: set[str] = set()
@@ -97,33 +90,40 @@ class Protocol(abc.ABC):
     @property
     def done(self) -> bool:
         """Whether nothing is left to train."""
-        return self.count >= self.ends[-1] or len(self.finished) == len(self.runs)
+        return self.count >= self.run.steps or len(self.finished) == len(self.runs)
+
+    def due(self, count: int) -> bool:
+        """Whether runs are looked at after so many steps."""
+        return count % self.interval == 0 or count == self.run.steps
+
+    def watched(self, step: int) -> bool:
+        """Whether the share that is right before a step, from 0, is wanted."""
+        return False
 
     def advance(self) -> None:
-        """Make a chunk of steps: up to the next look or the end of a run, or a part of the way."""
-        to_end = next(end for end in self.ends if end > self.count) - self.count
-        length = min(self.length, self.interval - self.count % self.interval, to_end)
+        """Make a chunk of steps: up to the next look or the end, or a part of the way."""
+        to_look = self.interval - self.count % self.interval
+        length = min(self.length, to_look, self.run.steps - self.count)
         chunk = range(self.count, self.count + length)
-        rates = [
-            [self.rate(run, step) if step < run.steps else 0.0 for run in self.runs]
-            for step in chunk
-        ]
-        rates = to_device(torch.tensor(rates, dtype=torch.float64), self.device)
+        # A kernel on a GPU reads its rate as float32.
+        dtype = torch.float64 if self.device.type == "cpu" else torch.float32
+        rates = torch.tensor([self.rate(self.run, step) for step in chunk], dtype=dtype)
+        rates = to_device(rates, self.device)
         if self.captured and length == self.length:
             found = self.captured(self.steps, self.batches(length), rates)
         else:
-            watched = [step in self.watched for step in chunk]
+            watched = [self.watched(step) for step in chunk]
             found = self.steps(self.batches(length), rates, watched)
         self.count += length
         self.look(*found)
-        if self.finished and not self.stays and not self.done:
+        if self.finished and not self.captured and not self.done:
             self.keep([i for i, run in enumerate(self.runs) if run.key not in self.finished])
             self.finished = set()
 
     def steps(
         self,
         batches: Int[Tensor, "k R *_"],
-        rates: Float[Tensor, "k R"],
+        rates: Float[Tensor, " k"],
         watched: Sequence[bool] | None = None,
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
         """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
@@ -164,25 +164,23 @@ class Protocol(abc.ABC):
             left = value[index] if isinstance(value, Tensor) else [value[i] for i in indices]
             setattr(self, name, left)
 
-    def is_due(self, run: Run) -> bool:
-        """Whether a run is to be looked at after ``self.count`` steps."""
-        due = self.count % self.interval == 0 or self.count == run.steps
-        return due and run.key not in self.finished
-
-    def note(self, run: Run, now: dict[str, Any], score: Callable[[dict[str, Any]], Any]) -> None:
-        """Keep what a run has reached after ``self.count`` steps if no ``score`` was as high.
+    def note(self, found: list[dict[str, Any]], score: Callable[[dict[str, Any]], Any]) -> None:
+        """Keep what every run has reached after ``self.count`` steps if no ``score`` was as high.
 
         A run is finished when its steps are made, when it stops early, or when it has diverged.
         """
-        best = self.reached.get(run.key)
-        if not math.isfinite(now["loss"]):
-            best = _diverged(self.count)
-        elif best is None or score(now) > score(best):
-            best = now | {"best_step": self.count}
-        self.reached[run.key] = best
-        stopped = run.early_stop and best["accuracy"] == 1
-        if stopped or "diverged" in best or self.count >= run.steps:
-            self.finished.add(run.key)
+        for run, now in zip(self.runs, found, strict=True):
+            best = self.reached.get(run.key)
+            if run.key in self.finished:
+                continue
+            if not math.isfinite(now["loss"]):
+                best = _diverged(self.count)
+            elif best is None or score(now) > score(best):
+                best = now | {"best_step": self.count}
+            self.reached[run.key] = best
+            stopped = run.early_stop and best["accuracy"] == 1
+            if stopped or "diverged" in best or self.count == run.steps:
+                self.finished.add(run.key)
 
     def state(self) -> dict[str, Any]:
         """All that a training depends on, as tensors, numbers, lists and dictionaries."""
@@ -218,8 +216,8 @@ class _OnPairs(Protocol):
     rate = staticmethod(linear)
     each = (*Protocol.each, "columns", "tables")
 
-    def __init__(self, runs, device, *, stays=None):
-        super().__init__(runs, device, stays=stays)
+    def __init__(self, runs, device):
+        super().__init__(runs, device)
         drawn = [pairs_of(run) for run in runs]
         tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
         # Of every pair the first, the second and the next token: (R, 3, T).
@@ -255,12 +253,15 @@ class Bigrams(_OnPairs):
 
     kept = (*Protocol.kept, "seen", "curve", "last_losses")
 
-    def __init__(self, runs, device, *, stays=None):
-        super().__init__(runs, device, stays=stays)
-        self.watched = range(self.run.steps)[_LAST_BATCHES]
+    def __init__(self, runs, device):
+        super().__init__(runs, device)
         self.seen: list[list[list[float]]] = []  # of a watched batch the runs' shares and losses
         self.curve: list[list[float]] = []  # of every run after every epoch
         self.last_losses: list[list[float]] = []  # of every run those of an epoch's last batch
+
+    @override
+    def watched(self, step):
+        return step in range(self.run.steps)[_LAST_BATCHES]
 
     @override
     def batches(self, count):
@@ -269,12 +270,12 @@ class Bigrams(_OnPairs):
     @override
     def look(self, losses, shares):
         steps = range(self.count - len(losses), self.count)
-        wanted = [i for i, step in enumerate(steps) if step in self.watched]
+        wanted = [i for i, step in enumerate(steps) if self.watched(step)]
         self.seen += [[shares[i].tolist(), losses[i].tolist()] for i in wanted]
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all().tolist())
             self.last_losses.append(losses[-1].tolist())
-        if self.count < self.ends[-1]:
+        if not self.done:
             return
         means = torch.tensor(self.seen, dtype=torch.float64).mean(dim=0).tolist()
         paths = (zip(*path, strict=True) for path in (self.curve, self.last_losses))
@@ -308,10 +309,9 @@ class Associations(_OnPairs):
     every ``evaluate_every`` steps, and is done when all its answers are right.
     """
 
-    def __init__(self, runs, device, *, stays=None):
-        super().__init__(runs, device, stays=stays)
-        last = self.ends[-1]
-        self.watched = {*range(self.interval - 1, last, self.interval), last - 1}
+    @override
+    def watched(self, step):
+        return self.due(step + 1)
 
     @override
     def batches(self, count):  # full-batch training: nothing to shuffle
@@ -319,10 +319,11 @@ class Associations(_OnPairs):
 
     @override
     def look(self, losses, shares):
-        for index, run in enumerate(self.runs):
-            if self.is_due(run):
-                now = {"accuracy": shares[-1, index].item(), "loss": losses[-1, index].item()}
-                self.note(run, now, lambda at: (at["accuracy"], -at["loss"]))
+        if not self.due(self.count):
+            return
+        pairs = zip(shares[-1].tolist(), losses[-1].tolist(), strict=True)
+        now = [{"accuracy": share, "loss": loss} for share, loss in pairs]
+        self.note(now, lambda at: (at["accuracy"], -at["loss"]))
 
 
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
@@ -336,27 +337,43 @@ class Memorization(Protocol):
     accuracy is None and the loss is the mean square error.
     """
 
-    varies = Protocol.varies | {"experiment", "profile", "T", "steps", "lr", "lr_start", "lr_end"}
     rate = staticmethod(warmup_cosine)
     kept = (*Protocol.kept, "free")
 
-    def __init__(self, runs, device, *, stays=None):
-        super().__init__(runs, device, stays=stays)
-        self.data = StackedContexts(runs, device)
-        follows = runs[0].N and not runs[0].early_stop
-        self.followed = {run.key: _saturation_steps(run) if follows else () for run in runs}
+    def __init__(self, runs, device):
+        super().__init__(runs, device)
+        for index, run in enumerate(runs):  # so that the host holds the data of one run only
+            drawn = contexts_of(run)
+            if index == 0:
+                data = [x.new_empty(len(runs), *x.shape, device=device) for x in drawn]
+            for held, part in zip(data, drawn, strict=True):
+                held[index] = part
+        # What examples have of their own lies in one array for all runs, and stays there.
+        self.each, self.contexts = (*Protocol.each, "first"), None
+        if self.run.context == "shared":
+            self.each, self.contexts = (*self.each, "contexts"), data.pop(0)
+        self.own = [x.flatten(0, 1) for x in data]
+        self.first = self.run.T * torch.arange(len(runs), device=device)
+        follows = self.run.N and not self.run.early_stop
+        self.followed = _saturation_steps(self.run) if follows else ()
         # Of every look that is followed the shares of examples with 0, 1, ..., H free heads.
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
 
-    @override
-    def keep(self, indices):
-        super().keep(indices)
-        self.data.keep(indices)
+    def examples(self, index: Int[Tensor, "R B"]) -> list[Tensor]:
+        """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
+        rows = (index + self.first[:, None]).flatten()
+        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in self.own]
+        return chosen if self.contexts is None else [self.contexts, *chosen]
+
+    def chunks(self, size: int) -> Iterator[list[Tensor]]:
+        """All examples in order."""
+        every = torch.arange(self.run.T, device=self.device).expand(len(self.runs), -1)
+        return map(self.examples, every.split(size, dim=1))
 
     @override
     @torch.inference_mode()
     def losses(self, index, watched):
-        batch = self.data.at(index.clamp(min=0))
+        batch = self.examples(index.clamp(min=0))
         each, _, gradient = self.model.losses(self.parameters, self.run, *batch)
         if self.run.last_batch is None:
             return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
@@ -366,46 +383,43 @@ class Memorization(Protocol):
 
     @override
     def look(self, losses, shares):
-        looked = {index: run for index, run in enumerate(self.runs) if self.is_due(run)}
-        if not looked:
+        if not self.due(self.count):
             return
-        now, free = self.evaluate(), None
-        for index, run in looked.items():
-            if self.count in self.followed[run.key]:
-                free = self.free_heads() if free is None else free
-                self.free[run.key].append(free[index].tolist())
-            self.note(run, now[index], lambda at: -at["loss"])
-            best = self.reached[run.key]
-            if run.key in self.finished and self.free[run.key] and "diverged" not in best:
+        if self.count in self.followed:
+            for run, free in zip(self.runs, self.free_heads().tolist(), strict=True):
+                self.free[run.key].append(free)
+        self.note(self.evaluate(), lambda at: -at["loss"])
+        if not (self.followed and self.done):
+            return
+        for run in self.runs:
+            if "diverged" not in self.reached[run.key]:
                 at = torch.tensor(self.free[run.key], dtype=torch.float64)  # (looks, H + 1)
                 saturated = 1 - at @ torch.arange(run.H + 1).double() / run.H
                 paths = {"saturated": saturated, "served": 1 - at[:, 0], "serving": at[-1]}
-                best |= {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
+                shares = {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
+                self.reached[run.key] |= shares
 
     @torch.inference_mode()
     def evaluate(self, chunk: int = 4096) -> list[dict[str, Any]]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
-        for batch, there in self.data.chunks(chunk):
+        for batch in self.chunks(chunk):
             losses, outputs, _ = self.model.losses(self.parameters, self.run, *batch)
-            total = total + losses.double().where(there, 0).sum(dim=1)
-            if self.run.N:
-                known = (outputs.argmax(dim=1) == batch[2]) & there
-                right = right + known.double().sum(dim=1)
-        losses = (total / self.data.sizes).tolist()
-        shares = (right / self.data.sizes).tolist() if self.run.N else [None] * len(losses)
-        return [{"accuracy": a, "loss": loss} for a, loss in zip(shares, losses, strict=True)]
+            total = total + losses.double().sum(dim=1)
+            right = right + (outputs.argmax(dim=1) == batch[2]).sum(dim=1)
+        T, N = self.run.T, self.run.N  # divided here, since all right must be 1
+        sums = zip(right.tolist(), total.tolist(), strict=True)
+        return [{"accuracy": count / T if N else None, "loss": x / T} for count, x in sums]
 
     @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
         """The share of examples with 0, 1, ..., H heads that are not saturated."""
         counts = 0.0
-        for (contexts, queries, _), there in self.data.chunks(chunk):
+        for contexts, queries, _ in self.chunks(chunk):
             alpha, _ = mha_heads(self.parameters, self.run, contexts, queries)
             free = (alpha.amax(dim=-1) <= SATURATED).sum(dim=-1)
-            each = F.one_hot(free, self.run.H + 1).double() * there[..., None]
-            counts = counts + each.sum(dim=1)
-        return counts / self.data.sizes[:, None]
+            counts = counts + F.one_hot(free, self.run.H + 1).sum(dim=1)
+        return counts.double() / self.run.T
 
 
 def _saturation_steps(run: Run, count: int = 32) -> set[int]:

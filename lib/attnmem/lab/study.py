@@ -43,7 +43,6 @@ class Place(NamedTuple):
     """Where units are measured; if time is ``limited``, cheap curves and first seeds come first."""
 
     device: str = "cpu"
-    workers: int = 1  # which share the device's memory
     limited: bool = False
 
 
@@ -208,9 +207,8 @@ class Experiment(Study):
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
-        device, workers, limited = place
         parts = [runs]
-        if limited:
+        if place.limited:
             seconds: dict[Any, list[float]] = {}
             for run, price in zip(runs, self.prices(runs, rows), strict=True):
                 size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
@@ -218,10 +216,10 @@ class Experiment(Study):
                 each.append(size if math.isnan(price) else price)
             runs.sort(key=lambda run: mean(seconds[self.curve_of(run)]))
             # On a GPU a step of all seeds takes hardly longer than a step of one.
-            if not device.startswith("cuda"):
+            if not place.device.startswith("cuda"):
                 parts = [[r for r in runs if not r.seed], [r for r in runs if r.seed]]
         for part in parts:
-            yield from training.stacks(part, device, workers=workers)
+            yield from training.stacks(part)
 
 
 def name_of(runs: Sequence[Run]) -> str:

@@ -8,17 +8,17 @@ import hashlib
 import os
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..checks import check_integer, refuse
+from ..checks import refuse
 from .engine import device_name, device_settings, origin
-from .models import MODELS, parameter_count
-from .protocols import PROTOCOLS, Bigrams, Protocol
+from .models import MODELS
+from .protocols import PROTOCOLS, Bigrams
 from .store import PACKAGE, Configuration, Outcome, Run
 
 _CPU = torch.device("cpu")
@@ -30,50 +30,18 @@ _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.
 # --- which runs are trained at once ---------------------------------------------------------------
 
 
-def _common(run: Run, varies: Collection[str]) -> tuple[Any, ...]:
-    """What a run has in common with those that differ from it in some fields only."""
-    return tuple(value for name, value in vars(run).items() if name not in varies)
-
-
-def stacks(runs: Sequence[Run], device: str = "cpu", *, workers: int = 1) -> list[list[Run]]:
-    """Any runs in groups that :func:`train` accepts, in the order in which they first occur.
-
-    On a CPU a group holds the seeds of one cell; on a GPU all runs of one shape, as many as fit
-    into the memory that each of so many ``workers`` has.
+def stacks(runs: Sequence[Run]) -> list[list[Run]]:
+    """Any runs in groups that :func:`train` accepts, the seeds of each cell, as they first occur.
 
     Example:
         >>> from attnmem.lab import experiments
         >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
         [2, 2, 2]
     """
-    check_integer("workers", workers)
-    on_gpu = torch.device(device).type == "cuda"
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[Run, list[Run]] = {}
     for run in runs:
-        varies = PROTOCOLS[run.task].varies if on_gpu else Protocol.varies
-        groups.setdefault(_common(run, varies), []).append(run)
-    if not on_gpu:
-        return list(groups.values())
-    free = 0  # bytes that other processes leave to this one, used or not; 0 without a GPU
-    if torch.cuda.is_available():
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    parts = []
-    for group in groups.values():
-        fit = max(1, int(0.8 * free / workers / max(map(_footprint, group))))
-        parts += [group[start : start + fit] for start in range(0, len(group), fit)]
-    return parts
-
-
-def _footprint(run: Run) -> int:
-    """Bytes that a run takes on a device, estimated from above: data, weights, and one step."""
-    tokens = 0 if run.context == "shared" else run.n * run.d
-    data = run.T * (run.d + tokens + 1) if run.context else 4 * run.T
-    # What the backward pass reads of each example: its tokens, and for each head logits, weights
-    # and their gradients for every token, and four vectors of the head's width.
-    each = tokens + run.H * (4 * run.n + 4 * max(run.d, run.d_h)) + 4 * (run.N or 1)
-    each += 3 * (run.width or 0)
-    looked_at = 4096 if run.context else 8192
-    return 4 * (data + 5 * parameter_count(run) + (run.layers * run.batch + looked_at) * each)
+        groups.setdefault(dataclasses.replace(run, seed=0), []).append(run)
+    return [*groups.values()]
 
 
 def operations(run: Run) -> int:
@@ -101,10 +69,9 @@ def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
 def train(
     runs: Sequence[Run], *, device: str = "cpu", checkpoints: Path | None = None
 ) -> list[Outcome]:
-    """Train runs of one shape at once; one outcome each, in their order.
+    """Train runs that differ by their seed at once; one outcome each, in their order.
 
-    Runs may differ by their seed; of Mahdavi et al.'s model, also by the number of their examples
-    and steps, and by their rates. Everything is computed in float32. A run whose loss is not finite
+    Everything is computed in float32. A run whose loss is not finite
     any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
     has too little memory is trained in halves, and so on; where it has too little for a single run,
     ``torch.OutOfMemoryError`` is raised. ``wall_s`` is the stack's time shared equally.
@@ -122,11 +89,8 @@ def train(
             refuse("runs", what, "a known model, variant and task")
         if run.last_batch not in ends:
             refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {ends}")
-    varies = PROTOCOLS[runs[0].task].varies
-    shapes = {_common(run, varies) for run in runs}
-    if len(shapes) > 1:
-        only = f"runs that differ by {', '.join(sorted(varies))} only"
-        refuse("runs", f"{len(shapes)} different shapes", only)
+    if (cells := len(stacks(runs))) > 1:
+        refuse("runs", f"{cells} different ones", "runs that differ by their seed only")
     where = torch.device(device)
     with device_settings(where, tf32=runs[0].products == "tf32"):
         try:
@@ -142,8 +106,7 @@ def train(
 def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint) -> list[Outcome]:
     """Train, or go on with a training; seconds count in this process and in those before."""
     start = time.perf_counter()
-    cells = {_common(run, Protocol.varies) for run in runs}
-    protocol = PROTOCOLS[runs[0].task](runs, device, stays=None if len(cells) == 1 else True)
+    protocol = PROTOCOLS[runs[0].task](runs, device)
     if state := checkpoint.load():
         protocol.restore(state["protocol"])
         start -= state["seconds"]
