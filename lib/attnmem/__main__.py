@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import math
 import os
@@ -44,7 +45,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     run.add_argument("--variant", help="the reading of the paper, or 'all'")
     only = {"nargs": "+", "action": "extend", "default": [], "type": _field}
     run.add_argument("--where", metavar="FIELD=VALUE", **only)
-    run.add_argument("--limit-minutes", type=float, help="cheapest first, none after that")
+    limit = {"default": math.inf, "help": "cheapest first, none after that"}
+    run.add_argument("--limit-minutes", type=float, **limit)
     workers = "processes on a CPU, streams on a GPU (default: 1)"
     run.add_argument("--workers", type=int, default=1, help=workers)
     run.add_argument("--recompute", action="store_true", help="measure shipped rows again")
@@ -54,21 +56,19 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
 
 def _field(text: str) -> tuple[str, int | float]:
     name, _, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not name or not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like d=10 or lr=0.3")
-    return name, int(value) if value.isdecimal() else number
+    with contextlib.suppress(ValueError):
+        if name and math.isfinite(float(value)):
+            return name, int(value) if value.isdecimal() else float(value)
+    raise argparse.ArgumentTypeError(f"{text!r} is not like d=10 or lr=0.3")
 
 
 def _report(progress: Progress) -> None:
-    count = f"{progress.done}/{progress.units}" if progress.units else f"{progress.done}"
-    rate = 60 * progress.rows / progress.seconds
-    left = progress.seconds_left
-    ends = f", {timedelta(seconds=round(left))} left" if left is not None else ""
-    _say(f"[{count}] {progress.said}: {progress.rows} rows, {rate:.1f} a minute{ends}")
+    done, units, rows, seconds, said = progress
+    count, left = f"{done}", ""
+    if units is not None:
+        at_this_rate = timedelta(seconds=round(seconds / done * (units - done)))
+        count, left = f"{done}/{units}", f", {at_this_rate} left"
+    _say(f"[{count}] {said}: {rows} rows, {60 * rows / seconds:.1f} a minute{left}")
 
 
 def _say(line: str) -> None:
@@ -85,8 +85,7 @@ def _say_no_more() -> None:
 
 def _list(_: argparse.Namespace) -> int:
     for name, each in STUDIES.items():
-        sizes = {p: each.done(p, ALL, {})[1] for p in each.profiles}
-        counts = ", ".join(f"{size} {profile}" for profile, size in sizes.items())
+        counts = ", ".join(f"{each.done(p, ALL, {})[1]} {p}" for p in each.profiles)
         kind = ", ".join(each.variants) or each.kind
         print(f"{name:28} {counts:22} {each.source}; {kind}")
     return 0
@@ -128,8 +127,6 @@ def _hours(seconds: float) -> str:
 def _run(arguments: argparse.Namespace) -> int:
     names = [name for group in arguments.names for name in _GROUPS.get(group, [group])]
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
-    for job in jobs:  # all are checked before a pool is made
-        STUDIES[job.name].configs(job.profile, job.selection)
     device = experiments.choose_device(arguments.device)
     options = {key: getattr(arguments, key) for key in ("workers", "limit_minutes", "recompute")}
     with experiments.pool(arguments.workers, device) as executor:

@@ -74,11 +74,6 @@ class Progress(NamedTuple):
     seconds: float
     said: str
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds to the end at the rate so far, or None if the number of units is unknown."""
-        return None if self.units is None else self.seconds / self.done * (self.units - self.done)
-
 
 def choose_device(device: str, *, here: bool = True) -> str:
     """The device to use: ``auto`` is the GPU if there is one.
@@ -127,7 +122,7 @@ def run_jobs(
     executor: Executor | None = None,
     *,
     workers: int | None = None,
-    limit_minutes: int | float | None = None,
+    limit_minutes: int | float = math.inf,
     recompute: bool = False,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
@@ -144,23 +139,23 @@ def run_jobs(
     for job in jobs:  # all are checked before anything is measured
         STUDIES[job.name].configs(job.profile, job.selection)
     device = choose_device(device, here=isinstance(executor, pools))
-    if limit_minutes is not None and not 0 < limit_minutes < math.inf:
+    if not limit_minutes > 0:
         refuse("limit_minutes", limit_minutes, "a number above 0")
     if device == "cpu" and any(job.selection.tf32 for job in jobs):
         refuse("tf32", True, "False on a CPU, which has no such products")
     if workers is not None:
         check_integer("workers", workers)
-    elif executor and limit_minutes is not None:
+    elif executor and limit_minutes < math.inf:
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
-    ends = math.inf if limit_minutes is None else start + 60 * limit_minutes
-    place = study.Place(device, limit_minutes is not None)
+    place = study.Place(device, limit_minutes < math.inf)
     rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
     known = all(STUDIES[job.name].units_known for job in jobs)
     units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
     at_once, added = workers or (math.inf if executor else 1), 0
+    limits = at_once, start + 60 * limit_minutes
     waiting = _queue(jobs, rows, place)
-    with contextlib.closing(_measured(waiting, device, executor, at_once, ends)) as measured:
+    with contextlib.closing(_measured(waiting, device, executor or _Inline(), *limits)) as measured:
         for done, (name, found, new) in enumerate(measured, start=1):
             added += new
             for config, result in found:
@@ -174,19 +169,15 @@ def run_jobs(
 def _measured(
     waiting: Iterator[tuple[str, study.Unit] | None],
     device: str,
-    executor: Executor | None,
+    executor: Executor,
     at_once: float,
     ends: float,
 ) -> Iterator[tuple[str, list[Row], int]]:
     """Each unit that has ended and is stored: its study, its rows, how many of them are new."""
-    executor = executor or _Inline()
     in_flight: dict[Future, str] = {}
-    error: BaseException | None = None
     try:
         while True:
-            while error is None and len(in_flight) < at_once and monotonic() < ends:
-                if (given := next(waiting)) is None:
-                    break
+            while len(in_flight) < at_once and monotonic() < ends and (given := next(waiting)):
                 name, unit = given
                 store.check_writable(unit[0])
                 in_flight[executor.submit(STUDIES[name].perform, unit, device)] = name
@@ -194,20 +185,13 @@ def _measured(
                 break
             finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
             for future in finished:
-                name = in_flight.pop(future)
-                try:
-                    found = _stored(future)
-                except BaseException as wrong:
-                    error = error or wrong
-                else:
-                    yield name, *found
-    finally:
-        begun = [future for future in in_flight if not future.cancel()]
-        for future in futures.as_completed(begun):
+                yield in_flight.pop(future), *_stored(future)
+    except BaseException as error:  # after an interrupt only what has begun is waited for
+        waited = [f for f in in_flight if isinstance(error, Exception) or not f.cancel()]
+        for future in futures.as_completed(waited):
             if not future.exception():
                 _stored(future)
-    if error:
-        raise error
+        raise
 
 
 def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
@@ -288,9 +272,9 @@ def coverage(names: Iterable[str]) -> pd.DataFrame:
     """How many of the published runs of experiments the store has."""
     counts = {}
     for name in names:
-        wanted, left = len(runs(name, "paper")), len(missing(name, "paper"))
-        counts[name] = {"source": STUDIES[name].source, "published runs": wanted}
-        counts[name]["published, stored"] = wanted - left
+        have, of = EXPERIMENTS[name].done("paper", ALL, rows(name, "paper"))
+        counts[name] = {"source": EXPERIMENTS[name].source, "published runs": of}
+        counts[name]["published, stored"] = have
     return pd.DataFrame(counts).T
 
 

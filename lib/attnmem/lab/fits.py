@@ -249,13 +249,14 @@ class FitStudy(Study):
 
 def _fitted(fit: Fitting, given: Given) -> Fitted:
     """The time is that of the optimizer."""
+    adam = {"rate": partial(warmup_cosine, fit), "batch": fit.batch, "seed": fit.seed}
+    optimizer, options = {
+        "lm": (fitting.levenberg_marquardt, {}),
+        "lbfgs": (fitting.lbfgs, {}),
+        "adam": (fitting.adam, adam),
+    }[fit.optimizer]
     start = time.perf_counter()
-    if fit.optimizer == "adam":
-        rate = partial(warmup_cosine, fit)
-        optimizer = partial(fitting.adam, rate=rate, batch=fit.batch, seed=fit.seed)
-    else:
-        optimizer = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs}[fit.optimizer]
-    end = optimizer(*given, steps=fit.steps)
+    end = optimizer(*given, steps=fit.steps, **options)
     seconds = time.perf_counter() - start
     return Fitted(
         error=end.error,

@@ -114,7 +114,8 @@ class Study:
         did not stop early; else by the time of a step in all rows.
         """
         times: dict[Any, list[float]] = {}
-        for config, result in _on_a_cpu(rows):
+        timed = [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
+        for config, result in timed:
             steps = made = getattr(config, "steps", 1)
             if getattr(config, "early_stop", False) and result.accuracy == 1:
                 made = result.best_step or steps
@@ -155,11 +156,6 @@ class Study:
         return pd.DataFrame(values, columns=[*COLUMNS[self.config]])
 
 
-def _on_a_cpu(rows: Rows) -> Iterable[Row]:
-    """The rows from there, or all if none is."""
-    return [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
-
-
 # --- trainings ------------------------------------------------------------------------------------
 
 
@@ -192,18 +188,16 @@ class Experiment(Study):
         ]
 
     def _part(self, profile: str, where: Mapping[str, Any]) -> Cells:
-        """The cells with these values; a field, a value or a part that there is not is refused."""
-        cells = every = self.cells[profile]
+        """The cells with these values; a field that there is not and an empty part are refused."""
+        cells = self.cells[profile]
         for field, value in where.items():
-            if field not in every[0]:
-                numbers = [f for f, x in every[0].items() if isinstance(x, (int, float))]
+            if field not in cells[0]:
+                numbers = [f for f, x in cells[0].items() if isinstance(x, (int, float))]
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
-            known = dict.fromkeys(cell[field] for cell in every)
-            if value not in known:
-                values = f"{field} among {', '.join(map(str, known))} for {self.name}"
-                refuse("where", f"{field} = {value}", values)
-            cells = [cell for cell in cells if cell[field] == value]
-        return cells or refuse("where", where, f"values that stand together in {self.name}")
+            known = ", ".join(map(str, dict.fromkeys(cell[field] for cell in cells)))
+            if not (cells := [cell for cell in cells if cell[field] == value]):
+                refuse("where", where, f"a part of {self.name}, with {field} among {known}")
+        return cells
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
@@ -274,11 +268,16 @@ def _cells(at: str, grids: Any, settings: dict[str, Any], search: bool) -> Cells
     """Every combination of the values of a grid, or of several grids."""
     cells = []
     for grid in grids if isinstance(grids, list) else [grids]:
-        axes = {
-            f: _values(f"{at}, {f}", f, x) for f, x in with_settings(at, grid, settings).items()
-        }
-        for point in itertools.product(*axes.values()):
-            cells.append(_cell(at, dict(zip(axes, point, strict=True)), search))
+        axes = {}
+        for field, given in with_settings(at, grid, settings).items():
+            kind, where = _KINDS.get(field), f"{at}, {field}"
+            if kind is None:
+                refuse(where, "a field that nothing reads", f"one of {', '.join(_KINDS)}")
+            axes[field] = given if isinstance(given, list) else [given]
+            if not axes[field] or not all(isinstance(value, kind) for value in axes[field]):
+                refuse(where, repr(given), f"one or several of type {kind.__name__}")
+        points = itertools.product(*axes.values())
+        cells += [_cell(at, dict(zip(axes, point, strict=True)), search) for point in points]
     return cells or refuse(at, grids, "one grid or several")
 
 
@@ -291,26 +290,6 @@ def with_settings(at: str, grid: Mapping[str, Any], settings: Mapping[str, Any])
         merged |= with_settings(at, settings[name], settings)
     before = {field: value for field, value in merged.items() if field not in grid}
     return before | {field: value for field, value in grid.items() if field != "like"}
-
-
-def _values(at: str, field: str, given: Any) -> list[Any]:
-    """The values of one axis; ``1, 5..15 by 5`` are 1, 5, 10 and 15."""
-    kind = _KINDS.get(field) or refuse(at, "a field that nothing reads", ", ".join(_KINDS))
-    values = given if isinstance(given, list) else [given]
-    if kind is int and isinstance(given, str):
-        values = []
-        for piece in given.split(","):
-            ends, _, step = piece.partition(" by ")
-            first, _, last = ends.partition("..")
-            try:
-                values += range(int(first), int(last or first) + 1, int(step or 1))
-            except ValueError:
-                refuse(at, repr(given), "whole numbers, such as '1, 5..50 by 5'")
-    if kind is float:
-        values = [float(x) if isinstance(x, int) else x for x in values]
-    if not values or not all(isinstance(x, kind) for x in values):
-        refuse(at, repr(given), f"one or several of type {kind.__name__}")
-    return values
 
 
 def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
