@@ -219,8 +219,8 @@ T = 30
         ("[200, 100]", '["many"]', r"samples\[0\]: got 'many'; expected an integer"),
         ("d = 24", "d = 24\ndim = 24", "got an unexpected keyword argument 'dim'"),
         ("d = 24", "", "missing a required argument: 'd'"),
-        ("vit-tiny", "vit-huge", "architecture: got 'vit-huge'; expected one of vit-base, .*-tiny"),
-        ("photograph_crops", "nowhere", "data.reader: got 'nowhere'; expected one of published_im"),
+        ("vit-tiny", "vit-huge", "'vit-huge'"),
+        ("photograph_crops", "nowhere", "'nowhere'"),
     ],
 )
 def test_a_case_that_does_not_fit_is_refused_by_its_place_and_name(old, new, said):
@@ -232,17 +232,20 @@ def test_a_case_that_does_not_fit_is_refused_by_its_place_and_name(old, new, sai
         [*assumptions._studies(GOOD.replace(old, new))]
 
 
-@pytest.mark.parametrize("dependent", [False, True])
-def test_a_test_counts_dependent_subsets_and_their_ranks(dependent):
-    vectors = torch.randn(40, 12, dtype=torch.float64)
-    if dependent:
-        vectors[:, 5:] = 0
-    seen = Seen(vectors, vectors * 2, torch.full((40,), 7), vectors)
-    wanted = ("random L0", "float64", "relaxed", 17)
-    tests = {(a.map, a.dtype, a.vectors, a.size): a for a in VISION.configs("quick")}
-    found = assumptions._found(seen, dataclasses.replace(tests[wanted], size=8))
-    assert (found.dependent, found.ranked) == (200 * dependent, 20)
-    assert found.most_rank == numerical_rank(vectors[:8])
+def test_a_test_counts_dependent_subsets_and_their_ranks():
+    [asked] = [
+        check
+        for check in VISION.configs("quick")
+        if (check.map, check.dtype, check.vectors) == ("random L0", "float64", "relaxed")
+        and check.size == 17
+    ]
+    for rank in (12, 5):
+        vectors = torch.randn(40, 12, dtype=torch.float64)
+        vectors[:, rank:] = 0
+        seen = Seen(vectors, vectors * 2, torch.full((40,), 7), vectors)
+        found = assumptions._found(seen, dataclasses.replace(asked, size=8))
+        assert (found.dependent, found.ranked) == (200 * (rank < 8), 20)
+        assert found.most_rank == min(rank, 8)
 
 
 def test_the_command_line_tests_and_says_what_it_needs(capsys):

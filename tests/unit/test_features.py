@@ -92,7 +92,9 @@ def test_every_family_hands_on_what_its_blocks_read_and_write(kind, tmp_path):
         assert len(found) == depth + 1
         for x, expected in zip(found, seen, strict=False):
             torch.testing.assert_close(x, expected.detach())
-    with pytest.raises(ValueError, match=r"^depth: got 3; expected at most 2"):
+    with pytest.raises(
+        ValueError, match=r"num_hidden_layers: got 2; expected an integer of at least 3"
+    ):
         trained(depth=3)
 
 

@@ -14,7 +14,7 @@ BAND = {"d = 5": pd.DataFrame([[0.1, 0.2], [0.2, np.nan]], index=[1, 2])}
 CALLS = {  # arguments, and the vertical values of the lines that are drawn
     "curves": (({"AoT": ([1, 2], [0.1, 0.2]), "MLP": ([1], [0.3])},), [[0.1, 0.2], [0.3]]),
     "curves_with_bands": (
-        (BAND, {"d = 5": ([1], [0.15])}),
+        (BAND, ([1], [0.15])),
         [[pytest.approx(0.15), 0.2], [0.15], []],
     ),
 }

@@ -205,13 +205,9 @@ def library_passages(
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """Passages of the :func:`library_text` at random positions, a token a byte.
 
-    They lie between two shares of its length, ``within``. With ``pairs`` they are as BERT reads
-    them: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``. The ``length`` counts these marks,
-    and a batch is what BERT's tokenizer gives: ``input_ids`` and ``token_type_ids``.
-
-    Example:
-        >>> [tokens.shape for tokens in library_passages(3, length=10, batch=2, seed=0)]
-        [torch.Size([2, 10]), torch.Size([1, 10])]
+    They lie between two shares of its length, ``within``. With ``pairs`` a batch is what BERT's
+    tokenizer gives: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``; the ``length`` counts
+    these marks.
     """
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]
@@ -242,7 +238,7 @@ def distinct_passages(
 ) -> Iterator[dict[str, Tokens]]:
     """The first distinct passages of a text, none overlapping, as pairs for a BERT.
 
-    They have the form of :func:`library_passages`; ``tokenizer`` is as in :func:`published_texts`.
+    The ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
     words = _tokenizer(tokenizer)
     whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -264,8 +260,7 @@ def published_texts(
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first ``length`` tokens of the first ``count`` texts of a column ``text`` with so many.
 
-    They have the form of :func:`library_passages`. ``tokenizer`` is a folder that ``transformers``
-    has saved, or a name on a hub.
+    They have the form of :func:`library_passages`.
     """
     words = _tokenizer(tokenizer)
     read = length - 3 if pairs else length

@@ -1,9 +1,9 @@
 """Features of real models: the tokens that an attention layer meets behind a model's first blocks.
 
 An encoder is one of Hugging Face's models, cut after ``depth`` blocks (0: the embeddings alone),
-with random or trained weights. It computes in float32 or in float64 from end to end, on any device,
-and the weights are the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check
-their assumptions on such features.
+with random or trained weights. It computes in float32 or in float64 from end to end, and the
+weights are the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their
+assumptions on such features.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: 
         refuse("source", f"a model of type {kind}", f"one of {', '.join(types)}")
     with reaching(source):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    name = f"source: {source}: num_hidden_layers"
-    checks.check_integer(name, config.num_hidden_layers, least=least)
+    blocks = config.num_hidden_layers
+    checks.check_integer(f"source: {source}: num_hidden_layers", blocks, least=least)
     return config
 
 
@@ -139,10 +139,9 @@ def random_encoder(
     device: str = "cpu",
     seed: Seed,
 ) -> Encoder:
-    """An encoder with the initial weights of its library, in evaluation mode.
+    """An encoder of ``architectures.toml`` with the initial weights of its library.
 
-    The ``architecture`` is a name of ``architectures.toml``. The weights are the same on every
-    device and in both precisions; another depth draws others.
+    They are the same on every device and in both precisions; another depth draws others.
     """
     if architecture not in ARCHITECTURES:
         refuse("architecture", repr(architecture), f"one of {', '.join(ARCHITECTURES)}")
@@ -160,14 +159,11 @@ def random_encoder(
 def trained_encoder(
     source: str, *, depth: _Depth = 1, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Encoder:
-    """An encoder with trained weights, in evaluation mode.
+    """An encoder with trained weights, from a folder that ``transformers`` has saved, or a hub.
 
-    A ``source`` is a folder that ``transformers`` has saved, or a name on a hub such as
-    ``bert-large-uncased``. If there is neither, ``ConnectionError`` is raised.
+    If there is neither, ``ConnectionError`` is raised.
     """
-    library, config = need("transformers"), saved_config(source)
-    if depth > config.num_hidden_layers:
-        refuse("depth", depth, f"at most {config.num_hidden_layers}, the blocks of {source}")
+    library, config = need("transformers"), saved_config(source, least=depth)
     config.num_hidden_layers = depth
     # What is missing is drawn, such as a pooler that nothing reads.
     with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
@@ -214,20 +210,19 @@ def exact_embeddings(
 ) -> tuple[Int[Tensor, "B n m"], Float[Tensor, "m d"]]:
     """A ViT's embeddings as an exact product: integers times the encoder's own float32 numbers.
 
-    It is affine in the pixels, so 255 times the tokens before the first block are ``A @ B`` without
-    any rounding, whose rank can be proven (``certified_rank`` with ``times``). ``A`` holds the
-    levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added; ``B`` holds the
-    patch projection, its bias, the [CLS] token and the positions.
+    They are affine in the pixels, so 255 times the tokens before the first block are ``A @ B``
+    without any rounding, whose rank can be proven (``certified_rank`` with ``times``). ``A`` holds
+    the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added.
     """
     if (kind := encoder.model.config.model_type) != "vit":
         refuse("encoder", f"a {kind}", "a vit")
     own = encoder.model.embeddings
-    projection = own.patch_embeddings.projection
-    W, side = projection.weight.detach().flatten(1), projection.kernel_size
+    of_patches, side = own.patch_embeddings.projection, own.patch_embeddings.patch_size
+    W, bias = of_patches.weight.detach().flatten(1), of_patches.bias.detach()[None]
     levels = 2 * F.unfold(images.double(), side, stride=side).mT.long() - 255  # (B, n - 1, pixels)
     patches, pixels = levels.shape[1:]
     positions = own.position_embeddings.detach()[0]
-    B = torch.cat([W.T, projection.bias.detach()[None], own.cls_token.detach()[0], positions])
+    B = torch.cat([W.T, bias, own.cls_token.detach()[0], positions])
     A = torch.zeros(len(images), patches + 1, len(B), dtype=torch.int64)
     A[:, 1:, :pixels] = levels
     A[:, 1:, pixels] = 255  # the bias

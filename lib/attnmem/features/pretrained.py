@@ -1,10 +1,8 @@
 """Trained encoders for whoever reaches no hub: from Python packages, or trained here in minutes.
 
-Two packages carry weights (the extra ``pretrained``). The other functions train one of Hugging
-Face's models of ``architectures.toml``, save it to a folder for
-:func:`~attnmem.features.encoders.trained_encoder`, and return how good it is on data held out. The
-same seed makes the same model, up to rounding. The optimizer is AdamW; its rate falls along a
-cosine, after a short warm-up.
+Two packages carry weights (the extra ``pretrained``). The other functions train a model of
+``architectures.toml`` by AdamW, save it to a folder for
+:func:`~attnmem.features.encoders.trained_encoder`, and return how good it is on data held out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Mahdavi et al.'s assumptions on the features of real models: which tests, and what they found.
 
-``assumptions.toml`` lists the cases of each study by tier. The tiers: ``published``, the paper's
-models and data, which need a hub; ``shipped``, random models of the same size on what lies on every
-machine; ``trained``, small models that are trained here first; ``pretrained``, trained models that
-Python packages carry (the extra ``pretrained``), on several data; ``deeper``, every layer of the
-small models; ``quick``, a tiny model, a smoke test.
+``assumptions.toml`` lists the cases of each study by tier: ``published`` are the paper's models and
+data, which need a hub; ``shipped`` random models of the same size on what lies on every machine;
+``trained`` small models that are trained here first, ``deeper`` all their layers; ``pretrained``
+what Python packages carry (the extra ``pretrained``); ``quick`` a tiny model, a smoke test.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SEED = 0
 STEPS = 3000  # of a read-out towards random labels
 READING_HEADS = 4  # of the attention layer that reads the features for it
 TIERS = ("published", "shipped", "trained", "pretrained")  # those that repeat the published tests
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_DTYPES = ("float32", "float64")
 _DRAWS = 5  # of random labels
 _RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 
@@ -65,7 +64,7 @@ _READERS: dict[str, Callable[..., Iterable[corpora.Inputs]]] = {
 
 @dataclass(frozen=True, eq=False)  # each is itself, as a key of a cache
 class Case:
-    """A model and its data: a table of ``assumptions.toml``, where each field is explained."""
+    """A model and its data: a table of ``assumptions.toml``, which explains each field."""
 
     source: str
     architecture: str
@@ -84,21 +83,12 @@ class Case:
     labels: Sequence[int] = ()
     also: tuple[Case, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Names of other files are known there."""
-        known = {"architecture": encoders.ARCHITECTURES, "data.reader": _READERS}
-        named = {"architecture": self.architecture, "data.reader": self.data.get("reader")}
-        for field, name in named.items():
-            if name not in known[field]:
-                refuse(field, repr(name), f"one of {', '.join(known[field])}")
-
     @property
     def maps(self) -> list[str]:
         """Names of the feature maps, as ``collect`` of the features gives them."""
-        layers = range(self.depth + 1)
-        attention = [name for name in self.curves if name == "random attention"]
-        trained = [f"trained L{at}" for at in layers] * bool(self.trained)
-        return [f"random L{at}" for at in layers] * self.random + attention + trained
+        names = [f"random L{at}" for at in range(self.depth + 1)] * self.random
+        names += [name for name in self.curves if name == "random attention"]
+        return names + [f"trained L{at}" for at in range(self.depth + 1)] * bool(self.trained)
 
     def batches(self) -> Iterable[corpora.Inputs]:
         """The examples, as the model reads them."""
@@ -115,12 +105,7 @@ class Case:
         return make() if self.least is None else _trained_here(make, self.least)
 
     def tests(self, map_: str) -> list[tuple[str, int, int]]:
-        """Of one of the maps the vectors, the sizes and the number of samples of each test.
-
-        Assumption 1 (queries, size ``n``), Assumption 2 (contexts), general position (queries, size
-        ``d``), and labels; of the embeddings Assumption 3 (relaxed) and its general position, and
-        the rank of the position table; of the maps in ``curves`` further sizes.
-        """
+        """Of one of the maps the vectors, the sizes and the number of samples of each test."""
         many, few = self.samples
         tests = [("queries", self.n, many), ("contexts", self.n, self.T), ("queries", self.d, few)]
         tests += [("labels", size, _DRAWS) for size in self.labels]
@@ -144,9 +129,9 @@ def _trained_here(train: Callable[..., float], least: float) -> str:
 class AssumptionTests(Study):
     """The tests of the assumptions on one kind of model, at each of its ``tiers``.
 
-    In its table ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3`` (of the
-    vectors of Assumption 3), ``positions``, ``labels``, or ``curve`` for further sizes; ``share``
-    the share of the samples that were independent; ``ranks`` from the least to the largest.
+    In its table ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3``,
+    ``positions``, ``labels``, or ``curve`` for further sizes; ``share`` is that of the samples that
+    were independent, ``ranks`` from the least to the largest.
     """
 
     tiers: dict[str, Case]
@@ -165,10 +150,10 @@ class AssumptionTests(Study):
         for case in (self.tiers[profile], *self.tiers[profile].also):
             data = {field: getattr(case, field) for field in ("source", "architecture", *"Tnd")}
             for dtype, map_ in itertools.product(_DTYPES, case.maps):
-                of_map = {"experiment": self.name, "profile": profile, "map": map_, "dtype": dtype}
+                data |= {"map": map_, "dtype": dtype}
                 for vectors, size, samples in case.tests(map_):
-                    test = {"vectors": vectors, "size": size, "samples": samples, "seed": SEED}
-                    checks.append(Check(**of_map, **data, **test))
+                    test = {"vectors": vectors, "size": size, "samples": samples}
+                    checks.append(Check(self.name, profile, seed=SEED, **data, **test))
         return checks
 
     def perform(self, unit: Unit, device: str) -> list[Row]:
@@ -177,8 +162,8 @@ class AssumptionTests(Study):
         for check in unit:
             tier = self.tiers[check.profile]
             [case] = [one for one in (tier, *tier.also) if one.source == check.source]
-            seen = _features(case, check.dtype, device)
-            rows.append((check, _found(seen[check.map], check)))
+            seen = _features(case, check.dtype, device)[check.map]
+            rows.append((check, _found(seen, check)))
         return rows
 
     def say(self, rows: Sequence[Row]) -> str:
@@ -188,9 +173,9 @@ class AssumptionTests(Study):
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         table = super().table(rows)
-        tests = [_test(row) for row in table.itertuples()]
         ranks = table.least_rank.astype(str) + " to " + table.most_rank.astype(str)
-        return table.assign(test=tests, share=1 - table.dependent / table.samples, ranks=ranks)
+        share = 1 - table.dependent / table.samples
+        return table.assign(test=[*map(_test, table.itertuples())], share=share, ranks=ranks)
 
 
 def _test(row: Any) -> str:
@@ -203,14 +188,14 @@ def _test(row: Any) -> str:
 
 @functools.lru_cache(maxsize=1)  # kept for the next test of the same features
 def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
-    options = {"dtype": _DTYPES[dtype], "device": device, "depth": case.depth}
     random = trained = None
+    options = {"dtype": getattr(torch, dtype), "device": device, "depth": case.depth}
     if case.random:
         random = encoders.random_encoder(case.architecture, seed=SEED, **options)
     if case.trained:
         trained = encoders.trained_encoder(case.weights(), **options)
-    told = {"attention": "random attention" in case.curves, "seed": SEED}
-    told["heads"] = READING_HEADS if case.labels else 0
+    heads = READING_HEADS if case.labels else 0
+    told = {"attention": "random attention" in case.curves, "heads": heads, "seed": SEED}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
         seen = encoders.collect(case.batches(), random, trained, **told)
     for of_map in seen.values():
@@ -243,8 +228,7 @@ def _found(seen: Seen, check: Check) -> Finding:
 def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " samples"]:
     """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
 
-    A logistic loss on the first ``size`` examples, coordinates scaled alike, all draws at once:
-    full-batch Adam at a rate of 0.03 for ``STEPS`` steps.
+    A logistic loss on the first ``size`` examples, all draws at once, by full-batch Adam.
     """
     x = read[: check.size]
     x = (x - x.mean(dim=0)) / x.std()
@@ -265,10 +249,11 @@ def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " sample
 
 
 def _case(where: str, table: dict[str, Any]) -> Case:
-    own = {name: value for name, value in table.items() if name != "also"}
-    also = tuple(_case(f"{where}.also", own | other) for other in table.get("also", ()))
-    with reading(where, "a case"):
-        return checked(Case)(**own, also=also)
+    also = tuple(_case(f"{where}.also", table | other) for other in table.pop("also", ()))
+    with reading(where, "a case of a known architecture and reader"):
+        case = checked(Case)(**table, also=also)
+        _ = encoders.ARCHITECTURES[case.architecture], _READERS[case.data["reader"]]
+    return case
 
 
 def _studies(text: str) -> Iterable[AssumptionTests]:
@@ -323,10 +308,7 @@ def by_source(name: str, column: str, tier: str = "pretrained") -> pd.DataFrame:
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
-    """Our numbers (:func:`by_tier`) with the paper's in the column ``paper``, of float32.
-
-    Both have the same index. What is missing is an empty string.
-    """
+    """Our numbers (:func:`by_tier`) with the paper's, of float32; what is missing is empty."""
     both = ours.copy()
     both["paper", "float32"] = paper
     return both[sorted(both)].astype(object).fillna("")

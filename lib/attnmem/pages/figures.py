@@ -8,7 +8,9 @@ what is drawn by its name in the legend. By default ``ax`` is the current axes.
 from __future__ import annotations
 
 import itertools
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -28,22 +30,9 @@ _Points = Mapping[str, tuple[ArrayLike, ArrayLike]]  # horizontal and vertical v
 
 
 def use_style() -> None:
-    """Set the book's look for all figures that are drawn after this call."""
-    plt.rcParams.update(
-        {
-            "axes.grid": True,
-            "axes.prop_cycle": plt.cycler(color=CYCLE),
-            "axes.spines.right": False,
-            "axes.spines.top": False,
-            "figure.dpi": 144,
-            "figure.figsize": (6.0, 3.4),
-            "figure.constrained_layout.use": True,
-            "font.size": 10,
-            "grid.alpha": 0.3,
-            "image.cmap": "cividis",
-            "legend.frameon": False,
-        }
-    )
+    """Set the book's look, ``style.toml``, for all figures that are drawn after this call."""
+    look = tomllib.loads(resources.files(__package__).joinpath("style.toml").read_text("utf-8"))
+    plt.rcParams.update(look | {"axes.prop_cycle": plt.cycler(color=CYCLE)})
 
 
 def _labelled(ax: Axes | None, labels: _Axes) -> Axes:
@@ -62,9 +51,12 @@ def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:
 
 
 def curves_with_bands(
-    curves: Mapping[str, pd.DataFrame], published: _Points, labels: _Axes, ax: Axes | None = None
+    curves: Mapping[str, pd.DataFrame],
+    published: tuple | None,
+    labels: _Axes,
+    ax: Axes | None = None,
 ) -> Axes:
-    """Means over seeds within their range, and published means as crosses.
+    """Means over seeds within their range, and published means, if there are some, as crosses.
 
     A curve has a row for each point, indexed by its place, and a column for each seed or NaN.
     """
@@ -74,9 +66,8 @@ def curves_with_bands(
         x, low, high = seeds.index, seeds.min(axis=1), seeds.max(axis=1)
         ax.plot(x, seeds.mean(axis=1), "o-", color=colour, markersize=3, label=name)
         ax.fill_between(x, low, high, color=colour, alpha=0.25)
-    for x, y in published.values():
-        ax.plot(x, y, "x", color="black", markersize=7, markeredgewidth=1.5)
-    if published:
+    if published is not None:
+        ax.plot(*published, "x", color="black", markersize=7, markeredgewidth=1.5)
         ax.plot([], [], "x", color="black", label="published")
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     return ax

@@ -6,12 +6,14 @@ import dataclasses
 from collections.abc import Iterable
 from statistics import mean
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from ..checks import refuse
 from ..lab.experiments import DANA, EXPERIMENTS, beside_published, by_seed, rows, runs, usable
 from ..lab.store import Row, Run
 from ..lab.study import PROFILES, SIZES
+from .figures import curves_with_bands
 from .reporting import show, titled_table
 
 # Of each size that a grid may sweep, its letter and its name; and what data there are.
@@ -30,14 +32,13 @@ _DATA = {
 
 
 def record(name: str, axis: str | None, variant: str | None = None) -> None:
-    """Show the record of an experiment of the published profile, in one form for every page.
+    """Show what was trained and how, how much of it is stored, and the means of its curves.
 
-    It says what was trained and how, how much of it is stored, draws the mean and the range of the
-    seeds with the published points where they are known, and lists the means. A curve with a hole
-    is not shown beside whole ones, nor is a seed that has a part of a curve only. ``axis`` is the
-    size on the horizontal axis, such as ``"H"``; other sizes that vary make curves. Without it
-    there are the words alone. Where nothing of the profile is stored it shows ``quick``, a smoke
-    test, and says so; an experiment without stored rows is refused.
+    They are drawn with the range of the seeds, and the published points where they are known. A
+    curve with a hole is not shown beside whole ones, nor is a seed that has a part of a curve only.
+    ``axis`` is the size on the horizontal axis, such as ``"H"``; other sizes that vary make curves.
+    Without it there are the words alone. Where nothing of the published profile is stored it shows
+    ``quick``, a smoke test, and says so; an experiment without stored rows is refused.
     """
     grid, have, shown = _stored(name, variant)
     if not have:
@@ -49,20 +50,16 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
     show("\n".join(_sentences(name, grid, have, len(shown))))
     if axis is None:
         return
-    from matplotlib import pyplot as plt
-
-    from . import figures
-
     measured = "loss" if found.task.iloc[0] == "reals" else "accuracy"
     field = EXPERIMENTS[name].curves  # the size that tells curves apart, if it has several values
     named = field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
     curves = _curves_of(found, axis, measured, named)
-    crosses = {}
+    crosses = None
     if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
         points = beside_published(name)
-        crosses = {"published": (points[axis], points.published)}
+        crosses = points[axis], points.published
     vertical = "mean square error" if measured == "loss" else "accuracy"
-    ax = figures.curves_with_bands(curves, crosses, (f"{_AXES[axis]} ${_LETTERS[axis]}$", vertical))
+    ax = curves_with_bands(curves, crosses, (f"{_AXES[axis]} ${_LETTERS[axis]}$", vertical))
     if measured == "loss":
         ax.set_yscale("log")
     plt.show()
