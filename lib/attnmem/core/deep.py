@@ -73,9 +73,8 @@ def streams(
 ) -> Iterator[Float[Tensor, "*T n d"]]:
     """The tokens before the first layer and after every layer."""
     yield (X := tokens)
-    n = X.shape[-2]
     # Added to the logits: a causal token sees none of those after it.
-    hidden = X.new_full((n, n), -math.inf if causal else 0.0).triu(1)
+    hidden = X.new_full(X.shape[-2:-1] * 2, -math.inf if causal else 0.0).triu(1)
     for layer in weights.layers:
         Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
         A = torch.softmax(Q @ K.mT + hidden, -1)  # row i: where token i looks

@@ -360,20 +360,19 @@ def impossible_subset(
 def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
     """Weights on (sequence, other token) whose sums vanish on all functions (Farkas' lemma)."""
     tokens, right = labels.unique(return_inverse=True)
-    shape, right = (len(labels), len(tokens)), right.tolist()
-    pairs = [(t, k) for t, k in np.ndindex(shape) if k != right[t]]
+    shape, right = (len(labels), len(tokens)), right.numpy()
+    # Pairs of a sequence t and a token k that is not its next one.
+    t, k = np.nonzero(np.arange(shape[1]) != right[:, None])
     features = kernel[_echelon(kernel)[1]]
-    if not pairs or len(pairs) * features.size > _MOST_ENTRIES:
+    if not len(t) or len(t) * features.size > _MOST_ENTRIES:
         return None
-    # A column for each pair (t, k): features of t, for its next token, less those for token k.
-    conditions = np.zeros((len(tokens), len(features), len(pairs)), dtype=object)
-    for column, (t, k) in enumerate(pairs):
-        conditions[right[t], :, column] = features[:, t]
-        conditions[k, :, column] = -features[:, t]
-    conditions = conditions.reshape(-1, len(pairs))
+    # A column for each pair: features of t, for its next token, less those for token k.
+    one = np.eye(shape[1], dtype=object)
+    signs = one[right[t]] - one[k]
+    conditions = (signs.T[:, None] * features[:, t]).reshape(-1, len(t))
     # A vertex of the non-negative solutions with sum one. Its support is smallest, so the solution
     # is unique up to its scale.
-    matrix, ones = conditions.astype(float), np.ones(len(pairs))
+    matrix, ones = conditions.astype(float), np.ones(len(t))
     scale = np.abs(matrix).max(axis=1, keepdims=True)
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), ones])
     right_side = np.append(np.zeros(len(matrix)), 1.0)
@@ -383,10 +382,7 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
     if relation is None or not 0 < min(relation) <= max(relation) < _LARGEST:
         return None
     weights = np.zeros(shape, dtype=object)
-    for column, value in zip(support, relation, strict=True):
-        t, k = pairs[column]
-        weights[t, k] -= value
-        weights[t, right[t]] += value
+    np.add.at(weights, t[support], signs[support] * np.array(relation, dtype=object)[:, None])
     if (kernel @ weights).any():  # exact integers: the proof
         return None
     rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))

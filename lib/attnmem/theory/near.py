@@ -204,13 +204,10 @@ class _Base(NamedTuple):
     size: float  # the root mean square of the direction
 
 
-def draw_base(
-    groups: Sequence[int], dim: int, rank: int, spread: float, generator: torch.Generator
-) -> ScalarHeads:
+def draw_base(groups: Sequence[int], dim: int, rank: int, spread: float, generator) -> ScalarHeads:
     """Heads in groups of equal attention, with Gaussian values that sum to zero in each group.
 
-    Query and key maps have ``rank <= d`` orthonormal columns; for ``d = 1`` a key map is a Gaussian
-    number. Logits have the deviation ``spread``, for tokens and queries of second moments one.
+    Their logits have the deviation ``spread``, for tokens and queries of second moments one.
     """
     drawn = [gaussian(generator, len(groups), dim, rank) for _ in range(2)]
     W_Q, W_K = (torch.linalg.qr(W)[0] for W in drawn)
@@ -338,19 +335,11 @@ def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int)
 # --- two layers -----------------------------------------------------------------------------------
 
 
-def _can_be_met(tokens, labels, heads, head_dim, value_dim) -> None:
-    """The hypotheses: two layers, a choice for attention, distinct examples, and their number."""
+def _can_be_met(tokens, labels) -> None:
     check_data(tokens=tokens, labels=labels)
-    n, d = tokens.shape[1:]
-    if n < 2:
-        refuse("tokens", "n = 1 token", "at least 2 tokens, so that attention has a choice")
-    if d < 2:
-        refuse("tokens", "dimension d = 1", "at least 2")
+    if min(tokens.shape[1:]) < 2:  # attention has no choice
+        refuse("tokens", f"shape {(*tokens.shape,)}", "at least 2 tokens, and d >= 2")
     check_distinct_examples(tokens, tokens[:, -1], labels)
-    floor = deep_groups(heads, head_dim, value_dim, d).labels
-    if len(labels) > floor:
-        room = "the floor of two layers, attnmem.deep_floor"
-        refuse("labels", f"T = {len(labels)} examples", f"at most {floor}, {room}")
 
 
 @construction(also=_can_be_met)
@@ -366,20 +355,17 @@ def memorize_by_depth(
     """Build two layers, with skip connections, that meet all labels at the last token.
 
     There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
-    tokens and dimensions. Every error of :func:`attnmem.core.deep.deep` is at most 1e-8 of the
-    labels' spread, as for :func:`memorize_by_difference`, or ``ValueError`` says why not: the data
-    may lie in the exceptional set, or near it (see the chapter on weights of two layers).
-
-    Example:
-        >>> X, y = torch.rand(49, 3, 4), torch.rand(49)
-        >>> memorize_by_depth(X, y, heads=(4, 2), head_dim=1, value_dim=3).layers[0].W_V.shape
-        torch.Size([4, 4, 3])
+    tokens and dimensions. Errors are as for :func:`memorize_by_difference`, or ``ValueError`` says
+    why not: the data may lie in the exceptional set, or near it (chapter on weights of two layers).
     """
     tokens, labels = tokens.double(), labels.double()
-    d = tokens.shape[-1]
-    sizes = range(1, sum(heads) + 1)  # of groups, small ones first
-    tried = (deep_groups(heads, head_dim, value_dim, d, most=most) for most in sizes)
-    groups = next(groups for groups in tried if groups.labels >= len(labels))
+    T, d = len(labels), tokens.shape[-1]
+    for most in range(1, sum(heads) + 1):  # heads in a group, as few as serve so many examples
+        groups = deep_groups(heads, head_dim, value_dim, d, most=most)
+        if groups.labels >= T:
+            break
+    else:
+        refuse("labels", f"T = {T} examples", f"at most {groups.labels}, the floor (deep_floor)")
     size, scale = unit(tokens), unit(labels)
     change = balancing_map((tokens / size).flatten(0, 1))
     change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
@@ -492,9 +478,8 @@ def _newton(family: _Family, tokens, labels, tolerance: float) -> DeepWeights:
             break
         whole = read_out(derivative(at, tokens), residual[:, None])[:, 0]  # J x = residual
         shorter = (at + whole / 2**halvings for halvings in range(_HALVINGS))
-        left = ((x, (labels - outputs(x, tokens)).norm()) for x in shorter)
-        closer = next((x for x, error in left if error < residual.norm()), at)
-        if closer is at:
+        better = (x for x in shorter if (labels - outputs(x, tokens)).norm() < residual.norm())
+        before, at = at, next(better, at)
+        if at is before:
             break
-        at = closer
     return network(at)
