@@ -182,7 +182,7 @@ def test_few_and_equal_labels():
     [
         (
             {"tokens": gaussian(0, 5, 1, 4)},
-            r"tokens: got shape \(5, 1, 4\); expected at least 2 tokens",
+            r"tokens: got shape \(5, 1, 4\); .* 2 tokens",
         ),
         ({"tokens": gaussian(0, 5, 3, 1)}, r"tokens: got shape \(5, 3, 1\); .* d >= 2"),
         ({"tokens": torch.full((5, 3, 4), math.nan)}, "tokens: got 60 entries that are NaN"),
