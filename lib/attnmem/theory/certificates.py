@@ -1,9 +1,8 @@
 """Proofs that a layer memorizes, or that exact weights are near, in ball arithmetic.
 
-A computation in float64 shows that an output equals its label up to rounding errors, of which
-nothing is known. Here every operation, the softmax included, carries a bound of its error, so that
-the result is a theorem about the stored weights. Weights and data are taken as exact. The layers
-are those of Mahdavi et al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
+Every operation, the softmax included, carries a bound of its error, so that the result is a theorem
+about the stored weights. Weights and data are taken as exact. The layers are those of Mahdavi et
+al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 """
 
 from __future__ import annotations
@@ -78,7 +77,8 @@ def enclosed_features(
         maps = [(exact(W_Q), exact(W_K)) for W_Q, W_K in zip(weights.W_Q, weights.W_K, strict=True)]
         if contexts.ndim == 2:
             E = exact(contexts)
-            return _side_by_side([_attention(e * W_Q, E * W_K) * E for W_Q, W_K in maps])
+            heads = ((_attention(e * W_Q, E * W_K) * E).tolist() for W_Q, W_K in maps)
+            return flint().arb_mat([[*itertools.chain(*row)] for row in zip(*heads, strict=True)])
         products = [W_Q * W_K.transpose() for W_Q, W_K in maps]
         attended = _attended(products, [*map(exact, contexts)], e)
         return flint().arb_mat([z.entries() for z in attended])
@@ -86,18 +86,13 @@ def enclosed_features(
     return balls.enclosing(features)
 
 
-def _side_by_side(blocks: list[BallMatrix]) -> BallMatrix:
-    rows = zip(*(block.tolist() for block in blocks), strict=True)
-    return flint().arb_mat([[*itertools.chain(*row)] for row in rows])
-
-
 def _attended(
     products: list[BallMatrix], contexts: list[BallMatrix], e: BallMatrix
 ) -> list[BallMatrix]:
     """For each example the attended tokens, a row for each head, given each ``W_Q W_K^T``."""
     keys = zip(*((e * product).tolist() for product in products), strict=True)
-    keys = [flint().arb_mat([*rows]) for rows in keys]
-    return [_attention(rows, E) * E for rows, E in zip(keys, contexts, strict=True)]
+    pairs = zip(map(flint().arb_mat, map(list, keys)), contexts, strict=True)
+    return [_attention(rows, E) * E for rows, E in pairs]
 
 
 def _attention(Q: BallMatrix, K: BallMatrix, causal: bool = False) -> BallMatrix:
@@ -107,15 +102,6 @@ def _attention(Q: BallMatrix, K: BallMatrix, causal: bool = False) -> BallMatrix
         seen = logits[: i + 1] if causal else logits
         A.append(balls.softmax(seen) + [flint().arb(0)] * (len(logits) - len(seen)))
     return flint().arb_mat(A)
-
-
-def _before_softmax(A: BallMatrix, G: BallMatrix) -> BallMatrix:
-    """The derivative in the logits, given that in the attention weights."""
-    rows = []  # A_ij (g_ij - sum_k A_ik g_ik)
-    for alpha, g in zip(A.tolist(), G.tolist(), strict=True):
-        mean = sum(a * b for a, b in zip(alpha, g, strict=True))
-        rows.append([a * (b - mean) for a, b in zip(alpha, g, strict=True)])
-    return flint().arb_mat(rows)
 
 
 @checked(also=_can_be_enclosed)
@@ -130,11 +116,11 @@ def certified_memorization(
 ) -> CertifiedMemorization:
     """Prove how far the stored weights are from their labels, and that exact ones are near.
 
-    Let ``M`` be the stored read-out, ``M_h = W_V W_O W_D`` for each head. The residual ``y - Z M``
-    is enclosed, and its size is the proven error. As many columns of ``Z`` as there are examples,
-    chosen by pivoting, form a square matrix ``S``. Solving ``S x = y - Z M`` in balls proves that
-    ``S`` is invertible, hence the rank, and encloses a correction after which every output is
-    exactly its label. The precision doubles, up to ``most_bits``, until the solution is found.
+    With the stored read-out, ``M_h = W_V W_O W_D`` for each head, the residual ``y - Z M`` is
+    enclosed. As many columns of ``Z`` as there are examples, chosen by pivoting, form a square
+    matrix ``S``. Solving ``S x = y - Z M`` in balls proves that ``S`` is invertible, and encloses a
+    correction after which every output is exactly its label. The precision doubles, up to
+    ``most_bits``, until the solution is found.
 
     Example:
         >>> import torch
@@ -211,9 +197,11 @@ def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
         last = flint().arb_mat([x.tolist()[-1] for x in contexts])  # x(t, S)
         maps = zip(weights.W_Q, weights.W_K, strict=True)
         products = [exact(W_Q).transpose() * exact(W_K) for W_Q, W_K in maps]
-        heads = zip(*(z.tolist() for z in _attended(products, contexts, last)), strict=True)
-        pairs = zip(map(flint().arb_mat, map(list, heads)), weights.W_V, strict=True)
-        return _side_by_side([last, *(z * exact(W_V).transpose() for z, W_V in pairs)])
+        W_V, rows = [exact(W).transpose() for W in weights.W_V], last.tolist()
+        for row, z in zip(rows, _attended(products, contexts, last), strict=True):
+            for z_h, W in zip(z.tolist(), W_V, strict=True):
+                row += (flint().arb_mat([z_h]) * W).entries()
+        return flint().arb_mat(rows)
 
     return balls.enclosing(offers)
 
@@ -278,9 +266,7 @@ def enclosed_derivative(
     """The derivative of the outputs in ``W_Q``, ``W_K`` and ``W_V``, in ball arithmetic.
 
     A certified rank of this matrix, of shape ``(T, H (2 d d_h + d))``, is a theorem about these
-    data, and about almost all data of its size.
-
-    Source: this book, the chapter on the capacity of one layer.
+    data, and about almost all data of its size (the chapter on the capacity of one layer).
     """
     return _enclosed(*_of_layer(weights, contexts, queries))
 
@@ -292,8 +278,6 @@ def enclosed_jacobian(
     """The derivative of layers one after the other, in all weights, in ball arithmetic.
 
     Rows and columns are those of :func:`attnmem.theory.tangents.jacobian`.
-
-    Source: this book, the chapter on several layers.
     """
     return _enclosed(*_of_network(weights, tokens, skip, causal))
 
@@ -323,27 +307,14 @@ def _of_layer(
     stored = [*zip(heads, sizes * len(weights.W_Q), strict=True)]
 
     def derivative(maps: list[BallMatrix]) -> tuple[list[Ball], BallMatrix]:
-        W_Q, W_K, mu = maps[::3], maps[1::3], maps[2::3]
-        e, W_D = exact(queries), exact(weights.W_D)
-        factors = [(exact(W_O[None]) * W_D)[0, 0] for W_O in weights.W_O]
-        Q = [e * W for W in W_Q]
-        keys = [(q * W.transpose()).tolist() for q, W in zip(Q, W_K, strict=True)]
-        Q = [q.tolist() for q in Q]
+        W_D, step, outputs, rows = exact(weights.W_D), iter(maps), [], []
         tokens = map(exact, contexts) if contexts.ndim == 3 else [exact(contexts)] * len(queries)
-        outputs, rows = [], []
-        for t, (E, x) in enumerate(zip(tokens, e.tolist(), strict=True)):
-            A = _attention(flint().arb_mat([key[t] for key in keys]), E)
-            values = [(E * m).entries() for m in mu]
-            c = (_before_softmax(A, flint().arb_mat(values)) * E).tolist()
-            z, row, output = (A * E).tolist(), [], flint().arb(0)
-            for h, factor in enumerate(factors):
-                output += factor * (flint().arb_mat([z[h]]) * mu[h])[0, 0]
-                pulled = (flint().arb_mat([c[h]]) * W_K[h]).entries()
-                row += [factor * x_i * k for x_i in x for k in pulled]  # by W_Q: e (W_K^T c)^T
-                row += [factor * c_i * q for c_i in c[h] for q in Q[h][t]]  # by W_K: c (W_Q^T e)^T
-                row += [factor * z_i for z_i in z[h]]  # by the values
-            outputs.append(output)
-            rows.append(row)
+        heads = [(next(step), next(step), next(step), exact(W_O[None])) for W_O in weights.W_O]
+        for E, x in zip(tokens, queries, strict=True):
+            inner = [_Head.of(maps, exact(x[None]), E) for maps in heads]
+            outputs.append(sum((head.added * W_D)[0, 0] for head in inner))
+            parts = (head.pull(W_D.transpose())[0][:3] for head in inner)
+            rows.append([b for part in itertools.chain(*parts) for b in part.entries()])
         return outputs, flint().arb_mat(rows)
 
     return stored, derivative
@@ -363,10 +334,8 @@ def _of_network(
         for x in tokens:
             inner, X = [], exact(x)
             for layer in layers:
-                inner.append([_Head.of(X, maps, causal) for maps in zip(*layer, strict=True)])
-                X = sum(
-                    (head.A * head.V * head.maps[3] for head in inner[-1]), X if skip else 0 * X
-                )
+                inner.append([_Head.of(maps, X, X, causal) for maps in zip(*layer, strict=True)])
+                X = sum((head.added for head in inner[-1]), X if skip else 0 * X)
             last = X.nrows() - 1
             outputs += (X * W_D).tolist()[last]
             for c in range(W_D.ncols()):
@@ -376,10 +345,13 @@ def _of_network(
                     G[last, j], at[j, c] = W_D[j, c], X[last, j]
                 row = at.entries()
                 for heads in reversed(inner):
-                    parts, pulled = zip(*(head.pull(G) for head in heads), strict=True)
+                    parts, inward = zip(*(head.pull(G) for head in heads), strict=True)
                     by_kind = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
                     row = [b for kind in by_kind for part in kind for b in part.entries()] + row
-                    G = sum(pulled, G if skip else 0 * G)
+                    G = G if skip else 0 * G
+                    for head, by_QKV in zip(heads, inward, strict=True):
+                        pairs = zip(by_QKV, head.maps[:3], strict=True)
+                        G = sum((each * W.transpose() for each, W in pairs), G)
                 rows.append(row)
         return outputs, flint().arb_mat(rows)
 
@@ -387,28 +359,36 @@ def _of_network(
 
 
 class _Head(NamedTuple):
-    """A head of one of several layers: its maps, and what it makes of tokens ``X``."""
+    """A head, and what it makes of queries ``X`` and tokens ``E``."""
 
     maps: Sequence[BallMatrix]  # W_Q, W_K, W_V, W_O
     X: BallMatrix
+    E: BallMatrix
     Q: BallMatrix
     K: BallMatrix
     V: BallMatrix
     A: BallMatrix
 
     @classmethod
-    def of(cls, X: BallMatrix, maps: Sequence[BallMatrix], causal: bool) -> _Head:
-        Q, K, V = (X * W for W in maps[:3])
-        return cls(maps, X, Q, K, V, _attention(Q, K, causal))
+    def of(cls, maps, X: BallMatrix, E: BallMatrix, causal: bool = False) -> _Head:
+        Q, K, V = X * maps[0], E * maps[1], E * maps[2]
+        return cls(maps, X, E, Q, K, V, _attention(Q, K, causal))
 
-    def pull(self, G: BallMatrix) -> tuple[list[BallMatrix], BallMatrix]:
-        """The derivative in the four maps and in ``X``, given that in what the head adds."""
-        pulled = G * self.maps[3].transpose()
-        Z = _before_softmax(self.A, pulled * self.V.transpose())
-        in_X = Z * self.K, Z.transpose() * self.Q, self.A.transpose() * pulled  # by Q, K, V
-        own = [self.X.transpose() * each for each in in_X] + [(self.A * self.V).transpose() * G]
-        maps = zip(in_X, self.maps[:3], strict=True)
-        return own, sum((each * W.transpose() for each, W in maps), 0 * self.X)
+    @property
+    def added(self) -> BallMatrix:
+        return self.A * self.V * self.maps[3]
+
+    def pull(self, G: BallMatrix) -> tuple[list[BallMatrix], Sequence[BallMatrix]]:
+        """Given the derivative in what the head adds, those in the maps; and in ``Q, K, V``."""
+        pulled, rows = G * self.maps[3].transpose(), []
+        for alpha, g in zip(self.A.tolist(), (pulled * self.V.transpose()).tolist(), strict=True):
+            mean = sum(a * b for a, b in zip(alpha, g, strict=True))
+            rows.append([a * (b - mean) for a, b in zip(alpha, g, strict=True)])
+        Z = flint().arb_mat(rows)  # the derivative in the logits
+        by_Q, by_K, by_V = Z * self.K, Z.transpose() * self.Q, self.A.transpose() * pulled
+        own = [self.X.transpose() * by_Q, self.E.transpose() * by_K, self.E.transpose() * by_V]
+        own.append((self.A * self.V).transpose() * G)
+        return own, (by_Q, by_K, by_V)
 
 
 @checked(also=_has_one_output)
@@ -445,7 +425,6 @@ def certified_solution(
 def _near_stored(
     stored: _Stored, derivative: _Derivative, labels: Tensor, most_bits: int
 ) -> CertifiedSolution:
-    """The proof; steps are relative to the sizes."""
     sizes = [size for W, size in stored for _ in range(W.numel())]
     error = contraction = math.inf
     for bits in precisions(most_bits):
@@ -460,8 +439,7 @@ def _near_stored(
             steps = B * u
             step = iter(steps.entries())
             near = derivative([_moved(W, step) for W in maps])[1]
-            sums = [[sum(map(abs, row))] for row in (near * B - 1).tolist()]
-            contraction = balls.largest(flint().arb_mat(sums))
+            contraction = max(balls.above(sum(map(abs, row))) for row in (near * B - 1).tolist())
             if contraction < 0.5:
                 return CertifiedSolution(error, balls.largest(steps), contraction, bits)
     return CertifiedSolution(error, math.inf, contraction, bits)

@@ -1,11 +1,10 @@
 """One layer, or several, with one output, trained on all examples at once by three optimizers.
 
-All of them start from the ``weights`` that they are given, compute in float64, and stop when every
-label is met: when the largest error is at most ``tolerance``, in units of the largest label. They
-make at most so many ``steps``. (Adam looks after some of its steps only, so it may leave a start
-that meets them.) Of one layer (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or
-shared. Of layers one after the other (:class:`~attnmem.core.deep.DeepWeights`), contexts are own,
-and the last token asks, so that ``queries`` is None.
+They start from the ``weights`` given, compute in float64, make at most so many ``steps``, and stop
+when the largest error is at most ``tolerance``, in units of the largest label. Of one layer
+(:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or shared. Of layers one after the
+other (:class:`~attnmem.core.deep.DeepWeights`), they are own, and the last token asks, so that
+``queries`` is None.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -36,19 +35,18 @@ _SMALLEST, _LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of
 DAMPING, _LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
 FALL, RISE = 5.0, 4.0  # factors of the damping after a step that helped, and one that did not
 CHUNK = 20  # steps of L-BFGS between two looks at the largest error
-_EVERY = 500  # steps of Adam, as Mahdavi et al. have them
+_EVERY = 500  # steps of Adam between two looks
 
 _Labels = Float[Tensor, " T"]
 _Queries = Float[Tensor, "T d"] | None
-_Weights = ScalarHeads | DeepWeights
-_W = TypeVar("_W", ScalarHeads, DeepWeights)
+Weights = ScalarHeads | DeepWeights
 _Share = Annotated[int | float, Range(0, 1)]
 
 
 class Fit(NamedTuple):
     """Where an optimizer ended."""
 
-    weights: _Weights
+    weights: Weights
     error: float  # the largest of an output, in units of the largest label
     steps: int
     stop: str  # met; stuck if no step lowers the squared error; steps at the limit
@@ -86,7 +84,7 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
         refuse("weights", got, "finite outputs")
 
 
-def _copied(weights: _Weights, grad: bool = False) -> _Weights:  # in float64
+def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
     tensors = (w.double().detach().clone().requires_grad_(grad) for w in weights.tensors)
     return weights.like(tuple(tensors))
 
@@ -102,17 +100,17 @@ class _Problem:
         self.largest = max(float(self.labels.abs().max()), torch.finfo(torch.float64).tiny)
         self.tolerance = tolerance
 
-    def outputs(self, weights: _Weights) -> _Labels:
+    def outputs(self, weights: Weights) -> _Labels:
         if self.queries is None:
             return deep(weights, self.contexts)[:, 0]
         return tangents.scalar_outputs(weights, self.contexts, self.queries)
 
-    def tangents(self, weights: _Weights) -> Tangents | DeepTangents:
+    def tangents(self, weights: Weights) -> Tangents | DeepTangents:
         if self.queries is None:
             return tangents.deep_tangents(weights, self.contexts)
         return tangents.tangents(weights, self.contexts, self.queries)
 
-    def descend(self, weights: _Weights) -> Tensor:
+    def descend(self, weights: Weights) -> Tensor:
         """Put the gradient of the mean squared error beside the weights, and return that error."""
         if self.queries is None:
             error = (self.outputs(weights) - self.labels).square().mean()
@@ -127,16 +125,14 @@ class _Problem:
             w.grad = gradient.contiguous()
         return error.detach()
 
-    def attention(self, weights: _Weights) -> Iterator[Tensor]:
+    def attention(self, weights: Weights) -> list[Tensor]:
         """The attention weights of all heads on all examples, of each layer token by token."""
-        if self.queries is not None:
-            yield attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)
-            return
-        pairs = [*zip(weights.layers, streams(weights, self.contexts), strict=False)]
-        for i, (layer, X) in enumerate(pairs, 1):
-            asking = X[:, -1:] if i == len(pairs) else X  # the last one is read at the last token
-            for query in asking.unbind(1):
-                yield attention_weights(layer.W_Q, layer.W_K, X, query)
+        asking = [(weights, self.contexts, self.queries)]
+        if self.queries is None:
+            pairs = zip(weights.layers, streams(weights, self.contexts), strict=False)
+            asking = [(layer, X, query) for layer, X in pairs for query in X.unbind(1)]
+            del asking[-self.contexts.shape[1] : -1]  # the last layer is read at the last token
+        return [attention_weights(at.W_Q, at.W_K, X, query) for at, X, query in asking]
 
     def some(self, chosen: slice | Tensor) -> _Problem:
         """The same with some of the examples."""
@@ -148,7 +144,7 @@ class _Problem:
         """Whether the largest error is small enough; never of one that is not a number."""
         return float(residual.abs().max()) / self.largest <= self.tolerance
 
-    def fit(self, weights: _Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
+    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
         """What to return; if labels are not met, ``stop`` says why there are no more steps."""
         residual = self.outputs(weights) - self.labels
         stop = "met" if self.met(residual) else stop
@@ -161,7 +157,7 @@ class _Problem:
 @checked(also=_can_be_fitted)
 @torch.no_grad()
 def levenberg_marquardt(
-    weights: _Weights,
+    weights: Weights,
     contexts: Contexts,
     queries: _Queries,
     labels: _Labels,
@@ -173,9 +169,9 @@ def levenberg_marquardt(
 
     A step is :math:`-J^\top (J J^\top + \lambda s)^{-1} r` with the residual ``r``, where ``s`` is
     the mean diagonal entry of :math:`J J^\top`. The damping :math:`\lambda` falls by a factor of 5
-    after a step that lowers the squared error. It rises by a factor of 4 otherwise, and the step is
-    tried again; no damping above 1e8 is tried (``stuck``). A step of one layer costs ``T^2 d``
-    multiplications a head, one of several ``T^2`` for each weight, and each damping ``T^3 / 6``.
+    after a step that lowers the squared error, and rises by a factor of 4 otherwise, up to 1e8
+    (``stuck``). A step of one layer costs ``T^2 d`` multiplications a head, one of several ``T^2``
+    for each weight, and each damping ``T^3 / 6``.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -184,8 +180,6 @@ def levenberg_marquardt(
         >>> start = ScalarHeads(*maps, torch.randn(2, 4, generator=g))
         >>> levenberg_marquardt(start, E, e, y, steps=50).stop
         'met'
-
-    Source: this book, the chapter on training; the method is Levenberg's and Marquardt's.
     """
     problem = _Problem(contexts, queries, labels, tolerance)
 
@@ -198,12 +192,12 @@ def levenberg_marquardt(
 
 
 def newton(
-    weights: _W,
-    outputs: Callable[[_W], _Labels],
-    derivative: Callable[[_W], Tangents | DeepTangents],
+    weights: Any,
+    outputs: Callable[[Any], _Labels],
+    derivative: Callable[[Any], Tangents | DeepTangents],
     labels: _Labels,
     done: Callable[[int, _Labels], bool],
-) -> tuple[int, _W, float]:
+) -> tuple[int, Any, float]:
     """Steps until ``done``, asked with their number and the errors; weights, and last damping.
 
     A damping above the highest says that no step lowers the squared error.
@@ -235,7 +229,7 @@ def newton(
 
 @checked(also=_can_be_fitted)
 def lbfgs(
-    weights: _Weights,
+    weights: Weights,
     contexts: Contexts,
     queries: _Queries,
     labels: _Labels,
@@ -245,10 +239,7 @@ def lbfgs(
 ) -> Fit:
     """Meet labels by L-BFGS on the mean squared error, with a strong Wolfe line search.
 
-    Every 20 steps the largest error is looked at. The fit is ``stuck`` if 20 steps do not lower the
-    squared error. Each step may look at several points.
-
-    Source: ``torch.optim.LBFGS``, with 50 remembered gradients.
+    Every 20 steps the errors are looked at; it is ``stuck`` if the squared one is no lower.
     """
     problem = _Problem(contexts, queries, labels, tolerance)
     weights, made, before = _copied(weights, grad=True), 0, math.inf
@@ -290,7 +281,7 @@ def lbfgs_steps(
 
 @checked(also=_can_be_fitted)
 def adam(
-    weights: _Weights,
+    weights: Weights,
     contexts: Contexts,
     queries: _Queries,
     labels: _Labels,
@@ -303,11 +294,10 @@ def adam(
 ) -> Fit:
     """Meet labels by Adam on the mean squared error.
 
-    Every 500 steps the whole set is evaluated. The weights with the smallest squared error at these
-    steps are returned; ``stop`` is never ``stuck``. ``rate`` is that of each step, from 0. A step
-    sees a ``batch`` of examples, from epochs in an order of ``seed``, by default all.
-
-    Source: Mahdavi et al. 2024, Appendix I, for the evaluations.
+    Every 500 steps, as in Mahdavi et al. 2024, Appendix I, the whole set is evaluated, and the
+    weights with the smallest squared error are kept; ``stop`` is never ``stuck``. ``rate`` is that
+    of each step, from 0. A step sees a ``batch`` of examples, from epochs in an order of ``seed``,
+    by default all.
     """
     problem = _Problem(contexts, queries, labels, tolerance)
     weights = _copied(weights, grad=True)
@@ -346,23 +336,19 @@ def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
 
 
 class Limits(NamedTuple):
-    """What tells a local minimum from bad conditioning, at the weights where an optimizer ended.
-
-    ``saturated`` counts pairs of a head and an example, of several layers triples with a token that
-    asks.
-    """
+    """What tells a local minimum from bad conditioning, at the weights where an optimizer ended."""
 
     rms: float  # the root mean square of the errors, in units of the largest label
     gradient: float  # |J^T r| / (|J| |r|): 0 at a stationary point, else at least 1 / cond(J)
     least: float  # the least singular value of J that is one of the T largest
     largest: float  # the largest singular value
-    saturated: float  # the share of them with an attention weight above 0.99
+    saturated: float  # the share of heads, examples and tokens that ask with one above 0.99
     weight: float  # the largest weight
 
 
 @checked(also=_can_be_fitted)
 @torch.no_grad()
-def limits(weights: _Weights, contexts: Contexts, queries: _Queries, labels: _Labels) -> Limits:
+def limits(weights: Weights, contexts: Contexts, queries: _Queries, labels: _Labels) -> Limits:
     """Measure what limits training at some weights.
 
     Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
