@@ -55,13 +55,14 @@ def test_outputs_and_derivative_are_those_of_a_plain_loop(skip, causal):
     J = torch.cat([part.flatten(1) for part in parts], 1)
     torch.testing.assert_close(jacobian(weights, tokens, skip=skip, causal=causal), J)
 
-    at = deep_tangents(weights, tokens, skip=skip, causal=causal)
-    torch.testing.assert_close(at.outputs, wanted[:, 0])
-    first = torch.cat([J[::2, :-10], J[::2, -10::2]], 1)  # of the first output alone
-    torch.testing.assert_close(at.gram(), first @ first.T)
-    rows = torch.arange(4.0, **F64)
-    flat = torch.cat([W.flatten() for W in at.transposed(rows).tensors])
-    torch.testing.assert_close(flat, rows @ first)
+    if skip and not causal:
+        at = deep_tangents(weights._replace(W_D=weights.W_D[:, :1]), tokens)
+        torch.testing.assert_close(at.outputs, wanted[:, 0])
+        first = torch.cat([J[::2, :-10], J[::2, -10::2]], 1)  # of the first output alone
+        torch.testing.assert_close(at.gram(), first @ first.T)
+        rows = torch.arange(4.0, **F64)
+        flat = torch.cat([W.flatten() for W in at.transposed(rows).tensors])
+        torch.testing.assert_close(flat, rows @ first)
 
 
 NARROW = [  # few narrow heads: what later layers do not read is lost

@@ -291,18 +291,16 @@ def kruskal_rank(
 ) -> int:
     """The largest ``k`` such that any ``k`` of the rows are linearly independent.
 
-    Independent means of full numerical rank in float64. The rows are scaled to length one first,
-    which changes no dependency. A zero row, or rows without entries, make it 0.
+    Independent means of full numerical rank in float64, the rows scaled to length one.
 
     ``"exhaustive"`` tries sizes upwards until a dependent subset appears, 10^6 to 10^7 subsets a
-    second, and refuses sizes of more than ``max_subsets``. ``"milp"`` finds the smallest dependent
-    set by an integer program, to the tolerances of its solver (HiGHS, about 1e-6), within
-    ``max_seconds``; singular values confirm it. This pays among 40 vectors of dimension 36, not
-    among 30 of dimension 10.
+    second. ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of
+    its solver (HiGHS, about 1e-6); singular values confirm it. This pays among 40 vectors of
+    dimension 36, not among 30 of dimension 10.
 
     Raises:
-        ValueError: If the work allowed does not suffice (the error says what is known by then), or
-            the solver's smallest set is dependent only to its own tolerance.
+        ValueError: If ``max_subsets`` of a size, or ``max_seconds``, do not suffice (it says what
+            is known), or the solver's smallest set is dependent only to its own tolerance.
 
     Example:
         >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))
@@ -404,12 +402,11 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     constraints = [
         scipy.optimize.LinearConstraint(np.hstack(parts), low, high) for parts, low, high in bounded
     ]
+    goal, lowest, whole = (np.repeat(each, count) for each in ([0, 1, 0], [-1, 0, 0], [0, 1, 1]))
+    bounds = scipy.optimize.Bounds(lowest, np.ones(3 * count))
+    options = {"time_limit": float(max_seconds), "mip_rel_gap": 0.0}
     result = scipy.optimize.milp(
-        np.repeat([0, 1, 0], count),
-        constraints=constraints,
-        integrality=np.repeat([0, 1, 1], count),
-        bounds=scipy.optimize.Bounds(np.repeat([-1, 0, 0], count), np.ones(3 * count)),
-        options={"time_limit": float(max_seconds), "mip_rel_gap": 0.0},
+        goal, constraints=constraints, integrality=whole, bounds=bounds, options=options
     )
     if result.status != 0:
         known = max(math.ceil((result.mip_dual_bound or 2) - 1e-6), 2)
@@ -451,16 +448,15 @@ def certified_rank(
 ) -> CertifiedRank:
     """Prove a lower bound of the rank by exact arithmetic or by ball arithmetic.
 
-    **A tensor** stands for exactly the numbers that it holds, and with ``times`` for its exact
-    product with that one. They are fractions whose denominator is a power of two, so they have
-    residues modulo an odd prime ``p``. The rank modulo ``p`` never exceeds the rank. It falls short
-    of it only if ``p``, drawn from all 62-bit primes, divides every largest minor.
+    **A tensor** stands for exactly the numbers that it holds, or for their product with ``times``.
+    Their rank modulo a prime never exceeds the rank. It falls short of it only if that prime, drawn
+    from all 62-bit ones, divides every largest minor.
 
-    **A function** from bits to an ``arb_mat`` encloses one real matrix at any precision, such as
+    **A function** from bits to an ``arb_mat`` encloses one real matrix, such as
     :func:`attnmem.theory.certificates.enclosed_features`. Random integer combinations of its rows
     and columns form a square matrix of size ``target`` (by default the numerical rank of the
-    midpoints), whose rank is no higher. If the ball of its determinant excludes zero, the rank is
-    at least ``target``. Otherwise the precision doubles, up to ``most_bits``.
+    midpoints), whose rank is no higher. Its determinant is not zero if the ball excludes that.
+    Otherwise the precision doubles, up to ``most_bits``.
 
     Example:
         >>> certified_rank(torch.tensor([[1, 2], [2, 4]])).rank

@@ -43,7 +43,7 @@ class ScalarHeads(NamedTuple):
         return tuple(self)
 
     def like(self, tensors: tuple[Tensor, ...]) -> ScalarHeads:
-        """The same heads with other tensors, in the order of :attr:`tensors`."""
+        """The same heads with other tensors."""
         return ScalarHeads(*tensors)
 
     def moved(self, step: ScalarHeads, size: float = 1.0) -> ScalarHeads:
@@ -90,8 +90,7 @@ class Tangents(NamedTuple):
         K = self.query.new_empty(T, T)
         z, k = (x.transpose(0, 1).flatten(1) for x in (self.attended, self.keyed))
         for start in range(0, T, _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            until = slice(rows.stop)  # nothing above the diagonal
+            rows, until = slice(start, start + _BLOCK), slice(start + _BLOCK)  # half of all pairs
             part = z[rows] @ z[until].T
             part.addcmul_(self.query[rows] @ self.query[until].T, k[rows] @ k[until].T)
             for c, q in zip(self.pulls, self.asked, strict=True):
@@ -126,9 +125,7 @@ def tangents(
     """The derivative of :func:`scalar_outputs` in the weights, and the outputs.
 
     ``hidden`` tokens are padding. ``base`` is a vector of each context that values see added to all
-    of its tokens.
-
-    Source: this book, the chapter on the capacity of one layer.
+    of its tokens. The derivation stands in the chapter on the capacity of one layer.
     """
     alpha, z = attended(heads.W_Q, heads.W_K, context, query, hidden)
     if hidden is None:
@@ -153,7 +150,7 @@ def solved(factor: Float[Tensor, "T T"], rows: Float[Tensor, " T"]) -> Float[Ten
 
 
 class DeepTangents(NamedTuple):
-    """The derivative of a network's first output on ``T`` examples, as one matrix."""
+    """The derivative of a network's output on ``T`` examples, as one matrix."""
 
     outputs: Float[Tensor, " T"]
     rows: Float[Tensor, "T P"]  # one column for each weight
@@ -171,13 +168,9 @@ class DeepTangents(NamedTuple):
         return self.weights.like(tuple(part.view_as(W) for part, W in parts))
 
 
-def deep_tangents(
-    weights: DeepWeights, tokens: Float[Tensor, "T n d"], *, skip: bool = True, causal: bool = False
-) -> DeepTangents:
-    """The derivative in all weights, and the outputs; of several outputs the first alone."""
-    one = weights._replace(W_D=weights.W_D[:, :1])
-    outputs = deep(one, tokens, skip=skip, causal=causal)[:, 0]
-    return DeepTangents(outputs, jacobian(one, tokens, skip=skip, causal=causal), one)
+def deep_tangents(weights: DeepWeights, tokens: Float[Tensor, "T n d"]) -> DeepTangents:
+    """The derivative in all weights, and the outputs, with skip connections and one output."""
+    return DeepTangents(deep(weights, tokens)[:, 0], jacobian(weights, tokens), weights)
 
 
 def jacobian(
