@@ -202,7 +202,7 @@ def test_the_ceiling_is_the_rank_for_all_small_dimensions(d_h):
         E = E @ np.linalg.qr(normal(d, d, seed=3))[0]
         for heads in (1, 2):
             wanted = heads * (min(d_h, m, q) * (m + q - min(d_h, m, q)) + m) + c
-            assert one_layer.ceiling(heads, d_h, (m, q, c)) == wanted
+            assert bounds._ceiling(heads, d_h, m, q, c) == wanted
             assert rank_with(heads, E, e, d_h) == min(T, wanted)
 
 

@@ -112,7 +112,7 @@ def _ranks_by_values(matrices: Float[Tensor, "B m n"], rtol: float) -> Int[Tenso
 def _clearly_full(gram: Float[Tensor, "B m m"], d: int, rtol: float) -> Bool[Tensor, " B"]:
     """Which have a least eigenvalue clearly above ``rtol^2`` times the largest, and rounding."""
     largest = torch.linalg.matrix_norm(gram)  # Frobenius: no eigenvalue is larger
-    return _exceeds(gram, _MARGIN * rtol**2 * largest + _noise(gram, d))
+    return _exceeds(gram, d, _MARGIN * rtol**2 * largest, errors=1)
 
 
 def _clearly_short(
@@ -123,24 +123,21 @@ def _clearly_short(
     x = gram @ (gram @ gram.sum(dim=2, keepdim=True))
     x = x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
     tolerated = rtol**2 / _MARGIN * (x.mT @ gram @ x)[:, 0, 0]
-    bound = tolerated - 2 * _noise(gram, d)
-    return (tolerated > ceiling) | (bound > 0) & ~_exceeds(gram, bound)
+    return (tolerated > ceiling) | ~_exceeds(gram, d, tolerated, errors=-2)
 
 
-def _exceeds(gram: Float[Tensor, "B m m"], bound: Float[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """Whether all eigenvalues exceed the bound: the difference is positive definite."""
-    difference = gram.clone()
-    difference.diagonal(dim1=1, dim2=2).sub_(bound[:, None])
-    return torch.linalg.cholesky_ex(difference).info == 0
-
-
-def _noise(gram: Float[Tensor, "B m m"], d: int) -> Float[Tensor, " B"]:
-    """A bound of the errors in the eigenvalues."""
+def _exceeds(
+    gram: Float[Tensor, "B m m"], d: int, bound: Float[Tensor, " B"], errors: int
+) -> Bool[Tensor, " B"]:
+    """Whether all eigenvalues exceed the bound with so many of their errors, if it is positive."""
     # The entries are products of length ``d``, which may underflow. They are then decomposed by a
     # backward stable method. No norm exceeds the trace.
-    kind = torch.finfo(gram.dtype)
-    trace = gram.diagonal(dim1=1, dim2=2).sum(dim=1)
-    return 4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny
+    kind, difference = torch.finfo(gram.dtype), gram.clone()
+    diagonal = difference.diagonal(dim1=1, dim2=2)
+    trace = diagonal.sum(dim=1)
+    bound = bound + errors * (4 * (gram.shape[-1] + d) * kind.eps * trace + kind.tiny)
+    diagonal.sub_(bound[:, None])
+    return (bound <= 0) | (torch.linalg.cholesky_ex(difference).info == 0)
 
 
 # --- random subsets: what they show and what they cannot show -------------------------------------
@@ -191,9 +188,14 @@ def sampled_independence(
 
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
-    generator = torch.Generator().manual_seed(seed)
-    vectors = _in_units(vectors, dtype)
-    double = vectors.double()
+    return sample_subsets(_in_units(vectors, dtype), size, samples, seed, rtol, confidence)
+
+
+def sample_subsets(
+    vectors: Tensor, size: int, samples: int, seed: int, rtol=None, confidence: float = 0.95
+) -> SampledIndependence:
+    """:func:`sampled_independence` of vectors in their units, without checks."""
+    generator, double = torch.Generator().manual_seed(seed), vectors.double()
     gram = double @ double.mT if len(vectors) <= _LARGE else None
 
     @functools.cache

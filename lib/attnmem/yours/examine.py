@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checks import Seed, checked, refuse
 from ..core import bounds
 from ..examples import unit
-from ..theory.independence import certified_rank, kruskal_rank, sampled_independence
+from ..theory.independence import certified_rank, kruskal_rank, sample_subsets
 from . import layer
 from .data import Data, Repeats, as_data, repeats, wrapped
 from .layer import Rank, Reduced
@@ -241,20 +241,17 @@ def examine(
         tell(f"the rank with {heads} heads{words}")
         found[zero] = ranks.of(heads, bool(zero))
     kind, outputs = _kind(data)
+    names = ("dimensions", "kept", "dropped", "tolerance")
+    dimensions = {
+        name: dict(zip(names, (len(x.sizes), *x[2:]), strict=True))
+        for name, x in zip(_DIMENSIONS, at.spectra, strict=True)
+    }
     asked = heads and _bounds(data, at.sizes, tested, heads, ranks.head_dim)
     return Examination(  # in the order of its fields
         *(T, data.contexts.shape[-2], d, data.shared, heads, ranks.head_dim, kind),
-        *(same.equal, same.conflicts, _notes(data, same, at), _dimensions(data, at)),
+        *(same.equal, same.conflicts, _notes(data, same, at), dimensions),
         *(tested, asked or [], *found, least, enough, outputs),
     )
-
-
-def _dimensions(data: Data, at: Reduced) -> dict[str, dict[str, float]]:
-    rtol, found = layer.tolerance(data.precision), {}
-    for name, k, spread in zip(_DIMENSIONS, at.sizes, at.spectra, strict=True):
-        found[name] = {"dimensions": k, "kept": spread.kept, "dropped": spread.dropped}
-        found[name]["tolerance"] = rtol
-    return found
 
 
 def _kind(data: Data) -> tuple[str, int | None]:
@@ -329,7 +326,7 @@ def _verdict(data: Data, name: str, kind: str, samples: int, seed: int) -> tuple
         rank = kruskal_rank(here, max_subsets=_FEW)
         verdict = "holds" if rank >= size else "fails to rounding"
         return verdict, f"every set of {size} was looked at, Kruskal rank {rank} to rounding"
-    test = sampled_independence(here, size, samples=samples, seed=seed)
+    test = sample_subsets(here, size, samples, seed)
     drawn = f"{test.dependent} of {samples} random sets of {size} are dependent to rounding"
     most = f"at most {test.dependent_at_most:.2%} of all sets with 95% confidence"
     return ("fails to rounding" if test.dependent else "not refuted"), f"{drawn}, {most}"
@@ -374,8 +371,8 @@ def _bounds(
         floor = bounds._most_ranks(heads, *free[:2], min(width, free[0]))[0] + free[2]
         found.append(proved("floor L(H)", floor, (), here))
         found[-1].unsure.append("proved for almost all data of such sizes")
-        ceilings[layer.ceiling(heads, width, free)] = "ceiling P(H)"
-    ceilings.setdefault(layer.ceiling(heads, width, sizes), "ceiling in the data's dimensions")
+        ceilings[bounds._ceiling(heads, width, *free)] = "ceiling P(H)"
+    ceilings.setdefault(bounds._ceiling(heads, width, *sizes), "ceiling in the data's dimensions")
     found += [Bound(name, labels, unmet, [], []) for labels, name in ceilings.items()]
     room = heads * sizes[0] + sizes[2]
     return [*found, Bound("ceiling of random attention with a read-out", room, unmet, [], [])]
@@ -403,11 +400,11 @@ class _Ranks:
             self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
             some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
             sizes = heads, self.head_dim, some, self.seed
-            known[heads] = (
-                layer.rank_at(layer.cancelling(*sizes), some, layer.SURE)
-                if zero
-                else layer.free_rank(*sizes)
-            )
+            if zero:
+                cancelling = layer.draw(*sizes[:3], layer.SHARP, self.seed, groups=True)
+                known[heads] = layer.rank_at(cancelling, some, layer.SURE)
+            else:
+                known[heads] = layer.free_rank(*sizes)
         return known[heads]
 
     def fewest(self, zero: bool) -> int | None:
@@ -416,7 +413,7 @@ class _Ranks:
         Of too many examples it is the fewest with as many parameters.
         """
         T, c = len(self.at.queries), self.at.sizes[2]
-        each = layer.ceiling(1, self.head_dim, self.at.sizes) - c
+        each = bounds._ceiling(1, self.head_dim, *self.at.sizes) - c
         low, below, high = 0, 0, max(1, math.ceil((T - c) / each)) if each else 1
         if T > layer.GRAM:
             return None if zero or not each else high

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.bounds import best_groups
+from ..core import bounds
 from ..examples import unit
 from ..theory import tangents
 from ..theory.fitting import newton
@@ -43,6 +43,7 @@ class _Spectrum(NamedTuple):
     sizes: Float[Tensor, " k"]  # root mean square along each
     kept: float  # the smallest singular value that counts, in units of the largest
     dropped: float  # the largest one that does not; 0 if there is none
+    tolerance: float  # which tells them apart
 
     def whitening(self) -> Float[Tensor, "d k"]:
         """A map after which vectors spread alike, but for directions hardly used."""
@@ -56,7 +57,7 @@ def _spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = Non
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
     _, values, axes = torch.linalg.svd(R, full_matrices=False)
     k, kept, dropped = _counted(values, rtol, scale or float(values[:1].sum()) or 1.0)
-    return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped)
+    return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped, rtol)
 
 
 def _counted(values: Float[Tensor, " k"], rtol: float, top: float) -> tuple[int, float, float]:
@@ -79,13 +80,8 @@ class Reduced(NamedTuple):
 
     def some(self, rows: Int[Tensor, " k"]) -> Reduced:
         """Some of the examples."""
-        shared = self.contexts.ndim == 2
-        return self._replace(
-            contexts=self.contexts if shared else self.contexts[rows],
-            base=self.base if shared else self.base[rows],
-            queries=self.queries[rows],
-            mask=self.mask[rows],
-        )
+        own = ("contexts", "base") if self.contexts.ndim == 3 else ()
+        return self._replace(**{x: getattr(self, x)[rows] for x in (*own, "queries", "mask")})
 
     def features(self, W_Q: Tensor, W_K: Tensor) -> Float[Tensor, "T H D"]:
         """Attended tokens of every head, the first ones of the contexts included."""
@@ -107,7 +103,8 @@ class Reduced(NamedTuple):
 
 def reduced(data: Data) -> Reduced:
     """Find the dimensions that the data have, and change to them."""
-    rtol = tolerance(data.precision)
+    # What is smaller than this share may be rounding of numbers of this precision.
+    rtol = max(1e-12, 8 * min(torch.finfo(data.precision).eps, 1e-4))
     # Each coordinate in its own unit, so that small ones do not pass for rounding of large ones.
     sizes = [unit(x.flatten(0, -2), (0,))[0] for x in (data.contexts, data.queries)]
     E, e = data.contexts / sizes[0], data.queries / sizes[1]
@@ -134,23 +131,20 @@ def reduced(data: Data) -> Reduced:
     return Reduced(*seen, (m, q, c), maps, (moves, asked, same))
 
 
-def tolerance(precision: torch.dtype) -> float:
-    """The relative size below which a direction is rounding of numbers of this precision."""
-    return max(1e-12, 8 * min(torch.finfo(precision).eps, 1e-4))
-
-
 def draw(
     heads: int, head_dim: int, at: Reduced, spread: float, seed: int, groups: bool = False
 ) -> ScalarHeads:
     """Random heads whose logits have standard deviation ``spread``.
 
-    In ``groups``, heads have equal attention, and values that sum to zero.
+    In ``groups`` of equal attention their values sum to zero: there ``examine`` counts labels, and
+    ``memorize`` meets them.
     """
     m, q, c = at.sizes
     r, D = max(1, min(head_dim, m, q)), at.queries.shape[1]
     sizes = [1] * heads
     if groups:
-        sizes = best_groups(heads, min(m, q), max(m, q), r) if min(m, q) else [heads]
+        count = bounds._most_ranks(heads, min(m, q), max(m, q), r)[1] if min(m, q) else 1
+        sizes = bounds._sizes(heads, count)
     g = torch.Generator().manual_seed(seed)
     shapes = (len(sizes), q, r), (len(sizes), m, r), (heads, m + c, 1)
     drawn = (torch.randn(*shape, generator=g, dtype=torch.float64) for shape in shapes)
@@ -169,16 +163,9 @@ def draw(
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-def ceiling(heads: int, head_dim: int, sizes: tuple[int, int, int]) -> int:
-    """The parameters that determine one output on such data; the rank is no higher."""
-    m, q, c = sizes
-    r = min(head_dim, m, q)
-    return heads * (r * (m + q - r) + m) + c
-
-
 def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor, " k"]:
     """All examples, or random ones if there are many: more than the rank can be."""
-    T, width = len(at.queries), ceiling(heads, head_dim, at.sizes)
+    T, width = len(at.queries), bounds._ceiling(heads, head_dim, *at.sizes)
     order = torch.randperm(T, generator=torch.Generator().manual_seed(seed))
     return torch.arange(T) if T <= GRAM else order[: min(GRAM, width + width // 8 + 50)]
 
@@ -201,11 +188,6 @@ def free_rank(heads: int, head_dim: int, at: Reduced, seed: int) -> Rank:
     found = rank_at(sharp, at)
     full = found.rank == found.of
     return found if full else max(found, rank_at(blunt, at), key=lambda each: each.rank)
-
-
-def cancelling(heads: int, head_dim: int, at: Reduced, seed: int) -> ScalarHeads:
-    """Random heads that cancel: ``examine`` counts labels there, and ``memorize`` meets them."""
-    return draw(heads, head_dim, at, SHARP, seed, groups=True)
 
 
 def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank:

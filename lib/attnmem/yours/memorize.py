@@ -184,7 +184,7 @@ class _Task:
         self.kept = _representatives(data, group)
         self.rows = self.kept[first]
         self.labels, self.at = data.labels[self.rows], layer.reduced(data).some(first)
-        self.room = layer.ceiling(heads, head_dim, self.at.sizes)
+        self.room = bounds._ceiling(heads, head_dim, *self.at.sizes)
         D, T = self.at.queries.shape[1], min(len(first), self.room)
         work = T**2 * (heads * (D + min(head_dim, D)) + T / 3) + 1
         self.steps = math.ceil(min(_MOST, _WORK / work))  # of Levenberg-Marquardt that are left
@@ -297,7 +297,7 @@ class _Task:
         self.say(_CANCELLING)
         rows = layer.enough_rows(self.at, heads, self.head_dim, self.seed)
         at = self.at.some(rows)
-        base = layer.cancelling(heads, self.head_dim, at, self.seed)
+        base = layer.draw(heads, self.head_dim, at, layer.SHARP, self.seed, groups=True)
         clear, _ = layer.independent_rows(base, at, layer.SURE)
         at, rows = at.some(clear), rows[clear]
         linear = linearized(base, at.tangents(base), y[rows])
@@ -315,7 +315,7 @@ class _Task:
         some = layer.enough_rows(at, heads, self.head_dim, self.seed)
         sharp = layer.draw(heads, self.head_dim, at, layer.SHARP, self.seed)
         orders = [layer.independent_rows(w, at.some(some))[0] for w in (self.start(heads), sharp)]
-        order = some[max(orders, key=len)][: layer.ceiling(heads, self.head_dim, at.sizes)]
+        order = some[max(orders, key=len)][: bounds._ceiling(heads, self.head_dim, *at.sizes)]
         nearest, errors = self.start(heads), torch.full((T,), math.inf)  # the best fit of all
 
         def starts(rows: Tensor) -> Iterator[tuple[Tensor, ScalarHeads]]:
