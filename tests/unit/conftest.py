@@ -45,6 +45,19 @@ def save_words():
 
 
 @pytest.fixture
+def save_data():
+    """A function that saves columns to a folder as ``datasets`` loads it; it gives the name."""
+    import datasets
+
+    def save(folder, **columns):
+        folder.mkdir()
+        datasets.Dataset.from_dict(columns).to_parquet(folder / "train.parquet")
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture
 def no_hub(monkeypatch):
     """As if no hub could be reached, at once."""
     import datasets

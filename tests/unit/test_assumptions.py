@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -86,21 +85,15 @@ def test_labels_are_met_where_the_features_allow_it(rank):
     assert many.max() < 60, "chance: 2^-60 times a few thousand half-spaces"
 
 
-def local_data(kind, folder):
-    random = np.random.default_rng(0)
-    if kind == "vision":
-        pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
-        columns = {"image": [Image.fromarray(each) for each in pixels]}
-    else:
-        columns = {"text": [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]}
-    folder.mkdir()
-    datasets.Dataset.from_dict(columns).to_parquet(folder / "train.parquet")
-    return str(folder)
-
-
 @pytest.mark.parametrize("kind", ["vision", "bert", "gpt2"])
-def test_the_published_tier_runs_on_folders_in_place_of_a_hub(kind, tmp_path, changed, save_words):
-    hub, source = str(tmp_path / "model"), local_data(kind, tmp_path / "data")
+def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
+    kind, tmp_path, changed, save_words, save_data
+):
+    random, hub = np.random.default_rng(0), str(tmp_path / "model")
+    pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    texts = [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]
+    columns = {"image": [*map(Image.fromarray, pixels)]} if kind == "vision" else {"text": texts}
+    source = save_data(tmp_path / "data", **columns)
     name, architecture = f"assumptions-{kind}", f"{kind.replace('vision', 'vit')}-tiny"
     encoders.random_encoder(architecture, depth=2, seed=1).model.save_pretrained(hub)
     save_words(hub, [*map(str, range(100))], cls_token="1", sep_token="2")

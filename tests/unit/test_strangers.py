@@ -250,7 +250,7 @@ class Words(PreTrainedTokenizerFast): pass
 
 @pytest.mark.parametrize("kind", ["bert", "unheard-of"])
 def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
-    kind, model, monkeypatch, tmp_path, save_words
+    kind, model, monkeypatch, tmp_path, save_words, save_data
 ):
     mark = tmp_path / "was-run"
     own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
@@ -262,13 +262,11 @@ def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
     settings = {"auto_map": own, "tokenizer_class": "Words"}
     words.write_text(json.dumps(json.loads(words.read_text()) | settings))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    text = tmp_path / "text"
-    text.mkdir()
-    datasets.Dataset.from_dict({"text": ["one two one two one"]}).to_parquet(text / "train.parquet")
+    text = save_data(tmp_path / "text", text=["one two one two one"])
     for call in (
         lambda: saved_layer(model),
         lambda: trained_encoder(str(model)),
-        lambda: [*corpora.published_texts(str(text), str(model), 1, length=5)],
+        lambda: [*corpora.published_texts(text, str(model), 1, length=5)],
         lambda: [*corpora.distinct_passages("one two one", str(model), 1, length=5)],
     ):
         with contextlib.suppress(ValueError, TypeError):  # words without marks
