@@ -386,8 +386,8 @@ def _are_two_layers(heads) -> None:
 def carried_rank(size: int, dim: int) -> int:
     r"""Values of a group that a second layer sees for each dimension that it reads.
 
-    It is :math:`\kappa(k) = (p + 1) d - \binom p2`, with the largest even ``p <= min(k - 1, d)``: the
-    sum of all heads, and ``p`` of them whose attention differs, which the output does not see.
+    It is :math:`\kappa(k) = (p + 1) d - \binom p2`, with the largest even ``p`` up to ``k - 1`` and
+    ``d``: all heads' sum, and ``p`` of them whose attention differs, unseen by the output.
     """
     p = min(size - 1, dim) // 2 * 2
     return (p + 1) * dim - math.comb(p, 2)

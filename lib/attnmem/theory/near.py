@@ -30,29 +30,14 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 from torch.nn.functional import pad
 
+from .. import examples
 from ..checks import Seed, construction, refuse
+from ..core import memorize
 from ..core.bounds import DeepGroups, best_groups, deep_groups, group_rank
 from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, mha
-from ..core.memorize import (
-    EPS,
-    build_in_units,
-    dual_basis,
-    label_spread,
-    orthogonal_direction,
-    read_out,
-    saturating_scale,
-)
 from ..core.random import gaussian
-from ..examples import (
-    Contexts,
-    Labels,
-    Queries,
-    check_data,
-    check_distinct,
-    check_distinct_examples,
-    unit,
-)
+from ..examples import Contexts, Labels, Queries, check_data, unit
 from . import tangents
 from .independence import numerical_rank
 from .tangents import Coordinates, ScalarHeads, balancing_map
@@ -66,7 +51,6 @@ _SIGMAS = (0.3, 0.1, 0.03, 0.01)  # of two layers
 _NEWTON, _HALVINGS = 40, 10  # steps of Newton's method, and halvings of one step
 _ALLOWED = 1e-8  # error, of the labels' spread
 _LOW, _HIGH = 0.25, 0.75  # attention on the carrier for the smallest and the largest label
-_Family = tuple[Callable[[Tensor], DeepWeights], int]  # of steps, and how many numbers these are
 
 
 def closest(tried: Iterable[tuple[Any, float]], enough: float) -> tuple[Any, float]:
@@ -85,14 +69,14 @@ def closest(tried: Iterable[tuple[Any, float]], enough: float) -> tuple[Any, flo
 def _can_differ(contexts, queries, labels) -> None:
     """No two examples to which every layer gives one output."""
     check_data(contexts=contexts, queries=queries, labels=labels)
-    check_distinct_examples(contexts, queries, labels)
+    examples.check_distinct_examples(contexts, queries, labels)
     if contexts.shape[-2] < 2:
         refuse("contexts", "n = 1 token", "at least 2 tokens, so that attention has a choice")
     # A context of one repeated token gives one output, whatever the query.
     same = (contexts == contexts[..., :1, :]).flatten(-2).all(-1).expand(len(queries)).tolist()
     rows = contexts[..., 0, :].expand_as(queries).tolist()
     rows = [(*row,) if same[t] else t for t, row in enumerate(rows)]
-    check_distinct("contexts of one repeated token", rows, labels.tolist())
+    examples.check_distinct("contexts of one repeated token", rows, labels.tolist())
 
 
 @construction(also=_can_differ)
@@ -143,10 +127,8 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHA
     groups = grouping(each, keys, d, rank) if each else []
     reached = sum(group_rank(size, keys, d, rank) for size in groups) + few if groups else 0
     if len(queries) > reached:
-        room = f"as {each} heads for each output form no group that cancels"
-        if groups:
-            where = f"where {each} heads cancel in groups of {max(groups)}"
-            room = f"the rank of the derivative {where}"
+        room = f"the rank of the derivative where {each} heads cancel in groups of "
+        room += str(max(groups, default="two or more"))
         refuse("labels", f"T = {len(queries)} examples", f"at most {reached}, {room}")
     extra, idle = head_dim - rank, heads - sum(groups) * d_out
 
@@ -158,7 +140,7 @@ def _memorize(contexts, queries, labels, heads, head_dim, seed, grouping) -> MHA
         maps = [pad(W, (0, extra, 0, 0, 0, idle)) for W in (W_Q, W_K)]
         return MHAWeights(*maps, pad(mu, (0, 0, 0, idle))[..., None], W_O, eye)
 
-    return build_in_units(build, contexts, queries, labels)
+    return memorize.build_in_units(build, contexts, queries, labels)
 
 
 def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
@@ -168,7 +150,7 @@ def _one_output(contexts, queries, labels, groups, rank, seed) -> ScalarHeads:
     tokens, balanced = contexts @ change.tokens, queries @ change.queries
     size = unit(labels)  # outputs may differ in scale
     labels = labels / size
-    tolerance = _ALLOWED * label_spread(labels)
+    tolerance = _ALLOWED * memorize.label_spread(labels)
 
     def tried() -> Iterator[tuple[ScalarHeads, float]]:
         g = torch.Generator().manual_seed(seed)
@@ -271,7 +253,7 @@ def _satisfies_scalars(context, queries, labels, heads) -> None:
         refuse("labels", f"T = {T} examples", f"1 <= T <= H (d - 1) = {heads * (d - 1)}")
     if n < 3 or numerical_rank(context, dtype=torch.float64) < n:
         refuse("context", f"{n} tokens", "at least 3 tokens, all independent")
-    check_distinct_examples(context, queries, labels)
+    examples.check_distinct_examples(context, queries, labels)
 
 
 @construction(also=_satisfies_scalars)
@@ -296,7 +278,7 @@ def memorize_scalars(
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
     build = functools.partial(_build_scalars, heads=heads)
-    return build_in_units(build, context, queries, labels)
+    return memorize.build_in_units(build, context, queries, labels)
 
 
 def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
@@ -304,7 +286,7 @@ def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int)
     labels = labels[:, 0]
     lowest, width = labels.min(), labels.max() - labels.min()
     # The attention that the carrier is to have.
-    share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=EPS)
+    share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=memorize.EPS)
     logit = torch.log((len(context) - 1) * share / (1 - share))
     lift = torch.linalg.pinv(context)  # context @ lift = identity
     carrier, pull = lift[:, 0], lift[:, 1] - lift[:, 2]
@@ -316,17 +298,17 @@ def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int)
     served = torch.arange(len(queries), device=queries.device).tensor_split(heads)
     for head, group in enumerate(group for group in served if len(group)):
         alone = group[None]  # one head at a time: their groups may differ in size by one
-        duals, free = dual_basis(queries, alone)
-        v = orthogonal_direction(free, queries, alone, generator)
+        duals, free = memorize.dual_basis(queries, alone)
+        v = memorize.orthogonal_direction(free, queries, alone, generator)
         keys = carrier[:, None] * logit[group]
-        c = saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+        c = memorize.saturating_scale(context, queries, alone, duals, keys[None], pull, v)
         W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
         W_K[head] = torch.stack([carrier, c.sqrt() * pull], dim=1)
         W_V[head] += gain * carrier
     ones = W_V.new_ones(heads, 1)
     weights = MHAWeights(W_Q, W_K, W_V[..., None], ones, ones[:1])
     error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
-    if not error <= _ALLOWED * label_spread(labels):
+    if not error <= _ALLOWED * memorize.label_spread(labels):
         got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
         refuse("queries", got, "better conditioned data")
     return weights
@@ -339,7 +321,7 @@ def _can_be_met(tokens, labels) -> None:
     check_data(tokens=tokens, labels=labels)
     if min(tokens.shape[1:]) < 2:  # attention has no choice
         refuse("tokens", f"shape {(*tokens.shape,)}", "at least 2 tokens, and d >= 2")
-    check_distinct_examples(tokens, tokens[:, -1], labels)
+    examples.check_distinct_examples(tokens, tokens[:, -1], labels)
 
 
 @construction(also=_can_be_met)
@@ -372,7 +354,7 @@ def memorize_by_depth(
     X, y = tokens / size @ change, labels / scale
     # Logits matter through the differences of an example's tokens, which have this size.
     within = float((X - X.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
-    tolerance = _ALLOWED * (label_spread(y) or 1)
+    tolerance = _ALLOWED * (memorize.label_spread(y) or 1)
     generator = torch.Generator().manual_seed(seed)
 
     def networks() -> Iterator[tuple[DeepWeights, float]]:
@@ -403,8 +385,11 @@ def _refuse_exceptional(tokens, labels, times: float) -> None:
     refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
 
 
-def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator) -> _Family:
-    """Networks near a base point, drawn at random. Their coordinates are S, then C, then w."""
+def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator):
+    """Networks near a drawn base point, by their steps, and how many numbers these are.
+
+    Their coordinates are S, then C, then w.
+    """
     c = groups.carried
     e, tau = d - 1 - c, sigma**3
     if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
@@ -463,7 +448,7 @@ def _outward(network: DeepWeights, inward, head_dim, value_dim) -> DeepWeights:
     return DeepWeights(tuple(layers), inward @ network.W_D)
 
 
-def _newton(family: _Family, tokens, labels, tolerance: float) -> DeepWeights:
+def _newton(family, tokens, labels, tolerance: float) -> DeepWeights:
     """The network with the least error that Newton's method finds from the base, damped."""
     network, count = family
 
@@ -476,7 +461,7 @@ def _newton(family: _Family, tokens, labels, tolerance: float) -> DeepWeights:
         residual = labels - outputs(at, tokens)
         if not residual.abs().max() > tolerance:
             break
-        whole = read_out(derivative(at, tokens), residual[:, None])[:, 0]  # J x = residual
+        whole = memorize.read_out(derivative(at, tokens), residual[:, None])[:, 0]  # J x = residual
         shorter = (at + whole / 2**halvings for halvings in range(_HALVINGS))
         better = (x for x in shorter if (labels - outputs(x, tokens)).norm() < residual.norm())
         before, at = at, next(better, at)

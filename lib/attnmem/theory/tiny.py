@@ -8,6 +8,7 @@ question is whether gradient descent finds weights at all for a handful of seque
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from typing import Annotated, NamedTuple
 
@@ -90,9 +91,7 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
             best, most = W.detach().clone(), right
         return F.cross_entropy(matches, own)
 
-    def falling(optimizer: torch.optim.Optimizer) -> LambdaLR:
-        return LambdaLR(optimizer, lambda step: 1 - step / steps)
-
+    falling = functools.partial(LambdaLR, lr_lambda=lambda step: 1 - step / steps)
     for _ in adam_steps(loss, [W], steps, falling, lr=0.3):
         if most == 1:
             return best
