@@ -15,9 +15,8 @@ import time
 import torch
 
 from attnmem.lab import experiments
-from attnmem.lab.engine import device_name, device_settings
 from attnmem.lab.protocols import PROTOCOLS
-from attnmem.lab.training import operations
+from attnmem.lab.training import device_name, device_settings, operations
 
 STACKS = [  # of which figure, its fields, how many runs
     ("mahdavi-fig2a", {"H": 20, "T": 10_000}, 1),

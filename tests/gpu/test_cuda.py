@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attnmem.lab import gradients, training
-from attnmem.lab.engine import device_settings
 from attnmem.lab.protocols import PROTOCOLS
+from attnmem.lab.training import device_settings
 
 from plain import association_run, bigram_run, memorization_run
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attnmem.lab import data, engine, experiments, models, protocols, training
+from attnmem.lab import data, experiments, models, protocols, training
 from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization, Protocol
 
 from plain import (
@@ -54,13 +54,13 @@ class Replayed:
 
 def capture(protocol, monkeypatch):
     """Let a protocol on a CPU capture its steps; all that is recorded."""
-    made, protocol.captured = [], engine.Captured()
+    made, protocol.captured = [], protocols._Captured()
 
     def graph(function):
         made.append(Replayed(function, protocol.adam.state()))
         return made[-1], made[-1].outputs
 
-    monkeypatch.setattr(engine, "_recorded", graph)
+    monkeypatch.setattr(protocols, "_recorded", graph)
     return made
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from attnmem import MHAWeights, descend, mha, xavier
 from attnmem.core.memorize import SATURATED
-from attnmem.lab import data, engine, models, protocols, training
+from attnmem.lab import data, models, protocols, training
 from attnmem.lab.protocols import PROTOCOLS, Associations, Bigrams, Memorization
 from attnmem.lab.training import Checkpoint
 
@@ -45,7 +45,7 @@ def test_adam_is_torchs_for_gradients_from_large_to_as_small_as_its_epsilon():
     plain = [torch.zeros(6, requires_grad=True) for _ in range(2)]
     torchs = torch.optim.Adam(plain, lr=0.1)
     W = torch.zeros(2, 6, requires_grad=True)
-    ours = engine.FusedAdam([W])
+    ours = protocols._FusedAdam([W])
     for step, g in enumerate(gradients):
         plain[0].grad, plain[1].grad = g
         torchs.step()
@@ -300,7 +300,7 @@ def test_on_a_cpu_one_thread_flushes_denormals_and_all_is_set_back(before, torch
     torch.set_num_threads(2)
     if torch.set_flush_denormal(before) is False:
         pytest.skip("this processor cannot flush denormals")
-    with engine.device_settings(CPU, tf32=False):
+    with training.device_settings(CPU, tf32=False):
         assert torch.get_num_threads() == 1
         assert flushed()
     assert torch.get_num_threads() == 2
@@ -312,10 +312,10 @@ def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(befor
     settings = torch.backends.cuda.matmul
     settings.allow_tf32 = before
     for tf32 in (True, False):
-        with engine._precision(tf32):
-            with engine._precision(tf32):  # one that ends before the first does
+        with training._precision(tf32):
+            with training._precision(tf32):  # one that ends before the first does
                 assert settings.allow_tf32 == tf32
-            with pytest.raises(ValueError, match="tf32"), engine._precision(not tf32):
+            with pytest.raises(ValueError, match="tf32"), training._precision(not tf32):
                 pass
             assert settings.allow_tf32 == tf32
         assert settings.allow_tf32 == before

@@ -31,9 +31,9 @@ from ..features import corpora, encoders, pretrained
 from ..features.encoders import Seen
 from ..theory.independence import numerical_rank, sampled_independence
 from . import store
-from .engine import origin
 from .store import Check, Finding, Row
 from .study import ALL, Selection, Study, Unit, _Named
+from .training import origin
 
 SEED = 0
 STEPS = 3000  # of a read-out towards random labels

@@ -16,10 +16,10 @@ import torch
 from ..checks import Range, checked, refuse
 from ..theory import counts
 from . import models, protocols
-from .engine import device_settings
 from .experiments import EXPERIMENTS, rows
 from .searches import SEARCHES
 from .store import Run
+from .training import device_settings
 
 SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
 CELL = (*SHAPE, "T", "experiment", "steps", "lr")
@@ -68,19 +68,16 @@ def trainings(profile: str) -> pd.DataFrame:
     ``bits``, ``parameters`` (all that are trained), ``layer_parameters`` (without tables) and
     ``dimension`` (of the family of functions; missing if it is not known).
     """
-    lines, counted = [], {}
+    lines = []
     for name in (*EXPERIMENTS, *SEARCHES):
         for run, outcome in rows(name, profile).values():
             if outcome.diverged is not None:
                 continue
-            shape = models.architecture(run)
-            if shape not in counted:
-                sizes = (models.parameter_count(run, tables=tables) for tables in (True, False))
-                each = zip(_COUNTS, (*sizes, models.dimension(run)), strict=True)
-                counted[shape] = dict(each)
+            sizes = (models.parameter_count(run, tables=tables) for tables in (True, False))
+            counted = dict(zip(_COUNTS, (*sizes, models.dimension(run)), strict=True))
             found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": _labels(run)}
             bits = saved_bits(outcome.accuracy, outcome.loss, run.N, found["labels"])
-            lines.append(vars(run) | found | {"bits": bits} | counted[shape])
+            lines.append(vars(run) | found | {"bits": bits} | counted)
     return pd.DataFrame(lines)
 
 

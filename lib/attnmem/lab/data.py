@@ -45,21 +45,20 @@ def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: 
 
     Source: Dana et al. 2025, the bigrams of their experiments.
     """
-    source = {"generator": generator, "device": generator.device}
-    table = torch.randint(vocab, (vocab, vocab), **source)
-    tokens = torch.randint(vocab, (count, 2), **source)
+    table = _table(generator, vocab)
+    tokens = torch.randint(vocab, (count, 2), generator=generator, device=generator.device)
     return _followed(tokens, table)
+
+
+def _table(generator: torch.Generator, vocab: int) -> Int[Tensor, "N N"]:
+    return torch.randint(vocab, (vocab, vocab), generator=generator, device=generator.device)
 
 
 def _followed(tokens: Tensor, table: Tensor) -> Pairs:
     return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table)
 
 
-def _all_pairs(vocab, count) -> None:
-    check_integer("count", count, most=vocab**2)
-
-
-@checked(also=_all_pairs)
+@checked
 def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
     """Draw a random subset of ``count`` of all ``N^2`` pairs, followed as :func:`bigrams` are.
 
@@ -68,9 +67,9 @@ def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], co
         >>> len(drawn.tokens.unique(dim=0))
         25
     """
-    source = {"generator": generator, "device": generator.device}
-    table = torch.randint(vocab, (vocab, vocab), **source)
-    chosen = torch.randperm(vocab * vocab, **source)[:count]
+    check_integer("count", count, most=vocab**2)
+    table, size = _table(generator, vocab), vocab**2
+    chosen = torch.randperm(size, generator=generator, device=generator.device)[:count]
     tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
     return _followed(tokens, table)
 
@@ -131,14 +130,4 @@ def pairs_of(run: Run) -> Pairs:
     drawn = draw(generator(run, "data"), run.N, run.T)
     if run.table is None:
         return drawn
-    shared = generator(f"{run.N} {run.table}", "table")
-    table = torch.randint(run.N, (run.N, run.N), generator=shared)
-    return _followed(drawn.tokens, table)
-
-
-# --- on a device ----------------------------------------------------------------------------------
-
-
-def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy from the CPU to the device without blocking."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+    return _followed(drawn.tokens, _table(generator(f"{run.N} {run.table}", "table"), run.N))

@@ -25,7 +25,6 @@ from ..checks import check_integer, refuse
 from ..papers import papers
 from . import models, store, study, training
 from .assumptions import TESTS
-from .engine import STREAMS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
@@ -204,8 +203,9 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
         return contextlib.nullcontext()
     if device == "cpu":
         return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-    if workers > STREAMS:
-        refuse("workers", workers, f"at most {STREAMS} on a GPU, each with a stream of its own")
+    if workers > training.STREAMS:
+        most = f"at most {training.STREAMS} on a GPU, each with a stream of its own"
+        refuse("workers", workers, most)
     return ThreadPoolExecutor(workers)
 
 

@@ -29,10 +29,10 @@ from ..core.random import gaussian, random_deep, random_maps
 from ..theory import fitting
 from ..theory.tangents import Coordinates, ScalarHeads
 from . import store
-from .engine import origin
 from .protocols import warmup_cosine
 from .store import Fitted, Fitting, Row
 from .study import ALL, Selection, Study, Unit, with_settings
+from .training import origin
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 LOGITS, VALUES = 0.3, 0.5  # deviations at the start of a layer: of logits, and of a head's values

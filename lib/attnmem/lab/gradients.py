@@ -183,49 +183,17 @@ def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor,
 # --- contexts and queries -------------------------------------------------------------------------
 
 
-class EmbeddedWeights(NamedTuple):
-    """Weights of heads on embedded data, and of what is decoded; queries act from the right."""
+class EmbeddedHeads(NamedTuple):
+    """Weights of heads on embedded data; queries act from the right."""
 
     W_E: Float[Tensor, "R d c"]  # embeds tokens and queries
     b_E: Float[Tensor, "R d"]
     W_Q: Float[Tensor, "R H d d_h"]
     W_K: Float[Tensor, "R H d d_h"]
     W_V: Float[Tensor, "R H d 1"]
-    W_O: Float[Tensor, "R H d_o"]  # of each head one row, its part of the vector that is decoded
-    W_D: Float[Tensor, "R d_out d_o"]
-    b_D: Float[Tensor, "R d_out"]
 
 
-def embedded_losses_vjp(
-    P: EmbeddedWeights, positions: Tensor, scale: float, contexts, queries, labels
-) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Callable[[Tensor], EmbeddedWeights]]:
-    """The loss of every example, the outputs, and the gradient, which may be asked for once.
-
-    ``positions`` are the query's and those of the ``n`` tokens, ``scale`` the logits' factor.
-    Contexts are own ``(R, B, n, c)`` or shared ``(R, n, c)``, queries ``(R, B, c)``. Labels
-    ``(R, B)`` are classes, for a cross-entropy, or real numbers, for a squared error.
-    """
-    attend = _own if contexts.ndim == 4 else _shared
-    heads, of_heads = attend(P, positions, scale, contexts, queries)
-    decoder = P.W_D @ P.W_O.mT
-    outputs = torch.baddbmm(P.b_D[..., None], decoder, heads)
-    if labels.is_floating_point():
-        apart = outputs - labels[:, None]
-        losses = apart.square()[:, 0]
-    else:
-        losses, of_losses = cross_entropy_vjp(outputs, labels)
-
-    def gradient(g):
-        g = g[:, None]
-        g = 2 * apart * g if labels.is_floating_point() else of_losses(g)
-        g_decoder = g @ heads.mT
-        attended = of_heads(decoder.mT @ g)
-        return EmbeddedWeights(*attended, g_decoder.mT @ P.W_D, g_decoder @ P.W_O, g.sum(dim=-1))
-
-    return losses, outputs, gradient
-
-
-def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
+def _forms(P: EmbeddedHeads, scale: float, tokens: Tensor, bias: Tensor):
     """Of each head and token a vector ``(R, H m, c)`` and a number for a query's logit, in bits.
 
     Embedded ``tokens`` are ``(R, m, d)``; ``bias``, ``(R, d)``, is that of every embedded query.
@@ -250,8 +218,12 @@ def _forms(P: EmbeddedWeights, scale: float, tokens: Tensor, bias: Tensor):
     return flat @ P.W_E, flat @ bias.mT, of_forms
 
 
-def _shared(P, positions, scale, contexts, queries):
-    """Heads ``(R, H, B)`` on one context for all examples, by arrays ``(R, H, n, B)``."""
+def shared_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, queries):
+    """Heads ``(R, H, B)`` on one context ``(R, n, c)`` for all queries ``(R, B, c)``.
+
+    ``positions`` are the query's and those of the ``n`` tokens, ``scale`` the logits' factor. The
+    gradient may be asked for once. Arrays are ``(R, H, n, B)``.
+    """
     embedded = torch.baddbmm(positions[1:], contexts, P.W_E.mT)
     vectors, numbers, of_forms = _forms(P, scale, embedded, P.b_E + positions[0])
     tokens, w = embedded + P.b_E[:, None], P.W_V[..., 0]
@@ -276,8 +248,8 @@ def _shared(P, positions, scale, contexts, queries):
     return heads[:, :, 0], of_heads
 
 
-def _own(P, positions, scale, contexts, queries):
-    """Heads ``(R, H, B)`` on own contexts, by arrays ``(R, B, H, n)``."""
+def own_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, queries):
+    """As :func:`shared_heads_vjp` on own contexts ``(R, B, n, c)``; arrays ``(R, B, H, n)``."""
     R, B, n, c = contexts.shape
     w, flat = P.W_V[..., 0], contexts.flatten(0, 1)
     rows = torch.cat([P.W_E.mT, positions[1:].expand(R, -1, -1)], dim=1)
@@ -294,7 +266,7 @@ def _own(P, positions, scale, contexts, queries):
     heads = (shares * values).sum(dim=-1).div_(total)
 
     def of_heads(g):
-        g_heads = shares.mul_(g.mT.div(total).div_(_LOG2_E)[..., None])  # as in _shared
+        g_heads = shares.mul_(g.mT.div(total).div_(_LOG2_E)[..., None])  # as on a shared one
         g_logits = values.sub_(heads[..., None]).mul_(g_heads).flatten(0, 1)
         g_keys = torch.cat([g_logits @ flat, g_logits], dim=-1).view(R, B, -1)
         g_vectors, g_numbers = (queries.mT @ g_keys).mT, g_keys.sum(dim=1)[..., None]

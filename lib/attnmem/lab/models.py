@@ -262,10 +262,31 @@ def mha_heads(
 def mha_losses(
     P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
 ) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
-    """The loss of every example by the decoded values of :func:`mha_heads`."""
-    weights, data = gradients.EmbeddedWeights(**P), (contexts, queries, labels)
+    """The loss of every example by the decoded values of :func:`mha_heads`; asked for once.
+
+    Of classes it is a cross-entropy, of real numbers the squared error.
+    """
+    *weights, W_O, W_D, b_D = P.values()
     positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
-    return gradients.embedded_losses_vjp(weights, positions, 1 / 8, *data)
+    arguments = gradients.EmbeddedHeads(*weights), positions, 1 / 8, contexts, queries
+    own = run.context != "shared"
+    attend = gradients.own_heads_vjp if own else gradients.shared_heads_vjp
+    heads, of_heads = attend(*arguments)
+    decoder = W_D @ W_O.mT
+    outputs = torch.baddbmm(b_D[..., None], decoder, heads)
+    if run.N:
+        losses, of_losses = gradients.cross_entropy_vjp(outputs, labels)
+    else:
+        apart = outputs - labels[:, None]
+        losses = apart.square()[:, 0]
+
+    def gradient(g):
+        g = of_losses(g[:, None]) if run.N else 2 * apart * g[:, None]
+        g_decoder = g @ heads.mT
+        of_weights = of_heads(decoder.mT @ g)
+        return [*of_weights, g_decoder.mT @ W_D, g_decoder @ W_O, g.sum(dim=-1)]
+
+    return losses, outputs, gradient
 
 
 # --- kinds of models ------------------------------------------------------------------------------
@@ -302,6 +323,8 @@ MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
 
 # --- how many numbers are trained -----------------------------------------------------------------
 
+# What the sizes of a run's weights do not depend on.
+_NO_PART = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
 _TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 
@@ -313,15 +336,9 @@ def parameter_count(run: Run, *, tables: bool = True) -> int:
     """
     return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
-        for name, shape in _shapes(architecture(run)).items()
+        for name, shape in _shapes(dataclasses.replace(run, **_NO_PART)).items()
         if tables or name.split(".")[0] not in _TABLES
     )
-
-
-def architecture(run: Run) -> Run:
-    """What the sizes of a run's weights depend on, the rest made equal."""
-    same = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
-    return dataclasses.replace(run, **same)
 
 
 @functools.cache

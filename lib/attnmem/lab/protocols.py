@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..core.memorize import SATURATED
-from .data import contexts_of, generator, pairs_of, to_device
-from .engine import Captured, FusedAdam
+from .data import contexts_of, generator, pairs_of
 from .gradients import take_columns
 from .models import MODELS, aot_logits, mha_heads
 from .store import Fitting, Run
@@ -40,6 +40,90 @@ def linear(run: Run, step: int) -> float:
     """The rate of a step: ``lr`` times from ``lr_start`` to ``lr_end``, changed once an epoch."""
     epoch, epochs = step // (run.T // run.batch), run.steps // (run.T // run.batch)
     return run.lr * (run.lr_start + (run.lr_end - run.lr_start) * epoch / epochs)
+
+
+# --- Adam -----------------------------------------------------------------------------------------
+
+
+class _FusedAdam:
+    """PyTorch's fused Adam with its defaults, which both papers use, on weights of stacked runs.
+
+    A step needs nothing from the host if its rate, a number in float32, is on the GPU.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self.weights = [*weights]
+        self.means = [torch.zeros_like(W) for W in self.weights]
+        self.squares = [torch.zeros_like(W) for W in self.weights]
+        self.count = torch.zeros((), dtype=torch.float32, device=self.weights[0].device)
+
+    @torch.inference_mode()
+    def step(self, gradients: Iterable[Tensor], rate: Float[Tensor, ""]) -> None:
+        gradients = [g.contiguous() for g in gradients]  # laid out as the weights are
+        self.count += 1
+        rule = {"lr": rate, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+        rule |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
+        # The heart of torch.optim.Adam(fused=True), which takes 75 us more around it.
+        averages, counts = (self.means, self.squares, []), [self.count] * len(gradients)
+        torch._fused_adam_(self.weights, gradients, *averages, counts, **rule)
+
+    def keep(self, weights: Iterable[Tensor], index: Int[Tensor, " kept"]) -> None:
+        """Forget all runs but those at ``index``, whose weights are ``weights`` from now on."""
+        self.weights = [*weights]
+        self.means = [x[index] for x in self.means]
+        self.squares = [x[index] for x in self.squares]
+
+    def state(self) -> list[Tensor]:
+        return [*(W.detach() for W in self.weights), *self.means, *self.squares, self.count]
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
+
+_CAPTURING = threading.Lock()  # one capture at a time, and no graph may be dropped meanwhile
+
+
+class _Captured:
+    """What a function of tensors launches on a GPU, recorded at the second call, then replayed.
+
+    A capture needs that all it holds has been done before. What the function gives, which is always
+    the same one, holds until the next call.
+    """
+
+    def __init__(self) -> None:
+        self.warm, self.graph, self.inputs, self.outputs = False, None, (), ()
+
+    def __call__(
+        self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        if not self.warm:
+            self.warm = True
+            return function(*inputs)
+        if self.graph is None:
+            self.inputs = [x.clone() for x in inputs]
+            with _CAPTURING:
+                self.graph, self.outputs = _recorded(lambda: function(*self.inputs))
+        for held, new in zip(self.inputs, inputs, strict=True):
+            held.copy_(new, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+    def release(self) -> None:
+        with _CAPTURING:
+            self.graph, self.inputs, self.outputs = None, (), ()
+
+
+def _recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
+    """A graph of this thread's stream, and the outputs that its replay renews."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            outputs = function()
+    except RuntimeError as error:  # a broken capture fails to end, which would hide what broke it
+        raise (error.__context__ or error) from None
+    return graph, outputs
+
+
+# --- a stack of runs ------------------------------------------------------------------------------
 
 
 class Protocol(abc.ABC):
@@ -66,8 +150,8 @@ class Protocol(abc.ABC):
             name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
             for name in each[0]
         }
-        self.adam = FusedAdam(self.parameters.values())
-        self.captured = Captured() if device.type == "cuda" else None
+        self.adam = _FusedAdam(self.parameters.values())
+        self.captured = _Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         # Steps that are made at once: as many as divide the interval, so that one graph does.
         self.length = max(k for k in range(1, _LONGEST + 1) if self.interval % k == 0)
@@ -108,12 +192,11 @@ class Protocol(abc.ABC):
         # A kernel on a GPU reads its rate as float32.
         dtype = torch.float64 if self.device.type == "cpu" else torch.float32
         rates = torch.tensor([self.rate(self.run, step) for step in chunk], dtype=dtype)
-        rates = to_device(rates, self.device)
+        rates = _to_device(rates, self.device)
         if self.captured and length == self.length:
             found = self.captured(self.steps, self.batches(length), rates)
         else:
-            watched = [self.watched(step) for step in chunk]
-            found = self.steps(self.batches(length), rates, watched)
+            found = self.steps(self.batches(length), rates, [*map(self.watched, chunk)])
         self.count += length
         self.look(*found)
         if self.finished and not self.captured and not self.done:
@@ -151,14 +234,14 @@ class Protocol(abc.ABC):
         taken = torch.stack([indices[: count * batch] for indices in self.left])
         self.left = [indices[count * batch :].clone() for indices in self.left]
         batches = taken.view(len(taken), count, batch).movedim(1, 0).contiguous()
-        return to_device(batches, self.device)
+        return _to_device(batches, self.device)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Drop all runs but those at ``indices``."""
         index = torch.tensor(indices, device=self.device)
-        kept = {name: P.detach()[index].requires_grad_() for name, P in self.parameters.items()}
-        self.parameters = kept
-        self.adam.keep(kept.values(), index)
+        for name, P in self.parameters.items():
+            self.parameters[name] = P.detach()[index].requires_grad_()
+        self.adam.keep(self.parameters.values(), index)
         for name in self.each:
             value = getattr(self, name)
             left = value[index] if isinstance(value, Tensor) else [value[i] for i in indices]
@@ -203,6 +286,11 @@ class Protocol(abc.ABC):
             ours.copy_(stored)  # in place, since a captured graph reads them
         for name, value in state["values"].items():
             setattr(self, name, value)
+
+
+def _to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy from the CPU to the device without blocking."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def _diverged(step: int) -> dict[str, Any]:
@@ -251,13 +339,12 @@ class Bigrams(_OnPairs):
     The curve is the accuracy on all pairs that there are, after every epoch.
     """
 
-    kept = (*Protocol.kept, "seen", "curve", "last_losses")
+    kept = (*Protocol.kept, "seen", "curve")
 
     def __init__(self, runs, device):
         super().__init__(runs, device)
         self.seen: list[list[list[float]]] = []  # of a watched batch the runs' shares and losses
         self.curve: list[list[float]] = []  # of every run after every epoch
-        self.last_losses: list[list[float]] = []  # of every run those of an epoch's last batch
 
     @override
     def watched(self, step):
@@ -274,19 +361,18 @@ class Bigrams(_OnPairs):
         self.seen += [[shares[i].tolist(), losses[i].tolist()] for i in wanted]
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all().tolist())
-            self.last_losses.append(losses[-1].tolist())
+            for run, loss in zip(self.runs, losses[-1].tolist(), strict=True):
+                if not math.isfinite(loss):
+                    self.reached.setdefault(run.key, _diverged(self.count))
         if not self.done:
             return
         means = torch.tensor(self.seen, dtype=torch.float64).mean(dim=0).tolist()
-        paths = (zip(*path, strict=True) for path in (self.curve, self.last_losses))
-        each = zip(self.runs, *means, *paths, strict=True)
-        for run, accuracy, loss, curve, ends in each:
-            broken = [i for i, end in enumerate(ends, start=1) if not math.isfinite(end)]
-            if not math.isfinite(loss):
-                broken.append(len(ends))
+        curves = zip(*self.curve, strict=True)
+        for run, accuracy, loss, curve in zip(self.runs, *means, curves, strict=True):
             found = {"accuracy": accuracy, "loss": loss}
             found["curve"] = tuple(round(share, 4) for share in curve)
-            self.reached[run.key] = _diverged(broken[0] * self.interval) if broken else found
+            ended = found if math.isfinite(loss) else _diverged(self.count)
+            self.reached.setdefault(run.key, ended)
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:

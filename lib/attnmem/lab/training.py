@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import os
+import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..checks import refuse
-from .engine import device_name, device_settings, origin
 from .models import MODELS
 from .protocols import PROTOCOLS, Bigrams
-from .store import PACKAGE, Configuration, Outcome, Run
+from .store import PACKAGE, Configuration, Outcome, Run, commit
 
 _CPU = torch.device("cpu")
 _STORE_EVERY = 60.0  # seconds between two stored states
 # A hash of the library's code, as this process has read it.
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
+# glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
+_MALLOC_OPTIONS = {-3: 2**30, -1: 2**31 - 1, -2: 2**28}
+STREAMS = 31  # for workers: torch gives out 32 in turn, and the thread that starts them has one
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8, the default, streams share some
+_OF_THREAD = threading.local()
+_LOCK = threading.Lock()
+_BEFORE: list[bool] = []  # of every training under way, whether TF32 was allowed before it began
 
 
 # --- which runs are trained at once ---------------------------------------------------------------
@@ -63,6 +71,78 @@ def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
     return tuple(round(accuracy, 4) for [accuracy] in protocol.curve)
 
 
+# --- where a training runs ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
+    """Set threads, denormals, TF32 and the CUDA stream for a training, then restore them."""
+    on_gpu = device.type == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        refuse("device", repr(str(device)), "cpu, since torch finds no GPU on this machine")
+    with contextlib.ExitStack() as settings:
+        # Small products gain nothing from more threads, and with one their rows stay the same.
+        settings.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        if on_gpu:
+            settings.enter_context(_precision(tf32))
+            settings.enter_context(torch.cuda.device(device))
+            stream = _stream_of_thread(device)
+            settings.enter_context(torch.cuda.stream(stream))
+            settings.callback(stream.synchronize)
+        else:
+            # A step asks for the same blocks of memory again, so the C library is to keep them for
+            # this process. Else large arrays are mapped afresh and zeroed, an eighth of the time.
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # it may not know how
+                for option, size in _MALLOC_OPTIONS.items():
+                    ctypes.CDLL(None).mallopt(option, size)
+            # Processors compute with numbers below the normal range in microcode, many times
+            # slower. The softmax weights of saturated heads and their gradients hold many. Added to
+            # weights near one, a number below 1e-38 changes no digit of float32.
+            flushed = bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
+            settings.callback(torch.set_flush_denormal, flushed)
+            torch.set_flush_denormal(True)
+        yield
+
+
+def _stream_of_thread(device: torch.device) -> torch.cuda.Stream:
+    """One stream for all stacks of a thread, so that several threads fill a GPU together.
+
+    cuBLAS has a workspace for every stream, which graphs that are replayed at once must not share.
+    """
+    streams = vars(_OF_THREAD)
+    if device not in streams:
+        streams[device] = torch.cuda.Stream()
+    return streams[device]
+
+
+@contextlib.contextmanager
+def _precision(tf32: bool) -> Iterator[None]:
+    """TF32 on or off, for the whole process; refused while other threads train with the other."""
+    settings = torch.backends.cuda.matmul
+    with _LOCK:
+        if _BEFORE and settings.allow_tf32 != tf32:
+            refuse("tf32", tf32, f"{not tf32}, as in the trainings that run at the same time")
+        _BEFORE.append(settings.allow_tf32)
+        settings.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        with _LOCK:  # in whatever order they end, the last one sets back what the first one found
+            settings.allow_tf32 = _BEFORE.pop()
+
+
+def device_name(device: torch.device) -> str:
+    """What rows call a device: ``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def origin(seconds: float, device: torch.device) -> dict[str, Any]:
+    """The fields of a result that say how long it took, and where it comes from."""
+    where = {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    return {"wall_s": round(seconds, 3)} | where
+
+
 # --- a training from end to end -------------------------------------------------------------------
 
 
@@ -80,19 +160,17 @@ def train(
     call goes on from there, and ends with the outcomes that it would have had. States stay until
     :func:`forget` deletes them; one that cannot be read is refused.
     """
-    if not runs:
-        refuse("runs", "none", "at least one")
-    for run in runs:
-        model, ends = MODELS.get(run.model), (None, "short") if run.context else (None,)
-        if not model or run.task not in model.tasks or run.variant not in model.variants:
-            what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
-            refuse("runs", what, "a known model, variant and task")
-        if run.last_batch not in ends:
-            refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {ends}")
-    if (cells := len(stacks(runs))) > 1:
-        refuse("runs", f"{cells} different ones", "runs that differ by their seed only")
+    if (cells := len(stacks(runs))) != 1:
+        refuse("runs", f"{cells} different ones", "some that differ by their seed only")
+    [run, *_] = runs
+    model, ends = MODELS.get(run.model), (None, "short") if run.context else (None,)
+    if not model or run.task not in model.tasks or run.variant not in model.variants:
+        what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
+        refuse("runs", what, "a known model, variant and task")
+    if run.last_batch not in ends:
+        refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {ends}")
     where = torch.device(device)
-    with device_settings(where, tf32=runs[0].products == "tf32"):
+    with device_settings(where, tf32=run.products == "tf32"):
         try:
             return _outcomes(runs, where, Checkpoint(checkpoints, runs, device_name(where)))
         except torch.OutOfMemoryError:
