@@ -1,5 +1,7 @@
 """The layers against loops over the papers' equations, torch's own attention, and laws."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from attnmem import (
     mha_attention,
     mha_features,
 )
-from attnmem.core.layers import _add_heads, look_up
+from attnmem.core.layers import look_up
 
 # Pairwise distinct primes, so that no swapped axis can pass.
 RUNS, H, d, d_h, d_v, d_out, B, n = 2, 3, 11, 5, 7, 13, 17, 19
@@ -34,14 +36,14 @@ def mha_weights(*runs, d_o=d, dtype=torch.float64):
     return MHAWeights(*(torch.randn(*runs, *shape, dtype=dtype) for shape in shapes))
 
 
-def aot_weights(*runs, dtype=torch.float64):
+def aot_weights(*runs, d=d, d_h=d_h, S=S):
     shapes = [(N, d), (S, d), *[(H, d_h, d)] * 3, (H, d, d_h), (N, d)]
-    return AoTWeights(*(torch.randn(*runs, *shape, dtype=dtype) / 3 for shape in shapes))
+    return AoTWeights(*(torch.randn(*runs, *shape, dtype=torch.float64) / 3 for shape in shapes))
 
 
-def data(*runs, shared, dtype=torch.float64):
-    context = torch.randn(*runs, *(() if shared else (B,)), n, d, dtype=dtype)
-    return context, torch.randn(*runs, B, d, dtype=dtype)
+def data(*runs, shared):
+    context = torch.randn(*runs, *(() if shared else (B,)), n, d, dtype=torch.float64)
+    return context, torch.randn(*runs, B, d, dtype=torch.float64)
 
 
 def softmax(logits):
@@ -86,14 +88,6 @@ def test_every_order_of_multiplication_gives_the_papers_layer(shared, skip, B, n
     torch.testing.assert_close(mha(weights, context, query, skip=skip), expected, **EXACT)
 
 
-@pytest.mark.parametrize(("B", "d", "d_h"), [(2, 11, 7), (97, 11, 11), (97, 11, 2)])
-def test_every_order_of_the_head_sum_gives_the_same(B, d, d_h):
-    z, W_V = torch.randn(B, H, d, dtype=torch.float64), torch.randn(H, d_h, d, dtype=torch.float64)
-    W_O = torch.randn(H, 5, d_h, dtype=torch.float64)
-    expected = sum(z[:, h] @ (W_O[h] @ W_V[h]).T for h in range(H))
-    torch.testing.assert_close(_add_heads(z, W_V, W_O), expected, **EXACT)
-
-
 def test_a_look_up_and_its_gradient_go_token_by_token():
     table = torch.randn(2, 5, 3, requires_grad=True)
     chosen = torch.tensor([[4, 0, 4, 4, 1], [2, 2, 0, 3, 2]])
@@ -108,8 +102,9 @@ def test_a_look_up_and_its_gradient_go_token_by_token():
     assert torch.equal(torch.autograd.grad(found, table, g)[0], total)
 
 
-def test_aot_is_the_papers_model():
-    weights, tokens = aot_weights(), torch.randint(N, (B, S))
+@pytest.mark.parametrize(("B", "d", "d_h"), [(B, d, d_h), (2, 11, 7), (97, 11, 11), (97, 11, 2)])
+def test_every_order_of_multiplication_gives_the_papers_transformer(B, d, d_h):
+    weights, tokens = aot_weights(d=d, d_h=d_h), torch.randint(N, (B, S))
     expected = torch.stack([aot_by_the_equations(weights, row) for row in tokens])
     torch.testing.assert_close(aot(weights, tokens), expected, **EXACT)
 
@@ -121,24 +116,19 @@ def test_no_sequences_have_no_logits():
     assert torch.equal(aot(weights, torch.zeros(7, 3, dtype=torch.long)), torch.zeros(7, 5))
 
 
-def aot_inputs(length, runs=()):
-    shapes = [(5, 3), (length, 3), *[(4, 2, 3)] * 3, (4, 3, 2), (5, 3)]
-    return [torch.randn(*runs, *shape, dtype=torch.float64) for shape in shapes]
-
-
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_transforms_of_torch_go_through_aot(length):
-    weights, tokens = aot_inputs(length), torch.randint(5, (7, length))
+    weights, tokens = aot_weights(S=length), torch.randint(N, (7, length))
 
     def logits(*weights, tokens=tokens):
         return aot(AoTWeights(*weights), tokens)
 
-    many, sets = aot_inputs(length, (4,)), torch.randint(5, (4, 7, length))
+    many, sets = aot_weights(4, S=length), torch.randint(N, (4, 7, length))
     for found, one in (
         (torch.vmap(logits)(*many), logits(*many)),
         (torch.vmap(lambda s: logits(*weights, tokens=s))(sets), logits(*weights, tokens=sets)),
     ):
-        torch.testing.assert_close(found, one, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, one, **EXACT)
 
 
 def test_mha_equals_torchs_multihead_attention():
@@ -156,30 +146,20 @@ def test_mha_equals_torchs_multihead_attention():
     torch.testing.assert_close(mha(weights, context, query), expected, **EXACT)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_runs_of_weights_and_data_broadcast(shared):
-    context, query = data(shared=shared)
-    many = mha_weights(RUNS)
-    outputs = mha(many, context, query, skip=True)
-    assert outputs.shape == (RUNS, B, d_out)
-    one = MHAWeights(*(W[1] for W in many))
-    torch.testing.assert_close(outputs[1], mha(one, context, query, skip=True), **EXACT)
-    contexts, queries = data(RUNS, shared=shared)
-    expected = mha(one, contexts[1], queries[1], skip=True)
-    for layer in (one, many):
-        outputs = mha(layer, contexts, queries, skip=True)
-        torch.testing.assert_close(outputs[1], expected, **EXACT)
-
-
-def test_aot_runs_broadcast():
-    many, tokens = aot_weights(RUNS), torch.randint(N, (B, S))
-    outputs = aot(many, tokens)
-    assert outputs.shape == (RUNS, B, N)
-    one = AoTWeights(*(W[1] for W in many))
-    torch.testing.assert_close(outputs[1], aot(one, tokens), **EXACT)
-    sets = torch.randint(N, (RUNS, B, S))
-    torch.testing.assert_close(aot(one, sets)[1], aot(one, sets[1]), **EXACT)
-    torch.testing.assert_close(aot(many, sets)[1], aot(one, sets[1]), **EXACT)
+@pytest.mark.parametrize("kind", ["shared", "own", "sequences"])
+def test_runs_of_weights_and_data_broadcast(kind):
+    draw, call, kind_of = mha_weights, partial(mha, skip=True), MHAWeights
+    one, sets = (data(*runs, shared=kind == "shared") for runs in ((), (RUNS,)))
+    if kind == "sequences":
+        draw, call, kind_of = aot_weights, aot, AoTWeights
+        one, sets = ((torch.randint(N, (*runs, B, S)),) for runs in ((), (RUNS,)))
+    many = draw(RUNS)
+    second = kind_of(*(W[1] for W in many))
+    torch.testing.assert_close(call(many, *one)[1], call(second, *one), **EXACT)
+    for layer in (second, many):
+        outputs = call(layer, *sets)
+        assert len(outputs) == RUNS
+        torch.testing.assert_close(outputs[1], call(second, *(x[1] for x in sets)), **EXACT)
 
 
 def test_attention_weights_are_convex_combinations():

@@ -7,8 +7,6 @@ import torch
 
 from attnmem import deep, random_deep
 from attnmem.core import bounds
-from attnmem.theory.certificates import enclosed_jacobian
-from attnmem.theory.independence import certified_rank
 from attnmem.theory.tangents import deep_tangents, jacobian
 
 F64 = {"dtype": torch.float64}
@@ -63,52 +61,6 @@ def test_outputs_and_derivative_are_those_of_a_plain_loop(skip, causal):
         rows = torch.arange(4.0, **F64)
         flat = torch.cat([W.flatten() for W in at.transposed(rows).tensors])
         torch.testing.assert_close(flat, rows @ first)
-
-
-NARROW = [  # few narrow heads: what later layers do not read is lost
-    ((1, 1), 1, 8, 8, 2, 1, True, False),
-    ((1, 1, 1), 1, 2, 9, 3, 1, True, True),
-    ((1, 1, 1, 1), 1, 1, 9, 2, 2, True, False),
-    ((1, 3, 1), 2, 1, 5, 3, 2, False, False),
-    ((1, 1, 1, 1), 3, 4, 4, 2, 1, False, False),  # in float64 no gap shows
-    ((4, 4, 4), 1, 1, 1, 2, 1, True, False),  # d = 1
-    ((2, 2, 1), 1, 2, 4, 2, 1, False, True),  # H d_v = d: values in complementary spaces
-    ((2, 3), 1, 4, 7, 2, 1, False, True),  # values of two heads share one dimension
-]
-
-
-@pytest.mark.hostile("mahdavi-finding-depth")
-@pytest.mark.parametrize(("heads", "d_h", "d_v", "d", "n", "outputs", "skip", "causal"), NARROW)
-def test_the_count_is_the_rank_of_the_derivative(heads, d_h, d_v, d, n, outputs, skip, causal):
-    P = bounds.deep_ceiling(heads, d_h, d_v, d, outputs=outputs, skip=skip)
-    weights, tokens = network(heads, d_h, d_v, d, n, P + 10, outputs=outputs, logits=1.0)
-    J = jacobian(weights, tokens, skip=skip, causal=causal)
-    J = J / J.norm(dim=0).clamp_min(1e-300)  # columns of one length, as layers differ in scale
-    values = torch.linalg.svdvals(J) / torch.linalg.matrix_norm(J, 2)
-    beyond = float(values[P]) if len(values) > P else 0.0
-    assert beyond < 1e-13
-    if values[P - 1] < 1e4 * max(beyond, 1e-16):
-        balls = enclosed_jacobian(weights, tokens[: P + 3], skip=skip, causal=causal)
-        assert certified_rank(balls, target=P).rank == P
-
-
-def rank_with_a_gap(weights, tokens, **options):
-    """The rank in float64, where it is beyond doubt."""
-    J = jacobian(weights, tokens, **options)
-    values = torch.linalg.svdvals(J / J.norm(dim=0).clamp_min(1e-300))
-    rank = int((values > 1e-10 * values[0]).sum())
-    assert rank == len(values) or values[rank] < 1e-4 * values[rank - 1]
-    return rank
-
-
-def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():
-    """With one output T examples have rank min(T, P)."""
-    ranks = {}
-    for o in (1, 4):
-        weights, tokens = network((1, 1), 2, 1, 4, 2, 30, outputs=o, logits=1.0)
-        found = [rank_with_a_gap(weights, tokens[:T]) for T in (12, 15, 30)]
-        ranks[o] = bounds.deep_ceiling((1, 1), 2, 1, 4, outputs=o), *found
-    assert ranks == {1: (39, 12, 15, 30), 4: (54, 36, 42, 54)}
 
 
 def test_one_head_a_layer_without_skip_has_the_dimension_of_the_known_conjecture():

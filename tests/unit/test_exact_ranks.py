@@ -98,14 +98,34 @@ SIZES = [
 ]
 
 
+SIZES += [  # few narrow heads: what later layers do not read is lost
+    ((1, 1, 1), 1, 2, 9, 1, True),
+    ((1, 1, 1, 1), 1, 1, 9, 2, True),
+    ((1, 3, 1), 2, 1, 5, 2, False),
+    ((1, 1, 1, 1), 3, 4, 4, 1, False),
+    ((4, 4, 4), 1, 1, 1, 1, True),  # d = 1
+    ((2, 2, 1), 1, 2, 4, 1, False),  # H d_v = d: values in complementary spaces
+    ((2, 3), 1, 4, 7, 1, False),  # values of two heads share one dimension
+]
+
+
 @pytest.mark.hostile("mahdavi-finding-depth")
 def test_the_count_of_layers_is_the_exact_rank():
-    """Narrow layers and wide ones, with full and with causal attention to three tokens."""
-    for (heads, *widths, outputs, skip), causal in zip(SIZES, itertools.cycle((False, True))):
+    """Narrow layers and wide ones, with full and with causal attention to three tokens, or two."""
+    cases = zip(SIZES, itertools.cycle((False, True)), itertools.cycle((3, 3, 2)))
+    for (heads, *widths, outputs, skip), causal, n in cases:
         count = bounds.deep_ceiling(heads, *widths, outputs=outputs, skip=skip)
         options = {"outputs": outputs, "skip": skip, "causal": causal}
-        found = rank_of_layers(heads, *widths, 3, count + 2, **options)
-        assert found == count, (heads, widths, options)
+        found = rank_of_layers(heads, *widths, n, count + 2, **options)
+        assert found == count, (heads, widths, n, options)
+
+
+def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():
+    """With one output T examples have rank min(T, P)."""
+    for outputs, ranks in ((1, [12, 15, 30]), (4, [36, 42, 54])):
+        found = [rank_of_layers((1, 1), 2, 1, 4, 2, T, outputs=outputs) for T in (12, 15, 30)]
+        assert found == ranks
+        assert bounds.deep_ceiling((1, 1), 2, 1, 4, outputs=outputs) == {1: 39, 4: 54}[outputs]
 
 
 # --- sequences ------------------------------------------------------------------------------------
