@@ -26,10 +26,7 @@ LINES, WIDTH, BYTES = 25, 76, 500_000
 CHAPTERS = chapters()
 READ = [page.removeprefix("book/notebooks/") for page in pages()]  # from start to end, if they are
 READ = [chapter for chapter in READ if chapter.split("/")[0] in ARGUMENT]  # of the argument
-PAGES, WORDS = (
-    17,
-    24_000,
-)  # of the argument, with the front page, the explorer and the reader's data
+PAGES, WORDS = 17, 24_000  # of the argument, with the front page, the explorer and the data
 NAME = re.compile(r"[a-z]+/[a-z0-9]+(-[a-z0-9]+)*")  # of the chapter in book/text
 
 
@@ -59,9 +56,7 @@ def test_every_chapter_has_a_text_and_a_notebook_and_every_page_is_in_the_conten
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_notebook_has_the_cells_of_its_text_ran_without_error_and_stores_nothing_of_the_run(
-    chapter,
-):
+def test_a_notebook_has_the_cells_of_its_text_and_no_error_and_nothing_of_the_run(chapter):
     executed, cells = notebook(chapter), code_cells(chapter)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
@@ -135,8 +130,6 @@ def test_chapters_and_theorems_have_labels_and_titles_and_theorems_a_source(chap
         assert re.match(r":label: [a-z]+-[a-z0-9-]+", label), f"{kind}{title}: no label"
 
 
-# --- prose ----------------------------------------------------------------------------------------
-
 NOT_PROSE = re.compile(
     r"""```.*?^```$        # cells and raw blocks
       | ^:::\{prf:definition\}.*?^:::$  # where a word is defined
@@ -205,8 +198,6 @@ def test_a_chapter_opens_with_a_question_has_an_exercise_and_leads_to_the_next(c
     assert re.search(rf"\*\*Next:\*\*.*`{label}`", takeaway[0], re.S), f"next is {label}"
 
 
-# --- the argument is short, shows mechanisms and values, and hides what serves the page -----------
-
 HIDDEN = {"hide-input", "hide-cell", "remove-cell", "remove-input"}
 
 
@@ -246,8 +237,6 @@ def test_a_chapter_has_a_picture_of_a_mechanism_few_tables_short_code_and_prints
     printed = "".join(o.text for o in outputs if o.output_type == "stream").splitlines()
     assert sum(line.endswith("True") for line in printed) <= len(printed) / 10
 
-
-# --- citations ------------------------------------------------------------------------------------
 
 ENTRIES = parse_file(BOOK / "references.bib").entries
 CITED = re.compile(r"\{cite(?::[a-z]+)?\}`([^`]+)`")

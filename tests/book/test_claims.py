@@ -40,9 +40,7 @@ def test_the_report_says_which_rows_a_gpu_made():
     assert re.search(rf"^\| all \| 2,052 \| {total[0]:,} \| {total[1]} \|$", text, re.M)
 
 
-ENTRY = re.compile(
-    r"^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-container: (.*)\n", re.MULTILINE
-)
+ENTRY = re.compile(r"(?m)^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-container: (.*)\n")
 
 
 def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold():
@@ -76,17 +74,12 @@ def test_totals_count_each_word_and_what_the_confirmed_rest_on():
     made = {
         "mahdavi-theorem-1": made_up("confirmed", "proved"),
         "mahdavi-lemma-1": made_up("confirmed", "certified"),
-        "mahdavi-figure-1": made_up("confirmed", "measured, 1 of 6 seeds"),
         "mahdavi-figure-2a": made_up("in part", "measured, 1 of 6 seeds"),
-        "mahdavi-assumption-1": made_up("not met", "certified"),
     }
-    total = len(papers.claims())
     left_out = sum(bool(claim.left_out) for claim in papers.claims().values())
-    assert claims.totals(made) == (
-        f"Of **{total}** claims: **3** confirmed (1 proved, 1 certified, 1 measured), **1** in "
-        f"part, **0** contradicted, **1** not met, **{total - 5 - left_out}** not yet, "
-        f"**{left_out}** left out.\n"
-    )
+    said = claims.totals(made)
+    assert "**2** confirmed (1 proved, 1 certified), **1** in part, **0** contradicted" in said
+    assert f"**{len(papers.claims()) - 3 - left_out}** not yet, **{left_out}** left out" in said
 
 
 def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_instead():
@@ -164,9 +157,6 @@ def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
     monkeypatch.setattr(graph, "chapters", lambda: 2 * chapters())
     with pytest.raises(ValueError, match="a second time"):
         graph.recorded()
-
-
-# --- for programs ---------------------------------------------------------------------------------
 
 
 def test_claims_follow_their_schema_and_a_spoiled_one_does_not():

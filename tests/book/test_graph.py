@@ -98,8 +98,6 @@ def test_every_node_is_a_link():
     )
 
 
-# --- the drawing ----------------------------------------------------------------------------------
-
 FRAME = graph.Frame(width=10, height=4, aside=5, above=2, page=60)
 GRAPHS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=25)
 

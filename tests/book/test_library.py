@@ -72,8 +72,6 @@ def test_no_module_imports_itself_by_a_detour():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the circle
 
 
-# --- the border of the core -----------------------------------------------------------------------
-
 CORE = [name for name in MODULES if room(name) == "core"]
 # Whatever the core imports by itself, while it is used: all but the modules of torch and numpy.
 ALONE = """

@@ -32,8 +32,6 @@ def test_search_finds_a_word_of_the_book_shows_it_and_quotes_sentences(visit):
     assert not any("Contents" in words for words in quoted)
 
 
-# --- claims ---------------------------------------------------------------------------------------
-
 TALL = 120  # pixels of the page for each claim, with everything folded
 
 
@@ -147,8 +145,6 @@ def test_the_graph_opens_on_boxes_that_can_be_read_and_lead_to_their_claims(visi
     page.wait_for_timeout(300)
     assert in_view(page, drawn.first.get_attribute("href").removeprefix("#claim-"))
 
-
-# --- the explorer ---------------------------------------------------------------------------------
 
 SIZES = ("H", "d", "d_h", "n", "S", "N", "L")
 GRID = itertools.product(

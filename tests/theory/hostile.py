@@ -29,8 +29,6 @@ def integers(seed, *shape, size=3):
     return torch.randint(-size, size + 1, shape, generator=generator)
 
 
-# --- sizes ----------------------------------------------------------------------------------------
-
 # H, n, d, d_h: one of each is as small or as large as the theorem of Mahdavi et al. allows.
 SIZES = {
     "one head": (1, 3, 7, 5),
@@ -46,9 +44,6 @@ SIZES = {
 def capacity(H, n, d_h):
     """What Theorem 1 of Mahdavi et al. promises, by counting: one, and ``r - 1`` for each head."""
     return 1 + sum(min(n, d_h) - 1 for _ in range(H))
-
-
-# --- vectors --------------------------------------------------------------------------------------
 
 
 def moments(count, rank, dim):
@@ -152,9 +147,6 @@ def matrices(rows, columns, entries=(-1, 0, 1)):
         yield [list(flat[i * columns : (i + 1) * columns]) for i in range(rows)]
 
 
-# --- sequences and next tokens --------------------------------------------------------------------
-
-
 def labelings(count, labels=2):
     """All ways to label so many examples."""
     return itertools.product(range(labels), repeat=count)
@@ -170,9 +162,6 @@ def parity(bits, last=0):
     sequences = every_sequence(2, bits)
     tokens = torch.cat([sequences, torch.full((len(sequences), 1), last)], dim=1)
     return tokens, sequences.sum(dim=1) % 2
-
-
-# --- distributions and unembeddings ---------------------------------------------------------------
 
 
 def lattice_distributions(vocab, parts, zeros=True):

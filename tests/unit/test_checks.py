@@ -139,9 +139,6 @@ def test_all_else_is_given_as_it_is(given):
     assert result is given or result[0] is PAIRS
 
 
-# --- annotations ----------------------------------------------------------------------------------
-
-
 def _names_too_many_heads(heads, dim):
     if heads > 3 * dim:
         refuse("heads", heads, "at most three times dim")

@@ -128,9 +128,6 @@ def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():
         assert bounds.deep_ceiling((1, 1), 2, 1, 4, outputs=outputs) == {1: 39, 4: 54}[outputs]
 
 
-# --- sequences ------------------------------------------------------------------------------------
-
-
 def rank_of_offers(pairs, heads, head_dim, dim):
     """The rank of what a layer offers on bigrams: the last token, and what each head attends to."""
     g = np.random.default_rng(0)

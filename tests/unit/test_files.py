@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+import re
 import sys
 
 import numpy as np
@@ -292,20 +293,20 @@ def test_arrays_are_named_and_none_is_used_silently(tmp_path):
     torch.save(arrays, tmp_path / "a.pt")
     save_file(arrays, tmp_path / "a.safetensors")
     for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(ValueError, match=r"--contexts: got no array 'contexts' .*one of .*E"):
-            load(path)
         data = load(path, contexts="E")
         assert data.labels is None
         assert "--label takes an array" in data.summary["labels"]
         assert load(path, contexts="E", label="y").labels.dtype.kind == "i"
         assert load(path, contexts="E", label="y", label_kind="real").labels.dtype.kind == "f"
         assert load(path, contexts="E", label="hot").summary["labels"].endswith("(4, 4), numbers")
-        with pytest.raises(ValueError, match="one-hot rows"):
-            load(path, contexts="E", label="hot", label_kind="class")
-        with pytest.raises(ValueError, match="--mask: got no array 'm'"):
-            load(path, contexts="E", mask="m")
-        with pytest.raises(ValueError, match="--label-kind: got 'words'; expected real or class"):
-            load(path, contexts="E", label="y", label_kind="words")
+        for wrong, said in (
+            ({"contexts": None}, r"--contexts: got no array 'contexts' .*one of .*E"),
+            ({"label": "hot", "label_kind": "class"}, "one-hot rows"),
+            ({"mask": "m"}, "--mask: got no array 'm'"),
+            ({"label": "y", "label_kind": "words"}, "--label-kind: got 'words'; expected real or"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                load(path, **{"contexts": "E"} | wrong)
 
 
 def test_a_table_of_npy_is_filled_up_and_its_gaps_are_named(tmp_path):
@@ -318,6 +319,8 @@ def test_a_table_of_npy_is_filled_up_and_its_gaps_are_named(tmp_path):
     np.save(tmp_path / "t.npy", table)
     with pytest.raises(ValueError, match="table: got no finite number in row 2, column 3"):
         load(tmp_path / "t.npy")
+    with pytest.raises(ValueError, match="table: got no finite number in row 2, column 'd'"):
+        cut(pd.DataFrame(table, columns=[*"abcde"]), 1)
     for shape in ((3,), (2, 3, 4), (0, 4), (4, 0)):
         np.save(tmp_path / "t.npy", np.ones(shape))
         with pytest.raises(ValueError, match="table: got shape"):
@@ -414,17 +417,6 @@ def test_tables_of_several_precisions_keep_theirs():
     assert data.precision == torch.float32
 
 
-def test_what_is_missing_is_named_by_row_and_column():
-    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, np.nan]})
-    with pytest.raises(ValueError, match="table: got no finite number in row 1, column 'b'"):
-        cut(frame, 1)
-    E, e = torch.ones(3, 2, 2), torch.eye(3, 2)
-    missing = [(2, [1.0, 2.0, np.nan]), (1, [[1.0], [np.inf], [2.0]]), (1, ["a", None, "b"])]
-    for row, labels in missing:
-        with pytest.raises(ValueError, match=f"labels: got .*in row {row}"):
-            as_data(E, e, labels)
-
-
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -442,6 +434,8 @@ def test_each_report_begins_with_what_was_read(tmp_path, call, monkeypatch):
     status, out, _ = call(path, "--columns", 'age, "height"', "--label", "group")
     assert (status, out.splitlines()[1]) == (0, "label: group (classes: 2)")
     assert out.startswith("file: t.csv: 10 rows of 7 columns between commas, example 0 in line 2")
+    call(path, "--heads", "1", "--picture", tmp_path / "found.svg")
+    assert "<svg" in (tmp_path / "found.svg").read_text()
     status, out, _ = call(path, "--json", "--labels", "age", "--label-kind", "real")
     assert json.loads(out)["read"]["label"] == {"age": "numbers"}
     np.save(tmp_path / "t.npy", np.arange(6.0).reshape(2, 3))
@@ -480,7 +474,7 @@ def test_a_place_that_is_no_file_is_refused(tmp_path, call, name, said):
         (tmp_path / there).touch()
     status, out, error = call(name if "://" in name else tmp_path / name)
     assert (status, out) == (1, "")
-    assert pytest.importorskip("re").search(said, error.splitlines()[-1])
+    assert re.search(said, error.splitlines()[-1])
 
 
 # --- hostile files --------------------------------------------------------------------------------
@@ -547,7 +541,7 @@ def attempt(path, **options):
 
 def test_hostile_tables_are_read_as_they_stand_or_refused_by_name(tmp_path):
     rng, path, answers = random.Random(0), tmp_path / "f.csv", 0
-    for turn in range(1500):
+    for turn in range(600):
         raw = mutated(rng)
         path.write_bytes(raw)
         options = rng.choice([{}, {}, {"drop_missing": "rows"}, {"header": True}, {"tokens": 2}])
@@ -557,7 +551,7 @@ def test_hostile_tables_are_read_as_they_stand_or_refused_by_name(tmp_path):
         else:
             assert any(word in refusal for word in NAMED), (turn, raw, refusal)
         answers += bool(data)
-    assert 300 < answers < 1400
+    assert 120 < answers < 560
 
 
 def test_hostile_arrays_are_refused_by_name(tmp_path, call):
@@ -581,12 +575,11 @@ def test_hostile_arrays_are_refused_by_name(tmp_path, call):
             assert not refusal or any(word in refusal for word in NAMED), refusal
             assert not any(word in refusal for word in ("pickle", "unsafe", "weights_only"))
     odd = [[torch.ones(2)], torch.ones(3), {"contexts": [1, 2], "queries": "x"}, "words", {3: 4}]
-    for value in odd:
+    for value in (*odd, torch.nn.Linear(2, 2)):
         torch.save(value, tmp_path / "f.pt")
         status, out, error = call(tmp_path / "f.pt")
         assert (status, out) == (1, "")
         assert "f.pt" in error.splitlines()[-1]
-    torch.save(torch.nn.Linear(2, 2), tmp_path / "f.pt")
     np.save(tmp_path / "f.npy", np.array([{}, 3], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "f.npz", contexts=np.array([{}], dtype=object))
     (tmp_path / "f.safetensors").write_bytes(b"\xff" * 8 + b"{}")

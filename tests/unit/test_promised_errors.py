@@ -22,24 +22,13 @@ def layer(build, **sizes):
     return lambda X, y: build(X, X[:, -1], y, **sizes, seed=0)
 
 
+SMALL = {"heads": (2, 2), "head_dim": 1, "value_dim": 2}
 CONSTRUCTIONS = {  # with the module whose outputs it looks at, and its promise
-    "depth": (
-        lambda X, y: memorize_by_depth(X, y, heads=(2, 2), head_dim=1, value_dim=2),
-        *(near, "deep", 1e-8),
-    ),
+    "depth": (lambda X, y: memorize_by_depth(X, y, **SMALL), near, "deep", 1e-8),
     "difference": (layer(memorize_by_difference, heads=4, head_dim=2), near, "mha", 1e-8),
-    "cancellation": (
-        layer(memorize_by_cancellation, heads=3, head_dim=2),
-        *(near, "mha", 1e-8),
-    ),
-    "theorem 1": (
-        lambda X, y: memorize_mha(X, X[:, -1], y[:, None], heads=7, head_dim=3, seed=0),
-        *(memorize, "mha", 1e-9),
-    ),
-    "scalars": (
-        lambda X, y: memorize_scalars(X[0], X[:, -1], y, heads=4),
-        *(near, "mha", 1e-8),
-    ),
+    "cancellation": (layer(memorize_by_cancellation, heads=3, head_dim=2), near, "mha", 1e-8),
+    "theorem 1": (layer(memorize_mha, heads=7, head_dim=3), memorize, "mha", 1e-9),
+    "scalars": (lambda X, y: memorize_scalars(X[0], X[:, -1], y, heads=4), near, "mha", 1e-8),
 }
 
 

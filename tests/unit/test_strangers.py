@@ -3,7 +3,6 @@
 import codecs
 import contextlib
 import json
-import os
 import random
 import re
 import shutil
@@ -22,7 +21,6 @@ from attnmem.yours import Capacity, capacity, from_config, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
-# --- configurations -------------------------------------------------------------------------------
 
 GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "add_cross_attention": False}
 BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "pruned_heads": {}}
@@ -120,13 +118,11 @@ def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
 
 
 OTHER_LAYERS = [
-    (BERT, "position_embedding_type", "relative_key"),
     (BERT, "position_embedding_type", "relative_key_query"),
     (BERT | {"is_decoder": True}, "add_cross_attention", True),
     (GPT2, "add_cross_attention", True),
     (BERT, "pruned_heads", {"0": [1]}),
     (BERT | {"model_type": "vit"}, "qkv_bias", False),
-    (BERT | {"model_type": "vit"}, "qkv_bias", 0),
     (BERT, "head_dim", 5),
     (BERT, "num_key_value_heads", 1),
     (QWEN, "attention_bias", True),  # transformers ignores it
@@ -159,8 +155,6 @@ def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
         from_config(path, adapter=0)
 
 
-# --- saved models ---------------------------------------------------------------------------------
-
 SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}
 SIZES |= {"intermediate_size": 8, "max_position_embeddings": 8}
 
@@ -187,20 +181,17 @@ MISSING = "source: got {} without embeddings.position_embeddings.weight"
 BLOCKS = "source: {}: num_hidden_layers: got "
 FAULTS = [
     ({"model_type": "llama"}, MODEL + "llama; expected one of bert, vit,"),
-    ({"model_type": "roberta"}, MODEL + "roberta; expected one of bert"),
     ({"model_type": ["bert"]}, MODEL + "['bert']; expected one of bert"),
     ({"model_type": None}, MODEL + "None"),
     ({"is_decoder": True}, MODEL + "bert decoder"),
     ({"add_cross_attention": True}, MODEL + "bert decoder"),
     ({"position_embedding_type": "relative_key"}, MODEL + "bert with relative positions"),
     ({"num_attention_heads": 5}, UNREAD),
-    ({"num_attention_heads": 0}, UNREAD),
     ({"hidden_size": "12"}, UNREAD),
     ({"hidden_size": 3 * 10**12}, UNREAD),
     ({"max_position_embeddings": 7}, MISSING),
     ({"num_hidden_layers": 3, "max_position_embeddings": 9}, MISSING),
     ({"num_hidden_layers": 0}, BLOCKS + "0; expected an integer of "),
-    ({"num_hidden_layers": -2}, BLOCKS + "-2"),
 ]
 
 
@@ -278,13 +269,9 @@ def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
 
 
 def test_data_sets_are_asked_for_without_their_code(monkeypatch):
-    asked = []
-
-    def load(*names, **options):
-        asked.append(options)
+    def load(*names, trust_remote_code, **options):
+        assert trust_remote_code is False
         return datasets.Dataset.from_dict({"image": []})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert not [*corpora.published_images("some/images", 3)]
-    assert asked[0]["trust_remote_code"] is False
-    assert not os.path.exists("some/images")

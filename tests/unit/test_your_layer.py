@@ -11,14 +11,7 @@ from torch import nn
 from attnmem import __main__ as cli
 from attnmem import mha, random_mha
 from attnmem.core import bounds
-from attnmem.yours import (
-    capacity,
-    from_config,
-    from_torch,
-    memorize,
-    saved_layer,
-    to_torch,
-)
+from attnmem.yours import capacity, from_config, from_torch, memorize, saved_layer, to_torch
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
@@ -27,14 +20,12 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-# --- torch and transformers -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("widths", [(None, None), (5, 7), (17, 12)])
+@pytest.mark.parametrize("widths", [(None, None), (5, 7), (17, 12), (12, 7)])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, batch_first):
+    """Of examples with contexts of their own, and of one whose axes have no batch."""
     kind = {"bias": bias, "kdim": widths[0], "vdim": widths[1], "batch_first": batch_first}
     module = nn.MultiheadAttention(12, 3, dtype=dtype, **kind)
     for seed, parameter in enumerate(module.parameters()):  # biases too
@@ -50,35 +41,24 @@ def test_a_torch_layer_gives_the_same_outputs(dtype, tolerance, bias, widths, ba
         assert (found - wanted[:, place]).abs().max() <= tolerance
     with pytest.raises(ValueError, match="key: got shape"):
         taken.contexts(given[1][..., :4], given[2])
-
-
-@pytest.mark.parametrize("widths", [(None, None), (12, 7), (12, 12), (5, 7)])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("n", [12, 7])
-def test_two_axes_are_a_single_context_whatever_comes_first(widths, batch_first, n):
-    kind = {"kdim": widths[0], "vdim": widths[1], "batch_first": batch_first}
-    module = nn.MultiheadAttention(12, 3, dtype=torch.float64, **kind)
-    for seed, parameter in enumerate(module.parameters()):
-        parameter.data = 0.4 * normal(*parameter.shape, seed=seed)
-    q, k = normal(n, 12), normal(n, widths[0] or 12, seed=1)
-    v = normal(n, widths[1], seed=2) if widths[1] not in (None, 12) else k
-    taken = from_torch(module)
-    E = taken.contexts(k, None if v is k else v)
-    assert E.shape[0] == n
-    found = mha(taken.weights, E, taken.queries(q)) + taken.bias
-    assert (found - module(q, k, v)[0]).abs().max() < 1e-12
+    for n in (12, 7):
+        q, k = normal(n, 12, dtype=dtype), normal(n, widths[0] or 12, seed=1, dtype=dtype)
+        v = normal(n, widths[1], seed=2, dtype=dtype) if widths[1] else k
+        E = taken.contexts(k, v if widths[1] else None)
+        assert E.shape[0] == n
+        found = mha(taken.weights, E, taken.queries(q)) + taken.bias
+        assert (found - module(q, k, v)[0]).abs().max() <= tolerance
 
 
 def test_other_axes_are_refused():
     taken = from_torch(nn.MultiheadAttention(12, 3, kdim=5, vdim=7, dtype=torch.float64))
-    for call, name in (
-        (lambda x: taken.contexts(x[..., :5], normal(3, 4, 7)), "key"),
-        (lambda x: taken.contexts(normal(3, 4, 5), x[..., :7]), "value"),
-        (taken.queries, "query"),
-    ):
-        for x in (normal(12), normal(2, 3, 4, 12)):
-            with pytest.raises(ValueError, match=rf"^{name}: got shape .*, or one for a single"):
-                call(x)
+    for x in (normal(12), normal(2, 3, 4, 12)):
+        with pytest.raises(ValueError, match=r"^key: got shape .*, or one for a single"):
+            taken.contexts(x[..., :5], normal(3, 4, 7))
+        with pytest.raises(ValueError, match=r"^value: got shape .*, or one for a single"):
+            taken.contexts(normal(3, 4, 5), x[..., :7])
+        with pytest.raises(ValueError, match=r"^query: got shape .*, or one for a single"):
+            taken.queries(x)
 
 
 def transformer(name, folder, **others):
@@ -132,9 +112,7 @@ def test_a_block_of_a_saved_model_reads_the_tokens_that_come_to_it(name, tmp_pat
         assert (found + saved.taken.bias - first(outputs[0][1])[:, -1]).abs().max() < 1e-12
     last = saved_layer(tmp_path, 2)
     assert torch.equal(last.taken.weights.W_Q, from_torch(layer).weights.W_Q)
-    with pytest.raises(
-        ValueError, match="block: got 3; expected an integer of at least 0 and at most 2"
-    ):
+    with pytest.raises(ValueError, match=r"block: got 3; .* at least 0 and at most 2"):
         saved_layer(tmp_path, 3)
 
 
@@ -196,10 +174,7 @@ WRONG = [
     (lambda: torch.compile(LAYER()), r"such as module.get_submodule\('_orig_mod'\)$"),
     (lambda: nn.Sequential(nn.Linear(4, 4), LAYER()), r"get_submodule\('1'\)$"),
     (lambda: LAYER().forward, "got builtins.method; expected one of torch.MultiheadAttention, tra"),
-    (
-        lambda: LAYER(dropout=0.1),
-        r"got dropout, since it is in training mode; expected module.eval",
-    ),
+    (lambda: LAYER(dropout=0.1), "got dropout, since it is in training mode; expected module.ev"),
     (lambda: LAYER().half(), r"got torch.float16 on cpu; expected .*module\.float\(\) makes them"),
     (lambda: LAYER(dtype=torch.bfloat16), "got torch.bfloat16 on cpu; expected torch.float32 or"),
     (lambda: LAYER(device="meta"), "got torch.float32 on meta; expected .* in memory"),
@@ -294,13 +269,8 @@ def test_other_widths_than_those_memorized_are_refused():
     E, e = normal(3, 2, 4), normal(3, 4, seed=1)
     found = memorize(E, e, [1.0, 2.0, 3.0], heads=2, head_dim=2)
     assert len(found.predict(E, e)) == 3
-    with pytest.raises(
-        ValueError, match=r"^contexts: got shape \(3, 2, 5\); expected 4 along axis"
-    ):
+    with pytest.raises(ValueError, match=r"^contexts: got shape \(3, 2, 5\); expected 4 along"):
         found.predict(normal(3, 2, 5), normal(3, 5))
-
-
-# --- capacity: ranks of Jacobians -----------------------------------------------------------------
 
 
 def outputs(x, maps, angles, norm):
@@ -449,10 +419,7 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
     sizes = ("--heads", 32, "--dim", 4096, "--head-dim", 128, "--kv-heads", 8, "--rope", "--bias")
     status, said = call(*sizes)
     assert (status, "21,106,689 matter for one output" in said) == (0, True)
-    assert (
-        "not proved with shared keys and values, rotary positions (from 3 tokens on), biases"
-        in said
-    )
+    assert "not proved with shared keys and values, rotary positions (from 3 tokens on)" in said
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     for words, message in (
         ((), "--dim: got nothing; expected --heads and --dim, or a model's --config"),
@@ -462,14 +429,8 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
         (("--heads", 3, "--dim", 4), "heads: got 3; expected a divisor of dim = 4"),
         (("--heads", 1, "--dim", 2, "--norm"), "dim: got 2; expected an integer of at least 3"),
         (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),
-        (
-            ("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"),
-            "head_dim: got 6; expected at most 4",
-        ),
-        (
-            ("--config", tmp_path / "config.json"),
-            f"{tmp_path}/config.json cannot be read as a model's configuration: model_type: got 'm",
-        ),
+        (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6; expected at m"),
+        (("--config", tmp_path / "config.json"), f"{tmp_path}/config.json cannot be read as a mod"),
     ):
         status, said = call(*words)
         assert (status, said[: len(message)]) == (1, message)
