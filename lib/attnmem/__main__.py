@@ -109,14 +109,13 @@ def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) ->
     if have == of or not each.units_known:
         return [line.rstrip()]
     missing = each.missing(profile, selection, rows)
-    counts, prices = Counter(each.curve_of(one) for one in missing), Counter[Any]()
+    prices: dict[Any, list[float]] = {}
     for one, seconds in zip(missing, each.prices(missing, rows), strict=True):
-        prices[each.curve_of(one)] += seconds
-    lines = [f"{line:81}{_hours(sum(prices.values()))}".rstrip()]
-    for curve in sorted(counts) if each.curves else ():
-        count = f"{counts[curve]} missing {_hours(prices[curve])}".rstrip()
-        lines.append(f"{'':9} {each.curves} = {curve}: {count}")
-    return lines
+        prices.setdefault(each.curve_of(one), []).append(seconds)
+    lines = [f"{line:81}{_hours(sum(map(sum, prices.values())))}"]
+    for curve, of_it in sorted(prices.items()) if each.curves else ():
+        lines.append(f"{'':9} {each.curves} = {curve}: {len(of_it)} missing {_hours(sum(of_it))}")
+    return [line.rstrip() for line in lines]
 
 
 def _hours(seconds: float) -> str:

@@ -1,14 +1,18 @@
-"""Bisection finds the edge, from rows alone, and resumes."""
+"""Bisection finds the edge, from rows alone, and resumes; bits are counted by hand and by pair."""
 
+import dataclasses
+import math
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
-from attnmem.lab import experiments, searches, training
+from attnmem.lab import data, experiments, models, searches, training
 from attnmem.lab import store as storage
 from attnmem.lab.store import Outcome
 from attnmem.lab.study import ALL
+from attnmem.theory import counts
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -31,28 +35,6 @@ def test_a_bisection_ends_at_the_known_edge(edge, start):
         assert low <= edge < high <= low + max(1, low // 50)
 
 
-@pytest.mark.parametrize(
-    ("edge", "start", "most", "tried"),
-    [
-        (700, 50, 2500, [50, 100, 200, 400, 800, 600, 700, 750, 725, 712]),
-        (0, 4, 100, [4, 2, 1]),
-        (100, 30, 100, [30, 60, 100]),  # doubling stops at the most there is
-        (99, 30, 100, [30, 60, 100, 80, 90, 95, 97, 98, 99]),
-        (7, 200, 100, [100, 50, 25, 12, 6, 9, 7, 8]),
-        (149, 149, 152, [149, 152, 150]),  # a gap of 2% of what is memorized is small enough
-        (150, 150, 153, [150, 153]),
-    ],
-)
-def test_a_bisection_doubles_and_then_halves(edge, start, most, tried):
-    sizes = []
-    searches.bisect(lambda size: sizes.append(size) or size <= edge, start, most)
-    assert sizes == tried
-
-
-class Interrupted(Exception):
-    pass
-
-
 @pytest.fixture
 def trained(monkeypatch):
     """Put a rule in place of training: the sizes and seeds of each call are noted."""
@@ -63,7 +45,7 @@ def trained(monkeypatch):
         def train(runs, *, device, checkpoints):
             if len(calls) == interrupt_at:
                 calls.append(None)
-                raise Interrupted
+                raise KeyboardInterrupt
             calls.append([(run.H, run.T, run.seed) for run in runs])
             return [WHOLE if memorizes(run) else nearly for run in runs]
 
@@ -81,7 +63,7 @@ def second_restart(run):
 def test_a_search_resumes_and_its_rows_tell_all(trained, monkeypatch, device, at_once):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     calls = trained(second_restart, interrupt_at=3)
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         experiments.run("dana-capacity", "quick", device)
     rows = experiments.rows("dana-capacity", "quick")
     assert len(rows) == 3 * at_once
@@ -172,3 +154,85 @@ def test_unknown_names_are_refused(arguments):
     for function in (experiments.run, searches.found):
         with pytest.raises(ValueError, match=r"^(name|profile): got '(dana-size|full)'; expected"):
             function(*arguments)
+
+
+# --- bits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "classes", "labels", "expected"),
+    [
+        (1.0, 0.2, 8, 5, 15.0),  # the list of wrong answers is empty
+        (0.5, math.log(2), 8, 5, 10.0),  # probabilities: one bit of three is missing
+        (0.1, 3.0, 8, 5, 0.0),  # worse than guessing by either code
+        (None, 1 / (2 * math.pi * math.e) / 64, None, 5, 15.0),
+        (None, 0.5, None, 5, 0.0),
+    ],
+)
+def test_the_better_code_counts(accuracy, loss, classes, labels, expected):
+    assert searches.saved_bits(accuracy, loss, classes, labels) == pytest.approx(expected)
+
+
+def test_real_labels_are_read_to_eight_decimals_at_most():
+    limit = searches.saved_bits(None, 1e-16, None, 1)
+    assert limit == pytest.approx(-math.log2(2 * math.pi * math.e) / 2 + 8 * math.log2(10))
+    assert searches.saved_bits(None, 0.0, None, 1) == limit
+    assert searches.saved_bits(None, 1e-15, None, 1) < limit
+    with pytest.raises(ValueError, match=r"^accuracy: got None"):
+        searches.saved_bits(None, 0.1, 5, 3)
+
+
+def test_stored_trainings_have_their_bits_and_counts():
+    first, second, *_ = experiments.runs("dana-exp1", "quick")
+    storage.append(
+        [(first, dataclasses.replace(WHOLE, accuracy=0.5, loss=1.0)), (second, DIVERGED)]
+    )
+    [line] = searches.trainings("quick").itertuples()
+    labels = counts.different_draws(first.N**2, first.T)
+    assert 0 < labels < min(first.N**2, first.T)
+    assert line.bits == pytest.approx(labels * (math.log(first.N) - 1) / math.log(2))
+    assert line.parameters == models.parameter_count(first)
+    assert line.layer_parameters == models.parameter_count(first, tables=False)
+    assert line.dimension == models.dimension(first)
+
+
+def test_a_recount_goes_over_every_pair_that_was_drawn():
+    [run, *_] = experiments.runs("dana-exp1", "quick", 1)
+    run = dataclasses.replace(run, T=128, batch=64, steps=250)
+    found = searches.recount(run)
+    drawn = len(data.pairs_of(run).tokens.unique(dim=0))
+    assert drawn < run.N**2
+    assert 0 < found.counted <= drawn * math.log2(run.N)
+    assert found.counted != found.read
+    classes = experiments.runs("mahdavi-fig2a", "quick", 1)[0]
+    with pytest.raises(ValueError, match=r"^run: got the task 'classes'"):
+        searches.recount(classes)
+
+
+def lines(**columns):
+    shape = {"model": "aot", "variant": "paper", "context": None, "N": 4, "n": 2, "d": 3}
+    shape |= {"d_h": 3, "width": None, "layers": 1, "experiment": "none", "lr": 0.1}
+    return pd.DataFrame({"steps": 9, **columns}).assign(**shape)
+
+
+def test_the_largest_set_of_each_shape_is_the_largest_that_is_right():
+    table = lines(H=[1, 1, 1, 2], T=[5, 9, 12, 7], accuracy=[1.0, 1.0, 0.9, 1.0])
+    assert searches.largest_sets(table)["T"].tolist() == [9, 7]
+
+
+def test_a_span_is_over_means_of_cells():
+    table = lines(
+        H=[1, 1, 2],
+        T=[5, 5, 5],
+        bits=[8.0, 12.0, 30.0],
+        parameters=[10, 10, 15],
+        layer_parameters=[5, 5, 6],
+        dimension=[None, None, 12],
+    )
+    found = searches.span(table)
+    assert found == {"low": 1.0, "high": 2.0, "layer_parameters": 5, "dimension": 2.5, "cells": 2}
+    assert math.isnan(searches.span(table[:2])["dimension"])
+    longer = searches.span(table.assign(steps=[9, 18, 9]))
+    assert (longer["low"], longer["cells"]) == (0.8, 3)
+    with pytest.raises(ValueError, match=r"^table: got no lines"):
+        searches.span(table[:0])

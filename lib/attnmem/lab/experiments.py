@@ -28,9 +28,8 @@ from .assumptions import TESTS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
-from .study import ALL, PROFILES, SIZES, Experiment, Selection, Study
+from .study import ALL, EXPERIMENTS, PROFILES, SIZES, Selection, Study
 
-EXPERIMENTS: dict[str, Experiment] = study.from_grids(Experiment)
 _PUBLISHED = [one for one in EXPERIMENTS.values() if not one.what.endswith("(not in the paper)")]
 MAHDAVI, DANA = (
     study._Named({one.name: one for one in _PUBLISHED if one.paper == paper})
@@ -343,8 +342,7 @@ def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[li
 
 def published_curves(name: str) -> int:
     """How many curves the published figure of an experiment has."""
-    field = EXPERIMENTS[name].curves
-    return len({getattr(run, field) for run in runs(name, "paper", 1)}) if field else 1
+    return len({EXPERIMENTS[name].curve_of(run) for run in runs(name, "paper", 1)})
 
 
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:

@@ -210,20 +210,18 @@ class FitStudy(Study):
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         rows = [*rows]
-        table, sizes = super().table(rows), [self.sizes_of(fit) for fit, _ in rows]
-        fraction_of = {
-            (self.sizes_of(fit), fit.T): fraction
-            for profile in {*table.profile}
-            for fit, fraction in self.fittings(profile).items()
-        }
-        tried = [*zip(sizes, table["T"], strict=True)]
+        table = super().table(rows)
+        listed = {}
+        for profile in {*table.profile}:
+            listed |= self.fittings(profile)
+        each = [(self.sizes_of(fit), fit) for fit, _ in rows]
         return table.assign(
-            shape=[one.words for one in sizes],
-            **{name: [getattr(one, name) for one in sizes] for name in self.sizes.known},
-            fraction=[fraction_of.get((one, T), T / one.ceiling) for one, T in tried],
+            shape=[sizes.words for sizes, _ in each],
+            **{name: [getattr(sizes, name) for sizes, _ in each] for name in self.sizes.known},
+            fraction=[listed.get(fit, fit.T / sizes.ceiling) for sizes, fit in each],
             met=table.stop == "met",
             ratio=table.least / table.largest,
-            way=[one.way(fit) for one, (fit, _) in zip(sizes, rows, strict=True)],
+            way=[sizes.way(fit) for sizes, fit in each],
         )
 
     def reached(self, table: pd.DataFrame) -> pd.DataFrame:

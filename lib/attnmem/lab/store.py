@@ -227,12 +227,11 @@ _BY_HEADER = {header: config for config, header in HEADERS.items()}
 
 def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
     """Rows by key, those shipped and those measured here since; with ``recompute`` these only."""
-    roots = dict.fromkeys([SHIPPED.resolve(), writable_root().resolve()])
-    if recompute:
-        if len(roots) == 1:
-            folder = "a folder for the new rows, named by the environment variable"
-            refuse("recompute", "True", f"{folder} ATTNMEM_MEASUREMENTS, such as _build/rows")
-        del roots[SHIPPED.resolve()]
+    shipped, own = SHIPPED.resolve(), writable_root().resolve()
+    if recompute and own == shipped:
+        folder = "a folder for the new rows, named by the environment variable"
+        refuse("recompute", "True", f"{folder} ATTNMEM_MEASUREMENTS, such as _build/rows")
+    roots = [own] if recompute else dict.fromkeys([shipped, own])
     files = [read(root / experiment / f"{profile}.csv") for root in roots]
     return dict(row for rows in files for row in rows.items())
 
@@ -347,12 +346,11 @@ def _append(path: Path, rows: list[Row]) -> int:
             refuse("rows", f"{row}", f"{expected}, as the others of {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        have = read(path, locked=True)
-        new: dict[str, Row] = {}
-        for row in rows:
-            if row[0].key not in have:
-                new.setdefault(row[0].key, row)
-        lines = [_line(*row) for row in new.values()]
+        have, lines = read(path, locked=True), []
+        for config, result in rows:
+            if config.key not in have:
+                have[config.key] = config, result
+                lines.append(_line(config, result))
         if path.exists():
             if path.read_text("utf-8-sig").split("\n", 1)[0] != HEADERS[kind]:
                 raise DamagedResultsError(f"{path}, line 1: not the header of such rows")

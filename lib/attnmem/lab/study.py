@@ -241,19 +241,18 @@ def from_grids(kind: type[Study], *, search: bool = False) -> dict[str, Any]:
     tables = tomllib.loads(_FILE.read_text("utf-8"))
     settings, studies = tables.pop("settings"), _Named()
     for name, entry in tables.items():
-        for field in entry:
-            if field not in _ENTRY:
-                refuse(f"grids.toml, {name}", f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
+        at, (paper, *_) = f"grids.toml, {name}", name.split("-")
+        for field in {*entry} - {*_ENTRY}:
+            refuse(at, f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
         if ("title" in entry) == ("ours" in entry) or not {*PROFILES} <= {*entry}:
-            refuse(f"grids.toml, {name}", ", ".join(entry), "title or ours, and paper and quick")
-        paper, _, _ = name.partition("-")
+            refuse(at, ", ".join(entry), "title or ours, and paper and quick")
         if paper not in papers():
-            refuse(f"grids.toml, {name}", repr(paper), f"a name with one of {', '.join(papers())}")
+            refuse(at, repr(paper), f"a name with one of {', '.join(papers())}")
         if entry.get("curves", "d") not in _FIELDS:
-            refuse(f"grids.toml, {name}, curves", entry["curves"], f"one of {', '.join(_FIELDS)}")
+            refuse(f"{at}, curves", entry["curves"], f"one of {', '.join(_FIELDS)}")
         if entry.get("search", False) == search:
             what = entry.get("title") or f"{entry['ours']} (not in the paper)"
-            at, cells, seeds = f"grids.toml, {name}", {}, {}
+            cells, seeds = {}, {}
             for profile in PROFILES:
                 cells[profile] = _cells(f"{at}, {profile}", entry[profile], settings, search)
                 [seeds[profile], *others] = {cell.pop("seeds") for cell in cells[profile]}
@@ -308,3 +307,6 @@ def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
         if field not in cell and not optional and not found_later:
             refuse(f"{at}, {field}", "nothing", "a value")
     return {field: cell.get(field) for field in ("seeds", *_FIELDS)}
+
+
+EXPERIMENTS: dict[str, Experiment] = from_grids(Experiment)
