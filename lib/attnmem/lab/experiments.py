@@ -43,7 +43,6 @@ def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list
 
     A ``part`` of them: the first so many ``seeds``; one ``variant``, how the paper is read;
     ``where``, the cells with these values, such as ``{"d": 10}``. By default what was published.
-    What the experiment does not have is refused with a ``ValueError`` that names the argument.
 
     Example:
         >>> len(runs("dana-exp1", "paper"))
@@ -103,11 +102,10 @@ def run(
     """Measure what is missing of a study and append the rows; how many were added.
 
     The part is chosen as for :func:`runs`; options are those of :func:`run_jobs`. ``profile`` is
-    ``paper``, ``quick`` or the tier of tests, by default ``paper`` or ``shipped``; ``device`` is
-    ``auto``, ``cpu``, ``cuda``, ``cuda:1``. The ``executor`` is anything with the interface of
-    ``concurrent.futures`` (processes, or dask's ``Client.get_executor()``); by default units are
-    measured here, one after the other. ``tf32`` allows a GPU to compute products so; such trainings
-    have rows of their own.
+    ``paper``, ``quick`` or the tier of tests, by default ``paper`` or ``shipped``. The ``executor``
+    is anything with the interface of ``concurrent.futures`` (processes, or dask's
+    ``Client.get_executor()``); by default units are measured here, one after the other. ``tf32``
+    allows a GPU to compute products so; such trainings have rows of their own.
     """
     selection = Selection(seeds, variant, where, tf32)
     job = Job(name, profile or STUDIES[name].default_profile, selection)
@@ -249,10 +247,7 @@ class _Inline(Executor):
 
 
 def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
-    """The stored rows of a study by key: those that came with the library and those added since.
-
-    With ``recompute`` the latter alone. A file that cannot be trusted is a ``DamagedResultsError``.
-    """
+    """The stored rows of a study by key; with ``recompute`` without those that are shipped."""
     STUDIES[name].check_profile(profile)
     return store.known(name, profile, recompute=recompute)
 
@@ -291,9 +286,8 @@ def stored(
     A grid of which some cells have no row at all is passed over while the other profile's is whole,
     since a figure with holes misleads. ``curves`` is the field that tells the curves of a figure
     apart, such as ``"T"``: one curve without a hole is then enough, and only such curves are
-    returned, with the seeds that have every cell of the curve. Trainings that diverged stay in the
-    table, without an accuracy. ``quiet`` prints nothing where the rows are of ``profile``. If there
-    are rows of neither profile, ``name`` is refused.
+    returned, with the seeds that have every cell of the curve. ``quiet`` prints nothing where the
+    rows are of ``profile``. If there are rows of neither profile, ``name`` is refused.
     """
     experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
@@ -346,18 +340,15 @@ def published_curves(name: str) -> int:
 
 
 def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.DataFrame:
-    """One measurement, with a row for every value of one field and a column for every seed.
+    """One measurement, with a row for every value of ``axis`` and a column for every seed.
 
-    Rows that differ in more than the field ``axis`` and the seed are refused. What no row measured
-    is missing: a seed that was not trained, or one that diverged.
+    Rows that differ in more than these are refused. Of a seed that diverged it is missing.
     """
     return table.pivot(index=axis, columns="seed", values=measured)
 
 
 def spans(table: pd.DataFrame, *fields: str) -> str:
-    """The least and the largest value of each field, for the ``sizes`` of a verdict.
-
-    The fields are columns of whole numbers; one with a missing value is refused.
+    """The ends of each column of whole numbers, for the ``sizes`` of a verdict; holes are refused.
 
     Example:
         >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
@@ -393,12 +384,10 @@ def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFram
 
 @functools.cache
 def published(paper: str) -> pd.DataFrame:
-    """Numbers that a paper published, one line for each, with the sizes that it belongs to.
+    """Numbers of ``dana-2025``, ``mahdavi-2024``, or ``bits-per-parameter`` (of several papers).
 
-    ``paper`` is ``dana-2025`` or ``mahdavi-2024``; or ``bits-per-parameter``, of several papers. Of
-    the experiments of Dana et al. with three layers, ``depth1`` is complete; of ``depth2`` and
-    ``depth5`` there are four points, with three digits, chosen because rows of an earlier model
-    were far from them.
+    A line has a number and the sizes that it belongs to. With three layers ``depth1`` is complete;
+    of ``depth2`` and ``depth5`` there are four points, which an earlier model was far from.
     """
     return pd.read_csv(store.PACKAGE / "published" / f"{paper}.csv")
 
@@ -406,18 +395,16 @@ def published(paper: str) -> pd.DataFrame:
 def beside_published(name: str) -> pd.DataFrame:
     """The published means of an experiment of Dana et al. beside ours, a line for each point.
 
-    Trainings that diverged are left out, and so are points without a stored one. Beside the sizes
-    there are ``published``, ``ours`` (the mean over the seeds of the published grid), ``seeds``
-    (how many are stored), ``error`` (its standard error) and ``difference`` (ours less published).
+    ``ours`` is the mean over the stored ``seeds`` of the published grid that did not diverge,
+    ``error`` its standard error, ``difference`` ours less ``published``.
     """
-    axes = ["N", "d", "d_h", "H", "width"]
-    paper = papers()[DANA[name].paper]
+    axes, paper = ["N", "d", "d_h", "H", "width"], papers()[DANA[name].paper]
     grid = {run.key: run for run in runs(name, "paper")}
     [model] = {run.model for run in grid.values()}
     points = published(f"{paper.key}-{paper.year}")
     points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
-    have = store.known(name, "paper")
-    table = DANA[name].table(have[key] for key in have if key in grid)
+    have = store.known(name, "paper").items()
+    table = DANA[name].table(row for key, row in have if key in grid)
     sizes = table[axes].fillna(0).astype(int)
     accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
     ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")

@@ -228,9 +228,8 @@ class FitStudy(Study):
         """How far each optimizer gets at each size, in the order of the rows of this table.
 
         ``seeds`` is the fewest of a fraction, ``all`` the largest fraction up to which every seed
-        met its labels at every fraction tried, ``some`` the largest that any seed met, and
-        ``tried`` the largest tried; ``every`` and ``most`` are the labels of ``all`` and ``some``.
-        Where nothing was met these are 0.
+        met its labels, ``some`` the largest that any seed met, ``tried`` the largest tried;
+        ``every`` and ``most`` are the labels of ``all`` and ``some``. 0 is none.
         """
         lines = []
         for _, rows in table.groupby(["shape", "way"], sort=False):

@@ -105,9 +105,8 @@ SEARCHES: dict[str, Search] = from_grids(Search, search=True)
 def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
     """Double from ``start`` until a size fails, then halve the gap to 2% of what is memorized.
 
-    Assumes that larger sizes than one that fails (up to ``most``) fail, too; if not, returns the
-    smaller answer. No size is tried twice. ``memorizes`` gives None for a size that is not known
-    yet, which ends it there.
+    Where a size beyond one that fails would not fail, this is the smaller answer. ``memorizes``
+    gives None for a size that is not known yet, which ends it there.
 
     Example:
         >>> bisect(lambda T: T <= 700, start=50, most=2500)
@@ -165,10 +164,10 @@ def saved_bits(
 ) -> float:
     """Bits that a model saves in a code for so many labels.
 
-    For classes it is the better of two codes: one with the model's probabilities, whose ``loss`` is
-    the mean cross-entropy in nats, and one that lists the answers that are wrong. For real labels
-    (``classes`` and ``accuracy`` None) that are uniform on [0, 1] it is a normal code around the
-    outputs; mean square errors, the ``loss``, below ``1e-16`` count as that.
+    For classes by the better of two codes: one with the model's probabilities, whose ``loss`` is
+    the mean cross-entropy in nats, and one that lists the wrong answers. For real labels that are
+    uniform on [0, 1] (no ``classes`` and ``accuracy``) by a normal code around the outputs; mean
+    square errors, the ``loss``, below ``1e-16`` count as that.
 
     Example:
         >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))
@@ -192,8 +191,7 @@ def _labels(run: Run) -> float:
 def trainings(profile: str) -> pd.DataFrame:
     """Every stored training that did not diverge, with its bits and three counts of parameters.
 
-    Beside the fields of its configuration a line has ``accuracy`` and ``loss``, ``labels``,
-    ``bits``, ``parameters`` (all that are trained), ``layer_parameters`` (without tables) and
+    These are ``parameters`` (all that are trained), ``layer_parameters`` (without tables) and
     ``dimension`` (of the family of functions; missing if it is not known).
     """
     lines = []
@@ -251,9 +249,8 @@ def largest_sets(table: pd.DataFrame) -> pd.DataFrame:
 def span(table: pd.DataFrame) -> dict[str, float]:
     """Bits per parameter over the cells of :func:`trainings`, each the mean of its seeds.
 
-    ``low`` and ``high`` are the least and the largest number of bits for each of all parameters;
-    of the cell that has the largest there are bits for each parameter without tables and for each
-    dimension, NaN if that is not known. ``cells`` is how many there are.
+    ``low`` and ``high`` are the ends for all parameters; of the cell at the upper one there are the
+    bits for each parameter without tables and for each dimension, NaN if that is not known.
     """
     if table.empty:
         refuse("table", "no lines", "at least one")

@@ -328,8 +328,7 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
     Raises:
         ValueError: A value has no place in a row, such as NaN. Nothing is written to its file.
         DamagedResultsError: The file is damaged, or holds rows of another kind.
-        OSError: A row cannot be written, as on a full disk; nothing of it is left in its file. Or
-            another process does not give up its lock.
+        OSError: The disk is full, and nothing of a row is left; or the lock is not given up.
     """
     by_file: dict[Path, list[Row]] = {}
     for config, result in rows:
@@ -435,20 +434,16 @@ _DEFAULT_ROOT = SHIPPED if _in_checkout(PACKAGE) else Path("measurements")
 
 def writable_root() -> Path:
     """Where new rows go: ``ATTNMEM_MEASUREMENTS``, or the checkout, or ``./measurements``."""
-    if not (named := os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()):
-        return _DEFAULT_ROOT
+    named = os.environ.get("ATTNMEM_MEASUREMENTS", "").strip()
     try:
-        return Path(named).expanduser()
+        return Path(named).expanduser() if named else _DEFAULT_ROOT
     except RuntimeError:
         refuse("ATTNMEM_MEASUREMENTS", repr(named), "a folder; no such home is known")
 
 
 @functools.cache
 def commit(package: Path = PACKAGE) -> str:
-    """The code's commit, ``+`` if it has been changed since; asked once a process, as it is read.
-
-    ``ATTNMEM_COMMIT`` names it; otherwise git, if this is a checkout.
-    """
+    """The code's commit by ``ATTNMEM_COMMIT`` or git, ``+`` if changed; asked once a process."""
     if named := os.environ.get("ATTNMEM_COMMIT", "").strip():
         return named
     # Git's hooks have variables that lead to their own repository.
@@ -459,11 +454,11 @@ def commit(package: Path = PACKAGE) -> str:
     )
     try:  # the last of these three is the folder as the commit has it
         found = git(["git", "rev-parse", "--show-toplevel", "HEAD", "HEAD:./"])
-        changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", "."])
+        what = ["--untracked-files=no", "--", ".", ":!*.csv"]
+        changes = git(["git", "status", "--porcelain", *what])
         top, name, _ = os.fsdecode(found).splitlines()
         if not (_in_checkout(package) and os.path.samefile(top, package.parent.parent)):
             return UNKNOWN
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    changed = [line for line in os.fsdecode(changes).splitlines() if not line.endswith(".csv")]
-    return name[:12] + "+" * bool(changed)
+    return name[:12] + "+" * bool(changes)
