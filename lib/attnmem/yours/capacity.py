@@ -26,18 +26,16 @@ _EVERY = frozenset("qkvo")
 class Capacity:
     """The counts of one attention layer, for examples of one query with a context of its own.
 
-    ``one_output`` is a ceiling: beyond so many examples almost all real labels are out of reach.
     ``floor``, where it is known, is met for almost all data, with biases that are zero or undo the
     shift of a LayerNorm. ``deep`` is the ceiling of several layers one after the other, for one
-    output at the last token, with skip connections and a trained read-out, which the counts of one
-    layer lack.
+    output at the last token, with skip connections and a trained read-out.
     """
 
     name: str
     parameters: int
     trained: int  # all, or those of the adapters
     effective: int  # those of them that the layer's function shows, over all outputs
-    one_output: int  # those that one linear output shows
+    one_output: int  # those of one output: beyond so many examples almost no real labels are met
     floor: int | None
     proved: str  # what is proved of both counts, and what is only compared
     floor_proved: str
@@ -148,18 +146,11 @@ class _Layer:
         """Coordinates of all queries of a group: a bias is one more coordinate, which is one."""
         return self.each * (self.m + ("q" in self.bias))
 
-    def shapes(self, outputs: int) -> dict[str, tuple[int, int]]:
-        """Rows and columns of the four maps."""
-        keys, values = self.groups * self.head_dim, self.groups * self.value_dim
-        return {
-            "q": (self.dim, self.each * keys),
-            "k": (self.dim, keys),
-            "v": (self.dim, values),
-            "o": (self.each * values, outputs),
-        }
-
     def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
-        shapes = self.shapes(outputs)
+        keys, values = self.groups * self.head_dim, self.groups * self.value_dim
+        # Rows and columns of the four maps.
+        shapes = {"q": (self.dim, self.each * keys), "k": (self.dim, keys)}
+        shapes |= {"v": (self.dim, values), "o": (self.each * values, outputs)}
         total = sum(d_out * (d + (x in self.bias)) for x, (d, d_out) in shapes.items())
         return Capacity(
             name,
@@ -233,13 +224,9 @@ class _Layer:
     def evidence(self, adapted: str) -> tuple[str, str]:
         """What is proved of the counts, and of the floor."""
         normed = self.m < self.dim
-        kinds = {
-            "shared keys and values": self.each > 1,
-            "rotary positions (from 3 tokens on)": self.turned,
-            "biases": self.bias,
-            "a LayerNorm": normed,
-            "adapters": adapted,
-        }
+        kinds = {"shared keys and values": self.each > 1}
+        kinds |= {"rotary positions (from 3 tokens on)": self.turned, "biases": self.bias}
+        kinds |= {"a LayerNorm": normed, "adapters": adapted}
         unlike = ", ".join(kind for kind, found in kinds.items() if found)
         counts = f"not proved with {unlike};" if unlike else "one output: proved; several:"
         counts = f"{counts} {_COMPARED}"
@@ -269,11 +256,8 @@ _USUAL |= {"pruned_heads": (None, {}), "partial_rotary_factor": (None, 1)}
 def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capacity:
     """Count for one layer of a model, from its ``config.json``.
 
-    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`.
-
-    Raises:
-        ValueError: If the family of the model, or a setting that changes its layer, is not known,
-            or a size is missing or wrong.
+    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`. Refused
+    are families, and settings that change the layer, that are not known.
 
     Example:
         >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12}).parameters

@@ -208,8 +208,8 @@ def examine(
     Tokens are rows of ``contexts``: own ``(T, n, d)``, shared ``(n, d)``, or tables of any lengths;
     ``mask``, ``(T, n)``, is true at padding. ``labels`` are reals ``(T,)`` or ``(T, d_out)``;
     integers, booleans and strings are classes. ``head_dim`` is by default ``d``. ``samples``
-    subsets are drawn where not all of them can be looked at. ``say`` is called at each step: parts
-    done, of how many, and what is done now.
+    subsets are drawn where not all can be looked at. ``say`` is told at each step: parts done, of
+    how many, and what is done now.
 
     Example:
         >>> examine(torch.rand(30, 3, 5), torch.rand(30, 5), head_dim=2).least_heads
@@ -241,11 +241,8 @@ def examine(
         tell(f"the rank with {heads} heads{words}")
         found[zero] = ranks.of(heads, bool(zero))
     kind, outputs = _kind(data)
-    names = ("dimensions", "kept", "dropped", "tolerance")
-    dimensions = {
-        name: dict(zip(names, (len(x.sizes), *x[2:]), strict=True))
-        for name, x in zip(_DIMENSIONS, at.spectra, strict=True)
-    }
+    spectra = zip(_DIMENSIONS, at.spectra, strict=True)
+    dimensions = {name: {"dimensions": len(x.sizes), **x.limits} for name, x in spectra}
     asked = heads and _bounds(data, at.sizes, tested, heads, ranks.head_dim)
     return Examination(  # in the order of its fields
         *(T, data.contexts.shape[-2], d, data.shared, heads, ranks.head_dim, kind),
@@ -288,7 +285,7 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
     notes += ["all queries lie on one line"] * (q == 1)
     thin = max(_WEAK, torch.finfo(data.precision).eps)
     hardly = "some dimensions are as thin as rounding in single or lower precision"
-    return notes + [hardly] * any(0 < each.kept < thin for each in at.spectra)
+    return notes + [hardly] * any(0 < each.limits["kept"] < thin for each in at.spectra)
 
 
 # --- the assumptions ------------------------------------------------------------------------------

@@ -63,17 +63,15 @@ class _Column(NamedTuple):
 def load(path: str | Path, **options: Any) -> Loaded:
     """Read contexts, queries and labels from a file; nothing in it is ever executed.
 
-    Options of a table are ``tokens``, into how many a row is cut (by default the square root of its
-    width, rounded up), and of a text also ``columns``, a list of names (by default all numbers, and
-    words of at most 12 values that come twice on average), ``drop_missing``, the ``rows`` or the
-    ``columns`` with gaps (by default columns with gaps in over a quarter of the rows, then rows),
-    and ``header``, whether line 1 holds names. Options of arrays are the names of ``contexts``,
-    ``queries`` and ``mask``, if others. Both take ``label``, a column (by default the last) or
-    array, and ``label_kind``, ``real`` or ``class`` (by default decimals are real).
-
-    Args:
-        path: A table with one example a row (.csv, .tsv, .npy, or ``-`` for a CSV from standard
-            input), or arrays by name (.npz, .safetensors, .pt).
+    It is a table with one example a row (.csv, .tsv, .npy, or ``-`` for a CSV from standard input),
+    or holds arrays by name (.npz, .safetensors, .pt). Options of a table are ``tokens``, into how
+    many a row is cut (by default the square root of its width, rounded up), and of a text also
+    ``columns``, a list of names (by default all numbers, and words of at most 12 values that come
+    twice on average), ``drop_missing``, the ``rows`` or the ``columns`` with gaps (by default
+    columns with gaps in over a quarter of the rows, then rows), and ``header``, whether line 1
+    holds names. Options of arrays are the names of ``contexts``, ``queries`` and ``mask``, if
+    others. Both take ``label``, a column (by default the last) or array, and ``label_kind``,
+    ``real`` or ``class`` (by default decimals are real).
 
     Example:
         >>> print(load("ages.csv"))  # doctest: +SKIP
@@ -256,10 +254,8 @@ def _labels(target: _Column, kept: np.ndarray, given: dict[str, Any]) -> np.ndar
     if mixed and "label_kind" not in given:
         expected = "numbers alone, --label-kind class, or another --label"
         refuse("--label", f"{_short(target.name)}, where {target.trouble}", expected)
-    if target.values is None:
-        return np.array(cells)
-    if all(map(_WHOLE.fullmatch, cells)):
-        return np.array([int(cell) for cell in cells])
+    if target.values is None or all(map(_WHOLE.fullmatch, cells)):
+        return np.array(cells if target.values is None else [*map(int, cells)])
     return target.values[kept].astype(float if _NUMBER.fullmatch(cells[0]) else bool)
 
 
@@ -360,7 +356,7 @@ def _headed(rows: _Rows, header: bool | None) -> tuple[list[str], _Rows, str]:
 
 
 def _number(cell: str) -> float | None:
-    """The number that a cell is; None if it is none, or if float64 has none near it."""
+    """The number that a cell is; None if there is none, or float64 has none near it."""
     if "," in cell or not _NUMBER.fullmatch(cell):
         return None
     value, digits = float(cell), cell.lower().partition("e")[0]

@@ -41,9 +41,9 @@ class _Spectrum(NamedTuple):
 
     axes: Float[Tensor, "d k"]  # orthonormal directions that are used
     sizes: Float[Tensor, " k"]  # root mean square along each
-    kept: float  # the smallest singular value that counts, in units of the largest
-    dropped: float  # the largest one that does not; 0 if there is none
-    tolerance: float  # which tells them apart
+    # The smallest singular value that is kept and the largest that is dropped, 0 if there is none,
+    # in units of the largest; and the tolerance between them.
+    limits: dict[str, float]
 
     def whitening(self) -> Float[Tensor, "d k"]:
         """A map after which vectors spread alike, but for directions hardly used."""
@@ -57,7 +57,8 @@ def _spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = Non
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
     _, values, axes = torch.linalg.svd(R, full_matrices=False)
     k, kept, dropped = _counted(values, rtol, scale or float(values[:1].sum()) or 1.0)
-    return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, kept, dropped, rtol)
+    limits = {"kept": kept, "dropped": dropped, "tolerance": rtol}
+    return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, limits)
 
 
 def _counted(values: Float[Tensor, " k"], rtol: float, top: float) -> tuple[int, float, float]:

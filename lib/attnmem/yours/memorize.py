@@ -76,8 +76,8 @@ class Memorized:
         if self.count:
             worst = float(self.errors[self.met].max())
             met += f" (least margin {-worst:.1e})" if self.classes else f" (errors to {worst:.1e})"
-        size = f"{H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
-        return wrapped([f"{met} by {size}: {self.how}", self.reason])
+        met += f" by {H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
+        return wrapped([f"{met}: {self.how}", self.reason])
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
@@ -161,7 +161,7 @@ def _errors(data: Data, scores: Tensor) -> Float[Tensor, " T"]:
     if data.classes is None:
         return ((scores - data.labels).abs() / _largest(data.labels)).amax(1)
     if len(data.classes) == 1:
-        return scores.new_full((len(scores),), -1.0)
+        return -torch.ones_like(scores[:, 0])
     right = scores.gather(1, data.labels[:, None])[:, 0]
     return scores.scatter(1, data.labels[:, None], -torch.inf).amax(1) - right
 
@@ -211,19 +211,18 @@ class _Task:
         """Why labels are not met."""
         if met.all():
             return "all labels are met"
-        T, left, data = len(met), int((~met).sum()), self.data
+        T, left, labels = len(met), int((~met).sum()), self.data.labels
         said = f"{left} of {T} labels are not met: "
-        if not data.contexts.any():
+        if not self.data.contexts.any():
             return f"{said}all tokens are zero, hence all outputs of any weights"
-        differs = (data.labels != data.labels[self.kept]).reshape(T, -1).any(1)
+        differs = (labels != labels[self.kept]).reshape(T, -1).any(1)
         disagree = (differs & ~met).nonzero()[:, 0].tolist()
-        parts = []
+        others = left - len(disagree)
+        parts = [f"{others} because {self._shortfall(T - left)}"] if others else []
         if disagree:
             s, t = sorted([disagree[0], int(self.kept[disagree[0]])])
             such = f"equal examples have different labels (such as {s} and {t})"
-            parts.append(f"{len(disagree)} because {such}, which no weights of any size meet")
-        if left > len(disagree):
-            parts.append(f"{left - len(disagree)} because {self._shortfall(T - left)}")
+            parts.insert(0, f"{len(disagree)} because {such}, which no weights of any size meet")
         return said + "; ".join(parts)
 
     def _shortfall(self, met: int) -> str:
@@ -246,11 +245,11 @@ class _Task:
         room = bounds.mha_capacity(self.heads, self.data.contexts.shape[-2], self.head_dim)
         data = self.data.some(self.rows[:room])
         labels = F.one_hot(data.labels, len(data.classes)).double() if data.classes else data.labels
+        how = "the construction of Theorem 1"
         sizes = {"heads": self.heads, "head_dim": self.head_dim, "seed": self.seed}
         with contextlib.suppress(ValueError):  # an assumption fails
             if data.mask is None:
-                weights = memorize_mha(data.contexts, data.queries, labels, **sizes)
-                yield weights, "the construction of Theorem 1"
+                yield memorize_mha(data.contexts, data.queries, labels, **sizes), how
 
     def reals(self) -> _Found:
         """Some heads for each column of a factor of the labels; and a read-out of all heads."""
@@ -258,9 +257,8 @@ class _Task:
         Y = self.labels / size
         U, sizes, Vh = torch.linalg.svd(Y, full_matrices=False)
         k = max(1, int((sizes > 1e-12 * sizes[0]).sum()))
-        columns, mixed = U[:, :k] * sizes[:k], Vh[:k]
-        if k == Y.shape[1]:
-            columns, mixed = Y, torch.eye(k).double()
+        full = k == Y.shape[1]
+        columns, mixed = (Y, torch.eye(k).double()) if full else (U[:, :k] * sizes[:k], Vh[:k])
         if k <= self.heads:
             share, more = divmod(self.heads, k)
             fits = [self._fitted(y, share + (j < more)) for j, y in enumerate(columns.T)]
@@ -371,16 +369,14 @@ class _Task:
         def loss() -> Tensor:
             return F.cross_entropy(scores(), self.labels)
 
-        losses: list[float] = []
-        back = _PLATEAU // CHUNK
+        losses, back = [], _PLATEAU // CHUNK
         made = lbfgs_steps(loss, trained, _LONGEST, evaluations=5 * CHUNK // 4)
         for _, before in itertools.islice(made, _LONGEST // CHUNK):
             losses.append(float(before))
-            with torch.no_grad():
-                wrong = bool((scores().argmax(1) != self.labels).any())
             flat = len(losses) > back and losses[-1] > 0.98 * losses[-1 - back]
-            if not wrong or flat or self.late():
+            with torch.no_grad():
+                met = scores().argmax(1).equal(self.labels)
+            if met or flat or self.late():
                 break
         W_Q, W_K, values = (w.detach() for w in trained)
-        decoder = torch.eye(K, dtype=torch.float64)
-        return self.layer(start._replace(W_Q=W_Q, W_K=W_K), values, decoder)
+        return self.layer(start._replace(W_Q=W_Q, W_K=W_K), values, torch.eye(K).double())
