@@ -85,8 +85,8 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
 
 
 def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
-    tensors = (w.double().detach().clone().requires_grad_(grad) for w in weights.tensors)
-    return weights.like(tuple(tensors))
+    tensors = (w.detach().clone(memory_format=torch.contiguous_format) for w in weights.tensors)
+    return weights.like(tuple(w.double().requires_grad_(grad) for w in tensors))
 
 
 class _Problem:
@@ -110,20 +110,17 @@ class _Problem:
             return tangents.deep_tangents(weights, self.contexts)
         return tangents.tangents(weights, self.contexts, self.queries)
 
-    def descend(self, weights: Weights) -> Tensor:
-        """Put the gradient of the mean squared error beside the weights, and return that error."""
+    def loss(self, weights: Weights) -> Tensor:
+        """The mean squared error; of one layer its gradient is put beside the weights."""
         if self.queries is None:
-            error = (self.outputs(weights) - self.labels).square().mean()
-            gradients = torch.autograd.grad(error, weights.tensors)
-        else:
-            with torch.no_grad():
-                at = self.tangents(weights)
-                residual = at.outputs - self.labels
-                error = residual.square().mean()
-                gradients = at.transposed(2 * residual / len(self.labels))
-        for w, gradient in zip(weights.tensors, gradients, strict=True):
-            w.grad = gradient.contiguous()
-        return error.detach()
+            return (self.outputs(weights) - self.labels).square().mean()
+        with torch.no_grad():
+            at = self.tangents(weights)
+            residual = at.outputs - self.labels
+            gradients = at.transposed(2 * residual / len(self.labels))
+            for w, gradient in zip(weights, gradients, strict=True):
+                w.grad = gradient.contiguous()
+            return residual.square().mean()
 
     def attention(self, weights: Weights) -> list[Tensor]:
         """The attention weights of all heads on all examples, of each layer token by token."""
@@ -140,15 +137,15 @@ class _Problem:
         queries = None if self.queries is None else self.queries[chosen]
         return _Problem(contexts, queries, self.labels[chosen], self.tolerance)
 
-    def met(self, residual: _Labels) -> bool:
-        """Whether the largest error is small enough; never of one that is not a number."""
-        return float(residual.abs().max()) / self.largest <= self.tolerance
+    def error(self, residual: _Labels) -> float:
+        """The largest, in units of the largest label."""
+        return float(residual.abs().max()) / self.largest
 
-    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
-        """What to return; if labels are not met, ``stop`` says why there are no more steps."""
-        residual = self.outputs(weights) - self.labels
-        stop = "met" if self.met(residual) else stop
-        return Fit(weights, float(residual.abs().max()) / self.largest, steps, stop, damping)
+    def fit(self, weights: Weights, *end: Any) -> Fit:
+        """What to return, given steps, why there are no more of them, and the damping."""
+        error = self.error(self.outputs(weights) - self.labels)
+        fit = Fit(weights, error, *end)
+        return fit._replace(stop="met") if error <= self.tolerance else fit
 
 
 # --- Levenberg-Marquardt --------------------------------------------------------------------------
@@ -184,7 +181,7 @@ def levenberg_marquardt(
     problem = _Problem(contexts, queries, labels, tolerance)
 
     def done(made: int, residual: _Labels) -> bool:
-        return problem.met(residual) or made == steps
+        return problem.error(residual) <= tolerance or made == steps
 
     start = _copied(weights)
     made, weights, damping = newton(start, problem.outputs, problem.tangents, problem.labels, done)
@@ -243,11 +240,11 @@ def lbfgs(
     """
     problem = _Problem(contexts, queries, labels, tolerance)
     weights, made, before = _copied(weights, grad=True), 0, math.inf
-    for made, _ in lbfgs_steps(lambda: problem.descend(weights), weights.tensors, steps):
+    for made, _ in lbfgs_steps(lambda: problem.loss(weights), weights.tensors, steps):
         with torch.no_grad():
             residual = problem.outputs(weights) - problem.labels
         squared = float(residual.square().sum())
-        if problem.met(residual) or not squared < before:
+        if problem.error(residual) <= tolerance or not squared < before:
             return problem.fit(_copied(weights), made, "stuck")
         before = squared
     return problem.fit(_copied(weights), made, "steps")
@@ -304,7 +301,7 @@ def adam(
     batches = _batches(len(labels), batch, seed)
     best, least = _copied(weights), math.inf
     for made, _ in adam_steps(
-        lambda: problem.some(next(batches)).descend(weights),
+        lambda: problem.some(next(batches)).loss(weights),
         weights.tensors,
         steps,
         partial(LambdaLR, lr_lambda=rate),
@@ -317,7 +314,7 @@ def adam(
         residual = problem.outputs(now) - problem.labels
         if (squared := float(residual.square().sum())) < least:
             best, least = now, squared
-        if problem.met(residual):
+        if problem.error(residual) <= tolerance:
             return problem.fit(now, made, "met")
     return problem.fit(best, steps, "steps")
 
