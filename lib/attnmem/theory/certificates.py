@@ -24,6 +24,7 @@ from ..core.layers import AoTWeights, MHAWeights, check_skip, mha_features
 from ..examples import Contexts, Labels, Sequences, check_data
 from . import balls
 from .balls import Ball, BallMatrix, Enclosure, MostBits, exact, flint, precision, precisions
+from .tangents import named
 
 
 class CertifiedMemorization(NamedTuple):
@@ -39,13 +40,9 @@ class CertifiedMemorization(NamedTuple):
 def _can_be_enclosed(weights, **given) -> None:
     """Accept weights of one layer or several, and data, all of them finite and not empty."""
     data = {name: tensor for name, tensor in given.items() if isinstance(tensor, Tensor)}
-    if isinstance(weights, DeepWeights):
-        maps = {f"tensors[{i}]": W for i, W in enumerate(weights.tensors)}
-    else:
-        maps = weights._asdict()
-        if weights.W_Q.ndim > 3:
-            refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
-    check_data(**{f"weights.{name}": W for name, W in maps.items()}, **data)
+    if not isinstance(weights, DeepWeights) and weights.W_Q.ndim > 3:
+        refuse("weights.W_Q", f"shape {tuple(weights.W_Q.shape)}", "three axes, of one layer")
+    check_data(**named(weights), **data)
     for name in {"sequences", "next_tokens"} & {*data}:
         check_tokens(name, data[name], len(weights.embedding))
     if isinstance(weights, MHAWeights) and given.get("skip"):
@@ -123,7 +120,6 @@ def certified_memorization(
     ``most_bits``, until the solution is found.
 
     Example:
-        >>> import torch
         >>> from attnmem import memorize_mha
         >>> E, e, y = torch.eye(5)[:3], torch.eye(5), torch.arange(5.0)[:, None]
         >>> weights = memorize_mha(E, e, y, heads=2, head_dim=3, seed=0)
@@ -239,10 +235,9 @@ def certified_associations(
 
 # --- exact weights near stored ones ---------------------------------------------------------------
 
-# The outputs of a layer depend on its weights through softmaxes, so no linear system gives weights
-# that meet labels exactly. The theorem of Newton and Kantorovich in Krawczyk's form proves that
-# they exist: stored weights move along as many directions as there are examples, and the outputs,
-# as functions of these lengths, are close to the identity in a small box around zero.
+# The theorem of Newton and Kantorovich in Krawczyk's form: stored weights move along as many
+# directions as there are examples, and the outputs, as functions of these lengths, are close to the
+# identity in a small box around zero.
 
 
 class CertifiedSolution(NamedTuple):
@@ -282,8 +277,7 @@ def enclosed_jacobian(
     return _enclosed(*_of_network(weights, tokens, skip, causal))
 
 
-# The matrices that move, each with the size of its kind; and the outputs and their derivative as a
-# function of these matrices.
+# The matrices that move, with the size of their kind; outputs and derivative as a function of them.
 _Derivative = Callable[[list[BallMatrix]], tuple[list[Ball], BallMatrix]]
 _Stored = list[tuple[Tensor, float]]
 
@@ -402,13 +396,12 @@ def certified_solution(
 ) -> CertifiedSolution:
     """Prove that weights near the stored ones meet every label exactly.
 
-    The weights move by ``B u`` with ``u`` of as many entries as there are examples, and ``B`` an
-    approximate right inverse of the derivative, of least size relative to the root mean square of
-    each kind of weights. Let ``G(u)`` be the outputs less the labels, and ``q`` a bound of
-    ``I - G'`` in the largest-entry norm on the box of radius ``2 |G(0)|`` (enclosed in balls). If
-    ``q < 1/2``, the map ``u - G(u)`` sends the box into itself and shrinks distances, so ``G`` has
-    a zero there. The stored weights have to meet the labels nearly, with a derivative of full row
-    rank. The precision doubles, up to ``most_bits``, until the proof is found.
+    The weights move by ``B u`` with one entry of ``u`` for each example, and ``B`` an approximate
+    right inverse of the derivative, of least size relative to the root mean square of each kind of
+    weights. Let ``G(u)`` be the outputs less the labels, and ``q`` a bound of ``I - G'`` in the
+    largest-entry norm on the box of radius ``2 |G(0)|``. If ``q < 1/2``, the map ``u - G(u)`` sends
+    the box into itself and shrinks distances, so ``G`` has a zero there. The precision doubles, up
+    to ``most_bits``, until the proof is found.
 
     Example:
         >>> from attnmem.theory.near import memorize_by_difference
@@ -452,8 +445,7 @@ def _moved(W: BallMatrix, step: Iterator[Ball]) -> BallMatrix:
 
 def _right_inverse(J: BallMatrix, sizes: list[float]) -> BallMatrix:
     """Exact numbers ``B`` with ``J B`` near the identity, if the rows of ``J`` are independent."""
-    # Floats see rows scaled to a largest entry of one, so that none of them is too large or too
-    # small.
+    # Floats see rows scaled to a largest entry of one, so that none is too large or too small.
     rows = [[(x * s).mid() for x, s in zip(row, sizes, strict=True)] for row in J.tolist()]
     tops = [max(map(abs, row)) for row in rows]
     scaled = [[float(x / top) for x in row] for row, top in zip(rows, tops, strict=True)]

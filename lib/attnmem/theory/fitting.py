@@ -67,12 +67,10 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
             _is_a_layer(layer, contexts)
         if weights.W_D.shape[1] != 1:
             refuse("weights.W_D", f"shape {(*weights.W_D.shape,)}", "one output, shape (d, 1)")
-        parts = {f".layers[{i}]": layer._asdict() for i, layer in enumerate(weights.layers)}
-        parts[""], data = {"W_D": weights.W_D}, {"contexts": contexts}
-    else:
-        parts, data = {"": weights._asdict()}, {"contexts": contexts, "queries": queries}
-    named = {f"weights{at}.{name}": W for at, part in parts.items() for name, W in part.items()}
-    check_data(**data, labels=labels, **named)
+    elif queries is None:
+        refuse("queries", "None", "one for each example")
+    data = {"contexts": contexts} | ({} if queries is None else {"queries": queries})
+    check_data(**data, labels=labels, **tangents.named(weights))
     largest = float(labels.abs().max())
     if largest and not _SMALLEST <= largest <= _LARGEST:
         got = f"a largest label of {largest:.0e}, where float64 may lose squared gradients"
@@ -321,12 +319,11 @@ def adam(
 
 def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
     """Examples of one step after the other; the last batch of an epoch may be short."""
-    if batch is None or batch >= T:
-        while True:
-            yield slice(None)
-    g = torch.Generator().manual_seed(seed)
+    g, whole = torch.Generator().manual_seed(seed), batch is None or batch >= T
     while True:
-        yield from torch.randperm(T, generator=g, device=g.device).split(batch)
+        yield from (
+            [slice(None)] if whole else torch.randperm(T, generator=g, device="cpu").split(batch)
+        )
 
 
 # --- what limits training ------------------------------------------------------------------------

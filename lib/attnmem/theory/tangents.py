@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from ..core.deep import DeepWeights, deep
+from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, attend
 from ..examples import unit
 
@@ -183,6 +183,14 @@ def jacobian(
 
     parts = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
     return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
+
+
+def named(weights: NamedTuple) -> dict[str, Tensor]:
+    """All weights of one layer or of several, by the names that errors have for them."""
+    if not isinstance(weights, DeepWeights):
+        return {f"weights.{name}": W for name, W in weights._asdict().items()}
+    names = (f"layers[{i}].{name}" for i in range(len(weights.layers)) for name in Layer._fields)
+    return {f"weights.{name}": W for name, W in zip([*names, "W_D"], weights.tensors, strict=True)}
 
 
 # --- coordinates ----------------------------------------------------------------------------------
