@@ -206,13 +206,6 @@ def test_a_context_of_one_repeated_token_gives_one_output(name):
         LAYERS[name](E[3], e, torch.arange(float(len(e))))
 
 
-def test_one_query_with_several_contexts_is_no_repeat():
-    E, e, y = given(own=True)
-    e[2] = e[0]
-    weights = LAYERS["difference"](E, e, y)
-    assert missed(weights, E, e, y) <= 1e-8
-
-
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_equal_sequences_are_named(name):
     rows = torch.tensor([[0, 1], [1, 0], [0, 1]])

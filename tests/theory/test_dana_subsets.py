@@ -208,17 +208,6 @@ def check_contradiction(found, rows, labels, H):
         assert all((total == 0).all() for total in totals.values())
 
 
-@pytest.mark.hostile("dana-theorem-1")
-@pytest.mark.parametrize("entry", range(8))
-def test_a_relation_that_is_none_over_the_integers_proves_nothing(entry, monkeypatch):
-    """Relations are found modulo a prime; all weights of parity's are one."""
-    cube, parity = every_parity(3)
-    assert impossible_subset(cube, parity, 2) is not None
-    wrong = [1 + (k == entry) for k in range(8)]
-    monkeypatch.setattr(dana, "_exact_relation", lambda matrix: wrong)
-    assert impossible_subset(cube, parity, 2) is None
-
-
 @pytest.mark.hostile("dana-corollary-2")
 def test_a_prior_over_all_sequences_of_three_bits_needs_two_heads_too():
     """The formula gives one head an accuracy of 1 there; behind each last token one is wrong."""
@@ -328,19 +317,3 @@ def test_lemma_3_generic_numbers_keep_exponents_apart_unless_a_last_token_is_sha
     assert len(exponents(cycle, e, pos[:2], kappa)) == math.factorial(3) * 2**3
     assert len(exponents(cycle, torch.arange(3), torch.arange(2), torch.arange(1, 4))) < 48
     assert len(exponents(shared, e, pos[:2], kappa)) == 7 < 2 * 2**2  # the order of heads is lost
-
-
-# --- random bigrams -------------------------------------------------------------------------------
-
-
-def test_the_risk_of_random_bigrams_bounds_how_often_they_fall_short():
-    N, d, H, count = 6, 2, 5, 400
-    T = bounds.aot_capacity(H, d, d)
-    draw = torch.Generator().manual_seed(0)
-    short = 0
-    for _ in range(count):
-        codes = torch.randperm(N * N, generator=draw)[:T]
-        rows = torch.stack([codes // N, codes % N], dim=1)
-        short += offered_rank(rows, H, d, d) < T
-    assert short / count <= counts.random_bigrams_risk(H, d, d, N)
-    assert counts.random_bigrams_risk(H, d, d, N) < 1

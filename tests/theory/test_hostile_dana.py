@@ -252,26 +252,6 @@ def test_finding_exact_targets_on_a_line_make_m_singular_and_are_memorized_all_t
     assert (aot(weights, tokens).argmax(1) == wanted).all()
 
 
-@pytest.mark.hostile("dana-finding-exact")
-def test_finding_exact_needs_independent_rows():
-    """One token; and two bits behind a fixed last one, with one head of full width: the encoder of
-    their parity is out of reach for every drawn transformer, exactly."""
-    for seed in range(10):
-        single = Exact.drawn(seed, 5, 1, 2, 2, 3).offered([(t,) for t in range(5)])
-        assert oracles.rank(single) <= 2
-    sequences, parity = hostile.parity(2)
-    for seed in range(30):
-        d = 2 + seed % 3
-        F = Exact.drawn(seed, 2, 3, d, d, 1).offered(sequences.tolist())
-        assert oracles.rank(F) <= 3
-        if oracles.rank(F) == 3:
-            signs = [[*row, 1 - 2 * int(p)] for row, p in zip(F, parity, strict=True)]
-            assert oracles.rank(signs) == 4
-    rows = torch.arange(3)[:, None]
-    with pytest.raises(ValueError, match=r"^sequences: got "):
-        memorize_aot(rows, rows[:, 0], vocab=3, dim=2, head_dim=2, heads=5, seed=0)
-
-
 # --- noisy tables ---------------------------------------------------------------------------------
 
 

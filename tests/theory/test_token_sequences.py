@@ -17,7 +17,6 @@ from attnmem.theory.dana import (
     impossible_subset,
     jacobian_rank,
     memorize_next_tokens,
-    offered_rank,
 )
 from attnmem.theory.independence import numerical_rank
 from attnmem.theory.tiny import train_tiny
@@ -73,19 +72,6 @@ def test_the_rank_is_that_of_the_layer_itself(name, H, d_h, d, trained):
     assert max(autograd_rank(rows, H, d_h, d, seed, trained) for seed in range(6)) == exact
 
 
-def test_fixed_embeddings_and_no_cancellation_offer_less():
-    for rows in SETS.values():
-        for H, d_h, d in [(1, 1, 2), (2, 2, 3)]:
-            pairs = cancelling_rank(rows, [2] * H, d_h, d)
-            assert (
-                pairs
-                == jacobian_rank(rows, H, d_h, d)
-                <= jacobian_rank(rows, H, d_h, d, trained=True)
-            )
-            alone = cancelling_rank(rows, [1] * H, d_h, d)
-            assert alone == offered_rank(rows, H, d, d) <= pairs
-
-
 @pytest.mark.hostile("dana-finding-two-sided")
 @pytest.mark.parametrize("k", CUBES)
 def test_bits_behind_one_query_are_met_at_degree_2H(k):
@@ -127,16 +113,6 @@ def test_no_set_has_more_than_the_ceiling(N, S, d, d_h, H, one_last, seed):
     for trained in (False, True):
         most = bounds.sequences_ceiling(H, min(d, d_h), d, used, S, last, trained)
         assert jacobian_rank(rows, H, min(d, d_h), d, trained=trained) <= most
-
-
-@pytest.mark.parametrize(
-    ("N", "S", "d_h", "d", "H"), [(9, 2, 2, 4, 2), (7, 3, 3, 3, 3), (12, 2, 1, 2, 5)]
-)
-def test_many_sequences_reach_the_ceiling(N, S, d_h, d, H):
-    rows = hostile.every_sequence(N, S)
-    for trained in (False, True):
-        most = bounds.sequences_ceiling(H, d_h, d, N, S, trained=trained)
-        assert jacobian_rank(rows, H, d_h, d, trained=trained) == most < len(rows)
 
 
 # --- built ----------------------------------------------------------------------------------------

@@ -44,13 +44,6 @@ def test_recall_is_that_of_a_plain_loop_and_ties_are_lost():
     assert recalled(torch.eye(3), twice) == pytest.approx(1 / 3)
 
 
-def test_outer_products_recall_orthogonal_keys_whatever_the_values():
-    facts = Facts(torch.eye(6).double(), random_facts(count=6, dim=6, seed=3).values)
-    W = outer_products(facts)
-    assert torch.allclose(W, facts.values.mT)
-    assert recalled(W, facts) == 1
-
-
 def plain_training(facts, steps):
     """Cross-entropy by Adam, with the gradient by hand; the best matrix of all steps."""
     (p, d), (keys, values) = facts.keys.shape, facts
@@ -76,13 +69,6 @@ def test_training_is_that_of_a_plain_loop(load, steps, last):
     best, step = plain_training(facts, steps)
     assert step == last
     torch.testing.assert_close(trained_matrix(facts, steps=steps), best, rtol=1e-6, atol=1e-6)
-
-
-def test_training_keeps_the_best_matrix_and_cannot_do_the_impossible():
-    """Two equal keys with different values: one of them is lost, whatever the matrix."""
-    keys, values = random_facts(count=4, dim=8, seed=0)
-    facts = Facts(keys[[0, 1, 2, 2]], values)
-    assert recalled(trained_matrix(facts, steps=50), facts) == 0.75
 
 
 @pytest.mark.parametrize("dim", [1, 2, 16])
@@ -186,17 +172,6 @@ def test_rounds_train_what_is_not_all_right_with_the_next_seed(least_runs):
     assert 0 < int((best < 4).sum()) < 30
     assert ((found < 4) == (best < 4)).all()
     assert least_runs > 1 or torch.equal(found, best)
-
-
-@pytest.mark.parametrize("least_runs", [1, 12])
-def test_only_parity_and_its_opposite_are_never_learned_by_one_head(least_runs):
-    cube, parity = every_parity(2)
-    labels = torch.stack([parity, cube[:, 0], 1 - parity, cube[:, 1]])
-    tasks, sizes = cube.expand(4, 4, 3), ONE_HEAD | {"steps": 200, "rounds": 3, "seed": 0}
-    sizes |= {"least_runs": least_runs}
-    assert train_tiny(tasks, labels, **sizes).tolist() == [3, 4, 3, 4]
-    assert train_tiny(tasks, labels.roll(1, 0), **sizes).tolist() == [4, 3, 4, 3]
-    assert train_tiny(tasks[:0], labels[:0], **sizes).tolist() == []
 
 
 @pytest.mark.parametrize(

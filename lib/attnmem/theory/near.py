@@ -386,10 +386,7 @@ def _refuse_exceptional(tokens, labels, times: float) -> None:
 
 
 def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator):
-    """Networks near a drawn base point, by their steps, and how many numbers these are.
-
-    Their coordinates are S, then C, then w.
-    """
+    """Networks near a drawn base point, in coordinates S, C, w, and how many numbers a step has."""
     c = groups.carried
     e, tau = d - 1 - c, sigma**3
     if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
