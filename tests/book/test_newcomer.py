@@ -65,8 +65,3 @@ def test_from_the_entry_to_the_page(copy):
     assert "`quick`: a smoke test, not a result" in shown
     assert "image/png" in shown
     assert "Exp. 7 (not in the paper), profile quick." in shown
-
-
-def test_a_page_may_have_a_digit_in_its_name_and_no_capital_or_blank():
-    assert NAME.fullmatch("dana/exp7-again")
-    assert not any(map(NAME.fullmatch, ["dana/Exp7", "dana/exp 7", "exp7", "dana/exp_7"]))

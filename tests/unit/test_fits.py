@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from attnmem import DeepWeights, deep, random_deep
+from attnmem import deep, random_deep
 from attnmem.core import bounds
 from attnmem.lab import experiments, fits
 from attnmem.lab import store as storage
@@ -42,31 +42,6 @@ def plain_attention(weights, tokens):
                 moved = moved + A @ X @ W_V @ W_O
             X = moved
     return tops
-
-
-def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra():
-    weights, tokens, _, labels = data = given()
-    fit = fitting.levenberg_marquardt(*data, steps=1)
-    tried = fitting.DAMPING * fitting.RISE ** round(
-        math.log(fit.damping * fitting.FALL / fitting.DAMPING, fitting.RISE)
-    )
-    J = jacobian(weights, tokens)
-    unit = float(J.square().sum(1).mean())
-    normal = J.T @ J + tried * unit * torch.eye(J.shape[1], dtype=J.dtype)
-    step = torch.linalg.solve(normal, J.T @ (deep(weights, tokens)[:, 0] - labels))
-    assert torch.allclose(flat(fit.weights), flat(weights) - step, atol=1e-10)
-    assert (fit.steps, fit.stop) == (1, "steps")
-
-
-def test_without_heads_linear_least_squares_is_solved_exactly():
-    """Layers whose values are zero at the start stay so where no error is left to remove."""
-    weights, tokens, _, _ = given(examples=D)
-    zero = [layer._replace(W_O=torch.zeros_like(layer.W_O)) for layer in weights.layers]
-    labels = tokens[:, -1] @ torch.arange(1.0, D + 1, dtype=torch.float64)
-    start = DeepWeights(tuple(zero), weights.W_D)
-    fit = fitting.levenberg_marquardt(start, tokens, None, labels, steps=50)
-    assert fit.stop == "met"
-    assert torch.allclose(deep(fit.weights, tokens)[:, 0], labels, atol=1e-4)
 
 
 @pytest.mark.parametrize(("optimizer", "part"), [("levenberg_marquardt", 2), ("lbfgs", 8)])

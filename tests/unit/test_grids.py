@@ -191,9 +191,6 @@ def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatc
     assert experiments.run("dana-new", "quick", "cpu") == 6
     table, profile = experiments.stored("dana-new", "quick", curves="H")
     assert (len(table), profile) == (6, "quick")
-    counted = experiments.with_parameters(table, "dana-new", "quick")
-    assert set(counted.parameters) == {models.parameter_count(run) for run in of("dana-new")}
-    assert experiments.coverage(["dana-new"]).source.tolist() == ["Dana et al. 2025, a new model"]
     assert cli.main(["status", "--profile", "quick"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["quick", "dana-new", "code", "6", "of", "6", "complete"] in lines

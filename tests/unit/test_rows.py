@@ -540,9 +540,3 @@ def test_that_rows_will_name_no_commit_is_said_before_they_are_measured(monkeypa
     monkeypatch.setattr(storage, "commit", lambda: storage.UNKNOWN)
     with pytest.warns(UserWarning, match="ATTNMEM_COMMIT is not set"):
         storage.check_writable(RUN)
-
-
-def test_a_checkout_is_a_folder_lib_beside_the_settings_of_the_library(checkout):
-    assert storage._in_checkout(checkout)
-    other = checkout.parent.rename(checkout.parent.with_name("packages")) / "attnmem"
-    assert not storage._in_checkout(other)

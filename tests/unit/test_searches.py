@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from functools import partial
 
 import pandas as pd
 import pytest
@@ -121,22 +120,6 @@ def test_weights_that_have_a_set_have_its_subsets(trained):
     assert (one.memorized, one.failed) == (15, 16)
     assert (two.memorized, two.failed) == (20, 21)  # another shape: its row says nothing here
     assert min(T for call in calls for H, T, _ in call if H == 1) > 15
-
-
-@pytest.mark.parametrize(("right", "edge"), [([], 0), ([1003], 1003), ([900, 1003, 7], 1003)])
-def test_the_largest_set_that_a_row_has_right_is_the_answer(right, edge):
-    """Also a size that the bisection would not try, where the gap may be 20; or none at all."""
-    cell = SEARCH.cells["paper"][0]
-    runs_of = partial(searches.probe, "dana-capacity", "paper", cell)
-    rows = {run.key: (run, WHOLE) for size in right for run in runs_of(size)[-1:]}
-    tried = []
-    while needed := SEARCH.bracket("paper", cell, rows)[1]:
-        tried += [run.T for run in needed]
-        rows |= {run.key: (run, ALMOST) for run in needed}
-    ends, _ = SEARCH.bracket("paper", cell, rows)
-    assert ends.memorized == edge
-    assert ends.failed == min(tried) <= edge + max(1, edge // 50)
-    assert min(tried) > edge  # what a row has right is not tried again, nor are its subsets
 
 
 def test_what_is_memorized_whole_has_no_size_that_fails(trained):

@@ -50,12 +50,6 @@ def test_a_curve_without_rows_is_priced_by_its_steps_and_at_each_place_of_the_ax
         assert price == pytest.approx(rate * steps), run
 
 
-def test_without_a_row_there_is_no_price():
-    prices = prices_of(STUDIES["dana-exp6"], []).values()
-    assert len(prices) == 120
-    assert all(map(math.isnan, prices))
-
-
 def test_status_adds_the_prices_of_each_curve(capsys):
     """Of a cell with a row by this row, of others by the same number of heads, of none by all."""
     storage.append(

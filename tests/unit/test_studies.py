@@ -3,9 +3,7 @@
 import importlib.util
 import itertools
 import math
-import multiprocessing
 import os
-import random
 import signal
 import threading
 import time
@@ -197,13 +195,6 @@ def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
     assert not [*left.iterdir()]
 
 
-def test_several_studies_are_one_queue(held):
-    jobs = [experiments.Job("dana-exp6", "quick"), experiments.Job("dana-exp2", "quick")]
-    seen = []
-    assert experiments.run_jobs(jobs, "cpu", held, report=seen.append) == 12
-    assert [(p.done, p.units, p.rows) for p in seen] == [(i, 6, 2 * i) for i in range(1, 7)]
-
-
 def test_workers_train_what_one_process_trains(store):
     """Processes, and the threads that a GPU's streams need."""
     found = {}
@@ -238,23 +229,6 @@ def test_what_is_in_flight_is_not_given_out_again_in_other_groups(held, monkeypa
     around(monkeypatch, trained.extend)
     assert experiments.run("dana-exp6", "paper", "cpu", held, seeds=2, workers=3) == 12
     assert len({run.key for run in trained}) == len(trained) == 12
-
-
-@pytest.mark.usefixtures("instant")
-def test_a_sweep_killed_at_twenty_moments_ends_with_exactly_its_rows():
-    rng, arguments = random.Random(1), ("dana-exp1", "paper", "cpu")
-    fork = multiprocessing.get_context("fork")
-    for _ in range(20):
-        sweep = fork.Process(target=experiments.run, args=arguments, kwargs={"seeds": 1})
-        sweep.start()
-        time.sleep(rng.uniform(0.0, 0.05))
-        os.kill(sweep.pid, signal.SIGKILL)
-        sweep.join()
-    assert len(experiments.rows("dana-exp1", "paper")) < 77, "the kills came too late"
-    experiments.run(*arguments, seeds=1)
-    rows = experiments.rows("dana-exp1", "paper")
-    assert sorted(rows) == sorted(run.key for run in of("dana-exp1", seeds=1))
-    assert all((o.accuracy, o.loss) == (run.seed / 10, run.H) for run, o in rows.values())
 
 
 @pytest.mark.usefixtures("instant")
