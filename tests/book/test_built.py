@@ -213,9 +213,6 @@ def opened(tmp_path_factory):
     return build(tmp_path_factory.mktemp("opened"), **THERE, **SITE)
 
 
-# --- doors ----------------------------------------------------------------------------------------
-
-
 def links(page):
     return {html.unescape(url) for url in re.findall(r'(?:href|src)="([^"]*)"', page.read_text())}
 
@@ -260,9 +257,6 @@ def test_with_an_address_buttons_lead_to_files_of_that_branch_and_to_issues(open
         assert len(outside(opened / f"{name}.html")) == 2
         assert "without a public address" not in words(opened / f"{name}.html")
     assert "rocket" in words(opened / f"{SHORT}.html")
-
-
-# --- what readers take home -----------------------------------------------------------------------
 
 
 def downloaded(site):
@@ -322,9 +316,6 @@ def test_the_button_the_zip_and_the_page_of_downloads_give_the_same(closed):
         for name in (wheel_name(), "attnmem-notebooks.zip"):
             up = "../" * page.count("/")
             assert f'href="{up}downloads/{name}"' in (closed / f"{page}.html").read_text()
-
-
-# --- the first cell -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 import importlib.util
 import re
 import textwrap
-import tomllib
 
 import pytest
 import torch
 
 from attnmem import mha, papers
-from attnmem.lab import experiments
 
 from tools.chapters import ROOT, chapters, text_path
 
@@ -64,13 +62,6 @@ def test_a_figure_is_found_with_its_caption_and_its_alternative_text():
     [cell] = [cell for cell in cells if sought in cell]
     assert "caption: " in cell
     assert "alt: " in cell
-
-
-def test_the_experiment_is_a_grid_of_its_own():
-    grids = tomllib.loads(BLOCKS[0])
-    [name] = grids
-    assert name not in experiments.EXPERIMENTS
-    assert {"paper", "quick"} < {*grids[name]}
 
 
 @pytest.mark.parametrize("room", ["core", "theory"])

@@ -46,19 +46,6 @@ def farthest(alpha, log_alpha):
     return max(abs(float(a.log()) - asked) for a, asked in pairs)
 
 
-# --- the instances are what they say --------------------------------------------------------------
-
-
-@admissible
-def test_the_admissible_instances_just_satisfy_the_hypotheses(name):
-    (_, n, d, _), (E, e) = ADMISSIBLE[name]
-    assert n < d
-    assert all(oracles.rank(context) == n for context in (E if E.ndim == 3 else [E]))
-    assert oracles.rank(e) == min(n, len(e))  # hence no Kruskal rank above n
-    if len(e) < 12:  # a Vandermonde matrix by its formula; the few are counted out
-        assert oracles.kruskal(e) == min(n, len(e))
-
-
 def test_the_exact_features_are_those_of_the_library():
     for seed, (n, d, H) in enumerate([(1, 2, 3), (2, 3, 5), (5, 3, 2), (3, 7, 2)]):
         W = hostile.maps(seed, H, d, 2)
@@ -68,9 +55,6 @@ def test_the_exact_features_are_those_of_the_library():
             exact = torch.tensor(rows, **F64)
             Z = mha_features(layer(W), E.double(), e.double())
             torch.testing.assert_close(Z, exact, rtol=1e-9, atol=1e-9)
-
-
-# --- Theorem 1 and its steps ----------------------------------------------------------------------
 
 
 @pytest.mark.hostile("mahdavi-theorem-1", "mahdavi-proposition-1", "mahdavi-step-1")
@@ -113,9 +97,6 @@ def test_step_2_a_square_read_out_is_the_only_one_and_has_extreme_scales():
     torch.testing.assert_close(M, inverse)
     wide = torch.cat([Z, torch.ones(3, 2, **F64)], dim=1)
     torch.testing.assert_close(wide @ memorize.read_out(wide, Z), Z)
-
-
-# --- Claims 1 and 2, Lemmas 3 and 4, Appendix B.2 -------------------------------------------------
 
 
 @pytest.mark.hostile("mahdavi-claim-1")
@@ -197,9 +178,6 @@ def test_appendix_b2_two_tokens_in_closed_form(tail, against):
     assert not torch.isfinite(c).all()
 
 
-# --- poor queries and skips -----------------------------------------------------------------------
-
-
 @pytest.mark.hostile("mahdavi-remark-1")
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(1, 5, 7, 5), (3, 4, 5, 2), (2, 3, 7, 5)])
 def test_remark_1_every_kruskal_rank_below_n_at_its_full_count(H, n, d, d_h):
@@ -233,9 +211,6 @@ def test_appendix_c_a_skip_with_as_many_outputs_as_there_is_room_for(name):
     more = torch.zeros(len(e), d + 1, **F64)
     with pytest.raises(ValueError, match=rf"^labels: got d_out = {d + 1}"):
         memorize_mha(E, e, more, heads=H, head_dim=d_h, seed=0, skip=True)
-
-
-# --- upper bounds ---------------------------------------------------------------------------------
 
 
 @pytest.mark.hostile("mahdavi-proposition-2")
@@ -330,9 +305,6 @@ def test_proposition_4_where_assumption_3_just_holds_and_just_fails(n, d, query)
             assert oracles.rank(n * E[0] - E[0].sum(0)) == n - 1
 
 
-# --- lemmas on ranks ------------------------------------------------------------------------------
-
-
 @pytest.mark.hostile("mahdavi-lemma-1")
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 2)])
 def test_lemma_1_for_all_small_matrices(shape):
@@ -364,8 +336,6 @@ def test_lemma_5_to_the_last_digit_in_floating_point():
     assert certified_rank(M + short).rank == oracles.rank(M + short) == 2
     assert certified_rank(M - torch.diag(torch.tensor([0.0, 1.0], **F64))).rank == 1
 
-
-# --- our findings ---------------------------------------------------------------------------------
 
 GENERIC = [(1, 1, 1, 1), (3, 1, 2, 1), (2, 2, 1, 1), (5, 2, 2, 1), (2, 3, 3, 1), (3, 3, 2, 1)]
 GENERIC += [(2, 5, 3, 2), (3, 2, 5, 1), (1, 7, 3, 3), (2, 4, 5, 5)]

@@ -15,7 +15,6 @@ from attnmem import memorize_mha, mha, mha_attention, mha_features, random_mha
 from attnmem.core import bounds, memorize
 from attnmem.theory.certificates import enclosed_features
 from attnmem.theory.independence import certified_rank, numerical_rank
-from attnmem.theory.near import memorize_scalars
 
 import hostile
 import oracles
@@ -262,19 +261,3 @@ def test_appendix_i_full_rank_is_out_of_reach_for_a_constant_sum_only(H, n, d):
     for E, T, holds in ((free, H * d, True), (level, H * (d - 1) + 1, True), (level, H * d, False)):
         Z = enclosed_features(layer, E[:T], e[:T])
         assert certified_rank(Z, target=T).full == holds
-
-
-@settings(max_examples=60)
-@given(st.integers(3, 12), st.integers(1, 6), st.data())
-def test_finding_capacity_scalars_beyond_the_rank_are_memorized(d, heads, data):
-    n = data.draw(st.integers(3, d))
-    T = data.draw(st.integers(1, heads * (d - 1)))
-    scale = 10.0 ** data.draw(st.integers(-6, 6))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
-    context, queries = gaussian(generator, n, d), gaussian(generator, T, d)
-    labels = scale * gaussian(generator, T)
-    weights = memorize_scalars(context, queries, labels, heads=heads)
-    assert weights.W_Q.shape == (heads, d, 2)
-    assert weights.W_V.shape == (heads, d, 1)
-    error = (mha(weights, context, queries)[:, 0] - labels).abs().max()
-    assert error <= 1e-8 * labels.abs().max()

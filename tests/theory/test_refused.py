@@ -10,31 +10,9 @@ import pytest
 import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
-from attnmem.theory import balls, fitting
-from attnmem.theory.certificates import (
-    certified_associations,
-    certified_memorization,
-    certified_solution,
-    enclosed_derivative,
-    enclosed_features,
-    enclosed_offers,
-)
-from attnmem.theory.dana import (
-    cancelling_rank,
-    every_parity,
-    jacobian_rank,
-    memorize_aot,
-    memorize_next_tokens,
-    subset_rank,
-)
-from attnmem.theory.independence import (
-    certified_rank,
-    kruskal_rank,
-    numerical_rank,
-    sampled_independence,
-    sampled_kruskal_rank,
-)
-from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference, memorize_scalars
+from attnmem.theory import balls, dana, fitting, near
+from attnmem.theory import certificates as proofs
+from attnmem.theory import independence as ranks
 from attnmem.theory.tangents import ScalarHeads
 
 F64 = {"dtype": torch.float64}
@@ -62,10 +40,7 @@ HEADS = {"heads": 4, "head_dim": 4, "seed": 0}
 SIZES = {"heads": 0}, "heads: got 0"
 SHAPES = [
     ({"labels": y[1:]}, "labels: got T = 12 .* expected T = 13, as in contexts"),
-    (
-        {"contexts": E[..., 1:]},
-        r"(queries: got d = 6|contexts: got d = 5) .* expected d = \d, as in",
-    ),
+    ({"contexts": E[..., 1:]}, r"(queries: got d = 6|contexts: got d = 5) .* expected d = \d"),
     ({"contexts": E[1:]}, "queries: got T = 13 .* expected T = 12, as in contexts"),
     ({"contexts": E.tolist()}, "contexts: got list; expected a torch.Tensor"),
     ({"queries": e[None]}, "queries: got shape"),
@@ -76,10 +51,7 @@ SHAPES = [
 MHA = [
     ({"heads": 3}, "labels: got T = 13 examples; expected T <= .* = 10"),
     ({"head_dim": 3}, "labels: got T = 13 examples; expected T <= .* = 9"),
-    (
-        {"contexts": changed(E, (7, 3), E[7, :3].sum(0))},
-        "contexts: got rank 3 in context 7; expected rank n = 4",
-    ),
+    ({"contexts": changed(E, (7, 3), E[7, :3].sum(0))}, "contexts: got rank 3 in context 7"),
     ({"queries": changed(e, 9, e[2])}, "queries: got .* Kruskal rank at least 4"),
     ({"queries": changed(e, 0, 0)}, "queries: got a zero vector"),
     ({"labels": draw(T, 3), "value_dim": 2}, "value_dim: got 2; expected at least d_out = 3"),
@@ -99,10 +71,7 @@ SCALAR_CASES = [
     ({"labels": SCALARS[:-1]}, "labels: got T = 10"),
     ({"heads": 2}, "labels: got T = 11 examples; expected 1 <= T <= .* = 10"),
     ({"queries": QUERIES.log()}, "queries: got .* NaN"),
-    (
-        {"queries": torch.cat([QUERIES[:10], QUERIES[:1] + QUERIES[1:2]])},
-        "queries: got example 10 in",
-    ),
+    ({"queries": changed(QUERIES, 10, QUERIES[:2].sum(0))}, "queries: got example 10 in"),
 ]
 
 ROWS = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
@@ -136,7 +105,7 @@ RANK = [
 ]
 SUBSETS = [
     ({"sequences": ROWS[[0, 0]]}, r"sequences: got 0 and 1 equal \(repeats in all: 1\)"),
-    ({"sequences": every_parity(2)[0]}, "sequences: got S = 3; expected bigrams"),
+    ({"sequences": dana.every_parity(2)[0]}, "sequences: got S = 3; expected bigrams"),
     ({"sequences": torch.arange(34).view(17, 2)}, "sequences: got T_0 = 17; expected T_0 <= 16"),
 ]
 
@@ -169,11 +138,13 @@ LABELS = [
     ({"labels": y[1:]}, "labels: got T = 12"),
     ({"labels": y * math.nan}, "labels: got 13 entries"),
     ({"most_bits": 127}, "most_bits: got 127"),
+    ({"labels": draw(T, 2)}, "labels: got"),
 ]
 COLUMNS = [
     ({"labels": y[1:, None]}, "labels: got T = 12"),
     ({"labels": y[:, None].expand(-1, 2)}, "labels: got d_out = 2"),
     ({"skip": True}, "weights.W_O: got"),
+    LABELS[2],
 ]
 WIDE = {"weights": LAYER._replace(W_D=ONE.expand(1, 2))}, "weights.W_D: got shape"
 
@@ -187,7 +158,8 @@ OFFERS = [
     ({"weights": TRANSFORMER._replace(W_Q=SIDES[0] / 0)}, "weights.W_Q: got 30 entries"),
     ({"weights": AoTWeights(*(W[None] for W in TRANSFORMER))}, "weights.W_Q: got shape"),
 ]
-NEXT_TOKENS = [
+NEXT_TOKENS = {"next_tokens": torch.arange(4)}
+OTHER_TOKENS = [
     ({"next_tokens": torch.arange(3)}, "next_tokens: got T = 3"),
     ({"next_tokens": torch.arange(4) + 1}, "next_tokens: got tokens from 1 to 4"),
     ({"bits": 1}, "bits: got 1"),
@@ -199,6 +171,7 @@ MATRIX = [
     ({"matrix": V * math.nan}, "matrix: got 12 entries"),
 ]
 VECTORS = [({"vectors": V[None]}, "vectors: got shape"), ({"vectors": V.log()}, "vectors: got 12")]
+DRAWN = {"vectors": V, "seed": 0}
 SAMPLED = [({"samples": 0}, "samples: got 0"), ({"rtol": 2.0}, "rtol: got 2.0"), *VECTORS]
 CERTIFIED = [
     ({"target": 2}, "target: got 2; expected None"),
@@ -209,31 +182,33 @@ CERTIFIED = [
     ({"times": torch.eye(2)}, "times: got n = 2"),
     ({"most_bits": 8}, "most_bits: got 8"),
 ]
+BIGRAMS = {"sequences": ROWS, "head_dim": 2, "dim": 2}
+GIVEN = {name: PROOF[name] for name in ("weights", "contexts", "queries")}
 TABLE = [
     (memorize_mha, {**ALL, **HEADS}, [*SHAPES, *MHA, SIZES]),
-    (memorize_by_difference, {**ALL, **HEADS}, [*SHAPES, *CANCEL, ONE_HEAD]),
-    (memorize_by_cancellation, {**ALL, **HEADS}, [*SHAPES, *CANCEL]),
-    (memorize_scalars, SCALAR, [*SCALAR_CASES, SIZES]),
-    (memorize_aot, TASK | {"dim": 3, "heads": 2}, [*TASKS, *AOT, SIZES]),
-    (memorize_next_tokens, TASK | {"dim": 3, "groups": (2,)}, [*TASKS, *NEXT]),
-    (jacobian_rank, {"sequences": ROWS, "heads": 1, "head_dim": 2, "dim": 2}, [*RANK, SIZES]),
-    (cancelling_rank, {"sequences": ROWS, "groups": [1], "head_dim": 2, "dim": 2}, RANK + NEXT[:2]),
-    (subset_rank, {"sequences": ROWS, "heads": 1, "head_dim": 2, "dim": 2}, RANK + SUBSETS),
+    (near.memorize_by_difference, {**ALL, **HEADS}, [*SHAPES, *CANCEL, ONE_HEAD]),
+    (near.memorize_by_cancellation, {**ALL, **HEADS}, [*SHAPES, *CANCEL]),
+    (near.memorize_scalars, SCALAR, [*SCALAR_CASES, SIZES]),
+    (dana.memorize_aot, TASK | {"dim": 3, "heads": 2}, [*TASKS, *AOT, SIZES]),
+    (dana.memorize_next_tokens, TASK | {"dim": 3, "groups": (2,)}, [*TASKS, *NEXT]),
+    (dana.jacobian_rank, BIGRAMS | {"heads": 1}, [*RANK, SIZES]),
+    (dana.cancelling_rank, BIGRAMS | {"groups": [1]}, RANK + NEXT[:2]),
+    (dana.subset_rank, BIGRAMS | {"heads": 1}, RANK + SUBSETS),
     (fitting.levenberg_marquardt, FIT, [*SHAPES, *FITS]),
     (fitting.lbfgs, FIT, FITS),
     (fitting.adam, FIT | {"rate": float}, [*FITS, ({"batch": 0}, "batch: got 0")]),
     (fitting.limits, {"weights": START, **ALL}, FITS[1:]),
-    (certified_memorization, PROOF | {"labels": y[:, None]}, [*PROOFS[:-2], *COLUMNS, LABELS[2]]),
-    (enclosed_features, {k: PROOF[k] for k in list(PROOF)[:3]}, PROOFS[:-2]),
-    (certified_solution, PROOF, [*PROOFS, *LABELS, WIDE, ({"labels": draw(T, 2)}, "labels: got")]),
-    (enclosed_derivative, {k: PROOF[k] for k in list(PROOF)[:3]}, [*PROOFS[:-2], WIDE]),
-    (certified_associations, OFFER | {"next_tokens": torch.arange(4)}, [*OFFERS, *NEXT_TOKENS]),
-    (enclosed_offers, OFFER, OFFERS[1:]),
-    (numerical_rank, {"matrix": V}, [*MATRIX, ({"dtype": torch.float16}, "dtype: got torch.fl")]),
-    (kruskal_rank, {"vectors": V}, [*VECTORS, ({"method": "guess"}, "method: got 'guess'")]),
-    (sampled_independence, {"vectors": V, "size": 2, "seed": 0}, [*SAMPLED, ({"size": 5}, "size")]),
-    (sampled_kruskal_rank, {"vectors": V, "seed": 0}, [*SAMPLED, ({"threshold": 1.5}, "thresh")]),
-    (certified_rank, {"matrix": V}, [*MATRIX, *CERTIFIED]),
+    (proofs.certified_memorization, PROOF | {"labels": y[:, None]}, [*PROOFS[:-2], *COLUMNS]),
+    (proofs.enclosed_features, GIVEN, PROOFS[:-2]),
+    (proofs.certified_solution, PROOF, [*PROOFS, *LABELS, WIDE]),
+    (proofs.enclosed_derivative, GIVEN, [*PROOFS[:-2], WIDE]),
+    (proofs.certified_associations, OFFER | NEXT_TOKENS, [*OFFERS, *OTHER_TOKENS]),
+    (proofs.enclosed_offers, OFFER, OFFERS[1:]),
+    (ranks.numerical_rank, {"matrix": V}, [*MATRIX, ({"dtype": torch.float16}, "dtype: got")]),
+    (ranks.kruskal_rank, {"vectors": V}, [*VECTORS, ({"method": "guess"}, "method: got 'guess'")]),
+    (ranks.sampled_independence, DRAWN | {"size": 2}, [*SAMPLED, ({"size": 5}, "size")]),
+    (ranks.sampled_kruskal_rank, DRAWN, [*SAMPLED, ({"threshold": 1.5}, "threshold: got")]),
+    (ranks.certified_rank, {"matrix": V}, [*MATRIX, *CERTIFIED]),
 ]
 CASES = [
     pytest.param(function, arguments | change, message, id=f"{function.__name__}-{message}")

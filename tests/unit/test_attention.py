@@ -1,10 +1,9 @@
-"""The layers against loops over the papers' equations, torch's own attention, and laws."""
+"""The layers against loops over the papers' equations, and laws."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from attnmem import (
     AoTWeights,
@@ -131,21 +130,6 @@ def test_transforms_of_torch_go_through_aot(length):
         torch.testing.assert_close(found, one, **EXACT)
 
 
-def test_mha_equals_torchs_multihead_attention():
-    width = 4
-    torchs = nn.MultiheadAttention(H * width, H, bias=False, batch_first=True, dtype=torch.float64)
-    W_q, W_k, W_v = (
-        W.detach().T.reshape(H * width, H, width).transpose(0, 1)
-        for W in torchs.in_proj_weight.chunk(3)
-    )
-    W_o = torchs.out_proj.weight.detach().T
-    weights = MHAWeights(W_q / width**0.5, W_k, W_v, W_o, torch.eye(H * width, dtype=W_o.dtype))
-    context = torch.randn(B, n, H * width, dtype=torch.float64)
-    query = torch.randn(B, H * width, dtype=torch.float64)
-    expected = torchs(query[:, None], context, context, need_weights=False)[0][:, 0].detach()
-    torch.testing.assert_close(mha(weights, context, query), expected, **EXACT)
-
-
 @pytest.mark.parametrize("kind", ["shared", "own", "sequences"])
 def test_runs_of_weights_and_data_broadcast(kind):
     draw, call, kind_of = mha_weights, partial(mha, skip=True), MHAWeights
@@ -227,12 +211,3 @@ def test_bad_input_is_named(layer):
             layer(*change(*given))
     with pytest.raises(ValueError, match=r"^weights.W_O: got "):
         mha(mha_weights(d_o=d + 1), *data(shared=True), skip=True)
-
-
-@pytest.mark.parametrize("kind", [MHAWeights, AoTWeights])
-def test_weights_are_saved_as_a_dictionary(tmp_path, kind):
-    files = pytest.importorskip("safetensors.torch")
-    weights = kind(*(torch.randn(2, k + 1) for k, _ in enumerate(kind._fields)))
-    files.save_file(weights._asdict(), tmp_path / "weights.safetensors")
-    loaded = kind(**files.load_file(tmp_path / "weights.safetensors"))
-    assert all(map(torch.equal, loaded, weights))

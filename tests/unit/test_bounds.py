@@ -9,16 +9,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
-from attnmem import MHAWeights, mha, random_mha, xavier
 from attnmem.core import bounds
 from attnmem.theory import counts
-from attnmem.theory.dana import memorize_aot
-from attnmem.theory.independence import numerical_rank
-
-CEILINGS = [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)]
-
 
 # By hand, at sizes that differ from each other.
 LITERAL = [
@@ -118,7 +111,7 @@ LEAST = {
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
 NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
 NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False)
-FORMULAS = [  # all but those of networks, in test_deep.py
+FORMULAS = [  # all but those of networks, in test_exact_ranks.py
     formula
     for module in (bounds, counts)
     for name, formula in inspect.getmembers(module, inspect.isfunction)
@@ -145,9 +138,8 @@ def test_nearly_equal_groups_are_the_best_partition():
         if not heads:
             return 0
         last = range(1, heads + 1)
-        return max(
-            bounds.group_rank(k, keys, dim, rank) + best(heads - k, keys, dim, rank) for k in last
-        )
+        ranks = {k: bounds.group_rank(k, keys, dim, rank) for k in last}
+        return max(ranks[k] + best(heads - k, keys, dim, rank) for k in last)
 
     for dim, heads in itertools.product(range(1, 6), range(1, 13)):
         for keys in range(1, dim + 1):
@@ -186,9 +178,8 @@ RISKS += [(7, 2, 3, 5), (5, 2, 15, 5), (5, 2, 14, 5), (2, 5, 7, 17), (3, 4, 5, 1
 
 @pytest.mark.parametrize(("H", "d_h", "d", "N"), RISKS)
 def test_the_risk_of_random_bigrams_is_the_union_bound(H, d_h, d, N):
-    assert counts.random_bigrams_risk(H, d_h, d, N) == pytest.approx(
-        float(exact_risk(H, d_h, d, N)), rel=1e-9, abs=1e-300
-    )
+    exact = pytest.approx(float(exact_risk(H, d_h, d, N)), rel=1e-9, abs=1e-300)
+    assert counts.random_bigrams_risk(H, d_h, d, N) == exact
 
 
 def test_all_bigrams_may_be_drawn_and_no_more():
@@ -197,21 +188,6 @@ def test_all_bigrams_may_be_drawn_and_no_more():
         counts.random_bigrams_risk(2, 2, 5, vocab=2)
     with pytest.raises(ValueError, match=r"^vocab: got 3; expected at least 4, so that 10 bigrams"):
         counts.random_bigrams_risk(2, 2, 6, vocab=3)
-
-
-def test_parameters_are_those_of_layers_that_are_built():
-    heads, head_dim, dim, vocab, length = 3, 2, 4, 7, 5
-    tokens = torch.arange(length).repeat(2, 1)
-    tokens[1, 0] = vocab - 1
-    size = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads}
-    weights = memorize_aot(tokens, torch.tensor([0, 1]), seed=0, **size)
-    counted = sum(tensor.numel() for tensor in weights)
-    assert counts.aot_parameters(heads, head_dim, dim, vocab, length) == counted
-    saved = heads * 2 * dim * (head_dim - 1)  # queries and keys of width one
-    assert counts.aot_parameters(heads, head_dim, dim, vocab, length, True) == counted - saved
-    layer = xavier(heads, dim, head_dim, 1, seed=0)
-    maps = sum(tensor.numel() for tensor in (layer.W_Q, layer.W_K, layer.W_V))
-    assert counts.mha_parameters(heads, head_dim, dim) == maps + heads + 1
 
 
 NAN, HALF = float("nan"), np.ones(2, np.float16)
@@ -253,17 +229,6 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
 def test_bad_arguments_are_named(formula, arguments, name):
     with pytest.raises(ValueError, match=rf"^{name}: got "):
         formula(*arguments)
-
-
-@pytest.mark.parametrize(("H", "n", "d_h", "d"), CEILINGS)
-def test_as_many_numbers_decide_the_outputs_as_the_rank_of_their_jacobian(H, n, d_h, d):
-    torch.manual_seed(n)
-    E = torch.randn(n, d, dtype=torch.float64)
-    e = torch.randn(bounds.shared_context_ceiling(H, n, d_h, d) + 5, d, dtype=torch.float64)
-    layer = [W.double() for W in random_mha(H, d, d_h, seed=1)]
-    jacobians = torch.func.jacrev(lambda W: mha(MHAWeights(*W), E, e)[:, 0])(layer)
-    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
-    assert numerical_rank(J, rtol=1e-10) == bounds.shared_context_ceiling(H, n, d_h, d)
 
 
 @pytest.mark.parametrize(("T", "N"), [(1, 2), (4, 4), (5, 2), (6, 7), (30, 50)])

@@ -109,9 +109,6 @@ def compared(data, path):
     return data
 
 
-# --- tables ---------------------------------------------------------------------------------------
-
-
 def test_an_everyday_table_gets_an_answer_and_its_summary_says_what_became_of_it(tmp_path):
     path = write(tmp_path, EVERY)
     data = same_as_plain(path)
@@ -281,9 +278,6 @@ def test_a_class_may_be_called_NA(tmp_path):
     assert load(decimals, label_kind="class").labels.tolist() == ["0.5", "4.0"]
 
 
-# --- arrays ---------------------------------------------------------------------------------------
-
-
 def test_arrays_are_named_and_none_is_used_silently(tmp_path):
     gen = torch.Generator().manual_seed(0)
     arrays = {"E": torch.randn(4, 3, 2, generator=gen), "queries": torch.randn(4, 2, generator=gen)}
@@ -356,9 +350,6 @@ def test_pt_needs_a_torch_that_runs_nothing(tmp_path, monkeypatch):
                 load(tmp_path / "a.pt")
 
 
-# --- masks and integers ---------------------------------------------------------------------------
-
-
 def test_masks_of_both_conventions_are_read_or_refused():
     gen = torch.Generator().manual_seed(0)
     E, e = torch.randn(3, 4, 2, generator=gen), torch.randn(3, 2, generator=gen)
@@ -417,9 +408,6 @@ def test_tables_of_several_precisions_keep_theirs():
     assert data.precision == torch.float32
 
 
-# --- the command ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def call(capsys):
     def run(*words):
@@ -476,8 +464,6 @@ def test_a_place_that_is_no_file_is_refused(tmp_path, call, name, said):
     assert (status, out) == (1, "")
     assert re.search(said, error.splitlines()[-1])
 
-
-# --- hostile files --------------------------------------------------------------------------------
 
 NAMED = ("line ", "column", "--", "shape", "'f.", "labels", "contexts", "queries", "mask")
 

@@ -174,7 +174,7 @@ WRONG = [
     (lambda: torch.compile(LAYER()), r"such as module.get_submodule\('_orig_mod'\)$"),
     (lambda: nn.Sequential(nn.Linear(4, 4), LAYER()), r"get_submodule\('1'\)$"),
     (lambda: LAYER().forward, "got builtins.method; expected one of torch.MultiheadAttention, tra"),
-    (lambda: LAYER(dropout=0.1), "got dropout, since it is in training mode; expected module.ev"),
+    (lambda: LAYER(dropout=0.1), "got dropout, since it is in training mode"),
     (lambda: LAYER().half(), r"got torch.float16 on cpu; expected .*module\.float\(\) makes them"),
     (lambda: LAYER(dtype=torch.bfloat16), "got torch.bfloat16 on cpu; expected torch.float32 or"),
     (lambda: LAYER(device="meta"), "got torch.float32 on meta; expected .* in memory"),
@@ -429,8 +429,8 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
         (("--heads", 3, "--dim", 4), "heads: got 3; expected a divisor of dim = 4"),
         (("--heads", 1, "--dim", 2, "--norm"), "dim: got 2; expected an integer of at least 3"),
         (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),
-        (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6; expected at m"),
-        (("--config", tmp_path / "config.json"), f"{tmp_path}/config.json cannot be read as a mod"),
+        (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6"),
+        (("--config", tmp_path / "config.json"), f"{tmp_path}/config.json cannot be read as"),
     ):
         status, said = call(*words)
         assert (status, said[: len(message)]) == (1, message)

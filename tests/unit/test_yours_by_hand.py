@@ -27,9 +27,6 @@ def finding(found, name, precision="float64"):
     return next(x for x in found.findings if (x.name, x.precision) == (name, precision))
 
 
-# --- the plain layer ------------------------------------------------------------------------------
-
-
 def tokens_of(E, mask, t):
     """The tokens of one example, without padding."""
     tokens = E if E.ndim == 2 else E[t]
@@ -110,9 +107,6 @@ def rank_of_groups(heads, E, e, d_h, mask=None):
 
 def said(found):
     return " ".join(str(found).split())
-
-
-# --- data of every kind ---------------------------------------------------------------------------
 
 
 def cases(T=60, n=3, d=4):
@@ -217,9 +211,6 @@ def test_spreads_beside_the_tolerance_are_singular_values(kind):
     assert size["dropped"] < size["tolerance"] < size["kept"]
 
 
-# --- bounds ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [1, 2, 5])
 @pytest.mark.parametrize("d_h", [1, 3])
@@ -266,9 +257,6 @@ def test_bounds_are_their_formulas_and_apply_where_their_hypotheses_hold(kind, h
     assert named["ceiling of random attention with a read-out"].labels == heads * m + c
     ranks = [bound.labels for bound in found.bounds if bound.means.startswith("almost no")]
     assert min(ranks[:-1] or ranks) >= found.rank.rank
-
-
-# --- assumptions ----------------------------------------------------------------------------------
 
 
 def test_assumption_3_is_of_the_means_of_the_tokens_that_are_there():
@@ -341,9 +329,6 @@ def test_deficient_contexts_are_counted_and_the_first_is_named():
         detail = finding(found, "Assumption 2", precision).detail
         assert f"deficient: {len(short)}, the first is {short[0]} ({length} tokens" in detail
         assert f"at least {ranks[short[0]]} dimensions" in detail
-
-
-# --- outputs, errors and what is met --------------------------------------------------------------
 
 
 def test_outputs_of_several_columns_and_lengths_are_those_of_plain_loops():
@@ -423,9 +408,6 @@ def test_theorem_1_is_used_up_to_its_number_and_zeros_are_met_by_zeros():
     assert zeros.how == "values of zero"
 
 
-# --- what is promised is met ----------------------------------------------------------------------
-
-
 def tables():
     """Tables of scikit-learn, raw and in standard units, cut into tokens."""
     cancer, iris = datasets.load_breast_cancer().data, datasets.load_iris().data
@@ -496,9 +478,6 @@ def test_the_clock_changes_no_answer(monkeypatch):
     assert "derivative" not in full.reason  # whose rank excludes nothing
 
 
-# --- many examples --------------------------------------------------------------------------------
-
-
 def test_more_examples_than_pairs_are_formed_for():
     """Beyond 12,000 examples ranks are those of a random part, of more than their parameters."""
     E, e, _, _ = data("shared, short", T=12_100)
@@ -516,9 +495,6 @@ def test_more_examples_than_pairs_are_formed_for():
     at = one_layer.reduced(as_data(E, e))
     for T, rows in ((12_000, 12_000), (12_001, parameters + parameters // 8 + 50)):
         assert len(one_layer.enough_rows(at.some(torch.arange(T)), 3, 2, 0)) == rows
-
-
-# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("equal", "more"), [(5, None), (8, 3)])
