@@ -55,28 +55,6 @@ def test_a_part_of_the_ceiling_is_met(optimizer, part):
     assert fit.error == pytest.approx(float(error / labels.max()))
 
 
-def test_adam_against_autograd(monkeypatch):
-    """Epochs of three batches; the last look is at the last step."""
-    weights, tokens, _, labels = data = given()
-    rate = lambda step: 0.1 / (step + 1)  # noqa: E731
-    monkeypatch.setattr(fitting, "_EVERY", 3)
-    fit = fitting.adam(*data, steps=5, rate=rate, batch=4, seed=3)
-    plain = weights.like(tuple(w.clone().requires_grad_() for w in weights.tensors))
-    optimizer, g, order, looks = torch.optim.Adam(plain.tensors), torch.Generator(), [], []
-    g.manual_seed(3)
-    for step in range(5):
-        order = order or [*torch.randperm(T, generator=g).split(4)]
-        at = order.pop(0)
-        optimizer.zero_grad()
-        (deep(plain, tokens[at])[:, 0] - labels[at]).square().mean().backward()
-        optimizer.param_groups[0]["lr"] = rate(step)
-        optimizer.step()
-        if step in (2, 4):
-            looks.append((deep(plain, tokens)[:, 0] - labels).square().sum().item())
-    got = float((deep(fit.weights, tokens)[:, 0] - labels).square().sum())
-    assert got == pytest.approx(min(looks), rel=1e-9)
-
-
 def test_limits_against_dense_algebra():
     weights, tokens, _, labels = data = given(logits=4.0, values=2.0)
     found = fitting.limits(*data)

@@ -1,11 +1,11 @@
-"""Optimizers on one layer: against dense algebra, autograd and closed forms; where they stop."""
+"""Optimizers: against dense algebra, autograd and closed forms; where they stop."""
 
 import math
 
 import pytest
 import torch
 
-from attnmem import mha, mha_attention
+from attnmem import deep, mha, mha_attention, random_deep
 from attnmem.core import bounds
 from attnmem.theory import fitting
 from attnmem.theory.tangents import (
@@ -27,26 +27,40 @@ def given(shared=False, heads=H, n=N, d=D, d_h=D_H, examples=T, scale=0.3):
     return start, *(torch.rand(*size, **options) for size in sizes)
 
 
-def dense_step(heads, contexts, queries, labels, damping):
-    """A damped step by autograd's Jacobian and the normal equations of the other side."""
-    outputs = lambda *w: scalar_outputs(ScalarHeads(*w), contexts, queries)  # noqa: E731
-    parts = torch.autograd.functional.jacobian(outputs, tuple(heads))
-    J = torch.cat([part.flatten(1) for part in parts], dim=1)
-    unit = float(J.square().sum(1).mean())
-    normal = J.T @ J + damping * unit * torch.eye(J.shape[1], dtype=J.dtype)
-    step = torch.linalg.solve(normal, J.T @ (outputs(*heads) - labels))
-    return torch.cat([w.flatten() for w in heads]) - step
+def network():
+    """Layers one after the other, for which there are no queries."""
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randn(T, N, D, generator=g, dtype=torch.float64)
+    return random_deep((2, 3), 2, 4, D, g), tokens, None, given()[-1]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(shared):
-    data = given(shared)
-    fit = fitting.levenberg_marquardt(*data, steps=1)
+DATA = {"own": given(), "shared": given(shared=True), "layers": network()}
+
+
+def outputs(weights, contexts, queries):
+    return (
+        deep(weights, contexts)[:, 0]
+        if queries is None
+        else scalar_outputs(weights, contexts, queries)
+    )
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_a_step_of_levenberg_marquardt_is_that_of_dense_algebra(kind):
+    """By autograd's Jacobian and the normal equations of the other side."""
+    start, contexts, queries, labels = DATA[kind]
+    fit = fitting.levenberg_marquardt(*DATA[kind], steps=1)
     tried = fitting.DAMPING * fitting.RISE ** round(
         math.log(fit.damping * fitting.FALL / fitting.DAMPING, fitting.RISE)
     )
-    got = torch.cat([w.flatten() for w in fit.weights])
-    assert torch.allclose(got, dense_step(*data, tried), atol=1e-10)
+    of = lambda *tensors: outputs(start.like(tensors), contexts, queries)  # noqa: E731
+    parts = torch.autograd.functional.jacobian(of, start.tensors)
+    J = torch.cat([part.flatten(1) for part in parts], dim=1)
+    unit = float(J.square().sum(1).mean())
+    normal = J.T @ J + tried * unit * torch.eye(J.shape[1], dtype=J.dtype)
+    step = torch.linalg.solve(normal, J.T @ (of(*start.tensors) - labels))
+    got, was = (torch.cat([w.flatten() for w in at.tensors]) for at in (fit.weights, start))
+    assert torch.allclose(got, was - step, atol=1e-10)
     assert (fit.steps, fit.stop) == (1, "steps")
 
 
@@ -113,28 +127,29 @@ def test_where_no_step_helps_it_is_stuck(optimizer):
     assert fit.damping is None or fit.damping > fitting.HIGHEST
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", DATA)
 @pytest.mark.parametrize("batch", [4, 5, T, 100])
-def test_adam_against_autograd(monkeypatch, shared, batch):
+def test_adam_against_autograd(monkeypatch, kind, batch):
     """Epochs of 3, 3 and 1 batches; the last look is at the last step."""
-    start, contexts, queries, labels = data = given(shared)
-    rate = lambda step: 0.3 / (step + 1)  # noqa: E731
+    start, contexts, queries, labels = data = DATA[kind]
+    rate = lambda step: 0.1 / (step + 1)  # noqa: E731
     monkeypatch.setattr(fitting, "_EVERY", 3)
     fit = fitting.adam(*data, steps=8, rate=rate, batch=batch, seed=3)
-    weights = ScalarHeads(*(w.clone().requires_grad_() for w in start))
-    optimizer, g = torch.optim.Adam(weights), torch.Generator().manual_seed(3)
+    weights = start.like(tuple(w.clone().requires_grad_() for w in start.tensors))
+    optimizer, g = torch.optim.Adam(weights.tensors), torch.Generator().manual_seed(3)
     order, seen = [], []
     for step in range(8):
         order = order or [*torch.randperm(T, generator=g).split(batch)]
         at = order.pop(0)
         optimizer.zero_grad()
-        tokens = contexts if shared else contexts[at]
-        (scalar_outputs(weights, tokens, queries[at]) - labels[at]).square().mean().backward()
+        tokens = contexts if kind == "shared" else contexts[at]
+        asking = queries if queries is None else queries[at]
+        (outputs(weights, tokens, asking) - labels[at]).square().mean().backward()
         optimizer.param_groups[0]["lr"] = rate(step)
         optimizer.step()
-        residual = scalar_outputs(weights, contexts, queries) - labels
+        residual = outputs(weights, contexts, queries) - labels
         seen.append(float(residual.detach().square().sum()))
-    residual = scalar_outputs(fit.weights, contexts, queries) - labels
+    residual = outputs(fit.weights, contexts, queries) - labels
     looks = [seen[2], seen[5], seen[7]]
     assert float(residual.square().sum()) == pytest.approx(min(looks), rel=1e-9)
     assert (fit.steps, fit.stop) == (8, "steps")

@@ -117,9 +117,7 @@ def test_kruskal_rank_of_many_small_and_of_ill_conditioned_sets(monkeypatch):
         monkeypatch.setattr(independence, "_ENTRIES", entries)
         monkeypatch.setattr(independence, "_PAIRS", entries)
         assert kruskal_rank(torch.cat([vectors, near])) == 3
-
-
-def test_a_tolerance_counts_near_dependent_sets_as_dependent():
+    # A tolerance counts near-dependent sets as dependent.
     vectors = torch.eye(4, dtype=torch.float64).repeat(2, 1)[:5]
     vectors[4] = vectors[0] + 1e-3 * vectors[1]
     assert kruskal_rank(vectors) == 2
@@ -130,11 +128,7 @@ def test_the_integer_program_finds_a_circuit_that_no_search_reaches():
     vectors = torch.randn(40, 37, dtype=torch.float64)
     vectors[5] = vectors[10:24].sum(dim=0)
     assert kruskal_rank(vectors, method="milp") == 14
-    with pytest.raises(ValueError, match=r"^vectors: got 40 rows, .* at most max_subsets"):
-        kruskal_rank(vectors, max_subsets=10**5)
-
-
-def test_the_integer_program_says_when_it_cannot_decide():
+    # And it says when it cannot decide.
     vectors = torch.randn(60, 30, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^vectors: got 60 rows, .*within max_seconds = 0"):
         kruskal_rank(vectors, method="milp", max_seconds=0)
@@ -195,7 +189,6 @@ def test_sampling_finds_what_is_common_and_misses_what_is_rare():
     assert triples.dependent == 0
     assert triples.dependent_at_most > 1 / math.comb(60, 3)
     assert sampled_kruskal_rank(vectors, samples=200, seed=0).rank == 8
-    assert sampled_independence(vectors.fill_(1.0), 2, samples=20, seed=0).dependent == 20
 
 
 @pytest.mark.parametrize(("equal", "samples"), [(1, 5000), (3, 50), (20, 50)])
