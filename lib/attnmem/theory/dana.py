@@ -155,11 +155,6 @@ def dependent_subset(
 
     It is the smallest of the circuits that one elimination finds, as right as :func:`offered_rank`;
     empty if all rows can be independent.
-
-    Example:
-        >>> xor = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 1]])
-        >>> dependent_subset(xor, heads=1, head_dim=9, dim=9).tolist()
-        [0, 1, 2, 3]
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
     reduced, pivots, free = _echelon(F.T)
@@ -195,10 +190,6 @@ def jacobian_rank(
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
     as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``. See the
     chapter on token sequences.
-
-    Example:
-        >>> [jacobian_rank(every_parity(3)[0], heads, head_dim=1, dim=9) for heads in (1, 2)]
-        [7, 8]
     """
     return _flint(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained)).rank()
 
@@ -282,11 +273,6 @@ def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -
     The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
     ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
     that the vectors ``e(a) - e(b) + pos_1 - pos_2`` of ``J`` span (theorem ``thm-subsets``).
-
-    Example:
-        >>> square = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-        >>> subset_rank(square, heads=1, head_dim=10, dim=10)
-        6
     """
     T, codes = len(sequences), sequences.unique(return_inverse=True)[1]
     first, last = one_hot(codes).double().unbind(1)
@@ -377,27 +363,21 @@ def _contradiction(kernel: np.ndarray, labels: Tensor) -> Impossible | None:
     rows = np.vstack([matrix / np.where(scale > 0, scale, 1.0), ones])
     right_side = np.append(np.zeros(len(matrix)), 1.0)
     found = scipy.optimize.linprog(0 * ones, A_eq=rows, b_eq=right_side, method="highs-ds")
-    support = np.flatnonzero(found.x > 1e-9) if found.success else []
-    relation = _exact_relation(conditions[:, support]) if len(support) else None
-    if relation is None or not 0 < min(relation) <= max(relation) < _LARGEST:
+    if not found.success:
+        return None
+    support = np.flatnonzero(found.x > 1e-9)
+    vectors, count = flint().fmpz_mat(conditions[:, support].tolist()).nullspace()
+    relation = np.array([int(row[0]) for row in vectors.tolist()], dtype=object)
+    relation = relation // (math.gcd(*relation) or 1) * (1 if relation[0] > 0 else -1)
+    if count != 1 or not 0 < min(relation) <= max(relation) < _LARGEST:
         return None
     weights = np.zeros(shape, dtype=object)
-    np.add.at(weights, t[support], signs[support] * np.array(relation, dtype=object)[:, None])
+    np.add.at(weights, t[support], signs[support] * relation[:, None])
     if (kernel @ weights).any():  # exact integers: the proof
         return None
     rows, columns = (np.flatnonzero(weights.any(axis=axis)) for axis in (1, 0))
     some = torch.from_numpy(weights[np.ix_(rows, columns)].astype(np.int64))
     return Impossible(torch.from_numpy(rows), tokens[columns], some)
-
-
-def _exact_relation(matrix: np.ndarray) -> list[int] | None:
-    """The one linear relation between the columns, as coprime integers; None if not just one."""
-    vectors, count = flint().fmpz_mat(matrix.tolist()).nullspace()
-    if count != 1:
-        return None
-    values = [int(row[0]) for row in vectors.tolist()]
-    divisor = math.gcd(*values) * (1 if values[0] > 0 else -1)
-    return [value // divisor for value in values]
 
 
 # --- the parity of bits ---------------------------------------------------------------------------
@@ -406,12 +386,7 @@ def _exact_relation(matrix: np.ndarray) -> list[int] | None:
 @on_cpu
 @checked
 def every_parity(bits: int) -> tuple[Sequences, Int[Tensor, " T"]]:
-    """All sequences of so many bits before a last token 0, and the parity of each.
-
-    Example:
-        >>> every_parity(2)[0].tolist(), every_parity(2)[1].tolist()
-        ([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]], [0, 1, 1, 0])
-    """
+    """All sequences of so many bits before a last token 0, and the parity of each."""
     rows = torch.tensor([[*row, 0] for row in itertools.product(range(2), repeat=bits)])
     return rows, rows.sum(1) % 2
 

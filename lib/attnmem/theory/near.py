@@ -270,11 +270,6 @@ def memorize_scalars(
     Raises:
         ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of their spread.
 
-    Example:
-        >>> E, e, y = torch.eye(5)[:3], torch.randn(12, 5), torch.rand(12)
-        >>> memorize_scalars(E, e, y, heads=3).W_Q.shape
-        torch.Size([3, 5, 2])
-
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
     build = functools.partial(_build_scalars, heads=heads)

@@ -101,12 +101,7 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
 
 @checked
 def count_at(load: Annotated[float | int, Range(0, 1e9)], dim: int) -> int:
-    """The largest number of associations ``p`` with ``p ln p <= load d^2``.
-
-    Example:
-        >>> count_at(0.5, dim=64)
-        349
-    """
+    """The largest number of associations ``p`` with ``p ln p <= load d^2``."""
     most = load * dim**2
     return bisect.bisect_right(range(1, int(most) + 3), most, key=lambda p: p * math.log(p))
 
@@ -145,13 +140,6 @@ def train_tiny(
     linearly to zero. The answers are counted every 50 steps and at the end. Each round trains the
     tasks that are not all right yet, with the next ``seed``, and each of them several times as long
     as there are at most ``least_runs`` runs.
-
-    Example:
-        >>> bits = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0]]).expand(2, 4, 3)
-        >>> labels = torch.tensor([[0, 0, 0, 1], [0, 1, 1, 0]])  # and, xor
-        >>> sizes = {"vocab": 2, "dim": 2, "head_dim": 2, "seed": 0, "rounds": 2, "steps": 400}
-        >>> train_tiny(bits, labels, heads=1, **sizes).tolist()
-        [4, 3]
     """
     sizes, B = (vocab, dim, head_dim, heads), next_tokens.shape[1]
     best = torch.zeros(len(sequences), dtype=torch.int64, device="cpu")
