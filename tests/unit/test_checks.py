@@ -81,8 +81,6 @@ PLACED = [
     (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
     (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
     *((draw, (), {"vocab": 3, "count": 4}) for draw in (data.bigrams, data.associations)),
-    (data.context_queries, (), {"examples": 3, "context": 2, "shared": True}),
-    (data.context_queries, (), {"examples": 3, "context": 2, "shared": True, "classes": None}),
     (attnmem.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.aot, (AOT, PAIRS), {}),

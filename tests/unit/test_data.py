@@ -5,6 +5,8 @@ import torch
 
 from attnmem.lab import data
 
+from plain import memorization_run
+
 
 def g(seed=0):
     return torch.Generator().manual_seed(seed)
@@ -30,11 +32,11 @@ def test_associations_are_different_pairs_and_follow_the_table():
         data.associations(g(), vocab=7, count=50)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("context", ["random", "shared"])
 @pytest.mark.parametrize("classes", [None, 5])
-def test_contexts_and_queries_are_uniform_on_the_unit_interval(shared, classes):
-    drawn = data.context_queries(g(), 1000, 31, 5, shared=shared, classes=classes)
-    assert drawn.contexts.shape == ((31, 5) if shared else (1000, 31, 5))
+def test_contexts_and_queries_are_uniform_on_the_unit_interval(context, classes):
+    drawn = data.contexts_of(memorization_run(context=context, N=classes, T=1000, n=31, d=5))
+    assert drawn.contexts.shape == ((31, 5) if context == "shared" else (1000, 31, 5))
     assert drawn.queries.shape == (1000, 5)
     for x in (drawn.contexts, drawn.queries, *([] if classes else [drawn.labels])):
         assert x.dtype == torch.float32
@@ -51,9 +53,6 @@ def test_contexts_and_queries_are_uniform_on_the_unit_interval(shared, classes):
         (lambda: data.bigrams(None, 2, 5), "generator"),
         (lambda: data.bigrams(g(), 1, 5), "vocab"),
         (lambda: data.bigrams(g(), 5, 0), "count"),
-        (lambda: data.context_queries(g(), 0, 3, shared=True), "examples"),
-        (lambda: data.context_queries(g(), 5, 3, shared=True, classes=1), "classes"),
-        (lambda: data.context_queries(g(), 5, 3, shared=1), "shared"),
     ],
 )
 def test_bad_arguments_are_named(call, name):

@@ -74,37 +74,6 @@ def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], co
     return _followed(tokens, table)
 
 
-@checked
-def context_queries(
-    generator: torch.Generator,
-    examples: int,
-    context: int,
-    dim: int = 64,
-    *,
-    shared: bool,
-    classes: Annotated[int | None, Range(2)] = 100,
-) -> ContextQueries:
-    """Draw queries and contexts in float32 with entries uniform on [0, 1], and random labels.
-
-    ``shared`` says whether one context serves all examples. Labels are uniform over ``classes``,
-    or, if that is None, on [0, 1].
-
-    Example:
-        >>> drawn = context_queries(torch.Generator(), 7, context=3, dim=5, shared=True)
-        >>> drawn.contexts.shape, drawn.queries.shape, drawn.labels.shape
-        (torch.Size([3, 5]), torch.Size([7, 5]), torch.Size([7]))
-
-    Source: Mahdavi et al. 2024, the synthetic experiments (Figures 2 to 5).
-    """
-    source = {"generator": generator, "device": generator.device}
-    rand = functools.partial(torch.rand, dtype=torch.float32, **source)
-    contexts = rand(*(() if shared else (examples,)), context, dim)
-    queries = rand(examples, dim)
-    if classes is None:
-        return ContextQueries(contexts, queries, rand(examples))
-    return ContextQueries(contexts, queries, torch.randint(classes, (examples,), **source))
-
-
 # --- what a run's key decides ---------------------------------------------------------------------
 
 
@@ -116,12 +85,18 @@ def generator(run: Run | str, stream: str) -> torch.Generator:
 
 
 def contexts_of(run: Run) -> ContextQueries:
-    """The contexts, queries and labels that a run of Mahdavi et al.'s is trained on; float32."""
+    """What a run of Mahdavi et al.'s is trained on: entries uniform on [0, 1], in float32.
+
+    Labels are uniform over the classes, or, where they are real numbers, on [0, 1].
+    """
     g = generator(run, "data")
     if run.table is not None:  # a number that decides the examples for all seeds
         g = generator(f"{run.n} {run.d} {run.N} {run.context} {run.table}", "examples")
-    shared = run.context == "shared"
-    return context_queries(g, run.T, run.n, run.d, shared=shared, classes=run.N)
+    rand = functools.partial(torch.rand, generator=g, dtype=torch.float32)
+    contexts = rand(*(() if run.context == "shared" else (run.T,)), run.n, run.d)
+    queries = rand(run.T, run.d)
+    labels = torch.randint(run.N, (run.T,), generator=g) if run.N else rand(run.T)
+    return ContextQueries(contexts, queries, labels)
 
 
 def pairs_of(run: Run) -> Pairs:

@@ -269,8 +269,8 @@ def mha_losses(
     *weights, W_O, W_D, b_D = P.values()
     positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     arguments = gradients.EmbeddedHeads(*weights), positions, 1 / 8, contexts, queries
-    own = run.context != "shared"
-    attend = gradients.own_heads_vjp if own else gradients.shared_heads_vjp
+    shared = run.context == "shared"
+    attend = gradients.shared_heads_vjp if shared else gradients.own_heads_vjp
     heads, of_heads = attend(*arguments)
     decoder = W_D @ W_O.mT
     outputs = torch.baddbmm(b_D[..., None], decoder, heads)
@@ -301,24 +301,19 @@ class Model(NamedTuple):
     # queries and labels the loss of each example (R, B).
     losses: Callable[..., tuple[Tensor, Tensor, Gradient]]
     tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
-    guaranteed: Callable[[Run], int]  # how many examples the paper's theorem guarantees for a run
     variants: tuple[str, ...] = ("code",)  # how the paper can be read
 
 
-_PAIRS = Model(
-    initial_aot,
-    aot_losses,
-    ("bigrams", "associations"),
-    lambda run: bounds.aot_capacity(run.H, run.d_h, run.d),
-    tuple(VARIANTS),
-)
-_CONTEXTS = Model(
-    initial_mha,
-    mha_losses,
-    ("classes", "reals"),
-    lambda run: bounds.mha_capacity(run.H, run.n, run.d_h),
-)
+_PAIRS = Model(initial_aot, aot_losses, ("bigrams", "associations"), (*VARIANTS,))
+_CONTEXTS = Model(initial_mha, mha_losses, ("classes", "reals"))
 MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
+
+
+def guaranteed(run: Run) -> int:
+    """How many examples the paper's theorem guarantees for a model of this size."""
+    if run.model == "mha":
+        return bounds.mha_capacity(run.H, run.n, run.d_h)
+    return bounds.aot_capacity(run.H, run.d_h, run.d)
 
 
 # --- how many numbers are trained -----------------------------------------------------------------
@@ -331,8 +326,7 @@ _TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 def parameter_count(run: Run, *, tables: bool = True) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position.
 
-    Without ``tables`` embeddings of tokens, positions, queries and contexts are left out, and the
-    unembedding or decoder, as publications on large models often do.
+    Without ``tables`` embeddings, unembedding and decoder are left out, as publications often do.
     """
     return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
@@ -358,5 +352,5 @@ def dimension(run: Run) -> int | None:
     shared, in_skip, *_ = VARIANTS[run.variant]
     if run.layers > 1 or (shared and run.d_h > run.d):
         return None
-    reading = {"shared_maps": shared, "position_in_skip": in_skip}
-    return counts.aot_dimension(run.H, run.d_h, run.d, run.N, width=run.width or 0, **reading)
+    width, reading = run.width or 0, {"shared_maps": shared, "position_in_skip": in_skip}
+    return counts.aot_dimension(run.H, run.d_h, run.d, run.N, width=width, **reading)

@@ -24,7 +24,6 @@ from .models import MODELS, aot_logits, mha_heads
 from .store import Fitting, Run
 
 _LONGEST = 64  # steps that are made at once, at most
-_LAST_BATCHES = slice(-101, -1)  # Dana et al. average the accuracy of batches -101 to -2
 
 
 def warmup_cosine(run: Run | Fitting, step: int) -> float:
@@ -85,8 +84,7 @@ _CAPTURING = threading.Lock()  # one capture at a time, and no graph may be drop
 class _Captured:
     """What a function of tensors launches on a GPU, recorded at the second call, then replayed.
 
-    A capture needs that all it holds has been done before. What the function gives, which is always
-    the same one, holds until the next call.
+    A capture needs that all it holds has been done before. Its outputs hold until the next call.
     """
 
     def __init__(self) -> None:
@@ -129,13 +127,12 @@ def _recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Te
 class Protocol(abc.ABC):
     """One stack of runs that differ by their seed only, trained as published.
 
-    Subclasses draw the data, compute losses, and look at the runs every ``interval`` steps. Every
-    epoch takes the examples of a run in a new random order. Its last batch is filled up by the next
-    epoch, or, as in the published code of Mahdavi et al. (``last_batch``), by indices of -1.
+    Every epoch takes the examples of a run in a new random order. Its last batch is filled up by
+    the next epoch, or, as in the published code of Mahdavi et al. (``last_batch``), by indices -1.
 
-    On a CPU a step runs operation by operation, and runs that are done leave the stack. On a GPU
-    many steps are captured once and replayed with one launch. Runs that are done stay there, since
-    a new capture would cost more than their steps, and what they do afterwards is ignored.
+    Runs that are done leave the stack. On a GPU many steps are captured once and replayed with one
+    launch. There they stay, since a new capture would cost more than their steps, and what they do
+    afterwards is ignored.
     """
 
     rate: Callable[[Run, int], float]  # the learning rate of a step, from 0
@@ -181,7 +178,7 @@ class Protocol(abc.ABC):
         return count % self.interval == 0 or count == self.run.steps
 
     def watched(self, step: int) -> bool:
-        """Whether the share that is right before a step, from 0, is wanted."""
+        """Whether the share that is right before this step is wanted."""
         return False
 
     def advance(self) -> None:
@@ -204,15 +201,9 @@ class Protocol(abc.ABC):
             self.finished = set()
 
     def steps(
-        self,
-        batches: Int[Tensor, "k R *_"],
-        rates: Float[Tensor, " k"],
-        watched: Sequence[bool] | None = None,
+        self, batches: Int[Tensor, "k R *_"], rates: Tensor, watched: Sequence[bool] | None = None
     ) -> tuple[Float[Tensor, "k R"], Float[Tensor, "k R"]]:
-        """Train on ``k`` batches in turn; the losses, and the shares that were right, before each.
-
-        Where ``watched`` is False, a share is NaN.
-        """
+        """The losses before each of ``k`` steps, and shares that were right, NaN if not watched."""
         losses, shares = [], []
         for step, batch in enumerate(batches):
             loss, share, gradients = self.losses(batch, watched is None or watched[step])
@@ -266,7 +257,7 @@ class Protocol(abc.ABC):
                 self.finished.add(run.key)
 
     def state(self) -> dict[str, Any]:
-        """All that a training depends on, as tensors, numbers, lists and dictionaries."""
+        """All that a training depends on."""
         return {
             "runs": [run.key for run in self.runs],
             "orders": [g.get_state() for g in self.orders],
@@ -348,7 +339,7 @@ class Bigrams(_OnPairs):
 
     @override
     def watched(self, step):
-        return step in range(self.run.steps)[_LAST_BATCHES]
+        return step in range(self.run.steps)[-101:-1]  # which Dana et al. average
 
     @override
     def batches(self, count):
@@ -369,8 +360,8 @@ class Bigrams(_OnPairs):
         means = torch.tensor(self.seen, dtype=torch.float64).mean(dim=0).tolist()
         curves = zip(*self.curve, strict=True)
         for run, accuracy, loss, curve in zip(self.runs, *means, curves, strict=True):
-            found = {"accuracy": accuracy, "loss": loss}
-            found["curve"] = tuple(round(share, 4) for share in curve)
+            path = tuple(round(share, 4) for share in curve)
+            found = {"accuracy": accuracy, "loss": loss, "curve": path}
             ended = found if math.isfinite(loss) else _diverged(self.count)
             self.reached.setdefault(run.key, ended)
 
@@ -435,9 +426,9 @@ class Memorization(Protocol):
             for held, part in zip(data, drawn, strict=True):
                 held[index] = part
         # What examples have of their own lies in one array for all runs, and stays there.
-        self.each, self.contexts = (*Protocol.each, "first"), None
-        if self.run.context == "shared":
-            self.each, self.contexts = (*self.each, "contexts"), data.pop(0)
+        self.each, shared = (*Protocol.each, "first"), self.run.context == "shared"
+        self.contexts = data.pop(0) if shared else None
+        self.each += ("contexts",) * shared
         self.own = [x.flatten(0, 1) for x in data]
         self.first = self.run.T * torch.arange(len(runs), device=device)
         follows = self.run.N and not self.run.early_stop
@@ -510,8 +501,8 @@ class Memorization(Protocol):
 
 def _saturation_steps(run: Run, count: int = 32) -> set[int]:
     """The steps of the first looks at or after the end of each of ``count`` equal parts."""
-    evaluations = -(-run.steps // run.evaluate_every)
-    every = [-(-evaluations * part // count) for part in range(1, count + 1)]
+    looks = math.ceil(run.steps / run.evaluate_every)
+    every = [math.ceil(looks * part / count) for part in range(1, count + 1)]
     return {min(run.steps, k * run.evaluate_every) for k in every}
 
 

@@ -90,7 +90,7 @@ class Search(Study):
 
         [run, *_] = probe(self.name, profile, cell, 1)
         most = run.N**2 if run.task == "associations" else models.parameter_count(run)
-        start = models.MODELS[run.model].guaranteed(run)
+        start = models.guaranteed(run)
         return Bracket(best, bisect(memorizes, start, most).failed), needed
 
     def say(self, rows: Sequence[Row]) -> str:
@@ -146,7 +146,7 @@ def found(name: str, profile: str) -> pd.DataFrame:
         if not needed:
             [run, *_] = probe(name, profile, cell, 1)
             sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-            bound = models.MODELS[run.model].guaranteed(run)
+            bound = models.guaranteed(run)
             theory = {"bound": bound, "parameters": models.parameter_count(run)}
             lines.append(sizes | ends._asdict() | theory)
     return pd.DataFrame(lines)

@@ -106,10 +106,8 @@ def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
 
 
 def _stream_of_thread(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all stacks of a thread, so that several threads fill a GPU together.
-
-    cuBLAS has a workspace for every stream, which graphs that are replayed at once must not share.
-    """
+    """One stream for all stacks of a thread, so that several threads fill a GPU together."""
+    # cuBLAS has a workspace for every stream, which graphs replayed at once must not share.
     streams = vars(_OF_THREAD)
     if device not in streams:
         streams[device] = torch.cuda.Stream()
@@ -139,7 +137,7 @@ def device_name(device: torch.device) -> str:
 
 def origin(seconds: float, device: torch.device) -> dict[str, Any]:
     """The fields of a result that say how long it took, and where it comes from."""
-    where = {"device": device_name(device), "torch": torch.__version__, "commit": commit()}
+    where = {"device": device_name(device), "torch": str(torch.__version__), "commit": commit()}
     return {"wall_s": round(seconds, 3)} | where
 
 
@@ -151,14 +149,14 @@ def train(
 ) -> list[Outcome]:
     """Train runs that differ by their seed at once; one outcome each, in their order.
 
-    Everything is computed in float32. A run whose loss is not finite
-    any more has an outcome that says so (``diverged``); the others go on. A stack for which a GPU
-    has too little memory is trained in halves, and so on; where it has too little for a single run,
+    Everything is computed in float32. A run whose loss is not finite any more has an outcome that
+    says so (``diverged``); the others go on. A stack for which a GPU has too little memory is
+    trained in halves, and so on; where it has too little for a single run,
     ``torch.OutOfMemoryError`` is raised. ``wall_s`` is the stack's time shared equally.
 
-    In the folder ``checkpoints`` the state of a long training is stored once a minute. The same
-    call goes on from there, and ends with the outcomes that it would have had. States stay until
-    :func:`forget` deletes them; one that cannot be read is refused.
+    The state of a long training is stored in ``checkpoints`` once a minute, and the same call goes
+    on from there, to the same outcomes. States stay until :func:`forget` deletes them; one that
+    cannot be read is refused.
     """
     if (cells := len(stacks(runs))) != 1:
         refuse("runs", f"{cells} different ones", "some that differ by their seed only")
@@ -214,8 +212,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
         keys = [run.key for run in runs]
-        self.origin = {"keys": keys, "device": device, "torch": str(torch.__version__)}
-        self.origin |= {"sources": _SOURCES.hexdigest()[:16]}
+        sources, torchs = _SOURCES.hexdigest()[:16], str(torch.__version__)
+        self.origin = {"keys": keys, "device": device, "torch": torchs, "sources": sources}
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
         self.stored = time.monotonic()
