@@ -1,11 +1,11 @@
 """Real numbers as balls: a midpoint, and a radius that provably covers every rounding error.
 
-This is a thin layer over python-flint's ``arb``. Floating-point tensors enter exactly, since every
-float is a rational number. From there on each operation widens the ball as needed.
+A thin layer over python-flint's ``arb``. Tensors enter exactly; each operation widens the balls.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -53,10 +53,7 @@ def enclosing(compute: Callable[[], BallMatrix]) -> Enclosure:
 
 def precisions(most_bits: int) -> Iterator[int]:
     """The precisions to try in turn: ``FIRST_BITS``, twice as many, and so on."""
-    bits = FIRST_BITS
-    while bits <= most_bits:
-        yield bits
-        bits *= 2
+    return itertools.takewhile(most_bits.__ge__, (FIRST_BITS << k for k in itertools.count()))
 
 
 def exact(matrix: Shaped[Tensor, "m n"]) -> BallMatrix:

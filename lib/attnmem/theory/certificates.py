@@ -64,10 +64,7 @@ def _has_one_output(weights, **given) -> None:
 def enclosed_features(
     weights: MHAWeights, contexts: Contexts, queries: Float[Tensor, "T d"]
 ) -> Enclosure:
-    """The features ``Z`` in ball arithmetic, as a function from bits to a ``(T, H d)`` ``arb_mat``.
-
-    The balls contain the entries of :func:`attnmem.core.layers.mha_features` without rounding.
-    """
+    """:func:`attnmem.core.layers.mha_features` in ball arithmetic, as a function of the bits."""
 
     def features() -> BallMatrix:
         e = exact(queries)
@@ -176,7 +173,7 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
 class CertifiedAssociations(NamedTuple):
     """What is proven about the next tokens that stored weights predict."""
 
-    memorized: int  # for so many sequences the right token has the largest logit, without rounding
+    memorized: int  # for so many sequences the right token has the largest logit, beyond overlap
     margin: float  # by at least this much; 0 if there are none, infinite if no other token is there
 
 
@@ -211,8 +208,6 @@ def certified_associations(
     bits: Annotated[int, Range(2)] = balls.FIRST_BITS,
 ) -> CertifiedAssociations:
     """Prove that the right token has the largest logit: its ball lies above all others.
-
-    A sequence whose balls, of so many ``bits``, overlap does not count as memorized.
 
     Example:
         >>> from attnmem.theory.dana import every_parity, parity_by_heads

@@ -59,8 +59,7 @@ def numerical_rank(
     that rank; :func:`certified_rank` proves a rank without a tolerance.
 
     ``rtol`` is by default ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy and
-    torch, so it grows to 0.05 for 400,000 rows in float32; ``dtype`` is that of the matrix (float64
-    for integers).
+    torch; ``dtype`` is that of the matrix (float64 for integers).
 
     Example:
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
@@ -177,10 +176,7 @@ def sampled_independence(
     dtype: torch.dtype | None = None,
     confidence: _Share = 0.95,
 ) -> SampledIndependence:
-    """Test uniformly random subsets of ``size`` rows for independence.
-
-    A subset is independent if its :func:`numerical_rank` is ``size``. ``confidence`` is that of the
-    bound of the fraction of dependent subsets.
+    """Test uniformly random subsets of ``size`` rows for independence: :func:`numerical_rank`.
 
     Example:
         >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
@@ -259,9 +255,8 @@ def sampled_kruskal_rank(
 ) -> SampledKruskalRank:
     """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 
-    A size passes if a fraction ``threshold`` of its samples is independent. It is found by
-    bisection, since larger subsets are dependent more often: an upper estimate of the Kruskal rank,
-    unless a dependent size passes by luck.
+    A size passes if a fraction ``threshold`` of its samples is independent. Bisection finds the
+    largest: an upper estimate of the Kruskal rank, unless a dependent size passes by luck.
 
     Example:
         >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank

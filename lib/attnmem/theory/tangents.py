@@ -69,7 +69,7 @@ def attended(
 def scalar_outputs(
     heads: ScalarHeads, context: Float[Tensor, "*T n d"], query: Float[Tensor, "T d"]
 ) -> Float[Tensor, " T"]:
-    """The outputs on ``T`` queries with contexts of their own ``(T, n, d)`` or a shared one."""
+    """The outputs on ``T`` queries."""
     z = attend(heads.W_Q, heads.W_K, context, query)[1]
     return torch.einsum("thd,hd->t", z, heads.mu)
 
@@ -107,7 +107,7 @@ class Tangents(NamedTuple):
         )
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The derivative as one matrix for each of the weights, one row for each example."""
+        """The derivative as one matrix for each of the weights."""
         return (
             torch.einsum("te,htk->thek", self.query, self.keyed).flatten(1),
             torch.einsum("htd,htk->thdk", self.pulls, self.asked).flatten(1),
