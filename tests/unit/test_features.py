@@ -447,16 +447,12 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
     assert "\n" not in str(error.value)
 
 
-ONES = torch.ones(2, 3, 4)
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         (lambda: encoders.random_encoder("vit-giant", seed=0), "architecture"),
         (lambda: encoders.random_encoder("vit-tiny", dtype=torch.float16, seed=0), "dtype"),
         (lambda: encoders.collect([]), "batches"),
-        (lambda: encoders.head_features(ONES, ONES[:, 0], 3, seed=0), "heads"),
         (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
         (lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0, 0))), "length"),

