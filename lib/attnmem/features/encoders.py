@@ -142,15 +142,19 @@ def random_encoder(
 
     They are the same on every device and in both precisions; another depth draws others.
     """
+    model = initial_model("AutoModel", architecture, seed, num_hidden_layers=depth)
+    return _encoder(model, depth, dtype, device)
+
+
+def initial_model(auto: str, architecture: str, seed: int, **more: Any) -> nn.Module:
+    """A model of one of the library's ``Auto`` classes with its initial weights."""
     if architecture not in ARCHITECTURES:
         refuse("architecture", repr(architecture), f"one of {', '.join(ARCHITECTURES)}")
     (kind, sizes), library = ARCHITECTURES[architecture], need("transformers")
-    config = library.AutoConfig.for_model(kind, **sizes)
-    config.num_hidden_layers = depth
+    config = library.AutoConfig.for_model(kind, **sizes | more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = library.AutoModel.from_config(config, dtype=torch.float32)
-    return _encoder(model, depth, dtype, device)
+        return getattr(library, auto).from_config(config, dtype=torch.float32).eval()
 
 
 @checked
@@ -181,15 +185,12 @@ def trained_encoder(
 @contextlib.contextmanager
 def _quiet(logging: Any) -> Iterator[None]:
     """No report on the blocks that were cut off."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:

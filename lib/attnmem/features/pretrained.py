@@ -1,8 +1,8 @@
 """Trained encoders for whoever reaches no hub: from Python packages, or trained here in minutes.
 
 Two packages carry weights (the extra ``pretrained``). The other functions train a model of
-``architectures.toml`` by AdamW, save it to a folder for
-:func:`~attnmem.features.encoders.trained_encoder`, and return how good it is on data held out.
+``architectures.toml`` by AdamW, without dropout, which would draw elsewhere, save it to a folder
+for :func:`~attnmem.features.encoders.trained_encoder`, and return how good it is on data held out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from ..checks import Seed, checked, need, on_cpu
 from ..core.descend import adam_steps
 from . import corpora
 from .corpora import MASK, normalized
-from .encoders import ARCHITECTURES
+from .encoders import ARCHITECTURES, initial_model
 
 _HELD_OUT = 360  # of the 1797 digits, the last in a random order
 _LENGTH = 64
@@ -80,7 +79,7 @@ def digits_vit(folder: str | Path, *, seed: Seed, steps: int = 1200, batch: int 
     images, labels = corpora.digits()
     order = torch.randperm(len(images), generator=g)
     known, held_out = order[:-_HELD_OUT], order[-_HELD_OUT:]
-    model = _untrained("ImageClassification", "vit-digits", seed, num_labels=10)
+    model = initial_model("AutoModelForImageClassification", "vit-digits", seed, num_labels=10)
 
     def loss() -> Tensor:
         chosen = known[torch.randint(len(known), (batch,), generator=g)]
@@ -107,7 +106,7 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
 @checked
 def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: int = 32) -> float:
     """Train a GPT-2 to predict the bytes of passages of the first nine tenths of the library."""
-    model = _untrained("CausalLM", "gpt2-library", seed)
+    model = initial_model("AutoModelForCausalLM", "gpt2-library", seed)
     passages = _passages(steps * batch, batch=batch, seed=seed)
 
     def loss() -> Tensor:
@@ -128,7 +127,8 @@ def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: in
     Initial weights have size 0.1, about ``d`` to the power of -1/2: from the library's 0.02, at
     three times the rate, 1500 steps did not lead beyond always guessing the most frequent byte.
     """
-    model = _untrained("MaskedLM", "bert-library", seed, initializer_range=0.1)
+    larger = {"initializer_range": 0.1}
+    model = initial_model("AutoModelForMaskedLM", "bert-library", seed, **larger)
     g = torch.Generator().manual_seed(seed)
 
     def masked(pairs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -150,15 +150,6 @@ def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: in
             answers = model(**shown).logits.argmax(dim=2)
             right.append((answers == hidden)[hidden != _IGNORED])
     return float(torch.cat(right).double().mean())
-
-
-def _untrained(task: str, architecture: str, seed: int, **more: Any) -> nn.Module:
-    """A model with its library's initial weights, and no dropout: that would draw elsewhere."""
-    library, (kind, sizes) = need("transformers"), ARCHITECTURES[architecture]
-    config = library.AutoConfig.for_model(kind, **sizes, **more)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return getattr(library, f"AutoModelFor{task}").from_config(config).eval()
 
 
 def _train(
