@@ -149,17 +149,10 @@ def test_positions_are_what_the_embedding_adds(family):
     torch.testing.assert_close(x, added)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes", "said"),
-    [
-        ("llama", {"num_attention_heads": 4, "vocab_size": 50}, ""),
-        ("opt", {"num_attention_heads": 4, "word_embed_proj_dim": 24}, ""),
-        ("vit_mae", {"num_attention_heads": 4}, ""),
-        ("bert", {"num_attention_heads": 4, "is_decoder": True}, " decoder"),
-    ],
-)
-def test_other_types_are_refused_with_a_list_of_those_that_are_read(kind, sizes, said, tmp_path):
-    config = transformers.AutoConfig.for_model(kind, hidden_size=24, **sizes)
+@pytest.mark.parametrize(("kind", "said"), [("opt", ""), ("vit_mae", ""), ("bert", " decoder")])
+def test_other_types_are_refused_with_a_list_of_those_that_are_read(kind, said, tmp_path):
+    sizes = {"is_decoder": True} if said else {}
+    config = transformers.AutoConfig.for_model(kind, num_attention_heads=4, **sizes)
     config.save_pretrained(tmp_path)
     said = rf"^source: got a model of type {kind}{said}; expected one of vit, .*, bert, .*gpt2$"
     with pytest.raises(ValueError, match=said):
@@ -453,7 +446,6 @@ def test_what_no_folder_and_no_hub_has_is_said_in_one_line(load):
         (lambda: encoders.random_encoder("vit-giant", seed=0), "architecture"),
         (lambda: encoders.random_encoder("vit-tiny", dtype=torch.float16, seed=0), "dtype"),
         (lambda: encoders.collect([]), "batches"),
-        (lambda: next(corpora.published_texts("x", "x", 3, length=4, pairs=True)), "length"),
         (lambda: next(corpora.library_passages(3, length=2, seed=0)), "length"),
         (lambda: next(corpora.library_passages(3, length=9, seed=0, within=(0, 0))), "length"),
     ],

@@ -135,7 +135,6 @@ def clothes() -> UInt8[Tensor, "T 3 28 28"]:
     return grey.view(-1, 1, 28, 28).expand(-1, 3, -1, -1)
 
 
-@checked
 def published_images(
     source: str, count: int, *, size: int = 224, batch: int = 64
 ) -> Iterator[Images]:
@@ -245,21 +244,14 @@ def distinct_passages(
         yield _as_pairs(torch.stack(block), words.cls_token_id, words.sep_token_id)
 
 
-@checked
 def published_texts(
-    source: str,
-    tokenizer: str,
-    count: int,
-    *,
-    length: Annotated[int, Range(5)],
-    batch: int = 16,
-    pairs: bool = False,
+    source: str, tokenizer: str, count: int, *, length: int, batch: int = 16, pairs: bool = False
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first tokens of the first texts of a column ``text`` with so many, as passages."""
     words = _tokenizer(tokenizer)
     read = length - 3 if pairs else length
-    each = (words(text, add_special_tokens=False) for text in _column(source, "text"))
-    enough = (ids[:read] for ids in (of["input_ids"] for of in each) if len(ids) >= read)
+    texts = (words(text, add_special_tokens=False) for text in _column(source, "text"))
+    enough = (text["input_ids"][:read] for text in texts if len(text["input_ids"]) >= read)
     for block in _batched(itertools.islice(enough, count), batch):
         passages = torch.tensor(block, device="cpu")
         yield _as_pairs(passages, words.cls_token_id, words.sep_token_id) if pairs else passages

@@ -231,9 +231,6 @@ def exact_embeddings(
     return A, B.float()
 
 
-# --- what assumptions are tested on ---------------------------------------------------------------
-
-
 @checked
 def random_attention(
     tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B m d"], *, seed: Seed
@@ -254,9 +251,8 @@ def random_attention(
         return queries + z @ (W_V @ W_O)
 
 
-@checked
 def head_features(
-    tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: Seed
+    tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: int
 ) -> Float[Tensor, "B d"]:
     """What a read-out of the next attention layer sees: Xavier's heads of width ``d / heads``."""
     d = tokens.shape[-1]

@@ -20,7 +20,7 @@ from jaxtyping import UInt8
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from ..checks import Seed, checked, need, on_cpu
+from ..checks import need, on_cpu
 from ..core.descend import adam_steps
 from . import corpora
 from .corpora import MASK, normalized
@@ -72,8 +72,7 @@ def packaged_vit() -> str:
 
 
 @on_cpu
-@checked
-def digits_vit(folder: str | Path, *, seed: Seed, steps: int = 1200, batch: int = 128) -> float:
+def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int = 128) -> float:
     """Train a ViT on all digits but 360, half of the batches shifted by at most one pixel."""
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
@@ -103,8 +102,7 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
 
 
 @on_cpu
-@checked
-def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: int = 32) -> float:
+def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int = 32) -> float:
     """Train a GPT-2 to predict the bytes of passages of the first nine tenths of the library."""
     model = initial_model("AutoModelForCausalLM", "gpt2-library", seed)
     passages = _passages(steps * batch, batch=batch, seed=seed)
@@ -120,8 +118,7 @@ def library_gpt2(folder: str | Path, *, seed: Seed, steps: int = 1500, batch: in
 
 
 @on_cpu
-@checked
-def library_bert(folder: str | Path, *, seed: Seed, steps: int = 2500, batch: int = 32) -> float:
+def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int = 32) -> float:
     """Train a BERT to fill in masked bytes, a seventh, of pairs of such passages.
 
     Initial weights have size 0.1, about ``d`` to the power of -1/2: from the library's 0.02, at
