@@ -92,11 +92,11 @@ def rank_of_layers(heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=Fal
 
 # d_h, d_v, d
 WIDTHS = [(1, 1, 3), (1, 2, 3), (2, 1, 3), (2, 3, 4), (2, 4, 5), (1, 2, 6), (1, 4, 6)]
+KINDS_OF_OUTPUT = itertools.cycle(((1, False), (2, False), (1, True)))  # outputs, skip
 SIZES = [
-    (heads, *widths, outputs, skip)
-    for heads in ((1, 1), (2, 1), (1, 2))
+    (heads, *widths, *next(KINDS_OF_OUTPUT))
+    for heads in ((1, 1), (2, 1), (1, 2), (1, 1, 1))
     for widths in WIDTHS
-    for outputs, skip in ((1, False), (2, False), (1, True))
 ]
 
 

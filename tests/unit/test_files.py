@@ -527,7 +527,7 @@ def attempt(path, **options):
 
 def test_hostile_tables_are_read_as_they_stand_or_refused_by_name(tmp_path):
     rng, path, answers = random.Random(0), tmp_path / "f.csv", 0
-    for turn in range(600):
+    for turn in range(300):
         raw = mutated(rng)
         path.write_bytes(raw)
         options = rng.choice([{}, {}, {"drop_missing": "rows"}, {"header": True}, {"tokens": 2}])
@@ -537,7 +537,7 @@ def test_hostile_tables_are_read_as_they_stand_or_refused_by_name(tmp_path):
         else:
             assert any(word in refusal for word in NAMED), (turn, raw, refusal)
         answers += bool(data)
-    assert 120 < answers < 560
+    assert 60 < answers < 280
 
 
 def test_hostile_arrays_are_refused_by_name(tmp_path, call):
