@@ -94,16 +94,6 @@ FELL_SHORT = storage.Fitted(0.5, 0.1, 9, "steps", 1.0, 0.1, 0.1, 1.0, 0.0, 1.0, 
 MET = dataclasses.replace(FELL_SHORT, stop="met", error=1e-7)
 
 
-@BOTH
-@pytest.mark.parametrize("profile", ["paper", "quick"])
-def test_every_fit_is_listed_once_and_within_its_ceiling(study, profile):
-    listed = study.fittings(profile)
-    assert len({asked.key for asked in listed}) == len(listed)
-    for asked in listed:
-        assert 1 <= asked.T <= study.sizes_of(asked).ceiling
-        assert (asked.lr is None) == (asked.optimizer != "adam")
-
-
 def test_the_bounds_of_a_shape():
     own, shared = fits.Shape("own", 4, 4, 8, 2), fits.Shape("shared", 4, 6, 8, 5)
     sizes = {"heads": 4, "head_dim": 5, "dim": 8, "context": 6}

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import errno
 import hashlib
-import inspect
 import io
 import math
 import multiprocessing
@@ -104,20 +103,6 @@ def test_tests_of_assumptions_are_rows_and_kinds_are_not_mixed(tmp_path, path):
     with pytest.raises(DamagedResultsError, match="line 1: not the header of such rows"):
         storage.append(made(1), tmp_path)
     assert stored(path) == written
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
-def test_numbers_of_numpy_make_the_same_row(kind, path, tmp_path):
-    run = dataclasses.replace(RUN, early_stop=False, evaluate_every=10)
-    fields = {name: value for name, value in vars(run).items() if type(value) is int}
-    given = {name: kind(value) for name, value in fields.items()}
-    given |= {"lr": np.float64(run.lr), "lr_start": np.float32(0.5), "early_stop": np.False_}
-    same = object.__new__(Run)  # as where no annotations are enforced
-    inspect.unwrap(Run.__init__)(same, **vars(run) | given)
-    assert same == dataclasses.replace(run, lr_start=0.5)
-    assert same.key == dataclasses.replace(run, lr_start=0.5).key
-    storage.append([(same, OUTCOME)], tmp_path)
-    assert [*storage.read(path)] == [same.key]
 
 
 def test_the_key_is_the_configuration_and_nothing_else():
@@ -394,20 +379,6 @@ def test_of_listed_rows_none_may_be_missing(tmp_path, path):
         storage.append(made(9), tmp_path)
     assert not path.exists()
     assert storage.read(path.with_name("paper.csv")) == {}
-
-
-def test_a_store_is_tried_before_anything_is_measured(store):
-    path = store / "trial" / "quick.csv"
-    storage.check_writable(RUN)
-    assert not path.exists()
-    storage.append(made(1))
-    before = path.read_bytes()
-    storage.check_writable(RUN)
-    assert path.read_bytes() == before
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(IsADirectoryError):
-        storage.check_writable(RUN)
 
 
 # --- where rows go --------------------------------------------------------------------------------

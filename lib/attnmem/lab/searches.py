@@ -146,8 +146,7 @@ def found(name: str, profile: str) -> pd.DataFrame:
         if not needed:
             [run, *_] = probe(name, profile, cell, 1)
             sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-            bound = models.guaranteed(run)
-            theory = {"bound": bound, "parameters": models.parameter_count(run)}
+            theory = {"bound": models.guaranteed(run), "parameters": models.parameter_count(run)}
             lines.append(sizes | ends._asdict() | theory)
     return pd.DataFrame(lines)
 
@@ -215,10 +214,7 @@ class Recount(NamedTuple):
 
 
 def recount(run: Run) -> Recount:
-    """Train on bigrams once more, and count the bits on every pair that was drawn.
-
-    A row's accuracy and loss lean towards pairs that were drawn often.
-    """
+    """Train on bigrams once more; its row leans towards pairs that were drawn often."""
     if run.task != "bigrams":
         refuse("run", f"the task {run.task!r}", "bigrams")
     cpu = torch.device("cpu")

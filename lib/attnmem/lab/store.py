@@ -54,12 +54,6 @@ class Configuration:
     experiment: str
     profile: str
 
-    def __post_init__(self) -> None:
-        """Numbers of numpy have no text in a key: they become Python's."""
-        for name, value in vars(self).items():
-            if type(value).__module__ == "numpy":
-                object.__setattr__(self, name, value.item())
-
     @property
     def key(self) -> str:
         """Hash of all fields that are not ``None``. It identifies the row, and seeds a run."""

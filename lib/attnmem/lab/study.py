@@ -179,25 +179,20 @@ class Experiment(Study):
             check_integer("seeds", seeds)
         if variant not in (None, *self.variants):
             refuse("variant", repr(variant), f"one of {', '.join(self.variants)} for {self.name}")
-        cells = self._part(profile, where) if where else self.cells[profile]
-        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
-        return [
-            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
-            for cell in cells
-            for seed in range(seeds or self.seeds[profile])
-        ]
-
-    def _part(self, profile: str, where: Mapping[str, Any]) -> Cells:
-        """The cells with these values; a field that there is not and an empty part are refused."""
         cells = self.cells[profile]
-        for field, value in where.items():
+        for field, value in (where or {}).items():
             if field not in cells[0]:
                 numbers = [f for f, x in cells[0].items() if isinstance(x, (int, float))]
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
             known = ", ".join(map(str, dict.fromkeys(cell[field] for cell in cells)))
             if not (cells := [cell for cell in cells if cell[field] == value]):
                 refuse("where", where, f"a part of {self.name}, with {field} among {known}")
-        return cells
+        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
+        return [
+            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
+            for cell in cells
+            for seed in range(seeds or self.seeds[profile])
+        ]
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
@@ -232,6 +227,7 @@ def name_of(runs: Sequence[Run]) -> str:
 _FILE = Path(__file__).with_name("grids.toml")
 _ENTRY = ("title", "ours", *PROFILES, "curves", "variants", "search")
 _FIELDS = [f.name for f in fields(Run) if f.name not in ("experiment", "profile", "seed")]
+_NEEDED = ("seeds", *(field for field in _FIELDS if not COLUMNS[Run][field][1]))
 _KINDS = {field: COLUMNS[Run][field][0] for field in _FIELDS}
 _KINDS |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
 
@@ -301,10 +297,8 @@ def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
         cell = {"steps": max(steps, cell.get("least_steps", 0))} | cell
     if "width_per_d" in cell:
         cell["width"] = cell["width_per_d"] * cell.get("d", 0)
-    for field in ("seeds", *_FIELDS):
-        _, optional = COLUMNS[Run].get(field, (int, False))
-        found_later = search and field in ("T", "batch")
-        if field not in cell and not optional and not found_later:
+    for field in _NEEDED:
+        if field not in cell and not (search and field in ("T", "batch")):  # found later
             refuse(f"{at}, {field}", "nothing", "a value")
     return {field: cell.get(field) for field in ("seeds", *_FIELDS)}
 
