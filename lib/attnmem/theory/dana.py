@@ -257,11 +257,10 @@ def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarr
 
 def _are_few_bigrams(sequences) -> None:
     check_token_numbers(sequences)
-    (T, S), most = sequences.shape, 16
-    if S != 2:
-        refuse("sequences", f"S = {S}", "bigrams, S = 2 (see offered_rank)")
-    if most < T:
-        refuse("sequences", f"T_0 = {T}", f"T_0 <= {most}: all subsets are tried")
+    T, S = sequences.shape
+    if S != 2 or T > 16:
+        got, wanted = f"T_0 = {T}, S = {S}", "T_0 <= 16, since all subsets are tried, and S = 2"
+        refuse("sequences", got, f"{wanted} (see offered_rank)")
     check_distinct_sequences(sequences)
 
 
@@ -507,10 +506,9 @@ def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=
     check_data(unembedding=unembedding)
     if unembedding.shape != (vocab, dim):
         refuse("unembedding", f"shape {tuple(unembedding.shape)}", f"shape {(vocab, dim)}")
-    rows = unembedding.double()
-    if (rows.norm(dim=1) - 1).abs().max() > 1e-6:
+    if (unembedding.double().norm(dim=1) - 1).abs().max() > 1e-6:
         refuse("unembedding", "rows of other lengths", "rows of length one")
-    if len(rows.unique(dim=0)) < vocab:
+    if len(unembedding.unique(dim=0)) < vocab:
         refuse("unembedding", "equal rows", "pairwise distinct rows")
 
 
@@ -548,6 +546,7 @@ def memorize_aot(
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     exact_margin = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(seed)
+    sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
 
     def drawn(attempts: range, spreads: Sequence[float]) -> Iterator[tuple[AoTWeights, float]]:
         for attempt in attempts:
@@ -556,10 +555,8 @@ def memorize_aot(
             move = gaussian(generator, len(sequences), dim)  # each logit moves by at most jitter
             targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
             spread = spreads[attempt % len(spreads)]
-            sizes = (vocab, sequences.shape[1], dim, head_dim, heads)
-            weights = fitted(
-                random_aot(*sizes, spread, seed + 1000 * attempt), W_U, sequences, targets
-            )
+            transformer = random_aot(*sizes, spread, seed + 1000 * attempt)
+            weights = fitted(transformer, W_U, sequences, targets)
             lost = -float(margins(aot(weights, sequences), next_tokens).min())
             yield weights, lost
             if -lost >= _ENOUGH[0] * (exact_margin - 2 * jitter):

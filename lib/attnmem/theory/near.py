@@ -18,7 +18,6 @@ see. Divided by :math:`\sigma^2`, the differences of what they write into ``C`` 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -272,41 +271,40 @@ def memorize_scalars(
 
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """
-    build = functools.partial(_build_scalars, heads=heads)
+
+    def build(context: Tensor, queries: Tensor, labels: Tensor) -> MHAWeights:
+        # Token 0 is the carrier, tokens 1 and 2 are idle.
+        labels = labels[:, 0]
+        lowest, width = labels.min(), labels.max() - labels.min()
+        # The attention that the carrier is to have.
+        share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=memorize.EPS)
+        logit = torch.log((len(context) - 1) * share / (1 - share))
+        lift = torch.linalg.pinv(context)  # context @ lift = identity
+        carrier, pull = lift[:, 0], lift[:, 1] - lift[:, 2]
+        W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
+        # The carrier's value spans the width of the labels. All heads share one constant.
+        gain = width / (_HIGH - _LOW)
+        W_V = (lift.sum(dim=1) * (lowest - _LOW * gain) / heads).repeat(heads, 1)
+        generator = torch.Generator().manual_seed(0)
+        served = torch.arange(len(queries), device=queries.device).tensor_split(heads)
+        for head, group in enumerate(group for group in served if len(group)):
+            alone = group[None]  # one head at a time: their groups may differ in size by one
+            duals, free = memorize.dual_basis(queries, alone)
+            v = memorize.orthogonal_direction(free, queries, alone, generator)
+            keys = carrier[:, None] * logit[group]
+            c = memorize.saturating_scale(context, queries, alone, duals, keys[None], pull, v)
+            W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
+            W_K[head] = torch.stack([carrier, c.sqrt() * pull], dim=1)
+            W_V[head] += gain * carrier
+        ones = W_V.new_ones(heads, 1)
+        weights = MHAWeights(W_Q, W_K, W_V[..., None], ones, ones[:1])
+        error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
+        if not error <= _ALLOWED * memorize.label_spread(labels):
+            got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
+            refuse("queries", got, "better conditioned data")
+        return weights
+
     return memorize.build_in_units(build, context, queries, labels)
-
-
-def _build_scalars(context: Tensor, queries: Tensor, labels: Tensor, heads: int) -> MHAWeights:
-    """The layer for data in their units. Token 0 is the carrier, tokens 1 and 2 are idle."""
-    labels = labels[:, 0]
-    lowest, width = labels.min(), labels.max() - labels.min()
-    # The attention that the carrier is to have.
-    share = _LOW + (_HIGH - _LOW) * (labels - lowest) / width.clamp(min=memorize.EPS)
-    logit = torch.log((len(context) - 1) * share / (1 - share))
-    lift = torch.linalg.pinv(context)  # context @ lift = identity
-    carrier, pull = lift[:, 0], lift[:, 1] - lift[:, 2]
-    W_Q, W_K = (queries.new_zeros(heads, queries.shape[1], 2) for _ in range(2))
-    # The carrier's value spans the width of the labels. All heads share one constant.
-    gain = width / (_HIGH - _LOW)
-    W_V = (lift.sum(dim=1) * (lowest - _LOW * gain) / heads).repeat(heads, 1)
-    generator = torch.Generator().manual_seed(0)
-    served = torch.arange(len(queries), device=queries.device).tensor_split(heads)
-    for head, group in enumerate(group for group in served if len(group)):
-        alone = group[None]  # one head at a time: their groups may differ in size by one
-        duals, free = memorize.dual_basis(queries, alone)
-        v = memorize.orthogonal_direction(free, queries, alone, generator)
-        keys = carrier[:, None] * logit[group]
-        c = memorize.saturating_scale(context, queries, alone, duals, keys[None], pull, v)
-        W_Q[head] = torch.stack([duals[0] @ logit[group], c.sqrt() * v[0]], dim=1)
-        W_K[head] = torch.stack([carrier, c.sqrt() * pull], dim=1)
-        W_V[head] += gain * carrier
-    ones = W_V.new_ones(heads, 1)
-    weights = MHAWeights(W_Q, W_K, W_V[..., None], ones, ones[:1])
-    error = float((mha(weights, context, queries)[:, 0] - labels).abs().max())
-    if not error <= _ALLOWED * memorize.label_spread(labels):
-        got = f"nearly dependent queries, or ones of very different lengths (error {error:.1e})"
-        refuse("queries", got, "better conditioned data")
-    return weights
 
 
 # --- two layers -----------------------------------------------------------------------------------
