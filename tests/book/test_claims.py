@@ -29,7 +29,6 @@ def test_what_is_made_from_the_chapters_is_up_to_date():
 
 
 def test_the_report_says_which_rows_a_gpu_made():
-    """Counted in the files themselves."""
     text = claims.coverage("mahdavi", experiments.MAHDAVI)
     total = [0, 0]
     for name, experiment in experiments.MAHDAVI.items():
@@ -230,7 +229,6 @@ def test_what_five_tokens_give_is_the_mean_over_all_stored_seeds():
 
 
 def test_seconds_beside_steps_are_medians_at_97_percent_of_the_ceiling():
-    """The ceilings of the two shapes in closed form: own contexts, and a shared one."""
     shapes = {"own": (4, 4, 8, 8), "shared": (4, 6, 8, 5)}  # H, n, d, d_h
     ceilings = {"own": 4 * (8 * (2 * 8 - 8) + 8), "shared": 4 * (5 * (5 + 8 - 5) + 5) + 1}
     spent = {"lm": [], "adam": []}

@@ -217,7 +217,6 @@ def test_appendix_c_a_skip_with_as_many_outputs_as_there_is_room_for(name):
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("H", [1, 2, 3])
 def test_proposition_2_over_all_attention_on_tokens_of_every_kind(H, d):
-    """The bound, where it is attained, and by how much flats through the origin stay below it."""
     for name, tokens in hostile.flats(d):
         n, (a, through) = len(tokens), oracles.affine(tokens)
         largest = oracles.corner_rank(tokens[None], H)
@@ -325,7 +324,6 @@ def test_lemma_1_for_all_small_matrices(shape):
 
 @pytest.mark.hostile("mahdavi-lemma-5")
 def test_lemma_5_to_the_last_digit_in_floating_point():
-    """The rank that the library proves of a float matrix follows the bound to its rounding unit."""
     M = torch.diag(torch.tensor([2.0**30, 1.0], **F64))
     short = torch.diag(torch.tensor([0.0, math.nextafter(-1.0, 0.0)], **F64))
     assert certified_rank(M + short).rank == oracles.rank(M + short) == 2
@@ -347,7 +345,6 @@ def expected(H, n, d, kind):
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), GENERIC)
 @pytest.mark.parametrize("kind", ["shared", "own", "queries on one line, shared"])
 def test_finding_generic_at_the_edges_exactly(H, n, d, d_h, kind):
-    """One instance is enough for almost all; one more example than the rank shows its end."""
     most = expected(H, n, d, kind)
     for T in {1, max(1, most - 1), most, most + 2}:
         best = 0

