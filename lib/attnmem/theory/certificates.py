@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..checks import Range, check_tokens, checked, refuse
 from ..core.deep import DeepWeights
 from ..core.layers import AoTWeights, MHAWeights, check_skip, mha_features
-from ..examples import Contexts, Labels, Sequences, check_data
+from ..examples import Contexts, Labels, Sequences, check_data, unit
 from . import balls
 from .balls import Ball, BallMatrix, Enclosure, MostBits, exact, flint, precision, precisions
 from .tangents import named
@@ -173,7 +173,7 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
 class CertifiedAssociations(NamedTuple):
     """What is proven about the next tokens that stored weights predict."""
 
-    memorized: int  # for so many sequences the right token has the largest logit, beyond overlap
+    memorized: int  # for so many sequences the right token leads; overlapping balls do not count
     margin: float  # by at least this much; 0 if there are none, infinite if no other token is there
 
 
@@ -281,40 +281,42 @@ def _enclosed(stored: _Stored, derivative: _Derivative) -> Enclosure:
     return balls.enclosing(lambda: derivative([exact(W) for W, _ in stored])[1])
 
 
-def _size(W: Tensor) -> float:
-    """The root mean square of weights of one kind; one, if all are zero."""
-    top = W.abs().max().item()  # so that no square overflows
-    return top * (W / top).square().mean().sqrt().item() if top > 0 else 1.0
+def _sized(kinds: Iterable[Tensor]) -> _Stored:
+    """The matrices of each kind, with the root mean square of its weights; one, if all are zero."""
+    tops = ((kind, unit(kind)) for kind in kinds)  # so that no square overflows
+    sizes = ((kind, float(top * (kind / top).square().mean().sqrt())) for kind, top in tops)
+    return [(W, size or 1.0) for kind, size in sizes for W in kind]
+
+
+def _row(parts: Iterable[Sequence[BallMatrix]]) -> list[Ball]:
+    """A row of the derivative from those in the maps of each head: kind by kind."""
+    return [b for kind in zip(*parts, strict=True) for part in kind for b in part.entries()]
 
 
 def _of_layer(
     weights: MHAWeights, contexts: Tensor, queries: Tensor
 ) -> tuple[_Stored, _Derivative]:
-    """Of a layer with values of width one and one output, its maps head by head."""
-    sizes = [*map(_size, weights[:3])]
-    heads = itertools.chain(*zip(*weights[:3], strict=True))
-    stored = [*zip(heads, sizes * len(weights.W_Q), strict=True)]
+    """Of a layer with values of width one and one output."""
+    H = len(weights.W_Q)
 
     def derivative(maps: list[BallMatrix]) -> tuple[list[Ball], BallMatrix]:
-        W_D, step, outputs, rows = exact(weights.W_D), iter(maps), [], []
+        W_D, outputs, rows = exact(weights.W_D), [], []
         tokens = map(exact, contexts) if contexts.ndim == 3 else [exact(contexts)] * len(queries)
-        heads = [(next(step), next(step), next(step), exact(W_O[None])) for W_O in weights.W_O]
+        W_O = [exact(W[None]) for W in weights.W_O]
+        heads = [*zip(maps[:H], maps[H : 2 * H], maps[2 * H :], W_O, strict=True)]
         for E, x in zip(tokens, queries, strict=True):
             inner = [_Head.of(maps, exact(x[None]), E) for maps in heads]
             outputs.append(sum((head.added * W_D)[0, 0] for head in inner))
-            parts = (head.pull(W_D.transpose())[0][:3] for head in inner)
-            rows.append([b for part in itertools.chain(*parts) for b in part.entries()])
+            rows.append(_row(head.pull(W_D.transpose())[0][:3] for head in inner))
         return outputs, flint().arb_mat(rows)
 
-    return stored, derivative
+    return _sized(weights[:3]), derivative
 
 
 def _of_network(
     weights: DeepWeights, tokens: Tensor, skip: bool, causal: bool
 ) -> tuple[_Stored, _Derivative]:
     """Of layers one after the other, all weights in the order of ``weights.tensors``."""
-    kinds = [W.reshape(-1, *W.shape[-2:]) for W in weights.tensors]
-    stored = [(W, _size(kind)) for kind in kinds for W in kind]
 
     def derivative(maps: list[BallMatrix]) -> tuple[list[Ball], BallMatrix]:
         step = iter(maps)
@@ -335,8 +337,7 @@ def _of_network(
                 row = at.entries()
                 for heads in reversed(inner):
                     parts, inward = zip(*(head.pull(G) for head in heads), strict=True)
-                    by_kind = zip(*parts, strict=True)  # W_Q of all heads, then W_K, W_V, W_O
-                    row = [b for kind in by_kind for part in kind for b in part.entries()] + row
+                    row = _row(parts) + row
                     G = G if skip else 0 * G
                     for head, by_QKV in zip(heads, inward, strict=True):
                         pairs = zip(by_QKV, head.maps[:3], strict=True)
@@ -344,7 +345,7 @@ def _of_network(
                 rows.append(row)
         return outputs, flint().arb_mat(rows)
 
-    return stored, derivative
+    return _sized(W.reshape(-1, *W.shape[-2:]) for W in weights.tensors), derivative
 
 
 class _Head(NamedTuple):
