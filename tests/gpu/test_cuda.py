@@ -163,14 +163,6 @@ def test_a_killed_training_goes_on(tmp_path, monkeypatch):
     assert results_of(training.train(stack, device="cuda", checkpoints=tmp_path)) == whole
 
 
-def test_tf32_is_set_back():
-    before = torch.backends.cuda.matmul.allow_tf32
-    run = dataclasses.replace(RUNS["bigrams"], products=None if before else "tf32")
-    [outcome] = training.train([run], device="cuda")
-    assert outcome.tf32 != before
-    assert torch.backends.cuda.matmul.allow_tf32 == before
-
-
 def test_the_gradient_of_a_look_up_is_that_of_a_cpu_and_repeats():
     table, tokens = torch.randn(3, 5, 7), torch.randint(7, (3, 100))
     weight = torch.randn(3, 5, 100)

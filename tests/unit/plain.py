@@ -46,11 +46,7 @@ def association_run(**changes):
 
 
 class BigramModel(nn.Module):
-    """The published architecture, all places computed.
-
-    One table of positions and one pair of maps for all layers, no bias in the last linear map; or,
-    where the weights have them, a table and maps for every layer, and the bias.
-    """
+    """The published architecture, all places computed; what weights lack layers have in common."""
 
     def __init__(self, run, P):
         super().__init__()

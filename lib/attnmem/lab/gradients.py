@@ -104,11 +104,10 @@ def _add_columns(columns: Tensor, chosen: Tensor, N: int) -> Float[Tensor, "R d 
 def heads_vjp(A: Tensor, M: Tensor, q: Tensor, delta: Tensor) -> tuple[Tensor, Gradient]:
     """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column of ``q`` and ``delta``.
 
-    The columns are ``(R, d, B)``, ``A`` is ``(R, H, d, d)``, ``M`` ``(R, H, d_o, d)``. The logits
-    are ``A vec(q delta^T)``. Few heads have less to write and read in another order.
+    Columns are ``(R, d, B)``, ``A`` is ``(R, H, d, d)``, ``M`` ``(R, H, d_o, d)``.
     """
     (R, H, d_o, d), B = M.shape, q.shape[-1]
-    if d + d_o >= 2 * H:
+    if d + d_o >= 2 * H:  # few heads have less to write and read in another order
         return _few_heads(A, M, q, delta)
     outer = (q.unsqueeze(2) * delta.unsqueeze(1)).flatten(1, 2)  # vec(q delta^T)
     alpha = torch.bmm(A.flatten(2), outer).sigmoid_()
@@ -153,10 +152,9 @@ def _few_heads(A, M, q, delta):
 def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, Gradient]:
     """The residual stream ``(R, d_o, B)`` at the second place, after attention to both places.
 
-    ``inputs``, ``(R, 2, N, d)``, are the attention's at both places, ``stream``, ``(R, N, d_o)``,
-    the residual stream at the second, for every token of the vocabulary: what belongs to single
-    tokens is computed once. Where an example attends to a first token ``10^k`` times as small as
-    the second, ``k`` digits are lost.
+    For every token of the vocabulary ``inputs``, ``(R, 2, N, d)``, are the attention's at both
+    places, and ``stream``, ``(R, N, d_o)``, the residual stream at the second. Where an example
+    attends to a first token ``10^k`` times as small as the second, ``k`` digits are lost.
     """
     A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]  # numbers: (R, H, d, d), (R, H, d_o, d)
     alone = M.sum(dim=1)
@@ -194,10 +192,7 @@ class EmbeddedHeads(NamedTuple):
 
 
 def _forms(P: EmbeddedHeads, scale: float, tokens: Tensor, bias: Tensor):
-    """Of each head and token a vector ``(R, H m, c)`` and a number for a query's logit, in bits.
-
-    Embedded ``tokens`` are ``(R, m, d)``; ``bias``, ``(R, d)``, is that of every embedded query.
-    """
+    """Of each head and token a vector ``(R, H m, c)`` and a number for a query's logit, in bits."""
     scale *= _LOG2_E
     tokens = (tokens * scale)[:, None]
     keys = tokens @ P.W_K
@@ -221,8 +216,7 @@ def _forms(P: EmbeddedHeads, scale: float, tokens: Tensor, bias: Tensor):
 def shared_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, queries):
     """Heads ``(R, H, B)`` on one context ``(R, n, c)`` for all queries ``(R, B, c)``.
 
-    ``positions`` are the query's and those of the ``n`` tokens, ``scale`` the logits' factor. The
-    gradient may be asked for once. Arrays are ``(R, H, n, B)``.
+    ``positions`` are the query's, then the tokens'; the gradient may be asked for once.
     """
     embedded = torch.baddbmm(positions[1:], contexts, P.W_E.mT)
     vectors, numbers, of_forms = _forms(P, scale, embedded, P.b_E + positions[0])
@@ -249,7 +243,7 @@ def shared_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, querie
 
 
 def own_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, queries):
-    """As :func:`shared_heads_vjp` on own contexts ``(R, B, n, c)``; arrays ``(R, B, H, n)``."""
+    """As :func:`shared_heads_vjp` on own contexts ``(R, B, n, c)``."""
     R, B, n, c = contexts.shape
     w, flat = P.W_V[..., 0], contexts.flatten(0, 1)
     rows = torch.cat([P.W_E.mT, positions[1:].expand(R, -1, -1)], dim=1)

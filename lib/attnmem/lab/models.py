@@ -65,10 +65,7 @@ VARIANTS = {
 
 
 def initial_aot(run: Run, g: torch.Generator) -> Parameters:
-    """Initial weights of a transformer with no axis of runs, such as ``W_Q.0`` of layer 0.
-
-    What layers share is of layer 0.
-    """
+    """Initial weights with no axis of runs; ``W_Q.0`` is of layer 0, as is what layers share."""
     variant, d, d_h = VARIANTS[run.variant], run.d, run.d_h
     shared = variant.shared_maps and d_h != d
     inner = d_h if shared else d
@@ -158,10 +155,8 @@ def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[T
 
 
 def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
-    """The residual stream of the second place after all layers.
-
-    The first place attends to itself only, so it is computed once for every token.
-    """
+    """The residual stream of the second place after all layers."""
+    # The first place attends to itself only, so it is computed once for every token.
     x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
     y = written_out(gradients.after_pairs_vjp, *_maps(P, run, 0), inputs, x[:, -1], tokens)
     y = _feed_forward(P, run, 0, y)
@@ -342,10 +337,7 @@ def _shapes(run: Run) -> dict[str, torch.Size]:
 
 
 def dimension(run: Run) -> int | None:
-    """Dimension of the family of functions that a run's model can be (see ``theory.counts``).
-
-    None for several layers, and for maps that all heads share to a space wider than ``d``.
-    """
+    """Dimension of the functions that a run's model can be (``theory.counts``), if it is known."""
     if run.model == "mha":
         shared = run.context == "shared"
         return counts.mha_dimension(run.H, run.d_h, run.d, run.n, shared=shared, classes=run.N)

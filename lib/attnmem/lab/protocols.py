@@ -325,10 +325,7 @@ def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Boo
 
 
 class Bigrams(_OnPairs):
-    """Accuracy (mean over the last hundred batches but one) and loss there, for every run.
-
-    The curve is the accuracy on all pairs that there are, after every epoch.
-    """
+    """Means over the last hundred batches but one; the curve is the accuracy on all pairs."""
 
     kept = (*Protocol.kept, "seen", "curve")
 
@@ -382,8 +379,8 @@ class Bigrams(_OnPairs):
 class Associations(_OnPairs):
     """The best accuracy on the way, and the loss there, for every run.
 
-    Each step takes all ``T`` pairs, which are different. A run is looked at before the last of
-    every ``evaluate_every`` steps, and is done when all its answers are right.
+    Each step takes all ``T`` pairs. A run is looked at before the last of every ``evaluate_every``
+    steps, and is done when all its answers are right.
     """
 
     @override
@@ -409,9 +406,8 @@ class Associations(_OnPairs):
 class Memorization(Protocol):
     """Accuracy and loss on the whole set at the best weights (by loss), for every run.
 
-    A run whose best weights have 100% accuracy is done if ``early_stop``; where runs go on and
-    labels are classes (Fig. 3), the saturation of the heads is followed. For real labels the
-    accuracy is None and the loss is the mean square error.
+    A run whose best weights have 100% accuracy is done if ``early_stop``; else, for classes (Fig.
+    3), the saturation of the heads is followed. Real labels have mean square errors, no accuracy.
     """
 
     rate = staticmethod(warmup_cosine)

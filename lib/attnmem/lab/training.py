@@ -206,8 +206,7 @@ def _outcomes(runs: Sequence[Run], device: torch.device, checkpoint: Checkpoint)
 class Checkpoint:
     """The state of a training that is under way, in a file: tensors, numbers and lists, no code.
 
-    It is only used for the same runs, device, version of torch and sources of this library, since
-    else the training would not end as if it had never stopped.
+    Only the same runs, device, torch and sources of this library go on from it, to the same end.
     """
 
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
