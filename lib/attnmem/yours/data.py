@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import math
 import textwrap
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,9 +43,8 @@ class Data(NamedTuple):
     @property
     def lengths(self) -> Int[Tensor, " T_or_one"]:
         """The number of tokens of each context."""
-        if self.mask is None:
-            return torch.full(self.contexts.shape[:-2] or (1,), self.contexts.shape[-2])
-        return (~self.mask).sum(1)
+        *own, n, _ = self.contexts.shape
+        return torch.full(own or [1], n) if self.mask is None else (~self.mask).sum(1)
 
     def some(self, rows: slice | Int[Tensor, " k"]) -> Data:
         """Some of the examples."""
@@ -74,11 +72,11 @@ def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -
         if not (finite := value.isfinite()).all():
             refuse(name, f"no finite number at {(~finite).nonzero()[0].tolist()}", "finite numbers")
     found, classes = (None, None) if labels is None else _labels(labels, len(e))
-    return Data(E, e, found, classes, mask, _coarsest([*kinds, kind]))
+    return Data(E, e, found, classes, mask, max(*kinds, kind, key=_eps))
 
 
-def _coarsest(kinds: Iterable[torch.dtype]) -> torch.dtype:
-    return max(kinds, key=lambda kind: torch.finfo(kind).eps)
+def _eps(kind: torch.dtype) -> float:
+    return torch.finfo(kind).eps
 
 
 def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -89,7 +87,7 @@ def _padded(tables: list | tuple) -> tuple[Tensor, Tensor, torch.dtype]:
         refuse("contexts", "tokens of several widths", "one width d")
     lengths = torch.tensor([len(part) for part in parts])
     padded = torch.nn.utils.rnn.pad_sequence(parts, True)
-    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], _coarsest(kinds)
+    return padded, torch.arange(padded.shape[1]) >= lengths[:, None], max(kinds, key=_eps)
 
 
 def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.dtype]:

@@ -119,8 +119,8 @@ class Examination:
         import matplotlib.pyplot as plt
 
         ax = ax or plt.gca()
-        bars = [(f"{x.name}{', does not apply' * bool(x.missing)}", x) for x in self.bounds]
-        bars = [(name, x.labels, x.missing) for name, x in bars]
+        fails = ", does not apply"
+        bars = [(x.name + fails * bool(x.missing), x.labels, x.missing) for x in self.bounds]
         bars += [("rank where all outputs are zero", self.met.rank, [])]
         bars += [("rank of the derivative", self.rank.rank, [])]
         for name, labels, fails in sorted(bars, key=lambda bar: bar[1]):

@@ -316,22 +316,20 @@ class _Task:
         order = some[max(orders, key=len)][: bounds._ceiling(heads, self.head_dim, *at.sizes)]
         nearest, errors = self.start(heads), torch.full((T,), math.inf)  # the best fit of all
 
-        def starts(rows: Tensor) -> Iterator[tuple[Tensor, ScalarHeads]]:
-            for attempt in range(_RESTARTS if T <= _FEW else 1):
-                start = self.start(heads, attempt)
-                yield rows, start._replace(mu=0.1 * start.mu)
+        starts = [self.start(heads, k) for k in range(_RESTARTS if T <= _FEW else 1)]
+        starts = [start._replace(mu=0.1 * start.mu) for start in starts]
+        full = len(order) >= T
 
         def tries() -> Iterator[tuple[Tensor, ScalarHeads]]:
             """Rows, and where their fit starts: of fewer also from the nearest fit of all."""
-            full = len(order) >= T
             if full:
-                yield from starts(order)
+                yield from ((order, start) for start in starts)
             for share in _SHARES if len(order) else ():
                 count = max(1, int(share * len(order)))
                 if full:
                     yield errors.argsort()[:count], nearest
                 if not full or T <= _FEW:
-                    yield from starts(order[:count])
+                    yield from ((order[:count], start) for start in starts)
 
         for rows, start in tries():
             self.say(f"{_DESCENT} on {len(rows)} examples")
