@@ -45,8 +45,8 @@ _SOFT = (1.0, 2.0, 0.3, 3.0) * 2  # for heads that cancel: sharp attention has a
 _Spread = Annotated[int | float, Range(0)]
 _ENOUGH = 0.99, 0.9  # shares of the exact margin at which no more is tried, by either construction
 
-Dim = Annotated[int, Range(2)]
-HeadDim = Annotated[int, Range(1, "dim")]
+_Dim = Annotated[int, Range(2)]
+_HeadDim = Annotated[int, Range(1, "dim")]
 
 
 # --- linear algebra modulo the prime, by FLINT: such a rank never exceeds the rank ----------------
@@ -123,8 +123,8 @@ class _Point:
 def offered_rank(
     sequences: Sequences,
     heads: int,
-    head_dim: HeadDim,
-    dim: Dim,
+    head_dim: _HeadDim,
+    dim: _Dim,
     seed: Seed = 0,
     *,
     skip: bool = True,
@@ -149,7 +149,7 @@ def offered_rank(
 @on_cpu
 @checked(also=check_token_numbers)
 def dependent_subset(
-    sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim, seed: Seed = 0
+    sequences: Sequences, heads: int, head_dim: _HeadDim, dim: _Dim, seed: Seed = 0
 ) -> Int[Tensor, " k"]:
     """Rows that no weights make independent, and of which every proper subset can be: a circuit.
 
@@ -179,8 +179,8 @@ def _free_offers(sequences, heads, head_dim, dim, seed) -> np.ndarray:
 def jacobian_rank(
     sequences: Sequences,
     heads: int,
-    head_dim: HeadDim,
-    dim: Dim,
+    head_dim: _HeadDim,
+    dim: _Dim,
     seed: Seed = 0,
     *,
     trained: bool = False,
@@ -202,7 +202,7 @@ def _are_grouped(sequences, groups) -> None:
 
 @checked(also=_are_grouped)
 def cancelling_rank(
-    sequences: Sequences, groups: Sequence[int], head_dim: HeadDim, dim: Dim, seed: Seed = 0
+    sequences: Sequences, groups: Sequence[int], head_dim: _HeadDim, dim: _Dim, seed: Seed = 0
 ) -> int:
     """The largest rank of the Jacobian at weights where the heads of each group cancel.
 
@@ -266,7 +266,7 @@ def _are_few_bigrams(sequences) -> None:
 
 @on_cpu
 @checked(also=_are_few_bigrams)
-def subset_rank(sequences: Sequences, heads: int, head_dim: HeadDim, dim: Dim) -> int:
+def subset_rank(sequences: Sequences, heads: int, head_dim: _HeadDim, dim: _Dim) -> int:
     r"""The offered rank of at most 16 distinct bigrams, by trying all subsets.
 
     The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
@@ -448,7 +448,7 @@ def circle(vocab: int) -> Float[Tensor, "N 2"]:
 
 @on_cpu
 @checked
-def spread_tokens(vocab: int, dim: Dim, seed: Seed) -> Float[Tensor, "N d"]:
+def spread_tokens(vocab: int, dim: _Dim, seed: Seed) -> Float[Tensor, "N d"]:
     """One unit vector for each token: the circle for ``d = 2``, random directions for ``d > 2``."""
     if dim == 2:
         return circle(vocab)
@@ -518,8 +518,8 @@ def memorize_aot(
     next_tokens: Int[Tensor, " T"],
     *,
     vocab: int,
-    dim: Dim,
-    head_dim: HeadDim,
+    dim: _Dim,
+    head_dim: _HeadDim,
     heads: int,
     seed: Seed,
     unembedding: Float[Tensor, "N d"] | None = None,
@@ -636,8 +636,8 @@ def memorize_next_tokens(
     next_tokens: Int[Tensor, " T"],
     *,
     vocab: Annotated[int, Range(2)],
-    dim: Dim,
-    head_dim: HeadDim,
+    dim: _Dim,
+    head_dim: _HeadDim,
     groups: Sequence[int],
     seed: Seed,
 ) -> AoTWeights:
