@@ -340,7 +340,8 @@ def memorize_by_depth(
         if groups.labels >= T:
             break
     else:
-        refuse("labels", f"T = {T} examples", f"at most {groups.labels}, the floor (deep_floor)")
+        room = f"at most {groups.labels}, the floor of two layers, attnmem.deep_floor"
+        refuse("labels", f"T = {T} examples", room)
     size, scale = unit(tokens), unit(labels)
     change = balancing_map((tokens / size).flatten(0, 1))
     change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
