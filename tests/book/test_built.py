@@ -371,8 +371,7 @@ def test_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, place):
 
 
 @pytest.mark.parametrize(
-    ("url", "read"),
-    [(None, ""), ("", ""), (f"{ADDRESS}/", ADDRESS), (f"{ADDRESS}.git", ADDRESS)],
+    ("url", "read"), [(None, ""), ("", ""), (f"{ADDRESS}/", ADDRESS), (f"{ADDRESS}.git", ADDRESS)]
 )
 def test_an_address_is_read_in_every_form(monkeypatch, url, read):
     monkeypatch.setattr(chapters, "config", lambda: {"repository": {"url": url}})

@@ -42,9 +42,7 @@ def wide(request, opened):
     page.context.close()
 
 
-def test_a_page_is_complete_asks_for_nothing_outside_and_fits_a_desk_and_a_phone(
-    wide, visit, site, overhang
-):
+def test_a_page_is_complete_asks_for_nothing_outside_and_fits(wide, visit, site, overhang):
     for page in (wide, visit(wide.name, 390)):
         assert page.faults == []
         assert [url for url in page.loaded if not url.startswith((site, "data:", "blob:"))] == []

@@ -75,16 +75,8 @@ def test_theorem_1_every_admissible_task_is_memorized(case):
     sizes = [case[name] for name in ("T", "n", "d", "shared", "outputs")]
     contexts, queries, labels = examples(*sizes, generator)
     value_dim = case["outputs"] + case["extra"]
-    weights = memorize_mha(
-        contexts,
-        queries,
-        labels,
-        heads=case["heads"],
-        head_dim=case["head_dim"],
-        seed=case["seed"],
-        value_dim=value_dim,
-        skip=case["skip"],
-    )
+    chosen = {name: case[name] for name in ("heads", "head_dim", "seed", "skip")}
+    weights = memorize_mha(contexts, queries, labels, value_dim=value_dim, **chosen)
     d, H = case["d"], case["heads"]
     output = d if case["skip"] else case["outputs"]
     assert [tuple(W.shape) for W in weights] == [
@@ -276,14 +268,11 @@ def centred(logits):
 @pytest.mark.hostile("dana-section-3")
 @settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(0, 3), seeds)
-def test_any_number_of_distributions_is_exact_in_one_dimension_but_independent_ones_are_not(
-    d, more, seed
-):
+def test_any_number_of_distributions_is_exact_but_independent_ones_are_not(d, more, seed):
     """A transformer without heads has a distribution for each of N > d tokens, all different."""
     N = d + 2 + more
-    embedding = torch.cat(
-        [torch.arange(N)[:, None], hostile.integers(seed, N, d - 1, size=9)], dim=1
-    )
+    embedding = hostile.integers(seed, N, d, size=9)
+    embedding[:, 0] = torch.arange(N)
     silent = torch.zeros(1, 1, d, **F64)
     tokens = embedding.to(**F64)
     weights = AoTWeights(tokens, silent[0], silent, silent, silent, silent.mT, tokens)
@@ -299,9 +288,7 @@ def test_any_number_of_distributions_is_exact_in_one_dimension_but_independent_o
 @pytest.mark.hostile("mahdavi-low-rank")
 @settings(max_examples=40)
 @given(st.integers(3, 6), st.integers(0, 2), st.sampled_from([0.1, 3.0, 30.0]), seeds)
-def test_a_head_two_narrower_than_the_context_loses_attention_and_one_narrower_does_not(
-    n, more, spread, seed
-):
+def test_a_head_two_narrower_than_the_context_loses_attention(n, more, spread, seed):
     """Saturated demands, too. What a narrow head can do is a rank, in whole numbers."""
     draw, d = torch.Generator().manual_seed(seed), n + more
     context = torch.linalg.qr(torch.randn(d, n, generator=draw, **F64)).Q.mT
@@ -319,11 +306,8 @@ def test_a_head_two_narrower_than_the_context_loses_attention_and_one_narrower_d
     )
     alpha = mha(weights, context, queries) @ context.mT  # the attention: tokens are orthonormal
     torch.testing.assert_close(alpha, wish.softmax(-1), rtol=0, atol=1e-9)
-    keys, asks = (
-        hostile.integers(seed, d, n - 2, size=9),
-        hostile.integers(seed + 1, n - 2, n, size=9),
-    )
-    logits = hostile.integers(seed + 2, n, d, size=9) @ keys @ asks  # of any head of width n - 2
+    keys, asks = hostile.integers(seed, d, n - 2), hostile.integers(seed + 1, n - 2, n)
+    logits = hostile.integers(seed + 2, n, d) @ keys @ asks  # of any head of width n - 2
     assert certified_rank(centred(logits.mT)).rank <= n - 2
     assert certified_rank(centred(torch.eye(n, dtype=torch.int64))).rank == n - 1
 

@@ -5,15 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from attnmem import (
-    AoTWeights,
-    MHAWeights,
-    aot,
-    aot_features,
-    mha,
-    mha_attention,
-    mha_features,
-)
+from attnmem import AoTWeights, MHAWeights, aot, aot_features, mha, mha_attention, mha_features
 from attnmem.core.layers import look_up
 
 # Pairwise distinct primes, so that no swapped axis can pass.

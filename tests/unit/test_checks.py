@@ -187,10 +187,7 @@ OWN_CONTEXTS, QUERIES = DRAWN[:2, :4].transpose(0, 1), DRAWN[1, :4]
         ({"queries": QUERIES[0]}, "queries: got shape (5,); expected shape (T, d)"),
         ({"queries": QUERIES[:3]}, "queries: got T = 3 (shape (3, 5)); expected T = 4"),
         ({"contexts": OWN_CONTEXTS[None]}, "contexts: got shape (1, 4, 2, 5); expected shape"),
-        (
-            {"contexts": OWN_CONTEXTS.half()},
-            "contexts: got dtype torch.float16; expected",
-        ),
+        ({"contexts": OWN_CONTEXTS.half()}, "contexts: got dtype torch.float16; expected"),
         ({"tokens": torch.zeros(4)}, "tokens: got dtype torch.float32; expected torch.int64"),
     ],
 )

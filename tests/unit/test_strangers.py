@@ -238,7 +238,7 @@ class Words(PreTrainedTokenizerFast): pass
 
 
 @pytest.mark.parametrize("kind", ["bert", "unheard-of"])
-def test_code_of_a_strangers_model_is_not_run_though_somebody_would_say_yes(
+def test_code_of_a_strangers_model_is_not_run(
     kind, model, monkeypatch, tmp_path, save_words, save_data
 ):
     mark = tmp_path / "was-run"
