@@ -67,7 +67,7 @@ def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys)
 def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_path):
     rng, contents = random.Random(0), json.dumps(QWEN).encode()
     outcomes = set()
-    for _ in range(400):
+    for _ in range(200):
         damaged = bytearray(contents)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789.-e"{}[]:, \\\xff')
