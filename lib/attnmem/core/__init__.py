@@ -42,42 +42,13 @@ from .layers import AoTWeights, MHAWeights, aot, aot_features, mha, mha_attentio
 from .memorize import memorize_mha
 from .random import random_deep, random_mha, xavier
 
-__all__ = [
-    "AoTWeights",
-    "DeepGroups",
-    "DeepWeights",
-    "Layer",
-    "MHAWeights",
-    "affine_rank",
-    "affine_span_rank",
-    "aot",
-    "aot_capacity",
-    "aot_features",
-    "best_groups",
-    "carried_rank",
-    "deep",
-    "deep_ceiling",
-    "deep_floor",
-    "deep_groups",
-    "descend",
-    "group_rank",
-    "memorize_mha",
-    "mha",
-    "mha_attention",
-    "mha_capacity",
-    "mha_features",
-    "own_context_ceiling",
-    "own_context_floor",
-    "own_context_rank",
-    "previous_aot_capacity",
-    "random_deep",
-    "random_mha",
-    "relu_capacity",
-    "scalar_capacity",
-    "sequences_ceiling",
-    "sequences_floor",
-    "shared_context_ceiling",
-    "shared_context_floor",
-    "shared_context_rank",
-    "xavier",
-]
+__all__ = ["AoTWeights", "MHAWeights", "aot", "aot_features", "mha", "mha_attention"]
+__all__ += ["mha_features"]
+__all__ += ["DeepWeights", "Layer", "deep", "descend", "memorize_mha", "random_deep", "random_mha"]
+__all__ += ["xavier"]
+__all__ += ["DeepGroups", "affine_rank", "affine_span_rank", "aot_capacity", "best_groups"]
+__all__ += ["carried_rank", "deep_ceiling", "deep_floor", "deep_groups", "group_rank"]
+__all__ += ["mha_capacity", "own_context_ceiling", "own_context_floor", "own_context_rank"]
+__all__ += ["previous_aot_capacity", "relu_capacity", "scalar_capacity", "sequences_ceiling"]
+__all__ += ["sequences_floor", "shared_context_ceiling", "shared_context_floor"]
+__all__ += ["shared_context_rank"]
