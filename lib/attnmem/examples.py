@@ -50,18 +50,13 @@ def check_distinct(
     name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
 ) -> None:
     """Accept rows of which no two are equal; of repeats, two with different answers are named."""
-    if len(set(rows)) < len(rows):
-        _refuse_repeats(name, rows, answers, what)
-
-
-def _refuse_repeats(name: str, rows: Sequence[Hashable], answers, what: str) -> None:
     first: dict[Hashable, int] = {}
     pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
     repeats = [(s, t) for s, t in pairs if s < t]
     conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
-    s, t = (conflicts or repeats)[0]
-    differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
-    refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
+    for s, t in (conflicts or repeats)[:1]:
+        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
+        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
 
 
 def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:

@@ -1,7 +1,5 @@
 """What the papers claim, and what this book adds: ``claims.toml``, read once."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from importlib import resources

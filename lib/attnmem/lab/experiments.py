@@ -5,8 +5,6 @@
 code on a grid that two processor cores finish within a minute: a smoke test, never a result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -7,7 +7,6 @@ of the ceiling, beyond which almost no labels can be met. Optimizers that are gi
 number of examples and seed have the same data and the same start.
 """
 
-from __future__ import annotations
 
 import hashlib
 import itertools

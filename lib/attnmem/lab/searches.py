@@ -9,8 +9,6 @@ The bits serve all rows. Without the model, an ideal code for ``T`` labels that 
 saves are those that the model holds (:func:`saved_bits`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

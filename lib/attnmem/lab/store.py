@@ -5,8 +5,6 @@ and a checksum. A row is appended whole or not at all. A file that is damaged or
 with its line, and nothing is written to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

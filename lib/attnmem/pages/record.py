@@ -1,7 +1,5 @@
 """The record of an experiment, in one form: protocol, coverage, curves beside published points."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable
 from statistics import mean

@@ -3,8 +3,6 @@
 Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -2,7 +2,7 @@
 
 ``data`` and ``files`` read, ``layer`` is one layer in the dimensions that the data have;
 ``examine`` says what holds and ``memorize`` finds weights; ``modules`` goes to and from torch;
-``capacity`` counts from sizes or a configuration; ``commands`` are the commands.
+``capacity`` counts from sizes or a configuration. ``python -m attnmem`` has both as commands.
 """
 
 from .capacity import Capacity, capacity, from_config
