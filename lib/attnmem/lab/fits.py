@@ -7,7 +7,6 @@ of the ceiling, beyond which almost no labels can be met. Optimizers that are gi
 number of examples and seed have the same data and the same start.
 """
 
-
 import hashlib
 import itertools
 import time

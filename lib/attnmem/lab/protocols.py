@@ -3,7 +3,6 @@
 Between two chunks of steps (:meth:`Protocol.advance`) a training can be stored, and go on later.
 """
 
-
 import abc
 import math
 import threading

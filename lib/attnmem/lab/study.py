@@ -5,7 +5,6 @@ minutes to hours; each of its configurations becomes a *row* of the store. Each 
 file; trainings of a grid (:class:`Experiment`) are here, and what reads ``grids.toml``.
 """
 
-
 import itertools
 import math
 import tomllib

@@ -1,6 +1,5 @@
 """Files as people have them: what is read of a file, what is left out, and both in words."""
 
-
 import codecs
 import csv
 import io

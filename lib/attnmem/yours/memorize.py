@@ -1,6 +1,5 @@
 """Weights for one's own data: as many labels as could be met, and why no more."""
 
-
 import contextlib
 import dataclasses
 import itertools
