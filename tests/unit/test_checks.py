@@ -3,8 +3,8 @@
 import importlib
 import inspect
 import pkgutil
-import typing
 import re
+import typing
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
