@@ -9,9 +9,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
+from attnmem import MHAWeights, mha, random_mha
 from attnmem.core import bounds
 from attnmem.theory import counts
+from attnmem.theory.dana import memorize_aot
+from attnmem.theory.independence import numerical_rank
 
 # By hand, at sizes that differ from each other.
 LITERAL = [
@@ -243,3 +247,29 @@ def test_bits_take_arrays_and_half_the_deviation_is_a_bit():
     bits = counts.error_to_bits(np.array([1e-3, 1e-3 / 4, 1 / 12, 0]), total=10)
     assert bits[1] - bits[0] == pytest.approx(10)
     assert bits[2:].tolist() == [0, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("H", "n", "d_h", "d"),
+    [(2, 3, 4, 4), (2, 4, 2, 5), (1, 1, 3, 3), (3, 3, 3, 3), (1, 4, 4, 6), (2, 2, 1, 4)],
+)
+def test_as_many_numbers_decide_the_outputs_as_the_rank_of_their_jacobian(H, n, d_h, d):
+    g = torch.Generator().manual_seed(n)
+    E = torch.randn(n, d, dtype=torch.float64, generator=g)
+    ceiling = bounds.shared_context_ceiling(H, n, d_h, d)
+    e = torch.randn(ceiling + 5, d, dtype=torch.float64, generator=g)
+    layer = [*random_mha(H, d, d_h, seed=1)]
+    jacobians = torch.func.jacrev(lambda W: mha(MHAWeights(*W), E, e)[:, 0])(layer)
+    J = torch.cat([J.flatten(1) for J in jacobians], dim=1)
+    assert numerical_rank(J, rtol=1e-10) == ceiling
+
+
+def test_parameters_are_those_of_layers_that_are_built():
+    heads, head_dim, dim, vocab, length = 3, 2, 4, 7, 5
+    tokens = torch.arange(length).repeat(2, 1)
+    tokens[1, 0] = vocab - 1
+    size = {"vocab": vocab, "dim": dim, "head_dim": head_dim, "heads": heads}
+    counted = sum(W.numel() for W in memorize_aot(tokens, torch.tensor([0, 1]), seed=0, **size))
+    assert counts.aot_parameters(heads, head_dim, dim, vocab, length) == counted
+    saved = heads * 2 * dim * (head_dim - 1)  # queries and keys of width one
+    assert counts.aot_parameters(heads, head_dim, dim, vocab, length, True) == counted - saved
