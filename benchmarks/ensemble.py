@@ -124,10 +124,10 @@ def compiled_program(runs: list[Run]) -> Callable[[], object]:
     weights = [models.initial_aot(run, data.generator(run, "weights")) for run in runs]
     P = {name: jnp.stack([W[name].numpy() for W in weights]) for name in weights[0]}
     epochs = run.steps * run.batch // run.T
-    data = [[part.repeat(epochs, *[1] * (part.ndim - 1)) for part in bigrams(run)] for run in runs]
+    drawn = [[part.repeat(epochs, *[1] * (part.ndim - 1)) for part in bigrams(run)] for run in runs]
     tokens, answers = (
         jnp.stack([part.view(run.steps, run.batch, *part.shape[1:]).numpy() for part in parts])
-        for parts in zip(*data, strict=True)
+        for parts in zip(*drawn, strict=True)
     )
     compiled = jax.jit(jax.vmap(train)).lower(P, tokens, answers).compile()
     return lambda: jax.block_until_ready(compiled(P, tokens, answers))
