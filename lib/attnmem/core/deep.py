@@ -12,7 +12,7 @@ and the outputs are :math:`W_D^\top x_n`, read at the last token.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ class DeepWeights(NamedTuple):
         """All weights in order, four for each layer and then the read-out."""
         return (*(W for layer in self.layers for W in layer), self.W_D)
 
-    def like(self, tensors: tuple[Tensor, ...]) -> DeepWeights:
+    def like(self, tensors: Sequence[Tensor]) -> DeepWeights:
         """The same network with other tensors, in the order of :attr:`tensors`."""
         *inner, W_D = tensors
         layers = (Layer(*inner[i : i + 4]) for i in range(0, len(inner), 4))

@@ -176,7 +176,7 @@ def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
 
 
-def _is_within(most: float, what: str, **argument: Any) -> None:
+def _is_within(most: int | float, what: str, **argument: Any) -> None:
     _is_not_half_precision(**argument)
     for name, value in argument.items():
         if not ((np.asarray(value) >= 0) & (np.asarray(value) <= most)).all():

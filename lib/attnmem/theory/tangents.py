@@ -185,7 +185,7 @@ def jacobian(
     return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
 
 
-def named(weights: NamedTuple) -> dict[str, Tensor]:
+def named(weights: tuple) -> dict[str, Tensor]:
     """All weights of one layer or of several, by the names that errors have for them."""
     if not isinstance(weights, DeepWeights):
         return {f"weights.{name}": W for name, W in weights._asdict().items()}
