@@ -43,18 +43,9 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
     """
     start, read = time.perf_counter(), _inputs(chapter)  # what is edited from here on is not run
     target, stamp, scratch = notebook_path(chapter), _stamp(chapter), RUNS / f"{chapter}.ipynb"
-    for path in (stamp, target, scratch):
+    for path in (stamp, target):
         path.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(source_notebook(chapter), scratch)
-    options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
-    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
-    options |= {"cwd": str(target.parent)}  # where nbval runs it too
-    try:
-        papermill.execute_notebook(scratch, scratch, values, **options)
-    except RuntimeError as error:  # papermill's own errors are others
-        if "before replying" not in str(error):
-            raise
-        papermill.execute_notebook(scratch, scratch, values, **options)  # its port was another's
+    execute(chapter, scratch, values)
     kept = False
     if not values:
         nbformat.write(_cleaned(nbformat.read(scratch, 4)), scratch)
@@ -64,6 +55,21 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
             scratch.replace(target)
         stamp.write_text(f"{read} {_digest([target])}", "utf-8")
     return f"{time.perf_counter() - start:5.1f} s{KEPT * kept}"
+
+
+def execute(chapter: str, path: Path, values: dict[str, object]) -> None:
+    """Run a chapter's text by papermill, with these parameters, into a notebook."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(source_notebook(chapter), path)
+    options = {"coalesce_streams": True, "store_widget_state": False, "progress_bar": False}
+    options |= {"kernel_name": "python3", "extra_arguments": ["--log-level=50"]}
+    options |= {"cwd": str(notebook_path(chapter).parent)}  # where nbval runs it too
+    try:
+        papermill.execute_notebook(path, path, values, **options)
+    except RuntimeError as error:  # papermill's own errors are others
+        if "before replying" not in str(error):
+            raise
+        papermill.execute_notebook(path, path, values, **options)  # its port was another's
 
 
 def _edited(chapter: str) -> bool:
