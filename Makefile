@@ -16,8 +16,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 READY  := $(VENV)/.ready
-EXTRAS := book,test,certify,cluster,hub
-PIP     = $(BIN)/python -m pip install --quiet --constraint constraints.txt
+LOCKED := $(VENV)/.locked
+EXTRAS := book test certify cluster hub browser mutants
+HASHED := --require-hashes --requirement requirements.txt
+PIP     = $(BIN)/python -m pip install --quiet
+NO_GPU  = [ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! command -v nvidia-smi > /dev/null
+CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
@@ -26,21 +30,22 @@ SHOW    = @printf '\n\033[1m%s\033[0m\n'
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(READY): pyproject.toml constraints.txt
+# The versions of the lock. Then torch, whose default on Linux brings gigabytes of CUDA libraries:
+# without a GPU, PyTorch's own index offers a build for the CPU. If it does not answer, pip goes on.
+$(LOCKED): requirements.txt constraints.txt
 	$(SHOW) 'Environment: $(VENV) (a minute or two, once)'
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or \
 	  sys.exit(f"Python 3.11 to 3.13 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-compile --editable '.[$(EXTRAS)]'
+	if command -v uv > /dev/null; then uv pip install --quiet --python $(BIN)/python $(HASHED); \
+	  else $(PIP) --no-compile $(HASHED); fi
+	cpu=; if $(NO_GPU); then cpu='$(CPU)'; fi; \
+	  $(PIP) --no-compile --constraint constraints.txt $$cpu torch
 	-@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing|transformers/models)/' $(VENV)/lib
 	@touch $@
 
-$(VENV)/.browser: $(READY)
-	$(PIP) --editable '.[browser]'
-	@touch $@
-
-$(VENV)/.mutants: $(READY)
-	$(PIP) --editable '.[mutants]'
+$(READY): $(LOCKED) pyproject.toml
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 env: $(READY) ## create the environment in .venv
@@ -78,7 +83,7 @@ browser: chromium ## the built book in Chromium: every page, wide and on a phone
 	$(SHOW) 'The book in a browser'
 	$(BIN)/python -m pytest -q -n 2 tests/browser
 
-chromium: $(VENV)/.browser # Debian's if it is there or root can install it, else the one that playwright brings
+chromium: $(READY) # Debian's if it is there or root can install it, else the one that playwright brings
 	@command -v chromium > /dev/null || { [ "$$(id -u)" = 0 ] && \
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
@@ -97,7 +102,7 @@ export MUTANTS
 RAY := PYTHONPATH=lib $(abspath $(BIN))
 
 mutants: TESTS ?= $(shell grep -rlw --include='test_*.py' $(basename $(notdir $(MODULE))) tests/unit tests/theory)
-mutants: $(VENV)/.mutants ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; by hand)
+mutants: $(READY) ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; by hand)
 	@rm -rf _build/mutants && git clone -q . _build/mutants && cd _build/mutants && \
 	  echo "$$MUTANTS" > ray.toml && $(RAY)/cosmic-ray init ray.toml ray.sqlite && \
 	  $(RAY)/cr-filter-operators ray.sqlite ray.toml && $(RAY)/cosmic-ray baseline ray.toml && \
@@ -118,10 +123,16 @@ format: $(READY) ## format code and the cells of the text sources
 wheel: $(READY) ## build the library's wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-lock: ## renew constraints.txt from pyproject.toml
-	$(PYTHON) -m venv --clear _build/lock
-	_build/lock/bin/python -m pip install --quiet torch==2.13.0 --editable '.[$(EXTRAS),browser,mutants]'
-	_build/lock/bin/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+LOCK = _build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
+  --custom-compile-command 'make lock' --no-emit-index-url $(addprefix --extra ,$(EXTRAS)) pyproject.toml
+
+lock: ## renew constraints.txt, requirements.txt and environment.yml from pyproject.toml (UPGRADE=1: newest versions)
+	$(PYTHON) -m venv _build/uv && _build/uv/bin/python -m pip install --quiet uv
+	$(LOCK) $(if $(UPGRADE),--upgrade) --output-file constraints.txt
+	$(LOCK) --constraint constraints.txt --generate-hashes --no-emit-package torch --output-file requirements.txt
+	awk -F== 'NR == FNR {pin[$$1] = $$2; next} {name = $$1; sub(/^ +- /, "", name)} \
+	  NF == 2 && name in pin {$$0 = $$1 FS pin[name]} 1' constraints.txt environment.yml > _build/environment.yml
+	cp _build/environment.yml environment.yml
 
 clean: ## remove everything that can be made again
 	rm -rf _build dist build $(VENV) .pytest_cache .ruff_cache .hypothesis

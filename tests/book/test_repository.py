@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 
 from tools.chapters import ROOT, config, repository
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 TEXT = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 CONDA_PIP = ENVIRONMENT["dependencies"][-1]["pip"]
@@ -40,19 +41,31 @@ def pins(lines):
     return {canonicalize_name(r.name): match[1] for r, match in exact if match}
 
 
-CONSTRAINTS = pins((ROOT / "constraints.txt").read_text().splitlines())
+LINES = (ROOT / "constraints.txt").read_text().splitlines()
+CONSTRAINTS = pins(LINES)
+LOCK = (ROOT / "requirements.txt").read_text()
 
 
 def test_the_constraints_agree_with_every_requirement_and_every_pin_of_the_project():
     extras = PROJECT["optional-dependencies"]
     pinned = [line for extra in extras.values() for line in extra]
     assert pins(pinned).items() <= CONSTRAINTS.items()
-    used = [line for extra in ("book", "test", "certify", "cluster") for line in extras[extra]]
+    locked = ("book", "test", "certify", "cluster", "hub", "browser", "mutants")
+    used = [line for extra in locked for line in extras[extra]]
     for requirement in map(Requirement, PROJECT["dependencies"] + used):
         version = CONSTRAINTS[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
     needs = [Requirement(line) for line in PROJECT["dependencies"]]
     assert all(str(r.specifier).startswith(">=") for r in needs)  # Colab keeps what it has
+
+
+def test_the_lock_has_hashes_of_everything_but_torch_and_names_no_host():
+    locked = re.findall(r"(?m)^([a-z].*) \\$\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", LOCK)
+    said = "".join(f"{line} \\\n{hashes}" for line, hashes in locked)
+    assert said == re.sub(r"(?m)^#.*\n", "", LOCK)  # no line without a hash, no index, no path
+    torch = PYPROJECT["tool"]["uv"]["constraint-dependencies"]
+    assert {*torch, *(line for line, _ in locked)} == {line for line in LINES if line[0] != "#"}
+    assert "://" not in LOCK + "".join(LINES)
 
 
 def test_the_conda_environment_agrees_with_the_constraints():
@@ -61,6 +74,23 @@ def test_the_conda_environment_agrees_with_the_constraints():
     assert {"torch", "numpy", "jupyter-book", "papermill", "nbval"} <= pins(CONDA_PIP).keys()
     python = next(d for d in ENVIRONMENT["dependencies"] if str(d).startswith("python"))
     assert python.removeprefix("python").startswith(PROJECT["requires-python"])
+
+
+def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
+    steps = (ROOT / "Dockerfile").read_text()
+    copied = re.findall(r"(?m)^COPY --chown=\S+ (.+) \S+$", steps)
+    assert all((ROOT / path).exists() for line in copied for path in line.split())
+    makefile = (ROOT / "Makefile").read_text()
+    first = copied[0].split()  # what the lock's target needs, and no more
+    assert f"$(LOCKED): {' '.join(first[1:])}\n" in makefile
+    assert first[0] == "Makefile"
+    assert "LOCKED := $(VENV)/.locked\n" in makefile
+    for target in re.findall(r"\bmake ([a-z]+)", steps):
+        assert re.search(rf"(?m)^{target}:", makefile), target
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).samefile(ROOT / "Dockerfile")
+    assert "useradd --create-home --uid $NB_UID $NB_USER\nUSER $NB_USER\n" in steps
+    assert f"ARG NB_USER={container['remoteUser']} NB_UID=1000\n" in steps  # as Binder asks
 
 
 def test_metadata_of_a_release_are_those_of_the_citation():

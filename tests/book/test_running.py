@@ -18,9 +18,7 @@ BY_CI = {  # `.ci/run` and the workflow run them as a whole
     "make nbval",
     "make browser",
     "ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 make nbval",
-    "python3 -m venv .venv",
-    ".venv/bin/python -m pip install --constraint constraints.txt --editable "
-    "'.[book,test,certify,cluster,hub]'",
+    "make env",
 }
 
 
