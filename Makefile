@@ -121,7 +121,7 @@ format: $(READY) ## format code and the cells of the text sources
 	  book/text/*/*.md
 
 wheel: $(READY) ## build the library's wheel into dist/
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m tools.wheel
 
 LOCK = _build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
   --custom-compile-command 'make lock' --no-emit-index-url $(addprefix --extra ,$(EXTRAS)) pyproject.toml

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -21,7 +20,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import ReferenceRole
 
 from tools import readers
-from tools.chapters import ROOT, below, tidy, wheel_name
+from tools.chapters import below, tidy, wheel_name
+from tools.wheel import build_wheel
 
 # --- Address: nothing leads to a repository that has none -----------------
 
@@ -198,21 +198,15 @@ def _write_notebook(app: Any, doctree: nodes.document, page: str) -> None:
         return
     address = below(app.config.html_baseurl, app.builder.get_target_uri(page))
     numbers = app.env.toc_fignumbers.get(page, {})
-    how = (app.config.numfig_format, numbers, address)
-    _taken(app, page).parent.mkdir(exist_ok=True)
+    how = (app.config.numfig_format, numbers, address, app.wheel_hash)
     nbformat.write(readers.rewritten(nbformat.read(source, 4), doctree, *how), _taken(app, page))
 
 
-def _build_wheel(folder: Path) -> Path:
-    """The library's, built from a copy, since building leaves files behind."""
-    with tempfile.TemporaryDirectory() as copy:
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
-            shutil.copy(ROOT / name, copy)
-        ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
-        shutil.copytree(ROOT / "lib", Path(copy) / "lib", ignore=ignored)
-        command = "pip wheel --quiet --no-deps --no-build-isolation --wheel-dir"
-        subprocess.run([sys.executable, "-m", *command.split(), folder, copy], check=True)
-    return folder / wheel_name()
+def _build_library(app: Any) -> None:
+    """Once, before the notebooks are written: their first cells know its hash."""
+    if app.builder.format == "html":
+        wheel = build_wheel(Path(app.outdir) / "downloads")
+        app.wheel_hash = hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
 def _hand_out(app: Any, failure: Exception | None) -> None:
@@ -220,9 +214,8 @@ def _hand_out(app: Any, failure: Exception | None) -> None:
     if failure or app.builder.format != "html":
         return
     downloads = Path(app.outdir) / "downloads"
-    wheel = _build_wheel(downloads)
     with zipfile.ZipFile(downloads / f"{ARCHIVE}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(wheel, f"{ARCHIVE}/{wheel.name}")
+        archive.write(downloads / wheel_name(), f"{ARCHIVE}/{wheel_name()}")
         for page in sorted(app.env.found_docs):
             if (path := _taken(app, page)).exists():
                 shutil.copy(path, Path(app.outdir) / "_sources" / f"{page}.ipynb")
@@ -307,6 +300,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_enumerable_node(table_output, "table", _title, html=(_open_table, _close_table))
     app.add_transform(_Tables)
     app.add_role("take", _Take())
+    app.connect("builder-inited", _build_library)
     app.connect("doctree-resolved", _write_notebook, priority=900)
     app.connect("build-finished", _hand_out)
     app.connect("build-finished", _keep_one_viewport)

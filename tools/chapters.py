@@ -84,18 +84,20 @@ def below(base: str | None, path: str) -> str:
     return f"{base.rstrip('/')}/{path}" if base else ""
 
 
-def colab_cell() -> nbformat.NotebookNode:
+def colab_cell(sha256: str = "") -> nbformat.NotebookNode:
     """The first cell of every notebook, which does nothing where the library is installed.
 
     It installs the library from a wheel beside the notebook; on Colab also from an address, if
-    ``_config.yml`` has the book's or the repository's. Else it says what is needed.
+    ``_config.yml`` has the book's or the repository's. Else it says what is needed. A wheel whose
+    hash is another is refused, unless none is known, as in the repository.
     """
     address, branch = repository()
     place = f"git+{address}@{branch}" if address else ""
     if site := (config().get("html") or {}).get("baseurl"):
-        place = below(site, f"downloads/{wheel_name()}")
+        place = below(site, f"downloads/{wheel_name()}") + (f"#sha256={sha256}" if sha256 else "")
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
-    source, tags = source.replace("<address>", place), [COLAB, "remove-cell"]
+    source = source.replace("<address>", place).replace("<sha256>", sha256)
+    tags = [COLAB, "remove-cell"]
     return nbformat.v4.new_code_cell(source, id=COLAB, metadata={"tags": tags})
 
 

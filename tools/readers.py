@@ -225,17 +225,19 @@ def rewritten(
     formats: dict,
     numbers: dict,
     address: str,
+    sha256: str,
 ) -> nbformat.NotebookNode:
     """The notebook with its text in plain Markdown, captions below their cells, the first new.
 
     Formats are such as ``{"figure": "Fig. %s"}``, numbers those of each kind of element by its
-    identifier. Without the built page's address, links within the book are words.
+    identifier. Without the built page's address, links within the book are words. The hash is
+    that of the wheel.
     """
     texts, cells = _texts(page.deepcopy(), _Markdown(formats, numbers, address)), []
     for position, cell in enumerate(notebook.cells):
         text = "\n\n".join(filter(None, texts[position]))
         if cell.cell_type == "code":
-            cells.append(colab_cell() if cell.get("id") == COLAB else cell)
+            cells.append(colab_cell(sha256) if cell.get("id") == COLAB else cell)
         if text:
             name = cell.id if cell.cell_type == "markdown" else f"{cell.id}-caption"
             cells.append(nbformat.v4.new_markdown_cell(text, id=name))

@@ -1,6 +1,7 @@
 """A small book, with and without an address: its doors, what it hands out, its first cell."""
 
 import base64
+import hashlib
 import html
 import importlib.util
 import io
@@ -22,6 +23,7 @@ from traitlets.config import Config
 
 from tools import chapters
 from tools.chapters import BOOK, ROOT, TEXT, colab_cell, config, wheel_name
+from tools.wheel import FIRST, build_wheel
 
 NOTEBOOK, PAGE, SHORT = "book/notebooks/foundations/attention", "book/running", "book/colab"
 ADDRESS, BRANCH = "https://github.com/someone/somewhere", "trunk"
@@ -259,6 +261,11 @@ def test_with_an_address_buttons_lead_to_files_of_that_branch_and_to_issues(open
     assert "rocket" in words(opened / f"{SHORT}.html")
 
 
+def published(site):
+    """The hash of the library that a built book hands out."""
+    return hashlib.sha256((site / "downloads" / wheel_name()).read_bytes()).hexdigest()
+
+
 def downloaded(site):
     return nbformat.read(site / "downloads" / "foundations-attention.ipynb", 4)
 
@@ -284,7 +291,7 @@ def test_cells_keep_their_order_and_the_first_one_is_new(closed):
     found = downloaded(closed).cells
     kinds = "".join(cell.cell_type[0] for cell in found)
     assert kinds == "mcccmm"  # below the picture its caption
-    assert found[1].source == colab_cell().source
+    assert found[1].source == colab_cell(published(closed)).source
     assert [cell.source for cell in found[2:4]] == ["1", "2"]
     assert found[3].outputs[0].data["image/png"].strip() == PIXEL
 
@@ -295,7 +302,8 @@ def test_with_an_address_links_lead_to_the_built_pages(opened):
     assert f"[a file]({site}/downloads/{wheel_name()})" in found
     assert f"[Theorem 1]({site}/{NOTEBOOK}.html#thm-sample)" in found
     assert f"({site}/book/bibliography.html#id2)" in found
-    assert f"{site}/downloads/{wheel_name()}" in downloaded(opened).cells[1].source
+    wheel = f"{site}/downloads/{wheel_name()}#sha256={published(opened)}"
+    assert f'"{wheel}"' in downloaded(opened).cells[1].source
 
 
 def test_the_button_the_zip_and_the_page_of_downloads_give_the_same(closed):
@@ -325,12 +333,12 @@ def first_cell(monkeypatch, tmp_path):
     asked = []
     shell.register_magic_function(asked.append, "line", "pip")
 
-    def run(installed=False, colab=False, **settings):
+    def run(installed=False, colab=False, sha256="", **settings):
         monkeypatch.setattr(chapters, "config", lambda: settings)
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
         if colab:
             monkeypatch.setitem(sys.modules, "google.colab", object())
-        error = shell.run_cell(colab_cell().source).error_in_exec
+        error = shell.run_cell(colab_cell(sha256).source).error_in_exec
         assert error is None or isinstance(error, ModuleNotFoundError)
         return str(error or ""), asked
 
@@ -368,6 +376,35 @@ def test_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, place):
     wheel = r"file://\S+/attnmem-0\.1\.0-py3-none-any\.whl"
     assert re.fullmatch(rf'install -q "attnmem\[certify\] @ {wheel}"', asked)
     assert error == ""
+
+
+def test_of_the_wheels_beside_it_only_the_published_one_is_installed(first_cell, tmp_path, capsys):
+    again, later = tmp_path / "attnmem-0.1.0-py3-none-any (1).whl", tmp_path / "attnmem-9.0.whl"
+    again.write_bytes(b"the library")
+    later.write_bytes(b"another")
+    os.utime(again, (0, 0))
+    known = hashlib.sha256(b"the library").hexdigest()
+    error, [asked] = first_cell(sha256=known)
+    assert error == ""
+    assert "attnmem-0.1.0-py3-none-any.whl" in asked
+    assert "not checked" not in capsys.readouterr().out
+    again.unlink()
+    error, asked = first_cell(sha256=known)
+    assert len(asked) == 1
+    other = hashlib.sha256(b"another").hexdigest()
+    assert all(said in error for said in (later.name, known, other, "front page"))
+    first_cell()
+    assert f"{later.name} {other} not checked" in capsys.readouterr().out
+
+
+def test_the_library_has_the_same_bytes_wherever_it_is_built(closed, opened, tmp_path, monkeypatch):
+    one, other = published(closed), published(opened)
+    assert one == other
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", FIRST)  # as in an archive of the repository
+    before = os.umask(0o077)
+    built = build_wheel(tmp_path)
+    os.umask(before)
+    assert hashlib.sha256(built.read_bytes()).hexdigest() == one
 
 
 @pytest.mark.parametrize(
