@@ -25,7 +25,7 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run html pdf test unit nbval browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu html pdf test unit nbval browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -57,6 +57,10 @@ run: $(READY) ## text -> executed notebooks -> claims page (FORCE=1: all; CHAPTE
 	$(SHOW) 'Chapters'
 	@$(BIN)/python -m tools.run $(if $(FORCE),--force) $(CHAPTER)
 	@$(BIN)/python -m tools.claims
+
+gpu: $(READY) ## train a chapter's figures again (CHAPTER=training/growth MINUTES=10, DEVICE=cuda, PROFILE=paper)
+	@$(BIN)/python -m tools.run $(or $(CHAPTER),$(error CHAPTER=part/name is missing)) \
+	  -p device $(or $(DEVICE),cuda) -p minutes $(or $(MINUTES),10) -p profile $(or $(PROFILE),paper)
 
 html: $(READY) ## build the HTML from the notebooks as they are, warnings are errors
 	$(SHOW) 'HTML'

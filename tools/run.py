@@ -4,6 +4,8 @@
     python -m tools.run --force                 every chapter, renewing all pictures
     python -m tools.run mahdavi/poor-queries -p heads 8
                                                 one chapter with another parameter, into _build/runs
+    python -m tools.run training/growth -p device cuda -p minutes 10
+                                                its figures trained again, and what came out
 
 A chapter replaces its notebook only when it ran to the end. Chapters run side by side, each with
 one thread; one that fails is named with its traceback, and the others finish.
@@ -70,6 +72,15 @@ def execute(chapter: str, path: Path, values: dict[str, object]) -> None:
         if "before replying" not in str(error):
             raise
         papermill.execute_notebook(path, path, values, **options)  # its port was another's
+
+
+def trained(chapter: str) -> tuple[str, int]:
+    """What the last run with other parameters trained, in its own words, and how many rows."""
+    cells = nbformat.read(RUNS / f"{chapter}.ipynb", 4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    told = [output for output in outputs if "trained" in output.get("metadata", {})]
+    words = "\n\n".join(output.data["text/plain"] for output in told)
+    return words, sum(output.metadata["trained"] for output in told)
 
 
 def _edited(chapter: str) -> bool:
@@ -181,6 +192,10 @@ def main() -> int:
     failed = _run_all(names, arguments) if names else 0
     if values and not failed:
         print(f"notebooks with other parameters are in {RUNS.relative_to(ROOT)}")
+    for chapter in names if "device" in values and not failed else []:
+        words, rows = trained(chapter)
+        print(f"\n{chapter}\n\n{words or 'nothing was trained'}")
+        failed += rows == 0
     return int(failed > 0)
 
 

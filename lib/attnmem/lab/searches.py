@@ -130,15 +130,15 @@ def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]
     ]
 
 
-def found(name: str, profile: str) -> pd.DataFrame:
-    """What the stored rows of a search show: one line for every cell whose bisection is complete.
+def found(name: str, profile: str, rows: Rows | None = None) -> pd.DataFrame:
+    """What the rows of a search, by default those stored, show, for each completed cell.
 
     It has the cell's sizes, ``memorized`` and ``failed`` (missing if everything was memorized),
     ``bound`` (by the paper's theorem) and ``parameters`` of the model.
     """
     search, lines = SEARCHES[name], []
     search.configs(profile)
-    rows = store.known(name, profile)
+    rows = store.known(name, profile) if rows is None else rows
     for cell in search.cells[profile]:
         ends, needed = search.bracket(profile, cell, rows)
         if not needed:

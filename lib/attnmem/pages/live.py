@@ -1,0 +1,157 @@
+"""A chapter's figures trained again on this machine, for some minutes, beside the stored rows."""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+from unittest import mock
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+
+from ..checks import check_number, refuse
+from ..lab import experiments, searches, store, training
+from ..lab.study import SIZES, Selection
+from .reporting import show, titled_table
+
+_STREAMS = 8  # units in flight on a GPU
+_Rows = Mapping[str, store.Row]
+_Value = str | Callable[[pd.DataFrame], pd.Series]  # a column of a table, or computed from it
+
+
+class Live(NamedTuple):
+    """What was trained here; ``rows`` of no study where a chapter reads the stored ones only."""
+
+    profile: str
+    variant: str | None
+    rows: dict[str, _Rows]
+    said: str
+
+    def table(self, name: str, rows: _Rows | None = None) -> pd.DataFrame:
+        """What was trained here of a study, or these rows, as a table of its kind."""
+        rows = self.rows.get(name, {}) if rows is None else rows
+        if name in searches.SEARCHES:
+            return searches.found(name, self.profile, rows)
+        return experiments.STUDIES[name].table(rows.values())
+
+    def draw(
+        self, ax: Axes, name: str, x: _Value, y: _Value = "accuracy", **only: Sequence[int]
+    ) -> None:
+        """Draw the means of a study as open circles; of the published curves some, as ``d=[4]``."""
+        rows = self.table(name)
+        for field, values in only.items() if self.profile == "paper" else ():
+            rows = rows[rows[field].isin(values)]
+        if len(rows):
+            sizes = [field for field in SIZES if field in rows and rows[field].notna().all()]
+            x, y = ((v(rows) if callable(v) else rows[v]).astype(float) for v in (x, y))
+            means = rows.assign(x=x, y=y).groupby(sizes)[["x", "y"]].mean()
+            label = "trained here" + ", quick" * (self.profile == "quick")
+            seen = label in ax.get_legend_handles_labels()[1]
+            ax.plot(*means.T.values, "o", color="black", fillstyle="none", label="_" * seen + label)
+            ax.legend(fontsize=8)
+
+    def report(self, judges: Mapping[str, Callable[[pd.DataFrame], bool | None]]) -> None:
+        """Show what was trained here beside stored and published points, and judge both.
+
+        A judge says whether a claim holds on a table of one whole curve, or on all that a search or
+        fits have so far; None if that cannot tell.
+        """
+        if not self.rows:
+            return print(self.said)
+        told = [self._beside(name) for name, rows in self.rows.items() if rows]
+        lines = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in judges.items()]
+        told.append("\n".join(f"- {line}." for line in (*lines, self.said)))
+        show("\n\n".join(told), {"trained": sum(map(len, self.rows.values()))})
+
+    def _curves(self, name: str, rows: _Rows) -> dict[object, pd.DataFrame]:
+        """Tables of whole curves by what tells them apart; a search and fits are one curve."""
+        field = experiments.STUDIES[name].curves
+        if name in experiments.EXPERIMENTS:
+            runs = experiments.runs(name, self.profile, variant=self.variant)
+            usable, whole = experiments.usable({run.key: run for run in runs}, rows, field)
+            rows = {run.key: (run, result) for run, result in usable if whole}
+        table = self.table(name, rows)
+        return {} if table.empty else dict([*table.groupby(field)] if field else [("", table)])
+
+    def _verdict(self, name: str, judge: Callable[[pd.DataFrame], bool | None]) -> str:
+        """On how many of the whole curves a claim holds, and on how many of the same as stored."""
+        here, then = (
+            self._curves(name, rows) for rows in (self.rows[name], store.known(name, self.profile))
+        )
+        now = [judge(curve) for curve in here.values()]
+        if now.count(None) == len(now):
+            part = Selection(variant=self.variant)
+            have, of = experiments.STUDIES[name].done(self.profile, part, self.rows[name])
+            return f"cannot be judged yet: {have} of {of} trained"
+        before = [judge(then[key]) for key in here if key in then]
+        told = f"the claim holds on {now.count(True)} of {len(now)} whole curves trained here"
+        return f"{told}, and on {before.count(True)} of {len(before)} of the same as stored"
+
+    def _beside(self, name: str) -> str:
+        """A line for each cell; stored trainings count if the same were made here."""
+        one, rows, known = (
+            name in searches.SEARCHES,
+            self.rows[name],
+            store.known(name, self.profile),
+        )
+        both = [
+            self.table(name),
+            self.table(name, {k: known[k] for k in known if one or k in rows}),
+        ]
+        value = "memorized" if one else "met" if "met" in both[0] else "accuracy"
+        if "task" in both[0] and (both[0].task == "reals").all():
+            value = "loss"
+        if both[0].empty:
+            return f"No cell of {name} is complete."
+        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in both[0]]
+        axes = [f for f in axes if both[0][f].nunique() > 1] or ["H"]
+        means = [table.astype({value: float}).groupby(axes)[value] for table in both if len(table)]
+        now = pd.DataFrame({"rows": means[0].size(), "here": means[0].mean()})
+        if len(means) > 1:
+            now["stored"] = means[1].mean()
+            now["difference"] = now.here - now.stored
+        if name in experiments.DANA and self.profile == "paper" and not self.variant:
+            now["published"] = experiments.beside_published(name).set_index(axes).published
+        cells = now.reset_index().map(lambda x: f"{x:.4g}" if isinstance(x, float) else x)
+        what = f"Mean {value} of what was trained here: {name}, profile {self.profile}."
+        return titled_table(what, f"tab-live-{name}", [[*cells], *cells.itertuples(index=False)])
+
+
+def train(
+    names: Sequence[str],
+    device: str = "cpu",
+    minutes: int | float = 10,
+    profile: str = "paper",
+    variant: str | None = None,
+) -> Live:
+    """Train studies for so many minutes in one queue, of each the cheapest curves first.
+
+    On the CPU the published profile is not trained: a chapter then reads the stored rows only. Rows
+    go to a folder of their own, where a second run goes on.
+    """
+    if not check_number("minutes", minutes, least=0, most=math.inf):
+        refuse("minutes", minutes, "a number above 0")
+    device, root = experiments.choose_device(device), store.writable_root()
+    if device == "cpu" and profile == "paper":
+        said = f"stored trainings only; device = 'cuda' adds its own, for {minutes:g} minutes"
+        return Live(profile, variant, {}, said)
+    if root.resolve() == store.SHIPPED.resolve():
+        root = store.PACKAGE.parents[1] / "_build" / "runs"
+    many = {"workers": 1 if device == "cpu" else _STREAMS, "limit_minutes": minutes}
+    many |= {
+        "recompute": True,
+        "report": lambda p: print(f"{p.seconds:.0f} s, {p.said}", file=sys.stderr),
+    }
+    jobs = [experiments.Job(name, profile, Selection(variant=variant)) for name in names]
+    with (
+        mock.patch.dict(os.environ, ATTNMEM_MEASUREMENTS=str((root / "live").absolute())),
+        experiments.pool(many["workers"], device) as executor,
+    ):
+        added = experiments.run_jobs(jobs, device, executor, **many)
+        rows = {name: store.known(name, profile, recompute=True) for name in names}
+    where = training.device_name(torch.device(device))
+    said = f"{added} rows were measured on {where} now, within {minutes:g} minutes"
+    said += "; profile quick, a smoke test and not a result" * (profile == "quick")
+    return Live(profile, variant, rows, said)

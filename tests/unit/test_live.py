@@ -1,0 +1,79 @@
+"""A chapter that trains: its rows go on where they ended, stay apart, are drawn and judged."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from attnmem.lab import experiments, store
+from attnmem.pages import live, reporting
+
+from tools.chapters import TEXT, chapters, parameters
+
+
+@pytest.fixture
+def own(monkeypatch, tmp_path):
+    """The smoke test of one experiment, and what its report shows."""
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
+    shown = []
+    monkeypatch.setattr(reporting, "_display", lambda *data: shown.append(data))
+    own = live.train(["dana-exp1", "dana-exp6"], minutes=1, profile="quick")
+    own.report({"dana-exp1": lambda rows: rows.accuracy.mean() > 0, "dana-exp6": lambda rows: None})
+    [(data, metadata)] = shown
+    return own, data["text/plain"], metadata
+
+
+def test_rows_are_drawn_judged_and_told(own):
+    own, told, metadata = own
+    assert metadata == {"trained": 18}
+    assert "| 3 | 3 | 1 | 2 |" in told
+    assert "not a result" in told
+    assert "`dana-exp1`: the claim holds on 2 of 2 whole curves" in told
+    assert "`dana-exp6`: cannot be judged yet: 6 of 6" in told
+    _, ax = plt.subplots()
+    own.draw(ax, "dana-exp1", "H", lambda rows: 100 * rows.accuracy, d=[99])
+    [line] = ax.lines
+    means = own.table("dana-exp1").groupby(["d", "H"]).accuracy.mean()
+    assert sorted(line.get_ydata()) == pytest.approx(sorted(100 * means))
+
+
+def test_a_second_run_goes_on_and_rows_stay_apart(own, tmp_path):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.csv")}
+    assert {path.parents[1] for path in before} == {tmp_path / "live"}
+    assert not store.known("dana-exp1", "quick")
+    again = live.train(["dana-exp1", "dana-exp6"], minutes=1, profile="quick")
+    assert again.said.startswith("0 rows")
+    assert again.rows == own[0].rows
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.csv")} == before
+
+
+def test_a_claim_waits_for_a_whole_curve(own):
+    own, _, _ = own
+    few = dict([*own.rows["dana-exp1"].items()][:2])
+    said = own._replace(rows={"dana-exp1": few})._verdict("dana-exp1", lambda rows: True)
+    assert said == "cannot be judged yet: 2 of 12 trained"
+
+
+def test_by_default_nothing_is_trained(monkeypatch, capsys):
+    monkeypatch.setattr(experiments, "run_jobs", None)
+    own = live.train(["dana-exp1"], minutes=2)
+    own.report({"dana-exp1": None})
+    _, ax = plt.subplots()
+    own.draw(ax, "dana-exp1", "H")
+    assert not ax.lines
+    assert "for 2 minutes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"minutes": 0}, "minutes"), ({"device": "gpu"}, "device"), ({"minutes": "ten"}, "minutes")],
+)
+def test_what_cannot_be_is_refused_by_name(given, named):
+    with pytest.raises(ValueError, match=f"^{named}: "):
+        live.train(["dana-exp1"], **given)
+
+
+@pytest.mark.parametrize(
+    "chapter", [c for c in chapters() if "live." in (TEXT / f"{c}.md").read_text()]
+)
+def test_chapters_that_train_do_not_unless_asked(chapter):
+    given = parameters(chapter)
+    assert (given["device"], given["minutes"], given["profile"]) == ("cpu", 10, "paper")
