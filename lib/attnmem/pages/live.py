@@ -8,11 +8,10 @@ from typing import NamedTuple
 from unittest import mock
 
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 
 from ..checks import check_number, refuse
-from ..lab import experiments, searches, store, training
+from ..lab import experiments, searches, store
 from ..lab.study import SIZES, Selection
 from .reporting import show, titled_table
 
@@ -77,36 +76,35 @@ class Live(NamedTuple):
 
     def _verdict(self, name: str, judge: Callable[[pd.DataFrame], bool | None]) -> str:
         """On how many of the whole curves a claim holds, and on how many of the same as stored."""
-        here, then = (
-            self._curves(name, rows) for rows in (self.rows[name], store.known(name, self.profile))
-        )
+        here, then = (self._curves(name, rows) for rows in (self.rows[name], self._stored(name)))
         now = [judge(curve) for curve in here.values()]
         if now.count(None) == len(now):
             part = Selection(variant=self.variant)
             have, of = experiments.STUDIES[name].done(self.profile, part, self.rows[name])
             return f"cannot be judged yet: {have} of {of} trained"
         before = [judge(then[key]) for key in here if key in then]
-        told = f"the claim holds on {now.count(True)} of {len(now)} whole curves trained here"
+        what = "whole curves" if name in experiments.EXPERIMENTS else "tables"
+        told = f"the claim holds on {now.count(True)} of {len(now)} {what} trained here"
         return f"{told}, and on {before.count(True)} of {len(before)} of the same as stored"
 
+    def _stored(self, name: str) -> _Rows:
+        """The stored rows of what was trained here; of a search all."""
+        known, here = store.known(name, self.profile), self.rows[name]
+        return known if name in searches.SEARCHES else {k: known[k] for k in known if k in here}
+
     def _beside(self, name: str) -> str:
-        """A line for each cell; stored trainings count if the same were made here."""
-        one, rows, known = (
-            name in searches.SEARCHES,
-            self.rows[name],
-            store.known(name, self.profile),
+        """A line for each cell that was trained here."""
+        both = self.table(name), self.table(name, self._stored(name))
+        every = pd.concat([both[0], self.table(name, store.known(name, self.profile))])
+        value = (
+            "memorized" if name in searches.SEARCHES else "met" if "met" in both[0] else "accuracy"
         )
-        both = [
-            self.table(name),
-            self.table(name, {k: known[k] for k in known if one or k in rows}),
-        ]
-        value = "memorized" if one else "met" if "met" in both[0] else "accuracy"
         if "task" in both[0] and (both[0].task == "reals").all():
             value = "loss"
         if both[0].empty:
             return f"No cell of {name} is complete."
-        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in both[0]]
-        axes = [f for f in axes if both[0][f].nunique() > 1] or ["H"]
+        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in every]
+        axes = [f for f in axes if every[f].nunique() > 1] or ["H"]
         means = [table.astype({value: float}).groupby(axes)[value] for table in both if len(table)]
         now = pd.DataFrame({"rows": means[0].size(), "here": means[0].mean()})
         if len(means) > 1:
@@ -151,7 +149,7 @@ def train(
     ):
         added = experiments.run_jobs(jobs, device, executor, **many)
         rows = {name: store.known(name, profile, recompute=True) for name in names}
-    where = training.device_name(torch.device(device))
-    said = f"{added} rows were measured on {where} now, within {minutes:g} minutes"
+    where = " and ".join({result.device for part in rows.values() for _, result in part.values()})
+    said = f"{added} rows were measured now, begun within {minutes:g} minutes; all are from {where}"
     said += "; profile quick, a smoke test and not a result" * (profile == "quick")
     return Live(profile, variant, rows, said)
