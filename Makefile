@@ -103,15 +103,27 @@ name = "local"
 exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*"] # of annotations: int | None
 endef
 export MUTANTS
+define SAMPLED
+import sqlite3
+with sqlite3.connect("ray.sqlite") as session:
+    session.executescript("""DELETE FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_items
+        WHERE job_id NOT IN (SELECT job_id FROM work_results) ORDER BY random() LIMIT $(SAMPLE));
+      DELETE FROM mutation_specs WHERE job_id NOT IN (SELECT job_id FROM work_items);
+      DELETE FROM work_results""") # of those that are filtered
+endef
+export SAMPLED
 RAY := PYTHONPATH=lib $(abspath $(BIN))
 
+mutants: SAMPLE ?= -1
+mutants: LIVE ?= 100
 mutants: TESTS ?= $(shell grep -rlw --include='test_*.py' $(basename $(notdir $(MODULE))) tests/unit tests/theory)
-mutants: $(READY) ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; by hand)
+mutants: $(READY) ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; SAMPLE=100: of so many; LIVE=30: fails if more per cent do)
 	@rm -rf _build/mutants && git clone -q . _build/mutants && cd _build/mutants && \
 	  echo "$$MUTANTS" > ray.toml && $(RAY)/cosmic-ray init ray.toml ray.sqlite && \
-	  $(RAY)/cr-filter-operators ray.sqlite ray.toml && $(RAY)/cosmic-ray baseline ray.toml && \
-	  $(RAY)/cosmic-ray exec ray.toml ray.sqlite && \
-	  $(RAY)/cr-report --surviving-only --show-diff ray.sqlite
+	  $(RAY)/cr-filter-operators ray.sqlite ray.toml && $(RAY)/python -c "$$SAMPLED" && \
+	  $(RAY)/cosmic-ray baseline ray.toml && $(RAY)/cosmic-ray exec ray.toml ray.sqlite && \
+	  $(RAY)/cr-report --surviving-only --show-diff ray.sqlite && \
+	  $(RAY)/cr-rate --estimate --fail-over $(LIVE) ray.sqlite
 
 lint: $(READY) ## style and formatting of code and notebooks, and the types of the core
 	$(BIN)/ruff check .
