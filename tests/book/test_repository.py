@@ -2,17 +2,21 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.chapters import ROOT, config, repository
+import attnmem
+
+from tools.chapters import ROOT, config, notebook_path, repository
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
@@ -101,6 +105,56 @@ def test_metadata_of_a_release_are_those_of_the_citation():
     assert [one["name"] for one in record["creators"]] == [one["name"] for one in cited["authors"]]
     works = [one["identifiers"][0]["value"] for one in cited["references"]]
     assert [one["identifier"] for one in record["related_identifiers"]] == works
+
+
+def test_the_version_is_the_same_everywhere():
+    """Also that of the tag, when one is released."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    recorded = json.loads((ROOT / ".zenodo.json").read_text())["version"]
+    assert {cited, recorded, os.environ.get("VERSION", cited)} == {attnmem.__version__}
+
+
+def test_the_paper_cites_what_its_bibliography_has_and_the_book_knows():
+    paper = (ROOT / "paper.md").read_text()
+    assert len(paper.split()) <= 800
+    cited = set(re.findall(r"@([a-z]+\d{4})", paper))
+    entry = r"@\w+\{(\w+),\s+author = (.*),\s+title = (.*),"
+    known = [
+        re.findall(entry, (ROOT / f).read_text()) for f in ("paper.bib", "book/references.bib")
+    ]
+    assert {key for key, *_ in known[0]} == cited
+    assert {*known[0]} <= {*known[1]}
+    authors = yaml.safe_load(paper.split("---")[1])["authors"]
+    there = yaml.safe_load((ROOT / "CITATION.cff").read_text())["authors"]
+    assert [one["name"] for one in authors] == [one["name"] for one in there]
+
+
+def test_the_paper_has_the_numbers_that_the_book_prints():
+    overview = nbformat.read(notebook_path("front/overview"), 4)
+    said = json.dumps([cell.get("outputs", []) for cell in overview.cells])
+    said += (ROOT / "book/fragments/totals-papers.md").read_text()
+    numbers = re.findall(
+        r"\d+(?:,\d{3})+|\b\d{2,3}\b", (ROOT / "paper.md").read_text().split("---")[2]
+    )
+    sizes = {"64", "32"}
+    assert [number for number in numbers if number not in sizes and number not in said] == []
+
+
+ACTION = re.compile(r"^ *-? *uses: (\S+)(.*)$", re.M)
+
+
+def test_workflows_name_actions_by_commit_hold_few_permissions_and_no_expression_in_a_command():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        for action, comment in ACTION.findall(text):
+            assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action), f"{path.name}: {action}"
+            assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{path.name}: {action}"
+        workflow = yaml.safe_load(text)
+        assert workflow["permissions"] == {}
+        for job in workflow["jobs"].values():
+            assert job["timeout-minutes"]
+            commands = [step for step in job["steps"] if "run" in step]
+            assert not any("${{" in step["run"] for step in commands), path.name
 
 
 FORBIDDEN = {
