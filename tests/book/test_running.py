@@ -11,13 +11,13 @@ import pytest
 from tools.chapters import BOOK, ROOT
 
 PAGES = ("running", "colab", "gpu", "cluster", "checking")
-BY_CI = {  # `.ci/run` and the workflow run them as a whole
+BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make book",
     "make test",
     "make unit",
     "make nbval",
     "make browser",
-    "ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 make nbval",
+    "make steady",
     "make env",
 }
 
