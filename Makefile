@@ -25,7 +25,7 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu html pdf test unit nbval browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu html pdf test unit nbval steady browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -82,6 +82,10 @@ nbval: $(READY) ## re-run every notebook and compare its outputs with the stored
 	$(SHOW) 'Stored outputs of every chapter'
 	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
 	  --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 300 -n 2 --dist loadscope book/notebooks
+
+steady: $(READY) ## every chapter under other arithmetics: what differs from the stored (CHAPTER=; ON=haswell,busy)
+	$(SHOW) 'Outputs under other arithmetics'
+	$(BIN)/python -m tools.steady $(if $(ON),--on $(ON)) $(CHAPTER)
 
 browser: chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
 	$(SHOW) 'The book in a browser'

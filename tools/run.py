@@ -50,7 +50,7 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
     execute(chapter, scratch, values)
     kept = False
     if not values:
-        nbformat.write(_cleaned(nbformat.read(scratch, 4)), scratch)
+        nbformat.write(cleaned(nbformat.read(scratch, 4)), scratch)
         fresh = not (force or stamp.exists() or _edited(chapter))
         kept = fresh and target.exists() and _only_pictures_differ(scratch, target)
         if not kept:
@@ -93,14 +93,19 @@ def _edited(chapter: str) -> bool:
 
 
 def _only_pictures_differ(one: Path, other: Path) -> bool:
-    notebooks = [nbformat.read(path, 4) for path in (one, other)]
-    for cell in (cell for notebook in notebooks for cell in notebook.cells):
-        for output in cell.get("outputs", []):
-            output.get("data", {}).pop("image/png", None)
-    return one.read_bytes() != other.read_bytes() and notebooks[0] == notebooks[1]
+    same = without_pictures(one) == without_pictures(other)
+    return same and one.read_bytes() != other.read_bytes()
 
 
-def _cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+def without_pictures(path: Path) -> nbformat.NotebookNode:
+    """A notebook as stored, but for the bytes of its pictures."""
+    notebook = nbformat.read(path, 4)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        output.get("data", {}).pop("image/png", None)
+    return notebook
+
+
+def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Drop what changes from run to run and says nothing: time stamps, versions, empty tags."""
     notebook.metadata.get("language_info", {}).pop("version", None)
     for each in (notebook, *notebook.cells):

@@ -4,82 +4,100 @@
     python -m tools.steady --on haswell,pentium dana/parity     these machines, this chapter
 
 Each machine is this one with other code paths of torch, MKL, numpy and OpenBLAS, another number of
-threads, or other work beside it. Pictures are not compared, all other outputs are, also those of
-cells that nbval leaves alone. The exit status is 1 if a cell differs.
+threads, or other work beside it. What each library then is, with a digest of what it computes, is
+printed first: a switch that this processor does not have leaves the digest of ``own``. All that
+``make book`` would commit is compared, but pictures. The exit status is 1 if a cell differs.
 """
 
 import argparse
+import contextlib
+import difflib
+import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import nbformat
 
 from .chapters import ROOT, chapters, notebook_path
-from .run import ALONE, execute
+from .run import ALONE, cleaned, execute, without_pictures
 
 STEADY = ROOT / "_build" / "steady"
+# Names of numpy's features differ by version; those that it does not know it leaves alone.
+NO_AVX512 = "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR"
+NO_AVX = f"{NO_AVX512} X86_V3 AVX2 FMA3"
+SWITCHES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES")
 MACHINES = {
     "own": {},
-    "haswell": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_CBWR": "COMPATIBLE",
-        "OPENBLAS_CORETYPE": "Haswell",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL",
-    },
-    "zen": {
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "OPENBLAS_CORETYPE": "Zen",
-        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL",
-    },
-    "skylake": {"ATEN_CPU_CAPABILITY": "avx512", "OPENBLAS_CORETYPE": "SkylakeX"},
-    "pentium": {
-        "ATEN_CPU_CAPABILITY": "default",
-        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-        "OPENBLAS_CORETYPE": "Prescott",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL",
-    },
+    "haswell": dict(zip(SWITCHES, ("avx2", "COMPATIBLE", "Haswell", NO_AVX512), strict=True)),
+    "zen": dict(zip(SWITCHES, ("avx2", "AVX2", "Zen", NO_AVX512), strict=True)),
+    "skylake": dict(zip(SWITCHES, ("avx512", "AVX512", "SkylakeX", ""), strict=True)),
+    "nehalem": dict(zip(SWITCHES, ("default", "COMPATIBLE", "Nehalem", NO_AVX), strict=True)),
+    "pentium": dict(zip(SWITCHES, ("default", "SSE4_2", "Prescott", NO_AVX), strict=True)),
     "threads": dict.fromkeys(ALONE, "2"),
     "busy": {},
 }
 BUSY = "while True: pass"
+SEEN = """
+import hashlib, warnings
+import numpy, threadpoolctl, torch
+def digest(*found):
+    return hashlib.sha256(b"".join(numpy.asarray(x).tobytes() for x in found)).hexdigest()[:6]
+x = numpy.sin(numpy.arange(40000.0)).reshape(200, 200)
+t = torch.from_numpy(x)
+blas = {each["architecture"] for each in threadpoolctl.threadpool_info() if "architecture" in each}
+print("torch", torch.backends.cpu.get_cpu_capability(), digest(t.softmax(1)), end=", ")
+print("MKL", digest(t @ t, torch.linalg.svdvals(t)), end=", ")
+print("OpenBLAS", *sorted(filter(None, blas)), digest(x @ x, numpy.linalg.svd(x)[1]), end=", ")
+print("numpy", digest(numpy.exp(x), numpy.tanh(x)), end=", ")
+print(torch.get_num_threads(), "threads" if torch.get_num_threads() > 1 else "thread")
+"""
 
 
-def differing(chapter: str, machine: str) -> list[str]:
-    """The cells of a chapter that print something else there, with what they print."""
+def differing(chapter: str, machine: str) -> tuple[int, list[str]]:
+    """How many cells of code a chapter has, and those that put out something else there."""
     path = STEADY / machine / f"{chapter}.ipynb"
     try:
         execute(chapter, path, {})
     except Exception as error:
-        return [f"{chapter} failed: {error}"]
-    stored, now = (outputs(nbformat.read(each, 4)) for each in (notebook_path(chapter), path))
-    said = []
-    for position, (one, other) in enumerate(zip(stored, now, strict=True)):
-        for line, was in zip(other, one, strict=False):
-            if line != was:
-                said.append(f"{chapter}, cell {position}:\n    - {was}\n    + {line}")
-        if len(one) != len(other):
-            said.append(f"{chapter}, cell {position}: {len(one)} lines, now {len(other)}")
-    return said
+        return 0, [f"{chapter} failed: {error}"]
+    stored, now = without_pictures(notebook_path(chapter)), cleaned(without_pictures(path))
+    return compared(chapter, stored, now)
 
 
-def outputs(notebook: nbformat.NotebookNode) -> list[list[str]]:
-    """The lines that each code cell prints, pictures and addresses left out."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [[line for each in cell.outputs for line in _lines(each)] for cell in cells]
+def compared(
+    chapter: str, stored: nbformat.NotebookNode, now: nbformat.NotebookNode
+) -> tuple[int, list[str]]:
+    """The number of cells of code, counted from 0 as nbval does, and what differs in which."""
+    said, cells = [], [cell for cell in now.cells if cell.cell_type == "code"]
+    before = [cell for cell in stored.cells if cell.cell_type == "code"]
+    for position, (one, other) in enumerate(zip(before, cells, strict=False)):
+        if lines := _changed(one, other):
+            begins = other.source.strip().splitlines()[:1]
+            said.append("\n    ".join([f"{chapter}, cell {position}: {' '.join(begins)}", *lines]))
+    if not said and stored != now:
+        said.append(f"{chapter}: cells or metadata differ, is the notebook that of this text?")
+    return len(cells), said
 
 
-def _lines(output: nbformat.NotebookNode) -> list[str]:
-    data = {k: v for k, v in output.get("data", {}).items() if k != "image/png"}
-    texts = [output.get("text", ""), *(str(v) for _, v in sorted(data.items()))]
-    glued = [str(v) for _, v in sorted(output.get("metadata", {}).items())]
-    return re.sub("0x[0-9a-f]{6,}", "0x", "\n".join(texts + glued)).splitlines()
+def _changed(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> list[str]:
+    """Lines that only one of two cells has."""
+    texts = [json.dumps(x, indent=1, sort_keys=True, ensure_ascii=False) for x in (one, other)]
+    lines = [text.replace("\\n", "\n").splitlines() for text in texts]
+    return [x for x in list(difflib.unified_diff(*lines, n=0))[2:] if not x.startswith("@@")]
+
+
+@contextlib.contextmanager
+def working(count: int) -> Iterator[list[subprocess.Popen]]:
+    """So many processes that never wait, as long as this lasts."""
+    beside = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield beside
+    finally:
+        for process in beside:
+            process.kill()
 
 
 def _become(changed: dict[str, str]) -> None:
@@ -90,21 +108,29 @@ def main() -> int:
     """Run what the command line asks for."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tools.steady", description=__doc__, formatter_class=raw)
-    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", default=chapters())
+    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. foundations/attention")
     parser.add_argument("--on", default=",".join(MACHINES), help="machines (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
-    given, differs = parser.parse_args(), 0
-    for machine in given.on.split(","):
-        beside = [subprocess.Popen([sys.executable, "-c", BUSY])] * (machine == "busy")
+    given, known, differ = parser.parse_args(), chapters(), 0
+    names, machines = given.chapters or known, given.on.split(",")
+    for asked, there in ((names, known), (machines, MACHINES)):
+        if missing := [name for name in asked if name not in there]:
+            parser.error(f"no {', '.join(missing)}; there are: {', '.join(there)}")
+    for machine in machines:
         changed = {"TQDM_DISABLE": "1", **ALONE, **MACHINES[machine]}
-        with ProcessPoolExecutor(given.jobs, initializer=_become, initargs=(changed,)) as pool:
-            found = pool.map(differing, given.chapters, [machine] * len(given.chapters))
-            lines = [line for each in found for line in each]
-        for process in beside:
-            process.kill()
-        differs += len(lines)
-        print(f"{machine}: {len(lines)} lines differ", *lines, sep="\n  ", flush=True)
-    return int(differs > 0)
+        environment, loops = {**os.environ, **changed}, given.jobs * (machine == "busy")
+        seen = subprocess.check_output([sys.executable, "-c", SEEN], env=environment, text=True)
+        print(f"{machine}: {seen.strip()}", flush=True)
+        begin = {"initializer": _become, "initargs": (changed,)}
+        with working(loops), ProcessPoolExecutor(given.jobs, **begin) as pool:
+            found = list(pool.map(differing, names, [machine] * len(names)))
+        lines = [line for _, each in found for line in each]
+        differ += len(lines)
+        print(*(f"  {line}" for line in lines), sep="\n", end="\n" * bool(lines), flush=True)
+    cells = sum(count for count, _ in found)
+    what = f"{len(names)} chapters, {cells} cells of code, {len(machines)} machines"
+    print(f"compared {what}: {differ} outputs differ")
+    return int(differ > 0)
 
 
 if __name__ == "__main__":

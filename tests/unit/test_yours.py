@@ -651,7 +651,7 @@ def test_something_is_met_on_every_degenerate_data_set(change, kind):
 
 def test_several_outputs_share_the_heads_and_random_classes_need_fewer_than_reals():
     E, e = tensor(30, 3, 4), tensor(30, 4, seed=1)
-    assert memorize(E, e, tensor(30, 2), heads=4, head_dim=2).count == 30
+    assert memorize(E, e, tensor(30, 2), heads=5, head_dim=2).count == 30
     low = tensor(30, 1) @ tensor(1, 9, seed=3)
     assert memorize(E, e, low, heads=3, head_dim=2).count == 30
     E, e, words = tensor(42, 3, 4), tensor(42, 4, seed=1), np.array([*"abcd"])[np.arange(42) % 4]

@@ -148,9 +148,9 @@ class Examination:
             *self.notes,
         ]
         for name, size in self.dimensions.items():
-            gap = f"{size['kept']:.0e}, the next {size['dropped']:.0e} of the largest"
-            cut = f"counted above {size['tolerance']:.0e}"
-            lines.append(f"{name} = {size['dimensions']} dimensions (least spread {gap}; {cut})")
+            gap = _gap(size["kept"], size["dropped"], size["tolerance"], ", the next ")
+            cut = f"of the largest; counted above {size['tolerance']:.0e}"
+            lines.append(f"{name} = {size['dimensions']} dimensions (least spread {gap} {cut})")
         said = [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
         lines += ["", *said, ""]
         if self.heads is not None:
@@ -184,10 +184,19 @@ def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
 
 
 def _rank(name: str, rank: Rank, means: str) -> str:
-    dropped = "not computed" if rank.dropped is None else f"{rank.dropped:.0e}"
     weak = "; some labels need huge weights" if 0 < rank.kept < _WEAK else ""
-    gap = f"{rank.how} {rank.kept:.0e} | {dropped}, tolerance {rank.tolerance:.0e}{weak}"
+    gap = f"{_gap(rank.kept, rank.dropped, rank.tolerance, ' | ')}, tolerance {rank.tolerance:.0e}"
+    gap = f"{rank.how} {gap}{weak}"
     return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples at random weights: {means} ({gap})"
+
+
+def _gap(kept: float, dropped: float | None, tolerance: float, between: str) -> str:
+    """Singular values on both sides of the tolerance, as coarsely as all processors share them."""
+    above = f"above {max(tolerance, 10.0 ** math.floor(math.log10(kept))):.0e}" if kept else "0"
+    if dropped is None:
+        return f"{above}{between}not computed"
+    clear = dropped < tolerance / 100
+    return f"{above}{between}" + (f"below {tolerance / 100:.0e}" if clear else f"{dropped:.0e}")
 
 
 @checked

@@ -56,6 +56,8 @@ def _spectrum(rows: Float[Tensor, "N d"], rtol: float, scale: float | None = Non
     for part in rows.split(2**16) if len(rows) > 2**16 else ():
         R = torch.linalg.qr(part if R is rows else torch.cat([R, part]), mode="r").R
     _, values, axes = torch.linalg.svd(R, full_matrices=False)
+    turned = axes @ torch.linspace(1, 2, R.shape[1]).to(R) < 0  # signs are the same everywhere
+    axes = torch.where(turned[:, None], -axes, axes)
     k, kept, dropped = _counted(values, rtol, scale or float(values[:1].sum()) or 1.0)
     limits = {"kept": kept, "dropped": dropped, "tolerance": rtol}
     return _Spectrum(axes[:k].T, values[:k] / len(rows) ** 0.5, limits)
@@ -221,7 +223,8 @@ def independent_rows(
     Those of pivots above ``least``, as :func:`rank_at` counts; or all, the clearest first.
     """
     K, T = at.tangents(heads).gram(), len(at.queries)
-    size = K.diagonal().clamp(min=1e-300).rsqrt()  # rows of length one
+    size = K.diagonal().clamp(min=1e-300).rsqrt()  # rows of length one, or hardly less,
+    size *= torch.linspace(1, 1 - 1e-6, T, dtype=K.dtype)  # so that no tie is the first pivot
     K.mul_(size[:, None]).mul_(size)
     if least:
         factor, failed = torch.linalg.cholesky_ex(K)

@@ -73,7 +73,9 @@ class Memorized:
         met = f"{self.count} of {len(self.met)} labels met"
         if self.count:
             worst = float(self.errors[self.met].max())
-            met += f" (least margin {-worst:.1e})" if self.classes else f" (errors to {worst:.1e})"
+            bound = 10 * _AIM if worst < 10 * _AIM else MET
+            real = f" (errors below {bound:.0e})"  # where a fit ends below that, rounding decides
+            met += f" (least margin {-worst:.1e})" if self.classes else real
         met += f" by {H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
         return wrapped([f"{met}: {self.how}", self.reason])
 
