@@ -62,7 +62,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
         ax.set_yscale("log")
     plt.show()
     means = pd.DataFrame({label: curve.mean(axis=1) for label, curve in curves.items()}).T
-    cells = means.map("{:.1e}".format) if measured == "loss" else means.round(3)
+    settled = means.round(12)  # a mean of decimals may end in a 5, which rounding would decide
+    cells = means.map("{:.1e}".format) if measured == "loss" else settled.round(3)
     cells = cells.astype(object).where(means.notna(), "")
     what = "Mean" if vertical == "accuracy" else "Mean of the"
     smoke = "" if grid[0].profile == "paper" else f", profile {grid[0].profile}"
