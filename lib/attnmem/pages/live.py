@@ -17,6 +17,7 @@ from .reporting import show, titled_table
 
 _STREAMS = 8  # units in flight on a GPU
 _Rows = Mapping[str, store.Row]
+_Judge = Callable[[pd.DataFrame], bool | None]
 _Value = str | Callable[[pd.DataFrame], pd.Series]  # a column of a table, or computed from it
 
 
@@ -48,10 +49,10 @@ class Live(NamedTuple):
             means = rows.assign(x=x, y=y).groupby(sizes)[["x", "y"]].mean()
             label = "trained here" + ", quick" * (self.profile == "quick")
             seen = label in ax.get_legend_handles_labels()[1]
-            ax.plot(*means.T.values, "o", color="black", fillstyle="none", label="_" * seen + label)
+            ax.plot(*means.T.values, "ok", zorder=3, fillstyle="none", label="_" * seen + label)
             ax.legend(fontsize=8)
 
-    def report(self, judges: Mapping[str, Callable[[pd.DataFrame], bool | None]]) -> None:
+    def report(self, judges: Mapping[str, _Judge] | None = None) -> None:
         """Show what was trained here beside stored and published points, and judge both.
 
         A judge says whether a claim holds on a table of one whole curve, or on all that a search or
@@ -60,7 +61,9 @@ class Live(NamedTuple):
         if not self.rows:
             return print(self.said)
         told = [self._beside(name) for name, rows in self.rows.items() if rows]
-        lines = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in judges.items()]
+        lines = [
+            f"`{name}`: {self._verdict(name, judge)}" for name, judge in (judges or {}).items()
+        ]
         told.append("\n".join(f"- {line}." for line in (*lines, self.said)))
         show("\n\n".join(told), {"trained": sum(map(len, self.rows.values()))})
 
@@ -74,7 +77,7 @@ class Live(NamedTuple):
         table = self.table(name, rows)
         return {} if table.empty else dict([*table.groupby(field)] if field else [("", table)])
 
-    def _verdict(self, name: str, judge: Callable[[pd.DataFrame], bool | None]) -> str:
+    def _verdict(self, name: str, judge: _Judge) -> str:
         """On how many of the whole curves a claim holds, and on how many of the same as stored."""
         here, then = (self._curves(name, rows) for rows in (self.rows[name], self._stored(name)))
         now = [judge(curve) for curve in here.values()]

@@ -12,6 +12,7 @@ from ..lab.experiments import DANA, EXPERIMENTS, beside_published, by_seed, rows
 from ..lab.store import Row, Run
 from ..lab.study import PROFILES, SIZES
 from .figures import curves_with_bands
+from .live import Live
 from .reporting import show, titled_table
 
 # Of each size that a grid may sweep, its letter and its name; and what data there are.
@@ -29,14 +30,17 @@ _DATA = {
 }
 
 
-def record(name: str, axis: str | None, variant: str | None = None) -> None:
+def record(
+    name: str, axis: str | None, variant: str | None = None, own: Live | None = None
+) -> None:
     """Show what was trained and how, how much of it is stored, and the means of its curves.
 
-    They are drawn with the range of the seeds, and the published points where they are known. A
-    curve with a hole is not shown beside whole ones, nor is a seed that has a part of a curve only.
-    ``axis`` is the size on the horizontal axis, such as ``"H"``; other sizes that vary make curves.
-    Without it there are the words alone. Where nothing of the published profile is stored it shows
-    ``quick``, a smoke test, and says so; an experiment without stored rows is refused.
+    They are drawn with the range of the seeds, the published points where they are known, and what
+    ``own`` has of it. A curve with a hole is not shown beside whole ones, nor is a seed that has a
+    part of a curve only. ``axis`` is the size on the horizontal axis, such as ``"H"``; other sizes
+    that vary make curves. Without it there are the words alone. Where nothing of the published
+    profile is stored it shows ``quick``, a smoke test, and says so; an experiment without stored
+    rows is refused.
     """
     grid, have, shown = _stored(name, variant)
     if not have:
@@ -57,6 +61,8 @@ def record(name: str, axis: str | None, variant: str | None = None) -> None:
         points = beside_published(name)
         crosses = points[axis], points.published
     vertical = "mean square error" if measured == "loss" else "accuracy"
+    if own:
+        own.draw(plt.gca(), name, axis, measured)
     ax = curves_with_bands(curves, crosses, (f"{_AXES[axis]} ${_LETTERS[axis]}$", vertical))
     if measured == "loss":
         ax.set_yscale("log")
