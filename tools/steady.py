@@ -119,7 +119,8 @@ def main() -> int:
     for machine in machines:
         changed = {"TQDM_DISABLE": "1", **ALONE, **MACHINES[machine]}
         environment, loops = {**os.environ, **changed}, given.jobs * (machine == "busy")
-        seen = subprocess.check_output([sys.executable, "-c", SEEN], env=environment, text=True)
+        look = [sys.executable, "-c", SEEN]
+        seen = subprocess.check_output(look, env=environment, encoding="utf-8")
         print(f"{machine}: {seen.strip()}", flush=True)
         begin = {"initializer": _become, "initargs": (changed,)}
         with working(loops), ProcessPoolExecutor(given.jobs, **begin) as pool:
