@@ -12,6 +12,10 @@ export OPENBLAS_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY      ?= passive
 export TQDM_DISABLE         ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# Without LC_ALL, Python takes a C locale for UTF-8: the path of this folder may have any letters.
+ifneq (,$(filter C POSIX,$(LC_ALL)))
+unexport LC_ALL
+endif
 # A hundred processes import the library: the first one stores it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -197,6 +198,16 @@ def test_text_is_read_and_written_in_the_same_encoding_on_every_system():
                 text = name.endswith((".read_text", ".write_text")) or "text=True" in said
                 if text or (name in ("open", "tempfile.NamedTemporaryFile") and not binary):
                     assert "'utf-8" in said, f"{path.relative_to(ROOT)}, line {call.lineno}"
+
+
+def test_python_below_make_reads_utf8_in_every_locale():
+    """Names of folders, too, in the file that leads to the library."""
+    look = "import locale; print(locale.getencoding())"
+    seen = {"input": f'seen:\n\t@{sys.executable} -c "{look}"\n', "encoding": "utf-8"}
+    for name in ("C", "POSIX"):
+        environment = {**os.environ, "LC_ALL": name, "LANG": name, "LC_CTYPE": name}
+        command = ["make", "-s", "-f", "Makefile", "-f", "-", "seen"]
+        assert "UTF-8\n" in subprocess.check_output(command, cwd=ROOT, env=environment, **seen)
 
 
 def test_the_book_is_built_from_committed_outputs_and_loads_no_folder_twice():
