@@ -324,6 +324,13 @@ def test_seeds_that_are_under_way_do_not_count_on_whole_curves():
     assert seeds()[30_000] == [0, 1], "a curve that no seed has alone is that of all of them"
 
 
+def test_a_column_without_any_value_is_of_numbers_that_are_missing():
+    put(of("dana-exp5-aot", "quick"))
+    width = experiments.stored("dana-exp5-aot", "quick")[0].width
+    assert width.dtype == float
+    assert width.isna().all()
+
+
 def test_parameters_are_counted_for_every_row():
     put(of("dana-exp5-mlp", "quick"))
     table, _ = experiments.stored("dana-exp5-mlp", "quick")

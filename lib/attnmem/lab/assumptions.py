@@ -304,7 +304,7 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
     """Our numbers (:func:`by_tier`) with the paper's, of float32; what is missing is empty."""
     both = ours.copy()
     both["paper", "float32"] = paper
-    return both[sorted(both)].astype(object).fillna("")
+    return both[sorted(both)].map(lambda number: "" if pd.isna(number) else number)
 
 
 def done_by_tier(name: str) -> pd.DataFrame:

@@ -149,9 +149,12 @@ class Study:
         """Rows with a column for each field of the store, and those that this kind adds.
 
         Of a training that diverged, ``accuracy`` and ``loss`` are missing; of others ``diverged``.
+        A column without any value is one of NaN, as where others have some.
         """
         values = [vars(config) | vars(result) for config, result in rows]
-        return pd.DataFrame(values, columns=[*COLUMNS[self.config]])
+        table = pd.DataFrame(values, columns=[*COLUMNS[self.config]])
+        empty = table.columns[table.isna().all()] if values else []
+        return table.astype(dict.fromkeys(empty, float))
 
 
 # --- trainings ------------------------------------------------------------------------------------
