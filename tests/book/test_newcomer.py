@@ -57,9 +57,9 @@ def test_from_the_entry_to_the_page(copy):
     in_copy(copy, "-m", "tools.run", "dana/exp7")
     cells = nbformat.read(copy / "book/notebooks/dana/exp7.ipynb", 4).cells
     shown = "".join(
-        output.data.get("text/markdown", "") + " image/png" * ("image/png" in output.data)
+        data.get("text/markdown", "") + " image/png" * ("image/png" in data)
         for cell in cells
-        for output in cell.get("outputs", [])
+        for data in (output.get("data", {}) for output in cell.get("outputs", []))
     )
     assert "6 of 6 trainings" in shown
     assert "`quick`: a smoke test, not a result" in shown
