@@ -15,9 +15,14 @@ LIST = store.SHIPPED / store.DIGESTS
 
 
 def shipped() -> list[Path]:
-    """The files of rows that git knows, or will know with the next commit."""
-    command = ["git", "ls-files", "--", "*/*.csv"]
-    names = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8").split()
+    """The files of rows that git knows, or will know with the next commit; without git, all."""
+    command, options = ["git", "ls-files", "--", "*/*.csv"], {"stderr": subprocess.DEVNULL}
+    try:
+        said = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8", **options)
+        names = said.split()
+    except (OSError, subprocess.CalledProcessError):  # an archive of the repository
+        files = store.SHIPPED.glob("*/*.csv")
+        names = [path.relative_to(store.SHIPPED).as_posix() for path in files]
     return [store.SHIPPED / name for name in sorted(names)]
 
 

@@ -51,6 +51,12 @@ def test_the_list_of_shipped_rows_is_up_to_date():
     assert len(wanted) > 60
 
 
+def test_without_git_all_rows_that_are_there_are_listed(monkeypatch):
+    known = digests.shipped()
+    monkeypatch.setenv("PATH", "")
+    assert {*known} <= {*digests.shipped()}
+
+
 @pytest.mark.parametrize("name", [*experiments.EXPERIMENTS, *searches.SEARCHES])
 def test_every_row_says_where_it_comes_from(name):
     for _, outcome in shipped(name).values():
