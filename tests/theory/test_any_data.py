@@ -8,6 +8,7 @@ import torch
 
 from attnmem import aot, memorize_mha, mha, random_mha
 from attnmem.core import memorize
+from attnmem.core.bounds import own_context_floor
 from attnmem.examples import unit
 from attnmem.theory import dana, fitting
 from attnmem.theory.dana import memorize_aot, memorize_next_tokens
@@ -350,3 +351,14 @@ def test_the_default_device_of_torch_is_not_asked():
     for got, right in zip(found, wanted, strict=True):
         for x, z in zip(got, right, strict=True):
             assert torch.equal(x, z) if isinstance(z, torch.Tensor) else x == z
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_heads_that_nearly_cancel_are_built_wherever_data_lie_in_memory(seed):
+    T = own_context_floor(6, 2, 4)  # as many as there may be, so that values are large
+    g = torch.Generator().manual_seed(seed)
+    data = [torch.randn(T, *z, generator=g, dtype=torch.float64) for z in ((3, 4), (4,), ())]
+    # Views that begin at no multiple of 16 bytes, as arrays of other libraries may.
+    E, e, y = (torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape) for x in data)
+    weights = memorize_by_cancellation(E, e, y, heads=6, head_dim=2, seed=0)
+    assert (mha(weights, E, e)[:, 0] - y).abs().max() < 1e-8

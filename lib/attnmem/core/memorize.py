@@ -211,7 +211,7 @@ def build_in_units(
     """Build a layer on data that are divided by their units, then adapt it to the data.
 
     Units are powers of four, which change no digit of the outputs. Numbers that leave the range of
-    float64 are refused.
+    float64 are refused. Both sides are new tensors: sums may depend on where in memory data lie.
     """
     data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
     a, b, c = (unit(x) for x in data)
@@ -221,7 +221,7 @@ def build_in_units(
     inner = b if skip else c  # the unit of what W_D reads
     W_Q, W_K, W_V, W_O, W_D = built
     weights = MHAWeights(W_Q / b, W_K / a, W_V * (inner / a), W_O, W_D * (c / inner))
-    moved = mha(weights, *data[:2], skip=skip) / c - mha(built, E, e, skip=skip)
+    moved = mha(weights, E * a, e * b, skip=skip) / c - mha(built, E, e, skip=skip)
     if not moved.abs().max() <= _SCALED_TOLERANCE:
         sizes = ", ".join(f"{float(x.abs().max()):.0e}" for x in data)
         got = f"largest entries {sizes}, with which the layer's numbers leave the range of float64"
