@@ -203,7 +203,7 @@ def test_text_is_read_and_written_in_the_same_encoding_on_every_system():
 def test_python_below_make_reads_utf8_in_every_locale():
     """Names of folders, too, in the file that leads to the library."""
     look = "import locale; print(locale.getencoding())"
-    seen = {"input": f'seen:\n\t@{sys.executable} -c "{look}"\n', "encoding": "utf-8"}
+    seen = {"input": f'seen:\n\t@{sys.executable!r} -c "{look}"\n', "encoding": "utf-8"}
     for name in ("C", "POSIX"):
         environment = {**os.environ, "LC_ALL": name, "LANG": name, "LC_CTYPE": name}
         command = ["make", "-s", "-f", "Makefile", "-f", "-", "seen"]
