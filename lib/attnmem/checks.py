@@ -244,13 +244,7 @@ def plain(value: Any) -> Any:
 
 
 def refuse(name: str, got: object, expected: str) -> NoReturn:
-    """Raise the ``ValueError`` that every check of this library raises.
-
-    Example:
-        >>> refuse("heads", 0, "an integer of at least 1")
-        Traceback (most recent call last):
-        ValueError: heads: got 0; expected an integer of at least 1
-    """
+    """Raise the ``ValueError`` that every check of this library raises."""
     raise ValueError(f"{name}: got {got}; expected {expected}")
 
 

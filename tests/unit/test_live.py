@@ -49,7 +49,7 @@ def test_a_claim_waits_for_a_whole_curve(own):
     own, _, _ = own
     few = dict([*own.rows["dana-exp1"].items()][:2])
     said = own._replace(rows={"dana-exp1": few})._verdict("dana-exp1", lambda rows: True)
-    assert said == "cannot be judged yet: 2 of 12 trained"
+    assert said == "cannot be judged yet: 2 of 12 trainings"
 
 
 def test_by_default_nothing_is_trained(monkeypatch, capsys):

@@ -4,9 +4,8 @@ A model's *capacity* is the size of the largest table that it gets right entirel
 capacity theorem bounds. Every training of a search is a row, and the path of its bisection follows
 from the rows alone, so that an interrupted search goes on where it was.
 
-The bits serve all rows. Without the model, an ideal code for ``T`` labels that are uniform over
-``N`` classes needs ``T log2 N`` bits. With the model at hand it needs fewer, and the bits that it
-saves are those that the model holds (:func:`saved_bits`).
+The bits serve all rows: those that an ideal code for the labels saves with the model at hand are
+those that the model holds (:func:`saved_bits`).
 """
 
 import math
@@ -124,10 +123,8 @@ def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Br
 def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
     """The restarts that decide whether ``size`` examples are memorized by a search's cell."""
     sizes = cell | {"T": size, "batch": cell["batch"] or size}  # associations are taken all at once
-    return [
-        Run(experiment=name, profile=profile, seed=seed, **sizes)
-        for seed in range(SEARCHES[name].seeds[profile])
-    ]
+    sizes |= {"experiment": name, "profile": profile}
+    return [Run(seed=seed, **sizes) for seed in range(SEARCHES[name].seeds[profile])]
 
 
 def found(name: str, profile: str, rows: Rows | None = None) -> pd.DataFrame:

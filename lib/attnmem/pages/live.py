@@ -61,10 +61,8 @@ class Live(NamedTuple):
         if not self.rows:
             return print(self.said)
         told = [self._beside(name) for name, rows in self.rows.items() if rows]
-        lines = [
-            f"`{name}`: {self._verdict(name, judge)}" for name, judge in (judges or {}).items()
-        ]
-        told.append("\n".join(f"- {line}." for line in (*lines, self.said)))
+        said = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in (judges or {}).items()]
+        told.append("\n".join(f"- {line}." for line in (*said, self.said)))
         show("\n\n".join(told), {"trained": sum(map(len, self.rows.values()))})
 
     def _curves(self, name: str, rows: _Rows) -> dict[object, pd.DataFrame]:
@@ -83,8 +81,9 @@ class Live(NamedTuple):
         now = [judge(curve) for curve in here.values()]
         if now.count(None) == len(now):
             part = Selection(variant=self.variant)
+            what = "cells" if name in searches.SEARCHES else "trainings"
             have, of = experiments.STUDIES[name].done(self.profile, part, self.rows[name])
-            return f"cannot be judged yet: {have} of {of} trained"
+            return f"cannot be judged yet: {have} of {of} {what}"
         before = [judge(then[key]) for key in here if key in then]
         what = "whole curves" if name in experiments.EXPERIMENTS else "tables"
         told = f"the claim holds on {now.count(True)} of {len(now)} {what} trained here"
@@ -97,21 +96,19 @@ class Live(NamedTuple):
 
     def _beside(self, name: str) -> str:
         """A line for each cell that was trained here."""
-        both = self.table(name), self.table(name, self._stored(name))
-        every = pd.concat([both[0], self.table(name, store.known(name, self.profile))])
-        value = (
-            "memorized" if name in searches.SEARCHES else "met" if "met" in both[0] else "accuracy"
-        )
-        if "task" in both[0] and (both[0].task == "reals").all():
-            value = "loss"
-        if both[0].empty:
+        here, then = self.table(name), self.table(name, self._stored(name))
+        if here.empty:
             return f"No cell of {name} is complete."
+        every = pd.concat([here, self.table(name, store.known(name, self.profile))])
+        value = next(field for field in ("memorized", "met", "accuracy") if field in here)
+        if "task" in here and (here.task == "reals").all():
+            value = "loss"
         axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in every]
         axes = [f for f in axes if every[f].nunique() > 1] or ["H"]
-        means = [table.astype({value: float}).groupby(axes)[value] for table in both if len(table)]
-        now = pd.DataFrame({"rows": means[0].size(), "here": means[0].mean()})
-        if len(means) > 1:
-            now["stored"] = means[1].mean()
+        groups = here.astype({value: float}).groupby(axes)[value]
+        now = pd.DataFrame({"rows": groups.size(), "here": groups.mean()})
+        if len(then):
+            now["stored"] = then.astype({value: float}).groupby(axes)[value].mean()
             now["difference"] = now.here - now.stored
         if name in experiments.DANA and self.profile == "paper" and not self.variant:
             now["published"] = experiments.beside_published(name).set_index(axes).published
@@ -141,16 +138,11 @@ def train(
     if root.resolve() == store.SHIPPED.resolve():
         root = store.PACKAGE.parents[1] / "_build" / "runs"
     many = {"workers": 1 if device == "cpu" else _STREAMS, "limit_minutes": minutes}
-    many |= {
-        "recompute": True,
-        "report": lambda p: print(f"{p.seconds:.0f} s, {p.said}", file=sys.stderr),
-    }
+    many["report"] = lambda p: print(f"{p.seconds:.0f} s, {p.said}", file=sys.stderr)
     jobs = [experiments.Job(name, profile, Selection(variant=variant)) for name in names]
-    with (
-        mock.patch.dict(os.environ, ATTNMEM_MEASUREMENTS=str((root / "live").absolute())),
-        experiments.pool(many["workers"], device) as executor,
-    ):
-        added = experiments.run_jobs(jobs, device, executor, **many)
+    own = mock.patch.dict(os.environ, ATTNMEM_MEASUREMENTS=str((root / "live").absolute()))
+    with own, experiments.pool(many["workers"], device) as executor:
+        added = experiments.run_jobs(jobs, device, executor, recompute=True, **many)
         rows = {name: store.known(name, profile, recompute=True) for name in names}
     where = " and ".join({result.device for part in rows.values() for _, result in part.values()})
     said = f"{added} rows were measured now, begun within {minutes:g} minutes; all are from {where}"

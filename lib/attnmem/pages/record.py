@@ -148,7 +148,6 @@ def _curves_of(
 def _range(values: Iterable[float | None]) -> str:
     """The value of a size, or the least, the largest and how many there are; nothing of None."""
     each = sorted({*values} - {None})
-    ends = " to ".join(
-        f"{x:,.6g}" if x < 1 else f"{x:,}" for x in dict.fromkeys((*each[:1], *each[-1:]))
-    )
+    ends = dict.fromkeys((*each[:1], *each[-1:]))
+    ends = " to ".join(f"{x:,.6g}" if x < 1 else f"{x:,}" for x in ends)
     return f"{ends} ({len(each)} values)" if len(each) > 2 else ends

@@ -209,11 +209,6 @@ def certified_associations(
 ) -> CertifiedAssociations:
     """Prove that the right token has the largest logit: its ball lies above all others.
 
-    Example:
-        >>> from attnmem.theory.dana import every_parity, parity_by_heads
-        >>> certified_associations(parity_by_heads(3), *every_parity(3)).memorized
-        8
-
     Source: Dana et al. 2025, Assumption 1 (the association task).
     """
     F = enclosed_offers(weights, sequences)(bits)
@@ -464,13 +459,6 @@ def certified_deep_solution(
     """Prove that weights near those of layers one after the other meet every label exactly.
 
     All weights move, and the proof is that of :func:`certified_solution`.
-
-    Example:
-        >>> from attnmem.theory.near import memorize_by_depth
-        >>> X, y = torch.rand(9, 2, 2), torch.rand(9)
-        >>> weights = memorize_by_depth(X, y, heads=(2, 3), head_dim=1, value_dim=1, seed=0)
-        >>> certified_deep_solution(weights, X, y).proven
-        True
 
     Source: this book, the chapter on weights of two layers; R. Krawczyk, Computing 4 (1969).
     """

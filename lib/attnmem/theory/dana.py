@@ -209,10 +209,6 @@ def cancelling_rank(
     The heads of a group have one ``W_QK``, and values with sum zero. So a pair is worth one head in
     :func:`jacobian_rank`, and a head alone has the value zero. If the rank is the number of
     sequences, as many heads meet every real label (see the chapter on token sequences).
-
-    Example:
-        >>> cancelling_rank(every_parity(3)[0], (2, 2), head_dim=1, dim=9)
-        8
     """
     free = [k - 1 for k in groups]
     return _flint(_tangents(sequences, free, head_dim, dim, seed)).rank()
@@ -527,10 +523,9 @@ def memorize_aot(
     """Build an attention-only transformer that predicts every next token.
 
     There may be up to ``H d_h + d`` sequences that attention can tell apart, as it usually can
-    random ones: :func:`offered_rank` is their number. In sets that share
-    tokens in a regular way, such as all settings of a few bits, some next tokens are beyond any
-    weights. ``unembedding`` has distinct rows of length one, by default :func:`spread_tokens`. Of a
-    few draws the one with the largest least margin is returned.
+    random ones: :func:`offered_rank` is their number. In sets that share tokens in a regular way,
+    some next tokens are beyond any weights. ``unembedding`` has distinct rows of length one, by
+    default :func:`spread_tokens`. Of a few draws the one with the largest least margin is returned.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -644,9 +639,8 @@ def memorize_next_tokens(
     """Build an attention-only transformer that predicts every next token, by cancelling heads.
 
     ``groups`` are the numbers of heads that cancel, such as ``(2, 2)``. For any next tokens they
-    serve as many sequences as :func:`cancelling_rank` says: of random
-    ones about ``d_h (2 d - d_h) + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``
-    (see the chapter on token sequences).
+    serve as many sequences as :func:`cancelling_rank` says: of random ones about ``d_h (2 d - d_h)
+    + d`` for each pair, where :func:`memorize_aot` serves ``2 d_h``.
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
 

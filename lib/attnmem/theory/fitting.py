@@ -167,14 +167,6 @@ def levenberg_marquardt(
     after a step that lowers the squared error, and rises by a factor of 4 otherwise, up to 1e8
     (``stuck``). A step of one layer costs ``T^2 d`` multiplications a head, one of several ``T^2``
     for each weight, and each damping ``T^3 / 6``.
-
-    Example:
-        >>> g = torch.Generator().manual_seed(0)
-        >>> E, e, y = (torch.rand(size, generator=g) for size in ((20, 3, 4), (20, 4), (20,)))
-        >>> maps = torch.randn(2, 2, 4, 4, generator=g)
-        >>> start = ScalarHeads(*maps, torch.randn(2, 4, generator=g))
-        >>> levenberg_marquardt(start, E, e, y, steps=50).stop
-        'met'
     """
     problem = _Problem(contexts, queries, labels, tolerance)
 

@@ -178,10 +178,6 @@ def sampled_independence(
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence: :func:`numerical_rank`.
 
-    Example:
-        >>> sampled_independence(torch.eye(5), 3, samples=100, seed=0).dependent
-        0
-
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
     return sample_subsets(_in_units(vectors, dtype), size, samples, seed, rtol, confidence)
@@ -257,10 +253,6 @@ def sampled_kruskal_rank(
 
     A size passes if a fraction ``threshold`` of its samples is independent. Bisection finds the
     largest: an upper estimate of the Kruskal rank, unless a dependent size passes by luck.
-
-    Example:
-        >>> sampled_kruskal_rank(torch.eye(5)[:, :4] + 1, samples=100, seed=0).rank
-        4
 
     Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
     """

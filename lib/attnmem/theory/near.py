@@ -8,12 +8,10 @@ function theorem). It is found by correcting ``delta`` with the inverse of :math
 
 **Two layers** share out the dimensions. Layer 2 reads its logits in ``e`` of them, ``S``, where
 nobody writes. Layer 1 writes into ``c`` others, ``C``, which the values of layer 2 read, and both
-write along the last one, ``w``. So what layer 1 writes into ``C`` enters the output *exactly
-linearly*. The values of a group cancel along ``w``. With steps of size :math:`\tau = \sigma^3` and
-values divided by :math:`\tau` the outputs tend to a linear function of the steps, as
-:math:`\sigma` tends to zero, and Newton's method finds those that meet the labels. In a group of
-three or more, heads also differ by :math:`\sigma^2` in directions that the sum along ``w`` does not
-see. Divided by :math:`\sigma^2`, the differences of what they write into ``C`` are more functions.
+write along the last one, ``w``, where the values of a group cancel. With steps of size
+:math:`\tau = \sigma^3` and values divided by :math:`\tau` the outputs tend to a linear function of
+the steps. In a group of three or more, heads also differ by :math:`\sigma^2` (chapter on weights of
+two layers).
 """
 
 from __future__ import annotations

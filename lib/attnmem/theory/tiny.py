@@ -58,13 +58,7 @@ def outer_products(facts: Facts) -> Float[Tensor, "d d"]:
 
 @checked(also=_are_some)
 def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
-    """The share of keys whose image by ``W`` matches its own value best, without a tie.
-
-    Example:
-        >>> facts = random_facts(count=5, dim=40, seed=0)
-        >>> recalled(outer_products(facts), facts)
-        1.0
-    """
+    """The share of keys whose image by ``W`` matches its own value best, without a tie."""
     return _share_right(facts.keys @ matrix.mT @ facts.values.mT)
 
 

@@ -169,10 +169,8 @@ class Examination:
             fewest = "almost no real labels are met, as the rank ends below with any heads tried"
         else:
             few = f"with H < {least:,} almost no real labels are met, " if least > 1 else ""
-            any_are = (
-                f"with H >= {enough:,} any are" if enough else "for no H it was found that any are"
-            )
-            fewest = f"{few}{any_are} (to such tolerances)"
+            all_are = f"with H >= {enough:,}" if enough else "for no H it was found that"
+            fewest = f"{few}{all_are} any are (to such tolerances)"
         lines[-1] += f"{self.head_dim}: {fewest}"
         return wrapped([*lines, f"weights: {self.builder}"])
 
@@ -406,11 +404,10 @@ class _Ranks:
             self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
             some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
             sizes = heads, self.head_dim, some, self.seed
-            if zero:
-                cancelling = layer.draw(*sizes[:3], layer.SHARP, self.seed, groups=True)
-                known[heads] = layer.rank_at(cancelling, some, layer.SURE)
-            else:
-                known[heads] = layer.free_rank(*sizes)
+            if not zero:
+                return known.setdefault(heads, layer.free_rank(*sizes))
+            cancelling = layer.draw(*sizes[:3], layer.SHARP, self.seed, groups=True)
+            known[heads] = layer.rank_at(cancelling, some, layer.SURE)
         return known[heads]
 
     def fewest(self, zero: bool) -> int | None:

@@ -70,12 +70,6 @@ def load(path: str | Path, **options: Any) -> Loaded:
     holds names. Options of arrays are the names of ``contexts``, ``queries`` and ``mask``, if
     others. Both take ``label``, a column (by default the last) or array, and ``label_kind``,
     ``real`` or ``class`` (by default decimals are real).
-
-    Example:
-        >>> print(load("ages.csv"))  # doctest: +SKIP
-        file: ages.csv: 40 rows of 3 columns between commas, example 0 in line 2
-        label: city (the last column, classes: 4)
-        numbers: height, age
     """
     name, given = str(path), {k: value for k, value in options.items() if value is not None}
     if "://" in name:

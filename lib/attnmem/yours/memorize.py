@@ -144,9 +144,8 @@ def _representatives(data: Data, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
     chosen = torch.arange(len(group))
     for s in group[group != chosen].unique():
         members = (group == s).nonzero()[:, 0]
-        _, label, counts = data.labels[members].unique(
-            return_inverse=True, return_counts=True, dim=0
-        )
+        labels = data.labels[members]
+        _, label, counts = labels.unique(return_inverse=True, return_counts=True, dim=0)
         chosen[members] = members[(label == counts.argmax()).nonzero()[0, 0]]
     return chosen
 
