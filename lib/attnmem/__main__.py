@@ -154,10 +154,8 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
         if count > 1:
             refuse("where", f"{count} values of {field}", "one value of each field")
     profile, where = arguments.profile or each.default_profile, dict(arguments.where) or None
-    return [
-        Job(name, profile, Selection(arguments.seeds, variant, where, arguments.tf32))
-        for variant in variants
-    ]
+    parts = [Selection(arguments.seeds, variant, where, arguments.tf32) for variant in variants]
+    return [Job(name, profile, part) for part in parts]
 
 
 # --- your data and your layer ---------------------------------------------------------------------

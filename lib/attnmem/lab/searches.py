@@ -163,10 +163,6 @@ def saved_bits(
     uniform on [0, 1] (no ``classes`` and ``accuracy``) by a normal code around the outputs; mean
     square errors, the ``loss``, below ``1e-16`` count as that.
 
-    Example:
-        >>> round(saved_bits(1.0, 0.07, classes=50, labels=20))
-        113
-
     Source: this book; :mod:`attnmem.theory.counts` has the three codes.
     """
     if classes is None:
@@ -224,10 +220,8 @@ def recount(run: Run) -> Recount:
             logits = models.aot_logits(protocol.parameters, run, tokens[None])[0].double()
     loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
     accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
-    return Recount(
-        saved_bits(found["accuracy"], found["loss"], run.N, _labels(run)),
-        saved_bits(accuracy, loss, run.N, len(answers)),
-    )
+    read = saved_bits(found["accuracy"], found["loss"], run.N, _labels(run))
+    return Recount(read, saved_bits(accuracy, loss, run.N, len(answers)))
 
 
 def largest_sets(table: pd.DataFrame) -> pd.DataFrame:

@@ -217,10 +217,6 @@ def unsaturated(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     Both papers fit the part of an accuracy curve that has not saturated, and neither text says
     where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. The ``x``
     may come in any order.
-
-    Example:
-        >>> unsaturated([1, 2, 3, 4], [0.25, 0.5, 1.0, 0.75]).tolist()
-        [True, True, False, False]
     """
     _are_points(x, y)
     order = np.argsort(np.asarray(x, dtype=float))

@@ -145,9 +145,8 @@ def certified_memorization(
             outputs = Z * (M + correction)
             radius = max(balls.above(entry.rad()) for entry in outputs.entries())
             if outputs.contains(y) and math.isfinite(radius):
-                return CertifiedMemorization(
-                    error, len(labels), balls.largest(correction), radius, bits
-                )
+                largest = balls.largest(correction)
+                return CertifiedMemorization(error, len(labels), largest, radius, bits)
     return CertifiedMemorization(error, 0, math.inf, math.inf, bits)
 
 

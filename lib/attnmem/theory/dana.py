@@ -136,10 +136,6 @@ def offered_rank(
     ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of every largest
     minor. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
 
-    Example:
-        >>> [offered_rank(every_parity(2)[0], heads, head_dim=9, dim=9) for heads in (1, 2)]
-        [3, 4]
-
     Source: this book; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
@@ -329,9 +325,8 @@ def impossible_subset(
             kernel = places_kernel(sequences[rows], heads)
             # Rows in some linear relation; any next tokens of the others are possible.
             reduced, pivots, free = _echelon(kernel)
-            related = sorted(
-                free + [k for k, row in zip(pivots, reduced, strict=False) if row[free].any()]
-            )
+            pairs = zip(pivots, reduced, strict=False)
+            related = sorted(free + [k for k, row in pairs if row[free].any()])
             rows = rows[related]
             if proof := _contradiction(kernel[np.ix_(related, related)], next_tokens[rows]):
                 return proof._replace(rows=rows[proof.rows])
@@ -395,10 +390,6 @@ def parity_by_heads(bits: int) -> AoTWeights:
     by 1, so it offers ``1 / (S + (a_h - 1) m)``, where ``m`` counts the ones. With a constant these
     functions span all polynomials in ``m`` of degree ``H`` over one denominator. From 11 bits on,
     rounding loses a parity, and ``bits`` is refused.
-
-    Example:
-        >>> aot(parity_by_heads(2), every_parity(2)[0]).argmax(-1)  # prop-enough-heads
-        tensor([0, 1, 1, 0])
     """
     double = {"dtype": torch.float64}
     a = 2.0 ** torch.arange(1, bits + 1, **double)  # different poles
@@ -601,9 +592,8 @@ def fitted(
     M = torch.eye(dim, dtype=F.dtype) + solution[:dim].T
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()
     back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
-    return AoTWeights(
-        embedding @ M.T, positions @ M.T, W_Q @ back, W_K @ back, W_V @ back, W_O, W_U
-    )
+    maps = (W @ back for W in (W_Q, W_K, W_V))
+    return AoTWeights(embedding @ M.T, positions @ M.T, *maps, W_O, W_U)
 
 
 # --- built: by heads that cancel ------------------------------------------------------------------

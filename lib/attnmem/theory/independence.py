@@ -388,9 +388,8 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
         ([0 * row, 0 * row, row], 1, 1),  # sum p = 1
         ([0 * row, row, 0 * row], 2, rank + 1),  # sizes of a circuit
     )
-    constraints = [
-        scipy.optimize.LinearConstraint(np.hstack(parts), low, high) for parts, low, high in bounded
-    ]
+    constrained = scipy.optimize.LinearConstraint
+    constraints = [constrained(np.hstack(parts), low, high) for parts, low, high in bounded]
     goal, lowest, whole = (np.repeat(each, count) for each in ([0, 1, 0], [-1, 0, 0], [0, 1, 1]))
     bounds = scipy.optimize.Bounds(lowest, np.ones(3 * count))
     options = {"time_limit": float(max_seconds), "mip_rel_gap": 0.0}

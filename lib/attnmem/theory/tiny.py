@@ -155,9 +155,8 @@ def _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate) -> Int[
     scales = 1.0, 1.0, size, size, d**-0.5, d_h**-0.5, 1.0
     with torch.device("cpu"):
         generator = torch.Generator().manual_seed(seed)
-        drawn = [
-            c * gaussian(generator, R, *shape) for c, shape in zip(scales, shapes, strict=True)
-        ]
+        scaled = zip(scales, shapes, strict=True)
+        drawn = [c * gaussian(generator, R, *shape) for c, shape in scaled]
         places = F.one_hot(torch.arange(S)).expand(R, B, S, S)
         training = torch.arange(R)
     # One row for each run: then a run that is done is a row less.
