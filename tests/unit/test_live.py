@@ -43,6 +43,10 @@ def test_a_second_run_goes_on_and_rows_stay_apart(own, tmp_path):
     assert again.said.startswith("0 rows")
     assert again.rows == own[0].rows
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.csv")} == before
+    other = live.train(["dana-exp6"], minutes=1, profile="quick", variant="paper")
+    assert {run.variant for run, _ in other.rows["dana-exp6"].values()} == {"paper"}
+    again = live.train(["dana-exp6"], minutes=1, profile="quick")
+    assert again.rows["dana-exp6"] == own[0].rows["dana-exp6"]
 
 
 def test_a_claim_waits_for_a_whole_curve(own):

@@ -99,12 +99,13 @@ class Live(NamedTuple):
         here, then = self.table(name), self.table(name, self._stored(name))
         if here.empty:
             return f"No cell of {name} is complete."
-        every = pd.concat([here, self.table(name, store.known(name, self.profile))])
+        known = self.table(name, store.known(name, self.profile))
         value = next(field for field in ("memorized", "met", "accuracy") if field in here)
         if "task" in here and (here.task == "reals").all():
             value = "loss"
-        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in every]
-        axes = [f for f in axes if every[f].nunique() > 1] or ["H"]
+        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in here]
+        every = {f: {*here[f].dropna(), *known.get(f, here[f]).dropna()} for f in axes}
+        axes = [f for f in axes if len(every[f]) > 1] or ["H"]
         groups = here.astype({value: float}).groupby(axes)[value]
         now = pd.DataFrame({"rows": groups.size(), "here": groups.mean()})
         if len(then):
@@ -143,8 +144,14 @@ def train(
     own = mock.patch.dict(os.environ, ATTNMEM_MEASUREMENTS=str((root / "live").absolute()))
     with own, experiments.pool(many["workers"], device) as executor:
         added = experiments.run_jobs(jobs, device, executor, recompute=True, **many)
-        rows = {name: store.known(name, profile, recompute=True) for name in names}
-    where = " and ".join({result.device for part in rows.values() for _, result in part.values()})
+        found = {name: store.known(name, profile, recompute=True) for name in names}
+    rows = {}
+    for name, part in found.items():  # an earlier run may have left another variant's
+        read = variant or next(iter(experiments.STUDIES[name].variants), None)
+        kept = {k: row for k, row in part.items() if read in (None, getattr(row[0], "variant", 0))}
+        rows[name] = kept
+    devices = {result.device for part in rows.values() for _, result in part.values()}
+    where = " and ".join(sorted(devices))
     said = f"{added} rows were measured now, begun within {minutes:g} minutes; all are from {where}"
     said += "; profile quick, a smoke test and not a result" * (profile == "quick")
     return Live(profile, variant, rows, said)
