@@ -18,6 +18,16 @@ addEventListener("DOMContentLoaded", () => {
     image.replaceWith(box);
     box.append(image);
   }
+  // The lists of the record fold, so that the contents show the argument.
+  for (const caption of document.querySelectorAll(".bd-links p.caption")) {
+    if (!caption.textContent.startsWith("Record")) continue;
+    const list = caption.nextElementSibling;
+    const fold = document.createElement("details");
+    fold.open = Boolean(list.querySelector(".current"));
+    fold.append(document.createElement("summary"), list);
+    caption.replaceWith(fold);
+    fold.firstElementChild.append(caption);
+  }
   if (typeof Search === "object") Search.htmlToText = wordsOf;
 });
 
@@ -82,4 +92,47 @@ addEventListener("load", async () => {
   };
   document.addEventListener("toggle", again, true);
   document.body.dataset.fitted = "";
+});
+
+// --- Exercises: a field for an answer, judged by what the check said when the chapter ran ---------
+
+window.exercises ??= {}; // a picture may judge answers, too: a function from a text to true or words
+
+function judged(text, known) {
+  if (typeof known === "string") {
+    const said = window.exercises[known](text);
+    return said === true ? "right" : `not yet: ${said}`;
+  }
+  if (typeof known[0][0] === "string") {
+    const word = text.replace(/[^\w.-]/g, "").toLowerCase();
+    const found = known.find(([from]) => from.toLowerCase() === word);
+    return found?.[2] ?? `not yet: the answer looks like ${known[0][0]}`;
+  }
+  const parts = text.trim().replace(/−/g, "-").replace(/(\d),(?=\d{3}\b)/g, "$1").split("/");
+  const value = parts.map(Number).reduce((a, b) => a / b);
+  const [least, most] = [known[0][0], known.at(-1)[1]];
+  if (!text.trim() || !Number.isFinite(value)) return "not yet: the answer is a number, such as 12";
+  if (value < least || value > most)
+    return `not yet: the answer lies between ${least.toLocaleString("en")} and ${most.toLocaleString("en")}`;
+  const after = known.findLastIndex(([from]) => from <= value + 1e-9);
+  const beside = known[after][1] >= value - 1e-9 || known[after][2] !== "right";
+  return known[beside ? after : after + 1][2];
+}
+
+addEventListener("DOMContentLoaded", () => {
+  for (const place of document.querySelectorAll(".attempt[data-answers]")) {
+    const known = JSON.parse(place.dataset.answers);
+    place.innerHTML = `<form><label>Your answer <input autocomplete="off" spellcheck="false"></label>
+      <button>Check</button><output aria-live="polite"></output></form>`;
+    const form = place.firstElementChild;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const said = judged(form.querySelector("input").value, known).replace(/^not yet: /, "Not yet: ");
+      form.dataset.right = said === "right";
+      form.querySelector("output").textContent = said === "right" ? "Right." : said;
+    });
+    place.hidden = false;
+    for (const stream of place.closest(".cell").querySelectorAll(".output.stream"))
+      stream.hidden = /^no answer yet\s*$/.test(stream.textContent);
+  }
 });

@@ -2,7 +2,7 @@
 
 Theory is drawn dashed, data as solid lines or dots, in colours of Okabe and Ito that colour-blind
 readers can tell apart. Captions are in the chapters, so no figure has a title. A dictionary has
-what is drawn by its name in the legend. By default ``ax`` is the current axes.
+what is drawn by its name, which stands at the line's end. By default ``ax`` is the current axes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import isotonic_regression
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,13 +42,31 @@ def _labelled(ax: Axes | None, labels: _Axes) -> Axes:
     return ax
 
 
+def label_ends(ax: Axes | None = None) -> Axes:
+    """Name each line that has a label beside its right end, instead of in a legend."""
+    ax = ax or plt.gca()
+    ax.figure.draw_without_rendering()  # now the places on paper are known
+    lines = [line for line in ax.lines if not line.get_label().startswith("_")]
+    drawn = [line.get_xydata() for line in lines]
+    ends = [places[np.isfinite(places).all(axis=1)][-1] for places in drawn]
+    ends = sorted(zip(lines, ends, strict=True), key=lambda end: end[1][1])
+    points = 72 / ax.figure.dpi
+    heights = [float(ax.transData.transform(end)[1]) * points for _, end in ends]
+    apart = np.arange(len(ends)) * 1.2 * plt.rcParams["font.size"]
+    free = isotonic_regression(heights - apart).x + apart if ends else []
+    for (line, end), height, place in zip(ends, heights, free, strict=True):
+        leads = {"arrowstyle": "-", "color": line.get_color(), "shrinkA": 0, "shrinkB": 2}
+        offset = {"xytext": (14, place - height), "textcoords": "offset points", "va": "center"}
+        ax.annotate(line.get_label(), end, **offset, arrowprops=leads, annotation_clip=False)
+    return ax
+
+
 def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:
     """Named lines with dots, of horizontal and vertical values each."""
     ax = _labelled(ax, labels)
     for (name, (x, y)), marker in zip(series.items(), itertools.cycle(_MARKERS), strict=False):
         ax.plot(x, y, marker + "-", markersize=4, label=name)
-    ax.legend(fontsize=8)
-    return ax
+    return label_ends(ax)
 
 
 def curves_with_bands(

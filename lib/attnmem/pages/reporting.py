@@ -3,6 +3,9 @@
 Both are stored in the notebook's outputs, so the book quotes and judges only what a run produced.
 """
 
+import html
+import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -181,28 +184,46 @@ def show(text: str, metadata: dict | None = None) -> None:
     _display({"text/markdown": text, "text/plain": text}, metadata or {})
 
 
-def attempt(answer: object, right: Callable[[Any], bool]) -> None:
+def attempt(
+    answer: object, check: Callable[[Any], bool | str], among: Iterable[Any] | str = ()
+) -> None:
     """Say whether an answer to an exercise is right; None is no answer yet.
 
-    A whole number may be written as ``3.0``. An answer that the check cannot take, such as a number
-    where four are asked for, is wrong, and the check's own words say why.
+    ``check`` returns True, or what is wrong with the answer, in words. A whole number may be
+    written as ``3.0``. An answer that the check cannot take, such as a number where four are asked
+    for, is wrong, and the check's own words say why. Without an answer, the book's page gets a
+    field: it judges the answers ``among``, increasing numbers or strings, by what the check says of
+    them now, or by the function of that name in a picture of the page.
 
     Example:
-        >>> attempt(4, lambda heads: heads == 3)
-        not yet: try another answer than 4
+        >>> attempt(4, lambda heads: heads == 3 or f"{heads} heads store {9 * heads} labels")
+        not yet: 4 heads store 36 labels
         >>> attempt([], lambda heads: heads + 1 == 4)
         not yet: [] cannot be checked (can only concatenate list (not "int") to list)
     """
-    if answer is None:
-        print("no answer yet")
+    if answer is not None:
+        print(_judged(answer, check))
         return
+    print("no answer yet")
+    if among:
+        named = isinstance(among, str)
+        table = [] if named else [[case, _judged(case, check)] for case in among]
+        spans = [[*group] for _, group in itertools.groupby(table, lambda entry: entry[1])]
+        known = json.dumps(among if named else [[s[0][0], s[-1][0], s[0][1]] for s in spans])
+        field = f'<div class="attempt" hidden data-answers="{html.escape(known)}"></div>'
+        _display({"text/html": field, "text/plain": ""}, {})
+
+
+def _judged(answer: Any, check: Callable[[Any], bool | str]) -> str:
     whole = isinstance(answer, float) and answer.is_integer()
     try:
-        found = right(int(answer) if whole else answer)
-        print("right" if found else f"not yet: try another answer than {answer!r}")
+        found = check(int(answer) if whole else answer)
     except Exception as error:  # of any kind, since an answer may be anything
         why = (str(error) or type(error).__name__).splitlines()[0]
-        print(f"not yet: {answer!r} cannot be checked ({why})")
+        return f"not yet: {answer!r} cannot be checked ({why})"
+    if isinstance(found, str):
+        return f"not yet: {found}"
+    return "right" if found else f"not yet: try another answer than {answer!r}"
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:
