@@ -60,19 +60,25 @@ def test_the_still_is_what_the_script_draws_first(drawn, name):
     assert not now.locator(".controls").is_visible()
 
 
-def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn):
-    page = drawn("ruler")
+@pytest.mark.parametrize("width", [360, 720])
+def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn, width):
+    page = drawn("ruler", width)
     data = json.loads(page.locator('script[type="application/json"]').text_content())
     for heads in range(1, 65):
         slide(page, "input", heads)
-        counts = page.locator(".count").all_text_contents()
-        at = [data[name][heads - 1] for name in ("theorem", "random", "floor", "ceiling")]
+        at = [data[name][heads - 1] for name in ("theorem", "floor", "ceiling")]
+        assert page.locator(".three b").all_text_contents() == [f"{count:,}" for count in at]
         at += [data["built"][f"{heads}"]] if f"{heads}" in data["built"] else []
-        at += data["trained"].get(f"{heads}", [])[:1]
-        assert counts == [f"{count:,}" for count in sorted(at)]
-        boxes = [box.bounding_box() for box in page.locator("svg .start").all()]
-        places = sorted((box["y"], box["y"] + box["height"]) for box in boxes)
-        assert all(a[1] <= b[0] + 3 for a, b in itertools.pairwise(places))
+        at += data["trained"].get(f"{heads}", [])[:1] + [data["random"][heads - 1]]
+        assert page.locator(".count").all_text_contents() == [f"{count:,}" for count in at]
+        boxes = page.locator("svg text").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect()).map("
+            "at => [at.left, at.right, at.top, at.bottom])"
+        )
+        assert all(0 <= left < right <= width for left, right, *_ in boxes), heads
+        for one, two in itertools.combinations(boxes, 2):
+            apart = one[1] <= two[0] or two[1] <= one[0]
+            assert apart or one[3] <= two[2] + 3 or two[3] <= one[2] + 3, heads
 
 
 def test_xor_has_three_corners_with_one_head_and_four_with_two_by_keyboard(drawn):
