@@ -69,7 +69,7 @@ def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn, wi
         at = [data[name][heads - 1] for name in ("theorem", "floor", "ceiling")]
         assert page.locator(".three b").all_text_contents() == [f"{count:,}" for count in at]
         at += [data["built"][f"{heads}"]] if f"{heads}" in data["built"] else []
-        at += data["trained"].get(f"{heads}", [])[:1] + [data["random"][heads - 1]]
+        at += [*data["trained"].get(f"{heads}", [])[:1], data["random"][heads - 1]]
         assert page.locator(".count").all_text_contents() == [f"{count:,}" for count in at]
         boxes = page.locator("svg text").evaluate_all(
             "all => all.map(each => each.getBoundingClientRect()).map("
