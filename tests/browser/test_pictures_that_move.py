@@ -2,8 +2,13 @@
 
 import itertools
 import json
+import re
 
 import pytest
+import torch
+
+from attnmem import AoTWeights, aot
+from attnmem.theory.dana import every_parity, impossible_subset
 
 from tools.chapters import BOOK
 
@@ -144,3 +149,61 @@ def test_a_head_looks_away_from_the_query_that_is_orthogonal_to_v(drawn):
     page.mouse.up()
     assert page.locator("#away-v").input_value() != "110"
     assert dot.is_visible()
+
+
+def amounts_of_one_head(e, *amounts):
+    """A layer whose sum is ``e`` plus an amount for each bit: a token 1 weighs 2, a token 0 one."""
+    values, two = [*amounts, (e - sum(amounts)) / 2], float(torch.tensor(2.0).log())
+    asks, reads, writes = torch.eye(3).reshape(3, 1, 1, 3)
+    positions = torch.tensor([[two * (s == 3), value, 0] for s, value in enumerate(values)])
+    embedding = torch.tensor([[0, 0, 0], [two, 0, 0]])
+    W_U = torch.stack([torch.zeros(3), writes.flatten()])
+    return AoTWeights(embedding, positions, asks / two, asks, reads, writes.mT, W_U)
+
+
+def test_heads_nod_or_refuse_as_the_library_proves_and_what_balances_cancels(drawn):
+    page, (cube, _) = drawn("cube"), every_parity(3)
+    needed = {2: [0] * 4, 3: [0] * 4}
+    for size, rows in ((2, cube[::2]), (3, cube)):
+        page.locator(f"[type=radio] >> nth={size - 2}").check()
+        for labels in itertools.product((0, 1), repeat=len(rows)):
+            sizes, words, pans = page.evaluate(
+                """labels => {
+                  const pic = document.getElementById("pic-cube");
+                  [...pic.querySelectorAll("[type=checkbox]")]
+                    .filter((box) => !box.parentNode.hidden)
+                    .forEach((box, k) => box.checked === !!labels[k] || box.click());
+                  return [
+                    [...pic.querySelectorAll(".face.no")].length,
+                    pic.querySelector("title").textContent.split(/: \\d\\. /)[1],
+                    [...pic.querySelectorAll(".corner:not([data-corner])")].map((ball) =>
+                      [ball.textContent, ball.matches(".black")]),
+                  ];
+                }""",
+                labels,
+            )
+            y = torch.tensor(labels)
+            heads = 1 + sum(impossible_subset(rows, y, H) is not None for H in range(1, size))
+            needed[size][heads] += 1
+            assert sizes == heads * (heads - 1) // 2  # faces that shake
+            if heads == 1:
+                terms = re.findall(r"(−?)(\d+)(?: b([₁₂₃]))?", words.replace("− ", "−"))
+                found = {at: int(f"-{x}" if sign else x) for sign, x, at in terms}
+                layer = amounts_of_one_head(*[found.get(at, 0) for at in ("", *"₁₂₃")])
+                assert aot(layer, rows).argmax(-1).tolist() == list(labels)
+                continue
+            sides = dict(zip(map(tuple, rows[:, :size].tolist()), labels, strict=True))
+            weights = {tuple(map(int, bits)): 1 if dark else -1 for bits, dark in pans}
+            assert all(weights[bits] == 2 * sides[bits] - 1 for bits in weights)
+            for places in itertools.combinations(range(size), heads - 1):
+                for values in itertools.product((0, 1), repeat=heads - 1):
+                    agree = [x for b, x in weights.items() if tuple(b[s] for s in places) == values]
+                    assert sum(agree) == 0
+    assert needed == {2: [0, 14, 2, 0], 3: [0, 104, 150, 2]}
+    assert "You found" not in page.locator(".said").text_content()
+    page.locator(".corner >> nth=0").click()  # of eight black ones
+    assert page.locator(".said").text_content().startswith("Next tokens 01111111")
+    page.focus("[value='0'][type=checkbox]")
+    page.keyboard.press("Space")
+    assert page.locator("[data-corner].black").count() == 8
+    assert page.faults == []
