@@ -153,6 +153,14 @@ def test_outputs_of_a_head_lie_in_the_triangles_of_their_tokens():
     assert bounds.shared_context_rank(1, 3) == 1 + 2
 
 
+def test_the_dials_start_at_the_counts_of_the_layer_of_80_weights():
+    shown = page("growth-dials")
+    found = [int(count) for count in re.findall(r'count".*?>(\d+)<', shown)]
+    assert found == [bounds.shared_context_ceiling(4, 4, 2, 4), bounds.own_context_ceiling(4, 2, 4)]
+    widths = [float(width) for width in re.findall(r'height="24" width="(\S+)"', shown)]
+    assert widths == [2.5 * count for count in found for _ in range(2)]
+
+
 def test_a_head_mixes_and_a_unit_cuts_as_the_picture_says():
     shown = page("mlp")
     assert ">z = (3, 0.5)<" in shown

@@ -7,7 +7,9 @@ import pytest
 from tools.chapters import ARGUMENT, pages
 
 # Of each chapter: a right answer, a wrong one with words of its reply, and nonsense.
-EXERCISES = {}
+EXERCISES = {
+    "training/growth": ("11", ("12", "11 already gives"), "wide"),
+}
 CHAPTERS = [page.removeprefix("book/notebooks/") for page in pages()]
 CHAPTERS = [chapter for chapter in CHAPTERS if chapter.split("/")[0] in ARGUMENT]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnmem import AoTWeights, aot
+from attnmem.core import bounds
 from attnmem.theory.dana import every_parity, impossible_subset
 
 from tools.chapters import BOOK
@@ -104,6 +105,19 @@ def test_xor_has_three_corners_with_one_head_and_four_with_two_by_keyboard(drawn
     page.keyboard.press("Tab")
     page.keyboard.press("End")
     assert page.locator("#xor-g").input_value() == "6"
+
+
+def test_dials_of_growth_count_as_the_library_does(drawn):
+    page = drawn("growth-dials")
+    for H, n, width in itertools.product((1, 3, 8), (2, 3, 4), (1, 2, 3, 4)):
+        for name, value in {"H": H, "n": n, "k": width}.items():
+            slide(page, f"#dial-{name}", value)
+        shared = bounds.shared_context_ceiling(H, n, width, 4)
+        counts = [f"{shared}", f"{bounds.own_context_ceiling(H, width, 4)}"]
+        assert page.locator(".count").all_text_contents() == counts
+    slide(page, "#dial-n", 1)
+    assert page.locator(".count").all_text_contents() == ["1", "4"]
+    assert page.faults == []
 
 
 def test_the_staircase_steps_plays_pauses_and_is_complete_on_paper(drawn):
