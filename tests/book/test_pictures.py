@@ -269,3 +269,10 @@ def test_a_saturated_head_hardly_moves_and_is_above_the_limit_of_the_trainings()
                 tensor([*map(float, at)]), exact @ corners, atol=0.06, rtol=0
             )
     assert before_saturation["full"] > SATURATED > before_saturation["free"]
+
+
+def test_dependent_queries_cost_the_layer_of_80_weights_what_the_picture_says():
+    """With one query each head shows a vector of logits and one of values; a plane has d - 1."""
+    shown = re.findall(r'class="holds"[^>]*>(\d+) labels<', page("failures"))
+    assert [*map(int, shown)] == [4 * (4 + 4), bounds.own_context_ceiling(4, 2, 4 - 1)]
+    assert f"whose ceiling is {bounds.own_context_ceiling(4, 2, 4)}," in page("failures")
