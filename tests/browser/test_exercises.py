@@ -9,3 +9,30 @@ from tools.chapters import ARGUMENT, pages
 # Of each chapter: a right answer, a wrong one with words of its reply, and nonsense.
 EXERCISES = {
     "data/features": ("23", ("20", "both directions stay"), "many"),
+    "training/growth": ("11", ("12", "11 already gives"), "wide"),
+}
+CHAPTERS = [page.removeprefix("book/notebooks/") for page in pages()]
+CHAPTERS = [chapter for chapter in CHAPTERS if chapter.split("/")[0] in ARGUMENT]
+
+
+def test_every_chapter_of_the_argument_has_its_answers():
+    assert {*EXERCISES} == {*CHAPTERS}
+
+
+@pytest.mark.parametrize("chapter", EXERCISES)
+def test_an_answer_is_judged_in_words(visit, chapter):
+    page = visit(f"book/notebooks/{chapter}.html")
+    field, said = page.locator(".attempt input"), page.locator(".attempt output")
+    assert field.count() == 1
+    assert page.get_by_text("no answer yet", exact=True).locator("visible=true").count() == 0
+    right, (wrong, words), nonsense = EXERCISES[chapter]
+    for answer, pattern in (
+        (right, r"Right\.$"),
+        (wrong, rf"Not yet: .*{words}"),
+        (nonsense, "Not yet: "),
+        ("", "Not yet: "),
+    ):
+        field.fill(answer)
+        field.press("Enter")
+        assert re.match(pattern, said.text_content()), (answer, said.text_content())
+    assert page.faults == []

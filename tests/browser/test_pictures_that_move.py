@@ -1,5 +1,229 @@
 """The pictures of book/assets/pictures, used as a reader uses them."""
 
+import itertools
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from attnmem import AoTWeights, aot
+from attnmem.core import bounds
+from attnmem.theory.dana import every_parity, impossible_subset
+from attnmem.theory.independence import numerical_rank
+
+from tools.chapters import BOOK
+
+PICTURES = BOOK / "assets" / "pictures"
+FRAGMENTS = sorted(path for path in PICTURES.glob("*.html") if "template" not in path.name)
+SCRIPTED = [path.stem for path in FRAGMENTS if "<script>" in path.read_text("utf-8")]
+STYLE = PICTURES.with_suffix(".css").read_text("utf-8")
+
+
+@pytest.fixture
+def drawn(chromium):
+    """A function that opens a fragment alone; what goes wrong is in its ``faults``."""
+    contexts = []
+
+    def opened(name, width=390, **more):
+        contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **more))
+        page = contexts[-1].new_page()
+        page.faults = []
+        page.on("console", lambda message: page.faults.append(message.text))
+        page.on("pageerror", lambda error: page.faults.append(str(error)))
+        picture = (PICTURES / f"{name}.html").read_text(encoding="utf-8")
+        page.set_content(f"<style>{STYLE}</style>{picture}")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+def slide(page, name, value):
+    page.eval_on_selector(
+        name,
+        """(slider, value) => {
+          slider.value = value;
+          slider.dispatchEvent(new Event("input", { bubbles: true }));
+        }""",
+        value,
+    )
+
+
+def tree(page):
+    """The drawing without spaces between its elements."""
+    return page.eval_on_selector(
+        "svg", "svg => svg.outerHTML.replace(/\\s+(?=<)/g, '').replace(/ style=\"\"/g, '')"
+    )
+
+
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_the_still_is_what_the_script_draws_first(drawn, name):
+    still, now = drawn(name, java_script_enabled=True), drawn(name, java_script_enabled=False)
+    assert tree(still) == tree(now)
+    assert still.faults == []
+    assert still.locator(".controls").is_visible()
+    assert not now.locator(".controls").is_visible()
+
+
+@pytest.mark.parametrize("width", [360, 720])
+def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn, width):
+    page = drawn("ruler", width)
+    data = json.loads(page.locator('script[type="application/json"]').text_content())
+    for heads in range(1, 65):
+        slide(page, "input", heads)
+        at = [data[name][heads - 1] for name in ("theorem", "floor", "ceiling")]
+        assert page.locator(".three b").all_text_contents() == [f"{count:,}" for count in at]
+        at += [data["built"][f"{heads}"]] if f"{heads}" in data["built"] else []
+        at += [*data["trained"].get(f"{heads}", [])[:1], data["random"][heads - 1]]
+        assert page.locator(".count").all_text_contents() == [f"{count:,}" for count in at]
+        boxes = page.locator("svg text").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect()).map("
+            "at => [at.left, at.right, at.top, at.bottom])"
+        )
+        assert all(0 <= left < right <= width for left, right, *_ in boxes), heads
+        for one, two in itertools.combinations(boxes, 2):
+            apart = one[1] <= two[0] or two[1] <= one[0]
+            assert apart or one[3] <= two[2] + 3 or two[3] <= one[2] + 3, heads
+
+
+def test_xor_has_three_corners_with_one_head_and_four_with_two_by_keyboard(drawn):
+    page = drawn("xor")
+    right = page.locator(".corner.right")
+    assert right.count() == 3
+    for values in itertools.product((-3, -1, 0, 2), (-2, 1, 3), (-3, -1, 0.5)):
+        for name, value in zip("abc", values, strict=True):
+            slide(page, f"#xor-{name}", value)
+        assert right.count() <= 3
+        assert "but" not in page.locator(".sums").text_content()
+    for name, value in {"a": 2, "b": 2, "c": -1}.items():
+        slide(page, f"#xor-{name}", value)
+    page.focus("#xor-second")
+    page.keyboard.press("Space")
+    assert right.count() == 4
+    assert "but" in page.locator(".sums").text_content()
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    assert page.locator("#xor-g").input_value() == "6"
+
+
+def test_dials_of_growth_count_as_the_library_does(drawn):
+    page = drawn("growth-dials")
+    for H, n, width in itertools.product((1, 3, 8), (2, 3, 4), (1, 2, 3, 4)):
+        for name, value in {"H": H, "n": n, "k": width}.items():
+            slide(page, f"#dial-{name}", value)
+        shared = bounds.shared_context_ceiling(H, n, width, 4)
+        counts = [f"{shared}", f"{bounds.own_context_ceiling(H, width, 4)}"]
+        assert page.locator(".count").all_text_contents() == counts
+    slide(page, "#dial-n", 1)
+    assert page.locator(".count").all_text_contents() == ["1", "4"]
+    assert page.faults == []
+
+
+def test_the_staircase_steps_plays_pauses_and_is_complete_on_paper(drawn):
+    page = drawn("staircase")
+    free = page.locator(".cell.free")
+    assert free.count() == 9
+    page.focus("[name=step]")
+    for left in (6, 3, 0, 0):
+        page.keyboard.press("ArrowLeft")
+        assert free.count() == left
+    page.keyboard.press("ArrowRight")
+    assert "rank of Z 4" in page.locator("[aria-live]").text_content()
+    page.click("[name=play]")
+    assert free.count() == 6
+    assert page.locator("[name=play]").text_content() == "pause"
+    page.click("[name=play]")
+    page.wait_for_timeout(1800)
+    assert free.count() == 6
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert free.count() == 9
+
+
+def test_a_head_looks_away_from_the_query_that_is_orthogonal_to_v(drawn):
+    page = drawn("looking-away")
+    dot = page.locator(".query .dot").nth(0)
+    slide(page, "#away-v", 110)
+    assert page.locator(".query.free").count() == 1
+    places = []
+    for c in (0, 40):
+        slide(page, "#away-c", c)
+        places.append(
+            page.locator(".query .dot").evaluate_all(
+                "dots => dots.map(dot => [dot.cx.baseVal.value, dot.cy.baseVal.value])"
+            )
+        )
+    assert places[0][0] == places[1][0]
+    assert all(before != after for before, after in zip(places[0][1:], places[1][1:], strict=True))
+    grip = page.locator(".grip").bounding_box()
+    x, y = grip["x"] + grip["width"] / 2, grip["y"] + grip["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 10, steps=4)
+    page.mouse.up()
+    assert page.locator("#away-v").input_value() != "110"
+    assert dot.is_visible()
+
+
+def amounts_of_one_head(e, *amounts):
+    """A layer whose sum is ``e`` plus an amount for each bit: a token 1 weighs 2, a token 0 one."""
+    values, two = [*amounts, (e - sum(amounts)) / 2], float(torch.tensor(2.0).log())
+    asks, reads, writes = torch.eye(3).reshape(3, 1, 1, 3)
+    positions = torch.tensor([[two * (s == 3), value, 0] for s, value in enumerate(values)])
+    embedding = torch.tensor([[0, 0, 0], [two, 0, 0]])
+    W_U = torch.stack([torch.zeros(3), writes.flatten()])
+    return AoTWeights(embedding, positions, asks / two, asks, reads, writes.mT, W_U)
+
+
+def test_heads_nod_or_refuse_as_the_library_proves_and_what_balances_cancels(drawn):
+    page, (cube, _) = drawn("cube"), every_parity(3)
+    needed = {2: [0] * 4, 3: [0] * 4}
+    for size, rows in ((2, cube[::2]), (3, cube)):
+        page.locator(f"[type=radio] >> nth={size - 2}").check()
+        for labels in itertools.product((0, 1), repeat=len(rows)):
+            sizes, words, pans = page.evaluate(
+                """labels => {
+                  const pic = document.getElementById("pic-cube");
+                  [...pic.querySelectorAll("[type=checkbox]")]
+                    .filter((box) => !box.parentNode.hidden)
+                    .forEach((box, k) => box.checked === !!labels[k] || box.click());
+                  return [
+                    [...pic.querySelectorAll(".face.no")].length,
+                    pic.querySelector("title").textContent.split(/: \\d\\. /)[1],
+                    [...pic.querySelectorAll(".corner:not([data-corner])")].map((ball) =>
+                      [ball.textContent, ball.matches(".black")]),
+                  ];
+                }""",
+                labels,
+            )
+            y = torch.tensor(labels)
+            heads = 1 + sum(impossible_subset(rows, y, H) is not None for H in range(1, size))
+            needed[size][heads] += 1
+            assert sizes == heads * (heads - 1) // 2  # faces that shake
+            if heads == 1:
+                terms = re.findall(r"(−?)(\d+)(?: b([₁₂₃]))?", words.replace("− ", "−"))
+                found = {at: int(f"-{x}" if sign else x) for sign, x, at in terms}
+                layer = amounts_of_one_head(*[found.get(at, 0) for at in ("", *"₁₂₃")])
+                assert aot(layer, rows).argmax(-1).tolist() == list(labels)
+                continue
+            sides = dict(zip(map(tuple, rows[:, :size].tolist()), labels, strict=True))
+            weights = {tuple(map(int, bits)): 1 if dark else -1 for bits, dark in pans}
+            assert all(weights[bits] == 2 * sides[bits] - 1 for bits in weights)
+            for places in itertools.combinations(range(size), heads - 1):
+                for values in itertools.product((0, 1), repeat=heads - 1):
+                    agree = [x for b, x in weights.items() if tuple(b[s] for s in places) == values]
+                    assert sum(agree) == 0
+    assert needed == {2: [0, 14, 2, 0], 3: [0, 104, 150, 2]}
+    assert "You found" not in page.locator(".said").text_content()
+    page.locator(".corner >> nth=0").click()  # of eight black ones
+    assert page.locator(".said").text_content().startswith("Next tokens 01111111")
+    page.focus("[value='0'][type=checkbox]")
+    page.keyboard.press("Space")
+    assert page.locator("[data-corner].black").count() == 8
+    assert page.faults == []
+
 
 def test_the_microscope_shows_what_float32_stores_and_what_its_rank_says(drawn):
     page = drawn("features")
