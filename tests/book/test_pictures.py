@@ -276,3 +276,28 @@ def test_dependent_queries_cost_the_layer_of_80_weights_what_the_picture_says():
     shown = re.findall(r'class="holds"[^>]*>(\d+) labels<', page("failures"))
     assert [*map(int, shown)] == [4 * (4 + 4), bounds.own_context_ceiling(4, 2, 4 - 1)]
     assert f"whose ceiling is {bounds.own_context_ceiling(4, 2, 4)}," in page("failures")
+
+
+def test_two_heads_cross_twice_so_their_difference_has_the_signs_of_xor():
+    shown = page("xor-heads")
+    for ones in range(3):
+        first, second = (20 * 2 * ones / (3 + ones), 18 * 4 * ones / (3 + 3 * ones))
+        gap = re.search(rf'class="gap" d="M{70 + 110 * ones} ([\d.]+)V([\d.]+)"', shown)
+        assert tuple(map(float, gap.groups())) == (216 - 10 * (1 + first), 216 - 10 * second)
+        words = f">{second:.0f} − {1 + first:.0f} = {second - 1 - first:.0f}<"
+        assert words.replace("-", "−") in shown
+
+
+def test_terms_that_leave_a_bit_out_cancel_on_the_cube_and_queries_frame_their_pairs():
+    drawn = page("xor-cancel").split(">−</text>"), page("xor-cancel").split(">+</text>")
+    assert [len(parts) - 1 for parts in drawn] == [2 + 1 + 1, 2 + 1]
+    cube = list(itertools.product((0, 1), repeat=3))
+    for term, left in (((0,), 0), ((0, 1), 0), ((0, 1, 2), -1)):
+        assert sum((-1) ** sum(b) for b in cube if all(b[s] for s in term)) == left
+    frame = r'class="asks" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"'
+    pair = r'cx="(\d+)" cy="(\d+)" r="16"/><text[^>]*>(\d)(\d)<'
+    inside = []
+    for u, v, w, h in [map(int, found) for found in re.findall(frame, page("xor-queries"))]:
+        at = [map(int, found) for found in re.findall(pair, page("xor-queries"))]
+        inside.append({second for x, y, _, second in at if u < x < u + w and v < y < v + h})
+    assert inside == [{0, 1}, {1}, {0}]
