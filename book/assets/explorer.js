@@ -55,6 +55,7 @@ const count = {
     return H * (r * (n - 1 + d - r) + n - 1) + 1;
   },
   affine_rank: ({ H, d }) => H * (d - 1) + 1,
+  weights: ({ H, d_h, d }) => H * d * (2 * d_h + 1), // with one output
   relu_capacity: (sizes) => relu_width(sizes) * (sizes.d + 2) + 1,
   mha_parameters: ({ H, d_h, d }) => H * d * (2 * d_h + 1) + H + 1,
   aot_parameters: ({ H, d_h, d, S, N }) => d * (S + 2 * N + 4 * d_h * H),
@@ -82,121 +83,156 @@ const needs = {
   aot_parameters: [narrow, "needs d_h ≤ d"],
 };
 
-const LONGEST = 1e7; // the right end of the axis
-const NEAR = 2; // no size of a near point is off by a larger factor
-
-// The point of that kind whose sizes are nearest, by the sum of the logarithms of their ratios.
+// The point of that kind with the nearest sizes, by their ratios; none is off by more than two.
 function nearest(points, kind, sizes) {
-  const length = kind === "classes" ? "n" : "S";
-  const off = (point) =>
-    ["H", "d", "d_h", "N", length].map((size) => Math.abs(Math.log(point[size] / sizes[size])));
-  const near = points
-    .filter((point) => point.kind === kind)
-    .map((point) => ({ point, off: off(point) }))
-    .filter((each) => Math.max(...each.off) <= Math.log(NEAR) + 1e-9)
-    .map(({ point, off }) => ({ point, sum: off.reduce((a, b) => a + b) }));
-  return near.length ? near.reduce((a, b) => (b.sum < a.sum ? b : a)).point : null;
+  const names = ["H", "d", "d_h", "N", kind === "classes" ? "n" : "S"];
+  const off = (point) => names.map((name) => Math.abs(Math.log2(point[name] / sizes[name])));
+  const sum = (point) => off(point).reduce((a, b) => a + b);
+  return points
+    .filter((point) => point.kind === kind && Math.max(...off(point)) <= 1 + 1e-9)
+    .sort((a, b) => sum(a) - sum(b))[0];
 }
 
+const all = (selector) => [...document.querySelectorAll(selector)];
+const put = (name, text) => {
+  document.querySelector(`[data-of=${name}]`).textContent = text;
+};
 const written = (value) => value.toLocaleString("en");
-const place = (value) => `${((100 * Math.log(Math.max(value, 1))) / Math.log(LONGEST)).toFixed(2)}%`;
 
-// What a count says about these sizes: its value, or null and the condition that they break.
+const short = (value, options) => value.toLocaleString("en", { notation: "compact", ...options });
+
+// As one says it.
+const spoken = (value, roundingMode) =>
+  value < 1e6
+    ? written(value)
+    : short(value, { compactDisplay: "long", maximumSignificantDigits: 3, roundingMode });
+
+// The value of a count, or null and the condition that these sizes break.
 function counted(name, sizes) {
   const [holds, words] = needs[name] ?? [() => true, ""];
   return holds(sizes) ? [count[name](sizes), ""] : [null, words];
 }
 
-function fill(row, value, words) {
-  row.cells[1].textContent = value === null ? words : written(value);
-  row.classList.toggle("idle", value === null);
+// A bar with its words, up to the first count, and on to the second if there is one.
+function bar_of(bar, counts) {
+  const known = counts.map(([value]) => value).filter((value) => value !== null);
+  const missing = counts.map(([, words]) => words).find(Boolean);
+  const words = [known.map(written).join(" to "), missing].filter(Boolean).join("; ceiling ");
+  return { bar, words, from: counts[0][0] ?? 1, to: known.at(-1) ?? 1, idle: !known.length };
 }
 
-// A bar up to the first count, and on to the second if there is one.
-function draw(bar, sizes) {
-  const found = bar.dataset.bar.split(" ").map((name) => counted(name, sizes));
-  const known = found.map(([value]) => value).filter((value) => value !== null);
-  const missing = found.map(([, words]) => words).find(Boolean);
-  bar.classList.toggle("idle", !known.length);
-  bar.querySelector("output").textContent = [known.map(written).join(" to "), missing]
-    .filter(Boolean)
-    .join("; ceiling ");
-  const [from, to] = [found[0][0] ?? 1, found.at(-1)[0] ?? found[0][0] ?? 1];
-  bar.style.setProperty("--from", place(from));
-  bar.style.setProperty("--to", place(Math.max(from, to)));
-}
-
-function show(sizes, points) {
-  for (const row of document.querySelectorAll("[data-count]"))
-    fill(row, ...counted(row.dataset.count, sizes));
-  for (const bar of document.querySelectorAll("[data-bar]")) draw(bar, sizes);
-  for (const bar of document.querySelectorAll("[data-nearest]")) {
-    const point = nearest(points, bar.dataset.nearest, sizes);
-    bar.classList.toggle("idle", !point);
-    bar.querySelector("output").textContent = point ? written(point.known) : "none near";
-    bar.querySelector("small").textContent = point?.label ?? "";
-    bar.style.setProperty("--from", place(point?.known ?? 1));
+// All bars, on an axis that is long enough for each.
+function draw(bars) {
+  const decades = Math.max(7, ...bars.map(({ from, to }) => Math.ceil(Math.log10(Math.max(from, to)))));
+  const place = (value) => `${(100 * Math.log10(Math.max(value, 1))) / decades}%`;
+  for (const { bar, words, from, to, idle } of bars) {
+    bar.classList.toggle("idle", idle);
+    bar.querySelector("output").textContent = words;
+    bar.style.setProperty("--from", place(from));
+    bar.style.setProperty("--to", place(Math.max(from, to)));
   }
+  document.documentElement.style.setProperty("--decades", decades);
+  const ticks = Array.from({ length: decades + 1 }, (_, k) => (decades > 7 && k % 3 ? "" : short(10 ** k)));
+  for (const axis of all(".axis")) axis.innerHTML = ticks.map((tick) => `<span>${tick}</span>`).join("");
+}
+
+// Counts of a plain layer, or those of the model's layer that the library has put into the page.
+function show(sizes, points, model) {
+  for (const row of all("[data-count]")) {
+    const [value, words] = counted(row.dataset.count, sizes);
+    row.cells[1].textContent = value === null ? words : written(value);
+    row.classList.toggle("idle", value === null);
+  }
+  const plain = (name) => counted(name, sizes);
+  const here = (name) => (model?.[name] ? [model[name], ""] : plain(name));
+  const bars = all("[data-bar]").map((bar) => {
+    const names = bar.dataset.bar.split(" ");
+    return bar_of(bar, names.map(bar.closest("#chart") ? here : plain));
+  });
+  const near = all("[data-nearest]").map((bar) => {
+    const point = nearest(points, bar.dataset.nearest, sizes);
+    bar.querySelector("small").textContent = point?.label ?? "";
+    return bar_of(bar, [point ? [point.known, ""] : [null, "none near"]]);
+  });
+  draw([...bars, ...near]);
+  put("name", model?.name ?? "Your layer");
+  put("least", spoken(here("own_context_floor")[0] ?? 0, "floor"));
+  put("most", spoken(here("own_context_ceiling")[0], "ceil"));
+  put("weights", spoken(here("weights")[0]));
+  put("unit", model ? "parameters" : "weights with one output");
+  put("scope", model?.scope ?? "Both counts are proved for almost all data.");
   const total = sizes.N ** sizes.S;
   const known = narrow(sizes) ? count.aot_capacity(sizes) : 0;
-  const words = {
-    total: total < 1e9 ? written(total) : `${sizes.N}^${sizes.S}`,
-    accuracy: accuracy(known, sizes.N, total).toPrecision(3),
-    chance: (1 / sizes.N).toPrecision(3),
-  };
-  for (const [name, text] of Object.entries(words))
-    document.querySelector(`#guaranteed [data-of=${name}]`).textContent = text;
+  put("total", written(total < 1e9 ? total : sizes.N));
+  put("power", total < 1e9 ? "" : sizes.S);
+  put("accuracy", accuracy(known, sizes.N, total).toPrecision(3));
+  put("chance", (1 / sizes.N).toPrecision(3));
 }
 
-// The sizes that an address asks for and no slider has, in words.
-const beyond = (asked, sliders) =>
-  sliders
-    .filter(({ name }) => asked.has(name))
-    .filter(({ name, min, max }) => {
-      const value = Number(asked.get(name));
-      return !(Number.isInteger(value) && value >= min && value <= max);
-    })
-    .map(({ name, min, max }) => `${name} = ${asked.get(name)} (its slider: ${min} to ${max})`);
+// Where a slider stops: at each number up to 128, then at 64 of each octave.
+function stops({ min, max }) {
+  const found = [];
+  for (let x = +min; x <= max; x += 2 ** Math.max(0, Math.floor(Math.log2(x)) - 6)) found.push(x);
+  return found;
+}
 
-// Instead of counts at other sizes than the address asks for.
+// Sizes that no slider has, in words.
+const beyond = (asked, fields) =>
+  fields
+    .map(({ name, min, max }) => [asked.get(name), name, +min, +max])
+    .filter(([x, , min, max]) => x !== null && !(/^\d+$/.test(x) && x >= min && x <= max))
+    .map(([x, name, min, max]) => `${name} = ${x} (its slider: ${min} to ${max})`);
+
+// Not counts at other sizes.
 function refuse(words) {
-  document.querySelector("#refused output").textContent = words.join(", ");
+  put("refused", words.join(", "));
+  for (const part of all("#chart, .others, .explored")) part.hidden = words.length > 0;
   document.getElementById("refused").hidden = !words.length;
-  document.getElementById("chart").hidden = words.length > 0;
-  document.querySelector(".explored").hidden = words.length > 0;
 }
 
 function start(form) {
-  const points = JSON.parse(document.getElementById("measured").textContent);
-  const sliders = [...form.querySelectorAll("input")];
-  const presets = [...form.querySelectorAll("[data-sizes]")];
+  const { points, models } = JSON.parse(document.getElementById("measured").textContent);
+  const fields = [...form.elements].filter(({ name }) => name);
+  const buttons = all(".presets button");
+  const yours = buttons.at(-1);
   const named = () => new URLSearchParams(new FormData(form)).toString();
-  const set = (asked) => {
-    for (const slider of sliders) if (asked.has(slider.name)) slider.value = asked.get(slider.name);
-  };
-  const update = () => {
-    refuse([]);
-    for (const slider of sliders) slider.nextElementSibling.value = slider.value;
-    for (const preset of presets)
-      preset.setAttribute("aria-pressed", preset.dataset.sizes === named());
-    show(Object.fromEntries(sliders.map((s) => [s.name, s.valueAsNumber])), points);
-  };
   const remember = () => history.replaceState(null, "", `#${named()}`);
+  const update = () => {
+    refuse(beyond(new FormData(form), fields));
+    const chosen = buttons.find(({ dataset }) => dataset.sizes === named());
+    for (const button of buttons) button.setAttribute("aria-pressed", button === chosen);
+    for (const { value, range } of fields) {
+      range.value = range.stops.findLastIndex((stop) => stop <= value);
+      range.setAttribute("aria-valuetext", value);
+    }
+    const sizes = Object.fromEntries(fields.map(({ name, value }) => [name, +value]));
+    if (form.checkValidity()) show(sizes, points, models[chosen?.textContent]);
+  };
+  const choose = (sizes) => {
+    const asked = new URLSearchParams(sizes);
+    for (const field of fields) field.value = asked.get(field.name) ?? field.value;
+    update();
+  };
   const follow = () => {
     const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
-    const words = beyond(asked, sliders);
-    if (!words.length) set(asked);
+    yours.hidden = !fields.some(({ name }) => asked.has(name));
+    choose(yours.hidden ? buttons[0].dataset.sizes : beyond(asked, fields).length ? "" : asked);
+    yours.dataset.sizes = named();
     update();
-    refuse(words);
+    refuse(beyond(asked, fields));
   };
-  for (const preset of presets)
-    preset.addEventListener("click", () => {
-      set(new URLSearchParams(preset.dataset.sizes));
-      update();
+  for (const field of fields) {
+    const range = (field.range = field.previousElementSibling);
+    range.stops = stops(field);
+    range.max = range.stops.length - 1;
+    range.oninput = () => (field.value = range.stops[range.value]);
+  }
+  for (const button of buttons)
+    button.onclick = () => {
+      choose(button.dataset.sizes);
       remember();
-    });
-  form.addEventListener("input", update);
-  form.addEventListener("change", remember);
+    };
+  for (const part of all(".explorer")) Object.assign(part, { oninput: update, onchange: remember });
   addEventListener("hashchange", follow);
   follow();
 }

@@ -7,6 +7,7 @@ import pytest
 
 from attnmem.core import bounds
 from attnmem.theory import counts
+from attnmem.yours import from_config
 
 from tools import claims
 from tools.graph import recorded
@@ -142,7 +143,7 @@ def test_the_graph_opens_on_boxes_that_can_be_read_and_lead_to_their_claims(visi
 
 SIZES = ("H", "d", "d_h", "n", "S", "N", "L")
 GRID = itertools.product(
-    (1, 7, 64), (2, 31, 128), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50), (1, 3)
+    (1, 7, 128), (2, 31, 8192), (1, 2, 64), (1, 2, 3, 40), (1, 5), (2, 50), (1, 3)
 )
 
 
@@ -198,53 +199,130 @@ def test_the_explorer_shows_what_the_library_computes(visit):
         assert float(text) == pytest.approx(accuracy, rel=5e-3)
 
 
+WIDE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+MODELS = {
+    "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12},
+    "BERT base": {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12},
+    "Llama 3 8B": WIDE | {"model_type": "llama"},
+    "Mistral 7B": WIDE | {"model_type": "mistral"},
+    "Qwen 2 7B": WIDE
+    | {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4},
+}
+
+
+def test_known_models_and_the_widest_layer_have_the_counts_of_the_library_and_a_sentence(visit):
+    page = visit(EXPLORER)
+    said = page.locator("#result")
+    assert said.inner_text() == (
+        "One attention layer of GPT-2: at least 1.03 million numbers, at most 1.14 million, "
+        "in 2.36 million parameters."
+    )
+    assert "Ceiling: not proved with biases" in page.locator("[data-of=scope]").inner_text()
+    for name, config in MODELS.items():
+        page.get_by_role("button", name=name, exact=True).click()
+        found = from_config(config)
+        assert ends(page, "own_context_floor")[0] == [found.floor, found.one_output]
+        assert ends(page, "weights")[0] == [found.parameters]
+        assert name in said.inner_text()
+    page.fill("#size-d", "4097")  # no slider stops there
+    assert "Your layer" in said.inner_text()
+    assert ends(page, "own_context_floor")[0][1] == bounds.own_context_ceiling(28, 128, 4097)
+    for H, d, d_h in ((12, 768, 64), (32, 4096, 128), (128, 8192, 1024), (4, 4, 2)):
+        page = visit(f"{EXPLORER}#H={H}&d={d}&d_h={d_h}")
+        floor, ceiling = bounds.own_context_floor(H, d_h, d), bounds.own_context_ceiling(H, d_h, d)
+        assert ends(page, "own_context_floor")[0] == [floor, ceiling]
+        assert ends(page, "weights")[0] == [H * (2 * d * d_h + d)]
+        assert [page.input_value(f"#size-{name}") for name in ("H", "d", "d_h")] == [
+            *map(str, (H, d, d_h))
+        ]
+        page.locator("#yours[aria-pressed=true]").wait_for()
+    assert "Both counts are proved" in page.locator("[data-of=scope]").inner_text()
+    said = page.locator("#result").inner_text()
+    assert said == ("Your layer: at least 34 numbers, at most 64, in 80 weights with one output.")
+
+
 def test_the_explorer_works_with_the_keyboard_and_remembers_sizes_in_its_address(visit):
     page = visit(EXPLORER)
-    heads = page.locator("#size-H")
-    heads.focus()
+    heads, slider = page.locator("#size-H"), page.locator("input:has(+ #size-H)")
+    slider.focus()
     before = int(heads.input_value())
     page.keyboard.press("ArrowRight")
     assert int(heads.input_value()) == before + 1
-    assert page.locator("output[for=size-H]").inner_text() == str(before + 1)
+    assert slider.get_attribute("aria-valuetext") == str(before + 1)
     again, counts = visit(page.url), ("[data-count]", READ)
     assert again.locator("#size-H").input_value() == str(before + 1)
     assert again.eval_on_selector_all(*counts) == page.eval_on_selector_all(*counts)
+    page.locator("input:has(+ #size-d)").focus()
+    page.keyboard.press("End")
+    assert page.input_value("#size-d") == "8192"
+    page.keyboard.press("ArrowLeft")
+    assert page.input_value("#size-d") == "8128", "far out a slider stops less often"
+
+
+def test_on_a_phone_the_bars_stay_in_view_while_any_slider_moves(visit):
+    page = visit(EXPLORER, 390)
+    for slider in page.locator("form#explorer [type=range]").all():
+        slider.scroll_into_view_if_needed()
+        slider.evaluate("slider => scrollBy(0, slider.getBoundingClientRect().top - 600)")
+        page.wait_for_timeout(50)
+        box, bars = slider.bounding_box(), page.locator("#chart .bar")
+        over = [bar.bounding_box() for bar in bars.all()]
+        assert all(bar["y"] >= 100 and bar["y"] + bar["height"] <= box["y"] for bar in over)
+
+
+def test_numbers_are_in_one_piece_and_bars_end_on_the_axis_at_the_largest_sizes(visit):
+    page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&n=131072&L=128&S=131072&N=262144")
+    numbers, drawn = ends(page, "own_context_floor deep")
+    layers = bounds.deep_ceiling([128] * 128, 1024, 1024, 8192)
+    assert numbers[1] == layers
+    assert drawn[1] == pytest.approx(layers, rel=0.15)
+    page.evaluate("for (const part of document.querySelectorAll('.explored')) part.open = true")
+    heights = page.locator("#capacities td").evaluate_all(
+        "cells => cells.filter(c => /^[0-9,]+$/.test(c.textContent)).map(c => {"
+        "const range = document.createRange(); range.selectNodeContents(c);"
+        "return range.getClientRects().length; })"
+    )
+    assert {*heights} == {1}
+    assert page.locator("#guaranteed").inner_text().count("262,144131072") == 1  # a power
+    page.emulate_media(media="print")
+    assert not page.locator(".explorer label, .presets").first.is_visible()
 
 
 def refused(page):
     """What the explorer says that it has no slider for, if that is all it shows."""
-    said, counts = page.locator("#refused"), page.locator("#chart, .explored")
+    said, counts = page.locator("#refused"), page.locator("#chart, .others, .explored")
     hidden = [not count.is_visible() for count in counts.all()]
-    assert hidden == 2 * [said.is_visible()]
+    assert hidden == 4 * [said.is_visible()]
     return said.locator("output").inner_text() if said.is_visible() else None
 
 
 def test_the_explorer_follows_its_address_and_refuses_sizes_that_it_cannot_show(visit):
     for sizes, said in {
-        "d=129&n=0": "d = 129 (its slider: 2 to 128), n = 0 (its slider: 1 to 128)",
-        "H=2.5": "H = 2.5 (its slider: 1 to 64)",
-        "H=many": "H = many (its slider: 1 to 64)",
+        "d=8193&n=0": "d = 8193 (its slider: 2 to 8192), n = 0 (its slider: 1 to 131072)",
+        "H=2.5": "H = 2.5 (its slider: 1 to 128)",
+        "H=many": "H = many (its slider: 1 to 128)",
         "d=128&H=1": None,
         "the-measured-points": None,
     }.items():
         page = visit(f"{EXPLORER}#{sizes}")
         assert refused(page) == said
         assert page.url.endswith(sizes)
-    page = visit(f"{EXPLORER}#d=4096")
-    page.locator("#size-d").focus()
+    page = visit(f"{EXPLORER}#d=40960")
+    page.locator("input:has(+ #size-d)").focus()
     page.keyboard.press("ArrowRight")
     assert refused(page) is None
     assert "d=65&" in page.url
     page.evaluate("location.hash = 'd=50'")
     page.wait_for_function("document.getElementById('size-d').value === '50'")
-    page.evaluate("location.hash = 'd=768'")
-    page.wait_for_function("!document.getElementById('refused').hidden")
-    assert refused(page) == "d = 768 (its slider: 2 to 128)"
+    page.fill("#size-d", "1")
+    assert refused(page) == "d = 1 (its slider: 2 to 8192)"
 
 
 def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_shown(visit):
     page = visit(EXPLORER)
-    points = json.loads(page.locator("#measured").text_content())
+    points = json.loads(page.locator("#measured").text_content())["points"]
+    page.evaluate("for (const part of document.querySelectorAll('.explored')) part.open = true")
     assert {point["kind"] for point in points} == {"capacity", "associations", "classes"}
     for point in points[::7]:
         page.evaluate(SET, {size: point[size] for size in SIZES[:-1]})
@@ -257,32 +335,34 @@ def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_show
 
 
 def ends(page, name):
-    """The numbers that a bar writes, and where its parts end, in powers of ten on the axis."""
-    bar = page.locator(f"[data-bar^={name}]").first
+    """The numbers that a bar writes, and where its parts end, by the decades of the axis."""
+    bar = page.locator(f"[data-bar^='{name}']").first
     numbers = bar.locator("output").inner_text().replace(",", "").split(" to ")
     track = bar.locator(".track").bounding_box()
     boxes = [part.bounding_box() for part in bar.locator(".track i").all()]
     parts = [(box["x"] + box["width"] - track["x"]) / track["width"] for box in boxes]
-    return [int(number) for number in numbers], [10 ** (7 * part) for part in parts]
+    decades = page.locator("#chart .axis span").count() - 1
+    return [int(number) for number in numbers], [10 ** (decades * part) for part in parts]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_chart_draws_floor_and_ceiling_on_its_axis_from_three_starts(visit, width):
+def test_the_chart_draws_floor_and_ceiling_on_its_axis_from_each_start(visit, width):
     page = visit(EXPLORER, width)
-    starts = page.locator(".presets button")
-    assert starts.count() == 3
+    starts = page.locator(".presets button:visible")
+    assert starts.count() == 8
     for start in starts.all():
         start.click()
         assert start.get_attribute("aria-pressed") == "true"
         assert page.locator(".presets [aria-pressed=true]").count() == 1
-        sizes = {name: int(page.locator(f"#size-{name}").input_value()) for name in SIZES}
-        wanted = expected(**sizes)
         numbers, drawn = ends(page, "own_context_floor")
-        assert numbers == [wanted["own_context_floor"], wanted["own_context_ceiling"]]
         assert drawn == pytest.approx(numbers, rel=0.15)  # a pixel or two
-    starts.first.click()
+        if start.inner_text() not in MODELS:
+            sizes = {name: int(page.locator(f"#size-{name}").input_value()) for name in SIZES}
+            wanted = expected(**sizes)
+            assert numbers == [wanted["own_context_floor"], wanted["own_context_ceiling"]]
+    page.get_by_role("button", name="the layer of 80 weights").click()
     assert ends(page, "mha_capacity")[0] == [5]  # the five labels
-    ticks = page.locator(".axis span").all_inner_texts()
+    ticks = page.locator("#chart .axis span").all_inner_texts()
     assert (ticks[0], ticks[-1]) == ("1", "10M")
     chart, form = page.locator("#chart").bounding_box(), page.locator("#explorer").bounding_box()
     assert (chart["x"] > form["x"]) == (width > 800)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from ..checks import Range, check_integer, check_number, checked, reading, refuse
 from ..core import bounds
 from ..core.bounds import _low_rank
+from .data import wrapped
 
 _COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
 _EVERY = frozenset("qkvo")
@@ -48,15 +49,15 @@ class Capacity:
             f"{self.parameters:>13,} parameters, of which {self.trained:,} are trained",
             f"{self.effective:>13,} of these matter ({self.effective / self.trained:.3f})",
             f"{self.one_output:>13,} matter for one output, a ceiling of its real labels",
-            f"{'':13} ({self.proved})",
+            f"{'':12}({self.proved})",
             f"{'no' if self.floor is None else f'{self.floor:,}':>13} floor of these labels",
-            f"{'':13} ({self.floor_proved})",
+            f"{'':12}({self.floor_proved})",
         ]
         if self.deep is not None:
             where = "such layers, a ceiling (proved)"
             lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")
-            lines.append(f"{'':13} (with skip connections and a read-out, unlike above; no norm)")
-        return "\n".join([self.name, *lines])
+            lines.append(f"{'':12}(with skip connections and a read-out, unlike above; no norm)")
+        return wrapped([self.name, *lines])
 
 
 @checked
