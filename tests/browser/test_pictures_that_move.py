@@ -16,7 +16,7 @@ from attnmem.theory.independence import numerical_rank
 from tools.chapters import BOOK
 
 PICTURES = BOOK / "assets" / "pictures"
-FRAGMENTS = sorted(path for path in PICTURES.glob("*.html") if "template" not in path.name)
+FRAGMENTS = sorted(PICTURES.glob("*.html"))
 SCRIPTED = [path.stem for path in FRAGMENTS if "<script>" in path.read_text("utf-8")]
 STYLE = PICTURES.with_suffix(".css").read_text("utf-8")
 
@@ -53,9 +53,9 @@ def slide(page, name, value):
 
 
 def tree(page):
-    """The drawing without spaces between its elements."""
-    return page.eval_on_selector(
-        "svg", "svg => svg.outerHTML.replace(/\\s+(?=<)/g, '').replace(/ style=\"\"/g, '')"
+    """The drawings without spaces between their elements."""
+    return page.locator("svg").evaluate_all(
+        "all => all.map(svg => svg.outerHTML.replace(/\\s+(?=<)/g, '').replace(/ style=\"\"/g, ''))"
     )
 
 
@@ -240,3 +240,110 @@ def test_the_microscope_shows_what_float32_stores_and_what_its_rank_says(drawn):
         top, bottom = (float(tip.get_attribute("cy")) for tip in page.locator(".tip").all())
         inside = float(page.locator("g > .band").get_attribute("height")) >= bottom - top
         assert inside == (rank < 2)
+
+
+def drag(page, name, k, x=0, y=0, to=()):
+    """Drag the k-th element by so many pixels, or to a place."""
+    box = page.locator(name).nth(k).bounding_box()
+    start = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*(to or (start[0] + x, start[1] + y)), steps=5)
+    page.mouse.up()
+
+
+def taught(tokens, queries, wishes, fixed):
+    """Attention of both heads, each W = V + c u v^T as in the first chapter, with v found here."""
+    heads = []
+    for served, wish, signs in (([1, 2], wishes, (1, -1, 1)), ([3, 4], fixed, (1, -1, 1))):
+        others = [t for t in range(5) if t not in served]
+        blind = torch.linalg.svd(queries[served])[2][2:]
+        products = queries[others] @ blind.T
+        v = torch.linalg.pinv(products) @ torch.tensor(signs, dtype=torch.float64) @ blind
+        v = v - torch.linalg.pinv(queries[served]) @ (queries[served] @ v)
+        V = torch.linalg.pinv(tokens) @ wish.log().T @ torch.linalg.pinv(queries[served]).T
+        u = torch.tensor([0, 0, 1, 0], dtype=torch.float64)
+        logits = queries @ (V + 1e6 * torch.outer(u, v)).T @ tokens.T
+        heads.append(logits.softmax(1))
+    return torch.stack(heads, 1)
+
+
+def test_a_layer_is_taught_what_torch_computes(drawn):
+    page = drawn("teach", width=700)
+    data = json.loads(page.locator('script[type="application/json"]').text_content())
+    double = {"dtype": torch.float64}
+    tokens, queries = (torch.tensor(data[key], **double) for key in ("tokens", "queries"))
+    before, ranks = [], []
+
+    def check():
+        state = json.loads(page.locator(".pic").get_attribute("data-state"))
+        alpha, Z, labels, m = (
+            torch.tensor(state[key], **double) for key in ("attention", "rows", "labels", "readOut")
+        )
+        asked = queries.clone()
+        if "sum" in page.locator(".pic").get_attribute("class"):
+            asked[3] = queries[1] + queries[2]
+        expected = taught(tokens, asked, alpha[1:3, 0], alpha[3:5, 1])
+        close = {"atol": 1e-6, "rtol": 0}
+        torch.testing.assert_close(alpha[:5], expected, **close)
+        torch.testing.assert_close((alpha @ tokens).flatten(1), Z, **close)
+        torch.testing.assert_close(torch.linalg.pinv(Z) @ labels, m, atol=1e-6, rtol=1e-9)
+        torch.testing.assert_close(Z @ m, labels, **close)
+        assert numerical_rank(Z) == state["rank"]
+        assert abs(torch.linalg.svdvals(Z)[-1] - state["room"]) < 1e-6
+        assert page.locator(".label text.name").all_text_contents()[: len(labels)] == [
+            f"{round(y, 1) + 0:g}".replace("-", "−") for y in labels.tolist()
+        ]
+        before.append(labels)
+        ranks.append(state["rank"])
+
+    def key(k, *presses):
+        page.locator("input").nth(k).focus()
+        for press in presses:
+            page.keyboard.press(press)
+
+    def ring(t):
+        assert page.locator(".ring").count() == 1
+        return page.locator(".label").nth(t).get_attribute("class") == "label ring"
+
+    check()
+    drag(page, ".label", 1, x=40)
+    check()
+    assert (before[1] - before[0])[[0, 2, 3, 4]].abs().max() < 1e-9 < before[1][1] - before[0][1]
+    key(6, "Home")
+    assert ring(4)
+    check()
+    assert abs(before[2][4] + 8) < 1e-9
+    drag(page, ".mine", 0, x=25, y=-10)
+    check()
+    key(1, "ArrowRight", "ArrowDown", "ArrowLeft")
+    check()
+    page.click("text=start again")
+    triangle = page.locator("polygon").first.bounding_box()
+    weights = (0.36 / 0.6, 0.1, 0.3)  # near the line 0.06 + 0.54 (0.6 a_2 - 0.3 a_1) = 0
+    to = (
+        triangle["x"] + triangle["width"] * (weights[2] + weights[0] / 2),
+        triangle["y"] + triangle["height"] * (1 - weights[0]),
+    )
+    drag(page, ".mine", 0, to=to)
+    check()
+    assert "4 independent rows: label 5 = " in page.locator(".said").text_content()
+    drag(page, ".label", 3, x=20)
+    check()
+    assert (before[-1] - before[-2]).abs().min() > 0.01
+    page.click("text=start again")
+    page.click("text=a sixth question")
+    check()
+    drag(page, ".label", 5, x=-30)
+    check()
+    y = before[-1]
+    assert abs(y[5] - (y[2] + y[4] - y[0])) < 1e-9
+    assert (y - before[-2])[[1, 3]].abs().max() < 1e-9
+    page.click("text=question 4 :=")
+    key(0, "ArrowUp", "ArrowUp")
+    check()
+    page.click("text=start again")
+    check()
+    assert before[-1].tolist() == before[0].tolist()
+    assert ranks == [5, 5, 5, 5, 5, 4, 4, 5, 5, 5, 5]
+    assert page.faults == []

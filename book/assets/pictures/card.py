@@ -1,6 +1,6 @@
 """``python card.py`` draws the card that links to the book show.
 
-It is the picture of the front page, as Chromium draws it.
+It is the picture of the first chapter, as Chromium draws it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ PAGE = """<!doctype html><body><h1>How much can attention memorize?</h1>
 body {{ margin: 28px 60px; font-family: sans-serif; background: #fff; }}
 h1 {{ margin: 0; font-size: 46px; text-align: center; }}
 .pic {{ max-width: 890px !important; margin: 14px auto !important; }}
-figcaption, button {{ display: none !important; }}
+figcaption, .controls {{ display: none !important; }}
 </style><style>{}</style>{}"""
 
 
 def draw() -> None:
     """Draw the card in the 64 colours that it needs."""
     style = (HERE.parent / "pictures.css").read_text("utf-8")
-    picture = (HERE / "query-to-label.html").read_text("utf-8")
+    picture = (HERE / "teach.html").read_text("utf-8")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
