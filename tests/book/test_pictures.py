@@ -297,3 +297,10 @@ def test_terms_that_leave_a_bit_out_cancel_on_the_cube_and_queries_frame_their_p
         at = [map(int, found) for found in re.findall(pair, page("xor-queries"))]
         inside.append({second for x, y, _, second in at if u < x < u + w and v < y < v + h})
     assert inside == [{0, 1}, {1}, {0}]
+
+
+def test_two_heads_are_heard_by_as_many_numbers_as_depth_counts():
+    shown = page("audience")
+    for heads, total in (([2], "2 · (5 + 3) + 3 = 19"), ([1, 1], "5 + 5 + 5 + 3 + 3 = 21")):
+        assert f">{total}<" in shown
+        assert bounds.deep_ceiling(heads, 1, 1, 3) == int(total[-2:])
