@@ -1,6 +1,7 @@
 """The numbers in the pictures of book/assets/pictures are the library's."""
 
 import importlib.util
+import itertools
 import json
 import re
 
