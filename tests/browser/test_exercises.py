@@ -11,6 +11,7 @@ EXERCISES = {
     "sequences/xor": ("00111100", ("01101001", "parity"), "black"),
     "idea/depth": ("1", ("4", "50% count"), "wide"),
     "data/features": ("23", ("20", "both directions stay"), "many"),
+    "training/capacity": ("193", ("64", "too small"), "steep"),
     "training/growth": ("11", ("12", "11 already gives"), "wide"),
 }
 CHAPTERS = [page.removeprefix("book/notebooks/") for page in pages()]

@@ -122,6 +122,26 @@ def test_dials_of_growth_count_as_the_library_does(drawn):
     assert page.faults == []
 
 
+def test_the_valley_is_walked_with_two_step_sizes_and_left_with_a_third(drawn):
+    page = drawn("getting-there")
+    for size, steps, words in ((0.9, 20, "48% in the flat direction, 0%"), (1.8, 40, "5% in")):
+        slide(page, "#valley-size", size)
+        slide(page, "#valley-steps", steps)
+        assert words in page.locator(".left").text_content()
+        assert page.locator(".gradient circle").count() == steps + 1
+    slide(page, "#valley-size", 2.1)
+    assert "it grows" in page.locator(".left").text_content()
+
+
+def test_a_walk_over_the_fold_turns_round_at_it(drawn):
+    page = drawn("fold")
+    places = []
+    for v in (-0.5, 0, 0.5):
+        slide(page, "#fold-v", v)
+        places.append(float(page.locator("#fold-out").get_attribute("cx")))
+    assert places == [367.5, 400, 367.5]
+
+
 def test_the_staircase_steps_plays_pauses_and_is_complete_on_paper(drawn):
     page = drawn("staircase")
     free = page.locator(".cell.free")
