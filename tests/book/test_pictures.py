@@ -1,5 +1,6 @@
 """The numbers in the pictures of book/assets/pictures are the library's."""
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -11,9 +12,10 @@ import torch
 
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
-from attnmem.lab import experiments, fits
+from attnmem.lab import experiments, fits, models
 from attnmem.theory import counts
 from attnmem.theory.dana import offered_rank
+from attnmem.theory.independence import numerical_rank
 
 from tools.chapters import BOOK
 
@@ -255,6 +257,59 @@ def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
         expected = origin + ((own - origin) @ unit)[:, None] * unit
         torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
     torch.testing.assert_close(points("code", "same").expand(2, 2), feet[0])
+
+
+def percent(name, variant):
+    rows = experiments.table(name, "paper").query("variant == @variant")
+    return 100 * rows.groupby("d_h").accuracy.mean()
+
+
+def test_switches_show_the_stored_curves_of_all_trained_combinations_and_no_others():
+    """A switch is on where a model differs from the published code."""
+    shown = page("suspects")
+    drawn = dict(re.findall(r'data-key="(\d+)">.*?Z"/><path d="M([^"]+)"', shown))
+    variants = experiments.EXPERIMENTS["dana-exp2"].variants
+    code = models.VARIANTS["code"]
+    for variant in variants:
+        differs = [a != b for a, b in zip(models.VARIANTS[variant], code, strict=True)]
+        key = "".join(f"{int(differ)}" for differ in differs[:4])
+        curve = [[float(x) for x in dot.split()] for dot in drawn.pop(key).split("L")]
+        expected = percent("dana-exp2", variant)
+        assert [226 - 2.05 * y for y in expected] == pytest.approx([y for _, y in curve], abs=0.06)
+        gap = (expected - percent("dana-exp2", "code")).abs().max()
+        words = rf'{key}">.*?(up to {gap:.0f}|than {gap:.1f}) percent'
+        assert variant == "code" or re.search(words, shown)
+    assert drawn == {}
+
+
+def test_what_heads_cost_and_buy_is_drawn_as_counted_and_trained():
+    for kind, variant in (("own", "paper"), ("shared", "code")):
+        runs = experiments.runs("dana-exp2", "paper", 1, variant=variant)
+        counted = {run.d_h: models.parameter_count(run, tables=False) for run in runs}
+        heights = [224 - counted[width] / 40 for width in range(1, 11)]
+        assert heights == pytest.approx(points("parameters", kind)[:, 1].tolist(), abs=0.06)
+    bars = re.findall(r'width="([\d.]+)".*?>(\d+)%<', page("budget"))
+    expected = percent("dana-budget", "paper").tolist()
+    assert [float(bar) for bar, _ in bars] == pytest.approx([2.2 * y for y in expected], abs=0.06)
+    assert [int(words) for _, words in bars] == [round(y) for y in expected]
+
+
+def test_one_plane_for_all_heads_leaves_28_weights_that_count_of_64(double):
+    """As the chapter says of the layer of 80 weights: the rank of its derivative."""
+    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    X, e = draw(99, 4, 4), draw(99, 4)
+
+    def answers(Q, K, M, D):
+        logits = torch.einsum("td,hde,hce,tnc->htn", e @ D, Q, K, X @ D)
+        return torch.einsum("htn,tnd,hd->t", logits.softmax(-1), X @ D, M)
+
+    def count(dim, plane):
+        weights = draw(4, dim, 2), draw(4, dim, 2), draw(4, dim), plane
+        J = torch.func.jacrev(answers, (0, 1, 2, 3)[: 4 if dim < 4 else 3])(*weights)
+        return numerical_rank(torch.cat([j.flatten(1) for j in J], dim=1))
+
+    assert count(4, torch.eye(4)) == bounds.own_context_ceiling(4, 2, 4) == 64
+    assert count(2, draw(4, 2)) == bounds.own_context_ceiling(4, 2, 2) + 2 * (4 - 2) == 28
 
 
 def test_a_saturated_head_hardly_moves_and_is_above_the_limit_of_the_trainings():

@@ -197,6 +197,19 @@ def amounts_of_one_head(e, *amounts):
     return AoTWeights(embedding, positions, asks / two, asks, reads, writes.mT, W_U)
 
 
+def test_each_combination_of_four_switches_shows_its_curve_or_says_that_it_has_none(drawn):
+    page = drawn("suspects")
+    boxes = page.locator("[type=checkbox]").all()
+    trained = {"0000", "1000", "0100", "0010", "0001", "1110", "1111"}
+    for key in map("".join, itertools.product("01", repeat=4)):
+        for box, on in zip(boxes, key, strict=True):
+            box.set_checked(on == "1")
+        seen = page.locator(".curve >> visible=true")
+        assert [one.get_attribute("data-key") for one in seen.all()] == [
+            key if key in trained else None
+        ]
+
+
 def test_heads_nod_or_refuse_as_the_library_proves_and_what_balances_cancels(drawn):
     page, (cube, _) = drawn("cube"), every_parity(3)
     needed = {2: [0] * 4, 3: [0] * 4}
