@@ -371,3 +371,17 @@ def test_two_heads_are_heard_by_as_many_numbers_as_depth_counts():
     for heads, total in (([2], "2 · (5 + 3) + 3 = 19"), ([1, 1], "5 + 5 + 5 + 3 + 3 = 21")):
         assert f">{total}<" in shown
         assert bounds.deep_ceiling(heads, 1, 1, 3) == int(total[-2:])
+
+
+def test_bits_of_real_labels_are_drawn_as_the_library_counts_them():
+    shown = page("precision")
+    widths = [float(w) for w in re.findall(r'class="bit"[^>]* width="([\d.]+)"', shown)]
+    for k, error in enumerate((0.1, 0.01, 1e-8)):
+        one, all_of_them = (float(counts.error_to_bits(error**2, T)) for T in (1, 48))
+        row = shown.split(">to ")[k + 1]
+        assert [f"{one:.1f}", f"{all_of_them:,.0f}", f"{all_of_them / 80:.1f}"] == re.findall(
+            r">([\d.,]+)</text>", row
+        )
+        drawn, widths = widths[: int(one) + 1], widths[int(one) + 1 :]
+        assert sum(drawn) / 8 == pytest.approx(one, abs=0.05)
+    assert not widths
