@@ -12,9 +12,9 @@ import torch
 
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
-from attnmem.lab import experiments, fits, models
+from attnmem.lab import experiments, fits, models, searches
 from attnmem.theory import counts
-from attnmem.theory.dana import offered_rank
+from attnmem.theory.dana import circle, dependent_subset, offered_rank
 from attnmem.theory.independence import numerical_rank
 
 from tools.chapters import BOOK
@@ -245,6 +245,65 @@ def test_nine_steps_of_the_prism_span_three_dimensions_and_heads_stop_on_one_of_
         torch.testing.assert_close(start + share * (end - start), stop, atol=0.1, rtol=0)
     nine = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     assert [offered_rank(nine, heads, 10, 10) for heads in (1, 2)] == [3 + 3, 3 + 3 + 3]
+
+
+def test_four_pairs_go_through_all_maps_to_the_tokens_of_xor():
+    """As drawn: rows of F in two parts, their factors, and the sums whose sign is the token."""
+    shown = page("offers").replace("−", "-")
+    vectors = re.findall(r">\(([^()]+)\)</text>", shown)
+    F = tensor([[float(x) for x in vector.split(", ")] for vector in vectors]).reshape(5, 4)
+    F, factors = F[:4], F[4]
+    assert torch.linalg.matrix_rank(F) == 4
+    sums = re.findall(
+        r'x="352" y="\d+">(-?1)</text><text class="name" x="412" y="\d+">(\d)<', shown
+    )
+    assert [[float(x), int(token)] for x, token in sums] == [
+        [value, (1 - value) / 2] for value in (F @ factors).tolist()
+    ]
+    first, last = torch.cartesian_prod(torch.arange(2), torch.arange(2)).T
+    assert [int(token) for _, token in sums] == (first ^ last).tolist()
+    x = torch.eye(2, dtype=torch.float64)
+    steps = x[first] + 1 - x[last]  # the place of the first token adds (1, 1)
+    shares = tensor([0.5, 0.5, 0.25, 0.5])[:, None]
+    torch.testing.assert_close(F, torch.cat([x[last], x[last] + shares * steps], dim=1))
+    half = torch.cat([x[last], x[last] + steps / 2], dim=1)
+    assert torch.equal(half[0] + half[3], half[1] + half[2])
+
+
+def test_pairs_to_blame_and_lines_of_labels_are_the_librarys():
+    blamed = re.findall(r'class="blamed".*?>([abc])([abc])<', page("blame"))
+    pairs = torch.tensor([["abc".index(token) for token in pair] for pair in blamed])
+    nine = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+    found = nine[dependent_subset(nine, heads=1, head_dim=10, dim=10)]
+    assert sorted(pairs.tolist()) == found.tolist()
+    assert f"{len(pairs)} pairs to blame" in page("blame")
+    shown = page("pairs")
+    for name, line in {
+        "count": lambda H: bounds.aot_capacity(H, 10, 10),
+        "made": lambda H: 10 + bounds.own_context_floor(H, 10, 10),
+        "ceiling": lambda H: bounds.sequences_ceiling(H, 10, 10, 50, 2, trained=True),
+    }.items():
+        drawn = re.search(rf'class="{name}" d="M([^"]+)"', shown)[1].split("L")
+        heights = [232 - line(H) / 7 for H in range(1, 9)]
+        assert heights == pytest.approx([float(at.split()[1]) for at in drawn], abs=0.06)
+    rows = searches.found("dana-capacity", "paper").query("d == 10 and d_h == 10")
+    crosses = re.findall(r"M([\d.]+) ([\d.]+)l10 10", shown)
+    at = tensor([[float(x) for x in cross] for cross in crosses])
+    expected = [
+        [52 + 36 * (H - 1) - 5, 227 - T / 7] for H, T in zip(rows.H, rows.memorized, strict=True)
+    ]
+    torch.testing.assert_close(at, tensor(expected), atol=0.06, rtol=0)
+
+
+def test_a_target_on_the_circle_is_ahead_of_its_neighbours_by_what_is_said():
+    W_U = circle(10)
+    lead = 1 - (W_U @ W_U[2]).sort().values[-2]
+    assert f"the lead is {lead:.2f}" in page("circle")
+    drawn = re.findall(r'class="(?:token|right)" cx="([\d.]+)" cy="([\d.]+)"', page("circle"))
+    expected = tensor([150, 146]) + 108 * W_U * tensor([1, -1])
+    torch.testing.assert_close(
+        tensor([[float(x) for x in at] for at in drawn]), expected, atol=0.06, rtol=0
+    )
 
 
 def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
