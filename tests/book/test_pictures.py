@@ -100,6 +100,24 @@ def test_the_first_chapters_compute_the_picture_with_vectors_chosen_by_hand(doub
     torch.testing.assert_close(Z, tensor(data["features"]))
 
 
+def test_what_the_first_chapter_draws_is_the_layer_that_was_taught():
+    data = numbers("teach")
+    shown = page("equations")
+    values = itertools.chain(*data["features"], data["read_out"], data["labels"])
+    for value in values:
+        assert f">{round(value, 2) + 0:g}</text>".replace("-", "−") in shown
+    blind = page("blind").split("head 2:")
+    for half, v in zip(blind, ([9, 6, -14, -4], [-3, 21, 0, -11]), strict=True):
+        for t, product in enumerate((tensor(data["queries"]) @ tensor(v)).tolist(), start=1):
+            place = re.search(rf'<circle cx="([\d.]+)"[^>]*/><text[^>]*>{t}</text>', half)
+            assert float(place[1]) == pytest.approx(214 + 13 * product, abs=0.06)
+    marks = re.findall(r'<circle class="mark" cx="(\S+)" cy="(\S+)"', page("lead"))
+    corners = tensor([[350, 48], [295, 158], [405, 158]])
+    for lead, mark in zip([0, 1, 2, 3, 5], marks, strict=True):
+        expected = tensor([0, lead, 0]).softmax(0) @ corners
+        torch.testing.assert_close(tensor([*map(float, mark)]), expected, atol=0.06, rtol=0)
+
+
 def test_read_outs_of_two_rows_meet_their_labels_where_the_lines_cross():
     data = numbers("independent-rows")
     rows, labels = (tensor(data["independent"][key]) for key in ("rows", "labels"))

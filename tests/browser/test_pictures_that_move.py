@@ -380,3 +380,15 @@ def test_a_layer_is_taught_what_torch_computes(drawn):
     assert before[-1].tolist() == before[0].tolist()
     assert ranks == [5, 5, 5, 5, 5, 4, 4, 5, 5, 5, 5]
     assert page.faults == []
+
+
+def test_a_head_saturates_as_its_lead_grows(drawn):
+    page = drawn("lead")
+    for lead in (0, 1.1, 5.3, 10):
+        slide(page, "#lead-by", lead)
+        weights = torch.tensor([0.0, lead, 0.0]).double().softmax(0).tolist()
+        shown = [float(word) for word in page.locator(".weight").all_text_contents()]
+        assert shown == pytest.approx(weights, abs=5e-3)
+        heights = page.locator(".bar").evaluate_all("all => all.map(bar => bar.height.baseVal.value)")
+        assert heights == pytest.approx([80 * weight for weight in weights], abs=0.06)
+    assert page.faults == []
