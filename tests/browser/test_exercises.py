@@ -9,6 +9,7 @@ from tools.chapters import ARGUMENT, pages
 # Of each chapter: a right answer, a wrong one with words of its reply, and nonsense.
 EXERCISES = {
     "sequences/apart": ("3", ("2", "has rank 12"), "none"),
+    "idea/by-hand": ("1, 0, 4, -2", ("9, 6, -14, 4", "it is not orthogonal to it"), "far"),
     "sequences/code": ("7", ("4", "500 parameters"), "none"),
     "training/bits": ("0.5", ("0.25", "holds 2.0 of 4 bits"), "half"),
     "sequences/xor": ("00111100", ("01101001", "parity"), "black"),

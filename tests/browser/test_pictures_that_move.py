@@ -389,6 +389,8 @@ def test_a_head_saturates_as_its_lead_grows(drawn):
         weights = torch.tensor([0.0, lead, 0.0]).double().softmax(0).tolist()
         shown = [float(word) for word in page.locator(".weight").all_text_contents()]
         assert shown == pytest.approx(weights, abs=5e-3)
-        heights = page.locator(".bar").evaluate_all("all => all.map(bar => bar.height.baseVal.value)")
+        heights = page.locator(".bar").evaluate_all(
+            "all => all.map(bar => bar.height.baseVal.value)"
+        )
         assert heights == pytest.approx([80 * weight for weight in weights], abs=0.06)
     assert page.faults == []
