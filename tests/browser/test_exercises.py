@@ -16,6 +16,7 @@ EXERCISES = {
     "idea/depth": ("1", ("4", "50% count"), "wide"),
     "data/features": ("23", ("20", "both directions stay"), "many"),
     "training/capacity": ("193", ("64", "too small"), "steep"),
+    "training/turns": ("1744", ("1992", "too few"), "few"),
     "training/growth": ("11", ("12", "11 already gives"), "wide"),
 }
 CHAPTERS = [page.removeprefix("book/notebooks/") for page in pages()]
