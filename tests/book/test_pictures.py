@@ -462,3 +462,13 @@ def test_bits_of_real_labels_are_drawn_as_the_library_counts_them():
         drawn, widths = widths[: int(one) + 1], widths[int(one) + 1 :]
         assert sum(drawn) / 8 == pytest.approx(one, abs=0.05)
     assert not widths
+
+
+def test_a_flat_sheet_misses_the_label_that_a_fold_reaches():
+    """Oblique drawing: the third input lies at the sum of the first two, its label one higher."""
+    dots = {mark: points("flat", mark) for mark in ("dot", "got", "want")}
+    first, second = dots["dot"][:2]
+    origin = tensor([20, 150])  # of the left panel
+    torch.testing.assert_close(dots["got"][0], first + second - origin)
+    assert dots["want"][0, 0] == dots["got"][0, 0]
+    assert dots["want"][0, 1] < dots["got"][0, 1]

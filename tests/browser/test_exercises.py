@@ -10,6 +10,7 @@ from tools.chapters import ARGUMENT, pages
 EXERCISES = {
     "sequences/apart": ("3", ("2", "has rank 12"), "none"),
     "idea/by-hand": ("1, 0, 4, -2", ("9, 6, -14, 4", "it is not orthogonal to it"), "far"),
+    "training/mlp": ("130", ("120", "have 3,796"), "many"),
     "sequences/code": ("7", ("4", "500 parameters"), "none"),
     "training/bits": ("0.5", ("0.25", "holds 2.0 of 4 bits"), "half"),
     "sequences/xor": ("00111100", ("01101001", "parity"), "black"),
