@@ -8,10 +8,12 @@ import re
 import pytest
 import torch
 
-from attnmem import AoTWeights, aot
+from attnmem import AoTWeights, aot, mha
 from attnmem.core import bounds
 from attnmem.theory.dana import every_parity, impossible_subset
+from attnmem.theory.fitting import levenberg_marquardt
 from attnmem.theory.independence import numerical_rank
+from attnmem.theory.tangents import ScalarHeads, tangents
 
 from tools.chapters import BOOK
 
@@ -26,13 +28,14 @@ def drawn(chromium):
     """A function that opens a fragment alone; what goes wrong is in its ``faults``."""
     contexts = []
 
-    def opened(name, width=390, **more):
+    def opened(name, width=390, hash="", **more):
         contexts.append(chromium.new_context(viewport={"width": width, "height": 900}, **more))
         page = contexts[-1].new_page()
         page.faults = []
         page.on("console", lambda message: page.faults.append(message.text))
         page.on("pageerror", lambda error: page.faults.append(str(error)))
         picture = (PICTURES / f"{name}.html").read_text(encoding="utf-8")
+        page.evaluate("hash => (location.hash = hash)", hash)
         page.set_content(f"<style>{STYLE}</style>{picture}")
         return page
 
@@ -394,3 +397,68 @@ def test_a_head_saturates_as_its_lead_grows(drawn):
         )
         assert heights == pytest.approx([80 * weight for weight in weights], abs=0.06)
     assert page.faults == []
+
+
+def filled(page, ended=False):
+    """What the page computes with: weights, contexts, queries, labels, and all of its state."""
+    if ended:
+        page.wait_for_function("document.querySelector('figure').state.stop", timeout=60_000)
+    state = page.evaluate("document.querySelector('figure').state")
+    w, data = (torch.tensor(state[name], dtype=torch.float64) for name in ("w", "data"))
+    heads = ScalarHeads(*w[:64].view(2, 4, 4, 2), w[64:].view(4, 4))
+    return heads, data[:, :16].unflatten(1, (4, 4)), data[:, 16:20], data[:, 20], state
+
+
+@pytest.mark.parametrize(
+    ("T", "seed", "end"),
+    [(T, seed, "met") for T, seed in ((1, 1), (5, 9), (20, 1), (20, 4), (33, 2), (34, 3), (48, 5))]
+    + [(48, 1, "met"), (70, 1, ""), (80, 2, "")],
+)
+def test_a_layer_of_80_weights_learns_in_the_page_as_in_the_library(drawn, T, seed, end):
+    page = drawn("fill", reduced_motion="reduce", hash=f"T={T}&by=lm&seed={seed}")
+    start, *data, state = filled(page)
+    answers = torch.tensor(state["answers"], dtype=torch.float64)
+    torch.testing.assert_close(mha(start.layer(), *data[:2])[:, 0], answers, atol=1e-9, rtol=0)
+    assert (len(data[2]), state["seed"]) == (T, seed)
+    page.evaluate("document.querySelector('figure').dataset.steps = 3")
+    page.click("button")
+    after, *_, state = filled(page, ended=True)
+    fit = levenberg_marquardt(start, *data, steps=3)
+    torch.testing.assert_close(fit.weights, after, atol=1e-7, rtol=0)
+    assert (len(state["errors"]) - 1, state["errors"][-1]) == (fit.steps, pytest.approx(fit.error))
+    J = torch.cat(tangents(after, *data[:2]).parts(), 1)
+    assert state["rank"] == numerical_rank(J) == min(T, 64)
+    page.evaluate("document.querySelector('figure').dataset.steps = 200")
+    page.eval_on_selector("#fill-T", "slider => slider.dispatchEvent(new Event('input'))")
+    page.click("button")
+    state = filled(page, ended=True)[-1]
+    assert (state["stop"] == "met") == (end == "met")
+    assert page.locator(".runs text").last.get_attribute("class") == end
+    assert page.evaluate("location.hash") == f"#T={T}&by=lm&seed={seed}"
+
+
+def test_silent_twins_answer_nothing_and_magnified_steps_reach_any_labels(drawn):
+    page = drawn("fill", hash="T=24&by=twins")
+    slide(page, "#fill-eps", 8)
+    heads, *data, state = filled(page)
+    near = heads._replace(mu=heads.mu * 1e-2)
+    for weights in near[:2]:
+        assert (weights[::2] - weights[1::2]).abs().max() > 0
+    answers = torch.tensor(state["answers"], dtype=torch.float64)
+    torch.testing.assert_close(mha(heads.layer(), *data[:2])[:, 0], answers, atol=1e-9, rtol=0)
+    assert (answers - data[2]).abs().max() < 0.1
+    assert (mha(near.layer(), *data[:2]) * 10).abs().max() < 1
+    slide(page, "#fill-eps", 20)
+    assert (torch.tensor(filled(page)[-1]["answers"]) - data[2]).abs().max() < 1e-5
+
+
+def test_adam_learns_in_the_page_too_and_a_second_press_draws_other_labels(drawn):
+    page = drawn("fill", hash="T=12&by=adam&seed=2")
+    page.click("button")
+    first = filled(page, ended=True)
+    page.click("button")
+    second = filled(page, ended=True)
+    assert first[-1]["stop"] == second[-1]["stop"] == "met"
+    assert (first[-1]["seed"], second[-1]["seed"]) == (2, 3)
+    assert page.locator(".runs .met").count() == 2
+    assert "All 12 labels fit" in page.locator("p").text_content()
