@@ -15,7 +15,7 @@ from attnmem.core.memorize import SATURATED
 from attnmem.lab import experiments, fits, models, searches
 from attnmem.theory import counts
 from attnmem.theory.dana import circle, dependent_subset, offered_rank
-from attnmem.theory.independence import numerical_rank
+from attnmem.theory.independence import kruskal_rank, numerical_rank
 
 from tools.chapters import BOOK
 
@@ -122,15 +122,40 @@ def test_read_outs_of_two_rows_meet_their_labels_where_the_lines_cross():
     data = numbers("independent-rows")
     rows, labels = (tensor(data["independent"][key]) for key in ("rows", "labels"))
     torch.testing.assert_close(
-        torch.linalg.solve(rows, labels.T).T, tensor(data["independent"]["read_outs"])
+        torch.linalg.solve(rows, labels), tensor(data["independent"]["read_out"])
     )
     first, second = data["dependent"]["rows"]
     assert second == [2 * value for value in first]
-    assert data["dependent"]["only"] == 2 * data["dependent"]["labels"][0]
-    shown = page("independent-rows")
-    for values, read_out in zip(labels.int().tolist(), [(1, 2), (2, 0)], strict=True):
-        assert f"labels {values[0]} and {values[1]}:" in shown
-        assert f"m = {read_out}" in shown
+    assert data["dependent"]["only"] == 2 * data["independent"]["labels"][0]
+    unit = tensor([59.1, -47])  # of the drawing, whose origin is at (67.3, 213.5)
+    lines = re.findall(
+        r'class="(?:one|two)" d="M(\S+) (\S+)L(\S+) (\S+)"', page("independent-rows")
+    )
+    drawn = [*zip([[2, 1], [1, 2], [2, 1], [4, 2]], [4, 5, 4, 5], lines, strict=True)]
+    for row, label, ends in drawn:
+        points = (tensor([*map(float, ends)]).view(2, 2) - tensor([67.3, 213.5])) / unit
+        assert ((points @ tensor(row) - label).abs() < 0.01).all()
+
+
+def test_knobs_are_columns_of_the_pseudoinverse_and_near_rows_meet_far_away():
+    data = numbers("teach")
+    knobs = torch.linalg.pinv(tensor(data["features"]))
+    paths = re.findall(r'class="bars( sum)?" d="(.*?)"', page("knobs"))
+    heights = [tensor([-float(h) for h in re.findall(r"v(\S+?)h", path)]) for _, path in paths]
+    torch.testing.assert_close(torch.stack(heights[:5]) / 12, knobs.T, atol=0.01, rtol=0)
+    torch.testing.assert_close(heights[5] / 8, tensor(data["read_out"]), atol=0.01, rtol=0)
+    met = re.findall(r'class="met" cx="(\S+)" cy="(\S+)"', page("near"))
+    for gap, place in zip([1, 1 / 2, 1 / 4], met, strict=True):
+        read_out = torch.linalg.solve(tensor([[1, 1], [1, 1 + gap]]), tensor([0, 1]))
+        assert tensor([*map(float, place)]).tolist() == [
+            322 + 62 * read_out[0],
+            292 - 62 * read_out[1],
+        ]
+        assert re.search(rf"\(−{1 / gap:g}, {1 / gap:g}\)", page("near"))
+    rank = [
+        kruskal_rank(tensor(set_)) for set_ in ([[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 1], [2, 0]])
+    ]
+    assert [int(k) for k in re.findall(r"rank 2, Kruskal rank (\d)", page("kruskal"))] == rank
 
 
 def test_what_was_trained_stands_on_the_ruler_only_where_every_run_met_its_labels():

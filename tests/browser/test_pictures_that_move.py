@@ -462,3 +462,22 @@ def test_adam_learns_in_the_page_too_and_a_second_press_draws_other_labels(drawn
     assert (first[-1]["seed"], second[-1]["seed"]) == (2, 3)
     assert page.locator(".runs .met").count() == 2
     assert "All 12 labels fit" in page.locator("p").text_content()
+
+
+def test_a_new_label_slides_the_crossing_along_the_other_line(drawn):
+    page = drawn("independent-rows")
+    for label in (2, 4.5, 8):
+        slide(page, "#rows-label", label)
+        m = torch.linalg.solve(torch.tensor([[2.0, 1], [1, 2]]), torch.tensor([4.0, label]))
+        shown = page.locator(".at tspan").all_text_contents()
+        assert [float(x.replace("−", "-")) for x in shown] == pytest.approx(m.tolist(), abs=5e-3)
+        place = page.locator(".met").evaluate(
+            "dot => { const at = new DOMPoint(dot.cx.baseVal.value, dot.cy.baseVal.value);"
+            " const to = at.matrixTransform(dot.parentNode.transform.baseVal[0].matrix);"
+            " return [to.x, to.y]; }"
+        )
+        expected = torch.tensor([67.3, 213.5]) + torch.tensor([59.1, -47]) * m
+        assert place == pytest.approx(expected.tolist(), abs=0.2)
+        verdict = " ".join(page.locator(".verdict").all_text_contents())
+        assert ("one line" in verdict) == (label == 8)
+    assert page.faults == []

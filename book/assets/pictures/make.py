@@ -160,7 +160,16 @@ def with_numbers(page: str, data: dict) -> str:
 
 # --- stills: what scripts draw first, for paper and without scripts -------
 
-SCRIPTED = ("teach", "lead", "ruler", "xor", "staircase", "looking-away", "fill")
+SCRIPTED = (
+    "teach",
+    "lead",
+    "independent-rows",
+    "ruler",
+    "xor",
+    "staircase",
+    "looking-away",
+    "fill",
+)
 DRAWING = re.compile(r"<svg .*?</svg>", re.S)
 
 
