@@ -133,6 +133,6 @@ addEventListener("DOMContentLoaded", () => {
     });
     place.hidden = false;
     for (const stream of place.closest(".cell").querySelectorAll(".output.stream"))
-      stream.hidden = /^no answer yet\s*$/.test(stream.textContent);
+      stream.hidden = /^no answer yet\s*$/.test(stream.querySelector("pre").textContent);
   }
 });
