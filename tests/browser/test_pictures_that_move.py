@@ -145,6 +145,23 @@ def test_a_walk_over_the_fold_turns_round_at_it(drawn):
     assert places == [367.5, 400, 367.5]
 
 
+def test_a_push_moves_the_free_head_and_hardly_the_saturated_one(drawn):
+    page = drawn("trained-turns")
+    slide(page, "#turns-push", 2.5)
+    moved = []
+    for kind, before, off in (
+        ("free", [0.5, 0.3, 0.2], 6e-3),
+        ("full", [0.995, 0.003, 0.002], 6e-4),
+    ):
+        pushed = torch.softmax(torch.tensor(before).log() + torch.tensor([2.5, 0, 0]), 0)
+        shown = [float(text) for text in page.locator(f".{kind} text").all_text_contents()[-3:]]
+        assert shown == pytest.approx(pushed.tolist(), abs=off)
+        ring, dot = (page.locator(f".{kind} .{moment}") for moment in ("before", "after"))
+        moved.append(float(ring.get_attribute("cy")) - float(dot.get_attribute("cy")))
+    assert moved[0] > 40
+    assert 0 < moved[1] < 1
+
+
 def test_the_staircase_steps_plays_pauses_and_is_complete_on_paper(drawn):
     page = drawn("staircase")
     free = page.locator(".cell.free")
