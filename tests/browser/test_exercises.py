@@ -8,7 +8,7 @@ from tools.chapters import ARGUMENT, pages
 
 # Of each chapter: a right answer, a wrong one with words of its reply, and nonsense.
 EXERCISES = {
-    "sequences/apart": ("3", ("2", "has rank 12"), "none"),
+    "sequences/apart": ("3", ("2", "of F is 12"), "none"),
     "idea/independent-rows": ("-1", ("-6", "misses a label by 1.25"), "tied"),
     "idea/by-hand": ("1, 0, 4, -2", ("9, 6, -14, 4", "it is not orthogonal to it"), "far"),
     "training/mlp": ("130", ("120", "have 3,796"), "many"),
