@@ -16,6 +16,7 @@ from attnmem.lab import experiments, fits, models, searches
 from attnmem.theory import counts
 from attnmem.theory.dana import circle, dependent_subset, offered_rank
 from attnmem.theory.independence import kruskal_rank, numerical_rank
+from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
 
 from tools.chapters import BOOK
 
@@ -239,12 +240,47 @@ def test_a_fragment_stands_alone_and_says_what_it_shows(name):
 def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
     drawn = page("most").split("<title")[1]
     stored, seen = drawn.count('class="free"'), drawn.count('class="follows"')
-    dim, head_dim = 5, 2
+    dim, head_dim = 4, 2
     weights = 2 * dim * head_dim + dim
     matter = bounds.own_context_ceiling(1, head_dim, dim)
     assert (stored, seen) == (weights + matter, dim**2 + dim - matter)
     assert f">{weights} weights<" in drawn
-    assert f">{matter} matter<" in drawn
+    assert f">{matter} count<" in drawn
+    assert f"only {4 * matter} of the {4 * weights} weights" in drawn
+
+
+def test_two_answers_of_one_parameter_draw_the_curve_and_miss_the_ring(double):
+    drawn = page("sheet")
+    at = re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", re.search(r'class="curve" d="(.*?)"', drawn)[1])
+    outputs = []
+    for w in torch.arange(-60, 61) / 10:
+        heads = ScalarHeads(*torch.tensor([[[[w]]], [[[1.0]]]]), torch.ones(1, 1))
+        queries = torch.tensor([[1.6], [0.5]])
+        outputs.append(scalar_outputs(heads, torch.tensor([[-1.0], [1.0]]), queries))
+    places = torch.stack(outputs) * 90 * torch.tensor([1, -1]) + torch.tensor([130, 122])
+    found = tensor([[float(x) for x in pair] for pair in at])
+    torch.testing.assert_close(found, places, atol=0.06, rtol=0)
+    ring = tensor([float(x) for x in re.search(r'want" cx="(\S+)" cy="(\S+)"', drawn).groups()])
+    assert (found - ring).norm(dim=1).min() > 20
+
+
+def test_twins_are_silent_and_ten_times_a_small_step_is_the_labels(double):
+    drawn, data = page("twins"), numbers("twins")
+    E, e, y, q, k, mu = (
+        tensor(data[name]) for name in ("tokens", "queries", "labels", "W_Q", "W_K", "mu")
+    )
+    twins = ScalarHeads(q.expand(2, 2, 1), k.expand(2, 2, 1), torch.stack([mu, -mu]))
+    at = tangents(twins, E, e)
+    moved = twins.moved(at.transposed(torch.linalg.solve(at.gram(), y)), 0.1)
+    answers = scalar_outputs(moved, E, e)
+    totals = [*[0.0] * 3, *answers.tolist(), *(10 * answers).tolist()]
+    assert at.outputs.abs().max() < 1e-12
+    found = [text.replace("−", "-") for text in re.findall(r'total" [^>]*>([^<]+)<', drawn)]
+    assert [float(x) for x in found] == pytest.approx(totals, abs=6e-3)
+    single = [scalar_outputs(ScalarHeads(*(w[h : h + 1] for w in moved)), E, e) for h in (0, 1)]
+    for kind, alone in zip(("one", "two"), single, strict=True):
+        high = re.findall(rf'class="{kind}" [^>]*height="([\d.]+)"', drawn)[3:]
+        torch.testing.assert_close(tensor([*map(float, high)]), 26 * alone.abs(), atol=0.06, rtol=0)
 
 
 def test_dots_in_the_valley_are_gradient_steps_and_the_line_a_newton_step():

@@ -169,6 +169,7 @@ SCRIPTED = (
     "staircase",
     "looking-away",
     "fill",
+    "sheet",
 )
 DRAWING = re.compile(r"<svg .*?</svg>", re.S)
 
