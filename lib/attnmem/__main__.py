@@ -7,21 +7,25 @@ import functools
 import json
 import math
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from .checks import refuse
+from .checks import need, refuse
 from .lab import experiments
 from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
 from .lab.store import Rows
 from .lab.study import ALL, Selection, Study
 from .papers import papers
 from .yours.capacity import capacity, from_config
+from .yours.data import wrapped
 from .yours.examine import examine
-from .yours.files import ALLOWED, TAKES, load
+from .yours.files import ALLOWED, TAKES, Loaded, load
+from .yours.memorize import memorize
 
 _GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -56,7 +60,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     run.add_argument("--tf32", action="store_true", help="allow TF32 products; rows of their own")
     _add_yours(commands)
     doers = {"list": _list, "status": _status, "run": _run}
-    return parser, doers | {"capacity": _capacity, "examine": _examine}
+    return parser, doers | {"capacity": _capacity, "examine": _examine, "memorize": _memorize}
 
 
 def _field(text: str) -> tuple[str, int | float]:
@@ -173,13 +177,15 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
     count.add_argument("--rope", action="store_true", help="rotary positions")
     count.add_argument("--norm", action="store_true", help="tokens come from a LayerNorm")
     look = commands.add_parser("examine", help="what holds for your data, and what a layer meets")
-    _add_file(look)
-    look.add_argument("--heads", type=int, help="number of heads H")
-    look.add_argument("--head-dim", type=int, help="width of a head (default: d)")
+    _add_file(look, heads_needed=False)
     look.add_argument("--samples", type=int, default=1000, help="subsets drawn (default: 1000)")
-    look.add_argument("--seed", type=int, default=0)
     look.add_argument("--picture", metavar="FILE", help="draw bounds and ranks: .png, .svg, .pdf")
-    look.add_argument("--json", action="store_true", help="print JSON instead of the report")
+    look.add_argument("--details", action="store_true", help="also what was read, and the report")
+    look.add_argument("--json", action="store_true", help="print JSON instead")
+    store = commands.add_parser("memorize", help="weights of a layer that stores your labels")
+    _add_file(store, heads_needed=True)
+    store.add_argument("--out", required=True, help="a new file, .safetensors")
+    store.add_argument("--partial", action="store_true", help="write weights that miss some labels")
 
 
 def _capacity(given: argparse.Namespace) -> int:
@@ -193,14 +199,17 @@ def _capacity(given: argparse.Namespace) -> int:
     return 0
 
 
-def _add_file(command: argparse.ArgumentParser) -> None:
-    """The file of examples and how it is read; defaults are those of load()."""
+def _add_file(command: argparse.ArgumentParser, heads_needed: bool) -> None:
+    """The file of examples and how it is read, with the defaults of load(); sizes of the layer."""
+    command.add_argument("--heads", type=int, required=heads_needed, help="number of heads H")
+    command.add_argument("--head-dim", type=int, help="width of a head (default: d)")
+    command.add_argument("--seed", type=int, default=0)
     command.add_argument("file", help=f"{', '.join(TAKES)}, or - for a CSV from a pipe")
     table = command.add_argument_group("tables (csv, tsv, -; npy takes --tokens alone)")
     add = table.add_argument
     add("--label", "--labels", metavar="NAME", help="column (default: the last) or array of labels")
     add("--label-kind", choices=ALLOWED["label_kind"], help="default: decimals are real")
-    add("--columns", metavar="A,B", type=_names, help="default: numbers, and words of few values")
+    add("--columns", metavar="A,B", help="default: numbers, and words of few values")
     gaps = "those with gaps (default: few of both)"
     add("--drop-missing", choices=ALLOWED["drop_missing"], help=gaps)
     add("--tokens", type=int, help="cut each row into so many (default: about sqrt(width))")
@@ -210,25 +219,34 @@ def _add_file(command: argparse.ArgumentParser) -> None:
         arrays.add_argument(f"--{role}", metavar="NAME", help=f"the array of {role}")
 
 
-def _names(text: str) -> list[str]:
-    """Names between commas, in quotes if they hold one."""
-    return [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+def _read(given: argparse.Namespace) -> tuple[Loaded, str]:
+    """The data, and the words that ask for them."""
+    options = {name: vars(given)[name] for names in TAKES.values() for name in names}
+    said = [
+        f"--{name.replace('_', '-')}={x}" for name, x in options.items() if type(x) in (int, str)
+    ]
+    said += {None: [], True: ["--header"], False: ["--no-header"]}[given.header]
+    if given.columns:  # between commas, in quotes if one is in a name
+        names = next(csv.reader([given.columns], skipinitialspace=True))
+        options["columns"] = [name.strip() for name in names]
+    return load(given.file, **options), shlex.join([given.file, *said])
 
 
 def _examine(given: argparse.Namespace) -> int:
-    chosen = vars(given)
     if given.picture and given.heads is None:
         refuse("--picture", given.picture, "--heads too, so that there is something to draw")
-    reading = {name for names in TAKES.values() for name in names}
-    data = load(given.file, **{name: chosen[name] for name in reading})
-    sizes = {name: chosen[name] for name in ("heads", "head_dim", "samples", "seed")}
+    data, words = _read(given)
+    sizes = {name: vars(given)[name] for name in ("heads", "head_dim", "samples", "seed")}
     found = examine(*data[:3], mask=data.mask, **sizes, say=_bar)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     if given.json:
         print(json.dumps({"read": data.summary} | json.loads(found.to_json()), indent=2))
     else:
-        print(data, found, sep="\n\n")
+        print(wrapped([f"data        {data.brief}", f"layer       {found.holds()}"]))
+        sizes = f"--heads {found.wanted} --head-dim {found.head_dim} --out weights.safetensors"
+        print(f"next        python -m attnmem memorize {words} {sizes}")  # in one piece
+        print(*["", data, "", found.details] * given.details, sep="\n", end="\n" * given.details)
     if given.picture:
         from matplotlib.figure import Figure
 
@@ -238,14 +256,33 @@ def _examine(given: argparse.Namespace) -> int:
     return 0
 
 
+def _memorize(given: argparse.Namespace) -> int:
+    out = Path(given.out)
+    if out.exists() or out.suffix != ".safetensors" or not out.parent.is_dir():
+        got = f"{given.out!r}, which exists" if out.exists() else repr(given.out)
+        refuse("--out", got, "a new file in a folder that exists, named .safetensors")
+    data, _ = _read(given)
+    sizes = {"heads": given.heads, "head_dim": given.head_dim or data.queries.shape[-1]}
+    say = functools.partial(print, "...", file=sys.stderr, flush=True)
+    found = memorize(*data[:3], **sizes, seed=given.seed, mask=data.mask, say=say)
+    stored = f"{found.count} of {len(found.met)} labels, by {found.how}"
+    if found.count < len(found.met) and not given.partial:
+        raise ValueError(f"nothing written, only {stored}: {found.reason}; --partial writes them")
+    weights = {name: tensor.contiguous() for name, tensor in found.weights._asdict().items()}
+    classes = found.classes and {"classes": json.dumps([*map(str, found.classes)])}
+    need("safetensors.torch").save_file(weights, out, metadata=classes)
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in weights.items())
+    lines = [f"data        {data.brief}", f"stored      {stored}", f"weights     {out}: {shapes}"]
+    print(wrapped(lines))
+    means = "the largest is the class, as in the metadata" if classes else "the labels"
+    print(f"load        mha(MHAWeights(**load_file({given.out!r})), contexts, queries)  # {means}")
+    return 0
+
+
 def _bar(done: int, of: int, step: str) -> None:
-    """A bar on a terminal; elsewhere, a line for each step."""
-    if sys.stderr.isatty():
-        filled = 20 * done // of
-        shown = f"\r\x1b[K[{'#' * filled}{'.' * (20 - filled)}] {step}"
-        print(shown[:100], end="", file=sys.stderr, flush=True)
-    else:
-        print(f"... {done + 1} of {of}: {step}", file=sys.stderr, flush=True)
+    """A line for each step; on a terminal in place of the one before."""
+    ends = ("\x1b[K", "\r") if sys.stderr.isatty() else ("", "\n")
+    print(f"... {done + 1} of {of}: {step[:70]}{ends[0]}", end=ends[1], file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -5,14 +5,17 @@ import io
 import json
 import random
 import re
+import shlex
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from attnmem import MHAWeights, mha
 from attnmem import __main__ as command
 from attnmem.yours import examine, memorize
 from attnmem.yours.data import as_data, cut
@@ -415,29 +418,99 @@ def call(capsys):
     return run
 
 
-def test_each_report_begins_with_what_was_read(tmp_path, call, monkeypatch):
+def test_each_answer_begins_with_what_was_read(tmp_path, call, monkeypatch):
     path = write(tmp_path, EVERY)
-    status, out, _ = call(path, "--columns", 'age, "height"', "--label", "group")
-    assert (status, out.splitlines()[1]) == (0, "label: group (classes: 2)")
-    assert out.startswith("file: t.csv: 10 rows of 7 columns between commas, example 0 in line 2")
+    chosen = path, "--columns", 'age, "height"', "--label", "group"
+    status, out, _ = call(*chosen, "--details")
+    data, layer, after, *report = re.split(r"\n+(?=\S)", out.strip())
+    assert status == 0
+    words = " ".join(data.split())
+    assert words.startswith("data t.csv: 7 examples of 2 tokens, labels: group (classes: 2);")
+    assert words.endswith("columns left out: 4; lines left out: 3")
+    assert layer.startswith("layer       heads of width 3: ")
+    words = shlex.split(after.removeprefix("next        python -m attnmem memorize"))
+    assert words[:3] == [str(path), "--label=group", '--columns=age, "height"']
+    assert words[-2:] == ["--out", "weights.safetensors"]
+    assert report[0].startswith("file: t.csv: 10 rows of 7 columns between commas, example 0 in li")
+    assert report[1] == "label: group (classes: 2)"
+    assert report[-1].startswith("weights: ")
+    assert call(*chosen)[1] == out[: len(call(*chosen)[1])], (
+        "three lines, and the report after them"
+    )
+    assert command.main(["memorize", *words[:-1], str(tmp_path / "w.safetensors")]) == 0
     call(path, "--heads", "1", "--picture", tmp_path / "found.svg")
     assert "<svg" in (tmp_path / "found.svg").read_text()
     status, out, _ = call(path, "--json", "--labels", "age", "--label-kind", "real")
     assert json.loads(out)["read"]["label"] == {"age": "numbers"}
     np.save(tmp_path / "t.npy", np.arange(6.0).reshape(2, 3))
-    assert call(tmp_path / "t.npy")[1].startswith("file: t.npy: shape (2, 3), one example a row")
+    assert call(tmp_path / "t.npy")[1].startswith(
+        "data        t.npy: 2 examples of 2 tokens, labels: none"
+    )
     piped = io.TextIOWrapper(io.BytesIO(b"a,b,y\n1,2,0.5\n2,3,1.5\n"))
     monkeypatch.setattr(sys, "stdin", piped)
-    assert "file: standard input: 2 rows" in call("-")[1]
+    assert "standard input: 2 examples" in call("-")[1]
     (tmp_path / "UP.CSV").write_bytes(path.read_bytes())
     assert call(tmp_path / "UP.CSV")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["class", "real"])
+def test_weights_are_written_that_give_the_labels_back(tmp_path, kind, capsys):
+    rng = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},{c:.3f},{i % 3}" for i, (a, b, c) in enumerate(rng.random((20, 3)))]
+    path, out = write(tmp_path, ["a,b,c,y", *rows]), tmp_path / "w.safetensors"
+    words = ["memorize", str(path), "--label-kind", kind, "--out", str(out), "--head-dim", "2"]
+    if kind == "real":
+        assert command.main([*words, "--heads", "1"]) == 1
+        said = capsys.readouterr()
+        assert said.err.splitlines()[-1].startswith("nothing written, only ")
+        assert "so many heads meet almost no real labels of more than" in said.err
+        assert not out.exists()
+        partial = ["--out", str(tmp_path / "part.safetensors"), "--partial", "--heads", "1"]
+        assert command.main([*words, *partial]) == 0
+        assert re.search(r"stored      1?\d of 20 labels", capsys.readouterr().out)
+    assert command.main([*words, "--heads", "8"]) == 0
+    said = capsys.readouterr()
+    lines = re.split(r"\n(?=\S)", said.out)
+    assert [line[:12].strip() for line in lines] == ["data", "stored", "weights", "load"]
+    assert lines[1].startswith("stored      20 of 20 labels, by ")
+    weights = MHAWeights(**load_file(out))
+    shapes = [f"{name} {tuple(W.shape)}" for name, W in weights._asdict().items()]
+    assert all(shape in " ".join(said.out.split()) for shape in shapes)
+    data = load(path, label_kind=kind)
+    call = lines[3].partition("  #")[0].removeprefix("load")
+    here = {"mha": mha, "MHAWeights": MHAWeights, "load_file": load_file, **data._asdict()}
+    outputs = eval(call.strip(), here)
+    if kind == "real":
+        assert outputs[:, 0].tolist() == pytest.approx([i % 3 for i in range(20)], abs=1e-5)
+    else:
+        with safe_open(out, "pt") as file:
+            names = json.loads(file.metadata()["classes"])
+        assert [names[k] for k in outputs.argmax(1)] == [str(i % 3) for i in range(20)]
+    assert command.main([*words, "--heads", "4"]) == 1
+    assert "w.safetensors', which exists; expected a new file" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_refused_before_it_is_computed(tmp_path, capsys):
+    path = write(tmp_path, ["a,b,y", "1,2,0.5", "2,3,1.5", "3,3,2.5"])
+    w = tmp_path / "w.safetensors"
+    for words, said in {
+        (tmp_path / "no.csv", "--out", w): "not there; expected a file",
+        (path, "--out", tmp_path / "no" / "w.safetensors"): "a new file in a folder that exists",
+        (path, "--out", tmp_path / "w.pt"): "named .safetensors",
+    }.items():
+        assert command.main(["memorize", *map(str, words), "--heads", "2"]) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    words = ["memorize", str(path), "--heads", "1", "--head-dim", "1", "--out", str(w)]
+    assert command.main(words) == 0
 
 
 def test_a_report_is_not_lost_for_letters_or_a_picture(tmp_path, monkeypatch, capsys):
     path = write(tmp_path, ["a,b,y", "1,2,ß", "2,3,x", "4,4,ß"])
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    words = ["examine", str(path), "--samples", "5", "--heads", "1"]
+    words = ["examine", str(path), "--samples", "5", "--heads", "1", "--details"]
     assert command.main([*words, "--picture", str(tmp_path / "no" / "x.png")]) == 1
     out.flush()
     text = out.buffer.getvalue().decode("ascii")

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 import time
 
 import numpy as np
@@ -109,7 +110,7 @@ def rank_of_groups(heads, E, e, d_h, mask=None):
 
 
 def said(found):
-    return " ".join(str(found).split())
+    return " ".join(found.details.split())
 
 
 def cases(T=60, n=3, d=4):
@@ -481,7 +482,7 @@ def test_more_examples_than_pairs_are_formed_for():
     built = memorize(E, e, y, heads=3, head_dim=2, seconds=0)
     errors = np.abs(plain_scores(built.weights, E, e)[:, 0] - y) / np.abs(y).max()
     assert built.count == (errors <= 1e-6).sum() >= found.met.rank
-    assert f"have {parameters} parameters" in built.reason
+    assert f"more than {parameters} examples (the outputs have so many para" in built.reason
     at = one_layer.reduced(as_data(E, e))
     for T, rows in ((12_000, 12_000), (12_001, parameters + parameters // 8 + 50)):
         assert len(one_layer.enough_rows(at.some(torch.arange(T)), 3, 2, 0)) == rows
@@ -538,7 +539,7 @@ def test_a_rank_of_some_examples_is_not_said_of_all(rank, of):
     found = dataclasses.replace(found, rank=dataclasses.replace(found.rank, rank=rank, of=of))
     words = said(found)
     part = " among those looked at" if of < 20 else ""
-    assert (f"random weights: full{part}, it excludes nothing" in words) == (rank == of)
+    assert (f"examples: full{part}, it excludes nothing" in words) == (rank == of)
     assert (f"of more are met{part} (" in words) == (rank < of)
 
 
@@ -552,20 +553,51 @@ def test_each_step_is_told_once_and_in_order():
     assert len({*words}) == len(words) == len({*told})
 
 
-def test_the_report_says_whose_labels_its_counts_are():
+def layer_line(found):
+    """The answer: which of three lines begins with ``layer``, in one piece."""
+    data, layer, after = re.split(r"\n(?=\S)", str(found))
+    assert (data[:12].strip(), after[:12].strip()) == ("data", "next")
+    return " ".join(layer.split()).removeprefix(f"layer heads of width {found.head_dim}: ")
+
+
+def test_the_answer_says_in_three_lines_how_many_labels_are_stored():
     E, e, y = normal(40, 3, 4), normal(40, 4, seed=1), normal(40, 2, seed=2)
-    classes = examine(E, e, [*"abcd"] * 10, heads=1, head_dim=2)
-    assert "your labels are classes" in said(classes)
-    assert "real labels" in classes.builder
-    assert "these labels have 2" in examine(E, e, y, heads=9, head_dim=2).builder
-    one = examine(E, e, y[:, 0], heads=9, head_dim=2)
-    assert one.builder.endswith("any real labels of examples that differ can be met")
-    assert "classes" not in str(one)
-    between = examine(E, e, y[:, 0], heads=3, head_dim=2)
-    assert between.met.rank < 40 == between.rank.rank
-    assert between.builder.endswith("beyond what is proved for all labels")
-    above = examine(E, e, y[:, 0], heads=2, head_dim=2)
-    assert above.builder.endswith("for at most about 32 real labels")
+    one = {H: examine(E, e, y[:, 0], heads=H, head_dim=2) for H in (1, 3, 9)}
+    least, enough = one[3].least_heads, one[3].enough_heads
+    assert (least, enough) == (3, 5)
+    promise = f"fewer than {enough} cannot promise it; fewer than {least} cannot do it"
+    wanted = f"with 9 all 40 labels fit, whatever they are; {promise}"
+    assert layer_line(one[9]) == layer_line(examine(E, e, heads=9, head_dim=2)) == wanted
+    assert "heads=9, head_dim=2)" in str(one[9])
+    fit = f"with 5 all 40 labels fit, whatever they are; {promise}"
+    assert layer_line(one[3]) == f"with 3 any {one[3].met.rank} of 40 labels fit; {fit}"
+    assert f"heads={enough}, head_dim=2)" in str(one[3])
+    few = f"with 1 any {one[1].met.rank} of 40 labels fit; almost never over 16; "
+    assert layer_line(one[1]) == few + fit
+    assert layer_line(examine(E, e, y, head_dim=2)) == fit.replace(
+        "labels", "real labels of one output"
+    )
+
+
+def test_of_classes_the_answer_is_that_of_a_quick_fit_and_conflicts_are_said():
+    E, e = normal(40, 3, 4), normal(40, 4, seed=1)
+    found = examine(E, e, [*"abcd"] * 10, heads=4, head_dim=2)
+    assert found.quick == (4, 40)
+    assert layer_line(found) == "a quick fit with 4 has 40 of 40 right"
+    assert "your labels are classes" in said(found)
+    assert memorize(E, e, [*"abcd"] * 10, heads=4, head_dim=2).count == 40
+    easy = ["b" if tokens[:, 0].sum() > 0 else "a" for tokens in E]
+    assert examine(E, e, easy, head_dim=2, samples=9).quick == (1, 40), "one head is tried first"
+    E[7], e[7] = E[3], e[3]
+    twice = examine(E, e, [*"abcd"] * 10, heads=4, head_dim=2, samples=9)  # d and d
+    assert "contradict" not in str(twice)
+    other = examine(E, e, [*"abcde"] * 8, heads=4, head_dim=2, samples=9)
+    heads, right = other.quick
+    assert right < 40
+    words = "more heads or steps may have more; none stores the 1 that contradict equal examples"
+    assert layer_line(other) == f"a quick fit with {heads} has {right} of 40 right; {words}"
+    many = examine(*(np.tile(x, (51, *[1] * (x.ndim - 1))) for x in (E, e)), [*"abcd"] * 510)
+    assert many.quick is None, "a fit of more than 2,000 is not quick"
 
 
 def tensor(*shape, seed=0, dtype=torch.float64):
@@ -715,9 +747,9 @@ def test_lists_of_contexts_and_masks_mean_the_same():
         pairs = zip(map(torch.from_numpy, tables), e, strict=True)
         alone = [mha(found.weights, E, query[None])[0, 0] for E, query in pairs]
         assert (torch.stack(alone) - y).abs().max() < 1e-5
-        assert "1 to 4 tokens" in str(examine(contexts, e, y, mask=given, samples=10))
+        assert "1 to 4 tokens" in examine(contexts, e, y, mask=given, samples=10).details
     shared = examine(tables[1], e, y, mask=mask, samples=10)  # parts of one context
-    assert "1 to 4 tokens" in str(shared)
+    assert "1 to 4 tokens" in shared.details
 
 
 E, e = tensor(3, 2, 4), tensor(3, 4)

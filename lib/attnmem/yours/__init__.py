@@ -1,8 +1,6 @@
-"""Your own data and your own layer: what holds, how many labels it holds, and which weights do.
+"""Your own data and your own layer: how many labels it holds, which weights do, and what hinders.
 
-``data`` and ``files`` read, ``layer`` is one layer in the dimensions that the data have;
-``examine`` says what holds and ``memorize`` finds weights; ``modules`` goes to and from torch;
-``capacity`` counts from sizes or a configuration. ``python -m attnmem`` has both as commands.
+``layer`` is one layer in the dimensions that the data have; ``modules`` goes to and from torch.
 """
 
 from .capacity import Capacity, capacity, from_config

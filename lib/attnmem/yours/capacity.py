@@ -1,8 +1,6 @@
 """How many real labels one attention layer holds: a count from its sizes alone.
 
-The count is the number of parameters that the layer's function shows. For one output of the layer
-of the book it is ``P(H)``, a theorem. For heads that share keys and values, rotary positions,
-biases, a LayerNorm and adapters, the tests compare it with ranks of Jacobians at small sizes.
+It is the number of parameters that the layer's function shows: ``P(H)`` for the layer of the book.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ _EVERY = frozenset("qkvo")
 class Capacity:
     """The counts of one attention layer, for examples of one query with a context of its own.
 
-    ``floor``, where it is known, is met for almost all data, with biases that are zero or undo the
-    shift of a LayerNorm. ``deep`` is the ceiling of several layers one after the other, for one
-    output at the last token, with skip connections and a trained read-out.
+    ``floor`` is met for almost all data, with biases that are zero or undo a LayerNorm's shift.
     """
 
     name: str
@@ -41,7 +37,7 @@ class Capacity:
     proved: str  # what is proved of both counts, and what is only compared
     floor_proved: str
     layers: int = 1
-    deep: int | None = None
+    deep: int | None = None  # a ceiling of so many layers, for one output at the last token
 
     def __str__(self) -> str:
         """A report that a person reads."""
@@ -83,17 +79,13 @@ def capacity(
     groups of :math:`g = H / G` heads shares keys and values. It shows logits of :math:`r (m + g (m
     + b) - r)`, where ``r = min(d_h, m)`` and ``b = 1`` with a bias of the queries, and values of
     :math:`s (m + g o - s)`, where ``s = min(d_v, m, g o)``. Rotary positions show more of the
-    logits. Biases of values and outputs are one vector.
-
-    By default ``d_h = d / H``, ``G = H``, ``d_v = d_h`` and ``o = d``.
+    logits. By default ``d_h = d / H``, ``G = H``, ``d_v = d_h`` and ``o = d``.
 
     Args:
-        kv_heads: Heads of keys and values ``G``.
         bias: The maps that have a bias, letters of ``qkvo``.
         rope: Share of a head's coordinates that rotary positions turn, from 0 to 1, each pair by an
-            angle of its own. Contexts of two tokens show less if heads are almost as wide as ``m``.
-        norm: Whether tokens come from a LayerNorm without a shift. A shift changes nothing if
-            queries, keys and values have biases.
+            angle of its own.
+        norm: Whether tokens come from a LayerNorm, whose shift biases can undo.
         adapter: Rank of low-rank adapters of the maps ``adapted``, which alone are trained.
         layers: More than one, with skip connections, are counted for plain heads only.
 
@@ -143,8 +135,7 @@ class _Layer:
     bias: str
 
     @property
-    def asked(self) -> int:
-        """Coordinates of all queries of a group: a bias is one more coordinate, which is one."""
+    def asked(self) -> int:  # coordinates of a group's queries: a bias is one more, which is one
         return self.each * (self.m + ("q" in self.bias))
 
     def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
@@ -153,16 +144,10 @@ class _Layer:
         shapes = {"q": (self.dim, self.each * keys), "k": (self.dim, keys)}
         shapes |= {"v": (self.dim, values), "o": (self.each * values, outputs)}
         total = sum(d_out * (d + (x in self.bias)) for x, (d, d_out) in shapes.items())
-        return Capacity(
-            name,
-            total,
-            sum(adapter * sum(shapes[x]) for x in {*adapted}) if adapter else total,
-            self.shown(outputs, adapter, adapted),
-            self.shown(1, adapter, adapted),
-            None if adapter else self.floor(),
-            *self.evidence(adapted),
-            *several,
-        )
+        trained = sum(adapter * sum(shapes[x]) for x in {*adapted}) if adapter else total
+        shown = [self.shown(seen, adapter, adapted) for seen in (outputs, 1)]
+        floor = None if adapter else self.floor()
+        return Capacity(name, total, trained, *shown, floor, *self.evidence(adapted), *several)
 
     # The last token x' of a context asks, and the softmax ignores what all tokens add alike. So the
     # outputs depend on the weights only through the logits of each group, its values, and constants
@@ -223,7 +208,6 @@ class _Layer:
         return dataclasses.replace(self, groups=half).shown(1) if half else None
 
     def evidence(self, adapted: str) -> tuple[str, str]:
-        """What is proved of the counts, and of the floor."""
         normed = self.m < self.dim
         kinds = {"shared keys and values": self.each > 1}
         kinds |= {"rotary positions (from 3 tokens on)": self.turned, "biases": self.bias}
@@ -257,8 +241,7 @@ _USUAL |= {"pruned_heads": (None, {}), "partial_rotary_factor": (None, 1)}
 def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capacity:
     """Count for one layer of a model, from its ``config.json``.
 
-    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`. Refused
-    are families, and settings that change the layer, that are not known.
+    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`.
 
     Example:
         >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12}).parameters
@@ -274,7 +257,6 @@ def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capaci
 
 
 def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of :func:`capacity` from a configuration."""
     if not isinstance(given, Mapping):
         refuse("contents", type(given).__name__, "an object of names and values")
     kind, known = given.get("model_type"), (*_NORMED, *_ROTARY)

@@ -22,7 +22,8 @@ _HIDDEN = -1e4  # numbers that are added to logits to hide a token are at most s
 
 def wrapped(lines: list[str]) -> str:
     """A report, whose long lines go on below themselves."""
-    return "\n".join(textwrap.fill(line, 74, subsequent_indent=" " * 12) for line in lines)
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.fill(line, 74, subsequent_indent=" " * 12, **whole) for line in lines)
 
 
 class Data(NamedTuple):
@@ -99,9 +100,8 @@ def _reals(name: str, value: Any, ndim: tuple[int, ...]) -> tuple[Tensor, torch.
     if array.ndim not in ndim or not array.size:
         axes = " or ".join({2: "(rows, d)", 3: "(T, n, d)"}[k] for k in ndim)
         refuse(name, f"shape {array.shape}", f"shape {axes}, none of them 0")
-    return torch.from_numpy(
-        np.array(array, dtype=np.float64)
-    ), kind if kind.is_floating_point else torch.float64
+    kind = kind if kind.is_floating_point else torch.float64
+    return torch.from_numpy(np.array(array, dtype=np.float64)), kind
 
 
 def as_numpy(value: Any) -> Any:
@@ -205,8 +205,7 @@ def cut(
 ) -> tuple[Float[Tensor, "T n d"], Float[Tensor, "T d"]]:
     """Cut each row of a table into tokens of equal width, with the mean token as query.
 
-    A row is one example, such as an image of 8 x 8 pixels. With ``positions``, each token gets its
-    place as ``n`` further coordinates, a one among zeros; else attention does not see the order.
+    With ``positions``, each token gets its place as ``n`` further coordinates, a one among zeros.
 
     Example:
         >>> contexts, queries = cut([[1, 2, 3, 4], [5, 6, 7, 8]], tokens=2)

@@ -19,11 +19,13 @@ from ..theory.independence import certified_rank, kruskal_rank, sample_subsets
 from . import layer
 from .data import Data, Repeats, as_data, repeats, wrapped
 from .layer import Rank, Reduced
+from .memorize import quick_fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FEW = 200_000  # subsets of which every one is looked at, and numbers whose rank is certified
+_QUICK = 2000  # examples with classes that are fitted at once
 _WEAK = 1e-6  # what is smaller than this share of the largest may be rounding of single precision
 _A1, _A2, _A3, _GENERAL = "Assumption 1", "Assumption 2", "Assumption 3", "general position"
 _DIMENSIONS = ("tokens of a context differ in m", "queries lie in q", "whole contexts differ in c")
@@ -58,11 +60,10 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Examination:
-    """What :func:`examine` found; ``str()`` is a report.
+    """What :func:`examine` found; ``str()`` is the answer in three lines, ``details`` the report.
 
     Ranks are of the derivative, on the examples that differ: ``rank`` at random weights, ``met`` at
-    random weights with which all outputs are zero, of rows so clear that float64 has the digits. So
-    many of these examples meet any real labels, by :func:`memorize`.
+    random weights with which all outputs are zero. So many examples meet any real labels.
     """
 
     examples: int  # T
@@ -85,6 +86,8 @@ class Examination:
     least_heads: int | None  # the fewest with which rank can be the number of examples that differ
     enough_heads: int | None  # the fewest found with which met is; None if none were found
     outputs: int | None  # reals of a label; 0 for classes, None without labels
+    # Heads of the last quick fit of classes, and how many of them it had right; None without one.
+    quick: tuple[int, int] | None
 
     @property
     def differ(self) -> int:
@@ -93,24 +96,11 @@ class Examination:
 
     @property
     def builder(self) -> str:
-        """Which function builds the weights, and what it can meet."""
-        if self.heads is None:
-            return "attnmem.memorize, with heads"
-        theorem = self.bounds[0]
-        if not theorem.missing and theorem.labels >= self.examples == self.differ:
-            refuses = "refuses if an assumption fails after all, and " * bool(theorem.unsure)
-            return f"attnmem.core.memorize.memorize_mha (Theorem 1), {refuses}is tried first"
-        left = f"; {len(self.conflicts)} labels disagree with those of equal examples"
-        words = "attnmem.memorize" + left * bool(self.conflicts)
-        if self.outputs == 0:
-            return f"{words}, which tells how many classes it meets; the counts are of real labels"
-        if (self.outputs or 1) > 1:
-            return f"{words}; the counts are of one real output, these labels have {self.outputs}"
-        if self.met.rank >= self.differ:
-            return f"{words}; any real labels of examples that differ can be met"
-        if self.rank.rank >= self.differ:
-            return f"{words}, beyond what is proved for all labels"
-        return f"{words}, for at most about {self.rank.rank:,} real labels"
+        """Which function builds the weights."""
+        theorem = self.bounds[0] if self.bounds else None
+        if theorem and not theorem.missing and theorem.labels >= self.examples == self.differ:
+            return "attnmem.memorize_mha (Theorem 1); it refuses if an assumption fails after all"
+        return "attnmem.memorize"
 
     def draw(self, ax: Axes | None = None) -> Axes:
         """Draw the bounds and ranks as bars; bounds whose hypotheses fail here are hollow."""
@@ -119,14 +109,12 @@ class Examination:
         import matplotlib.pyplot as plt
 
         ax = ax or plt.gca()
-        fails = ", does not apply"
-        bars = [(x.name + fails * bool(x.missing), x.labels, x.missing) for x in self.bounds]
-        bars += [("rank where all outputs are zero", self.met.rank, [])]
-        bars += [("rank of the derivative", self.rank.rank, [])]
-        for name, labels, fails in sorted(bars, key=lambda bar: bar[1]):
-            [bar] = ax.barh(name, labels, color="none" if fails else "C0", edgecolor="C0")
-            ax.bar_label(ax.containers[-1], [f" {labels:,}"], fontsize="small")
-            bar.set_linestyle(":" if fails else "-")
+        bars = [(x.labels, x.name + ", does not apply" * bool(x.missing)) for x in self.bounds]
+        bars += [(self.met.rank, "rank where all outputs are zero")]
+        for labels, name in sorted([*bars, (self.rank.rank, "rank of the derivative")]):
+            style = {"color": "none", "linestyle": ":"} if name.endswith("apply") else {}
+            bar = ax.barh(name, labels, **{"color": "C0", **style}, edgecolor="C0")
+            ax.bar_label(bar, [f" {labels:,}"], fontsize="small")
         ax.axvline(self.differ, color="black", linestyle="--", linewidth=1.2)
         ax.set(xscale="log", xlabel="real labels of one output")
         ax.text(self.differ, 1.01, f"{self.differ:,} examples", transform=ax.get_xaxis_transform())
@@ -138,19 +126,48 @@ class Examination:
         return json.dumps(dataclasses.asdict(self) | {"builder": self.builder}, indent=2)
 
     def __str__(self) -> str:
-        """A report that a person reads."""
+        """What was read, what a layer does with these labels, and what to call next."""
+        data = f"{self.examples:,} examples of {self.tokens} tokens, labels: {self.labels}"
+        call = f"memorize(..., heads={self.wanted}, head_dim={self.head_dim}) for weights"
+        lines = {"data": data, "layer": self.holds(), "next": f"{call}, found.details for more"}
+        return wrapped([f"{name:12}{words}" for name, words in lines.items()])
+
+    @property
+    def wanted(self) -> int:
+        """Heads with which all labels fit, as far as it is known; for classes a guess."""
+        heads, right = self.quick or (max(self.heads or 1, self.enough_heads or 1), self.examples)
+        return heads * (1 + (right < self.examples))
+
+    def holds(self, fit: bool = True) -> str:
+        """How many labels a layer stores: classes by a ``fit``, reals by the ranks."""
+        T, least, enough, asked = self.differ, self.least_heads, self.enough_heads, self.heads
+        left, parts = len(self.conflicts), []
+        if fit and self.quick:
+            heads, right = self.quick
+            parts = [f"a quick fit with {heads} has {right:,} of {self.examples:,} right"]
+            parts += ["more heads or steps may have more"] * (right < self.examples)
+        else:
+            what = "labels" if self.outputs in (None, 1) else "real labels of one output"
+            if asked and self.met.rank < T:
+                parts += [f"with {asked} any {self.met.rank:,} of {T:,} {what} fit"]
+                parts += [f"almost never over {self.rank.rank:,}"] * (self.rank.rank < self.rank.of)
+                asked = None
+            if enough:
+                parts += [f"with {asked or enough} all {T:,} {what} fit, whatever they are"]
+                parts += [f"fewer than {enough} cannot promise it"] * ((least or enough) < enough)
+            parts += [f"fewer than {least} cannot do it"] * ((least or 1) > 1)
+        parts += [f"none stores the {left} that contradict equal examples"] * (left > 0)
+        return f"heads of width {self.head_dim}: {'; '.join(parts) or 'no number is known to do'}"
+
+    @property
+    def details(self) -> str:
+        """The report: what is degenerate, the assumptions, bounds and ranks."""
         kind = "a shared context" if self.shared else "contexts of their own"
-        lines = [
-            f"{self.examples:,} examples with {kind}: n = {self.tokens} tokens, d = {self.dim}",
-            f"labels: {self.labels}",
-            *_pairs("equal examples, different labels", self.conflicts),
-            *_pairs("equal examples", self.equal),
-            *self.notes,
-        ]
-        for name, size in self.dimensions.items():
-            gap = _gap(size["kept"], size["dropped"], size["tolerance"], ", the next ")
-            cut = f"of the largest; counted above {size['tolerance']:.0e}"
-            lines.append(f"{name} = {size['dimensions']} dimensions (least spread {gap} {cut})")
+        sizes = f"n = {self.tokens} tokens, d = {self.dim}"
+        lines = [f"{self.examples:,} examples with {kind}: {sizes}", f"labels: {self.labels}"]
+        lines += _pairs("equal examples, different labels", self.conflicts)
+        lines += _pairs("equal examples", self.equal) + self.notes
+        lines += [f"{name} = {x['dimensions']} dimensions" for name, x in self.dimensions.items()]
         said = [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
         lines += ["", *said, ""]
         if self.heads is not None:
@@ -158,20 +175,11 @@ class Examination:
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")
             lines += [f"  {bound}" for bound in self.bounds]
             part = " among those looked at" * (self.rank.of < self.differ)
-            limit = f"to this tolerance, almost no real labels of more are met{part}"
+            limit = f"almost no real labels of more are met{part}"
             limit = f"full{part}, it excludes nothing" if self.rank.rank == self.rank.of else limit
-            lines.append(_rank("rank of the derivative", self.rank, limit))
-            surely = "so many meet any real labels"
-            lines.append(_rank("rank where all outputs are zero", self.met, surely))
-        lines.append(f"one real label of all {self.differ:,} examples that differ, heads of width ")
-        least, enough = self.least_heads, self.enough_heads
-        if least is None:
-            fewest = "almost no real labels are met, as the rank ends below with any heads tried"
-        else:
-            few = f"with H < {least:,} almost no real labels are met, " if least > 1 else ""
-            all_are = f"with H >= {enough:,}" if enough else "for no H it was found that"
-            fewest = f"{few}{all_are} any are (to such tolerances)"
-        lines[-1] += f"{self.head_dim}: {fewest}"
+            lines += [_rank("rank of the derivative", self.rank, limit)]
+            lines += [_rank("rank where all outputs are zero", self.met, "any such labels are met")]
+        lines.append(f"all {self.differ:,} that differ, {self.holds(False)} (to such tolerances)")
         return wrapped([*lines, f"weights: {self.builder}"])
 
 
@@ -182,19 +190,9 @@ def _pairs(what: str, pairs: list[tuple[int, int]]) -> list[str]:
 
 
 def _rank(name: str, rank: Rank, means: str) -> str:
-    weak = "; some labels need huge weights" if 0 < rank.kept < _WEAK else ""
-    gap = f"{_gap(rank.kept, rank.dropped, rank.tolerance, ' | ')}, tolerance {rank.tolerance:.0e}"
-    gap = f"{rank.how} {gap}{weak}"
-    return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples at random weights: {means} ({gap})"
-
-
-def _gap(kept: float, dropped: float | None, tolerance: float, between: str) -> str:
-    """Singular values on both sides of the tolerance, as coarsely as all processors share them."""
-    above = f"above {max(tolerance, 10.0 ** math.floor(math.log10(kept))):.0e}" if kept else "0"
-    if dropped is None:
-        return f"{above}{between}not computed"
-    clear = dropped < tolerance / 100
-    return f"{above}{between}" + (f"below {tolerance / 100:.0e}" if clear else f"{dropped:.0e}")
+    weak = "; some need huge weights" * (0 < rank.kept < _WEAK)
+    found = f"{rank.how} above {rank.tolerance:.0e}{weak}"
+    return f"  {rank.rank:>9,} {name}, of {rank.of:,} examples: {means} ({found})"
 
 
 @checked
@@ -210,13 +208,13 @@ def examine(
     seed: Seed = 0,
     say: Callable[[int, int, str], None] | None = None,
 ) -> Examination:
-    """Say what is degenerate in some data, how many of their labels one layer meets, and how.
+    """Say how many labels of some data one layer stores, and what in the data stands in the way.
 
     Tokens are rows of ``contexts``: own ``(T, n, d)``, shared ``(n, d)``, or tables of any lengths;
     ``mask``, ``(T, n)``, is true at padding. ``labels`` are reals ``(T,)`` or ``(T, d_out)``;
-    integers, booleans and strings are classes. ``head_dim`` is by default ``d``. ``samples``
-    subsets are drawn where not all can be looked at. ``say`` is told at each step: parts done, of
-    how many, and what is done now.
+    integers, booleans and strings are classes, of which a quick fit is tried. ``head_dim`` is by
+    default ``d``; ``samples`` subsets are drawn where not all can be looked at. ``say`` is told at
+    each step: parts done, of how many, and what is done now.
 
     Example:
         >>> examine(torch.rand(30, 3, 5), torch.rand(30, 5), head_dim=2).least_heads
@@ -229,7 +227,7 @@ def examine(
         nonlocal done
         done += more
         if say:
-            say(done, 13 if heads else 11, words)
+            say(done, 14 if heads else 12, words)
 
     tell("equal examples and dimensions")
     same, at = repeats(data), layer.reduced(data)
@@ -248,13 +246,15 @@ def examine(
         tell(f"the rank with {heads} heads{words}")
         found[zero] = ranks.of(heads, bool(zero))
     kind, outputs = _kind(data)
+    tell("a quick fit of classes")
+    quick = data.classes and T <= _QUICK and quick_fit(data, heads or 2, ranks.head_dim, seed)
     spectra = zip(_DIMENSIONS, at.spectra, strict=True)
     dimensions = {name: {"dimensions": len(x.sizes), **x.limits} for name, x in spectra}
     asked = heads and _bounds(data, at.sizes, tested, heads, ranks.head_dim)
     return Examination(  # in the order of its fields
         *(T, data.contexts.shape[-2], d, data.shared, heads, ranks.head_dim, kind),
         *(same.equal, same.conflicts, _notes(data, same, at), dimensions),
-        *(tested, asked or [], *found, least, enough, outputs),
+        *(tested, asked or [], *found, least, enough, outputs, quick or None),
     )
 
 
@@ -271,7 +271,6 @@ def _kind(data: Data) -> tuple[str, int | None]:
 
 
 def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
-    """What else is degenerate."""
     (m, q, c), d, n = at.sizes, data.queries.shape[1], data.lengths
     token, query = same.repeated_tokens, same.constant
     notes = [f"contexts of {n.min()} to {n.max()} tokens, by a mask"] * (data.mask is not None)
@@ -293,9 +292,6 @@ def _notes(data: Data, same: Repeats, at: Reduced) -> list[str]:
     thin = max(_WEAK, torch.finfo(data.precision).eps)
     hardly = "some dimensions are as thin as rounding in single or lower precision"
     return notes + [hardly] * any(0 < each.limits["kept"] < thin for each in at.spectra)
-
-
-# --- the assumptions ------------------------------------------------------------------------------
 
 
 def _verdict(data: Data, name: str, kind: str, samples: int, seed: int) -> tuple[str, str]:
@@ -347,9 +343,6 @@ def _all_are_full(E: Float[Tensor, "T n d"], lengths: Int[Tensor, " T"]) -> tupl
     return verdict, f"contexts that are deficient: {len(poor):,}, the first is {t} ({first})"
 
 
-# --- bounds and ranks -----------------------------------------------------------------------------
-
-
 def _bounds(
     data: Data, sizes: tuple[int, int, int], tested: list[Tested], heads: int, width: int
 ) -> list[Bound]:
@@ -384,10 +377,7 @@ def _bounds(
 
 @dataclasses.dataclass
 class _Ranks:
-    """Ranks of the derivative on examples that differ, by number of heads, each computed once.
-
-    Further heads do not lower the rank, so a number of heads with full rank speaks for all above.
-    """
+    """Ranks of the derivative, each computed once; if it is full, it is for all further heads."""
 
     at: Reduced
     head_dim: int
@@ -398,23 +388,20 @@ class _Ranks:
     def of(self, heads: int, zero: bool) -> Rank:
         """At random weights, or at those with which all outputs are zero."""
         T, known = len(self.at.queries), self.known.setdefault(zero, {})
-        if full := [rank for h, rank in known.items() if h < heads and rank.rank == T]:
-            return full[0]
-        if heads not in known:
-            self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
-            some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
-            sizes = heads, self.head_dim, some, self.seed
-            if not zero:
-                return known.setdefault(heads, layer.free_rank(*sizes))
-            cancelling = layer.draw(*sizes[:3], layer.SHARP, self.seed, groups=True)
-            known[heads] = layer.rank_at(cancelling, some, layer.SURE)
+        for h, rank in known.items():
+            if h == heads or (h < heads and rank.rank == T):
+                return rank
+        self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
+        some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
+        if zero:
+            groups = layer.draw(heads, self.head_dim, some, layer.SHARP, self.seed, groups=True)
+            known[heads] = layer.rank_at(groups, some, layer.SURE)
+        else:
+            known[heads] = layer.free_rank(heads, self.head_dim, some, self.seed)
         return known[heads]
 
     def fewest(self, zero: bool) -> int | None:
-        """The fewest heads at which the rank is the number of examples, found by a secant.
-
-        Of too many examples it is the fewest with as many parameters.
-        """
+        """The fewest heads of full rank, by a secant; for very many examples, of parameters."""
         T, c = len(self.at.queries), self.at.sizes[2]
         each = bounds._ceiling(1, self.head_dim, *self.at.sizes) - c
         low, below, high = 0, 0, max(1, math.ceil((T - c) / each)) if each else 1

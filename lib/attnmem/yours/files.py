@@ -49,6 +49,20 @@ class Loaded(NamedTuple):
         """The summary, a line for each part."""
         return wrapped([f"{name}: {_said(part)}" for name, part in self.summary.items() if part])
 
+    @property
+    def brief(self) -> str:
+        """The same in a line: examples, labels, and how much was left out."""
+        said, (T, n) = self.summary, (len(self.queries), self.contexts.shape[-2])
+        labels = _said(said.get("label") or said.get("labels") or "none")
+        parts = [
+            f"{said['file'].partition(':')[0]}: {T:,} examples of {n} tokens, labels: {labels}"
+        ]
+        parts += [
+            f"columns left out: {len(gone)}" for gone in [said.get("columns left out")] if gone
+        ]
+        gone = sum(map(len, said.get("lines left out", {}).values()))
+        return "; ".join(parts + [f"lines left out: {gone}"] * (gone > 0))
+
 
 class _Column(NamedTuple):
     name: str
@@ -62,14 +76,12 @@ def load(path: str | Path, **options: Any) -> Loaded:
     """Read contexts, queries and labels from a file; nothing in it is ever executed.
 
     It is a table with one example a row (.csv, .tsv, .npy, or ``-`` for a CSV from standard input),
-    or holds arrays by name (.npz, .safetensors, .pt). Options of a table are ``tokens``, into how
-    many a row is cut (by default the square root of its width, rounded up), and of a text also
-    ``columns``, a list of names (by default all numbers, and words of at most 12 values that come
-    twice on average), ``drop_missing``, the ``rows`` or the ``columns`` with gaps (by default
-    columns with gaps in over a quarter of the rows, then rows), and ``header``, whether line 1
-    holds names. Options of arrays are the names of ``contexts``, ``queries`` and ``mask``, if
-    others. Both take ``label``, a column (by default the last) or array, and ``label_kind``,
-    ``real`` or ``class`` (by default decimals are real).
+    cut into ``tokens`` (by default the square root of its width), or holds arrays by name (.npz,
+    .safetensors, .pt). Options of a text are ``columns``, a list of names (by default numbers, and
+    words of few values), ``drop_missing``, the ``rows`` or ``columns`` with gaps, and ``header``,
+    whether line 1 holds names; of arrays the names of ``contexts``, ``queries`` and ``mask``; of
+    both ``label``, a column (by default the last) or array, and ``label_kind``, ``real`` or
+    ``class`` (by default decimals are real).
     """
     name, given = str(path), {k: value for k, value in options.items() if value is not None}
     if "://" in name:

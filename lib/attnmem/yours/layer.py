@@ -41,9 +41,7 @@ class _Spectrum(NamedTuple):
 
     axes: Float[Tensor, "d k"]  # orthonormal directions that are used
     sizes: Float[Tensor, " k"]  # root mean square along each
-    # The smallest singular value that is kept and the largest that is dropped, 0 if there is none,
-    # in units of the largest; and the tolerance between them.
-    limits: dict[str, float]
+    limits: dict[str, float]  # the least kept, the largest dropped; shares of the largest
 
     def whitening(self) -> Float[Tensor, "d k"]:
         """A map after which vectors spread alike, but for directions hardly used."""
@@ -137,11 +135,7 @@ def reduced(data: Data) -> Reduced:
 def draw(
     heads: int, head_dim: int, at: Reduced, spread: float, seed: int, groups: bool = False
 ) -> ScalarHeads:
-    """Random heads whose logits have standard deviation ``spread``.
-
-    In ``groups`` of equal attention their values sum to zero: there ``examine`` counts labels, and
-    ``memorize`` meets them.
-    """
+    """Random heads whose logits have standard deviation ``spread``; ``groups`` of them cancel."""
     m, q, c = at.sizes
     r, D = max(1, min(head_dim, m, q)), at.queries.shape[1]
     sizes = [1] * heads
@@ -161,9 +155,6 @@ def draw(
     if groups:
         mu = torch.cat([part - part.mean(0) for part in mu.split(sizes)])
     return ScalarHeads(W_Q, W_K, mu / D**0.5)
-
-
-# --- ranks ----------------------------------------------------------------------------------------
 
 
 def enough_rows(at: Reduced, heads: int, head_dim: int, seed: int) -> Int[Tensor, " k"]:
@@ -194,10 +185,7 @@ def free_rank(heads: int, head_dim: int, at: Reduced, seed: int) -> Rank:
 
 
 def rank_at(heads: ScalarHeads, at: Reduced, least: float | None = None) -> Rank:
-    """The numerical rank of the derivative: by singular values, of many examples by Cholesky's.
-
-    With ``least`` it is the number of Cholesky's pivots above that.
-    """
+    """The rank of the derivative by singular values, or by Cholesky's pivots above ``least``."""
     T = len(at.queries)
     if T > _SMALL or least:
         least = least or _least(T)
@@ -218,10 +206,7 @@ def _least(T: int) -> float:
 def independent_rows(
     heads: ScalarHeads, at: Reduced, least: float | None = None
 ) -> tuple[Int[Tensor, " k"], float]:
-    """Examples whose rows are independent, and the smallest of Cholesky's pivots.
-
-    Those of pivots above ``least``, as :func:`rank_at` counts; or all, the clearest first.
-    """
+    """Examples of independent rows, by Cholesky's pivots above ``least``, and the last pivot."""
     K, T = at.tangents(heads).gram(), len(at.queries)
     size = K.diagonal().clamp(min=1e-300).rsqrt()  # rows of length one, or hardly less,
     size *= torch.linspace(1, 1 - 1e-6, T, dtype=K.dtype)  # so that no tie is the first pivot
@@ -236,9 +221,6 @@ def independent_rows(
     return rows, float(factor[rank - 1, rank - 1]) if rank else 0.0
 
 
-# --- Levenberg and Marquardt ----------------------------------------------------------------------
-
-
 def meet(
     heads: ScalarHeads,
     at: Reduced,
@@ -248,7 +230,7 @@ def meet(
     steps: int,
     until: float = math.inf,
 ) -> tuple[ScalarHeads, int]:
-    """:func:`~attnmem.theory.fitting.levenberg_marquardt` with padding; the weights, and steps."""
+    """``theory.fitting.levenberg_marquardt`` with padding; the weights, and steps."""
     squares: list[float] = []
 
     def done(made: int, residual: Tensor) -> bool:

@@ -30,7 +30,7 @@ _AIM = 1e-9  # of the largest label, where a fit stops
 _SHARES = (1.0, 0.98, 0.94, 0.88, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _SPREADS = (0.5, 0.5, 2.0, 2.0)  # standard deviations of the logits at the start; sharp ones stall
 _RESTARTS, _FEW = 4, 500  # starts of all labels, if there are few
-_LONGEST, _PLATEAU = 2000, 100  # steps of L-BFGS: most, and without progress
+_LONGEST, _QUICK, _PLATEAU = 2000, 200, 100  # steps of L-BFGS: most, soon, without progress
 _WORK, _MOST = 2e12, 20_000  # multiplications of all steps, some minutes of one core; and steps
 _PATIENCE = 0.4  # share of the steps left that one attempt may take
 _CANCELLING, _DESCENT = "heads that nearly cancel", "Levenberg-Marquardt"
@@ -44,8 +44,8 @@ class Memorized:
     """The weights that :func:`memorize` found, and how far they go."""
 
     weights: MHAWeights  # in float64; mha(weights, contexts, queries) computes the layer
-    # Of reals, the largest error of each example, in units of the largest label of its column. Of
-    # classes, the score of the best wrong class less that of the right one.
+    # The largest error of each example, in units of the largest label of its column; of classes,
+    # the score of the best wrong class less that of the right one.
     errors: Float[Tensor, " T"]
     met: Bool[Tensor, " T"]
     reason: str  # why the others are not; "all labels are met" if there are none
@@ -69,15 +69,14 @@ class Memorized:
     def __str__(self) -> str:
         """How many labels are met, by what, and why no more."""
         H, _, head_dim = self.weights.W_Q.shape
-        width = self.weights.W_V.shape[-1]
-        met = f"{self.count} of {len(self.met)} labels met"
+        met = f"{self.count} of {len(self.met)} labels stored"
         if self.count:
             worst = float(self.errors[self.met].max())
             bound = 10 * _AIM if worst < 10 * _AIM else MET
             real = f" (errors below {bound:.0e})"  # where a fit ends below that, rounding decides
             met += f" (least margin {-worst:.1e})" if self.classes else real
-        met += f" by {H} head{'s' * (H > 1)} of width {head_dim}, values of width {width}"
-        return wrapped([f"{met}: {self.how}", self.reason])
+        met += f" by {H} head{'s' * (H > 1)} of width {head_dim}: {self.how}"
+        return wrapped([met, self.reason])
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
@@ -105,16 +104,13 @@ def memorize(
 ) -> Memorized:
     """Find weights of one layer that meet as many labels as possible.
 
-    A real label is met to 1e-6 of the largest one of its column. A class is met if its score is
-    the largest, so a tie is not met. The construction of Theorem 1 is taken where its hypotheses
-    hold. Otherwise real labels are met by heads that nearly cancel, which meet as many as
-    :func:`examine` says for sure, and of more by Levenberg-Marquardt; classes by L-BFGS on the
-    cross-entropy. All this is done in the dimensions that the data have. Steps are counted, so a
-    call gives the same answer on a slow machine.
+    A real label is met to 1e-6 of the largest one of its column, a class if its score alone is the
+    largest. The construction of Theorem 1 is taken where its hypotheses hold. Otherwise real labels
+    are met by heads that nearly cancel, of more by Levenberg-Marquardt, classes by L-BFGS on the
+    cross-entropy. Steps are counted, so a call gives the same answer on a slow machine.
 
     Contexts, queries, labels and ``mask`` are as :func:`examine` takes them. After ``seconds``, by
-    default never, no new attempt begins: then the answer depends on the machine. ``say`` is called
-    with each attempt.
+    default never, no new attempt begins. ``say`` is called with each attempt.
 
     Example:
         >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
@@ -137,6 +133,16 @@ def memorize(
             break
     weights, errors, met, how = best
     return Memorized(weights, errors, met, task.reason(met), how, data.classes)
+
+
+def quick_fit(data: Data, heads: int, head_dim: int, seed: int) -> tuple[int, int]:
+    """How many classes one head has right after some seconds, or else all heads; and how many."""
+    for count in sorted({1, heads}):
+        weights = _Task(data, count, head_dim, seed, math.inf, lambda _: None).by_entropy(0, _QUICK)
+        right = int((_errors(data, _apply(weights, data)) < 0).sum())
+        if right == len(data.queries):
+            break
+    return count, right
 
 
 def _representatives(data: Data, group: Int[Tensor, " T"]) -> Int[Tensor, " T"]:
@@ -207,7 +213,6 @@ class _Task:
         return MHAWeights(W_Q, W_K, self.at.maps[0] @ values, W_O, decoder)
 
     def reason(self, met: Bool[Tensor, " T"]) -> str:
-        """Why labels are not met."""
         if met.all():
             return "all labels are met"
         T, left, labels = len(met), int((~met).sum()), self.data.labels
@@ -225,19 +230,15 @@ class _Task:
         return said + "; ".join(parts)
 
     def _shortfall(self, met: int) -> str:
-        """Why labels of different examples are not met."""
-        T, seconds, room = len(self.rows), ", more seconds" * self.late(), self.room
-        more = f"no fit met more; another seed{seconds} or more heads may"
+        T, room, why = len(self.rows), self.room, "the outputs have so many parameters"
+        more = f"no fit met more; another seed{', more seconds' * self.late()} or more heads may"
         if self.data.classes or self.labels.shape[1] > 1:
             return more
-        why = f"with so many heads the outputs have {room} parameters on such data"
         if T <= layer.GRAM:
             room = layer.free_rank(self.heads, self.head_dim, self.at, self.seed).rank
-            why = f"with so many heads the derivative has rank {room} on these data (to rounding)"
-        limit = f"{why}, and almost no real labels of more than {room} examples are met"
+            why = "the rank of the derivative on these data, to rounding"
+        limit = f"so many heads meet almost no real labels of more than {room} examples ({why})"
         return more if room >= T else limit if met >= room else f"{limit}; of {room}, {more}"
-
-    # --- real labels ------------------------------------------------------------------------------
 
     def by_theorem(self) -> _Found:
         """The construction of Theorem 1, on as many rows as it is for, if its hypotheses hold."""
@@ -342,18 +343,15 @@ class _Task:
             if int((away <= MET).sum()) >= len(rows) or not self.steps:
                 return
 
-    # --- classes ----------------------------------------------------------------------------------
-
     def classes(self) -> _Found:
-        """Several starts of the cross-entropy, if there are few examples."""
         name = "L-BFGS on the cross-entropy"
         for attempt in range(_RESTARTS if len(self.rows) <= _FEW else 1):
             self.say(f"{name}, start {attempt + 1}")
-            yield self._by_entropy(attempt), name
+            yield self.by_entropy(attempt, _LONGEST), name
             if self.late():
                 break
 
-    def _by_entropy(self, attempt: int) -> MHAWeights:
+    def by_entropy(self, attempt: int, most: int) -> MHAWeights:
         """All weights of the layer by L-BFGS on the cross-entropy, scores of full width."""
         K, start = len(self.data.classes), self.start(self.heads, attempt)
         g = torch.Generator().manual_seed(self.seed + attempt)
@@ -367,8 +365,8 @@ class _Task:
             return F.cross_entropy(scores(), self.labels)
 
         losses, back = [], _PLATEAU // CHUNK
-        made = lbfgs_steps(loss, trained, _LONGEST, evaluations=5 * CHUNK // 4)
-        for _, before in itertools.islice(made, _LONGEST // CHUNK):
+        made = lbfgs_steps(loss, trained, most, evaluations=5 * CHUNK // 4)
+        for _, before in itertools.islice(made, most // CHUNK):
             losses.append(float(before))
             flat = len(losses) > back and losses[-1] > 0.98 * losses[-1 - back]
             with torch.no_grad():

@@ -22,10 +22,9 @@ from ..features.encoders import Encoder, saved_config, trained_encoder
 class FromTorch:
     """A torch layer in the book's letters: ``mha(weights, contexts, queries) + bias``.
 
-    A bias of the queries is one more coordinate, which is one in all contexts and queries. A bias
-    of the keys moves all logits of a query alike, so it is left out. A bias of the values joins
-    that of the outputs, since attention weights sum to one. Where keys and values have widths of
-    their own, a token is both, side by side.
+    A bias of the queries is one more coordinate, which is one. A bias of the keys moves all logits
+    of a query alike, so it is left out; that of the values joins the outputs', since attention
+    weights sum to one. Where keys and values have their own widths, a token is both, side by side.
     """
 
     weights: MHAWeights
@@ -34,7 +33,7 @@ class FromTorch:
     batch_first: bool = True
 
     def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
-        """Contexts for ``mha``; keys, and values where they differ, are as the layer takes them."""
+        """Contexts for ``mha`` from what the layer takes."""
         _, keys, values = self.widths
         rows = _of_width("key", key, keys)
         if values:
@@ -66,20 +65,9 @@ def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
 def from_torch(module: nn.Module) -> FromTorch:
     """Take the weights of a trained attention layer.
 
-    It is a ``torch.nn.MultiheadAttention`` of any kind, or a ``BertAttention``, ``ViTAttention`` or
-    ``GPT2Attention`` of a model of transformers, such as ``model.h[0].attn``. BERT's output is then
-    meant before the residual and its norm; each query of GPT-2 sees the tokens up to its own.
-    Refused is what attends in another way, draws dropout, or has other weights than finite numbers
-    in float32 or float64.
-
-    Example:
-        >>> from attnmem import mha
-        >>> layer = torch.nn.MultiheadAttention(6, 2, batch_first=True)
-        >>> taken = from_torch(layer)
-        >>> x = torch.rand(5, 3, 6)
-        >>> y = mha(taken.weights, taken.contexts(x), taken.queries(x)[:, 0]) + taken.bias
-        >>> torch.allclose(y, layer(x, x, x)[0][:, 0], atol=1e-6)
-        True
+    It is a ``torch.nn.MultiheadAttention``, or a ``BertAttention``, ``ViTAttention`` or
+    ``GPT2Attention`` of transformers, such as ``model.h[0].attn``, with finite weights in float32
+    or float64. BERT's output is meant before the residual and its norm.
     """
     if _name(module) not in _READERS:
         wanted = f"one of {', '.join(_READERS)}"
@@ -128,14 +116,10 @@ def _taken(
         whole[-1] = last
         return whole.unflatten(1, (heads, -1)).transpose(0, 1).contiguous()
 
-    weights = MHAWeights(
-        (len(W_q) // heads) ** -0.5 * placed(W_q, last=b_q),
-        placed(W_k),
-        placed(W_v, widths[1] if apart else 0),
-        W_o.T.contiguous(),
-        torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device),
-    )
-    return FromTorch(weights, W_o @ b_v + b_o, widths)
+    W_Q = (len(W_q) // heads) ** -0.5 * placed(W_q, last=b_q)
+    inner = W_Q, placed(W_k), placed(W_v, widths[1] if apart else 0)
+    W_D = torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device)
+    return FromTorch(MHAWeights(*inner, W_o.T.contiguous(), W_D), W_o @ b_v + b_o, widths)
 
 
 def _from_linear(module: nn.Module) -> FromTorch:
@@ -179,10 +163,7 @@ class SavedLayer:
     encoder: Encoder  # ends with this layer's block
 
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
-        """What the layer reads on a batch, for ``taken.contexts`` and ``taken.queries``.
-
-        The batch is one of ``encoder``, whose ``query`` is the place that the book uses.
-        """
+        """What the layer reads on a batch of ``encoder``, for ``taken``."""
         read = []
         hook = self.module.register_forward_pre_hook(
             lambda _, args, others: read.extend(args or [others["hidden_states"]]), with_kwargs=True
@@ -200,7 +181,7 @@ def saved_layer(
     """Read the attention of one block, from 0, of a saved BERT, ViT or GPT-2.
 
     ``source`` is a folder that ``transformers`` has saved, or a name on a hub. Code that comes with
-    it is never run, pickles are not read, and neither are the blocks behind this one.
+    it is never run, and pickles are not read.
     """
     config = saved_config(str(source), ("bert", "vit", "gpt2"), least=1)
     check_integer("block", block, least=0, most=config.num_hidden_layers - 1)
@@ -264,16 +245,9 @@ def _is_one_layer(weights: MHAWeights) -> None:
 def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -> nn.Module:
     """Make a torch module of a layer, whose outputs ``bias`` is added to.
 
-    It is a ``torch.nn.MultiheadAttention`` with batch first, if ``H d_h = d``, values are as wide
-    as heads and outputs as wide as tokens. Otherwise it is called in the same way with ``query``,
-    ``key``, ``value`` (by default the key) and ``key_padding_mask``.
-
-    Example:
-        >>> from attnmem import random_mha
-        >>> layer = to_torch(random_mha(2, 5, 3, seed=0))
-        >>> x = torch.rand(7, 4, 5, dtype=torch.float64)
-        >>> layer(x[:, :1], x)[0].shape
-        torch.Size([7, 1, 1])
+    It is a ``torch.nn.MultiheadAttention`` with batch first, if that has these sizes. Otherwise it
+    is called alike, with ``query``, ``key``, ``value`` (by default the key) and
+    ``key_padding_mask``.
     """
     H, d, d_h = weights.W_Q.shape
     if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
