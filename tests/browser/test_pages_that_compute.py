@@ -27,6 +27,18 @@ def test_search_finds_a_word_of_the_book_shows_it_and_quotes_sentences(visit):
     assert not any("Contents" in words for words in quoted)
 
 
+def test_search_finds_the_page_of_known_models_by_their_name(visit):
+    page = visit("search.html?q=GPT-2")
+    page.wait_for_selector("#search-results li a[href*=your-layer]")
+
+
+@pytest.mark.parametrize("name", ["your-data", "your-layer", "explorer"])
+def test_no_output_and_no_command_of_a_tool_is_wider_than_its_box(visit, name):
+    page = visit(f"book/notebooks/beyond/{name}.html")
+    wide = "boxes => boxes.filter(b => b.scrollWidth > b.clientWidth + 1).map(b => b.textContent)"
+    assert page.locator("pre").evaluate_all(wide) == []
+
+
 TALL = 120  # pixels of the page for each claim, with everything folded
 
 

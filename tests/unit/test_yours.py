@@ -594,7 +594,10 @@ def test_of_classes_the_answer_is_that_of_a_quick_fit_and_conflicts_are_said():
     other = examine(E, e, [*"abcde"] * 8, heads=4, head_dim=2, samples=9)
     heads, right = other.quick
     assert right < 40
-    words = "more heads or steps may have more; none stores the 1 that contradict equal examples"
+    words = "labels that contradict equal examples never fit: 1"
+    words = "more heads or steps may have more; " * (right < 39) + words
+    assert found.wanted == 4
+    assert other.wanted == (heads if right == 39 else 2 * heads)
     assert layer_line(other) == f"a quick fit with {heads} has {right} of 40 right; {words}"
     many = examine(*(np.tile(x, (51, *[1] * (x.ndim - 1))) for x in (E, e)), [*"abcd"] * 510)
     assert many.quick is None, "a fit of more than 2,000 is not quick"

@@ -136,7 +136,7 @@ class Examination:
     def wanted(self) -> int:
         """Heads with which all labels fit, as far as it is known; for classes a guess."""
         heads, right = self.quick or (max(self.heads or 1, self.enough_heads or 1), self.examples)
-        return heads * (1 + (right < self.examples))
+        return heads * (1 + (right < self.examples - len(self.conflicts)))
 
     def holds(self, fit: bool = True) -> str:
         """How many labels a layer stores: classes by a ``fit``, reals by the ranks."""
@@ -145,7 +145,7 @@ class Examination:
         if fit and self.quick:
             heads, right = self.quick
             parts = [f"a quick fit with {heads} has {right:,} of {self.examples:,} right"]
-            parts += ["more heads or steps may have more"] * (right < self.examples)
+            parts += ["more heads or steps may have more"] * (right < self.examples - left)
         else:
             what = "labels" if self.outputs in (None, 1) else "real labels of one output"
             if asked and self.met.rank < T:
@@ -156,7 +156,7 @@ class Examination:
                 parts += [f"with {asked or enough} all {T:,} {what} fit, whatever they are"]
                 parts += [f"fewer than {enough} cannot promise it"] * ((least or enough) < enough)
             parts += [f"fewer than {least} cannot do it"] * ((least or 1) > 1)
-        parts += [f"none stores the {left} that contradict equal examples"] * (left > 0)
+        parts += [f"labels that contradict equal examples never fit: {left}"] * (left > 0)
         return f"heads of width {self.head_dim}: {'; '.join(parts) or 'no number is known to do'}"
 
     @property
