@@ -533,3 +533,12 @@ def test_a_flat_sheet_misses_the_label_that_a_fold_reaches():
     torch.testing.assert_close(dots["got"][0], first + second - origin)
     assert dots["want"][0, 0] == dots["got"][0, 0]
     assert dots["want"][0, 1] < dots["got"][0, 1]
+
+
+def test_a_head_has_as_many_wishes_as_its_width_but_one_and_serves_as_many_examples():
+    heads = re.split('class="start name"', page("silence").split("<svg")[1])[1:]
+    widths = [(head.count('class="wish"'), head.count('class="silence"')) for head in heads]
+    assert widths == [(3, 1), (1, 1), (0, 1)]
+    for (wishes, silence), head in zip(widths, heads, strict=True):
+        served = bounds.mha_capacity(1, 64, wishes + silence) - 1
+        assert (f">{served} example" in head) if served else (">no examples<" in head)

@@ -16,6 +16,7 @@ EXERCISES = {
     "training/bits": ("0.5", ("0.25", "holds 2.0 of 4 bits"), "half"),
     "sequences/xor": ("00111100", ("01101001", "parity"), "black"),
     "idea/most": ("29", ("28", "promise 96,704"), "many"),
+    "idea/turns": ("33", ("20", "takes 61: you need 100"), "many"),
     "idea/depth": ("1", ("4", "50% count"), "wide"),
     "data/features": ("23", ("20", "both directions stay"), "many"),
     "training/capacity": ("193", ("64", "too small"), "steep"),
