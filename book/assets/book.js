@@ -47,7 +47,7 @@ const BOXES = `div.math mjx-container, span.math, pre, .output, .picture, .graph
   dl.py dd, .pst-scrollable-table-container`;
 const PHONE = 600; // pixels
 const LEAST = 0.8; // of its size, a formula shrinks before it scrolls
-const LEGIBLE = 9 / 16; // the letters of a legend have 16 pixels in the file, and on a phone 9
+const LEGIBLE = 9 / 20; // the letters of a plot have 20 pixels in the file, and on a phone 9
 
 function shade(box) {
   const rest = box.scrollWidth - box.clientWidth - box.scrollLeft;

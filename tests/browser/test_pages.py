@@ -93,14 +93,14 @@ CUT = """article => {
         .filter(([fault]) => fault)
         .map(([fault, part]) => [fault, part.outerHTML.slice(0, 120)]);
 }"""
-# Sizes of letters on the screen: of pictures that are text, and of drawn ones, whose least has 16
-# pixels in the file (8 points at 144 to an inch).
+# Sizes of letters on the screen: of pictures that are text, and of drawn ones, whose least has 20
+# pixels in the file (10 points at 144 to an inch).
 LETTERS = """article => [
     ...[...article.querySelectorAll("figure svg text")].filter((text) => text.getScreenCTM())
         .filter((text) => text.textContent.trim() && text.getBoundingClientRect().width)
         .map((text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a),
     ...[...article.querySelectorAll(".picture img")].filter((image) => image.clientWidth)
-        .map((image) => (16 * image.clientWidth) / image.naturalWidth),
+        .map((image) => (20 * image.clientWidth) / image.naturalWidth),
 ]"""
 OPEN = "document.querySelectorAll('details').forEach((fold) => (fold.open = true))"
 SETTLED = "new Promise((done) => setTimeout(done, 300))"

@@ -88,5 +88,5 @@ def curves_with_bands(
     if published is not None:
         ax.plot(*published, "x", color="black", markersize=7, markeredgewidth=1.5)
         ax.plot([], [], "x", color="black", label="published")
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
     return ax

@@ -50,7 +50,7 @@ class Live(NamedTuple):
             label = "trained here" + ", quick" * (self.profile == "quick")
             seen = label in ax.get_legend_handles_labels()[1]
             ax.plot(*means.T.values, "ok", zorder=3, fillstyle="none", label="_" * seen + label)
-            ax.legend(fontsize=8)
+            ax.legend()
 
     def report(self, judges: Mapping[str, _Judge] | None = None) -> None:
         """Show what was trained here beside stored and published points, and judge both.
