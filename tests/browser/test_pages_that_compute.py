@@ -211,13 +211,13 @@ def test_the_explorer_shows_what_the_library_computes(visit):
         assert float(text) == pytest.approx(accuracy, rel=5e-3)
 
 
-WIDE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
 MODELS = {
     "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12},
     "BERT base": {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12},
-    "Llama 3 8B": WIDE | {"model_type": "llama"},
-    "Mistral 7B": WIDE | {"model_type": "mistral"},
-    "Qwen 2 7B": WIDE
+    "Llama 3 8B": LARGE | {"model_type": "llama"},
+    "Mistral 7B": LARGE | {"model_type": "mistral"},
+    "Qwen 2 7B": LARGE
     | {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28}
     | {"num_key_value_heads": 4},
 }

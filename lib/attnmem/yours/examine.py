@@ -62,8 +62,7 @@ class Bound:
 class Examination:
     """What :func:`examine` found; ``str()`` is the answer in three lines, ``details`` the report.
 
-    Ranks are of the derivative, on the examples that differ: ``rank`` at random weights, ``met`` at
-    random weights with which all outputs are zero. So many examples meet any real labels.
+    Ranks are of the derivative on the examples that differ, ``met`` where all outputs are zero.
     """
 
     examples: int  # T
@@ -76,8 +75,7 @@ class Examination:
     equal: list[tuple[int, int]]  # pairs of equal examples
     conflicts: list[tuple[int, int]]  # those of them with different labels
     notes: list[str]  # what else is degenerate
-    # In how many dimensions tokens of a context differ (m), queries lie (q), and contexts differ
-    # beyond that (c), with the singular values beside the tolerance.
+    # Those of differences of tokens, of queries, and of contexts besides, with singular values.
     dimensions: dict[str, dict[str, float]]
     findings: list[Tested]  # the assumptions
     bounds: list[Bound]  # with heads; else none
@@ -86,8 +84,7 @@ class Examination:
     least_heads: int | None  # the fewest with which rank can be the number of examples that differ
     enough_heads: int | None  # the fewest found with which met is; None if none were found
     outputs: int | None  # reals of a label; 0 for classes, None without labels
-    # Heads of the last quick fit of classes, and how many of them it had right; None without one.
-    quick: tuple[int, int] | None
+    quick: tuple[int, int] | None  # heads of a quick fit of classes, and how many it had right
 
     @property
     def differ(self) -> int:
@@ -168,8 +165,11 @@ class Examination:
         lines += _pairs("equal examples, different labels", self.conflicts)
         lines += _pairs("equal examples", self.equal) + self.notes
         lines += [f"{name} = {x['dimensions']} dimensions" for name, x in self.dimensions.items()]
-        said = [f"{x.name}, {x.precision}: {x.verdict}; {x.detail}" for x in self.findings]
-        lines += ["", *said, ""]
+        said: dict[tuple[str, str, str], list[str]] = {}  # what both precisions say, once
+        for x in self.findings:
+            said.setdefault((x.name, x.verdict, x.detail), []).append(x.precision)
+        each = [f"{k[0]}, {' and '.join(found)}: {k[1]}; {k[2]}" for k, found in said.items()]
+        lines += ["", *each, ""]
         if self.heads is not None:
             real = " (your labels are classes, which may need fewer heads)" * (self.outputs == 0)
             lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")

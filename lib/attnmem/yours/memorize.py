@@ -44,9 +44,7 @@ class Memorized:
     """The weights that :func:`memorize` found, and how far they go."""
 
     weights: MHAWeights  # in float64; mha(weights, contexts, queries) computes the layer
-    # The largest error of each example, in units of the largest label of its column; of classes,
-    # the score of the best wrong class less that of the right one.
-    errors: Float[Tensor, " T"]
+    errors: Float[Tensor, " T"]  # shares of the largest label; of classes, less the margin
     met: Bool[Tensor, " T"]
     reason: str  # why the others are not; "all labels are met" if there are none
     how: str  # what built the weights
