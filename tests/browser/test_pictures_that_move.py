@@ -423,7 +423,7 @@ def filled(page, ended=False):
     """What the page computes with: weights, contexts, queries, labels, and all of its state."""
     if ended:
         page.wait_for_function("document.querySelector('figure').state.stop", timeout=60_000)
-    state = page.evaluate("document.querySelector('figure').state")
+    state = page.eval_on_selector("figure", "({ state }) => ({ ...state, rank: state.rank() })")
     w, data = (torch.tensor(state[name], dtype=torch.float64) for name in ("w", "data"))
     heads = ScalarHeads(*w[:64].view(2, 4, 4, 2), w[64:].view(4, 4))
     return heads, data[:, :16].unflatten(1, (4, 4)), data[:, 16:20], data[:, 20], state
