@@ -131,12 +131,13 @@ function draw(bars) {
     bar.style.setProperty("--from", place(from));
     bar.style.setProperty("--to", place(Math.max(from, to)));
   }
+  if (all("#chart .axis span").length === decades + 1) return;
   document.documentElement.style.setProperty("--decades", decades);
   const ticks = Array.from({ length: decades + 1 }, (_, k) => (decades > 7 && k % 3 ? "" : short(10 ** k)));
   for (const axis of all(".axis")) axis.innerHTML = ticks.map((tick) => `<span>${tick}</span>`).join("");
 }
 
-// Counts of a plain layer, or those of the model's layer that the library has put into the page.
+// Counts of a plain layer, or those that the library has of a model's layer.
 function show(sizes, points, model) {
   for (const row of all("[data-count]")) {
     const [value, words] = counted(row.dataset.count, sizes);
@@ -183,7 +184,6 @@ const beyond = (asked, fields) =>
     .filter(([x, , min, max]) => x !== null && !(/^\d+$/.test(x) && x >= min && x <= max))
     .map(([x, name, min, max]) => `${name} = ${x} (its slider: ${min} to ${max})`);
 
-// Not counts at other sizes.
 function refuse(words) {
   put("refused", words.join(", "));
   for (const part of all("#chart, .others, .explored")) part.hidden = words.length > 0;

@@ -283,6 +283,23 @@ def test_on_a_phone_the_bars_stay_in_view_while_any_slider_moves(visit):
         assert all(bar["y"] >= 100 and bar["y"] + bar["height"] <= box["y"] for bar in over)
 
 
+DRAG = """slider => {
+  const times = Array.from({ length: 60 }, (_, k) => {
+    slider.value = 400 - k;
+    const start = performance.now();
+    slider.dispatchEvent(new Event("input", { bubbles: true }));
+    document.body.offsetHeight;
+    return performance.now() - start;
+  });
+  return times.sort((a, b) => a - b)[30];
+}"""
+
+
+def test_a_drag_is_answered_within_a_frame_also_at_many_heads(visit):
+    page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&L=128")
+    assert page.locator("input:has(+ #size-d)").evaluate(DRAG) < 1000 / 60
+
+
 def test_numbers_are_in_one_piece_and_bars_end_on_the_axis_at_the_largest_sizes(visit):
     page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&n=131072&L=128&S=131072&N=262144")
     numbers, drawn = ends(page, "own_context_floor deep")

@@ -280,13 +280,9 @@ def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
         return refuse("contents", f"no {' or '.join(names)}", "one of them") if needed else None
 
     name = str(given.get("_name_or_path") or kind)
-    return {
-        "heads": size("num_attention_heads", "n_head"),
-        "dim": size("hidden_size", "n_embd"),
-        "head_dim": size("head_dim", needed=False),
-        "kv_heads": size("num_key_value_heads", needed=kind in ("mistral", "qwen2")),
-        "bias": "qkvo" if given.get("attention_bias") else _ROTARY.get(kind, "qkvo"),
-        "rope": kind in _ROTARY,
-        "norm": kind in _NORMED,
-        "name": name if name.isprintable() else kind,
-    }
+    sizes = {"heads": size("num_attention_heads", "n_head"), "dim": size("hidden_size", "n_embd")}
+    sizes["head_dim"] = size("head_dim", needed=False)
+    sizes["kv_heads"] = size("num_key_value_heads", needed=kind in ("mistral", "qwen2"))
+    bias = "qkvo" if given.get("attention_bias") else _ROTARY.get(kind, "qkvo")
+    kinds = {"bias": bias, "rope": kind in _ROTARY, "norm": kind in _NORMED}
+    return sizes | kinds | {"name": name if name.isprintable() else kind}

@@ -145,12 +145,9 @@ def _from_gpt2(module: nn.Module) -> FromTorch:
     return _taken(maps, [b_q, b_v, module.c_proj.bias], module.num_heads)
 
 
-_READERS: dict[str, Callable[[Any], FromTorch]] = {
-    "torch.MultiheadAttention": _from_mha,
-    "transformers.BertAttention": _from_linear,
-    "transformers.GPT2Attention": _from_gpt2,
-    "transformers.ViTAttention": _from_linear,
-}
+_READERS: dict[str, Callable[[Any], FromTorch]] = {"torch.MultiheadAttention": _from_mha}
+_READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _from_linear)
+_READERS |= {"transformers.GPT2Attention": _from_gpt2}
 _DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
 
 
