@@ -124,9 +124,6 @@ def _short(cell: str) -> str:
     return repr(cell if len(cell) <= 40 else f"{cell[:37]}...")
 
 
-# --- arrays by name -------------------------------------------------------------------------------
-
-
 def _opened(path: str | Path, kind: str) -> Any:
     if kind == ".pt" and torch.__version__ < (2, 10):
         where = f"{kind} with torch {torch.__version__}, which may run what is in it"
@@ -183,9 +180,6 @@ def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
     words = f"classes: {len(set(array.reshape(-1).tolist()))}"
     words += "; as numbers: --label-kind real" * (array.dtype.kind in REAL)
     return array.astype(str) if array.dtype.kind == "f" else array, words
-
-
-# --- tables ---------------------------------------------------------------------------------------
 
 
 def _pieces(table: np.ndarray, tokens: int | None, labels: Any, said: dict[str, Any]) -> Loaded:
