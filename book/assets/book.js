@@ -84,13 +84,7 @@ function fit() {
 addEventListener("load", async () => {
   await window.MathJax?.startup?.promise;
   fit();
-  if (article()) new ResizeObserver(fit).observe(article());
-  let asked = 0; // folds that open show more of them; many may open at once
-  const again = () => {
-    cancelAnimationFrame(asked);
-    asked = requestAnimationFrame(fit);
-  };
-  document.addEventListener("toggle", again, true);
+  if (article()) new ResizeObserver(fit).observe(article()); // a fold that opens makes it longer
   document.body.dataset.fitted = "";
 });
 

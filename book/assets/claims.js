@@ -5,23 +5,17 @@
 const form = document.getElementById("claims-filter");
 const menus = [...form.querySelectorAll("select")];
 const plain = (text) => text.toLowerCase().replace(/[\\{}$]/g, "").replace(/\s+/g, " ");
-const claims = [...document.querySelectorAll("details.claim")].map((entry) => ({
-  entry,
-  section: entry.closest("section"),
-  text: plain(entry.textContent),
-}));
+const claims = [...document.querySelectorAll("details.claim")];
+const texts = claims.map((claim) => plain(claim.textContent));
 
 function choose() {
   const words = plain(form.elements.text.value).split(" ");
-  const asked = menus.filter((menu) => menu.value).map((menu) => `${menu.name}-${menu.value}`);
-  for (const { entry, text } of claims)
-    entry.hidden = !(
-      words.every((word) => text.includes(word)) &&
-      asked.every((facet) => entry.classList.contains(facet))
-    );
-  const shown = claims.filter(({ entry }) => !entry.hidden);
-  for (const { section } of claims)
-    section.hidden = !shown.some((claim) => claim.section === section);
+  const asked = menus.filter((menu) => menu.value).map((menu) => `.${menu.name}-${menu.value}`);
+  const fits = (claim, k) =>
+    claim.matches(`details${asked.join("")}`) && words.every((word) => texts[k].includes(word));
+  const shown = claims.filter(fits);
+  for (const claim of claims) claim.hidden = claim.closest("section").hidden = true;
+  for (const claim of shown) claim.hidden = claim.closest("section").hidden = false;
   form.querySelector("output").textContent = `${shown.length} of ${claims.length} claims`;
 }
 
@@ -58,10 +52,10 @@ form.addEventListener("input", () => {
   remember(location.hash);
 });
 form.addEventListener("submit", (event) => event.preventDefault());
-for (const { entry } of claims)
-  entry.addEventListener("toggle", () => {
-    if (entry.open) remember(`#${entry.id}`);
-    else if (location.hash === `#${entry.id}`) remember("");
+for (const claim of claims)
+  claim.addEventListener("toggle", () => {
+    if (claim.open) remember(`#${claim.id}`);
+    else if (location.hash === `#${claim.id}`) remember("");
   });
 addEventListener("hashchange", reveal);
 addEventListener("click", (event) => {
@@ -75,12 +69,11 @@ addEventListener("load", async () => {
 
 // The picture opens on its first box, the highest of the leftmost, not on the room above it.
 function showFirst() {
-  const picture = document.querySelector(".graph");
-  const places = [...picture.querySelectorAll("rect")].map((box) => box.getBoundingClientRect());
-  const before = (a, b) => a.left < b.left - 1 || (a.left < b.left + 1 && a.top < b.top);
-  const first = places.reduce((a, b) => (before(b, a) ? b : a));
-  const middle = picture.getBoundingClientRect().top + picture.clientHeight / 2;
-  picture.scrollTop += first.top - middle;
+  const [picture, ...boxes] = document.querySelectorAll(".graph, .graph rect");
+  const [first] = boxes
+    .map((box) => box.getBoundingClientRect())
+    .sort((a, b) => Math.round(a.left - b.left) || a.top - b.top);
+  picture.scrollTop += first.top - picture.getBoundingClientRect().top - picture.clientHeight / 2;
 }
 
 restore();

@@ -10,78 +10,56 @@ function group_rank(k, m, d, r) {
 
 // The largest sum of these ranks over H heads in groups of nearly equal size.
 function floor_of(H, m, d, r) {
+  const rank = (k) => group_rank(k, m, d, r);
   let best = 0;
   for (let groups = 1; groups <= H; groups++) {
     const small = Math.floor(H / groups);
     const larger = H % groups;
-    const sum =
-      larger * group_rank(small + 1, m, d, r) + (groups - larger) * group_rank(small, m, d, r);
-    best = Math.max(best, sum);
+    best = Math.max(best, larger * rank(small + 1) + (groups - larger) * rank(small));
   }
   return best;
 }
 
-const own_floor = ({ H, d_h, d }) => floor_of(H, d, d, Math.min(d_h, d));
+// Layers with values as wide as heads; s dimensions of what a layer writes are read behind it.
+function deep_ceiling(L, H, d_h, d) {
+  const r = Math.min(d_h, d);
+  let [s, total] = [1, d];
+  for (let layer = 0; layer < L; layer++) {
+    const v = Math.min(r, s);
+    total += H * (r * (2 * d - r) + v * (d + s - v));
+    s = Math.min(d, s + H * (v + 2 * r));
+  }
+  return total;
+}
 
-const count = {
-  mha_capacity: ({ H, n, d_h }) => H * (Math.min(n, d_h) - 1) + 1,
-  previous_aot_capacity: ({ H, d_h }) => H * (d_h - 1) + 1,
-  aot_capacity: ({ H, d_h, d }) => H * d_h + d,
-  own_context_rank: ({ H, d }) => H * d,
-  own_context_floor: own_floor,
-  // Layers with values as wide as heads; s dimensions of what a layer writes are read behind it.
-  deep_ceiling: ({ L, H, d_h, d }) => {
-    const r = Math.min(d_h, d);
-    let [s, total] = [1, d];
-    for (let layer = 0; layer < L; layer++) {
-      const v = Math.min(d_h, d, s);
-      total += H * (r * (2 * d - r) + v * (d + s - v));
-      s = Math.min(d, s + H * (v + 2 * r));
-    }
-    return total;
-  },
-  shared_context_floor: (sizes) => {
-    const { H, n, d_h, d } = sizes;
-    return n > d ? own_floor(sizes) : floor_of(H, n - 1, d, Math.min(d_h, n - 1)) + 1;
-  },
-  scalar_capacity: ({ H, d }) => H * (d - 1),
-  shared_context_rank: ({ H, n }) => H * (n - 1) + 1,
-  own_context_ceiling: ({ H, d_h, d }) => {
-    const r = Math.min(d_h, d);
-    return H * (r * (2 * d - r) + d);
-  },
-  shared_context_ceiling: ({ H, n, d_h, d }) => {
-    const r = Math.min(d_h, n - 1);
-    return H * (r * (n - 1 + d - r) + n - 1) + 1;
-  },
-  affine_rank: ({ H, d }) => H * (d - 1) + 1,
-  weights: ({ H, d_h, d }) => H * d * (2 * d_h + 1), // with one output
-  relu_capacity: (sizes) => relu_width(sizes) * (sizes.d + 2) + 1,
-  mha_parameters: ({ H, d_h, d }) => H * d * (2 * d_h + 1) + H + 1,
-  aot_parameters: ({ H, d_h, d, S, N }) => d * (S + 2 * N + 4 * d_h * H),
-};
-
-// Hidden units of a ReLU network on n tokens and a query that has no more parameters than the layer.
-const relu_width = (sizes) =>
-  Math.floor((count.mha_parameters(sizes) - 1) / ((sizes.n + 1) * sizes.d + 2));
-
-const accuracy = (known, N, total) => 1 / N + ((1 - 1 / N) * Math.min(known, total)) / total;
-
-const narrow = ({ d_h, d }) => d_h <= d; // heads, as Dana et al. have them
-
-// What a count is promised for: a test of the sizes, and the same in words.
-const needs = {
-  mha_capacity: [({ n, d }) => n < d, "needs n < d"],
-  previous_aot_capacity: [({ n, d_h, d }) => d_h <= n && n <= d, "needs d_h ≤ n ≤ d"],
-  aot_capacity: [narrow, "needs d_h ≤ d"],
-  own_context_rank: [({ n }) => n >= 2, "needs n ≥ 2"],
-  own_context_floor: [({ n }) => n >= 2, "needs n ≥ 2"],
-  shared_context_floor: [({ n }) => n >= 2, "needs n ≥ 2"],
-  scalar_capacity: [({ n, d_h, d }) => d_h >= 2 && n >= 3 && n <= d, "needs 3 ≤ n ≤ d, d_h ≥ 2"],
-  shared_context_ceiling: [({ n, d }) => n <= d, "needs n ≤ d"],
-  relu_capacity: [(sizes) => relu_width(sizes) > 0, "not one unit fits"],
-  aot_parameters: [narrow, "needs d_h ≤ d"],
-};
+// Every count, or in words the condition that these sizes break.
+function counted({ H, n, d_h, d, L, S, N }) {
+  const r = Math.min(d_h, d);
+  const shared = Math.min(d_h, n - 1); // the logits' rank on one context
+  const weights = H * d * (2 * d_h + 1); // with one output
+  const units = Math.floor((weights + H) / ((n + 1) * d + 2)); // in a ReLU network of as many parameters
+  const mixed = (count) => (n < 2 ? "needs n ≥ 2" : count);
+  const narrow = (count) => (d_h > d ? "needs d_h ≤ d" : count); // heads, as Dana et al. have them
+  const own_floor = floor_of(H, d, d, r);
+  return {
+    weights,
+    mha_parameters: weights + H + 1,
+    mha_capacity: n < d ? H * (Math.min(n, d_h) - 1) + 1 : "needs n < d",
+    scalar_capacity: d_h >= 2 && n >= 3 && n <= d ? H * (d - 1) : "needs 3 ≤ n ≤ d, d_h ≥ 2",
+    affine_rank: H * (d - 1) + 1,
+    own_context_rank: mixed(H * d),
+    own_context_floor: mixed(own_floor),
+    own_context_ceiling: H * (r * (2 * d - r) + d),
+    shared_context_rank: H * (n - 1) + 1,
+    shared_context_floor: mixed(n > d ? own_floor : floor_of(H, n - 1, d, shared) + 1),
+    shared_context_ceiling: n > d ? "needs n ≤ d" : H * (shared * (n - 1 + d - shared) + n - 1) + 1,
+    deep_ceiling: deep_ceiling(L, H, d_h, d),
+    aot_capacity: narrow(H * d_h + d),
+    previous_aot_capacity: d_h <= n && n <= d ? H * (d_h - 1) + 1 : "needs d_h ≤ n ≤ d",
+    aot_parameters: narrow(d * (S + 2 * N + 4 * d_h * H)),
+    relu_capacity: units > 0 ? units * (d + 2) + 1 : "not one unit fits",
+  };
+}
 
 // The point of that kind with the nearest sizes, by their ratios; none is off by more than two.
 function nearest(points, kind, sizes) {
@@ -94,11 +72,8 @@ function nearest(points, kind, sizes) {
 }
 
 const all = (selector) => [...document.querySelectorAll(selector)];
-const put = (name, text) => {
-  document.querySelector(`[data-of=${name}]`).textContent = text;
-};
-const written = (value) => value.toLocaleString("en");
-
+const put = (name, text) => (all(`[data-of=${name}]`)[0].textContent = text);
+const written = (count) => count.toLocaleString("en"); // words stay as they are
 const short = (value, options) => value.toLocaleString("en", { notation: "compact", ...options });
 
 // As one says it.
@@ -107,29 +82,20 @@ const spoken = (value, roundingMode) =>
     ? written(value)
     : short(value, { compactDisplay: "long", maximumSignificantDigits: 3, roundingMode });
 
-// The value of a count, or null and the condition that these sizes break.
-function counted(name, sizes) {
-  const [holds, words] = needs[name] ?? [() => true, ""];
-  return holds(sizes) ? [count[name](sizes), ""] : [null, words];
-}
-
-// A bar with its words, up to the first count, and on to the second if there is one.
-function bar_of(bar, counts) {
-  const known = counts.map(([value]) => value).filter((value) => value !== null);
-  const missing = counts.map(([, words]) => words).find(Boolean);
-  const words = [known.map(written).join(" to "), missing].filter(Boolean).join("; ceiling ");
-  return { bar, words, from: counts[0][0] ?? 1, to: known.at(-1) ?? 1, idle: !known.length };
-}
-
-// All bars, on an axis that is long enough for each.
+// All bars with their counts, up to the first and on to the last, on an axis that is long enough.
 function draw(bars) {
-  const decades = Math.max(7, ...bars.map(({ from, to }) => Math.ceil(Math.log10(Math.max(from, to)))));
+  const largest = Math.max(...bars.flatMap(([, counts]) => counts.filter(Number.isFinite)));
+  const decades = Math.max(7, Math.ceil(Math.log10(largest)));
   const place = (value) => `${(100 * Math.log10(Math.max(value, 1))) / decades}%`;
-  for (const { bar, words, from, to, idle } of bars) {
-    bar.classList.toggle("idle", idle);
-    bar.querySelector("output").textContent = words;
+  for (const [bar, counts] of bars) {
+    const known = counts.filter(Number.isFinite);
+    const from = Number.isFinite(counts[0]) ? counts[0] : 1;
+    bar.classList.toggle("idle", !known.length);
+    bar.querySelector("output").textContent = counts
+      .map(written)
+      .join(known.length === counts.length ? " to " : "; ceiling ");
     bar.style.setProperty("--from", place(from));
-    bar.style.setProperty("--to", place(Math.max(from, to)));
+    bar.style.setProperty("--to", place(Math.max(from, ...known)));
   }
   if (all("#chart .axis span").length === decades + 1) return;
   document.documentElement.style.setProperty("--decades", decades);
@@ -139,35 +105,36 @@ function draw(bars) {
 
 // Counts of a plain layer, or those that the library has of a model's layer.
 function show(sizes, points, model) {
+  const plain = counted(sizes);
+  const here = { ...plain, ...model };
   for (const row of all("[data-count]")) {
-    const [value, words] = counted(row.dataset.count, sizes);
-    row.cells[1].textContent = value === null ? words : written(value);
-    row.classList.toggle("idle", value === null);
+    const count = plain[row.dataset.count];
+    row.cells[1].textContent = written(count);
+    row.classList.toggle("idle", !Number.isFinite(count));
   }
-  const plain = (name) => counted(name, sizes);
-  const here = (name) => (model?.[name] ? [model[name], ""] : plain(name));
   const bars = all("[data-bar]").map((bar) => {
-    const names = bar.dataset.bar.split(" ");
-    return bar_of(bar, names.map(bar.closest("#chart") ? here : plain));
+    const counts = bar.closest("#chart") ? here : plain;
+    return [bar, bar.dataset.bar.split(" ").map((name) => counts[name])];
   });
   const near = all("[data-nearest]").map((bar) => {
     const point = nearest(points, bar.dataset.nearest, sizes);
     bar.querySelector("small").textContent = point?.label ?? "";
-    return bar_of(bar, [point ? [point.known, ""] : [null, "none near"]]);
+    return [bar, [point?.known ?? "none near"]];
   });
   draw([...bars, ...near]);
   put("name", model?.name ?? "Your layer");
-  put("least", spoken(here("own_context_floor")[0] ?? 0, "floor"));
-  put("most", spoken(here("own_context_ceiling")[0], "ceil"));
-  put("weights", spoken(here("weights")[0]));
+  put("least", spoken(Number(here.own_context_floor) || 0, "floor"));
+  put("most", spoken(here.own_context_ceiling, "ceil"));
+  put("weights", spoken(here.weights));
   put("unit", model ? "parameters" : "weights with one output");
   put("scope", model?.scope ?? "Both counts are proved for almost all data.");
-  const total = sizes.N ** sizes.S;
-  const known = narrow(sizes) ? count.aot_capacity(sizes) : 0;
-  put("total", written(total < 1e9 ? total : sizes.N));
-  put("power", total < 1e9 ? "" : sizes.S);
-  put("accuracy", accuracy(known, sizes.N, total).toPrecision(3));
-  put("chance", (1 / sizes.N).toPrecision(3));
+  const { N, S } = sizes;
+  const total = N ** S;
+  const known = Math.min(Number(plain.aot_capacity) || 0, total);
+  put("total", written(total < 1e9 ? total : N));
+  put("power", total < 1e9 ? "" : S);
+  put("accuracy", (1 / N + ((1 - 1 / N) * known) / total).toPrecision(3));
+  put("chance", (1 / N).toPrecision(3));
 }
 
 // Where a slider stops: at each number up to 128, then at 64 of each octave.
@@ -179,10 +146,11 @@ function stops({ min, max }) {
 
 // Sizes that no slider has, in words.
 const beyond = (asked, fields) =>
-  fields
-    .map(({ name, min, max }) => [asked.get(name), name, +min, +max])
-    .filter(([x, , min, max]) => x !== null && !(/^\d+$/.test(x) && x >= min && x <= max))
-    .map(([x, name, min, max]) => `${name} = ${x} (its slider: ${min} to ${max})`);
+  fields.flatMap(({ name, min, max }) => {
+    const x = asked.get(name);
+    const fits = x === null || (/^\d+$/.test(x) && +x >= min && +x <= max);
+    return fits ? [] : `${name} = ${x} (its slider: ${min} to ${max})`;
+  });
 
 function refuse(words) {
   put("refused", words.join(", "));
