@@ -237,6 +237,14 @@ def test_a_fragment_stands_alone_and_says_what_it_shows(name):
         assert svg.count("<text") > 5  # the still is drawn, without a script
 
 
+def test_all_scripts_of_the_book_together_have_at_most_60_kilobytes():
+    files = [*PICTURES.parent.glob("*.js"), *PICTURES.parent.glob("scripts/*.js")]
+    scripts = [path.read_bytes() for path in files]
+    for fragment in [*PICTURES.glob("*.html"), *(BOOK / "fragments").glob("*.html")]:
+        scripts += re.findall(rb"<script>(.*?)</script>", fragment.read_bytes(), re.S)
+    assert sum(map(len, scripts)) <= 60 * 1024
+
+
 def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
     drawn = page("most").split("<title")[1]
     stored, seen = drawn.count('class="free"'), drawn.count('class="follows"')
