@@ -119,12 +119,13 @@ addEventListener("DOMContentLoaded", () => {
     place.innerHTML = `<form><label>Your answer <input autocomplete="off" spellcheck="false"></label>
       <button>Check</button><output aria-live="polite"></output></form>`;
     const form = place.firstElementChild;
-    form.addEventListener("submit", (event) => {
+    const [field, , said] = form.elements;
+    form.onsubmit = (event) => {
       event.preventDefault();
-      const said = judged(form.querySelector("input").value, known).replace(/^not yet: /, "Not yet: ");
-      form.dataset.right = said === "right";
-      form.querySelector("output").textContent = said === "right" ? "Right." : said;
-    });
+      const verdict = judged(field.value, known);
+      form.dataset.right = verdict === "right";
+      said.value = verdict === "right" ? "Right." : verdict.replace("not yet", "Not yet");
+    };
     place.hidden = false;
     for (const stream of place.closest(".cell").querySelectorAll(".output.stream"))
       stream.hidden = /^no answer yet\s*$/.test(stream.querySelector("pre").textContent);
