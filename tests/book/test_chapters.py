@@ -26,7 +26,7 @@ LINES, WIDTH, BYTES = 25, 76, 500_000
 CHAPTERS = chapters()
 READ = [page.removeprefix("book/notebooks/") for page in pages()]  # from start to end, if they are
 READ = [chapter for chapter in READ if chapter.split("/")[0] in ARGUMENT]  # of the argument
-PAGES, WORDS = 17, 24_000  # of the argument, with the front page, the explorer and the data
+PAGES, WORDS, ALL_WORDS = 17, 22_000, 132_000  # of the argument, twice; of all texts, as wc counts
 NAME = re.compile(r"[a-z]+/[a-z0-9]+(-[a-z0-9]+)*")  # of the chapter in book/text
 
 
@@ -190,6 +190,7 @@ def test_a_chapter_opens_with_a_question_has_an_exercise_and_leads_to_the_next(c
     assert "?" in re.split(r"^(?:#|```)", text, maxsplit=1, flags=re.MULTILINE)[0]
     exercise = text.split("\n## Exercise\n")[1]
     assert "\nattempt(" in exercise, "no check that says whether the answer is right"
+    assert "among=" in exercise, "no answers that the page can judge"
     assert ":::{dropdown} Solution\n" in exercise
     after = source(pages()[pages().index(f"book/notebooks/{chapter}") + 1]).read_text()
     label = re.search(r"^\((ch-[a-z0-9-]+)\)=\n# ", after, re.MULTILINE)[1]
@@ -218,8 +219,11 @@ def test_the_argument_fits_an_afternoon_and_has_examples_and_questions_to_the_re
     words = {chapter: visible_words(chapter) for chapter in READ}
     assert sum(words.values()) <= WORDS, words
     text = " ".join(map(body, READ))
-    asked = re.findall(r"for example|for instance|imagine|in other words|\?", text, re.I)
-    assert len(asked) >= sum(words.values()) / 1000
+    asked = re.findall(r"for example|for instance|imagine|in other words|suppose|why\?", text, re.I)
+    assert len(asked) >= 5 * sum(words.values()) / 1000
+    shown = re.findall(r"assets/pictures/[a-z-]+\.html|^    name: fig-", text, re.M)
+    assert len(shown) >= sum(words.values()) / 350
+    assert sum(len(text_path(c).read_text("utf-8").split()) for c in CHAPTERS) <= ALL_WORDS
 
 
 @pytest.mark.parametrize("chapter", READ)
