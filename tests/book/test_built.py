@@ -114,6 +114,10 @@ The words of a card.
 ::::
 :::::
 
+:::{container} finding
+**One** number in a box.
+:::
+
 % A comment that nobody reads.
 
 ```{include} ../../fragments/downloads.md
@@ -147,7 +151,7 @@ PLAIN = [
     "Can one head compute xor?",
     "*In the book this part moves; a notebook cannot show that.*",
     "**Read**\n\nThe words of a card.",
-    "- The library as one file",
+    "**One** number in a box.\n\n- The library as one file",
     "**Fig. 1.** A caption with $x$. See On Colab.",
 ]
 MARKUP = r":::|^\(\S+\)=|\{[a-z:-]+\}[`\[]|^`{3,}\{|^%|sd-|<script|<form"
