@@ -103,14 +103,16 @@ function judged(text, known) {
     return found?.[2] ?? `not yet: the answer looks like ${known[0][0]}`;
   }
   const parts = text.trim().replace(/−/g, "-").replace(/(\d),(?=\d{3}\b)/g, "$1").split("/");
-  const value = parts.map(Number).reduce((a, b) => a / b);
+  const numbers = parts.map((part) => (part.endsWith("%") ? part.slice(0, -1) / 100 : Number(part)));
+  const value = numbers.reduce((a, b) => a / b);
   const [least, most] = [known[0][0], known.at(-1)[1]];
   if (!text.trim() || !Number.isFinite(value)) return "not yet: the answer is a number, such as 12";
   if (value < least || value > most)
     return `not yet: the answer lies between ${least.toLocaleString("en")} and ${most.toLocaleString("en")}`;
   const after = known.findLastIndex(([from]) => from <= value + 1e-9);
-  const beside = known[after][1] >= value - 1e-9 || known[after][2] !== "right";
-  return known[beside ? after : after + 1][2];
+  if (known[after][1] >= value - 1e-9) return known[after][2];
+  const near = known[after][2] === "right" ? known[after + 1][2] : known[after][2];
+  return near.replace("not yet: ", "not yet; near your answer, ");
 }
 
 addEventListener("DOMContentLoaded", () => {

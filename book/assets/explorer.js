@@ -122,12 +122,12 @@ function show(sizes, points, model) {
     return [bar, [point?.known ?? "none near"]];
   });
   draw([...bars, ...near]);
-  put("name", model?.name ?? "Your layer");
+  put("name", model?.name ?? (sizes.L > 1 ? `Each of your ${sizes.L} layers, alone` : "Your layer"));
   put("least", spoken(Number(here.own_context_floor) || 0, "floor"));
   put("most", spoken(here.own_context_ceiling, "ceil"));
   put("weights", spoken(here.weights));
   put("unit", model ? "parameters" : "weights with one output");
-  put("scope", model?.scope ?? "Both counts are proved for almost all data.");
+  put("scope", model?.scope ?? "A plain layer, without biases, norms or shared keys: both counts are proved for almost all data.");
   const { N, S } = sizes;
   const total = N ** S;
   const known = Math.min(Number(plain.aot_capacity) || 0, total);
@@ -149,7 +149,7 @@ const beyond = (asked, fields) =>
   fields.flatMap(({ name, min, max }) => {
     const x = asked.get(name);
     const fits = x === null || (/^\d+$/.test(x) && +x >= min && +x <= max);
-    return fits ? [] : `${name} = ${x} (its slider: ${min} to ${max})`;
+    return fits ? [] : `${name} = ${x || "nothing"} (its slider: ${min} to ${max})`;
   });
 
 function refuse(words) {

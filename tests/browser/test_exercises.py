@@ -1,5 +1,7 @@
 """Exercises of the argument, answered in the page as a reader does."""
 
+import itertools
+import json
 import re
 
 import pytest
@@ -48,3 +50,19 @@ def test_an_answer_is_judged_in_words(visit, chapter):
         field.press("Enter")
         assert re.match(pattern, said.text_content()), (answer, said.text_content())
     assert page.faults == []
+
+
+@pytest.mark.parametrize("chapter", EXERCISES)
+def test_the_page_says_of_each_answer_what_the_notebook_says(visit, chapter):
+    page = visit(f"book/notebooks/{chapter}.html")
+    known = json.loads(page.locator(".attempt").get_attribute("data-answers"))
+    if isinstance(known, str):
+        pytest.skip("a picture of the page judges")
+    for first, last, words in known:
+        for answer in {first, last}:
+            assert page.evaluate("([a, k]) => judged(String(a), k)", [answer, known]) == words
+    if isinstance(known[0][0], str):
+        return
+    gap = next(((a[1] + b[0]) / 2 for a, b in itertools.pairwise(known) if b[0] != a[1]), None)
+    said = page.evaluate("([a, k]) => judged(String(a), k)", [gap, known])
+    assert said.startswith("not yet; near your answer, ")

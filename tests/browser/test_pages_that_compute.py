@@ -249,7 +249,7 @@ def test_known_models_and_the_widest_layer_have_the_counts_of_the_library_and_a_
             *map(str, (H, d, d_h))
         ]
         page.locator("#yours[aria-pressed=true]").wait_for()
-    assert "Both counts are proved" in page.locator("[data-of=scope]").inner_text()
+    assert "both counts are proved" in page.locator("[data-of=scope]").inner_text()
     said = page.locator("#result").inner_text()
     assert said == ("Your layer: at least 34 numbers, at most 64, in 80 weights with one output.")
 

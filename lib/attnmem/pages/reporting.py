@@ -208,7 +208,8 @@ def attempt(
     if among:
         named = isinstance(among, str)
         table = [] if named else [[case, _judged(case, check)] for case in among]
-        spans = [[*group] for _, group in itertools.groupby(table, lambda entry: entry[1])]
+        alike = itertools.groupby(table, lambda one: one if isinstance(one[0], str) else one[1])
+        spans = [[*group] for _, group in alike]
         known = json.dumps(among if named else [[s[0][0], s[-1][0], s[0][1]] for s in spans])
         field = f'<div class="attempt" hidden data-answers="{html.escape(known)}"></div>'
         _display({"text/html": field, "text/plain": ""}, {})
