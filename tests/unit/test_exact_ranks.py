@@ -111,7 +111,7 @@ SIZES += [  # few narrow heads: what later layers do not read is lost
 ]
 
 
-@pytest.mark.hostile("mahdavi-finding-depth")
+@pytest.mark.hostile("mahdavi-finding-depth", "mahdavi-finding-depth-bare")
 def test_the_count_of_layers_is_the_exact_rank():
     """Narrow layers and wide ones, with full and with causal attention to three tokens, or two."""
     cases = zip(SIZES, itertools.cycle((False, True)), itertools.cycle((3, 3, 2)))
