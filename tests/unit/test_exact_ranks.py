@@ -6,6 +6,7 @@ derivative is taken forwards, one direction for each weight, and shares nothing 
 """
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -120,6 +121,41 @@ def test_the_count_of_layers_is_the_exact_rank():
         options = {"outputs": outputs, "skip": skip, "causal": causal}
         found = rank_of_layers(heads, *widths, n, count + 2, **options)
         assert found == count, (heads, widths, n, options)
+
+
+def narrow(draw):
+    """A size without skip connections at random, more outputs than dimensions included."""
+    heads = [draw.choice((1, 1, 2, 3)) for _ in range(draw.choice((2, 3, 3, 4)))]
+    return (heads, *(draw.randint(1, most) for most in (3, 3, 5))), draw.choice((1, 2, 6))
+
+
+@pytest.mark.hostile("mahdavi-finding-depth-bare")
+def test_the_count_without_skip_connections_is_the_exact_rank_of_three_tokens():
+    draw, tried = random.Random(2711), 0
+    while tried < 40:
+        size, outputs = narrow(draw)
+        count = bounds.deep_ceiling(*size, outputs=outputs, skip=False)
+        if 10 < count < 70:
+            options = {"outputs": outputs, "skip": False, "causal": draw.random() < 0.5}
+            assert rank_of_layers(*size, 3, count + 2, **options) == count, (size, options)
+            tried += 1
+
+
+@pytest.mark.hostile("mahdavi-finding-depth-bare")
+def test_two_tokens_show_less_where_a_layer_writes_more_dimensions_than_the_one_before():
+    """With a layer of H heads that writes H e dimensions after e: H (H - 1) e (e - 1) / 2 less."""
+    sizes = {  # and the number of heads that read them
+        ((1, 2, 1), 4, 2, 4, 1): (2, 2, 1),
+        ((1, 2, 3), 4, 2, 5, 1): (2, 2, 3),
+        ((1, 3, 1), 6, 2, 6, 2): (3, 2, 1),
+        ((2, 2, 1), 1, 2, 4, 5): (1, 1, 0),  # from here on no layer writes more
+        ((3, 1, 2), 2, 3, 6, 1): (1, 1, 0),
+        ((4, 2, 2, 3), 2, 1, 5, 2): (1, 1, 0),
+    }
+    for (*size, outputs), (H, e, reading) in sizes.items():
+        count = bounds.deep_ceiling(*size, outputs=outputs, skip=False)
+        found = rank_of_layers(*size, 2, count + 2, outputs=outputs, skip=False)
+        assert found == count - reading * H * (H - 1) * e * (e - 1) // 2, size
 
 
 def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():

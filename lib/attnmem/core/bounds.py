@@ -325,7 +325,8 @@ def deep_ceiling(
 
     The rank is :math:`\sum_l H_l (r (2 d - r) + v_l (d + s_l - v_l)) + d o` for contexts of two
     tokens or more, with full or causal attention (theorem ``thm-depth-rank``). Without ``skip`` the
-    count is proved for wide layers (``thm-depth-bare``) and was only compared for narrow ones.
+    count is the rank for three tokens or more; for two the rank can be smaller if a layer before
+    the last writes more dimensions than are written before it (``thm-depth-bare``).
 
     Example:
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
@@ -343,12 +344,7 @@ def deep_ceiling(
 
 
 def _ceiling_without_skip(heads, head_dim: int, value_dim: int, dim: int, outputs: int) -> int:
-    r"""The same without skip connections: dimensions that one layer writes and the next one reads.
-
-    For ``o <= d`` it is proved to be the rank of one layer, and of several if :math:`H_l d_v \ge d`
-    in all but the last and :math:`H_L (2 r + \min(d_v, o)) \ge d` there. From three tokens on it
-    agrees with all other ranks that we computed; on two, that of narrow layers can be smaller.
-    """
+    """The same without skip connections, by what one layer writes and the next one reads."""
     # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
     L, o = len(heads), min(outputs, dim)
     e, before = [dim] * L + [o], None
