@@ -1,10 +1,12 @@
-"""Two layers meet what the floor promises, as a plain forward pass sees them."""
+"""Several layers meet what the floor promises, as a plain forward pass sees them."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+from test_exact_ranks import PRIME, product, rank, shares
 
 from attnmem import random_deep
 from attnmem.core import bounds
@@ -48,37 +50,164 @@ def count(first, second, c, d, d_h):
     return carried + sum(rho(k, e, d_h) for k in second) + d - 1
 
 
-def spread_out(groups, d, d_h):
-    """The number of labels of one layer in d - 1 dimensions, and of the read-out there."""
-    return sum(rho(k, d - 1, d_h) for k in groups) + d - 1
+def parts(heads, G):
+    """All ways to put each layer's heads into G groups that have heads in every layer."""
+    ways = ([p for p in partitions(H) if len(p) == G] for H in heads)
+    return itertools.product(*({*itertools.chain(*map(itertools.permutations, w))} for w in ways))
+
+
+def spanned(sizes, d, d_h, d_v):
+    """The number of labels of groups that span the layers, of three tokens or more."""
+    m, G = d - 1, len(sizes[0])
+    r = min(d_h, m)
+    total = m + sum(rho(sum(group), m, d_h) for group in zip(*sizes, strict=True))
+    if m == 1:
+        return total
+    written = sorted(([min(a * d_v, m) for a in layer] for layer in sizes[:-1]), key=sum)
+    written = written[-(m if r * G >= m else m - r + 1) :]
+    read = min(m, 2 * r * G)
+    total += read * sum(map(sum, written))
+    return total + min(G, m - read) * sum(min(m, sum(g)) for g in zip(*written, strict=True))
+
+
+def within(heads, d, d_h, d_v, cap):
+    """The most labels of groups that stay within one of two layers."""
+    return max(
+        count(first, second, c, d, d_h)
+        for first in partitions(heads[0], cap)
+        for second in partitions(heads[1], cap)
+        for c in range(min(d_v - 1, d - 2, len(second)) + 1)
+    )
+
+
+def one_layer(heads, m, d_h, cap=99):
+    return max(sum(rho(k, m, d_h) for k in groups) for groups in partitions(heads, cap))
 
 
 @pytest.mark.parametrize("d", [2, 3, 5, 6])
-@pytest.mark.parametrize(("H1", "H2"), [(1, 1), (1, 6), (7, 1), (4, 3), (9, 4), (5, 8)])
-def test_floor_is_the_best_of_all_groupings(H1, H2, d):
-    for d_h, d_v, most in itertools.product((1, 2, 7), (1, 2, 4, 9), (None, 1, 2, 3)):
-        cap = most or 99
-        best = max(
-            count(first, second, c, d, d_h)
-            for first in partitions(H1, cap)
-            for second in partitions(H2, cap)
-            for c in range(min(d_v - 1, d - 2, len(second)) + 1)
-        )
-        wide = max(spread_out(both, d, d_h) for both in partitions(H1 + H2, cap))
-        groups = bounds.deep_groups((H1, H2), d_h, d_v, d, most=most)
-        assert max(groups.first + groups.second + groups.both) <= cap
-        if groups.both:
-            assert sum(groups.both) == H1 + H2
-            assert spread_out(groups.both, d, d_h) == wide > best
-            assert (groups.first, groups.second, groups.carried) == ([], [], 0)
-        else:
-            assert count(groups.first, groups.second, groups.carried, d, d_h) == best >= wide
-            assert (sum(groups.first), sum(groups.second)) == (H1, H2)
-        best = max(best, wide)
-        assert groups.labels == best
-        if most is None:
-            assert bounds.deep_floor((H1, H2), d_h, d_v, d) == best
-            assert best <= bounds.deep_ceiling((H1, H2), d_h, d_v, d)
+@pytest.mark.parametrize("heads", [(1, 1), (1, 6), (7, 1), (4, 3), (9, 4), (5, 8), (2, 4, 3)])
+def test_floor_is_the_best_of_all_groupings(heads, d):
+    for d_h, d_v, cap in itertools.product((1, 2, 7), (1, 2, 4, 9), (99, 1, 2, 3)):
+        best = one_layer(sum(heads), d - 1, d_h, cap) + d - 1
+        pairs = itertools.combinations(heads, 2)
+        best = max(best, *(within(pair, d, d_h, d_v, cap) for pair in pairs))
+        best = max(best, one_layer(heads[-1], d, d_h, cap) + d - 1)
+        two_tokens = best
+        if math.prod(heads) < 30 or cap < 99:
+            for G in range(1, min(heads) + 1):
+                for sizes in parts(heads, G):
+                    if max(map(sum, zip(*sizes, strict=True))) <= cap:
+                        best = max(best, spanned(sizes, d, d_h, d_v))
+            assert bounds.deep_groups(heads, d_h, d_v, d, most=cap).labels == best
+        groups = bounds.deep_groups(heads, d_h, d_v, d, context=2, most=cap)
+        assert groups.labels == two_tokens
+        assert all(sum(layer) in (0, H) for layer, H in zip(groups.sizes, heads, strict=True))
+        if cap == 99:
+            floor = bounds.deep_floor(heads, d_h, d_v, d)
+            assert best <= floor <= bounds.deep_ceiling(heads, d_h, d_v, d)
+
+
+def test_the_whole_stack_of_a_usual_model_beats_one_layer_of_its_heads():
+    """Not with two layers of full width; with two of GPT-2's, just."""
+    for heads, d, d_h, floor in (
+        ((12, 12), 768, 64, 2_286_713),
+        ((12,) * 12, 768, 64, 19_370_873),
+        ((16,) * 24, 1024, 64, 71_244_279),
+        ((6,) * 12, 384, 64, 4_670_780),
+        ((32,) * 32, 4096, 128, 1_556_228_079),
+        ((8, 8), 64, 64, 64_071),
+        ((8,) * 3, 64, 64, 127_071),
+        ((1,) * 8, 64, 64, 54_369),
+    ):
+        assert bounds.deep_floor(heads, d_h, d_h, d) == floor
+        one = bounds.own_context_ceiling(sum(heads), d_h, d) + d
+        assert (floor > one) == (heads != (8, 8))
+
+
+def rank_at_silent_weights(sizes, d_h, d_v, d, n, T, *, causal):
+    """Exact, modulo a prime: the derivative where groups span the layers and their values cancel.
+
+    Tokens have the d - 1 coordinates that are read. All weights that read them move. The attention
+    of a group is random, and the same in all layers.
+    """
+    g, m = np.random.default_rng(0), d - 1
+
+    def draw(*shape):
+        return g.integers(1, PRIME, shape)
+
+    heads = [[k for k, count in enumerate(layer) for _ in range(count)] for layer in sizes]
+    maps = [(draw(m, d_h), draw(m, d_h)) for _ in sizes[0]]
+    V = [[draw(m, d_v) for _ in layer] for layer in heads]
+    o = [[draw(d_v) for _ in layer] for layer in heads]
+    for k in range(len(maps)):
+        at = [
+            (i, h) for i, layer in enumerate(heads) for h, group in enumerate(layer) if group == k
+        ]
+        total, (i, h) = sum(product(V[i][h], o[i][h]) for i, h in at), at[-1]
+        V[i][h][:, 0] = (V[i][h][:, 0] - total * pow(int(o[i][h][0]), -1, PRIME)) % PRIME
+    seen = np.tril(np.ones((n, n), np.int64)) if causal else 1
+    A = [shares(draw(T, n, n) * seen) for _ in maps]
+    weights = sum(map(len, heads)) * (2 * m * d_h + m * d_v + d_v * d) + m
+    columns = iter(range(weights))
+
+    def through(X, dX, W):
+        change = product(dX, W)
+        for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
+            change[:, column, :, j] += X[..., i]
+        return product(X, W), change % PRIME
+
+    X, dX = draw(T, n, m), np.zeros((T, weights, n, m), np.int64)
+    output, d_output = np.zeros(T, np.int64), np.zeros((T, weights), np.int64)
+    for layer, values, outs in zip(heads, V, o, strict=True):
+        new = dX
+        for k, W_V, o_h in zip(layer, values, outs, strict=True):
+            (Q, dQ), (K, dK) = (through(X, dX, W) for W in maps[k])
+            read, d_read = through(X, dX, W_V)
+            logits = product(dQ, K.swapaxes(1, 2)[:, None])
+            logits = (logits + product(Q[:, None], dK.swapaxes(2, 3))) % PRIME
+            means = (A[k][:, None] * logits % PRIME).sum(-1, keepdims=True)
+            dA = A[k][:, None] * ((logits - means) % PRIME) % PRIME
+            d_read = (product(dA, read[:, None]) + product(A[k][:, None], d_read)) % PRIME
+            W_O = np.hstack([np.zeros((d_v, m), np.int64), o_h[:, None]])
+            written, d_written = through(product(A[k], read), d_read, W_O)
+            new = (new + d_written[..., :m]) % PRIME
+            output = (output + written[:, -1, m]) % PRIME
+            d_output = (d_output + d_written[:, :, -1, m]) % PRIME
+        dX = new
+    assert not output.any()
+    d_output[:, -m:] += X[:, -1]  # the read-out
+    return rank(d_output)
+
+
+@pytest.mark.hostile("mahdavi-finding-two-layers")
+def test_the_floor_is_the_exact_rank_at_silent_weights():
+    """Held back; extremes first: one head a layer, one dimension of values, full width, few groups
+    that read few dimensions, more layers than dimensions, groups of unlike sizes, long contexts.
+    """
+    sizes_and_widths = itertools.chain(
+        itertools.product(
+            [((1,), (1,)), ((1,), (2,), (1,)), ((2, 1), (1, 2))], [1, 2, 4], [1, 2, 3]
+        ),
+        itertools.product([((3,), (1,)), ((1,), (1,), (1,)), ((2,), (3,))], [1, 3], [1, 2, 4]),
+        itertools.product([((1, 1, 1), (1, 1, 2)), ((1, 1), (3, 1), (1, 1))], [1, 2, 3], [1, 2]),
+    )
+    kinds = itertools.cycle([(3, False), (3, True), (4, False)])
+    checked = 0
+    for (sizes, d_h, d_v), d, (n, causal) in zip(
+        sizes_and_widths, itertools.cycle([5, 4, 6, 5]), kinds, strict=False
+    ):
+        r, v = min(d_h, d - 1), min(d_v, d - 1)
+        floor = spanned(sizes, d, r, v)
+        if floor <= 170 and len(sizes) - 1 <= d - r:  # else not all layers are counted
+            T = floor + 3
+            assert rank_at_silent_weights(sizes, r, v, d, n, T, causal=causal) == floor
+            checked += 1
+    assert checked >= 40, checked
+    more = rank_at_silent_weights(((1,), (2,), (1,), (1,)), 2, 1, 3, 3, 40, causal=False)
+    assert more >= spanned(((1,), (2,), (1,), (1,)), 3, 2, 1)  # four layers, m = 2
+    # Two tokens and one group that reads few dimensions: less, so three are asked for.
+    few = rank_at_silent_weights(((1,), (1,), (1,)), 2, 4, 5, 2, 70, causal=False)
+    assert few < spanned(((1,), (1,), (1,)), 5, 2, 4)
 
 
 # --- the weights ----------------------------------------------------------------------------------
@@ -110,12 +239,18 @@ def errors(weights, X, y):
         ((3, 3), 2, 2, 3, 2),
         ((6, 3), 1, 3, 6, 2),
         ((5, 2), 6, 3, 6, 3),  # one group of five
-        ((1, 7), 2, 2, 4, 5),  # groups of both layers
+        ((1, 7), 2, 2, 4, 5),  # the second layer alone
         ((1, 1), 5, 5, 5, 3),
+        ((3, 3), 1, 5, 6, 4),  # groups of both layers, beyond one layer
+        ((1, 1), 5, 5, 5, 2),
+        ((2, 1, 2), 2, 3, 5, 3),
+        ((1, 2, 1, 1, 1), 1, 2, 4, 3),  # of five layers
+        ((3,), 2, 2, 4, 3),  # of one
+        ((6, 1, 3), 5, 4, 4, 3),  # two of three layers
     ],
 )
 def test_every_label_at_the_floor(heads, d_h, d_v, d, n):
-    T = bounds.deep_floor(heads, d_h, d_v, d)
+    T = bounds.deep_floor(heads, d_h, d_v, d, context=n)
     X, y = gaussian(0, T, n, d), gaussian(1, T)
     weights = memorize_by_depth(X, y, heads=heads, head_dim=d_h, value_dim=d_v, seed=2)
     for H, layer in zip(heads, weights.layers, strict=True):
@@ -187,13 +322,21 @@ def test_few_and_equal_labels():
         ({"tokens": gaussian(0, 5, 3, 1)}, r"tokens: got shape \(5, 3, 1\); .* d >= 2"),
         ({"tokens": torch.full((5, 3, 4), math.nan)}, "tokens: got 60 entries that are NaN"),
         ({"tokens": torch.ones(5, 3, 4)}, "examples: got 0 and 1 equal, with different labels"),
-        ({"heads": (3,)}, "heads: got 1 layers; expected two"),
+        ({"heads": ()}, "heads: got no layer; expected one number for each layer"),
         # Both tokens are one: all attention is alike, and outputs are linear in it.
         ({"tokens": gaussian(0, 5, 1, 3).expand(5, 2, 3)}, "tokens: got examples of one repeated"),
         ({"tokens": gaussian(0, 5, 3, 4) * (torch.arange(5.0) > 0)[:, None, None]}, "one repeated"),
         (
             {"tokens": gaussian(0, 31, 3, 1) * gaussian(2, 4), "labels": gaussian(1, 31)},
-            "rank 1 in",
+            "got rank 1 in",
+        ),
+        (
+            {
+                "tokens": torch.cat([gaussian(0, 88, 2, 5), torch.ones(88, 1, 5, **F64)], 1),
+                "labels": gaussian(1, 88),
+                "heads": (2, 2, 2),
+            },
+            "got last tokens of rank 1 in d = 5 dimensions",
         ),
         ({"tokens": 1e-150 * gaussian(0, 5, 3, 4), "labels": 1e200 * gaussian(1, 5)}, "by inf"),
     ],

@@ -14,6 +14,7 @@ there; others raise ``ValueError``. Formulas without a source are this book's.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
@@ -364,18 +365,16 @@ def _ceiling_without_skip(heads, head_dim: int, value_dim: int, dim: int, output
 
 
 class DeepGroups(NamedTuple):
-    """How the heads of two layers are grouped, and the labels that :func:`deep_floor` counts."""
+    """How the heads of all layers are grouped, and the labels that :func:`deep_floor` counts."""
 
     labels: int
-    carried: int  # c, the dimensions that carry values from the first layer to the second
-    first: list[int]  # sizes of the groups of the first layer
-    second: list[int]  # sizes of the groups of the second, at least c of them
-    both: list[int]  # or sizes of groups of the heads of both layers together; then c = 0
+    sizes: list[list[int]]  # of each layer, its heads in each group; an idle layer has none
+    carried: int | None  # None if groups span the layers, else c, and groups are of one layer each
 
 
-def _are_two_layers(heads) -> None:
-    if len(heads) != 2:
-        refuse("heads", f"{len(heads)} layers", "two")
+def _are_layers(heads) -> None:
+    if not heads:
+        refuse("heads", "no layer", "one number for each layer")
 
 
 @checked
@@ -389,19 +388,31 @@ def carried_rank(size: int, dim: int) -> int:
     return (p + 1) * dim - math.comb(p, 2)
 
 
-@checked(also=_are_two_layers)
-def deep_groups(
-    heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, most: int | None = None
-) -> DeepGroups:
-    """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
-    (H1, H2), d = heads, dim
-    most, tried = most or H1 + H2, []
+def _dealt(heads: Heads, groups: int) -> list[list[int]]:
+    """The heads of all layers dealt out to the groups in turn: all sizes are nearly equal."""
+    starts = itertools.pairwise([0, *itertools.accumulate(heads)])
+    return [[(g - a) // groups - (g - b) // groups for g in range(groups)] for a, b in starts]
 
-    def alike(heads: int, m: int, fewest: int) -> tuple[int, list[int]]:
-        fewest = max(fewest, -(-heads // most))
-        total, groups = _most_ranks(heads, m, m, min(head_dim, m), fewest=fewest)
-        return total, _sizes(heads, groups)
 
+def _spanning(heads: Heads, groups: int, r: int, value_dim: int, m: int, context: int) -> int:
+    """Labels of groups that span the layers, read in ``m = d - 1`` dimensions."""
+    small, larger = divmod(sum(heads), groups)
+    labels = m + (groups - larger) * _group_rank(small, m, m, r)
+    labels += larger * _group_rank(small + 1, m, m, r)
+    if groups > min(heads) or context < 3 or m < 2:  # nothing is proved of what layers carry
+        return labels
+    # What each group of each layer can write, for all that the groups of later layers read.
+    written = [[min(a * value_dim, m) for a in layer] for layer in _dealt(heads, groups)[:-1]]
+    layers = m if r * groups >= m else m - r + 1
+    written = sorted(written, key=sum)[-layers:]
+    logits = min(m, 2 * r * groups)
+    values = min(groups, m - logits)
+    labels += logits * sum(map(sum, written))
+    return labels + values * sum(min(m, sum(group)) for group in zip(*written, strict=True))
+
+
+def _within(H1: int, H2: int, head_dim: int, value_dim: int, d: int, most: int):
+    """For each ``c`` the most labels of groups within each of two layers, and these groups."""
     for c in range(min(value_dim - 1, d - 2, H2) + 1):
         gain = {
             k: _group_rank(k, d, d, min(head_dim, d)) + c * carried_rank(k, d)
@@ -411,32 +422,68 @@ def deep_groups(
         for h in range(1, H1 + 1):
             total, k = max((best[h - k][0] + gain[k], k) for k in gain if k <= h)
             best.append((total, [*best[h - k][1], k]))
-        total, second = alike(H2, d - 1 - c, max(c, 1))
-        tried.append(DeepGroups(best[H1][0] + total + d - 1, c, best[H1][1], second, []))
-    total, both = alike(H1 + H2, d - 1, 1)
-    tried.append(DeepGroups(total + d - 1, 0, [], [], both))
+        e, fewest = d - 1 - c, max(c, 1, -(-H2 // most))
+        total, groups = _most_ranks(H2, e, e, min(head_dim, e), fewest=fewest)
+        yield best[H1][0] + total + d - 1, c, best[H1][1], _sizes(H2, groups)
+
+
+@checked(also=_are_layers)
+def deep_groups(
+    heads: Heads,
+    head_dim: int,
+    value_dim: int,
+    dim: AtLeast2,
+    *,
+    context: AtLeast2 = 3,
+    most: int | None = None,
+) -> DeepGroups:
+    """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
+    m, most = dim - 1, most or sum(heads)
+    sizes = min(head_dim, m), value_dim, m, context
+    numbers = range(-(-sum(heads) // most), sum(heads) + 1)
+    labels, groups = max((_spanning(heads, groups, *sizes), groups) for groups in numbers)
+    tried = [DeepGroups(labels, _dealt(heads, groups), None)]
+    # The last layer alone, in all dimensions. (The first of two is counted with the second.)
+    fewest = -(-heads[-1] // most)
+    labels, groups = _most_ranks(heads[-1], dim, dim, min(head_dim, dim), fewest=fewest)
+    idle = [[0] * groups for _ in heads[1:]]
+    tried.append(DeepGroups(labels + m, [*idle, _sizes(heads[-1], groups)], None))
+    # Two layers, while others are idle. Of equal pairs one is enough.
+    pairs = {(heads[i], heads[j]): (i, j) for j in range(len(heads)) for i in range(j)}
+    for (H1, H2), (i, j) in pairs.items():
+        for labels, c, first, second in _within(H1, H2, head_dim, value_dim, dim, most):
+            layers: list[list[int]] = [[] for _ in heads]
+            layers[i], layers[j] = first, second
+            tried.append(DeepGroups(labels, layers, c))
     return max(tried, key=lambda groups: groups.labels)
 
 
-@checked(also=_are_two_layers)
-def deep_floor(heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2) -> int:
-    r"""Examples with own contexts whose real labels two layers all meet, for almost all data.
+@checked(also=_are_layers)
+def deep_floor(
+    heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, context: AtLeast2 = 3
+) -> int:
+    r"""Examples with own contexts whose real labels all layers together meet, for almost all data.
 
-    The layers have skip connections and one output, full or causal attention, and contexts of at
-    least two tokens. The floor is :func:`own_context_floor` of all heads in ``d - 1`` dimensions,
-    and ``d - 1`` (theorem ``thm-depth-width``), or the following, if that is larger (theorem
-    ``thm-depth-floor``). Let ``c <= min(d_v - 1, d - 2)`` dimensions carry values of the first
-    layer to the second, whose logits read ``e = d - 1 - c`` others. The first layer has groups of
-    :math:`k_g` heads, the second at least ``c`` groups of :math:`k'_g`. With the :func:`group_rank`
-    in ``d`` and ``e`` dimensions and :func:`carried_rank` for :math:`\kappa` it is the largest
+    The layers have skip connections and one output, full or causal attention, and ``context``
+    tokens. Groups of heads span the layers, with :math:`n_g` heads in all and :math:`a_{lg}` in
+    layer ``l``. With ``m = d - 1``, ``r = min(d_h, m)``, the :math:`\rho_m` of
+    :func:`group_rank` in ``m`` dimensions, and :math:`w_{lg} = \min(a_{lg} d_v, m)` it is the
+    largest
 
-    .. math:: \sum_g \bigl( \rho_d(k_g) + c \, \kappa(k_g) \bigr)
-              + \sum_g \rho_e(k'_g) + d - 1 .
+    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_{l < L} \sum_g w_{lg}
+              + \gamma \sum_g \min \bigl( m, \sum_{l < L} w_{lg} \bigr)
+
+    for ``G`` groups with :math:`\omega = \min(m, 2 r G)`, :math:`\gamma = \min(G, m - \omega)`
+    (theorem ``thm-depth-span``). Both are zero for two tokens, for ``d = 2``, and where a group
+    misses a layer. If ``r G < m`` at most ``m - r + 1`` layers are summed over, and else ``m``. It
+    is at least what one layer or two can meet alone (theorem ``thm-depth-floor``).
 
     Example:
-        >>> deep_floor([6, 5], 1, 6, 8) > own_context_ceiling(11, 1, 8) + 8
-        True
+        >>> own_context_ceiling(144, 64, 768) + 768  # all heads of GPT-2 in one layer, at most
+        13677312
+        >>> deep_floor([12] * 12, 64, 64, 768)
+        19370873
 
     Source: :func:`attnmem.theory.near.memorize_by_depth`.
     """
-    return deep_groups(heads, head_dim, value_dim, dim).labels
+    return deep_groups(heads, head_dim, value_dim, dim, context=context).labels

@@ -6,12 +6,15 @@ to the derivative :math:`J \delta`, and dividing by :math:`\varepsilon` divides 
 ``J`` has full row rank, some ``delta`` meets any labels exactly, for small ``eps`` (inverse
 function theorem). It is found by correcting ``delta`` with the inverse of :math:`J J^\top`.
 
-**Two layers** share out the dimensions. Layer 2 reads its logits in ``e`` of them, ``S``, where
-nobody writes. Layer 1 writes into ``c`` others, ``C``, which the values of layer 2 read, and both
-write along the last one, ``w``, where the values of a group cancel. With steps of size
-:math:`\tau = \sigma^3` and values divided by :math:`\tau` the outputs tend to a linear function of
-the steps. In a group of three or more, heads also differ by :math:`\sigma^2` (chapter on weights of
-two layers).
+**Several layers.** Nobody reads the last coordinate of the tokens, and all heads write along it
+alone. So heads of a group attend alike whichever layer they stand in, and the output is zero if
+their values sum to zero. Small steps then write into the other coordinates, which later layers
+read. Steps of size :math:`\tau` meet the labels when what is written along the last coordinate is
+divided by :math:`\tau`. Two layers may also share out the dimensions: layer 2 reads its logits in
+``e`` of them, ``S``, where nobody writes; layer 1 writes into ``c`` others, ``C``, which the values
+of layer 2 read; and both write along the last one, ``w``, where the values of a group cancel in
+each layer. Then :math:`\tau = \sigma^3`, and in a group of three or more heads also differ by
+:math:`\sigma^2` (chapter on weights of several layers).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from torch.nn.functional import pad
 from .. import examples
 from ..checks import Seed, construction, refuse
 from ..core import memorize
-from ..core.bounds import DeepGroups, best_groups, deep_groups, group_rank
+from ..core.bounds import DeepGroups, best_groups, deep_floor, deep_groups, group_rank
 from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, mha
 from ..core.random import gaussian
@@ -305,7 +308,7 @@ def memorize_scalars(
     return memorize.build_in_units(build, context, queries, labels)
 
 
-# --- two layers -----------------------------------------------------------------------------------
+# --- several layers -------------------------------------------------------------------------------
 
 
 def _can_be_met(tokens, labels) -> None:
@@ -325,21 +328,21 @@ def memorize_by_depth(
     value_dim: int,
     seed: Seed = 0,
 ) -> DeepWeights:
-    """Build two layers, with skip connections, that meet all labels at the last token.
+    """Build layers, with skip connections, that meet all labels at the last token.
 
     There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
     tokens and dimensions. Errors are as for :func:`memorize_by_difference`, or ``ValueError`` says
-    why not: the data may lie in the exceptional set, or near it (chapter on weights of two layers).
+    why not: the data may lie in the exceptional set, or near it (chapter on the weights).
     """
     tokens, labels = tokens.double(), labels.double()
-    T, d = len(labels), tokens.shape[-1]
-    for most in range(1, sum(heads) + 1):  # heads in a group, as few as serve so many examples
-        groups = deep_groups(heads, head_dim, value_dim, d, most=most)
-        if groups.labels >= T:
-            break
-    else:
-        room = f"at most {groups.labels}, the floor of two layers, attnmem.deep_floor"
+    T, n, d = tokens.shape
+    floor = deep_floor(heads, head_dim, value_dim, d, context=n)
+    if floor < T:
+        room = f"at most {floor}, the floor of these layers for {n} tokens, attnmem.deep_floor"
         refuse("labels", f"T = {T} examples", room)
+    tried = range(1, sum(heads) + 1)  # heads in a group, as few as serve so many examples
+    tried = (deep_groups(heads, head_dim, value_dim, d, context=n, most=most) for most in tried)
+    groups = next(groups for groups in tried if groups.labels >= T)
     size, scale = unit(tokens), unit(labels)
     change = balancing_map((tokens / size).flatten(0, 1))
     change = change @ balancing_map((tokens / size @ change).flatten(0, 1))
@@ -348,12 +351,13 @@ def memorize_by_depth(
     within = float((X - X.mean(1, keepdim=True)).square().mean().sqrt()) or 1.0
     tolerance = _ALLOWED * (memorize.label_spread(y) or 1)
     generator = torch.Generator().manual_seed(seed)
+    family = _spanning if groups.carried is None else _carrying
 
     def networks() -> Iterator[tuple[DeepWeights, float]]:
         for spread, sigma in itertools.product(_SPREADS[:3] * 2, _SIGMAS):
-            family = _family(groups, heads[0], d, head_dim, spread / within, sigma, generator)
-            network = _newton(family, X, y, 1e-2 * tolerance)
-            network = _outward(network, change / size, head_dim, value_dim)
+            near = family(groups, d, head_dim, value_dim, spread / within, sigma, generator)
+            network = _newton(near, X, y, 1e-2 * tolerance)
+            network = _outward(network, change / size, groups, heads, head_dim, value_dim)
             network = network._replace(W_D=network.W_D * (scale if labels.any() else 0))
             yield network, float(((deep(network, tokens)[:, 0] - labels) / scale).abs().max())
 
@@ -366,8 +370,10 @@ def memorize_by_depth(
 def _refuse_exceptional(tokens, labels, times: float) -> None:
     """Data for which the theorem does not speak at any precision, where that is quickly seen."""
     d = tokens.shape[-1]
-    if (rank := int(torch.linalg.matrix_rank(tokens.flatten(0, 1)))) < d:
-        refuse("tokens", f"rank {rank} in d = {d} dimensions", f"rank {d}, or fewer labels")
+    for which, rows in (("", tokens.flatten(0, 1)), ("last tokens of ", tokens[:, -1])):
+        if (rank := int(torch.linalg.matrix_rank(rows))) < min(d, len(labels)):
+            got = f"{which}rank {rank} in d = {d} dimensions"
+            refuse("tokens", got, f"rank {d}, or fewer labels")
     alike = (tokens == tokens[:, :1]).flatten(1).all(1)  # all attention is one average there
     x, y = tokens[alike, 0], labels[alike, None]
     if (y - x @ torch.linalg.pinv(x) @ y).abs().sum() > 1e-6:
@@ -377,22 +383,52 @@ def _refuse_exceptional(tokens, labels, times: float) -> None:
     refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
 
 
-def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator):
-    """Networks near a drawn base point, in coordinates S, C, w, and how many numbers a step has."""
+def _spanning(groups: DeepGroups, d, head_dim, value_dim, spread, sigma, generator):
+    """Networks near weights whose groups span the layers, and how many numbers a step has."""
+    # One layer alone may read the last coordinate, too: nobody has written there before.
+    alone = sum(map(any, groups.sizes)) == 1
+    m, tau = d - (not alone), sigma**3
+    r, v = min(head_dim, m), min(value_dim, m)
+    sizes = [sum(group) for group in zip(*groups.sizes, strict=True)]
+    drawn = draw_base(sizes, m, r, spread, generator)  # one group after the other
+    first, layers = [0, *itertools.accumulate(sizes)], []
+    for counts in groups.sizes:
+        here = [i + k for i, count in zip(first, counts, strict=False) for k in range(count)]
+        first = [i + count for i, count in zip(first, counts, strict=False)]
+        W_Q, W_K, mu = (W[here] for W in drawn)
+        # Values W_V o are mu along the last coordinate, and W_V is generic besides.
+        o = torch.nn.functional.normalize(gaussian(generator, len(here), v), dim=-1)
+        W_V = gaussian(generator, len(here), m, v) / m**0.5
+        W_V += torch.einsum("hm,hv->hmv", mu - torch.einsum("hmv,hv->hm", W_V, o), o)
+        layers += [W_Q, W_K, W_V, pad(o[..., None], (d - 1, 0))]
+    base = [*layers, torch.zeros(d - 1, dtype=torch.float64)]
+    parts = [W.numel() for W in base]
+    along_w = torch.ones(d, dtype=torch.float64)
+    along_w[-1] = 1 / tau
+
+    def network(flat: Tensor) -> DeepWeights:
+        steps = zip(flat.split(parts), base, strict=True)
+        *inner, out = (W + tau * step.view_as(W) for step, W in steps)
+        stacked = [
+            Layer(*(pad(W, (0, 0, 0, d - m)) for W in inner[i : i + 3]), inner[i + 3] * along_w)
+            for i in range(0, len(inner), 4)
+        ]
+        return DeepWeights(tuple(stacked), pad(out / tau, (0, 1), value=1.0)[:, None])
+
+    return network, sum(parts)
+
+
+def _carrying(groups: DeepGroups, d, head_dim, value_dim, spread, sigma, generator):
+    """The same for groups within each of two layers, in coordinates S, C, w."""
     c = groups.carried
     e, tau = d - 1 - c, sigma**3
-    if groups.both:  # both layers see S, all but the last coordinate, where nobody writes
-        heads = draw_base(groups.both, e, min(head_dim, e), spread, generator)
-        maps, second = zip(*(W.split([H1, len(W) - H1]) for W in heads), strict=True)
-        first = ScalarHeads(*(pad(W, (0, 0, 0, 1)) for W in maps[:2]), pad(maps[2], (0, 1)))
-        second = ScalarHeads(*second)
-    else:
-        first = draw_base(groups.first, d, min(head_dim, d), spread, generator)
-        second = draw_base(groups.second, e, min(head_dim, e), spread, generator)
+    below, above = filter(None, groups.sizes)
+    first = draw_base(below, d, min(head_dim, d), spread, generator)
+    second = draw_base(above, e, min(head_dim, e), spread, generator)
     # Heads a and b of a group with the values q_a and q_b along w: their keys move by q_b s^T and
     # -q_a s^T. The sum along w sees the symmetric product q_a q_b - q_b q_a = 0.
     start, blocks = 0, []
-    for size in groups.first or [1] * H1:
+    for size in below:
         s = gaussian(generator, first.W_K.shape[-1])
         for a in range(start, start + min(size - 1, d) // 2 * 2, 2):
             first.W_K[a] += sigma**2 * torch.outer(first.mu[a + 1], s)
@@ -403,7 +439,7 @@ def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator):
         blocks.append(mean + (torch.eye(size) - mean) / (sigma**2 if size > 2 else 1))
     divided = torch.block_diag(*blocks)
     read = gaussian(generator, len(second.mu), c)  # how the values of layer 2 read C
-    shapes = [W.shape for W in (*first, *second)] + [(H1, d, c), (d - 1,)]
+    shapes = [W.shape for W in (*first, *second)] + [(sum(below), d, c), (d - 1,)]
     sizes = [math.prod(shape) for shape in shapes]
     writes = torch.eye(d, dtype=torch.float64)
 
@@ -416,24 +452,25 @@ def _family(groups: DeepGroups, H1, d, head_dim, spread, sigma, generator):
         # along w, so that no two unknowns are multiplied.
         into_w = mu - into_C @ out[e:]
         W_V = torch.cat([into_C, into_w[..., None]], -1)
-        below = Layer(W_Q, W_K, W_V, writes[e:].expand(H1, -1, -1))
+        lower = Layer(W_Q, W_K, W_V, writes[e:].expand(len(mu), -1, -1))
         *maps, mu = _stepped(second, ScalarHeads(*step[3:]), tau)
         maps = (pad(W, (0, 0, 0, d - e)) for W in maps)  # they see S alone
         W_V = pad(torch.cat([mu, read], -1), (0, 1))[..., None]
-        above = Layer(*maps, W_V, writes[-1:].expand(len(mu), -1, -1))
-        return DeepWeights((below, above), pad(out, (0, 1), value=1.0)[:, None])
+        upper = Layer(*maps, W_V, writes[-1:].expand(len(mu), -1, -1))
+        return DeepWeights((lower, upper), pad(out, (0, 1), value=1.0)[:, None])
 
     return network, sum(sizes)
 
 
-def _outward(network: DeepWeights, inward, head_dim, value_dim) -> DeepWeights:
+def _outward(network: DeepWeights, inward, groups, heads, head_dim, value_dim) -> DeepWeights:
     """The network on the data that computes what this one computes on ``data @ inward``."""
-    back, layers = torch.linalg.inv(inward), []
-    for layer in network.layers:
-        W_Q, W_K = (pad(inward @ W, (0, head_dim - W.shape[-1])) for W in layer[:2])
-        idle = value_dim - layer.W_V.shape[-1]
-        W_V, W_O = pad(inward @ layer.W_V, (0, idle)), pad(layer.W_O @ back, (0, 0, 0, idle))
-        layers.append(Layer(W_Q, W_K, W_V, W_O))
+    back, layers, active = torch.linalg.inv(inward), [], iter(network.layers)
+    for H, sizes in zip(heads, groups.sizes, strict=True):
+        layer = next(active) if sizes else Layer(*(W[:0] for W in network.layers[0]))
+        idle, free = H - len(layer.W_V), value_dim - layer.W_V.shape[-1]
+        W_Q, W_K = (pad(inward @ W, (0, head_dim - W.shape[-1], 0, 0, 0, idle)) for W in layer[:2])
+        W_V = pad(inward @ layer.W_V, (0, free, 0, 0, 0, idle))
+        layers.append(Layer(W_Q, W_K, W_V, pad(layer.W_O @ back, (0, 0, 0, free, 0, idle))))
     return DeepWeights(tuple(layers), inward @ network.W_D)
 
 
