@@ -467,11 +467,11 @@ def deep_floor(
     The layers have skip connections and one output, full or causal attention, and ``context``
     tokens. Groups of heads span the layers, with :math:`n_g` heads in all and :math:`a_{lg}` in
     layer ``l``. With ``m = d - 1``, ``r = min(d_h, m)``, the :math:`\rho_m` of
-    :func:`group_rank` in ``m`` dimensions, and :math:`w_{lg} = \min(a_{lg} d_v, m)` it is the
+    :func:`group_rank` in ``m`` dimensions, and :math:`u_{lg} = \min(a_{lg} d_v, m)` it is the
     largest
 
-    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_{l < L} \sum_g w_{lg}
-              + \gamma \sum_g \min \bigl( m, \sum_{l < L} w_{lg} \bigr)
+    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_{l < L} \sum_g u_{lg}
+              + \gamma \sum_g \min \bigl( m, \sum_{l < L} u_{lg} \bigr)
 
     for ``G`` groups with :math:`\omega = \min(m, 2 r G)`, :math:`\gamma = \min(G, m - \omega)`
     (theorem ``thm-depth-span``). Both are zero for two tokens, for ``d = 2``, and where a group
