@@ -394,21 +394,36 @@ def _dealt(heads: Heads, groups: int) -> list[list[int]]:
     return [[(g - a) // groups - (g - b) // groups for g in range(groups)] for a, b in starts]
 
 
+def _counted(heads: Heads, groups: int, worth: Sequence[int]) -> list[int]:
+    """Layers of the largest total worth that have all groups up to the first, between and behind.
+
+    Dealt out in turn, as many heads as there are groups are one of each.
+    """
+    ends = [*itertools.accumulate(heads)]
+    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # by the last layer, and where it ends
+    for layer, end in enumerate(ends):
+        before = [(total, layers) for total, last, layers in best if end - last >= groups]
+        if before and ends[-1] - end >= groups:
+            total, layers = max(before)
+            best.append((total + worth[layer], end, [*layers, layer]))
+    return max(best)[2]
+
+
 def _spanning(heads: Heads, groups: int, r: int, value_dim: int, m: int, context: int) -> int:
     """Labels of groups that span the layers, read in ``m = d - 1`` dimensions."""
     small, larger = divmod(sum(heads), groups)
     labels = m + (groups - larger) * _group_rank(small, m, m, r)
     labels += larger * _group_rank(small + 1, m, m, r)
-    if groups > min(heads) or context < 3 or m < 2:  # nothing is proved of what layers carry
+    if context < 3 or m < 2:  # nothing is proved of what layers carry
         return labels
     # What each group of each layer can write, for all that the groups of later layers read.
-    written = [[min(a * value_dim, m) for a in layer] for layer in _dealt(heads, groups)[:-1]]
-    layers = m if r * groups >= m else m - r + 1
-    written = sorted(written, key=sum)[-layers:]
+    written = [[min(a * value_dim, m) for a in layer] for layer in _dealt(heads, groups)]
+    counted = [written[i] for i in _counted(heads, groups, [*map(sum, written)])]
+    counted = sorted(counted, key=sum)[-(m if r * groups >= m else m - r + 1) :]
     logits = min(m, 2 * r * groups)
     values = min(groups, m - logits)
-    labels += logits * sum(map(sum, written))
-    return labels + values * sum(min(m, sum(group)) for group in zip(*written, strict=True))
+    labels += logits * sum(map(sum, counted))
+    return labels + values * sum(min(m, sum(group)) for group in zip(*counted, strict=True))
 
 
 def _within(H1: int, H2: int, head_dim: int, value_dim: int, d: int, most: int):
@@ -440,7 +455,11 @@ def deep_groups(
     """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
     m, most = dim - 1, most or sum(heads)
     sizes = min(head_dim, m), value_dim, m, context
-    numbers = range(-(-sum(heads) // most), sum(heads) + 1)
+    fewest = -(-sum(heads) // most)
+    # With more groups than these all terms fall.
+    enough = _most_ranks(sum(heads), m, m, sizes[0], fewest=fewest)[1]
+    enough = min(sum(heads), max(enough, *heads, -(-m // (2 * sizes[0]))))
+    numbers = range(fewest, max(fewest, enough) + 1)
     labels, groups = max((_spanning(heads, groups, *sizes), groups) for groups in numbers)
     tried = [DeepGroups(labels, _dealt(heads, groups), None)]
     # The last layer alone, in all dimensions. (The first of two is counted with the second.)
@@ -470,13 +489,14 @@ def deep_floor(
     :func:`group_rank` in ``m`` dimensions, and :math:`u_{lg} = \min(a_{lg} d_v, m)` it is the
     largest
 
-    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_{l < L} \sum_g u_{lg}
-              + \gamma \sum_g \min \bigl( m, \sum_{l < L} u_{lg} \bigr)
+    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_g \sum_l u_{lg}
+              + \gamma \sum_g \min \bigl( m, \sum_l u_{lg} \bigr)
 
     for ``G`` groups with :math:`\omega = \min(m, 2 r G)`, :math:`\gamma = \min(G, m - \omega)`
-    (theorem ``thm-depth-span``). Both are zero for two tokens, for ``d = 2``, and where a group
-    misses a layer. If ``r G < m`` at most ``m - r + 1`` layers are summed over, and else ``m``. It
-    is at least what one layer or two can meet alone (theorem ``thm-depth-floor``).
+    (theorem ``thm-depth-span``). The sums over ``l`` run over at most ``m`` layers, or ``m - r +
+    1`` if ``r G < m``, such that each group has heads up to the first, between each two, and behind
+    the last. There are none for two tokens and for ``d = 2``. It is at least the floor of one layer
+    alone, and that of two by theorem ``thm-depth-floor``.
 
     Example:
         >>> own_context_ceiling(144, 64, 768) + 768  # all heads of GPT-2 in one layer, at most

@@ -315,6 +315,8 @@ def _can_be_met(tokens, labels) -> None:
     check_data(tokens=tokens, labels=labels)
     if min(tokens.shape[1:]) < 2:  # attention has no choice
         refuse("tokens", f"shape {(*tokens.shape,)}", "at least 2 tokens, and d >= 2")
+    if not tokens.any():
+        refuse("tokens", "zeros only", "some other token")
     examples.check_distinct_examples(tokens, tokens[:, -1], labels)
 
 
@@ -368,19 +370,26 @@ def memorize_by_depth(
 
 
 def _refuse_exceptional(tokens, labels, times: float) -> None:
-    """Data for which the theorem does not speak at any precision, where that is quickly seen."""
-    d = tokens.shape[-1]
-    for which, rows in (("", tokens.flatten(0, 1)), ("last tokens of ", tokens[:, -1])):
-        if (rank := int(torch.linalg.matrix_rank(rows))) < min(d, len(labels)):
-            got = f"{which}rank {rank} in d = {d} dimensions"
-            refuse("tokens", got, f"rank {d}, or fewer labels")
+    """Data for which the theorems do not speak at any precision, where that is quickly seen."""
+    both = torch.cat([tokens, -tokens])
+    try:
+        examples.check_distinct_examples(both, both[:, -1], torch.cat([labels, -labels]))
+    except ValueError:
+        got = "an example and its negative, with labels that are not opposite"
+        refuse("tokens", got, "other examples, as without biases outputs are odd")
+    unit_rows = torch.nn.functional.normalize(tokens, dim=-1)  # of any scales
     alike = (tokens == tokens[:, :1]).flatten(1).all(1)  # all attention is one average there
-    x, y = tokens[alike, 0], labels[alike, None]
-    if (y - x @ torch.linalg.pinv(x) @ y).abs().sum() > 1e-6:
-        got = "examples of one repeated token with labels that are not linear in it"
-        refuse("tokens", got, "different tokens in an example")
+    for which, rows, most in (
+        ("all tokens", unit_rows.flatten(0, 1), min(tokens.shape[-1], len(tokens))),
+        ("the last tokens", unit_rows[:, -1], min(tokens.shape[-1], len(tokens))),
+        ("the examples of one repeated token", unit_rows[alike, 0], int(alike.sum())),
+    ):
+        if (rank := int(torch.linalg.matrix_rank(rows)) if len(rows) else 0) < most:
+            got = f"exceptional data, where {which} have rank {rank} in float64"
+            refuse("tokens", got, f"rank {most}, or fewer labels")
     got = f"data on which float64 errs by {times:.1e} times what is allowed"
-    refuse("tokens", got, "tokens further from dependent, scales near one, labels near zero")
+    name = "labels" if (labels.mean() / memorize.label_spread(labels)).abs() > 1e3 else "tokens"
+    refuse(name, got, "tokens further from dependent, scales near one, labels near zero")
 
 
 def _spanning(groups: DeepGroups, d, head_dim, value_dim, spread, sigma, generator):
