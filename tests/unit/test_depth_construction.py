@@ -344,7 +344,10 @@ def test_few_and_equal_labels():
         ({"heads": ()}, "heads: got no layer; expected one number for each layer"),
         # Both tokens are one: all attention is alike, and outputs are linear in it.
         ({"tokens": gaussian(0, 5, 1, 3).expand(5, 2, 3)}, "repeated token have rank 3 .* rank 5,"),
-        ({"tokens": gaussian(0, 5, 3, 4) * (torch.arange(5.0) > 0)[:, None, None]}, "one repeated"),
+        (
+            {"tokens": gaussian(0, 5, 3, 4) * (torch.arange(5.0) > 0)[:, None, None]},
+            "outputs are odd",
+        ),
         ({"tokens": torch.zeros(1, 3, 4), "labels": torch.ones(1)}, "tokens: got zeros only"),
         # Without biases outputs are odd.
         ({"tokens": torch.stack([X_1 := gaussian(0, 3, 4), -X_1]), "labels": torch.ones(2)}, "odd"),
