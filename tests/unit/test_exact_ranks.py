@@ -49,8 +49,13 @@ def shares(powers):
     return powers * np.reshape(inverses, totals.shape) % PRIME
 
 
-def rank_of_layers(heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=False):
-    """The rank of the derivative of layers one after the other, at random weights and tokens."""
+def rank_of_layers(
+    heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=False, everywhere=False
+):
+    """The rank of the derivative of layers one after the other, at random weights and tokens.
+
+    Of the outputs of the last token, or *everywhere*, at each.
+    """
     g = np.random.default_rng(0)
 
     def draw(*shape):
@@ -77,7 +82,10 @@ def rank_of_layers(heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=Fal
         new, d_new = (X, dX) if skip else (0 * X, 0 * dX)
         for W_Q, W_K, W_V, W_O in zip(*(layer[kind::4] for kind in range(4)), strict=True):
             (Q, dQ), (K, dK), (V, dV) = (through(X, dX, W) for W in (W_Q, W_K, W_V))
-            A = shares(draw(T, n, n) * seen)
+            powers = draw(T, n, n)
+            if d == 1:  # a logit is a number times both tokens
+                powers = np.tril(powers) + np.tril(powers, -1).swapaxes(1, 2)
+            A = shares(powers * seen)
             logits = product(dQ, K.swapaxes(1, 2)[:, None])
             logits += product(Q[:, None], dK.swapaxes(2, 3))
             logits %= PRIME
@@ -87,8 +95,8 @@ def rank_of_layers(heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=Fal
             read, changed = through(product(A, V), changed, W_O)
             new, d_new = (new + read) % PRIME, (d_new + changed) % PRIME
         X, dX = new, d_new
-    rows = through(X, dX, W_D)[1][:, :, -1]
-    return rank(rows.swapaxes(1, 2).reshape(T * outputs, weights))
+    changes = through(X, dX, W_D)[1].transpose(0, 2, 3, 1)  # example, token, output, weight
+    return rank((changes if everywhere else changes[:, -1]).reshape(-1, weights))
 
 
 # d_h, d_v, d
@@ -204,6 +212,81 @@ def test_with_several_outputs_fewer_labels_than_the_count_may_be_dependent():
         found = [rank_of_layers((1, 1), 2, 1, 4, 2, T, outputs=outputs) for T in (12, 15, 30)]
         assert found == ranks
         assert bounds.deep_ceiling((1, 1), 2, 1, 4, outputs=outputs) == {1: 39, 4: 54}[outputs]
+
+
+def least_bound(heads, d_h, d_v, d, n, T, outputs):
+    """The least of the bounds for several outputs at depth."""
+    o, r = min(outputs, d), min(d_h, d)
+    bounds_of_it = [o * T]
+    for layer in range(len(heads) + 1):
+        written = min(d_v, d) * sum(heads[layer:])
+        left = o - written
+        if left > 0:
+            below = heads[:layer]
+            count = bounds.deep_ceiling(below, d_h, d_v, d, outputs=left) if below else left * d
+            short = max(0, r * (2 * d - r) + 1 - (n - 1) * T)  # of each head's attention
+            count -= sum(below[-1:]) * short
+            bounds_of_it.append((o - left) * T + left * written + count)
+    return min(bounds_of_it) + max(0, outputs - d) * min(T, d)
+
+
+def test_at_depth_several_outputs_have_the_rank_of_the_least_bound():
+    """Few narrow heads, more outputs than dimensions, wide values on two tokens, causal or not."""
+    sizes = [
+        ((1, 1), 2, 1, 4, 2, 4),
+        ((1, 1), 3, 1, 8, 2, 2),  # outputs of the first layer's head saturate first
+        ((1, 2, 1), 1, 1, 6, 3, 5),
+        ((2, 1), 1, 2, 5, 3, 6),
+        ((1, 1), 2, 1, 3, 2, 6),  # o > d
+        ((1, 1, 1, 1), 1, 1, 5, 2, 5),
+        ((3,), 1, 1, 1, 2, 4),  # d = 1
+        ((1,), 4, 4, 4, 2, 4),  # too little attention
+        ((1,), 3, 3, 7, 2, 4),
+        ((2,), 3, 3, 6, 2, 7),
+    ]
+    binding = 0
+    for (*size, n, outputs), causal in zip(sizes, itertools.cycle((False, True)), strict=False):
+        steps = np.diff([least_bound(*size, n, T, outputs) for T in range(150)])
+        turns = {T + k for T in np.flatnonzero(np.diff(steps)) for k in (1, 2)}
+        for T in turns:
+            found = rank_of_layers(*size, n, T, outputs=outputs, causal=causal)
+            assert found == least_bound(*size, n, T, outputs), (size, n, T, outputs, causal)
+            binding += found < min(outputs * T, bounds.deep_ceiling(*size, outputs=outputs))
+    assert binding > 15
+
+
+def test_several_outputs_show_all_parameters_that_one_would():
+    for heads, *size, outputs in [((1, 1), 2, 1, 4, 4), ((2, 1), 1, 3, 5, 3), ((1, 2), 4, 5, 5, 8)]:
+        T = bounds.deep_ceiling(heads, *size)
+        found = rank_of_layers(heads, *size, 2, T, outputs=outputs)
+        assert found == bounds.deep_ceiling(heads, *size, outputs=outputs)
+
+
+def test_several_outputs_of_one_layer_have_the_rank_of_their_bound():
+    """Between the thresholds of the proposition."""
+    sizes = [(1, 2, 2, 4, 4), (3, 2, 2, 4, 4), (2, 3, 2, 4, 1), (5, 2, 2, 3, 3), (1, 3, 3, 4, 2)]
+    for H, o, n, d, d_h in [*sizes, (1, 4, 2, 4, 1), (1, 3, 2, 5, 5), (1, 2, 2, 2, 2)]:
+        w = d_h * (2 * d - d_h)
+        low, high = (H * d + shared * w for shared in (H // o, -(-H // o)))
+        for T in {low + 1, (low + high) // 2, high - 1}:
+            bound = min(o * T, H * (w + o * d), o * H * d + H * (n - 1) * T)
+            assert rank_of_layers((H,), d_h, o, d, n, T, outputs=o, skip=False) == bound, (H, o, T)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_label_at_every_position_counts_like_an_example(causal):
+    """But for first tokens that see only themselves; few sequences and many, long and short."""
+    sizes = [(1, 1, 1), (3, 1, 1), (1, 2, 1), (2, 2, 3), (1, 3, 3), (2, 3, 1), (1, 5, 2), (3, 4, 2)]
+    for (H, d, d_h), n in itertools.product(sizes, (2, 3, 8)):
+        r = min(d_h, d)
+        P = H * (r * (2 * d - r) + d)
+        for T in {1, d, d + 1, P // n, P // n + 1, (P - d) // (n - 1), (P - d) // (n - 1) + 1} - {
+            0
+        }:
+            rows = (n - 1) * T + min(T, d) if causal else n * T
+            options = {"skip": False, "causal": causal, "everywhere": True}
+            found = rank_of_layers((H,), d_h, 1, d, n, T, **options)
+            assert found == min(rows, P), (H, d, d_h, n, T)
 
 
 def rank_of_offers(pairs, heads, head_dim, dim):
