@@ -255,11 +255,27 @@ def test_at_depth_several_outputs_have_the_rank_of_the_least_bound():
     assert binding > 15
 
 
-def test_several_outputs_show_all_parameters_that_one_would():
-    for heads, *size, outputs in [((1, 1), 2, 1, 4, 4), ((2, 1), 1, 3, 5, 3), ((1, 2), 4, 5, 5, 8)]:
-        T = bounds.deep_ceiling(heads, *size)
-        found = rank_of_layers(heads, *size, 2, T, outputs=outputs)
-        assert found == bounds.deep_ceiling(heads, *size, outputs=outputs)
+def test_several_outputs_at_depth_have_the_ranks_that_are_proved():
+    """All labels of few examples, and all parameters from as many as one output would show."""
+    for heads, d_h, d_v, d, o in [
+        ((1, 1), 2, 1, 4, 4),
+        ((2, 1), 1, 3, 5, 3),
+        ((1, 2), 4, 5, 5, 8),
+        ((3, 4), 2, 2, 5, 2),
+        ((2, 3), 4, 1, 4, 3),
+    ]:
+        count = bounds.deep_ceiling(heads, d_h, d_v, d, outputs=o)
+        widths = [(d, d_h), (d - o, min(d_h, d - o))]
+        w, w_beside = (r * (2 * m - r) for m, r in widths)
+        few = d if o <= d else 0
+        if o <= min(d_v, d):
+            few = max(few, d * (1 + heads[-1]) + heads[-1] // o * w)
+        if o < d:
+            few = max(few, sum(heads) // o * (w_beside + d - o))
+        many = min(bounds.deep_ceiling(heads, d_h, d_v, d), count - (o - 1) * few)
+        for T, rank_there in ((few, o * few), (many, count)):
+            if T:
+                assert rank_of_layers(heads, d_h, d_v, d, 2, T, outputs=o) == rank_there
 
 
 def test_several_outputs_of_one_layer_have_the_rank_of_their_bound():
