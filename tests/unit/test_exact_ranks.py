@@ -281,11 +281,12 @@ def test_several_outputs_at_depth_have_the_ranks_that_are_proved():
 def test_several_outputs_of_one_layer_have_the_rank_of_their_bound():
     """Between the thresholds of the proposition."""
     sizes = [(1, 2, 2, 4, 4), (3, 2, 2, 4, 4), (2, 3, 2, 4, 1), (5, 2, 2, 3, 3), (1, 3, 3, 4, 2)]
+    sizes += [(2, 4, 2, 4, 4), (2, 4, 2, 5, 3), (3, 5, 2, 5, 5)]  # few numbers of attention
     for H, o, n, d, d_h in [*sizes, (1, 4, 2, 4, 1), (1, 3, 2, 5, 5), (1, 2, 2, 2, 2)]:
         w = d_h * (2 * d - d_h)
         low, high = (H * d + shared * w for shared in (H // o, -(-H // o)))
         for T in {low + 1, (low + high) // 2, high - 1}:
-            bound = min(o * T, H * (w + o * d), o * H * d + H * (n - 1) * T)
+            bound = min(o * T, o * H * d + H * min(w, max(0, (n - 1) * T - H + 1)))
             assert rank_of_layers((H,), d_h, o, d, n, T, outputs=o, skip=False) == bound, (H, o, T)
 
 
