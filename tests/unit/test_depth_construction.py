@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_exact_ranks import PRIME, product, rank, shares
+from test_exact_ranks import PRIME, product, rank, shares, written
 
 from attnmem import random_deep
 from attnmem.core import bounds
@@ -167,29 +167,16 @@ def rank_at_silent_weights(sizes, d_h, d_v, d, n, T, *, causal):
     weights = sum(map(len, heads)) * (2 * m * d_h + m * d_v + d_v * d) + m
     columns = iter(range(weights))
 
-    def through(X, dX, W):
-        change = product(dX, W)
-        for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
-            change[:, column, :, j] += X[..., i]
-        return product(X, W), change % PRIME
-
     X, dX = draw(T, n, m), np.zeros((T, weights, n, m), np.int64)
     output, d_output = np.zeros(T, np.int64), np.zeros((T, weights), np.int64)
     for layer, values, outs in zip(heads, V, o, strict=True):
         new = dX
         for k, W_V, o_h in zip(layer, values, outs, strict=True):
-            (Q, dQ), (K, dK) = (through(X, dX, W) for W in maps[k])
-            read, d_read = through(X, dX, W_V)
-            logits = product(dQ, K.swapaxes(1, 2)[:, None])
-            logits = (logits + product(Q[:, None], dK.swapaxes(2, 3))) % PRIME
-            means = (A[k][:, None] * logits % PRIME).sum(-1, keepdims=True)
-            dA = A[k][:, None] * ((logits - means) % PRIME) % PRIME
-            d_read = (product(dA, read[:, None]) + product(A[k][:, None], d_read)) % PRIME
             W_O = np.hstack([np.zeros((d_v, m), np.int64), o_h[:, None]])
-            written, d_written = through(product(A[k], read), d_read, W_O)
-            new = (new + d_written[..., :m]) % PRIME
-            output = (output + written[:, -1, m]) % PRIME
-            d_output = (d_output + d_written[:, :, -1, m]) % PRIME
+            wrote, change = written(X, dX, (*maps[k], W_V, W_O), A[k], columns)
+            new = (new + change[..., :m]) % PRIME
+            output = (output + wrote[:, -1, m]) % PRIME
+            d_output = (d_output + change[:, :, -1, m]) % PRIME
         dX = new
     assert not output.any()
     d_output[:, -m:] += X[:, -1]  # the read-out

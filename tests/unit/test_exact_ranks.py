@@ -49,6 +49,26 @@ def shares(powers):
     return powers * np.reshape(inverses, totals.shape) % PRIME
 
 
+def through(X, dX, W, columns):
+    """X W, and how it changes with all weights, of which the next columns are those of W."""
+    change = product(dX, W)
+    for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
+        change[:, column, :, j] += X[..., i]
+    return product(X, W), change % PRIME
+
+
+def written(X, dX, maps, A, columns):
+    """What a head of attention A writes by its maps to Q, K, V and back, and how it changes."""
+    (Q, dQ), (K, dK), (V, dV) = (through(X, dX, W, columns) for W in maps[:3])
+    logits = product(dQ, K.swapaxes(1, 2)[:, None])
+    logits += product(Q[:, None], dK.swapaxes(2, 3))
+    logits %= PRIME
+    means = (A[:, None] * logits % PRIME).sum(-1, keepdims=True)
+    dA = A[:, None] * ((logits - means) % PRIME) % PRIME
+    changed = (product(dA, V[:, None]) + product(A[:, None], dV)) % PRIME
+    return through(product(A, V), changed, maps[3], columns)
+
+
 def rank_of_layers(
     heads, d_h, d_v, d, n, T, *, outputs=1, skip=True, causal=False, everywhere=False
 ):
@@ -70,32 +90,18 @@ def rank_of_layers(
     seen = np.tril(np.ones((n, n), np.int64)) if causal else 1
     columns = iter(range(weights))
 
-    def through(X, dX, W):
-        """X W, and how it changes with all weights."""
-        change = product(dX, W)
-        for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
-            change[:, column, :, j] += X[..., i]
-        return product(X, W), change % PRIME
-
     X, dX = draw(T, n, d), np.zeros((T, weights, n, d), np.int64)  # of each example
     for layer in layers:
         new, d_new = (X, dX) if skip else (0 * X, 0 * dX)
-        for W_Q, W_K, W_V, W_O in zip(*(layer[kind::4] for kind in range(4)), strict=True):
-            (Q, dQ), (K, dK), (V, dV) = (through(X, dX, W) for W in (W_Q, W_K, W_V))
+        for maps in zip(*(layer[kind::4] for kind in range(4)), strict=True):
             powers = draw(T, n, n)
             if d == 1:  # a logit is a number times both tokens
                 powers = np.tril(powers) + np.tril(powers, -1).swapaxes(1, 2)
-            A = shares(powers * seen)
-            logits = product(dQ, K.swapaxes(1, 2)[:, None])
-            logits += product(Q[:, None], dK.swapaxes(2, 3))
-            logits %= PRIME
-            means = (A[:, None] * logits % PRIME).sum(-1, keepdims=True)
-            dA = A[:, None] * ((logits - means) % PRIME) % PRIME
-            changed = (product(dA, V[:, None]) + product(A[:, None], dV)) % PRIME
-            read, changed = through(product(A, V), changed, W_O)
+            read, changed = written(X, dX, maps, shares(powers * seen), columns)
             new, d_new = (new + read) % PRIME, (d_new + changed) % PRIME
         X, dX = new, d_new
-    changes = through(X, dX, W_D)[1].transpose(0, 2, 3, 1)  # example, token, output, weight
+    changes = through(X, dX, W_D, columns)[1]
+    changes = changes.transpose(0, 2, 3, 1)  # example, token, output, weight
     return rank((changes if everywhere else changes[:, -1]).reshape(-1, weights))
 
 
@@ -219,14 +225,14 @@ def least_bound(heads, d_h, d_v, d, n, T, outputs):
     o, r = min(outputs, d), min(d_h, d)
     bounds_of_it = [o * T]
     for layer in range(len(heads) + 1):
-        written = min(d_v, d) * sum(heads[layer:])
-        left = o - written
+        numbers = min(d_v, d) * sum(heads[layer:])
+        left = o - numbers
         if left > 0:
             below = heads[:layer]
             count = bounds.deep_ceiling(below, d_h, d_v, d, outputs=left) if below else left * d
             short = max(0, r * (2 * d - r) + 1 - (n - 1) * T)  # of each head's attention
             count -= sum(below[-1:]) * short
-            bounds_of_it.append((o - left) * T + left * written + count)
+            bounds_of_it.append((o - left) * T + left * numbers + count)
     return min(bounds_of_it) + max(0, outputs - d) * min(T, d)
 
 

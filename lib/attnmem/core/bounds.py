@@ -228,6 +228,13 @@ def _sizes(heads: int, groups: int) -> list[int]:
     return [small + 1] * larger + [small] * (groups - larger)
 
 
+def _sum_of_ranks(heads: int, groups: int, *sizes: int) -> int:
+    """The ranks of so many groups whose sizes differ by one head at most."""
+    small, larger = divmod(heads, groups)
+    more, fewer = (_group_rank(size, *sizes) for size in (small + 1, small))
+    return larger * more + (groups - larger) * fewer
+
+
 def _most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
     """The largest sum of the ranks of groups, of at least so many, and the number of these groups.
 
@@ -237,9 +244,7 @@ def _most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
     """
 
     def ranks(groups: int) -> int:
-        small, larger = divmod(heads, groups)
-        more, fewer = (_group_rank(size, *sizes) for size in (small + 1, small))
-        return larger * more + (groups - larger) * fewer
+        return _sum_of_ranks(heads, groups, *sizes)
 
     falls = bisect.bisect_left(range(fewest, heads), True, key=lambda G: ranks(G + 1) <= ranks(G))
     return ranks(fewest + falls), fewest + falls
@@ -411,9 +416,7 @@ def _counted(heads: Heads, groups: int, worth: Sequence[int]) -> list[int]:
 
 def _spanning(heads: Heads, groups: int, r: int, value_dim: int, m: int, context: int) -> int:
     """Labels of groups that span the layers, read in ``m = d - 1`` dimensions."""
-    small, larger = divmod(sum(heads), groups)
-    labels = m + (groups - larger) * _group_rank(small, m, m, r)
-    labels += larger * _group_rank(small + 1, m, m, r)
+    labels = m + _sum_of_ranks(sum(heads), groups, m, m, r)
     if context < 3 or m < 2:  # nothing is proved of what layers carry
         return labels
     # What each group of each layer can write, for all that the groups of later layers read.
