@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-import time
+from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pandas as pd
@@ -146,7 +146,11 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(monkeypatch, insta
     def breaks(runs):
         if runs[0].H == 1:
             raise RuntimeError("out of memory")
-        time.sleep(0.2)
+
+    wait = futures.wait
+    monkeypatch.setattr(
+        experiments.futures, "wait", lambda in_flight, return_when: wait([next(iter(in_flight))])
+    )
 
     if what == "training":
         around(monkeypatch, breaks)
@@ -167,14 +171,19 @@ def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(h
 
 def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeypatch):
     """Of three units, two have begun when the caller wants no more; the third is cancelled."""
-    go = threading.Event()
-    around(monkeypatch, lambda runs: go.wait())
+    begun, go, as_completed = threading.Barrier(3), threading.Event(), futures.as_completed
+    around(monkeypatch, lambda runs: (begun.wait(), go.wait()))
 
     def interrupted(in_flight, return_when):
-        threading.Timer(0.2, go.set).start()
+        begun.wait()
         raise KeyboardInterrupt
 
+    def all_of(waited):
+        go.set()
+        return as_completed(waited)
+
     monkeypatch.setattr(experiments.futures, "wait", interrupted)
+    monkeypatch.setattr(experiments.futures, "as_completed", all_of)
     with ThreadPoolExecutor(2) as pool, pytest.raises(KeyboardInterrupt):
         experiments.run("dana-exp6", "paper", "cpu", pool, workers=3)
     assert heads("dana-exp6") == [1, 5]
