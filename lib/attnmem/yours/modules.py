@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..checks import FLOATS, check_finite, check_integer, checked, refuse
@@ -24,7 +25,8 @@ class FromTorch:
 
     A bias of the queries is one more coordinate, which is one. A bias of the keys moves all logits
     of a query alike, so it is left out; that of the values joins the outputs', since attention
-    weights sum to one. Where keys and values have their own widths, a token is both, side by side.
+    weights sum to one. Where keys and values have their own widths, or are apart, a token is both,
+    side by side.
     """
 
     weights: MHAWeights
@@ -40,12 +42,39 @@ class FromTorch:
             values = _of_width("value", key if value is None else value, values)
             rows = torch.cat([rows, values], -1)
         elif value is not None and not torch.equal(value, key):
-            refuse("value", "other values than keys", "None, or the key itself")
+            refuse("value", "other values than keys", "the key, or from_torch(layer, apart=True)")
         return self._widened(rows)
 
     def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
         """Queries for ``mha``: ``[:, i]`` are those at place ``i``; of a single context ``[i]``."""
         return self._widened(_of_width("query", query, self.widths[0]))
+
+    def into(self, module: nn.Module) -> None:
+        """Write the weights, which may have been edited, into a layer like that they are from.
+
+        Raises ``ValueError`` where the layer has no place for them, and then writes nothing.
+        """
+        parts = _parts(module)
+        (W_Q, W_K, W_V, W_O, W_D), (queries, keys, values) = self.weights, self.widths
+        places = (0, queries), (0, keys), (keys if values else 0, values or keys)
+        written = []
+        for W, (first, width) in zip((W_Q * W_Q.shape[-1] ** 0.5, W_K, W_V), places, strict=True):
+            rows = W.transpose(1, 2).flatten(0, 1)  # maps act from the left
+            written.append((rows[:, first : first + width], rows[:, -1]))
+            others = torch.cat([rows[:, :first], rows[:, first + width : -1]], 1)
+            if values and len(written) > 1 and others.any():
+                refuse("weights", "keys that read values, or the reverse", "maps that are apart")
+        written.append(((W_O @ W_D).T, self.bias))
+        for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
+            if W.shape != there.shape:
+                refuse("module", f"a map of shape {(*there.shape,)}", f"shape {(*W.shape,)}")
+            if bias is None and b.any():
+                refuse("module", "no bias where the weights have one", "a layer with biases")
+        with torch.no_grad():
+            for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
+                there.copy_(W)
+                if bias is not None:
+                    bias.copy_(b)
 
     def _widened(self, rows: Tensor) -> Tensor:
         if rows.ndim == 3 and not self.batch_first:
@@ -62,50 +91,67 @@ def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
     return rows
 
 
-def from_torch(module: nn.Module) -> FromTorch:
+def from_torch(module: nn.Module, *, apart: bool = False) -> FromTorch:
     """Take the weights of a trained attention layer.
 
     It is a ``torch.nn.MultiheadAttention``, or a ``BertAttention``, ``ViTAttention`` or
-    ``GPT2Attention`` of transformers, such as ``model.h[0].attn``, with finite weights in float32
-    or float64. BERT's output is meant before the residual and its norm.
+    ``GPT2Attention`` of transformers, such as ``model.h[0].attn``, with finite weights; those in
+    half precision become float32, which is exact. BERT's output is meant before the residual and
+    its norm. With ``apart``, values are other rows than keys, as in DETR, where positions are added
+    to keys alone.
     """
-    if _name(module) not in _READERS:
-        wanted = f"one of {', '.join(_READERS)}"
-        parts = module.named_modules() if isinstance(module, nn.Module) else ()
-        if inside := [name for name, part in parts if _name(part) in _READERS]:
-            wanted += f", such as module.get_submodule({inside[0]!r})"
-        refuse("module", _name(module), wanted)
+    parts = _parts(module)
     for name, P in module.named_parameters():
-        if P.is_meta or P.dtype not in FLOATS:
-            wanted = "torch.float32 or torch.float64 in memory, as module.float() makes them"
-            refuse(f"module.{name}", f"{P.dtype} on {P.device}", wanted)
+        if P.is_meta or P.dtype not in (*FLOATS, torch.float16, torch.bfloat16):
+            refuse(f"module.{name}", f"{P.dtype} on {P.device}", "floats in memory")
         check_finite(f"module.{name}", P)
         if "lora" in name or "base_layer" in name:
             refuse("module", f"an adapter, {name}", "a layer into which its adapters are merged")
     drops = [vars(part).get(name) for part in module.modules() for name in _DROPS]
     if module.training and any(drops):
         refuse("module", "dropout, since it is in training mode", "module.eval()")
+    if parts.maps[0].dtype not in FLOATS:
+        parts = _parts(copy.deepcopy(module).float())
+    return _taken(parts, apart or parts.apart)
+
+
+class _Parts(NamedTuple):
+    """Maps that act from the left, and biases: of queries, keys, values and outputs; all views."""
+
+    maps: list[Tensor]
+    biases: list[Tensor | None]
+    heads: int
+    apart: bool = False  # keys and values have their own widths
+    batch_first: bool = True
+
+
+def _parts(module: nn.Module) -> _Parts:
+    if _name(module) not in _READERS:
+        wanted = f"one of {', '.join(_READERS)}"
+        parts = module.named_modules() if isinstance(module, nn.Module) else ()
+        if inside := [name for name, part in parts if _name(part) in _READERS]:
+            wanted += f", such as module.get_submodule({inside[0]!r})"
+        refuse("module", _name(module), wanted)
     return _READERS[_name(module)](module)
 
 
-def _from_mha(module: nn.MultiheadAttention) -> FromTorch:
+def _of_mha(module: nn.MultiheadAttention) -> _Parts:
     if module.bias_k is not None or module.add_zero_attn:
         refuse("module", "add_bias_kv or add_zero_attn", "a layer that appends no tokens")
     W, b, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
-    apart = W is None  # then kdim or vdim differ from the queries' width
     own = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
-    b_q, _, b_v = (None, None, None) if b is None else b.chunk(3)
-    maps = [*(own if apart else W.chunk(3)), out.weight]
-    taken = _taken(maps, [b_q, b_v, out.bias], module.num_heads, apart)
-    return dataclasses.replace(taken, batch_first=module.batch_first)
+    maps = [*(own if W is None else W.chunk(3)), out.weight]
+    biases = [*((None,) * 3 if b is None else b.chunk(3)), out.bias]
+    return _Parts(maps, biases, module.num_heads, W is None, module.batch_first)
 
 
-def _taken(
-    maps: Sequence[Tensor], biases: Sequence[Tensor | None], heads: int, apart: bool = False
-) -> FromTorch:
-    """The layer of maps that act from the left, with biases of queries, values and outputs."""
-    W_q, W_k, W_v, W_o = (W.detach() for W in maps)
-    b_q, b_v, b_o = (W_o.new_zeros(len(W_o)) if b is None else b.detach() for b in biases)
+def _taken(parts: _Parts, apart: bool) -> FromTorch:
+    W_q, W_k, W_v, W_o = (W.detach() for W in parts.maps)
+    b_q, b_v, b_o = (parts.biases[i] for i in (0, 2, 3))
+    b_q, b_v, b_o = (
+        W_o.new_zeros(len(W)) if b is None else b.detach()
+        for b, W in ((b_q, W_q), (b_v, W_v), (b_o, W_o))
+    )
     widths = W_q.shape[1], W_k.shape[1], W_v.shape[1] if apart else 0
     d = max(widths[0], widths[1] + widths[2]) + 1
 
@@ -114,15 +160,16 @@ def _taken(
         whole = W.new_zeros(d, len(W))
         whole[first : first + W.shape[1]] = W.T
         whole[-1] = last
-        return whole.unflatten(1, (heads, -1)).transpose(0, 1).contiguous()
+        return whole.unflatten(1, (parts.heads, -1)).transpose(0, 1).contiguous()
 
-    W_Q = (len(W_q) // heads) ** -0.5 * placed(W_q, last=b_q)
+    W_Q = (len(W_q) // parts.heads) ** -0.5 * placed(W_q, last=b_q)
     inner = W_Q, placed(W_k), placed(W_v, widths[1] if apart else 0)
     W_D = torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device)
-    return FromTorch(MHAWeights(*inner, W_o.T.contiguous(), W_D), W_o @ b_v + b_o, widths)
+    weights = MHAWeights(*inner, W_o.T.contiguous(), W_D)
+    return FromTorch(weights, W_o @ b_v + b_o, widths, parts.batch_first)
 
 
-def _from_linear(module: nn.Module) -> FromTorch:
+def _of_linear(module: nn.Module) -> _Parts:
     """BERT's and ViT's layers; ViT's is nested like BERT's in transformers 4."""
     inner = getattr(module, "self", getattr(module, "attention", module))
     if getattr(inner, "position_embedding_type", "absolute") != "absolute":  # in transformers 4
@@ -131,23 +178,22 @@ def _from_linear(module: nn.Module) -> FromTorch:
         maps = [module.q_proj, module.k_proj, module.v_proj, module.o_proj]
     else:
         maps = [inner.query, inner.key, inner.value, module.output.dense]
-    biases = [maps[i].bias for i in (0, 2, 3)]
-    return _taken([linear.weight for linear in maps], biases, inner.num_attention_heads)
+    heads = inner.num_attention_heads
+    return _Parts([linear.weight for linear in maps], [linear.bias for linear in maps], heads)
 
 
-def _from_gpt2(module: nn.Module) -> FromTorch:
+def _of_gpt2(module: nn.Module) -> _Parts:
     plain = module.scale_attn_weights and not module.scale_attn_by_inverse_layer_idx
     if module.is_cross_attention or not plain:
         refuse("module", "cross-attention or other scales", "self-attention scaled by its width")
     # Conv1D acts from the right.
-    b_q, _, b_v = module.c_attn.bias.chunk(3)
     maps = [*module.c_attn.weight.T.chunk(3), module.c_proj.weight.T]
-    return _taken(maps, [b_q, b_v, module.c_proj.bias], module.num_heads)
+    return _Parts(maps, [*module.c_attn.bias.chunk(3), module.c_proj.bias], module.num_heads)
 
 
-_READERS: dict[str, Callable[[Any], FromTorch]] = {"torch.MultiheadAttention": _from_mha}
-_READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _from_linear)
-_READERS |= {"transformers.GPT2Attention": _from_gpt2}
+_READERS: dict[str, Callable[[Any], _Parts]] = {"torch.MultiheadAttention": _of_mha}
+_READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _of_linear)
+_READERS |= {"transformers.GPT2Attention": _of_gpt2}
 _DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
 
 
@@ -203,29 +249,48 @@ class _Attention(nn.Module):
         for name, tensor in {**weights._asdict(), "bias": bias}.items():
             self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
 
+        # What torch's encoder layer asks of its attention, before it calls it.
+        self.batch_first, self.in_proj_bias, self._qkv_same_embed_dim = True, None, False
+
     def forward(
         self,
         query: Float[Tensor, "*T L d"],
         key: Float[Tensor, "*T n d"],
         value: Float[Tensor, "*T n d"] | None = None,
-        key_padding_mask: Bool[Tensor, "*T n"] | Float[Tensor, "*T n"] | None = None,
-    ) -> tuple[Float[Tensor, "*T L d_out"], Float[Tensor, "*T L n"]]:
-        """Outputs, and attention weights averaged over the heads; a mask of floats is added."""
-        value, mask = key if value is None else value, key_padding_mask
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "*T L d_out"], Tensor | None]:
+        """As ``torch.nn.MultiheadAttention``; integers in a mask of keys are a tokenizer's."""
+        value = key if value is None else value
         for name, rows in (("query", query), ("key", key), ("value", value)):
             _of_width(name, rows, self.W_Q.shape[1])
         # The axis of heads before the rows: (*T, H, L or n, d_h).
         logits = (query.unsqueeze(-3) @ self.W_Q) @ (key.unsqueeze(-3) @ self.W_K).mT
-        if mask is not None:
-            if mask.dtype != torch.bool and not mask.is_floating_point():
-                what = "bools, True at padding, or floats to add; a tokenizer's mask becomes == 0"
-                refuse("key_padding_mask", f"dtype {mask.dtype}", what)
-            added = torch.where(mask, -torch.inf, 0.0) if mask.dtype == torch.bool else mask
-            logits = logits + added[..., None, None, :]
+        if key_padding_mask is not None:
+            logits = logits + _added("key_padding_mask", key_padding_mask)[..., None, None, :]
+        if attn_mask is not None:
+            added = _added("attn_mask", attn_mask)
+            logits = logits + (added.view_as(logits) if added.ndim == 3 else added)
+        elif is_causal:
+            refuse("attn_mask", "None with is_causal", "the mask itself, as torch asks for")
         alpha = logits.softmax(-1)
         heads = alpha @ (value.unsqueeze(-3) @ self.W_V)
         outputs = heads.transpose(-3, -2).flatten(-2) @ self.W_O @ self.W_D + self.bias
-        return outputs, alpha.mean(-3)
+        alpha = alpha.mean(-3) if average_attn_weights else alpha
+        return outputs, alpha if need_weights else None
+
+
+def _added(name: str, mask: Tensor) -> Tensor:
+    """What a mask adds to logits: bools hide where True, a tokenizer's integers where 0."""
+    if mask.is_floating_point():
+        return mask
+    if mask.dtype != torch.bool and (name == "attn_mask" or not ((mask == 0) | (mask == 1)).all()):
+        what = "bools, True where hidden, floats to add, or a tokenizer's 0 and 1 for keys"
+        refuse(name, f"dtype {mask.dtype}", what)
+    return torch.where(mask if mask.dtype == torch.bool else mask == 0, -torch.inf, 0.0)
 
 
 def _is_one_layer(weights: MHAWeights) -> None:
@@ -243,8 +308,8 @@ def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -
     """Make a torch module of a layer, whose outputs ``bias`` is added to.
 
     It is a ``torch.nn.MultiheadAttention`` with batch first, if that has these sizes. Otherwise it
-    is called alike, with ``query``, ``key``, ``value`` (by default the key) and
-    ``key_padding_mask``.
+    is called alike, with the key as value by default, and can stand in torch's encoder layer.
+    ``FromTorch.into`` writes edited weights back where they are from.
     """
     H, d, d_h = weights.W_Q.shape
     if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
