@@ -105,7 +105,7 @@ def capacity(
     groups = kv_heads or heads
     each = _divided("kv_heads", groups, "heads", heads)
     m, turned = dim - norm, round(rope * head_dim)
-    layer = _Layer(dim, m, groups, each, head_dim, value_dim, turned, bias)
+    layer = Attention(dim, m, groups, each, head_dim, value_dim, turned, bias)
     if turned % 2 or (turned and head_dim > m):
         refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
     if layers > 1 and (bias or norm or adapter or not layer.plain):
@@ -122,7 +122,7 @@ def _divided(name: str, parts: int, whole_name: str, whole: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Layer:
+class Attention:
     """The sizes of one layer: ``each`` heads of a group share their keys and values."""
 
     dim: int
@@ -131,19 +131,41 @@ class _Layer:
     each: int
     head_dim: int
     value_dim: int
-    turned: int  # coordinates of a head that positions turn
-    bias: str
+    turned: int = 0  # coordinates of a head that positions turn
+    bias: str = ""
+    normed: str = ""  # an RMSNorm of queries and keys: of each ``head``, or of ``all`` together
+
+    @property
+    def heads(self) -> int:
+        return self.groups * self.each
 
     @property
     def asked(self) -> int:  # coordinates of a group's queries: a bias is one more, which is one
         return self.each * (self.m + ("q" in self.bias))
 
-    def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
+    @property
+    def norms(self) -> int:  # the weights of the norms of queries and keys
+        each = {"": 0, "head": 2, "all": self.heads + self.groups}[self.normed]
+        return each * self.head_dim
+
+    @property
+    def scales(self) -> int:  # that the norms of queries and keys ignore
+        return {"": 0, "head": self.heads + self.groups, "all": 2}[self.normed]
+
+    def shapes(self, outputs: int) -> dict[str, tuple[int, int]]:
+        """Rows and columns of the four maps."""
         keys, values = self.groups * self.head_dim, self.groups * self.value_dim
-        # Rows and columns of the four maps.
-        shapes = {"q": (self.dim, self.each * keys), "k": (self.dim, keys)}
-        shapes |= {"v": (self.dim, values), "o": (self.each * values, outputs)}
+        maps = {"q": (self.dim, self.each * keys), "k": (self.dim, keys)}
+        return maps | {"v": (self.dim, values), "o": (self.each * values, outputs)}
+
+    def numbers(self, maps: str, outputs: int | None = None) -> int:
+        """Parameters of some maps and their biases, with norms of queries and keys."""
+        shapes = {x: shape for x, shape in self.shapes(outputs or self.dim).items() if x in maps}
         total = sum(d_out * (d + (x in self.bias)) for x, (d, d_out) in shapes.items())
+        return total + self.norms * ("q" in maps)
+
+    def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
+        shapes, total = self.shapes(outputs), self.numbers("qkvo", outputs)
         trained = sum(adapter * sum(shapes[x]) for x in {*adapted}) if adapter else total
         shown = [self.shown(seen, adapter, adapted) for seen in (outputs, 1)]
         floor = None if adapter else self.floor()
@@ -160,10 +182,11 @@ class _Layer:
         # ranks: each head's K shows min(d_h, m) columns of Q, the queries of a group show columns
         # of K, its W show columns of V, and its V shows rows of W. The bias of the values shows one
         # more row of W where V has a kernel.
-        heads, d_h, d_v = self.groups * self.each, self.head_dim, self.value_dim
+        heads, d_v = self.heads, self.value_dim
+        d_h = self.head_dim if self.turned or self.normed else min(self.head_dim, self.m)
         beside = "v" in self.bias and d_v > self.m
         seen = {
-            "q": (self.m, heads * min(d_h, self.m)),
+            "q": (self.m, heads * d_h),
             "k": (self.m, self.groups * min(d_h, self.asked)),
             "v": (self.m, self.groups * min(d_v, self.each * outputs)),
             "o": (heads * min(d_v, self.m) + beside, outputs),
@@ -182,17 +205,26 @@ class _Layer:
         # Its bias of the keys is one more coordinate, as it is turned too. The coordinates that
         # are not turned are as before.
         keys = self.m + ("k" in self.bias)
+        if self.normed:
+            # Norms ignore scales of the maps. Of the norms' weights g and g' the logits show g g'
+            # at each coordinate, and of each turned pair three numbers.
+            maps = self.groups * self.head_dim * (self.asked + keys) - self.scales
+            shared = 1 if self.normed == "head" else self.groups
+            return maps + self.norms - shared * (self.head_dim - self.turned // 2)
         turned = self.turned * _low_rank(1, keys, self.asked)
         return self.groups * (turned + _low_rank(self.head_dim - self.turned, self.m, self.asked))
 
     def values(self, outputs: int) -> int:
-        # V [W_1 .. W_g] of a group has the shape (m, g o), and its rank is at most d_v. The bias of
-        # the outputs is one vector more. Those of the values reach b (W_1 + .. + W_g) of each
-        # group, G d_v dimensions; if d_v > m, W_h also moves b W_h where V W_h stays as it is.
-        constants = min(outputs, self.groups * self.value_dim) if "v" in self.bias else 0
-        if "o" in self.bias or (constants and self.value_dim > self.m):
-            constants = outputs
-        return self.groups * _low_rank(self.value_dim, self.m, self.each * outputs) + constants
+        # V [W_1 .. W_g] of a group has the shape (m, g o), and its rank is at most d_v.
+        maps = self.groups * _low_rank(self.value_dim, self.m, self.each * outputs)
+        return maps + self.constants(outputs)
+
+    def constants(self, outputs: int) -> int:
+        # The bias of the outputs is one vector. Those of the values reach b (W_1 + .. + W_g) of
+        # each group, G d_v dimensions; if d_v > m, W_h also moves b W_h where V W_h stays.
+        if "o" in self.bias or ("v" in self.bias and self.value_dim > self.m):
+            return outputs
+        return min(outputs, self.groups * self.value_dim) if "v" in self.bias else 0
 
     @property
     def plain(self) -> bool:
