@@ -7,12 +7,12 @@ that the comments name. It is for the outputs at any tokens of contexts of two t
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..core.bounds import _low_rank
-from .capacity import Attention
+from .capacity import _Layer
 
 
 class Part(NamedTuple):
@@ -29,11 +29,11 @@ class Part(NamedTuple):
 class Block:
     """An attention layer and an MLP of ``units``, each with a skip connection and its norms.
 
-    ``place`` says where a norm stands: ``pre``, before a branch; ``post``, behind each sum; ``out``,
-    behind a branch; ``both``, before and behind it. The attention reads ``m`` dimensions.
+    ``place`` says where norms stand: ``pre``, before a branch; ``post``, behind each sum; ``out``,
+    behind a branch; ``both``, before and behind it; the last two without biases of norms.
     """
 
-    attention: Attention
+    attention: _Layer
     units: int = 0
     mlp_bias: bool = False
     gated: bool = False
@@ -111,8 +111,7 @@ class Model:
         if self.offsets[0]:  # a constant of each head is not seen
             heads, (stored, seen) = block.attention.heads, self.offsets
             yield Part("relative positions", heads * stored, heads * (seen - 1))
-        for equal, group in itertools.groupby(self.blocks):
-            times = len(list(group))
+        for equal, times in Counter(self.blocks).items():
             for part in equal.parts():
                 yield part._replace(times=times)
         if not post:

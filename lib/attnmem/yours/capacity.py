@@ -105,7 +105,7 @@ def capacity(
     groups = kv_heads or heads
     each = _divided("kv_heads", groups, "heads", heads)
     m, turned = dim - norm, round(rope * head_dim)
-    layer = Attention(dim, m, groups, each, head_dim, value_dim, turned, bias)
+    layer = _Layer(dim, m, groups, each, head_dim, value_dim, turned, bias)
     if turned % 2 or (turned and head_dim > m):
         refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
     if layers > 1 and (bias or norm or adapter or not layer.plain):
@@ -122,7 +122,7 @@ def _divided(name: str, parts: int, whole_name: str, whole: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
+class _Layer:
     """The sizes of one layer: ``each`` heads of a group share their keys and values."""
 
     dim: int
@@ -183,11 +183,11 @@ class Attention:
         # of K, its W show columns of V, and its V shows rows of W. The bias of the values shows one
         # more row of W where V has a kernel.
         heads, d_v = self.heads, self.value_dim
-        d_h = self.head_dim if self.turned or self.normed else min(self.head_dim, self.m)
+        shows = self.head_dim if self.turned or self.normed else min(self.head_dim, self.m)
         beside = "v" in self.bias and d_v > self.m
         seen = {
-            "q": (self.m, heads * d_h),
-            "k": (self.m, self.groups * min(d_h, self.asked)),
+            "q": (self.m, heads * shows),
+            "k": (self.m, self.groups * min(self.head_dim, self.asked)),
             "v": (self.m, self.groups * min(d_v, self.each * outputs)),
             "o": (heads * min(d_v, self.m) + beside, outputs),
         }
