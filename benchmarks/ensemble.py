@@ -9,10 +9,10 @@ and the compiled program train the seeds of a cell at once. The compiled program
 over the runs and ``scan`` over the steps, under ``jit``. The engine also counts right answers after
 every epoch, which the other two do not.
 
-The floor of a step is the number of its operations, as :func:`attnmem.lab.training.operations`
-counts them, over the rate of a plain matrix product in the same process. For Mahdavi et al.'s model
-only engine and floor are compared, and beside them the layers of the book with PyTorch's autograd
-and fused Adam. On a CPU all runs on one core. JAX is optional: ``pip install -e '.[bench]'``.
+The floor of a step is the number of its operations, as :func:`operations` counts them, over the
+rate of a plain matrix product in the same process. For Mahdavi et al.'s model only engine and floor
+are compared, and beside them the layers of the book with PyTorch's autograd and fused Adam. On a
+CPU all runs on one core. JAX is optional: ``pip install -e '.[bench]'``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnmem.lab import data, experiments, models, training
+from attnmem.lab.protocols import PROTOCOLS
 from attnmem.lab.store import Run
 
 MEMORIZATION = [  # context, H, n: sizes from Mahdavi et al.'s Figs. 2-4
@@ -189,7 +191,7 @@ def compare(stack: list[Run], device: str, rate: float) -> tuple[float, float, f
     plain, engine, jax = (per_step * took for took in side_by_side(ways, device))
     plain *= len(stack) * run.steps / short.steps  # it trains one at a time
     jax = jax if math.isfinite(compiling) else math.nan
-    floor = 1e3 * len(stack) * training.operations(run) / rate
+    floor = 1e3 * len(stack) * operations(run) / rate
     print(
         f"  {run.H:3} {plain:9.2f} {engine:9.2f} {jax:9.2f} {compiling:9.1f} {floor:9.3f}"
         f" {plain / engine:9.1f} {jax / engine:9.2f} {floor / engine:9.2f}",
@@ -228,13 +230,23 @@ def memorization_step(context: str, H: int, n: int, steps: int, device: str, rat
     ways += [functools.partial(by_autograd, end, device) for end in ends]
     took = side_by_side(ways, device, times=5)
     engine, autograd = (1e3 * (took[i + 1] - took[i]) / steps for i in (0, 2))
-    counted = training.operations(run)
+    counted = operations(run)
     floor = 1e3 * counted / rate
     print(
         f"  {context:6} {H:3} {n:3} {counted / 1e6:8.0f} {autograd:9.2f} {engine:9.2f} {floor:9.2f}"
         f" {autograd / engine:9.2f} {floor / engine:9.2f}",
         flush=True,
     )
+
+
+def operations(run: Run) -> int:
+    """Floating-point operations of the matrix products in one step, with its backward pass."""
+    run = dataclasses.replace(run, T=max(run.batch, 1))
+    protocol = PROTOCOLS[run.task]([run], torch.device("cpu"))
+    [batch] = protocol.batches(1)
+    with FlopCounterMode(display=False) as counter:
+        protocol.losses(batch, watched=False)
+    return counter.get_total_flops()
 
 
 def product_rate(device: str, seconds: float = 0.5) -> float:

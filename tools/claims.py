@@ -16,7 +16,7 @@ import yaml
 
 from attnmem.lab import experiments
 from attnmem.lab.store import SHIPPED
-from attnmem.lab.study import Experiment
+from attnmem.lab.study import ALL, Experiment
 from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, titled_table
 from attnmem.papers import Claim, claims, papers
 
@@ -69,14 +69,17 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
 
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
     """How many trainings of published grids are stored, and how many ran on a GPU, as a table."""
-    table = experiments.coverage(names)[["source", "published runs", "published, stored"]]
-    asked = {n: f"device != 'cpu' and variant == {e.variants[0]!r}" for n, e in names.items()}
-    rows = [experiments.table(name, "paper").query(condition) for name, condition in asked.items()]
-    table["on a GPU"] = list(map(len, rows))
-    table.loc[""] = ["all", *table.iloc[:, 1:].sum()]
+    counts = []
+    for name, each in names.items():
+        stored, of = each.done("paper", ALL, experiments.rows(name, "paper"))
+        on_gpu = f"device != 'cpu' and variant == {each.variants[0]!r}"
+        counts.append((of, stored, len(experiments.table(name, "paper").query(on_gpu))))
+    sources = [each.source for each in names.values()]
+    counts.append(tuple(map(sum, zip(*counts, strict=True))))
     title = f"Published trainings of {AUTHORS[paper]}, how many are stored, and made on what"
     head = ("Figure or experiment", "trainings", "stored", "of these on a GPU")
-    lines = [[line[0], *map("{:,}".format, line[1:])] for line in table.itertuples(False, None)]
+    pairs = zip([*sources, "all"], counts, strict=True)
+    lines = [[source, *map("{:,}".format, line)] for source, line in pairs]
     return titled_table(title, f"tab-report-{paper}", [head, *lines]) + "\n"
 
 

@@ -14,6 +14,7 @@ from attnmem.lab import experiments
 from attnmem.lab import store as storage
 from attnmem.lab.experiments import STUDIES
 from attnmem.lab.store import Outcome
+from attnmem.lab.study import Selection
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -65,7 +66,8 @@ def test_a_paper_in_all_its_readings_is_one_command(command):
     assert code == 0
     for name, experiment in experiments.EXPERIMENTS.items():
         for variant in experiment.variants if name.startswith("dana") else ():
-            assert not experiments.missing(name, "quick", variant=variant)
+            rows = experiments.rows(name, "quick")
+            assert not experiment.missing("quick", Selection(variant=variant), rows)
     assert "dana-exp2, own-maps: 0 missing" in out
     assert list(cli._GROUPS) == ["all", *papers.papers()]
     assert sorted(cli._GROUPS["dana"] + cli._GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)

@@ -45,9 +45,9 @@ def test_protocol_of_a_known_experiment(shown):
     ],
 )
 def test_what_is_stored_is_what_the_store_has_and_rates_are_said(shown, name, rate):
-    grid, missing = experiments.runs(name, "paper"), experiments.missing(name, "paper")
+    grid, rows = experiments.runs(name, "paper"), experiments.rows(name, "paper")
     [said] = shown(name, None)
-    stored = f"{len(grid) - len(missing):,} of {len(grid):,} trainings"
+    stored = f"{sum(run.key in rows for run in grid):,} of {len(grid):,} trainings"
     assert f"- **Stored.** {stored}" in said
     assert rate in said
 

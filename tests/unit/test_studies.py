@@ -16,6 +16,7 @@ import torch
 from attnmem.lab import experiments, training
 from attnmem.lab import store as storage
 from attnmem.lab.store import Outcome
+from attnmem.lab.study import ALL, Selection
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -300,8 +301,9 @@ def test_rows_of_the_other_profile_stand_in_and_that_is_said(said):
         table, found = experiments.stored("dana-exp6", "paper")
         assert (len(table), found) == (rows, profile)
         assert words in said()
-    table = experiments.coverage(["dana-exp6", "dana-exp2"])
-    assert table.iloc[:, 1:].to_numpy().tolist() == [[120, 25], [50, 0]]
+    have = {name: experiments.rows(name, "paper") for name in ("dana-exp6", "dana-exp2")}
+    done = [experiments.STUDIES[name].done("paper", ALL, rows) for name, rows in have.items()]
+    assert done == [(25, 120), (0, 50)]
 
 
 def test_whole_curves_of_a_grid_with_holes_are_enough_if_asked_for():
@@ -387,7 +389,8 @@ def test_trainings_that_diverged_are_done_stay_in_tables_and_count_in_no_mean(mo
     seen = []
     assert experiments.run("dana-exp6", "paper", "cpu", seeds=5, report=seen.append) == 30
     assert experiments.run("dana-exp6", "paper", "cpu", seeds=5) == 0, "not trained again"
-    assert experiments.missing("dana-exp6", "paper", 5) == []
+    part = experiments.rows("dana-exp6", "paper")
+    assert experiments.STUDIES["dana-exp6"].missing("paper", Selection(5), part) == []
     assert "dana-exp6 d=2 d_h=2 H=9 n=2 T=16384, 2 of 5 diverged" in [p.said for p in seen]
     table, _ = experiments.stored("dana-exp6", "paper", 5)
     assert "30 of 30 rows of dana-exp6 in the store, profile 'paper'; 7 of 30 div" in said()

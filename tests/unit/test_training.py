@@ -9,6 +9,7 @@ import torch
 
 from attnmem.lab import data, experiments, models, protocols, training
 from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization, Protocol
+from benchmarks.ensemble import operations
 
 from plain import (
     TRAINERS,
@@ -384,4 +385,4 @@ def test_operations_of_a_step_by_hand(context):
     if context == "random":  # those were of the positions; now of own tokens
         large += 3 * B * H * d * d + 3 * 2 * H * d**3  # what asks them, by products of two maps
         large += 2 * 2 * B * H * n * d  # logits and values, without a gradient to the tokens
-    assert training.operations(run) == pytest.approx(2 * large, rel=0.15)
+    assert operations(run) == pytest.approx(2 * large, rel=0.15)

@@ -36,14 +36,7 @@ class ContextQueries(NamedTuple):
 def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
     """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
 
-    A pair may occur more than once.
-
-    Example:
-        >>> drawn = bigrams(torch.Generator().manual_seed(0), vocab=5, count=7)
-        >>> drawn.tokens.shape, drawn.table.shape
-        (torch.Size([7, 2]), torch.Size([5, 5]))
-
-    Source: Dana et al. 2025, the bigrams of their experiments.
+    A pair may occur more than once. Source: Dana et al. 2025, the bigrams of their experiments.
     """
     table = _table(generator, vocab)
     tokens = torch.randint(vocab, (count, 2), generator=generator, device=generator.device)
@@ -60,13 +53,7 @@ def _followed(tokens: Tensor, table: Tensor) -> Pairs:
 
 @checked
 def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
-    """Draw a random subset of ``count`` of all ``N^2`` pairs, followed as :func:`bigrams` are.
-
-    Example:
-        >>> drawn = associations(torch.Generator().manual_seed(0), vocab=5, count=25)
-        >>> len(drawn.tokens.unique(dim=0))
-        25
-    """
+    """Draw a random subset of ``count`` of all ``N^2`` pairs, followed as :func:`bigrams` are."""
     check_integer("count", count, most=vocab**2)
     table, size = _table(generator, vocab), vocab**2
     chosen = torch.randperm(size, generator=generator, device=generator.device)[:count]

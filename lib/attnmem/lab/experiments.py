@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from time import monotonic
@@ -253,21 +253,6 @@ def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
 def table(name: str, profile: str) -> pd.DataFrame:
     """The stored rows of a study, with the fields of the store and those that its kind adds."""
     return STUDIES[name].table(rows(name, profile).values())
-
-
-def missing(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Any]:
-    """The configurations without a row, of a part as for :func:`runs`."""
-    return STUDIES[name].missing(profile, Selection(seeds, **part), rows(name, profile))
-
-
-def coverage(names: Iterable[str]) -> pd.DataFrame:
-    """How many of the published runs of experiments the store has."""
-    counts = {}
-    for name in names:
-        have, of = EXPERIMENTS[name].done("paper", ALL, rows(name, "paper"))
-        counts[name] = {"source": EXPERIMENTS[name].source, "published runs": of}
-        counts[name]["published, stored"] = have
-    return pd.DataFrame(counts).T
 
 
 def stored(

@@ -244,14 +244,10 @@ class FitStudy(Study):
 
 def _fitted(fit: Fitting, given: Given) -> Fitted:
     """The time is that of the optimizer."""
-    adam = {"rate": partial(warmup_cosine, fit), "batch": fit.batch, "seed": fit.seed}
-    optimizer, options = {
-        "lm": (fitting.levenberg_marquardt, {}),
-        "lbfgs": (fitting.lbfgs, {}),
-        "adam": (fitting.adam, adam),
-    }[fit.optimizer]
+    adam = partial(fitting.adam, rate=partial(warmup_cosine, fit), batch=fit.batch, seed=fit.seed)
+    optimizers = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs, "adam": adam}
     start = time.perf_counter()
-    end = optimizer(*given, steps=fit.steps, **options)
+    end = optimizers[fit.optimizer](*given, steps=fit.steps)
     seconds = time.perf_counter() - start
     return Fitted(
         error=end.error,
@@ -274,10 +270,9 @@ def _named(kind: type, *names: str) -> tuple[Any, ...]:
 
 
 ONE, FOUR, SHARED = _named(Shape, "one", "four", "shared")
-WIDE = _named(Network, "wide-4", "wide-8")  # with the ceiling of a deeper network
-AS_PUBLISHED, TUNED, SOFT, SHARP = (
+AS_PUBLISHED, SOFT, SHARP = (
     with_settings("fits.toml", {"like": name}, _TABLES["optimizers"])
-    for name in ("as-published", "tuned", "soft-newton", "sharp-newton")
+    for name in ("as-published", "soft-newton", "sharp-newton")
 )
 RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
 

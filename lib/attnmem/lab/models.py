@@ -300,8 +300,7 @@ class Model(NamedTuple):
 
 
 _PAIRS = Model(initial_aot, aot_losses, ("bigrams", "associations"), (*VARIANTS,))
-_CONTEXTS = Model(initial_mha, mha_losses, ("classes", "reals"))
-MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
+MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": Model(initial_mha, mha_losses, ("classes", "reals"))}
 
 
 def guaranteed(run: Run) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..checks import refuse
 from .models import MODELS
@@ -39,27 +38,11 @@ _BEFORE: list[bool] = []  # of every training under way, whether TF32 was allowe
 
 
 def stacks(runs: Sequence[Run]) -> list[list[Run]]:
-    """Any runs in groups that :func:`train` accepts, the seeds of each cell, as they first occur.
-
-    Example:
-        >>> from attnmem.lab import experiments
-        >>> [len(group) for group in stacks(experiments.runs("dana-exp6", "quick"))]
-        [2, 2, 2]
-    """
+    """Any runs in groups that :func:`train` accepts: the seeds of each cell, in their order."""
     groups: dict[Run, list[Run]] = {}
     for run in runs:
         groups.setdefault(dataclasses.replace(run, seed=0), []).append(run)
     return [*groups.values()]
-
-
-def operations(run: Run) -> int:
-    """Floating-point operations of the matrix products in one step, with its backward pass."""
-    run = dataclasses.replace(run, T=max(run.batch, 1))
-    protocol = PROTOCOLS[run.task]([run], _CPU)
-    [batch] = protocol.batches(1)
-    with FlopCounterMode(display=False) as counter:
-        protocol.losses(batch, watched=False)
-    return counter.get_total_flops()
 
 
 def first_epochs(run: Run, epochs: int) -> tuple[float, ...]:
