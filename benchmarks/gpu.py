@@ -4,7 +4,7 @@
 
 Each stack holds the first seeds of one cell, as a sweep would train them.
 Printed: the fastest round. The rate counts the operations of the matrix products, as
-:func:`attnmem.lab.training.operations` does. ``gpu.txt`` has what an H200 and an H100 gave.
+``ensemble.py`` does. ``gpu.txt`` has what an H200 and an H100 gave.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import argparse
 import time
 
 import torch
+from ensemble import operations
 
 from attnmem.lab import experiments
 from attnmem.lab.protocols import PROTOCOLS
-from attnmem.lab.training import device_name, device_settings, operations
+from attnmem.lab.training import device_name, device_settings
 
 STACKS = [  # of which figure, its fields, how many runs
     ("mahdavi-fig2a", {"H": 20, "T": 10_000}, 1),
