@@ -173,7 +173,8 @@ MATRIX = [
 ]
 VECTORS = [({"vectors": V[None]}, "vectors: got shape"), ({"vectors": V.log()}, "vectors: got 12")]
 DRAWN = {"vectors": V, "seed": 0}
-SAMPLED = [({"samples": 0}, "samples: got 0"), ({"rtol": 2.0}, "rtol: got 2.0"), *VECTORS]
+SAMPLED = [({"samples": 0}, "samples: got 0"), *VECTORS]
+SAMPLED_SETS = [*SAMPLED, ({"rtol": 2.0}, "rtol: got 2.0"), ({"size": 5}, "size")]
 CERTIFIED = [
     ({"target": 2}, "target: got 2; expected None"),
     ({"matrix": lambda bits: balls.exact(V), "target": 5}, "target: got 5; expected at most 3"),
@@ -207,7 +208,7 @@ TABLE = [
     (proofs.enclosed_offers, OFFER, OFFERS[1:]),
     (ranks.numerical_rank, {"matrix": V}, [*MATRIX, ({"dtype": torch.float16}, "dtype: got")]),
     (ranks.kruskal_rank, {"vectors": V}, [*VECTORS, ({"method": "guess"}, "method: got 'guess'")]),
-    (ranks.sampled_independence, DRAWN | {"size": 2}, [*SAMPLED, ({"size": 5}, "size")]),
+    (ranks.sampled_independence, DRAWN | {"size": 2}, SAMPLED_SETS),
     (ranks.sampled_kruskal_rank, DRAWN, [*SAMPLED, ({"threshold": 1.5}, "threshold: got")]),
     (ranks.certified_rank, {"matrix": V}, [*MATRIX, *CERTIFIED]),
 ]

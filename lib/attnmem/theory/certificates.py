@@ -178,10 +178,7 @@ class CertifiedAssociations(NamedTuple):
 
 @checked(also=_can_be_enclosed)
 def enclosed_offers(weights: AoTWeights, sequences: Sequences) -> Enclosure:
-    """The matrix ``F`` in ball arithmetic (see ``attnmem.theory.dana.offered``).
-
-    Source: Dana et al. 2025, proof of Theorem 1.
-    """
+    """The matrix ``F`` of :func:`attnmem.theory.dana.offered` in ball arithmetic."""
 
     def offers() -> BallMatrix:
         positions = exact(weights.positions)
@@ -299,7 +296,7 @@ def _of_layer(
         W_O = [exact(W[None]) for W in weights.W_O]
         heads = [*zip(maps[:H], maps[H : 2 * H], maps[2 * H :], W_O, strict=True)]
         for E, x in zip(tokens, queries, strict=True):
-            inner = [_Head.of(maps, exact(x[None]), E) for maps in heads]
+            inner = [_Head(maps, exact(x[None]), E) for maps in heads]
             outputs.append(sum((head.added * W_D)[0, 0] for head in inner))
             rows.append(_row(head.pull(W_D.transpose())[0][:3] for head in inner))
         return outputs, flint().arb_mat(rows)
@@ -319,7 +316,7 @@ def _of_network(
         for x in tokens:
             inner, X = [], exact(x)
             for layer in layers:
-                inner.append([_Head.of(maps, X, X, causal) for maps in zip(*layer, strict=True)])
+                inner.append([_Head(maps, X, X, causal) for maps in zip(*layer, strict=True)])
                 X = sum((head.added for head in inner[-1]), X if skip else 0 * X)
             last = X.nrows() - 1
             outputs += (X * W_D).tolist()[last]
@@ -342,21 +339,13 @@ def _of_network(
     return _sized(W.reshape(-1, *W.shape[-2:]) for W in weights.tensors), derivative
 
 
-class _Head(NamedTuple):
-    """A head, and what it makes of queries ``X`` and tokens ``E``."""
+class _Head:
+    """A head ``W_Q, W_K, W_V, W_O``, and what it makes of queries ``X`` and tokens ``E``."""
 
-    maps: Sequence[BallMatrix]  # W_Q, W_K, W_V, W_O
-    X: BallMatrix
-    E: BallMatrix
-    Q: BallMatrix
-    K: BallMatrix
-    V: BallMatrix
-    A: BallMatrix
-
-    @classmethod
-    def of(cls, maps, X: BallMatrix, E: BallMatrix, causal: bool = False) -> _Head:
-        Q, K, V = X * maps[0], E * maps[1], E * maps[2]
-        return cls(maps, X, E, Q, K, V, _attention(Q, K, causal))
+    def __init__(self, maps: Sequence[BallMatrix], X, E, causal: bool = False) -> None:
+        self.maps, self.X, self.E = maps, X, E
+        self.Q, self.K, self.V = X * maps[0], E * maps[1], E * maps[2]
+        self.A = _attention(self.Q, self.K, causal)
 
     @property
     def added(self) -> BallMatrix:

@@ -27,8 +27,8 @@ _PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
 _BLOCK = 8192  # subsets whose singular values are computed at once
 _PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
 _MIX = 2**20  # largest coefficient of the combinations
+_CONFIDENCE = 0.95  # of the bounds by samples
 
-_Share = Annotated[int | float, Range(0.0, 1.0)]
 _Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
@@ -174,17 +174,16 @@ def sampled_independence(
     seed: Seed,
     rtol: _Tolerance = None,
     dtype: torch.dtype | None = None,
-    confidence: _Share = 0.95,
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence: :func:`numerical_rank`.
 
     Source: Mahdavi et al. 2024, Table 1 (their test of Assumption 1: 5000 samples, float32).
     """
-    return sample_subsets(_in_units(vectors, dtype), size, samples, seed, rtol, confidence)
+    return sample_subsets(_in_units(vectors, dtype), size, samples, seed, rtol)
 
 
 def sample_subsets(
-    vectors: Tensor, size: int, samples: int, seed: int, rtol=None, confidence: float = 0.95
+    vectors: Tensor, size: int, samples: int, seed: int, rtol: float | None = None
 ) -> SampledIndependence:
     """:func:`sampled_independence` of vectors in their units, without checks."""
     generator, double = torch.Generator().manual_seed(seed), vectors.double()
@@ -201,8 +200,8 @@ def sample_subsets(
         for block in blocks.split(1 + _GATHERED // (size * max(size, vectors.shape[1]))):
             dependent += int(_dependent(vectors, gram, block, rtol, ceiling).sum())
     test = scipy.stats.binomtest(dependent, samples, alternative="less")
-    at_most = float(test.proportion_ci(confidence, method="exact").high)
-    return SampledIndependence(size, samples, dependent, confidence, at_most)
+    at_most = float(test.proportion_ci(_CONFIDENCE, method="exact").high)
+    return SampledIndependence(size, samples, dependent, _CONFIDENCE, at_most)
 
 
 def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]:
@@ -243,11 +242,8 @@ def sampled_kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
     samples: int = 5000,
-    threshold: _Share = 0.99,
+    threshold: Annotated[int | float, Range(0.0, 1.0)] = 0.99,
     seed: Seed,
-    rtol: _Tolerance = None,
-    dtype: torch.dtype | None = None,
-    confidence: _Share = 0.95,
 ) -> SampledKruskalRank:
     """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
 
@@ -260,8 +256,7 @@ def sampled_kruskal_rank(
     passed = failed = None
     while high - low > 1:
         size = (low + high) // 2
-        options = {"samples": samples, "rtol": rtol, "dtype": dtype, "confidence": confidence}
-        test = sampled_independence(vectors, size, seed=seed + size, **options)
+        test = sampled_independence(vectors, size, samples=samples, seed=seed + size)
         if test.independent_fraction >= threshold:
             low, passed = size, test
         else:
