@@ -54,7 +54,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]: ...
 @typing.overload
 def checked(*, also: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def checked(function: Any = None, *, also: Callable[..., None] | None = None) -> Any:
-    """_Check the arguments of every call against the annotations of the function.
+    """Check the arguments of every call against the annotations of the function.
 
     An ``int`` is an integer of any type and at least 1, a ``float`` any number but NaN, within the
     :class:`Range` of an ``Annotated`` one. ``Float[Tensor, "T n d"]`` is a tensor of float32 or
@@ -172,9 +172,7 @@ class _Arrays(NamedTuple):
     shapes: list[tuple[list[tuple[str, int, list[str]]], bool, list[tuple[str, int, list[str]]]]]
     words: str  # the shapes, for an error
     dtypes: tuple[torch.dtype, ...]  # () is all
-    others: (
-        Any  # what is no tensor: arrays of numpy, which the function converts, or what makes one
-    )
+    others: Any  # what is no tensor: arrays of numpy, which are converted, or what makes one
 
 
 _FREE = ("", 1, ["*"])  # an axis of any size, since no letter is called so

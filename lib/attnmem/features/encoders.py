@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Annotated, Any, NamedTuple
 
@@ -168,8 +168,12 @@ def trained_encoder(
     """
     library, config = need("transformers"), saved_config(source, least=depth)
     config.num_hidden_layers = depth
-    # What is missing is drawn, such as a pooler that nothing reads.
-    with reaching(source), _quiet(library.logging), torch.random.fork_rng(devices=[]):
+    # What is missing is drawn, such as a pooler that nothing reads. Blocks that were cut off would
+    # be reported as unused.
+    verbosity = library.logging.get_verbosity()
+    with reaching(source), contextlib.ExitStack() as after, torch.random.fork_rng(devices=[]):
+        after.callback(library.logging.set_verbosity, verbosity)
+        library.logging.set_verbosity_error()
         model, report = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True, **_SAFELY
         )
@@ -180,17 +184,6 @@ def trained_encoder(
     for key, P in model.named_parameters():
         checks.check_finite(f"source: {source}: {key}", P)
     return _encoder(model, depth, dtype, device)
-
-
-@contextlib.contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """No report on the blocks that were cut off."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _encoder(model: nn.Module, depth: int, dtype: torch.dtype, device: str) -> Encoder:
@@ -237,9 +230,7 @@ def random_attention(
 ) -> Float[Tensor, "B m d"]:
     """One attention head with Xavier's weights on layer-normalized tokens, plus its input.
 
-    The ``queries`` are the tokens whose output is wanted.
-
-    Source: Mahdavi et al. 2024, Table 1, "Random attention".
+    The ``queries`` are the tokens whose output is wanted. Source: Mahdavi et al. 2024, Table 1.
     """
     d = tokens.shape[-1]
     g = torch.Generator().manual_seed(seed)

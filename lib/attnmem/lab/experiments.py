@@ -34,6 +34,8 @@ MAHDAVI, DANA = (
     for paper in ("mahdavi", "dana")
 )
 STUDIES: dict[str, Study] = study._Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+# Units with the names of their studies; None whenever all that are known are out.
+_Queue = Iterator[tuple[str, study.Unit] | None]
 
 
 def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Run]:
@@ -161,11 +163,7 @@ def run_jobs(
 
 
 def _measured(
-    waiting: Iterator[tuple[str, study.Unit] | None],
-    device: str,
-    executor: Executor,
-    at_once: float,
-    ends: float,
+    waiting: _Queue, device: str, executor: Executor, at_once: float, ends: float
 ) -> Iterator[tuple[str, list[Row], int]]:
     """Each unit that has ended and is stored: its study, its rows, how many of them are new."""
     in_flight: dict[Future, str] = {}
@@ -204,10 +202,8 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     return ThreadPoolExecutor(workers)
 
 
-def _queue(
-    jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: study.Place
-) -> Iterator[tuple[str, study.Unit] | None]:
-    """Units to measure, each with its study's name; None whenever all that are known are out."""
+def _queue(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: study.Place) -> _Queue:
+    """Units to measure, one after the other."""
     started: set[str] = set()
     while True:
         before = len(started)

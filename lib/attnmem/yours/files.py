@@ -53,15 +53,12 @@ class Loaded(NamedTuple):
     def brief(self) -> str:
         """The same in a line: examples, labels, and how much was left out."""
         said, (T, n) = self.summary, (len(self.queries), self.contexts.shape[-2])
-        labels = _said(said.get("label") or said.get("labels") or "none")
-        parts = [
-            f"{said['file'].partition(':')[0]}: {T:,} examples of {n} tokens, labels: {labels}"
-        ]
-        parts += [
-            f"columns left out: {len(gone)}" for gone in [said.get("columns left out")] if gone
-        ]
-        gone = sum(map(len, said.get("lines left out", {}).values()))
-        return "; ".join(parts + [f"lines left out: {gone}"] * (gone > 0))
+        file, labels = said["file"].partition(":")[0], said.get("label") or said.get("labels")
+        columns = len(said.get("columns left out", ()))
+        lines = sum(map(len, said.get("lines left out", {}).values()))
+        parts = [f"{file}: {T:,} examples of {n} tokens, labels: {_said(labels or 'none')}"]
+        parts += [f"columns left out: {columns}"] * (columns > 0)
+        return "; ".join(parts + [f"lines left out: {lines}"] * (lines > 0))
 
 
 class _Column(NamedTuple):
