@@ -16,12 +16,12 @@ from .capacity import _Layer
 
 
 class Part(NamedTuple):
-    """Some numbers of a model, and at most how many of them matter."""
+    """Some numbers of a model; at most how many of them matter if norms have no eps."""
 
     name: str
     numbers: int
     matter: int = 0
-    scales: int = 0  # matter besides if the eps of the norms is not neglected
+    scales: int = 0  # so many more if they have one
     times: int = 1
 
 
@@ -47,38 +47,38 @@ class Block:
 
     def parts(self) -> Iterator[Part]:
         """The numbers of each branch, and of the norms."""
-        file, d, m = self.attention, self.attention.dim, self.attention.m
-        # A map behind a norm of weight g and bias b reads the normed token by diag(g) W, and its
-        # bias by W^T b: so g and b count nothing, and each map behind b has a bias of its own.
-        free = self.shift
-        seen = dataclasses.replace(file, bias=file.bias + "qkv" * free)
+        layer, d, m = self.attention, self.attention.dim, self.attention.m
+        # A map W behind a norm with weight g and bias b acts by diag(g) W, and b adds W^T b: so g
+        # and b count nothing, and each map behind b has a bias of its own.
+        seen = dataclasses.replace(layer, bias=layer.bias + "qkv" * self.shift)
         constants = [seen.constants(m), m * self.mlp_bias]
         if self.parallel:  # both add to one sum
             constants = [min(m, sum(constants)), 0]
-        if self.place == "post" and free:  # the norm before shifts the sum as well
+        if self.place == "post" and self.shift:  # so does the bias of the norm before
             constants = [m, m]
-        # A norm behind a branch shows its map M times diag(g), and M M^T up to a scale.
-        rows = [file.heads * min(file.value_dim, m) + bool(constants[0])]
-        rows += [self.units + self.mlp_bias]
-        behind = [min(d, k * (k + 1) // 2) - 1 for k in rows]
-        behind = behind if self.place in ("both", "out") else [0, 0]
-        kept = [_low_rank(file.value_dim, m, file.each * m) * file.groups, 0]
-        # A unit of a gated MLP or of ReLU keeps its outputs when its maps trade a scale.
-        inner = (1 + self.gated) * (m + (free or self.mlp_bias))
-        kept[1] = self.units * (inner + m - (self.gated or self.homogeneous))
-        own = d * self.layer_scale, (1 + self.gated) * self.units + d
-        scales = int(self.place in ("both", "out"))
-        numbers = [file.numbers("vo") + own[0], own[1] * self.mlp_bias + own[0]]
-        numbers[1] += (2 + self.gated) * d * self.units
-        at_most = [x + y + z for x, y, z in zip(kept, constants, behind, strict=True)]
-        yield Part("queries and keys", file.numbers("qk"), seen.logits(), seen.scales)
-        yield Part("values and outputs", numbers[0], at_most[0], scales)
+        scale, behind = d * self.layer_scale, int(self.place in ("both", "out"))
+        yield Part("queries and keys", layer.numbers("qk"), seen.logits(), seen.scales)
+        values = layer.groups * _low_rank(layer.value_dim, m, layer.each * m) + constants[0]
+        values += self._behind(layer.heads * min(layer.value_dim, m) + bool(constants[0]))
+        yield Part("values and outputs", layer.numbers("vo") + scale, values, behind)
         if self.units:
-            yield Part("MLP", numbers[1], at_most[1], scales)
-        # The next norm ignores the scale of a sum, with it that of the norm before.
+            inner = 1 + self.gated
+            # A unit of ReLU or with a gate does not change when its maps trade a factor.
+            each = (
+                inner * (m + (self.shift or self.mlp_bias)) + m - (self.gated or self.homogeneous)
+            )
+            shown = self.units * each + constants[1] + self._behind(self.units + self.mlp_bias)
+            maps = (inner + 1) * self.units * d + self.mlp_bias * (inner * self.units + d)
+            yield Part("MLP", maps + scale, shown, behind)
+        # The next norm ignores the scale of a sum, and with it that of the norm before.
         branches = (1 + bool(self.units)) * (self.place == "post") * self.affine
-        norm = d * (self.affine + self.shift)
-        yield Part("norms", self.norms * norm, branches * (d - 1), branches)
+        norms = self.norms * d * (self.affine + self.shift)
+        yield Part("norms", norms, branches * (d - 1), branches)
+
+    def _behind(self, rows: int) -> int:
+        # A norm behind a map M shows M diag(g), and M M^T up to a scale, which is linear in g^-2.
+        shown = min(self.attention.dim, rows * (rows + 1) // 2) - 1
+        return shown if self.place in ("both", "out") else 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
