@@ -1,0 +1,129 @@
+"""Models of known families, from their ``config.json``: each family is a row of families.toml."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, NamedTuple, NoReturn
+
+from ..checks import refuse
+from .blocks import Block, Model
+from .capacity import _Layer
+
+_TABLE = tomllib.loads(resources.files(__package__).joinpath("families.toml").read_text("utf-8"))
+_BLOCK = ("mlp_bias", "gated", "norms", "affine", "shift", "place", "parallel", "layer_scale")
+_BY_HAND = "a layer by hand: capacity --heads ... --dim ..."
+
+
+def read(given: Mapping[str, Any], part: str = "") -> Model:
+    """The model that a ``config.json`` describes, from its contents.
+
+    ``part`` names one of several models inside it, such as ``text_config``. Whatever is not counted
+    is refused by a ``ValueError`` that says what to do.
+    """
+    kind, row, config = file = _file(given, part)
+    size = file.size
+    d, heads, layers = size("width", least=3), size("heads"), size("layers", most=10_000)
+    head, groups = size("head", d // heads), size("groups", heads)
+    units = size("inner", int(d * size("ratio", None, 1, 1000, float)) or None)
+    turned = size("turned", int(head * size("share", None, 0, 1, float)))
+    if heads % groups or turned % 2 or turned > head or (d % heads and head == d // heads):
+        here = f"d = {d}, {groups} groups, heads of {head} with {turned} turned coordinates"
+        file.refuse(row["heads"], f"sizes that divide each other, and turned pairs ({here})")
+    file.check(num_key_value_heads=groups, head_dim=head)
+    if (act := config.get(row["act"], row["act"])) not in _TABLE["acts"]:
+        file.refuse(row["act"], f"one of {', '.join(_TABLE['acts'])}")
+    step, m, each = size("every"), d - (row["norm"] == "layer"), heads // groups
+    if (marks := config.get(row["unturned"])) is None:  # every so many blocks turn nothing, if any
+        marks = [row["mark"] if step and i % step == 0 else "" for i in range(1, layers + 1)]
+    if not isinstance(marks, list) or len(marks) != layers:
+        file.refuse(row["unturned"], f"a list of {layers}")
+    layer = _Layer(d, m, groups, each, head, head, turned, row["bias"], row["qk"])
+    turns = {x: dataclasses.replace(layer, turned=x) for x in (0, turned)}
+    kinds = {x: row[x] for x in _BLOCK} | {"homogeneous": "relu" in act and not row["gated"]}
+    kinds |= {"units": (units * 2 // 3 + 7) // 8 * 8 if row["thirds"] else units}
+    blocks = [Block(attention=turns[turned * (x != row["mark"])], **kinds) for x in marks]
+    blocks[0] = dataclasses.replace(blocks[0], norms=row["norms"] - (not row["first_norm"]))
+    patch, buckets, name = size("patch"), size("buckets"), config.get("_name_or_path")
+    n = (size("image") // patch) ** 2 if patch else size("places", least=3)
+    n += row["more"] + size("registers", least=0)
+    # The bucket of a later token at distance 0 is never used; one block sees no later tokens.
+    seen = max(0, buckets - 1 if layers > 1 else buckets // 2)
+    sizes = {"rows": n + row["extra"], "positions": n, "types": size("types", least=0)}
+    sizes |= {"words": size("vocab"), "patch": patch**2 * size("channels")}
+    sizes |= {x: row[x] for x in ("first", "patch_bias", "read_bias")}
+    tied = bool(config["tie_word_embeddings"]) if row["lm"] else None
+    name = name if isinstance(name, str) and name and name.isprintable() else kind
+    return Model(name=name, blocks=tuple(blocks), tied=tied, offsets=(buckets, seen), **sizes)
+
+
+class _File(NamedTuple):
+    kind: str
+    row: dict[str, Any]  # after its rules
+    config: dict[str, Any]
+
+    def refuse(self, field: str, expected: str) -> NoReturn:
+        got = f"{self.config[field]!r:.60}" if field in self.config else "nothing"
+        refuse(field, got, f"{expected}, for {self.kind}; or {_BY_HAND}")
+
+    def size(self, name: str, usual=None, least=1, most=10**7, kind=int) -> Any:
+        field = self.row[name]
+        found = self.config.get(field) if isinstance(field, str) else field
+        if field == "" or (found is None and usual is not None):
+            return usual or 0
+        if type(found) not in (int, kind) or not (found == field or least <= found <= most):
+            self.refuse(field, f"{'an integer' if kind is int else 'a number'}, {least} to {most}")
+        return found
+
+    def check(self, **sizes: int) -> None:
+        # Refuse what would change a layer and is not counted.
+        known = {x for x in self.row.values() if isinstance(x, str)} | {*self.row["absent"]}
+        usual = _TABLE["watched"] | {x: [size] for x, size in sizes.items()}
+        usual = {x: values for x, values in usual.items() if x not in known}
+        flags = [x for x, value, _ in self.row["if"] if type(value) is bool]
+        usual |= {x: [False, True] for x in (*flags, "tie_word_embeddings")} | self.row["only"]
+        for field, values in usual.items():
+            values = [self.config[self.row["width"]] if x == "width" else x for x in values]
+            if self.config.get(field) is not None and self.config[field] not in values:
+                self.refuse(field, " or ".join(map(str, values)) or "nothing")
+
+
+def _file(given: Mapping[str, Any], part: str) -> _File:
+    # The file, or one inside it, by the rules of its family.
+    if not isinstance(given, Mapping):
+        refuse("contents", type(given).__name__, "names and values, as in a config.json")
+    kind, base = given.get("model_type"), given.get("base_model_name_or_path")
+    if kind is None and base is not None:
+        refuse("contents", f"an adapter of {base!r:.60}", f"its base; or {_BY_HAND} --adapter ...")
+    usual = _TABLE["inside"].get(str(kind), {})
+    parts = {x: y for x, y in given.items() if isinstance(y, Mapping)}
+    kinds = {x: k for x, y in parts.items() if (k := y.get("model_type") or usual.get(x))}
+    if part and part not in kinds:
+        refuse("part", f"{part!r:.60}", f"one of {', '.join(kinds) or 'none'} in this file")
+    if part:
+        kind, given = kinds[part], _TABLE["nested"].get(str(kinds[part]), {}) | parts[part]
+    why = "".join(f", {why}" for why, types in _TABLE["refused"].items() if kind in types)
+    if why or kind not in [*_TABLE["family"]]:
+        known = "another model" if why else f"one of {', '.join(_TABLE['family'])}"
+        known = f"its part {' or '.join(kinds)}" if kinds and not part else known
+        refuse("model_type", f"{kind!r:.60}{why}", f"{known}; or {_BY_HAND}")
+    row, config = _row(kind), {**given}
+    for x in [x for x, y in given.items() if isinstance(y, Mapping)]:
+        config |= {f"{x}.{y}": found for y, found in given[x].items()}
+    for field, names in _TABLE["also"].items():
+        found = [config[x] for x in (*names, field) if config.get(x) is not None]
+        config |= {field: found[0]} if found else {}
+    config = row["absent"] | config
+    for field, value, changes in row["if"]:
+        found = bool(config.get(field)) if type(value) is bool else config.get(field)
+        row |= changes if field in config and found == value else {}
+    return _File(kind, row, config)
+
+
+def _row(kind: str) -> dict[str, Any]:
+    own = _TABLE["family"][kind]
+    base = _row(own["like"]) if "like" in own else _TABLE["default"]
+    joined = {x: base[x] | own.get(x, {}) for x in ("absent", "only")}
+    return base | own | joined | {"if": base["if"] + own.get("if", [])}
