@@ -164,9 +164,8 @@ def reaching(source: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # offline, unknown or gated: libraries raise either
         if pathlib.Path(source).is_dir():
             raise
-        raise ConnectionError(
-            f"source {source!r} is no folder here, and of a hub: {error}"
-        ) from error
+        said = f"source {source!r} is no folder here, and of a hub: {error}"
+        raise ConnectionError(said) from error
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -202,8 +201,7 @@ def library_passages(
     """Passages of the :func:`library_text` at random positions, a token a byte.
 
     They lie between two shares of its length, ``within``. With ``pairs`` a batch is what BERT's
-    tokenizer gives: ``CLS``, a passage, ``SEP``, the one after it, ``SEP``; the ``length`` counts
-    these marks.
+    tokenizer gives: ``CLS``, a passage, ``SEP``, the next one, ``SEP``, all within the ``length``.
     """
     whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
     text = whole[slice(*(int(share * len(whole)) for share in within))]

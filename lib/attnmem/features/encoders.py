@@ -1,9 +1,8 @@
 """Features of real models: the tokens that an attention layer meets behind a model's first blocks.
 
 An encoder is one of Hugging Face's models, cut after ``depth`` blocks (0: the embeddings alone),
-with random or trained weights. It computes in float32 or in float64 from end to end, and the
-weights are the same float32 numbers in both. Mahdavi et al. 2024 (Table 1, Table 3) check their
-assumptions on such features.
+with random or trained weights. It computes in float32 or in float64 from end to end, by the same
+float32 weights. Mahdavi et al. 2024 (Tables 1 and 3) check their assumptions on such features.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ def trained_encoder(
     """
     library, config = need("transformers"), saved_config(source, least=depth)
     config.num_hidden_layers = depth
-    # What is missing is drawn, such as a pooler that nothing reads. Blocks that were cut off would
-    # be reported as unused.
+    # What is missing is drawn, such as a pooler that nothing reads; what is cut off goes unsaid.
     verbosity = library.logging.get_verbosity()
     with reaching(source), contextlib.ExitStack() as after, torch.random.fork_rng(devices=[]):
         after.callback(library.logging.set_verbosity, verbosity)

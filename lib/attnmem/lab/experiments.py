@@ -303,8 +303,7 @@ def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[li
     def at(run: Run) -> tuple[Any, int]:
         return getattr(run, curves), run.seed
 
-    # Seeds under way would move some of a curve's means, so they are left out if others have the
-    # whole curve.
+    # Seeds under way would move some of a curve's means: left out if others have the whole curve.
     torn = {at(run)[0] for run in holes}
     begun = {at(run) for key, run in grid.items() if key not in known}
     whole = {at(run)[0] for run in grid.values() if at(run) not in begun}

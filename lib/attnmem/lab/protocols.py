@@ -129,8 +129,7 @@ class Protocol(abc.ABC):
     the next epoch, or, as in the published code of Mahdavi et al. (``last_batch``), by indices -1.
 
     Runs that are done leave the stack. On a GPU many steps are captured once and replayed with one
-    launch. There they stay, since a new capture would cost more than their steps, and what they do
-    afterwards is ignored.
+    launch. There runs stay, as a new capture would cost more, and what they do then is ignored.
     """
 
     rate: Callable[[Run, int], float]  # the learning rate of a step, from 0

@@ -161,9 +161,8 @@ def saved_bits(
     For classes by the better of two codes: one with the model's probabilities, whose ``loss`` is
     the mean cross-entropy in nats, and one that lists the wrong answers. For real labels that are
     uniform on [0, 1] (no ``classes`` and ``accuracy``) by a normal code around the outputs; mean
-    square errors, the ``loss``, below ``1e-16`` count as that.
-
-    Source: this book; :mod:`attnmem.theory.counts` has the three codes.
+    square errors, the ``loss``, below ``1e-16`` count as that. The three codes are those of
+    :mod:`attnmem.theory.counts`.
     """
     if classes is None:
         return labels * float(counts.error_to_bits(max(loss, _PRECISION**2), 1))

@@ -137,9 +137,8 @@ def train(
     trained in halves, and so on; where it has too little for a single run,
     ``torch.OutOfMemoryError`` is raised. ``wall_s`` is the stack's time shared equally.
 
-    The state of a long training is stored in ``checkpoints`` once a minute, and the same call goes
-    on from there, to the same outcomes. States stay until :func:`forget` deletes them; one that
-    cannot be read is refused.
+    The state of a long training is stored in ``checkpoints`` once a minute, until :func:`forget`
+    deletes it. The same call goes on from there, to the same outcomes, or refuses a damaged state.
     """
     if (cells := len(stacks(runs))) != 1:
         refuse("runs", f"{cells} different ones", "some that differ by their seed only")

@@ -39,8 +39,7 @@ def record(
     ``own`` has of it. A curve with a hole is not shown beside whole ones, nor is a seed that has a
     part of a curve only. ``axis`` is the size on the horizontal axis, such as ``"H"``; other sizes
     that vary make curves. Without it there are the words alone. Where nothing of the published
-    profile is stored it shows ``quick``, a smoke test, and says so; an experiment without stored
-    rows is refused.
+    profile is stored it shows ``quick``, a smoke test, and says so; without any row it refuses.
     """
     grid, have, shown = _stored(name, variant)
     if not have:
@@ -124,8 +123,7 @@ def _curves_of(
 ) -> dict[str, pd.DataFrame]:
     """One table for each curve, a line for each value of ``axis``, a column for each seed.
 
-    Sizes that vary beside ``axis`` name a curve, and so does the size ``named``; one that is equal
-    to another shares its name.
+    Sizes that vary beside ``axis`` name a curve, as does the size ``named``; equal ones share it.
     """
     names: dict[str, list[str]] = {}  # of the sizes that are equal in every row, by the first
     for field in ("N", *SIZES):

@@ -215,8 +215,7 @@ def unsaturated(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """Which points come before the first one whose mean reaches 0.95, in the order of ``x``.
 
     Both papers fit the part of an accuracy curve that has not saturated, and neither text says
-    where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too. The ``x``
-    may come in any order.
+    where that ends; the code of Dana et al. 2025 keeps the first point above 0.95, too.
     """
     _are_points(x, y)
     order = np.argsort(np.asarray(x, dtype=float))

@@ -134,9 +134,8 @@ def offered_rank(
     It is computed modulo the prime ``2^31 - 1`` at a random integer point: a lower bound, so a full
     rank is proven. It falls short with a probability below ``T_0 (4 H + 2) / (2^31 - 2)`` over
     ``seed`` (Schwartz and Zippel), unless that prime divides every coefficient of every largest
-    minor. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection.
-
-    Source: this book; it corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
+    minor. Without ``skip``, ``F`` lacks the first ``d`` columns, of the skip connection. This
+    corrects Dana et al. 2025, Lemma 2 and the proof of Theorem 1.
     """
     F = _free_offers(sequences, heads, head_dim, dim, seed)
     return _flint(F[:, 0 if skip else dim :]).rank()
@@ -184,8 +183,7 @@ def jacobian_rank(
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
-    as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``. See the
-    chapter on token sequences.
+    as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``.
     """
     return _flint(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained)).rank()
 
@@ -580,8 +578,7 @@ def fitted(
 ) -> AoTWeights:
     """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
 
-    ``M`` is nearest to the identity and ``W_O`` to zero. If ``M`` is singular, weights are not
-    finite.
+    ``M`` is nearest to the identity, ``W_O`` to zero. Weights are not finite if ``M`` is singular.
     """
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape

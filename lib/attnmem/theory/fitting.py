@@ -2,9 +2,8 @@
 
 They start from the ``weights`` given, compute in float64, make at most so many ``steps``, and stop
 when the largest error is at most ``tolerance``, in units of the largest label. Of one layer
-(:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or shared. Of layers one after the
-other (:class:`~attnmem.core.deep.DeepWeights`), they are own, and the last token asks, so that
-``queries`` is None.
+(:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or shared. Of several layers
+(:class:`~attnmem.core.deep.DeepWeights`) they are own; the last token asks: ``queries`` is None.
 """
 
 from __future__ import annotations
@@ -283,8 +282,7 @@ def adam(
 
     Every 500 steps, as in Mahdavi et al. 2024, Appendix I, the whole set is evaluated, and the
     weights with the smallest squared error are kept; ``stop`` is never ``stuck``. ``rate`` is that
-    of each step, from 0. A step sees a ``batch`` of examples, from epochs in an order of ``seed``,
-    by default all.
+    of each step, from 0. A step sees all examples, or a ``batch`` from epochs shuffled by ``seed``.
     """
     problem = _Problem(contexts, queries, labels, tolerance)
     weights = _copied(weights, grad=True)
@@ -337,8 +335,7 @@ class Limits(NamedTuple):
 def limits(weights: Weights, contexts: Contexts, queries: _Queries, labels: _Labels) -> Limits:
     """Measure what limits training at some weights.
 
-    Singular values are roots of eigenvalues, so that those below ``1e-8`` of the largest are lost
-    to rounding.
+    Singular values are roots of eigenvalues: rounding hides those below ``1e-8`` of the largest.
     """
     problem, weights = _Problem(contexts, queries, labels), _copied(weights)
     at = problem.tangents(weights)

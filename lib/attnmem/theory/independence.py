@@ -151,11 +151,6 @@ class SampledIndependence(NamedTuple):
     confidence: float
     dependent_at_most: float  # of all subsets, a fraction, with this confidence (Clopper, Pearson)
 
-    @property
-    def independent_fraction(self) -> float:
-        """The observed fraction of independent subsets."""
-        return 1 - self.dependent / self.samples
-
 
 class SampledKruskalRank(NamedTuple):
     """The largest size that passed the sampled test, with the evidence on both sides of it."""
@@ -257,7 +252,7 @@ def sampled_kruskal_rank(
     while high - low > 1:
         size = (low + high) // 2
         test = sampled_independence(vectors, size, samples=samples, seed=seed + size)
-        if test.independent_fraction >= threshold:
+        if 1 - test.dependent / samples >= threshold:
             low, passed = size, test
         else:
             high, failed = size, test

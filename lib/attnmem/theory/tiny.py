@@ -71,8 +71,7 @@ def _share_right(matches: Float[Tensor, "p p"]) -> float:
 def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     """A matrix trained to recall associations: cross-entropy on all of them, Adam, all at once.
 
-    It starts from the outer products, and the rate falls linearly to zero. The matrix that recalled
-    most on the way is returned.
+    It starts from the outer products, and the rate falls linearly to zero. The best one is kept.
     """
     own = torch.arange(len(facts.keys), device=facts.keys.device)
     W = (2 * math.log(len(own)) * outer_products(facts)).requires_grad_()
