@@ -43,9 +43,8 @@ from .memorize import memorize_mha
 from .random import random_deep, random_mha, xavier
 
 __all__ = ["AoTWeights", "MHAWeights", "aot", "aot_features", "mha", "mha_attention"]
-__all__ += ["mha_features"]
-__all__ += ["DeepWeights", "Layer", "deep", "descend", "memorize_mha", "random_deep", "random_mha"]
-__all__ += ["xavier"]
+__all__ += ["DeepWeights", "Layer", "deep", "descend", "memorize_mha", "mha_features"]
+__all__ += ["random_deep", "random_mha", "xavier"]
 __all__ += ["DeepGroups", "affine_rank", "affine_span_rank", "aot_capacity", "best_groups"]
 __all__ += ["carried_rank", "deep_ceiling", "deep_floor", "deep_groups", "group_rank"]
 __all__ += ["mha_capacity", "own_context_ceiling", "own_context_floor", "own_context_rank"]

@@ -317,7 +317,12 @@ def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
 # --- several layers -------------------------------------------------------------------------------
 
 
-@checked
+def _are_layers(heads) -> None:
+    if not heads:
+        refuse("heads", "no layer", "one number for each layer")
+
+
+@checked(also=_are_layers)
 def deep_ceiling(
     heads: Heads, head_dim: int, value_dim: int, dim: int, *, outputs: int = 1, skip: bool = True
 ) -> int:
@@ -338,8 +343,6 @@ def deep_ceiling(
         >>> deep_ceiling([4], 2, 1, 6) == own_context_ceiling(4, 2, 6) + 6
         True
     """
-    if not heads:
-        refuse("heads", "no layer", "one number for each layer")
     if not skip:
         return _ceiling_without_skip(heads, head_dim, value_dim, dim, outputs)
     s, total = min(outputs, dim), dim * outputs  # s_L, and the entries of the read-out
@@ -375,11 +378,6 @@ class DeepGroups(NamedTuple):
     labels: int
     sizes: list[list[int]]  # of each layer, its heads in each group; an idle layer has none
     carried: int | None  # None if groups span the layers, else c, and groups are of one layer each
-
-
-def _are_layers(heads) -> None:
-    if not heads:
-        refuse("heads", "no layer", "one number for each layer")
 
 
 @checked

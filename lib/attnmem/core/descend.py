@@ -64,14 +64,10 @@ def descend(
 ) -> tuple[MHAWeights, Float[Tensor, " steps"]]:
     """Gradient descent on the layer of the theorem: Adam on the whole set at once.
 
-    Args:
-        weights: Where it starts; they are not changed.
-        labels: Integers are classes, learned by cross-entropy of the outputs. Real numbers are met
-            in the mean square by the one output.
-        lr: The rate of the first step, from 0 to 1. It falls along a cosine to zero.
-
-    Returns:
-        The last weights, and the loss before every step, in the precision of the arguments.
+    It starts from ``weights``, which are not changed. Integer ``labels`` are classes, learned by
+    cross-entropy of the outputs; real ones are met in the mean square by the one output. The rate
+    falls from ``lr``, at most 1, along a cosine to zero. Returned are the last weights, and the
+    loss before every step, in the precision of the arguments.
     """
     leaves = MHAWeights(*(W.detach().clone().requires_grad_() for W in weights))
     real = labels.is_floating_point()

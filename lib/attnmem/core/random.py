@@ -47,13 +47,8 @@ def random_mha(
 ) -> MHAWeights:
     """Draw a generic layer: independent Gaussian weights, with one output and ``W_D = 1``.
 
-    ``spread`` is the standard deviation of the logits for standard normal tokens and queries.
-
-    Example:
-        >>> random_mha(2, 5, 3, seed=0).W_Q.shape
-        torch.Size([2, 5, 3])
-
-    Source: this book, the chapter on generic layers.
+    ``spread`` is the standard deviation of the logits for standard normal tokens and queries (the
+    chapter on generic layers).
     """
     g = torch.Generator().manual_seed(seed)
     W_Q, W_K = random_maps(g, heads, dim, head_dim, spread)
@@ -92,10 +87,6 @@ def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> 
     """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
 
     They are in torch's default dtype.
-
-    Example:
-        >>> xavier(heads=2, dim=5, head_dim=3, outputs=4, seed=0).W_D.shape
-        torch.Size([5, 4])
     """
     g = torch.Generator().manual_seed(seed)
     shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]

@@ -29,9 +29,7 @@ def flint() -> ModuleType:
     try:
         import flint
     except ImportError as error:
-        raise ImportError(
-            "exact ranks and certificates (extra certify) need flint: pip install python-flint"
-        ) from error
+        raise ImportError("exact arithmetic needs flint: pip install python-flint") from error
     return flint
 
 

@@ -96,11 +96,6 @@ def memorize_by_difference(
     Raises:
         ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
             the data lie so near the set where that rank is smaller that float64 misses the labels.
-
-    Example:
-        >>> E, e, y = torch.rand(24, 3, 4), torch.rand(24, 4), torch.rand(24)
-        >>> memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0).W_Q.shape
-        torch.Size([4, 4, 2])
     """
     return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
 
