@@ -1,6 +1,6 @@
 """What norms, MLPs and positions add to the count of several layers, against ranks in float64.
 
-The counts are those of the book's chapter ``answer/other-networks``, which are not proved.
+Of those with a norm before the read-out the chapter ``answer/models`` proves upper bounds.
 """
 
 import pytest
