@@ -63,11 +63,9 @@ def packaged_vit() -> str:
     folder = tempfile.mkdtemp(prefix="attnmem-")
     kind, sizes = ARCHITECTURES["dinov2-small"]
     library.AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
-    need("safetensors.numpy").save_file(
-        {name[9:]: np.ascontiguousarray(array) for name, array in weights.items()},
-        Path(folder) / "model.safetensors",
-        {"format": "pt"},
-    )
+    weights = {name[9:]: np.ascontiguousarray(array) for name, array in weights.items()}
+    file = Path(folder) / "model.safetensors"
+    need("safetensors.numpy").save_file(weights, file, {"format": "pt"})
     return folder
 
 

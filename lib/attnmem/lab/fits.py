@@ -7,7 +7,6 @@ of the ceiling, beyond which almost no labels can be met. Optimizers that are gi
 number of examples and seed have the same data and the same start.
 """
 
-import hashlib
 import itertools
 import time
 import tomllib
@@ -27,6 +26,7 @@ from ..core.random import gaussian, random_deep, random_maps
 from ..theory import fitting
 from ..theory.tangents import Coordinates, ScalarHeads
 from . import store
+from .data import generator
 from .protocols import warmup_cosine
 from .store import Fitted, Fitting, Row
 from .study import ALL, Selection, Study, Unit, with_settings
@@ -188,9 +188,7 @@ class FitStudy(Study):
     def examples(self, fit: Fitting) -> Given:
         """Data and start: the same for all optimizers, and the same data for all starts."""
         sizes = self.sizes_of(fit)
-        digest = hashlib.sha256(f"{tuple(sizes)} {fit.T} {fit.seed}".encode()).digest()
-        g = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-        return sizes.draw(fit, g)
+        return sizes.draw(fit, generator(f"{tuple(sizes)} {fit.T}", str(fit.seed)))
 
     def configs(self, profile: str, selection: Selection = ALL) -> list[Fitting]:
         super().configs(profile, selection)

@@ -218,11 +218,10 @@ def initial_mha(run: Run, g: torch.Generator) -> Parameters:
     W_E, b_E = _uniform(g, d, d), _uniform(g, d)
     W_D, b_D = _uniform(g, outputs, d), _uniform(g, outputs, bound=d**-0.5)
     shapes = {"W_Q": (H, d, d_h), "W_K": (H, d, d_h), "W_V": (H, d, 1), "W_O": (H, d)}
-    xavier = {
-        name: _uniform(g, *shape, bound=math.sqrt(6 / sum(shape[-2:])))
-        for name, shape in shapes.items()
-    }
-    return {"W_E": W_E, "b_E": b_E, **xavier, "W_D": W_D, "b_D": b_D}
+    P = {"W_E": W_E, "b_E": b_E}
+    for name, shape in shapes.items():  # Xavier's
+        P[name] = _uniform(g, *shape, bound=math.sqrt(6 / sum(shape[-2:])))
+    return P | {"W_D": W_D, "b_D": b_D}
 
 
 @functools.cache  # on the device once, since a captured step may not copy from the host

@@ -364,12 +364,10 @@ class Bigrams(_OnPairs):
         """The share of all pairs whose next token is predicted, for every run."""
         every = torch.arange(self.run.N, device=self.device)
         pairs = torch.cartesian_prod(every, every).expand(len(self.tables), -1, -1)
-        right = 0.0
-        for tokens, answers in zip(
-            pairs.split(chunk, dim=1), self.tables.flatten(1).split(chunk, dim=1), strict=True
-        ):
+        right, answers = 0.0, self.tables.flatten(1).split(chunk, dim=1)
+        for tokens, theirs in zip(pairs.split(chunk, dim=1), answers, strict=True):
             outputs = aot_logits(self.parameters, self.run, tokens)
-            right = right + _right_(outputs, answers).double().sum(dim=1)
+            right = right + _right_(outputs, theirs).double().sum(dim=1)
         return right / self.run.N**2
 
 

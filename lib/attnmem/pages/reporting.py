@@ -198,8 +198,6 @@ def attempt(
     Example:
         >>> attempt(4, lambda heads: heads == 3 or f"{heads} heads store {9 * heads} labels")
         not yet: 4 heads store 36 labels
-        >>> attempt([], lambda heads: heads + 1 == 4)
-        not yet: [] cannot be checked (can only concatenate list (not "int") to list)
     """
     if answer is not None:
         print(_judged(answer, check))

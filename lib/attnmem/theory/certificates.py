@@ -446,8 +446,7 @@ def certified_deep_solution(
 ) -> CertifiedSolution:
     """Prove that weights near those of layers one after the other meet every label exactly.
 
-    All weights move, and the proof is that of :func:`certified_solution`.
-
-    Source: this book, the chapter on weights of two layers; R. Krawczyk, Computing 4 (1969).
+    All weights move, and the proof is that of :func:`certified_solution`; the book has it in the
+    chapter on weights of several layers.
     """
     return _near_stored(*_of_network(weights, tokens, skip, causal), labels, most_bits)

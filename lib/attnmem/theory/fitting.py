@@ -286,16 +286,10 @@ def adam(
     """
     problem = _Problem(contexts, queries, labels, tolerance)
     weights = _copied(weights, grad=True)
-    batches = _batches(len(labels), batch, seed)
+    losses = (problem.some(part).loss(weights) for part in _batches(len(labels), batch, seed))
+    loss, rates = partial(next, losses), partial(LambdaLR, lr_lambda=rate)  # which lr multiplies
     best, least = _copied(weights), math.inf
-    for made, _ in adam_steps(
-        lambda: problem.some(next(batches)).loss(weights),
-        weights.tensors,
-        steps,
-        partial(LambdaLR, lr_lambda=rate),
-        lr=1.0,  # times the rate
-        fused=True,
-    ):
+    for made, _ in adam_steps(loss, weights.tensors, steps, rates, lr=1.0, fused=True):
         if made % _EVERY and made < steps:
             continue
         now = _copied(weights)

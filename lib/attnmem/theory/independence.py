@@ -244,7 +244,6 @@ def sampled_kruskal_rank(
 
     A size passes if a fraction ``threshold`` of its samples is independent. Bisection finds the
     largest: an upper estimate of the Kruskal rank, unless a dependent size passes by luck.
-
     Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
     """
     low, high = 0, min(vectors.shape) + 1
@@ -275,11 +274,8 @@ def kruskal_rank(
     ``"exhaustive"`` tries sizes upwards until a dependent subset appears, 10^6 to 10^7 subsets a
     second. ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of
     its solver (HiGHS, about 1e-6); singular values confirm it. This pays among 40 vectors of
-    dimension 36, not among 30 of dimension 10.
-
-    Raises:
-        ValueError: If ``max_subsets`` of a size, or ``max_seconds``, do not suffice (it says what
-            is known), or the solver's smallest set is dependent only to its own tolerance.
+    dimension 36, not among 30 of dimension 10. ``ValueError`` says what is known if ``max_subsets``
+    of a size, or ``max_seconds``, do not suffice, or the solver's set is dependent to it alone.
 
     Example:
         >>> kruskal_rank(torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]]))

@@ -91,11 +91,8 @@ def memorize_by_difference(
     ``n <= d`` tokens, :func:`attnmem.core.bounds.shared_context_ceiling`. With several outputs,
     each has ``floor(H / d_out)`` heads for itself, at least two; those left over are idle. Values
     have width one, and contexts at least two tokens. Errors are at most 1e-8 of the labels' spread:
-    half their range, or the label if all are equal.
-
-    Raises:
-        ValueError: If two examples are equal, ``T`` exceeds what the derivative's rank allows, or
-            the data lie so near the set where that rank is smaller that float64 misses the labels.
+    half their range, or the label if all are equal. ``ValueError`` says that examples are equal or
+    too many, or lie so near the set where the rank is smaller that float64 misses the labels.
     """
     return _memorize(contexts, queries, labels, heads, head_dim, seed, lambda h, *_: [2] * (h // 2))
 
@@ -260,10 +257,8 @@ def memorize_scalars(
     The context has at least three independent tokens, and any ``d`` queries are independent; it
     suffices that no other one lies in the span of the ``d - 1`` that a head serves. The heads have
     width ``d_h = 2``, the values ``d_v = 1``. The only error is that of rounding: where a head is
-    idle, its attention off the idle tokens is below the rounding unit.
-
-    Raises:
-        ValueError: If a hypothesis fails, or float64 misses a label by 1e-8 of their spread.
+    idle, its attention off the idle tokens is below the rounding unit. ``ValueError`` says which
+    hypothesis fails, or that float64 misses a label by 1e-8 of their spread.
 
     Source: this book; compare Mahdavi et al. 2024, Proposition 2.
     """

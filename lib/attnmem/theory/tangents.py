@@ -212,9 +212,8 @@ class Coordinates(NamedTuple):
 
     def outward(self, heads: ScalarHeads) -> ScalarHeads:
         """Weights on the data that compute what ``heads`` compute on the changed data."""
-        return ScalarHeads(
-            self.queries @ heads.W_Q, self.tokens @ heads.W_K, heads.mu @ self.tokens.mT
-        )
+        W_Q, W_K = self.queries @ heads.W_Q, self.tokens @ heads.W_K
+        return ScalarHeads(W_Q, W_K, heads.mu @ self.tokens.mT)
 
 
 def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Tensor, "d d"]:
