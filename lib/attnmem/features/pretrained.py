@@ -104,12 +104,8 @@ def library_gpt2(folder: str | Path, *, seed: int, steps: int = 1500, batch: int
     """Train a GPT-2 to predict the bytes of passages of the first nine tenths of the library."""
     model = initial_model("AutoModelForCausalLM", "gpt2-library", seed)
     passages = _passages(steps * batch, batch=batch, seed=seed)
-
-    def loss() -> Tensor:
-        read = next(passages)
-        return model(read, labels=read).loss
-
-    _train(model, loss, steps, 3e-3, folder)
+    losses = (model(read, labels=read).loss for read in passages)
+    _train(model, partial(next, losses), steps, 3e-3, folder)
     with torch.no_grad():
         right = [model(x).logits[:, :-1].argmax(dim=2) == x[:, 1:] for x in _held_out(seed=seed)]
     return float(torch.cat(right).double().mean())
@@ -133,12 +129,8 @@ def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int
         return shown, ids.masked_fill(~chosen, _IGNORED)
 
     passages = map(masked, _passages(steps * batch, batch=batch, seed=seed, pairs=True))
-
-    def loss() -> Tensor:
-        shown, hidden = next(passages)
-        return model(**shown, labels=hidden).loss
-
-    _train(model, loss, steps, 1e-3, folder)
+    losses = (model(**shown, labels=hidden).loss for shown, hidden in passages)
+    _train(model, partial(next, losses), steps, 1e-3, folder)
     right = []
     with torch.no_grad():
         for shown, hidden in map(masked, _held_out(seed=seed, pairs=True)):

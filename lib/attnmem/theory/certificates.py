@@ -159,11 +159,9 @@ def _solved(Z: BallMatrix, columns: list[int], residual: BallMatrix) -> BallMatr
         solution = square.solve(residual)
     except ZeroDivisionError:  # flint raises it if the ball contains a singular matrix
         return None
-    whole = flint().arb_mat(Z.ncols(), residual.ncols())
-    for j, row in zip(columns, solution.tolist(), strict=True):
-        for k, entry in enumerate(row):
-            whole[j, k] = entry
-    return whole
+    rows = dict(zip(columns, solution.tolist(), strict=True))
+    zeros = [flint().arb(0)] * residual.ncols()
+    return flint().arb_mat([rows.get(j, zeros) for j in range(Z.ncols())])
 
 
 # --- attention-only transformers ------------------------------------------------------------------
