@@ -21,11 +21,12 @@ from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
 from .lab.store import Rows
 from .lab.study import ALL, Selection, Study
 from .papers import papers
-from .yours.capacity import capacity, from_config
+from .yours.capacity import capacity
 from .yours.data import wrapped
 from .yours.examine import examine
 from .yours.files import ALLOWED, TAKES, Loaded, load
 from .yours.memorize import memorize
+from .yours.models import model_capacity
 
 _GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
@@ -168,13 +169,18 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
 def _add_yours(commands: argparse._SubParsersAction) -> None:
     # Only what is given reaches capacity(), whose defaults stand there.
     kind = {"argument_default": argparse.SUPPRESS}
-    count = commands.add_parser("capacity", help="how many labels your layer holds", **kind)
-    count.add_argument("--config", help="config.json of a model; without it, give heads and dim")
+    count = commands.add_parser(
+        "capacity", help="how many labels your model or layer holds", **kind
+    )
+    what = "a model's folder, config.json, or adapter; without it, give a layer's heads and dim"
+    count.add_argument("config", nargs="?", metavar="MODEL", help=what)
+    count.add_argument("--part", help="of a model of several, such as vision_config")
     for name in _SIZES:
         count.add_argument(f"--{name.replace('_', '-')}", type=int)
     count.add_argument("--adapted", help="maps with an adapter (default: qv)")
     count.add_argument("--bias", nargs="?", const="qkvo", help="maps with a bias (alone: qkvo)")
-    count.add_argument("--rope", action="store_true", help="rotary positions")
+    turned = "rotary positions, of this share of a head (alone: 1)"
+    count.add_argument("--rope", nargs="?", const=1.0, type=float, metavar="SHARE", help=turned)
     count.add_argument("--norm", action="store_true", help="tokens come from a LayerNorm")
     look = commands.add_parser("examine", help="what holds for your data, and what a layer meets")
     _add_file(look, heads_needed=False)
@@ -190,12 +196,13 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
 
 def _capacity(given: argparse.Namespace) -> int:
     chosen = {name: value for name, value in vars(given).items() if name != "command"}
-    if "config" in chosen:
-        print(from_config(**chosen))
-    else:
-        if missing := {"heads", "dim"} - chosen.keys():
-            refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's --config")
-        print(capacity(**chosen))
+    of_models = {"config", "part", "outputs", "adapter", "adapted"}
+    if others := chosen.keys() - of_models if "config" in chosen else chosen.keys() & {"part"}:
+        other = "no sizes beside a model" if "config" in chosen else "a model's folder before it"
+        refuse(f"--{min(others).replace('_', '-')}", chosen[min(others)], other)
+    if "config" not in chosen and (missing := {"heads", "dim"} - chosen.keys()):
+        refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's folder")
+    print(model_capacity(**chosen) if "config" in chosen else capacity(**chosen))
     return 0
 
 

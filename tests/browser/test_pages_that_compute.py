@@ -29,10 +29,10 @@ def test_search_finds_a_word_of_the_book_shows_it_and_quotes_sentences(visit):
 
 def test_search_finds_the_page_of_known_models_by_their_name(visit):
     page = visit("search.html?q=GPT-2")
-    page.wait_for_selector("#search-results li a[href*=your-layer]")
+    page.wait_for_selector("#search-results li a[href*=your-model]")
 
 
-@pytest.mark.parametrize("name", ["your-data", "your-layer", "explorer"])
+@pytest.mark.parametrize("name", ["your-data", "your-model", "explorer"])
 def test_no_output_and_no_command_of_a_tool_is_wider_than_its_box(visit, name):
     page = visit(f"book/notebooks/beyond/{name}.html")
     wide = "boxes => boxes.filter(b => b.scrollWidth > b.clientWidth + 1).map(b => b.textContent)"

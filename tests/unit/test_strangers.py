@@ -17,15 +17,19 @@ from safetensors.torch import load_file, save_file
 from attnmem import __main__ as cli
 from attnmem.features import corpora
 from attnmem.features.encoders import trained_encoder
-from attnmem.yours import Capacity, capacity, from_config, saved_layer
+from attnmem.yours import ModelCapacity, model_capacity, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
 
-GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "add_cross_attention": False}
+GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 30}
+GPT2 |= {"n_positions": 8, "add_cross_attention": False}
 BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "pruned_heads": {}}
+BERT |= {"num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": 30}
+BERT |= {"max_position_embeddings": 8}
 QWEN = {"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4}
-QWEN |= {"num_key_value_heads": 2, "head_dim": 2}
+QWEN |= {"num_key_value_heads": 2, "head_dim": 2, "num_hidden_layers": 2}
+QWEN |= {"intermediate_size": 20, "vocab_size": 30}
 JUNK = [None, -1, 0, 2.5, "7", "", [], [3], {}, {"a": 1}, True, False, float("nan"), "\x1b["]
 HARMLESS = {  # of these names, as if nothing were said
     "add_cross_attention": [None, False, 0],
@@ -55,10 +59,10 @@ def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys)
         for junk in JUNK:
             path = write(tmp_path, whole | {key: junk})
             if any(type(junk) is type(value) and junk == value for value in HARMLESS.get(key, [])):
-                assert from_config(path) == from_config(unsaid)
+                assert model_capacity(path) == model_capacity(unsaid)
             else:
-                assert key in refused(from_config, path), (key, junk)
-    assert cli.main(["capacity", "--config", str(write(tmp_path, whole | {key: "x"}))]) == 1
+                assert key in refused(model_capacity, path), (key, junk)
+    assert cli.main(["capacity", str(write(tmp_path, whole | {key: "x"}))]) == 1
     said = capsys.readouterr().err
     assert key in said
     assert said.count("\n") == 1
@@ -73,10 +77,10 @@ def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_pa
             damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789.-e"{}[]:, \\\xff')
         path = write(tmp_path, bytes(damaged[: rng.choice([None, None, rng.randrange(130)])]))
         try:
-            outcomes.add(type(from_config(path)))
+            outcomes.add(type(model_capacity(path)))
         except ValueError:
-            outcomes.add(type(refused(from_config, path)))
-    assert outcomes == {Capacity, str}
+            outcomes.add(type(refused(model_capacity, path)))
+    assert outcomes == {ModelCapacity, str}
 
 
 NO_CONFIGURATION = {
@@ -97,8 +101,8 @@ NO_CONFIGURATION = {
 @pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(11))
 def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
     path = write(tmp_path, contents)
-    assert said in refused(from_config, path)
-    assert cli.main(["capacity", "--config", str(path)]) == 1
+    assert said in refused(model_capacity, path)
+    assert cli.main(["capacity", str(path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"{path} cannot be read as ")
     assert error.count("\n") == 1
@@ -109,9 +113,9 @@ def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path,
 def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
     path = write(tmp_path, mark + json.dumps(GPT2).encode())
     wanted = capacity(3, 12, bias="qkvo", norm=True, name="gpt2")
-    assert all(from_config(each) == wanted for each in (path, tmp_path, str(tmp_path)))
+    assert all(model_capacity(each) == wanted for each in (path, tmp_path, str(tmp_path)))
     path.unlink()
-    assert cli.main(["capacity", "--config", str(tmp_path)]) == 1
+    assert cli.main(["capacity", str(tmp_path)]) == 1
     assert "config.json" in capsys.readouterr().err
 
 
@@ -130,27 +134,27 @@ OTHER_LAYERS = [
 
 @pytest.mark.parametrize(("whole", "key", "value"), OTHER_LAYERS)
 def test_what_changes_the_layer_is_refused(whole, key, value):
-    assert from_config(whole).one_output > 0
+    assert model_capacity(whole).one_output > 0
     with pytest.raises(ValueError, match=f"configuration: {key}: got .*, give the sizes by hand"):
-        from_config(whole | {key: value})
+        model_capacity(whole | {key: value})
 
 
 def test_biases_of_a_configuration_are_those_of_the_model():
     llama = QWEN | {"model_type": "llama"}
     sizes = {"kv_heads": 2, "rope": True}
-    assert from_config(llama) == capacity(4, 16, 2, **sizes, name="llama")
-    biased = from_config(llama | {"attention_bias": True})
+    assert model_capacity(llama) == capacity(4, 16, 2, **sizes, name="llama")
+    biased = model_capacity(llama | {"attention_bias": True})
     assert biased == capacity(4, 16, 2, **sizes, bias="qkvo", name="llama")
-    assert from_config(QWEN) == capacity(4, 16, 2, **sizes, bias="qkv", name="qwen2")
+    assert model_capacity(QWEN) == capacity(4, 16, 2, **sizes, bias="qkv", name="qwen2")
     with pytest.raises(ValueError, match="no num_key_value_heads"):  # 32 is its default
-        from_config({k: v for k, v in QWEN.items() if k != "num_key_value_heads"})
+        model_capacity({k: v for k, v in QWEN.items() if k != "num_key_value_heads"})
 
 
 def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
     path = write(tmp_path, GPT2 | {"_name_or_path": "\x1b[2J"})
-    assert from_config(path).name == "gpt2", "no control codes on a terminal"
+    assert model_capacity(path).name == "gpt2", "no control codes on a terminal"
     with pytest.raises(ValueError, match=r"\Aadapter: got 0; expected"):
-        from_config(path, adapter=0)
+        model_capacity(path, adapter=0)
 
 
 SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}

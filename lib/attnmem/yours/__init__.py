@@ -3,14 +3,15 @@
 ``layer`` is one layer in the dimensions that the data have; ``modules`` goes to and from torch.
 """
 
-from .capacity import Capacity, capacity, from_config
+from .capacity import Capacity, capacity
 from .data import cut
 from .examine import Bound, Examination, Tested, examine
 from .files import Loaded, load
 from .layer import Rank
 from .memorize import Memorized, memorize
+from .models import ModelCapacity, model_capacity
 from .modules import FromTorch, SavedLayer, from_torch, saved_layer, to_torch
 
 __all__ = ["Bound", "Capacity", "Examination", "FromTorch", "Loaded", "Memorized", "Rank"]
-__all__ += ["SavedLayer", "Tested", "capacity", "cut", "examine", "from_config", "from_torch"]
-__all__ += ["load", "memorize", "saved_layer", "to_torch"]
+__all__ += ["SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
+__all__ += ["ModelCapacity", "load", "memorize", "model_capacity", "saved_layer", "to_torch"]

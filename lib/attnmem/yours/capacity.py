@@ -6,13 +6,9 @@ It is the number of parameters that the layer's function shows: ``P(H)`` for the
 from __future__ import annotations
 
 import dataclasses
-import json
-import reprlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from ..checks import Range, check_integer, check_number, checked, reading, refuse
+from ..checks import Range, check_integer, check_number, checked, refuse
 from ..core import bounds
 from ..core.bounds import _low_rank
 from .data import wrapped
@@ -258,63 +254,3 @@ class _Layer:
             return counts, "not known for a single group of keys and values"
         least = " (from 3 tokens on)" if self.turned else ""
         return counts, f"not proved, groups cancel in pairs{least}; {_COMPARED}"
-
-
-# --- configurations of well-known models ----------------------------------------------------------
-
-_ROTARY = {"llama": "", "mistral": "", "qwen2": "qkv"}  # with their biases
-_NORMED = ("gpt2", "bert", "roberta", "vit")
-# The values with which a layer is the one that is counted.
-_USUAL = {"position_embedding_type": (None, "absolute"), "add_cross_attention": (None, False)}
-_USUAL |= {"qkv_bias": (None, True)}  # since its LayerNorm has a shift
-_USUAL |= {"pruned_heads": (None, {}), "partial_rotary_factor": (None, 1)}
-
-
-def from_config(config: str | Path | Mapping[str, Any], **others: Any) -> Capacity:
-    """Count for one layer of a model, from its ``config.json``.
-
-    ``config`` is that file, its folder or its contents; ``others`` go to :func:`capacity`.
-
-    Example:
-        >>> from_config({"model_type": "gpt2", "n_embd": 768, "n_head": 12}).parameters
-        2362368
-    """
-    path = None if isinstance(config, Mapping) else Path(config)
-    if path and path.is_dir():
-        path /= "config.json"
-    with reading(path or "config", "a model's configuration"):
-        read = _sizes(json.loads(path.read_bytes()) if path else config)
-        capacity(**read)  # what is refused here is the file's fault
-    return capacity(**(read | others))
-
-
-def _sizes(given: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(given, Mapping):
-        refuse("contents", type(given).__name__, "an object of names and values")
-    kind, known = given.get("model_type"), (*_NORMED, *_ROTARY)
-    if kind not in known:
-        parts = [name for name in given if name.endswith("_config") or name.startswith("base_mod")]
-        inside = f", or what stands under {' or '.join(parts)}" if parts else ""
-        what = f"one of {', '.join(known)}{inside}; of others, give the sizes by hand"
-        refuse("model_type", reprlib.repr(kind), what)
-    biased = (None, False, True) if kind == "llama" else (None, False)
-    fixed = {} if kind in _ROTARY else {"head_dim": (None,), "num_key_value_heads": (None,)}
-    for name, usual in (_USUAL | fixed | {"attention_bias": biased}).items():
-        if given.get(name) not in usual:
-            what = f"{usual[-1]} for a {kind}; of others, give the sizes by hand"
-            refuse(name, reprlib.repr(given[name]), what)
-
-    def size(*names: str, needed: bool = True) -> int | None:
-        for name in names:
-            if given.get(name) is not None:
-                check_integer(name, given[name])
-                return given[name]
-        return refuse("contents", f"no {' or '.join(names)}", "one of them") if needed else None
-
-    name = str(given.get("_name_or_path") or kind)
-    sizes = {"heads": size("num_attention_heads", "n_head"), "dim": size("hidden_size", "n_embd")}
-    sizes["head_dim"] = size("head_dim", needed=False)
-    sizes["kv_heads"] = size("num_key_value_heads", needed=kind in ("mistral", "qwen2"))
-    bias = "qkvo" if given.get("attention_bias") else _ROTARY.get(kind, "qkvo")
-    kinds = {"bias": bias, "rope": kind in _ROTARY, "norm": kind in _NORMED}
-    return sizes | kinds | {"name": name if name.isprintable() else kind}

@@ -1,0 +1,167 @@
+"""How many numbers of your model matter, and the labels this allows, from its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..checks import Range, checked, reading, refuse
+from .blocks import Model, Part
+from .capacity import Capacity
+from .data import wrapped
+from .families import read
+
+# What adapters call the maps of attention.
+_MAPS = {f"{x}{end}": x for x in "qkvo" for end in ("_proj", "", "_lin")}
+_MAPS |= {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
+_ONE = "one rank for maps of attention; or the model itself with --adapter and --adapted"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCapacity:
+    """At most how many numbers of a model matter, part by part."""
+
+    model: Model
+    parts: tuple[Part, ...]
+    outputs: int = 1
+    adapted: str = ""  # maps with adapters, which alone are trained
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that are trained, a read-out of ``outputs`` among them."""
+        return sum(part.times * part.numbers for part in self.parts)
+
+    @property
+    def by_eps(self) -> int:
+        """At most so many of them matter only since norms have an eps."""
+        return sum(part.times * part.scales for part in self.parts)
+
+    @property
+    def matter(self) -> int:
+        """At most so many; beyond ``matter / outputs`` examples almost no real labels are met."""
+        return self.by_eps + sum(part.times * part.matter for part in self.parts)
+
+    @property
+    def layer(self) -> Capacity | None:
+        """One of its attention layers by itself; with norms of its queries, that is not counted."""
+        layer = self.model.blocks[0].attention
+        return None if layer.normed else layer.counted(self.model.name, layer.dim, None, "")
+
+    @property
+    def below(self) -> str:
+        """What is known of the count from below, where nothing is proved."""
+        if self.adapted:
+            return "It may be fewer, as the adapters of two maps overlap."
+        relu = any(block.homogeneous for block in self.model.blocks)
+        but = ", but where units of ReLU never switch" if relu else ""
+        return f"In small models no fewer do{but}."
+
+    def __str__(self) -> str:
+        """A report that a person reads: the answer, then where the numbers are."""
+        model, layer, most = self.model, self.model.blocks[0].attention, self.matter // self.outputs
+        read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
+        what = f"numbers of adapters of {self.adapted}" if self.adapted else "numbers"
+        eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
+        lines = [
+            f"{model.name}: {len(model.blocks)} blocks of {layer.heads} heads, d = {layer.dim}",
+            f"Of {self.parameters:,} {what}, at most {self.matter:,} matter{eps} for {read} at a "
+            f"token, so real labels of more than {most:,} examples are almost never met: proved. "
+            f"({self.below})",
+            f"{'numbers':>20}{'matter':>16}",
+        ]
+        for name, numbers, matter, by_eps, times in self.parts:
+            each = f"{times} x" if times > 1 else ""
+            lines.append(f"{each:>5}{numbers:>15,}{matter + by_eps:>16,}  {name}")
+        if self.adapted:
+            return wrapped(lines)
+        if model.tied is not None:
+            own = dataclasses.replace(self, parts=tuple(model.parts(None)))
+            tied = "tied to their vectors" if model.tied else "by a map of its own"
+            lines.append(
+                f"Read by all its {model.words:,} words, {tied}: at most {own.matter:,} of "
+                f"{own.parameters:,}."
+            )
+        if (one := self.layer) and one.floor:
+            lines.append(
+                f"One attention layer, by itself: {one.floor:,} to {one.one_output:,} labels at "
+                "one output (compared with ranks, not proved)."
+            )
+        return wrapped(lines)
+
+
+@checked
+def model_capacity(
+    config: str | Path | Mapping[str, Any],
+    *,
+    part: str = "",
+    outputs: Annotated[int, Range(1)] = 1,
+    adapter: Annotated[int, Range(1)] | None = None,
+    adapted: str = "qv",
+) -> ModelCapacity:
+    """Count the numbers of a model that matter, at most, and the labels that they can hold.
+
+    Args:
+        config: A model's ``config.json``, its folder or its contents; or an adapter's folder or
+            ``adapter_config.json``, whose base model is a folder here.
+        part: That of a model of several, such as ``vision_config``.
+        outputs: So many numbers are read at a token.
+        adapter: Rank of low-rank adapters of the maps ``adapted`` of all attention, letters of
+            ``qkvo``. They alone are trained.
+
+    Raises ``ValueError`` for a model that is not counted, with what can be done instead.
+
+    Example:
+        >>> sizes = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+        >>> model_capacity({"model_type": "gpt2", "n_positions": 1024} | sizes).parameters
+        124440576
+    """
+    if not adapted or not {*"qkvo"}.issuperset(adapted):
+        refuse("adapted", repr(adapted), "letters of 'qkvo'")
+    path = None if isinstance(config, Mapping) else Path(config)
+    if path and path.is_dir():
+        names = (path / "config.json", path / "adapter_config.json")
+        path = next((name for name in names if name.exists()), names[0])
+    with reading(path or "config", "a model's configuration"):
+        given = json.loads(path.read_bytes()) if path else config
+        if not isinstance(given, Mapping):
+            refuse("contents", type(given).__name__, "an object of names and values")
+        base = given.get("base_model_name_or_path")
+        if base is None or "model_type" in given:
+            model = read(given, part)
+        else:  # an adapter
+            adapter, adapted = _adapter(given)
+            base = (path or Path()).parent / str(base)
+            if not base.is_dir():
+                what = f"its folder here, or that and --adapter {adapter} --adapted {adapted}"
+                refuse("base_model_name_or_path", repr(str(base)), what)
+            model = model_capacity(base, part=part).model
+    parts = _adapters(model, adapter, adapted) if adapter else model.parts(outputs)
+    return ModelCapacity(model, tuple(parts), outputs, adapted if adapter else "")
+
+
+def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
+    """Rank and maps of a PEFT adapter."""
+    for name in ("rank_pattern", "use_dora", "modules_to_save", "layers_to_transform"):
+        if given.get(name):
+            refuse(name, given[name], _ONE)
+    rank, names = given.get("r"), given.get("target_modules")
+    if type(rank) is not int or rank < 1:
+        refuse("r", rank, "an integer >= 1")
+    if not isinstance(names, list) or not _MAPS.keys() >= {*names} or not names:
+        refuse("target_modules", names, _ONE)
+    return rank, "".join(x for x in "qkvo" if x in {_MAPS[name] for name in names})
+
+
+def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
+    for block, times in Counter(model.blocks).items():
+        layer, m = block.attention, block.attention.m
+        # Behind a norm with a bias, a map of frozen bias reads d dimensions.
+        read = dataclasses.replace(layer, m=layer.dim) if block.shift else layer
+        numbers = sum(
+            rank * sum(shape) for x, shape in layer.shapes(layer.dim).items() if x in adapted
+        )
+        yield Part(f"adapters of {adapted}", numbers, read.shown(m, rank, adapted), times=times)
