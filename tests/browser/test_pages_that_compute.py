@@ -7,7 +7,7 @@ import pytest
 
 from attnmem.core import bounds
 from attnmem.theory import counts
-from attnmem.yours import from_config
+from attnmem.yours import capacity
 
 from tools import claims
 from tools.graph import recorded
@@ -211,15 +211,14 @@ def test_the_explorer_shows_what_the_library_computes(visit):
         assert float(text) == pytest.approx(accuracy, rel=5e-3)
 
 
-LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+NORMED = {"heads": 12, "dim": 768, "bias": "qkvo", "norm": True}
+LARGE = {"heads": 32, "dim": 4096, "kv_heads": 8, "rope": True}
 MODELS = {
-    "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12},
-    "BERT base": {"model_type": "bert", "hidden_size": 768, "num_attention_heads": 12},
-    "Llama 3 8B": LARGE | {"model_type": "llama"},
-    "Mistral 7B": LARGE | {"model_type": "mistral"},
-    "Qwen 2 7B": LARGE
-    | {"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28}
-    | {"num_key_value_heads": 4},
+    "GPT-2": NORMED,
+    "BERT base": NORMED,
+    "Llama 3 8B": LARGE,
+    "Mistral 7B": LARGE,
+    "Qwen 2 7B": LARGE | {"heads": 28, "dim": 3584, "kv_heads": 4, "bias": "qkv"},
 }
 
 
@@ -231,9 +230,9 @@ def test_known_models_and_the_widest_layer_have_the_counts_of_the_library_and_a_
         "in 2.36 million parameters."
     )
     assert "Ceiling: not proved with biases" in page.locator("[data-of=scope]").inner_text()
-    for name, config in MODELS.items():
+    for name, sizes in MODELS.items():
         page.get_by_role("button", name=name, exact=True).click()
-        found = from_config(config)
+        found = capacity(**sizes)
         assert ends(page, "own_context_floor")[0] == [found.floor, found.one_output]
         assert ends(page, "weights")[0] == [found.parameters]
         assert name in said.inner_text()

@@ -35,6 +35,7 @@ HARMLESS = {  # of these names, as if nothing were said
     "add_cross_attention": [None, False, 0],
     "pruned_heads": [None, {}],
     "head_dim": [None],
+    "num_key_value_heads": [None],
 }
 
 
@@ -59,7 +60,8 @@ def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys)
         for junk in JUNK:
             path = write(tmp_path, whole | {key: junk})
             if any(type(junk) is type(value) and junk == value for value in HARMLESS.get(key, [])):
-                assert model_capacity(path) == model_capacity(unsaid)
+                alike = whole | {key: 4} if key == "num_key_value_heads" else unsaid
+                assert model_capacity(path) == model_capacity(alike)  # 32 groups, if unsaid
             else:
                 assert key in refused(model_capacity, path), (key, junk)
     assert cli.main(["capacity", str(write(tmp_path, whole | {key: "x"}))]) == 1
@@ -90,11 +92,13 @@ NO_CONFIGURATION = {
     b'{"model_type": "caf\xe9"}': "can't decode byte 0xe9",
     b"[" * 100_000: "recursion",
     b'{"a": ' + b"9" * 5000 + b"}": "4300 digits",
-    b'{"text_config": {}}': "what stands under text_config; of others, give the sizes by hand",
-    b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}': "under base_model_name_or_path;",
-    b'{"model_type": "' + b"x" * 9999 + b'"}': "model_type: got 'xxxxxxxxxxxx...xxxxx",
+    b'{"text_config": {}}': "model_type: got nothing; expected a layer by hand: capacity",
+    b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}': "r: got None; expected an integer",
+    b'{"model_type": "' + b"x" * 9999 + b'"}': "model_type: got '"
+    + "x" * 59
+    + "; expected a layer",
     b'{"model_type": ["bert"]}': "model_type: got ['bert']",
-    b'{"model_type": "bert", "hidden_size": 8}': "no num_attention_heads or n_head",
+    b'{"model_type": "bert", "hidden_size": 8}': "num_attention_heads: got nothing; expected",
 }
 
 
@@ -112,7 +116,7 @@ def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path,
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
 def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
     path = write(tmp_path, mark + json.dumps(GPT2).encode())
-    wanted = capacity(3, 12, bias="qkvo", norm=True, name="gpt2")
+    wanted = model_capacity(GPT2)
     assert all(model_capacity(each) == wanted for each in (path, tmp_path, str(tmp_path)))
     path.unlink()
     assert cli.main(["capacity", str(tmp_path)]) == 1
@@ -124,37 +128,67 @@ OTHER_LAYERS = [
     (BERT | {"is_decoder": True}, "add_cross_attention", True),
     (GPT2, "add_cross_attention", True),
     (BERT, "pruned_heads", {"0": [1]}),
-    (BERT | {"model_type": "vit"}, "qkv_bias", False),
     (BERT, "head_dim", 5),
     (BERT, "num_key_value_heads", 1),
     (QWEN, "attention_bias", True),  # transformers ignores it
-    (QWEN, "partial_rotary_factor", 0.5),
+    (QWEN, "num_experts", 8),
 ]
 
 
 @pytest.mark.parametrize(("whole", "key", "value"), OTHER_LAYERS)
 def test_what_changes_the_layer_is_refused(whole, key, value):
-    assert model_capacity(whole).one_output > 0
-    with pytest.raises(ValueError, match=f"configuration: {key}: got .*, give the sizes by hand"):
+    if "is_decoder" not in whole:
+        assert model_capacity(whole).matter > 0
+    with pytest.raises(ValueError, match="is_decoder|" + key) as error:
         model_capacity(whole | {key: value})
+    assert "by hand: capacity --heads" in str(error.value)
 
 
 def test_biases_of_a_configuration_are_those_of_the_model():
+    """They belong to maps of 16 and 4 to 8 and 4 numbers."""
     llama = QWEN | {"model_type": "llama"}
-    sizes = {"kv_heads": 2, "rope": True}
-    assert model_capacity(llama) == capacity(4, 16, 2, **sizes, name="llama")
-    biased = model_capacity(llama | {"attention_bias": True})
-    assert biased == capacity(4, 16, 2, **sizes, bias="qkvo", name="llama")
-    assert model_capacity(QWEN) == capacity(4, 16, 2, **sizes, bias="qkv", name="qwen2")
-    with pytest.raises(ValueError, match="no num_key_value_heads"):  # 32 is its default
-        model_capacity({k: v for k, v in QWEN.items() if k != "num_key_value_heads"})
+
+    def maps(config):
+        parts = {part.name: part.numbers for part in model_capacity(config).parts}
+        return parts["queries and keys"], parts["values and outputs"]
+
+    assert maps(llama) == (16 * (8 + 4), 16 * (4 + 8))
+    assert maps(QWEN) == (16 * (8 + 4) + 8 + 4, 16 * (4 + 8) + 4)
+    assert maps(llama | {"attention_bias": True}) == (16 * 12 + 12, 16 * 12 + 4 + 16)
 
 
 def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
     path = write(tmp_path, GPT2 | {"_name_or_path": "\x1b[2J"})
-    assert model_capacity(path).name == "gpt2", "no control codes on a terminal"
-    with pytest.raises(ValueError, match=r"\Aadapter: got 0; expected"):
-        model_capacity(path, adapter=0)
+    assert model_capacity(path).model.name == "gpt2", "no control codes on a terminal"
+    for name, wrong in {"adapter": 0, "adapted": "mlp", "outputs": 0}.items():
+        with pytest.raises(ValueError, match=rf"\A{name}: got '?{wrong}'?; expected"):
+            model_capacity(path, **{name: wrong})
+
+
+LORA = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": "base"}
+LORA |= {"target_modules": ["v_proj", "q_proj"]}
+
+
+def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
+    (tmp_path / "base").mkdir()
+    write(tmp_path / "base", QWEN)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(LORA))
+    found = model_capacity(tmp_path)
+    assert found == model_capacity(QWEN, adapter=2, adapted="qv")
+    # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
+    assert found.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
+    assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
+    assert "numbers of adapters of qv" in str(found)
+    for wrong, said in {
+        "r": (0, "r: got 0; expected an integer"),
+        "target_modules": (["c_attn"], r"target_modules: got \['c_attn'\]; expected maps of att"),
+        "use_dora": (True, "use_dora: got True; expected one rank"),
+        "base_model_name_or_path": ("a/b", "its folder here, or that and --adapter 2 --adapted qv"),
+    }.items():
+        path.write_text(json.dumps(LORA | {wrong: said[0]}))
+        with pytest.raises(ValueError, match=said[1]):
+            model_capacity(tmp_path)
 
 
 SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}

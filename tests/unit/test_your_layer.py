@@ -1,7 +1,6 @@
 """Your own layer: torch modules give the same outputs, and counts are ranks of Jacobians."""
 
 import dataclasses
-import json
 import random
 from functools import partial
 
@@ -12,7 +11,7 @@ from torch import nn
 from attnmem import __main__ as cli
 from attnmem import mha, random_mha
 from attnmem.core import bounds
-from attnmem.yours import capacity, from_config, from_torch, memorize, saved_layer, to_torch
+from attnmem.yours import capacity, from_torch, memorize, saved_layer, to_torch
 
 PRECISIONS = [(torch.float32, 1e-5), (torch.float64, 1e-12)]
 
@@ -508,16 +507,13 @@ def test_the_floor_is_the_rank_where_groups_of_heads_cancel(seed):
         assert found.floor == jacobian_rank(layer, maps)
 
 
-def test_well_known_models_have_their_counts(tmp_path):
-    def counts(**config):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        found = from_config(tmp_path / "config.json")
-        return found.parameters, found.effective, found.one_output, found.floor
-
-    gpt2 = counts(model_type="gpt2", n_embd=768, n_head=12)
-    assert gpt2 == (2362368, 2260224, 1138933, 1032127)
-    sizes = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}
-    assert counts(model_type="qwen2", **sizes) == (29364736, 29298688, 14784001, 7392001)
+def test_well_known_layers_have_their_counts():
+    found = capacity(12, 768, bias="qkvo", norm=True)
+    counts = (found.parameters, found.effective, found.one_output, found.floor)
+    assert counts == (2362368, 2260224, 1138933, 1032127), "GPT-2"
+    found = capacity(28, 3584, kv_heads=4, rope=True, bias="qkv")
+    counts = (found.parameters, found.effective, found.one_output, found.floor)
+    assert counts == (29364736, 29298688, 14784001, 7392001), "Qwen 2"
 
 
 def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
@@ -535,13 +531,18 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
     )
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     for words, message in (
-        ((), "--dim: got nothing; expected --heads and --dim, or a model's --config"),
+        ((), "--dim: got nothing; expected --heads and --dim, or a model's folder"),
         (("--dim", 32), "--heads: got nothing; expected --heads and --dim"),
         (("--heads", 0, "--dim", 32), "heads: got 0"),
         (("--heads", 1, "--dim", 2, "--norm"), "dim: got 2; expected an integer of at least 3"),
         (("--heads", 2, "--dim", 4, "--bias", "x"), "bias: got 'x'"),
         (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6"),
-        (("--config", tmp_path / "config.json"), f"{tmp_path}/config.json cannot be read as"),
+        (
+            (tmp_path,),
+            f"{tmp_path}/config.json cannot be read as a model's configuration: model_type",
+        ),
+        ((tmp_path, "--dim", 32), "--dim: got 32; expected no sizes beside a model"),
+        (("--part", "text_config"), "--part: got text_config; expected a model's folder before"),
     ):
         status, said = call(*words)
         assert (status, said[: len(message)]) == (1, message)

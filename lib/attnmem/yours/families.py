@@ -92,11 +92,7 @@ class _File(NamedTuple):
 
 def _file(given: Mapping[str, Any], part: str) -> _File:
     # The file, or one inside it, by the rules of its family.
-    if not isinstance(given, Mapping):
-        refuse("contents", type(given).__name__, "names and values, as in a config.json")
-    kind, base = given.get("model_type"), given.get("base_model_name_or_path")
-    if kind is None and base is not None:
-        refuse("contents", f"an adapter of {base!r:.60}", f"its base; or {_BY_HAND} --adapter ...")
+    kind = given.get("model_type")
     usual = _TABLE["inside"].get(str(kind), {})
     parts = {x: y for x, y in given.items() if isinstance(y, Mapping)}
     kinds = {x: k for x, y in parts.items() if (k := y.get("model_type") or usual.get(x))}
@@ -107,8 +103,9 @@ def _file(given: Mapping[str, Any], part: str) -> _File:
     why = "".join(f", {why}" for why, types in _TABLE["refused"].items() if kind in types)
     if why or kind not in [*_TABLE["family"]]:
         known = "another model" if why else f"one of {', '.join(_TABLE['family'])}"
-        known = f"its part {' or '.join(kinds)}" if kinds and not part else known
-        refuse("model_type", f"{kind!r:.60}{why}", f"{known}; or {_BY_HAND}")
+        known = f"its --part {' or '.join(kinds)}" if kinds and not part else known
+        got = "nothing" if kind is None else f"{kind!r:.60}{why}"
+        refuse("model_type", got, f"{_BY_HAND}; or {known}")
     row, config = _row(kind), {**given}
     for x in [x for x, y in given.items() if isinstance(y, Mapping)]:
         config |= {f"{x}.{y}": found for y, found in given[x].items()}

@@ -7,9 +7,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from ..checks import Range, checked, reading, refuse
+from ..checks import checked, reading, refuse
 from .blocks import Model, Part
 from .capacity import Capacity
 from .data import wrapped
@@ -18,7 +18,7 @@ from .families import read
 # What adapters call the maps of attention.
 _MAPS = {f"{x}{end}": x for x in "qkvo" for end in ("_proj", "", "_lin")}
 _MAPS |= {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
-_ONE = "one rank for maps of attention; or the model itself with --adapter and --adapted"
+_INSTEAD = "or the model itself with --adapter and --adapted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,8 @@ def model_capacity(
     config: str | Path | Mapping[str, Any],
     *,
     part: str = "",
-    outputs: Annotated[int, Range(1)] = 1,
-    adapter: Annotated[int, Range(1)] | None = None,
+    outputs: int = 1,
+    adapter: int | None = None,
     adapted: str = "qv",
 ) -> ModelCapacity:
     """Count the numbers of a model that matter, at most, and the labels that they can hold.
@@ -147,12 +147,12 @@ def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
     """Rank and maps of a PEFT adapter."""
     for name in ("rank_pattern", "use_dora", "modules_to_save", "layers_to_transform"):
         if given.get(name):
-            refuse(name, given[name], _ONE)
+            refuse(name, given[name], f"one rank of all maps; {_INSTEAD}")
     rank, names = given.get("r"), given.get("target_modules")
     if type(rank) is not int or rank < 1:
         refuse("r", rank, "an integer >= 1")
     if not isinstance(names, list) or not _MAPS.keys() >= {*names} or not names:
-        refuse("target_modules", names, _ONE)
+        refuse("target_modules", names, f"maps of attention; {_INSTEAD}")
     return rank, "".join(x for x in "qkvo" if x in {_MAPS[name] for name in names})
 
 
