@@ -68,13 +68,14 @@ class _File(NamedTuple):
         got = f"{self.config[field]!r:.60}" if field in self.config else "nothing"
         refuse(field, got, f"{expected}, for {self.kind}; or {_BY_HAND}")
 
-    def size(self, name: str, usual=None, least=1, most=10**7, kind=int) -> Any:
+    def size(self, name: str, usual=None, least=1, most=10**7, of=int) -> Any:
         field = self.row[name]
         found = self.config.get(field) if isinstance(field, str) else field
         if field == "" or (found is None and usual is not None):
             return usual or 0
-        if type(found) not in (int, kind) or not (found == field or least <= found <= most):
-            self.refuse(field, f"{'an integer' if kind is int else 'a number'}, {least} to {most}")
+        if type(found) not in (int, of) or not (found == field or least <= found <= most):
+            kind = "an integer" if of is int else "a number"
+            self.refuse(field, f"{kind} from {least} to {most}")
         return found
 
     def check(self, **sizes: int) -> None:
@@ -106,12 +107,10 @@ def _file(given: Mapping[str, Any], part: str) -> _File:
         known = f"its --part {' or '.join(kinds)}" if kinds and not part else known
         got = "nothing" if kind is None else f"{kind!r:.60}{why}"
         refuse("model_type", got, f"{_BY_HAND}; or {known}")
-    row, config = _row(kind), {**given}
+    row, config = _row(kind), {x: y for x, y in given.items() if x}
     for x in [x for x, y in given.items() if isinstance(y, Mapping)]:
         config |= {f"{x}.{y}": found for y, found in given[x].items()}
-    for field, names in _TABLE["also"].items():
-        found = [config[x] for x in (*names, field) if config.get(x) is not None]
-        config |= {field: found[0]} if found else {}
+    config |= {x: config[y] for x, y in _TABLE["also"] if config.get(y) is not None}
     config = row["absent"] | config
     for field, value, changes in row["if"]:
         found = bool(config.get(field)) if type(value) is bool else config.get(field)
