@@ -60,12 +60,10 @@ def test_curves_have_the_means_of_the_rows_and_equal_sizes_share_a_name(shown):
 
 
 def test_variants_are_not_mixed(shown):
-    both = [shown("dana-exp2", "d_h", variant=variant)[-1] for variant in ("code", "paper")]
-    assert both[0] != both[1]
-    for text, variant in zip(both, ("code", "paper"), strict=True):
-        rows = experiments.table("dana-exp2", "paper")
-        least = rows[rows.variant == variant].groupby("d_h").accuracy.mean().iloc[0]
-        assert f"| ours | {round(least, 3)} |" in text
+    rows = experiments.table("dana-exp2", "paper")
+    assert rows.variant.nunique() > 1
+    least = rows[rows.variant == "code"].groupby("d_h").accuracy.mean().iloc[0]
+    assert f"| ours | {round(least, 3)} |" in shown("dana-exp2", "d_h")[-1]
 
 
 def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monkeypatch, tmp_path):

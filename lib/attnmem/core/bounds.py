@@ -466,8 +466,8 @@ def deep_groups(
     # The last layer alone, in all dimensions. (The first of two is counted with the second.)
     fewest = -(-heads[-1] // most)
     labels, groups = _most_ranks(heads[-1], dim, dim, min(head_dim, dim), fewest=fewest)
-    idle = [[0] * groups for _ in heads[1:]]
-    tried.append(DeepGroups(labels + m, [*idle, _sizes(heads[-1], groups)], None))
+    alone = [[] for _ in heads[1:]] + [_sizes(heads[-1], groups)]
+    tried.append(DeepGroups(labels + m, alone, None))
     # Two layers, while others are idle. Of equal pairs one is enough.
     pairs = {(heads[i], heads[j]): (i, j) for j in range(len(heads)) for i in range(j)}
     for (H1, H2), (i, j) in pairs.items():

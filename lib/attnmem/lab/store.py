@@ -317,10 +317,9 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
     process leaves whole lines only. A writer holds a lock on the file ``<profile>.lock``. The
     folder of the experiments' folders is ``root``, by default :func:`writable_root`.
 
-    Raises:
-        ValueError: A value has no place in a row, such as NaN. Nothing is written to its file.
-        DamagedResultsError: The file is damaged, or holds rows of another kind.
-        OSError: The disk is full, and nothing of a row is left; or the lock is not given up.
+    Nothing is written to a file if a value has no place in a row, such as NaN (``ValueError``), or
+    if it is damaged or holds rows of another kind (:class:`DamagedResultsError`). ``OSError`` says
+    that the disk is full, and nothing of a row is left, or that a lock is not given up.
     """
     by_file: dict[Path, list[Row]] = {}
     for config, result in rows:

@@ -30,9 +30,7 @@ _DATA = {
 }
 
 
-def record(
-    name: str, axis: str | None, variant: str | None = None, own: Live | None = None
-) -> None:
+def record(name: str, axis: str | None, own: Live | None = None) -> None:
     """Show what was trained and how, how much of it is stored, and the means of its curves.
 
     They are drawn with the range of the seeds, the published points where they are known, and what
@@ -41,7 +39,7 @@ def record(
     that vary make curves. Without it there are the words alone. Where nothing of the published
     profile is stored it shows ``quick``, a smoke test, and says so; without any row it refuses.
     """
-    grid, have, shown = _stored(name, variant)
+    grid, have, shown = _stored(name)
     if not have:
         measure = f"python -m attnmem run {name}, in full or with --profile quick"
         refuse("name", repr(name), f"an experiment with stored rows ({measure})")
@@ -56,7 +54,7 @@ def record(
     named = field if field in SIZES and len({getattr(run, field) for run in grid}) > 1 else None
     curves = _curves_of(found, axis, measured, named)
     crosses = None
-    if name in DANA and grid[0].variant == EXPERIMENTS[name].variants[0]:
+    if name in DANA:
         points = beside_published(name)
         crosses = points[axis], points.published
     vertical = "mean square error" if measured == "loss" else "accuracy"
@@ -108,10 +106,10 @@ def _sentences(name: str, grid: list[Run], have: list[Row], shown: int) -> Itera
     yield f"- **Stored.** {stored}."
 
 
-def _stored(name: str, variant: str | None) -> tuple[list[Run], list[Row], list[Row]]:
+def _stored(name: str) -> tuple[list[Run], list[Row], list[Row]]:
     """A grid, its stored rows, and those of its whole curves, if it has some; quick if need be."""
     for profile in (*PROFILES, PROFILES[0]):
-        grid, known = runs(name, profile, variant=variant), rows(name, profile)
+        grid, known = runs(name, profile), rows(name, profile)
         if have := {run.key: known[run.key] for run in grid if run.key in known}:
             break
     shown, _ = usable({run.key: run for run in grid}, have, EXPERIMENTS[name].curves)

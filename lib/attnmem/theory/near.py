@@ -384,14 +384,14 @@ def _refuse_exceptional(tokens, labels, times: float) -> None:
 
 def _spanning(groups: DeepGroups, d, head_dim, value_dim, spread, sigma, generator):
     """Networks near weights whose groups span the layers, and how many numbers a step has."""
+    active = [*filter(None, groups.sizes)]
     # One layer alone may read the last coordinate, too: nobody has written there before.
-    alone = sum(map(any, groups.sizes)) == 1
-    m, tau = d - (not alone), sigma**3
+    m, tau = d - (len(active) > 1), sigma**3
     r, v = min(head_dim, m), min(value_dim, m)
-    sizes = [sum(group) for group in zip(*groups.sizes, strict=True)]
+    sizes = [sum(group) for group in zip(*active, strict=True)]
     drawn = draw_base(sizes, m, r, spread, generator)  # one group after the other
     first, layers = [0, *itertools.accumulate(sizes)], []
-    for counts in groups.sizes:
+    for counts in active:
         here = [i + k for i, count in zip(first, counts, strict=False) for k in range(count)]
         first = [i + count for i, count in zip(first, counts, strict=False)]
         W_Q, W_K, mu = (W[here] for W in drawn)
