@@ -19,7 +19,6 @@ of the attention on served examples gives rank ``T``.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -296,31 +295,28 @@ def memorize_mha(
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1; with ``skip``, Appendix C.
     """
-    sizes = {"heads": heads, "head_dim": head_dim, "value_dim": value_dim or labels[0].numel()}
-    build = functools.partial(_build, **sizes, seed=seed, skip=skip)
+
+    def build(contexts: Tensor, queries: Tensor, labels: Tensor) -> MHAWeights:
+        # Appendix C leaves W_D free. It has the scale of the labels, so that no digits cancel.
+        d_out = labels.shape[1]
+        W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
+        W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
+        generator = torch.Generator().manual_seed(seed)
+        error = math.inf
+        for _ in range(_DRAWS):
+            maps = _attention_maps(contexts, queries, heads, generator)
+            W_Q, W_K = (torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps)
+            rest = labels - queries @ W_D if skip else labels
+            Z = attend(W_Q, W_K, contexts, queries)[1]  # (T, H, d)
+            M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
+            weights = MHAWeights(W_Q, W_K, *_factor(M, value_dim or d_out, W_D), W_D)
+            # In reverse order, so that shared rounding errors hide nothing.
+            reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
+            outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
+            error = float((outputs - labels).abs().max())
+            if error <= _TOLERANCE * label_spread(labels):
+                return weights
+        got = f"nearly dependent contexts or queries (error {error:.1e} after {_DRAWS} draws)"
+        return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
+
     return build_in_units(build, contexts, queries, labels, skip)
-
-
-def _build(contexts, queries, labels, *, heads, head_dim, value_dim, seed, skip) -> MHAWeights:
-    """The layer for data in their units."""
-    # Appendix C leaves W_D free. It has the scale of the labels, so that no digits cancel.
-    d_out = labels.shape[1]
-    W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
-    W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
-    generator = torch.Generator().manual_seed(seed)
-    error = math.inf
-    for _ in range(_DRAWS):
-        maps = _attention_maps(contexts, queries, heads, generator)
-        W_Q, W_K = (torch.nn.functional.pad(W, (0, head_dim - W.shape[2])) for W in maps)
-        rest = labels - queries @ W_D if skip else labels
-        Z = attend(W_Q, W_K, contexts, queries)[1]  # (T, H, d)
-        M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
-        weights = MHAWeights(W_Q, W_K, *_factor(M, value_dim, W_D), W_D)
-        # In reverse order, so that shared rounding errors hide nothing.
-        reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
-        outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
-        error = float((outputs - labels).abs().max())
-        if error <= _TOLERANCE * label_spread(labels):
-            return weights
-    got = f"nearly dependent contexts or queries (error {error:.1e} after {_DRAWS} draws)"
-    return refuse("contexts, queries", got, "data that float64 tells from dependent ones")
