@@ -49,8 +49,7 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     patch, buckets, name = size("patch"), size("buckets"), config.get("_name_or_path")
     n = (size("image") // patch) ** 2 if patch else size("places", least=3)
     n += row["more"] + size("registers", least=0)
-    # The bucket of a later token at distance 0 is never used; one block sees no later tokens.
-    seen = max(0, buckets - 1 if layers > 1 else buckets // 2)
+    seen = max(0, buckets - 1)  # a later token at distance 0 does not occur
     sizes = {"rows": n + row["extra"], "positions": n, "types": size("types", least=0)}
     sizes |= {"words": size("vocab"), "patch": patch**2 * size("channels")}
     sizes |= {x: row[x] for x in ("first", "patch_bias", "read_bias")}
