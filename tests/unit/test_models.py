@@ -17,9 +17,8 @@ HERE = Path(__file__).parent
 # Files as they are published, some of them of 2022. `numbers` are those of the modules on torch's
 # meta device; `matter`, without words or patches, was counted by other code.
 PUBLIC = json.loads((HERE / "configurations.json").read_text())
-GPT2, BERT, LLAMA = (
-    PUBLIC[name]["config"] for name in ("gpt2", "bert-base-uncased", "Meta-Llama-3-8B")
-)
+NAMES = "gpt2", "bert-base-uncased", "Meta-Llama-3-8B", "phi-2"
+GPT2, BERT, LLAMA, PHI = (PUBLIC[name]["config"] for name in NAMES)
 
 
 def total(model, which, outputs=1, without=()):
@@ -142,16 +141,17 @@ REFUSED = [
     (LLAMA | {"num_experts": 8}, "num_experts: got 8; expected 0 or 1, for llama"),
     (LLAMA | {"kv_lora_rank": 512}, "kv_lora_rank: got 512; expected nothing, for llama"),
     (LLAMA | {"num_key_value_heads": 5}, "expected sizes that divide each other.* 5 groups"),
-    (LLAMA | {"partial_rotary_factor": 0.12}, "turned pairs .*heads of 128 with 15 turned"),
-    (LLAMA | {"partial_rotary_factor": 1.5}, "partial_rotary_factor: got 1.5; expected a number"),
-    (LLAMA | {"partial_rotary_factor": float("nan")}, "partial_rotary_factor: got nan"),
+    (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5; expected 1, for l"),
+    (PHI | {"partial_rotary_factor": 0.27}, "turned pairs .*heads of 80 with 21 turned"),
+    (PHI | {"partial_rotary_factor": 1.5}, "partial_rotary_factor: got 1.5; expected a number"),
+    (PHI | {"partial_rotary_factor": float("nan")}, "partial_rotary_factor: got nan; expected a"),
     (LLAMA | {"model_type": "olmo", "clip_qkv": 8}, "clip_qkv: got 8; expected nothing"),
     (
         LLAMA | {"model_type": "cohere", "use_qk_norm": True},
         "use_qk_norm: got True; expected False",
     ),
     (LLAMA | {"model_type": "smollm3", "no_rope_layers": [1]}, r"no_rope_layers: .* a list of 32"),
-    (PUBLIC["phi-2"]["config"] | {"qk_layernorm": True}, "qk_layernorm: got True"),
+    (PHI | {"qk_layernorm": True}, "qk_layernorm: got True"),
     (PUBLIC["opt-125m"]["config"] | {"do_layer_norm_before": False}, "expected True, for opt"),
     (PUBLIC["opt-125m"]["config"] | {"word_embed_proj_dim": 512}, "got 512; expected 768, for opt"),
     (PUBLIC["mpt-7b"]["config"] | {"attn_config": {"alibi": False}}, r"attn_config.alibi: got F"),
