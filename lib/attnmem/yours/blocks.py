@@ -30,7 +30,7 @@ class Block:
     """An attention layer and an MLP of ``units``, each with a skip connection and its norms.
 
     ``place`` says where norms stand: ``pre``, before a branch; ``post``, behind each sum; ``out``,
-    behind a branch; ``both``, before and behind it; the last two without biases of norms.
+    behind a branch; ``both``, before and behind it; the last two with RMSNorm.
     """
 
     attention: _Layer
@@ -52,14 +52,14 @@ class Block:
         # and b count nothing, and each map behind b has a bias of its own.
         seen = dataclasses.replace(layer, bias=layer.bias + "qkv" * self.shift)
         constants = [seen.constants(m), m * self.mlp_bias]
-        if self.parallel:  # both add to one sum
+        if self.parallel and self.place == "pre":  # both add to one sum
             constants = [min(m, sum(constants)), 0]
         if self.place == "post" and self.shift:  # so does the bias of the norm before
             constants = [m, m]
         scale, behind = d * self.layer_scale, int(self.place in ("both", "out"))
         yield Part("queries and keys", layer.numbers("qk"), seen.logits(), seen.scales)
         values = layer.groups * _low_rank(layer.value_dim, m, layer.each * m) + constants[0]
-        values += self._behind(layer.heads * min(layer.value_dim, m) + bool(constants[0]))
+        values += self._behind(layer.heads * min(layer.value_dim, m) + ("o" in layer.bias))
         yield Part("values and outputs", layer.numbers("vo") + scale, values, behind)
         if self.units:
             inner = 1 + self.gated
@@ -77,7 +77,7 @@ class Block:
 
     def _behind(self, rows: int) -> int:
         # A norm behind a map M shows M diag(g), and M M^T up to a scale, which is linear in g^-2.
-        shown = min(self.attention.dim, rows * (rows + 1) // 2) - 1
+        shown = self.affine * min(self.attention.dim, rows * (rows + 1) // 2) - 1
         return shown if self.place in ("both", "out") else 0
 
 
@@ -103,33 +103,41 @@ class Model:
         block = self.blocks[0]
         d, m = block.attention.dim, block.attention.m
         post, norm = block.place == "post", d * (block.affine + block.shift)
-        tied = outputs is None and bool(self.tied)
-        yield from self._embedding(d, m, tied)
+        tied, biased = outputs is None and bool(self.tied), self.read_bias and outputs is None
+        yield from self._embedding(d, m, tied, biased)
         if self.first:  # its scale is that of the stream
             own = block.affine and not post
-            yield Part("first norm", norm, own * (d - 1) + m * (block.shift and not post), int(own))
+            # Orthogonal maps of trained inputs and of the stream leave only its singular values.
+            turned = block.place == "pre" and not tied and (self.words or self.patch)
+            kept = own * ((m if turned else d) - 1) + m * (block.shift and not post)
+            yield Part("first norm", norm, kept, int(own))
         if self.offsets[0]:  # a constant of each head is not seen
             heads, (stored, seen) = block.attention.heads, self.offsets
             yield Part("relative positions", heads * stored, heads * (seen - 1))
         for equal, times in Counter(self.blocks).items():
             for part in equal.parts():
                 yield part._replace(times=times)
-        if not post:
-            yield Part("last norm", norm, norm * tied)
-        o, biased = outputs or self.words, self.read_bias and outputs is None
-        bias = biased or (block.shift and not tied)
+        if tied or not post:  # a tied read-out shows it, unless own biases absorb its bias
+            shown = tied * (norm - d * (block.shift and biased))
+            yield Part("last norm", norm * (not post), shown)
+        o, bias = outputs or self.words, biased or (block.shift and not tied)
         read = Part("read-out", o * (d + biased), o * (m + bias))
         yield read._replace(numbers=o * biased, matter=o * biased) if tied else read
 
-    def _embedding(self, d: int, m: int, tied: bool) -> Iterator[Part]:
+    def _embedding(self, d: int, m: int, tied: bool, biased: bool) -> Iterator[Part]:
         block, rows = self.blocks[0], self.rows + self.types
         lost, learned = 0, self.words or self.patch
-        places = self.positions * m + max(0, self.types - 1) * m
+        shared = bool(self.words or self.positions)  # they absorb one type
+        places = (self.positions + max(0, self.types - shared)) * m
         if learned:
             # Norms ignore the scale of the stream; or that of each token, if it is normed alone.
-            scales = self.words if self.first and not places and not tied else 1
-            if not tied:  # a shift of words and back of positions; the orthogonal maps of a stream
-                lost += m * bool(self.words and rows)
+            scales = (self.words or 1) if self.first and not places and not tied else 1
+            # A shift of words and back of positions; a tied read-out does not show one by 1 / g, as
+            # what LayerNorm leaves is orthogonal to 1. The orthogonal maps of a stream.
+            shifts = (d - m) * (biased or not block.shift) if tied else m
+            lost += shifts * bool(self.words and self.positions)
+            lost -= m * bool(self.patch and self.patch_bias and not self.positions)
+            if not tied:
                 turned = block.place == "pre" and not self.first and learned >= m
                 lost += turned * m * (m - 1) // 2
             size = self.words * d or (self.patch + self.patch_bias) * d
