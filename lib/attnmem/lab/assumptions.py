@@ -213,13 +213,9 @@ def _found(seen: Seen, check: Check) -> Finding:
         g, dependent = torch.Generator().manual_seed(check.seed + 1), sampled.dependent
         some = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(_RANKED)]
         ranks = torch.tensor([numerical_rank(vectors[subset]) for subset in some])
-    return Finding(
-        dependent=dependent,
-        ranked=len(ranks),
-        least_rank=int(ranks.min()),
-        most_rank=int(ranks.max()),
-        **origin(time.perf_counter() - start, next(iter(seen)).device),
-    )
+    ends = {"least_rank": int(ranks.min()), "most_rank": int(ranks.max())}
+    measured = origin(time.perf_counter() - start, next(iter(seen)).device)
+    return Finding(dependent=dependent, ranked=len(ranks), **ends, **measured)
 
 
 def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " samples"]:

@@ -349,10 +349,9 @@ def fewest_seeds(table: pd.DataFrame) -> int:
 
 def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
     """Rows of this experiment with a column ``parameters``; those of another are refused."""
-    counts = {
-        tuple(getattr(run, field) or 0 for field in SIZES): models.parameter_count(run)
-        for run in runs(name, profile, 1)
-    }
+    counts = {}
+    for run in runs(name, profile, 1):
+        counts[tuple(getattr(run, field) or 0 for field in SIZES)] = models.parameter_count(run)
     sizes = [*table[[*SIZES]].fillna(0).astype(int).itertuples(index=False, name=None)]
     for size in {*sizes} - {*counts}:
         got = f"a row with {dict(zip(SIZES, size, strict=True))}"

@@ -247,14 +247,9 @@ def _fitted(fit: Fitting, given: Given) -> Fitted:
     start = time.perf_counter()
     end = optimizers[fit.optimizer](*given, steps=fit.steps)
     seconds = time.perf_counter() - start
-    return Fitted(
-        error=end.error,
-        made=end.steps,
-        stop=end.stop,
-        damping=end.damping,
-        **fitting.limits(end.weights, *given[1:])._asdict(),
-        **origin(seconds, given.labels.device),
-    )
+    ended = {"error": end.error, "made": end.steps, "stop": end.stop, "damping": end.damping}
+    limits = fitting.limits(end.weights, *given[1:])._asdict()
+    return Fitted(**ended, **limits, **origin(seconds, given.labels.device))
 
 
 def whole_up_to(rows: pd.DataFrame) -> float:

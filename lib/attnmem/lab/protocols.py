@@ -140,10 +140,8 @@ class Protocol(abc.ABC):
         self.runs, self.device = [*runs], device
         self.run, self.model = runs[0], MODELS[runs[0].model]  # what all have in common
         each = [self.model.initial(run, generator(run, "weights")) for run in runs]
-        self.parameters = {
-            name: torch.stack([P[name] for P in each]).to(device).requires_grad_()
-            for name in each[0]
-        }
+        stacked = {name: torch.stack([P[name] for P in each]) for name in each[0]}
+        self.parameters = {k: W.to(device).requires_grad_() for k, W in stacked.items()}
         self.adam = _FusedAdam(self.parameters.values())
         self.captured = _Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
@@ -497,9 +495,5 @@ def _saturation_steps(run: Run, count: int = 32) -> set[int]:
     return {min(run.steps, k * run.evaluate_every) for k in every}
 
 
-PROTOCOLS: dict[str, type[Protocol]] = {
-    "bigrams": Bigrams,
-    "associations": Associations,
-    "classes": Memorization,
-    "reals": Memorization,
-}
+PROTOCOLS: dict[str, type[Protocol]] = {"bigrams": Bigrams, "associations": Associations}
+PROTOCOLS |= dict.fromkeys(("classes", "reals"), Memorization)

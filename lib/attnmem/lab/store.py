@@ -440,9 +440,8 @@ def commit(package: Path = PACKAGE) -> str:
     # Git's hooks have variables that lead to their own repository.
     hooks = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in hooks}
-    git = functools.partial(
-        subprocess.check_output, env=environment, stderr=subprocess.DEVNULL, cwd=package
-    )
+    where = {"env": environment, "stderr": subprocess.DEVNULL, "cwd": package}
+    git = functools.partial(subprocess.check_output, **where)
     try:  # the last of these three is the folder as the commit has it
         found = git(["git", "rev-parse", "--show-toplevel", "HEAD", "HEAD:./"])
         what = ["--untracked-files=no", "--", ".", ":!*.csv"]

@@ -151,17 +151,12 @@ def verdict(
     word = word_for(claim, checks.values(), curves)
     if claim.universal and word == "contradicted" and instead is None:
         refuse(name, "no instead", "the label of what is true, as it is contradicted")
-    entry = {
-        "claim": key,
-        "verdict": word,
-        "grade": grade_for(claim, checks.values(), curves),
-        "sizes": sizes,
-        "instead": instead,
-        # A list, since notebooks sort the keys of a dict.
-        "checks": [[evidence, *check] for evidence, check in checks.items()],
-        "curves": curves,
-    }
-    head = " · ".join(filter(None, [f"**{claim.label}: {word}**", entry["grade"], sizes]))
+    grade = grade_for(claim, checks.values(), curves)
+    # A list, since notebooks sort the keys of a dict.
+    each = [[evidence, *check] for evidence, check in checks.items()]
+    entry = {"claim": key, "verdict": word, "grade": grade, "sizes": sizes, "instead": instead}
+    entry |= {"checks": each, "curves": curves}
+    head = " · ".join(filter(None, [f"**{claim.label}: {word}**", grade, sizes]))
     text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
     show(text, {METADATA: entry})
 

@@ -457,12 +457,9 @@ def random_aot(
     """Draw ``e', pos', W'_Q, W'_K, W'_V``, Gaussian, for logits of deviation about ``spread``."""
     generator = torch.Generator().manual_seed(seed)
     scale = map_scale(spread, dim, head_dim)
-    maps = (scale, scale, dim**-0.5)
-    return (
-        gaussian(generator, vocab, dim) / 2**0.5,
-        gaussian(generator, length, dim) / 2**0.5,
-        *(size * gaussian(generator, heads, head_dim, dim) for size in maps),
-    )
+    tables = [gaussian(generator, rows, dim) / 2**0.5 for rows in (vocab, length)]
+    maps = (c * gaussian(generator, heads, head_dim, dim) for c in (scale, scale, dim**-0.5))
+    return (*tables, *maps)
 
 
 def offered(weights: AoTWeights, sequences: Int[Tensor, "T S"]) -> Float[Tensor, "T d_plus_Hd_h"]:
