@@ -30,7 +30,7 @@ SEEDED = [
     (attnmem.memorize_mha, (DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4]), {"heads": 2, "head_dim": 3}),
     (attnmem.random_mha, (2, 5, 3), {}),
     (dana.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
-    (dana.jacobian_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
+    (dana.offered_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (tiny.random_facts, (3, 4), {}),
     (tiny.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),

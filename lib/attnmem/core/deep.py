@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+_Tokens = Float[Tensor, "*T n d"]
+
 
 class Layer(NamedTuple):
     """The weights of one layer: maps to queries, keys and values, and back, for each head."""
@@ -53,11 +55,7 @@ class DeepWeights(NamedTuple):
 
 
 def deep(
-    weights: DeepWeights,
-    tokens: Float[Tensor, "*T n d"],
-    *,
-    skip: bool = True,
-    causal: bool = False,
+    weights: DeepWeights, tokens: _Tokens, *, skip: bool = True, causal: bool = False
 ) -> Float[Tensor, "*T o"]:
     """The outputs at the last token; with ``causal``, each token attends to those up to it."""
     *_, X = streams(weights, tokens, skip=skip, causal=causal)
@@ -65,12 +63,8 @@ def deep(
 
 
 def streams(
-    weights: DeepWeights,
-    tokens: Float[Tensor, "*T n d"],
-    *,
-    skip: bool = True,
-    causal: bool = False,
-) -> Iterator[Float[Tensor, "*T n d"]]:
+    weights: DeepWeights, tokens: _Tokens, *, skip: bool = True, causal: bool = False
+) -> Iterator[_Tokens]:
     """The tokens before the first layer and after every layer."""
     yield (X := tokens)
     # Added to the logits: a causal token sees none of those after it.

@@ -211,14 +211,11 @@ class FitStudy(Study):
         for profile in {*table.profile}:
             listed |= self.fittings(profile)
         each = [(self.sizes_of(fit), fit) for fit, _ in rows]
-        return table.assign(
-            shape=[sizes.words for sizes, _ in each],
-            **{name: [getattr(sizes, name) for sizes, _ in each] for name in self.sizes.known},
-            fraction=[listed.get(fit, fit.T / sizes.ceiling) for sizes, fit in each],
-            met=table.stop == "met",
-            ratio=table.least / table.largest,
-            way=[sizes.way(fit) for sizes, fit in each],
-        )
+        known = {name: [getattr(sizes, name) for sizes, _ in each] for name in self.sizes.known}
+        table = table.assign(shape=[sizes.words for sizes, _ in each], **known)
+        table["fraction"] = [listed.get(fit, fit.T / sizes.ceiling) for sizes, fit in each]
+        table["met"], table["ratio"] = table.stop == "met", table.least / table.largest
+        return table.assign(way=[sizes.way(fit) for sizes, fit in each])
 
     def reached(self, table: pd.DataFrame) -> pd.DataFrame:
         """How far each optimizer gets at each size, in the order of the rows of this table.

@@ -2,10 +2,8 @@
 
 A model's *capacity* is the size of the largest table that it gets right entirely, which is what a
 capacity theorem bounds. Every training of a search is a row, and the path of its bisection follows
-from the rows alone, so that an interrupted search goes on where it was.
-
-The bits serve all rows: those that an ideal code for the labels saves with the model at hand are
-those that the model holds (:func:`saved_bits`).
+from the rows alone, so that an interrupted search goes on where it was. The bits serve all rows:
+those that an ideal code for the labels saves with the model are those that it holds.
 """
 
 import math

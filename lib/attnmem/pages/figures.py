@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 CYCLE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9")
@@ -70,10 +70,7 @@ def curves(series: _Points, labels: _Axes, ax: Axes | None = None) -> Axes:
 
 
 def curves_with_bands(
-    curves: Mapping[str, pd.DataFrame],
-    published: tuple | None,
-    labels: _Axes,
-    ax: Axes | None = None,
+    curves: Mapping[str, DataFrame], published: tuple | None, labels: _Axes, ax: Axes | None = None
 ) -> Axes:
     """Means over seeds within their range, and published means, if there are some, as crosses.
 

@@ -172,20 +172,14 @@ def _free_offers(sequences, heads, head_dim, dim, seed) -> np.ndarray:
 
 @checked(also=check_token_numbers)
 def jacobian_rank(
-    sequences: Sequences,
-    heads: int,
-    head_dim: _HeadDim,
-    dim: _Dim,
-    seed: Seed = 0,
-    *,
-    trained: bool = False,
+    sequences: Sequences, heads: int, head_dim: _HeadDim, dim: _Dim, *, trained: bool = False
 ) -> int:
     """The largest rank of the Jacobian of all outputs; almost all weights reach it.
 
     If it is below the number of sequences, weights exist for almost no real labels. It is computed
     as :func:`offered_rank` is; by embeddings and positions, too, if those are ``trained``.
     """
-    return _flint(_tangents(sequences, [1] * heads, head_dim, dim, seed, trained)).rank()
+    return _flint(_tangents(sequences, [1] * heads, head_dim, dim, trained)).rank()
 
 
 def _are_grouped(sequences, groups) -> None:
@@ -196,7 +190,7 @@ def _are_grouped(sequences, groups) -> None:
 
 @checked(also=_are_grouped)
 def cancelling_rank(
-    sequences: Sequences, groups: Sequence[int], head_dim: _HeadDim, dim: _Dim, seed: Seed = 0
+    sequences: Sequences, groups: Sequence[int], head_dim: _HeadDim, dim: _Dim
 ) -> int:
     """The largest rank of the Jacobian at weights where the heads of each group cancel.
 
@@ -205,15 +199,15 @@ def cancelling_rank(
     sequences, as many heads meet every real label (see the chapter on token sequences).
     """
     free = [k - 1 for k in groups]
-    return _flint(_tangents(sequences, free, head_dim, dim, seed)).rank()
+    return _flint(_tangents(sequences, free, head_dim, dim)).rank()
 
 
-def _tangents(sequences, values, head_dim, dim, seed, trained=False) -> np.ndarray:
+def _tangents(sequences, values, head_dim, dim, trained=False) -> np.ndarray:
     """The Jacobian modulo the prime. Each of ``values`` is an attention with so many values."""
     # With the covariance C of a sequence's tokens under the attention and q = x(t, S), derivatives
     # are q by u, A by m, and q^T D C m for a change of W_QK by D. A change of basis in the head
     # makes the first d_h columns of W_K constant, so they are not varied.
-    at = _Point(sequences, dim, seed)
+    at = _Point(sequences, dim, seed=0)
     x, q = at.x, at.x[:, -1]
     by_x = np.zeros_like(x)  # the derivative by x(t, s)
     by_x[:, -1] = at.draw(dim)  # u

@@ -1,7 +1,7 @@
 """One layer, or several, with one output, trained on all examples at once by three optimizers.
 
 They start from the ``weights`` given, compute in float64, make at most so many ``steps``, and stop
-when the largest error is at most ``tolerance``, in units of the largest label. Of one layer
+when the largest error is at most 1e-6 (or ``tolerance``) of the largest label. Of one layer
 (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or shared. Of several layers
 (:class:`~attnmem.core.deep.DeepWeights`) they are own; the last token asks: ``queries`` is None.
 """
@@ -215,25 +215,19 @@ def newton(
 
 @checked(also=_can_be_fitted)
 def lbfgs(
-    weights: Weights,
-    contexts: Contexts,
-    queries: _Queries,
-    labels: _Labels,
-    *,
-    steps: int,
-    tolerance: _Share = MET,
+    weights: Weights, contexts: Contexts, queries: _Queries, labels: _Labels, *, steps: int
 ) -> Fit:
     """Meet labels by L-BFGS on the mean squared error, with a strong Wolfe line search.
 
     Every 20 steps the errors are looked at; it is ``stuck`` if the squared one is no lower.
     """
-    problem = _Problem(contexts, queries, labels, tolerance)
+    problem = _Problem(contexts, queries, labels)
     weights, made, before = _copied(weights, grad=True), 0, math.inf
     for made, _ in lbfgs_steps(lambda: problem.loss(weights), weights.tensors, steps):
         with torch.no_grad():
             residual = problem.outputs(weights) - problem.labels
         squared = float(residual.square().sum())
-        if problem.error(residual) <= tolerance or not squared < before:
+        if problem.error(residual) <= MET or not squared < before:
             return problem.fit(_copied(weights), made, "stuck")
         before = squared
     return problem.fit(_copied(weights), made, "steps")
@@ -276,7 +270,6 @@ def adam(
     rate: Callable[[int], float],
     batch: int | None = None,
     seed: Seed = 0,
-    tolerance: _Share = MET,
 ) -> Fit:
     """Meet labels by Adam on the mean squared error.
 
@@ -284,7 +277,7 @@ def adam(
     weights with the smallest squared error are kept; ``stop`` is never ``stuck``. ``rate`` is that
     of each step, from 0. A step sees all examples, or a ``batch`` from epochs shuffled by ``seed``.
     """
-    problem = _Problem(contexts, queries, labels, tolerance)
+    problem = _Problem(contexts, queries, labels)
     weights = _copied(weights, grad=True)
     losses = (problem.some(part).loss(weights) for part in _batches(len(labels), batch, seed))
     loss, rates = partial(next, losses), partial(LambdaLR, lr_lambda=rate)  # which lr multiplies
@@ -296,7 +289,7 @@ def adam(
         residual = problem.outputs(now) - problem.labels
         if (squared := float(residual.square().sum())) < least:
             best, least = now, squared
-        if problem.error(residual) <= tolerance:
+        if problem.error(residual) <= MET:
             return problem.fit(now, made, "met")
     return problem.fit(best, steps, "steps")
 

@@ -29,6 +29,7 @@ _PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
 _MIX = 2**20  # largest coefficient of the combinations
 _CONFIDENCE = 0.95  # of the bounds by samples
 
+_Dtype = torch.dtype | None
 _Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
@@ -48,18 +49,14 @@ def _are_numbers(**given) -> None:
 
 @checked(also=_are_numbers)
 def numerical_rank(
-    matrix: Shaped[Tensor, "*batch m n"],
-    *,
-    rtol: _Tolerance = None,
-    dtype: torch.dtype | None = None,
+    matrix: Shaped[Tensor, "*batch m n"], *, rtol: _Tolerance = None, dtype: _Dtype = None
 ) -> int | Int[Tensor, "*batch"]:
     """Number of singular values above ``rtol`` times the largest one, of each matrix of a batch.
 
     Full rank is certain up to rounding. A lower rank only says that the matrix is close to one of
-    that rank; :func:`certified_rank` proves a rank without a tolerance.
-
-    ``rtol`` is by default ``max(m, n)`` times the rounding unit of ``dtype``, the rule of numpy and
-    torch; ``dtype`` is that of the matrix (float64 for integers).
+    that rank; :func:`certified_rank` proves a rank without a tolerance. By default ``rtol`` is
+    ``max(m, n)`` times the rounding unit of ``dtype``, as in numpy and torch, and ``dtype`` that of
+    the matrix (float64 for integers).
 
     Example:
         >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
@@ -80,7 +77,7 @@ def numerical_rank(
     return int(rank) if matrix.ndim == 2 else rank
 
 
-def _in_units(matrix: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _in_units(matrix: Tensor, dtype: _Dtype) -> Tensor:
     """The matrix in its arithmetic and unit, so that no sum overflows."""
     matrix = matrix.to(dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64))
     return matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix
@@ -168,7 +165,7 @@ def sampled_independence(
     samples: int = 5000,
     seed: Seed,
     rtol: _Tolerance = None,
-    dtype: torch.dtype | None = None,
+    dtype: _Dtype = None,
 ) -> SampledIndependence:
     """Test uniformly random subsets of ``size`` rows for independence: :func:`numerical_rank`.
 
@@ -377,11 +374,9 @@ def _smallest_circuit(rows, rank, rtol, max_seconds) -> int:
     constrained = scipy.optimize.LinearConstraint
     constraints = [constrained(np.hstack(parts), low, high) for parts, low, high in bounded]
     goal, lowest, whole = (np.repeat(each, count) for each in ([0, 1, 0], [-1, 0, 0], [0, 1, 1]))
-    bounds = scipy.optimize.Bounds(lowest, np.ones(3 * count))
+    limits = {"bounds": scipy.optimize.Bounds(lowest, np.ones(3 * count)), "integrality": whole}
     options = {"time_limit": float(max_seconds), "mip_rel_gap": 0.0}
-    result = scipy.optimize.milp(
-        goal, constraints=constraints, integrality=whole, bounds=bounds, options=options
-    )
+    result = scipy.optimize.milp(goal, constraints=constraints, options=options, **limits)
     if result.status != 0:
         known = max(math.ceil((result.mip_dual_bound or 2) - 1e-6), 2)
         got = f"{count} rows, whose Kruskal rank lies between {known - 1} and {rank}"

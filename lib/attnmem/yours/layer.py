@@ -10,7 +10,6 @@ the layer ``c`` more. On free data of one's own ``m = q = d`` and ``c = 0``, whi
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from typing import NamedTuple
 
@@ -222,13 +221,7 @@ def independent_rows(
 
 
 def meet(
-    heads: ScalarHeads,
-    at: Reduced,
-    labels: Float[Tensor, " T"],
-    *,
-    tolerance: float,
-    steps: int,
-    until: float = math.inf,
+    heads: ScalarHeads, at: Reduced, labels: Tensor, *, tolerance: float, steps: int, until: float
 ) -> tuple[ScalarHeads, int]:
     """``theory.fitting.levenberg_marquardt`` with padding; the weights, and steps."""
     squares: list[float] = []
