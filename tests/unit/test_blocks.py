@@ -164,6 +164,7 @@ def test_the_count_with_trained_words_is_the_rank(kind, positions, read):
 
 GATED = {"units": 2, "gated": True}
 SHIFTED = {**MLP, "shift": True}
+FELT = {"units": 3, "homogeneous": True, "place": "post"}
 EXTREMES = [  # the count, the rank modulo the prime, and the model
     (81, 81, sized(3, 2, 2, 1, 2, 2, 0, "qkvo", block=SHIFTED)),
     (77, 77, sized(3, 2, 2, 1, 1, 1, 0, "qkvo", block={**SHIFTED, "place": "post"}, first=True)),
@@ -179,6 +180,8 @@ EXTREMES = [  # the count, the rank modulo the prime, and the model
     (61, 51, sized(3, 3, 2, 1, 4, 1, 0, "", "head", layers=1)),
     (39, 27, sized(2, 2, 3, 1, 2, 1, 0, "", "all", layers=1)),
     (42, 33, sized(2, 2, 3, 1, 2, 1, 2, "", "all", layers=1)),
+    # a norm that homogeneous units do not feel, so its weight is that of the sum before;
+    (106, 100, sized(4, 4, 1, 1, 2, 2, 0, block=FELT, first=True)),
     # one layer that reads positions without a norm, in 4 directions of 5 but for the asked token;
     (87, 81, sized(5, 5, 1, 1, 1, 1, 0, "o", block={**MLP, "place": "out"}, layers=1, **AT_3)),
 ]

@@ -29,8 +29,9 @@ class Part(NamedTuple):
 class Block:
     """An attention layer and an MLP of ``units``, each with a skip connection and its norms.
 
-    ``place`` says where norms stand: ``pre``, before a branch; ``post``, behind each sum; ``out``,
-    behind a branch; ``both``, before and behind it; the last two with RMSNorm.
+    ``place`` says where norms stand: ``pre``, before a branch; ``post``, behind each sum, with
+    one of the embeddings; ``out``, behind a branch; ``both``, before and behind it. ``out`` is
+    with RMSNorm, and neither of the last two has biases of norms.
     """
 
     attention: _Layer
