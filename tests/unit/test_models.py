@@ -207,9 +207,7 @@ UNITS = "some units of ReLU are always on, or never"
 # How much less than the count a rank is; None: somewhat.
 UNEQUAL = {
     ("opt", ""): (None, UNITS),
-    ("llama", "hidden_act"): (7, "a gate of ReLU has a scale of its own"),
-    ("clip_vision_model", ""): (1, "the scale of the class token"),
-    ("vit", "num_channels"): (10, "fewer patches than d: turns of the stream are not taken off"),
+    ("clip_vision_model", ""): (1, "the scale of the class token, which is normed alone"),
 }
 
 

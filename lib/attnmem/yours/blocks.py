@@ -65,9 +65,7 @@ class Block:
         if self.units:
             inner = 1 + self.gated
             # A unit of ReLU or with a gate does not change when its maps trade a factor.
-            each = (
-                inner * (m + (self.shift or self.mlp_bias)) + m - (self.gated or self.homogeneous)
-            )
+            each = inner * (m + (self.shift or self.mlp_bias)) + m - self.gated - self.homogeneous
             shown = self.units * each + constants[1] + self._behind(self.units + self.mlp_bias)
             maps = (inner + 1) * self.units * d + self.mlp_bias * (inner * self.units + d)
             yield Part("MLP", maps + scale, shown, behind)
@@ -139,7 +137,9 @@ class Model:
             lost += shifts * bool(self.words and self.positions)
             lost -= m * bool(self.patch and self.patch_bias and not self.positions)
             if not tied:
-                turned = block.place == "pre" and not self.first and learned >= m
+                layer = block.attention
+                writers = learned + layer.heads * min(layer.value_dim, m) + block.units
+                turned = block.place == "pre" and not self.first and min(writers, 2 * learned) >= m
                 lost += turned * m * (m - 1) // 2
             size = self.words * d or (self.patch + self.patch_bias) * d
             name = "word vectors" if self.words else "map of patches"

@@ -42,7 +42,7 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
         file.refuse(row["unturned"], f"a list of {layers}")
     layer = _Layer(d, m, groups, each, head, head, turned, row["bias"], row["qk"])
     turns = {x: dataclasses.replace(layer, turned=x) for x in (0, turned)}
-    kinds = {x: row[x] for x in _BLOCK} | {"homogeneous": "relu" in act and not row["gated"]}
+    kinds = {x: row[x] for x in _BLOCK} | {"homogeneous": "relu" in act}
     kinds |= {"units": (units * 2 // 3 + 7) // 8 * 8 if row["thirds"] else units}
     blocks = [Block(attention=turns[turned * (x != row["mark"])], **kinds) for x in marks]
     blocks[0] = dataclasses.replace(blocks[0], norms=row["norms"] - (not row["first_norm"]))

@@ -56,9 +56,9 @@ class ModelCapacity:
         """What is known of the count from below, where nothing is proved."""
         if self.adapted:
             return "It may be fewer, as the adapters of two maps overlap."
-        relu = any(block.homogeneous for block in self.model.blocks)
-        but = ", but where units of ReLU never switch" if relu else ""
-        return f"In small models no fewer do{but}."
+        if any(block.homogeneous for block in self.model.blocks):
+            return "Perhaps fewer do, where units of ReLU never switch."
+        return "At nearly all small sizes compared, exactly so many do."
 
     def __str__(self) -> str:
         """A report that a person reads: the answer, then where the numbers are."""
