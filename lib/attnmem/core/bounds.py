@@ -69,7 +69,6 @@ def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
     An association is a sequence of tokens and the one that follows; an output reads ``d_h`` numbers
     of each head and ``d`` of the last token. It holds for sets that attention can tell apart, such
     as random ones, and not for every set (``thm-parity``, ``thm-subsets``, ``thm-random-bigrams``).
-
     Source: Dana et al. 2025, Theorem 1 and Corollary 1.
     """
     return heads * head_dim + dim
@@ -103,9 +102,8 @@ def scalar_capacity(
 def shared_context_rank(heads: int, context: int) -> int:
     """Largest rank of the features ``Z`` on one context that all share: :math:`H (n - 1) + 1`.
 
-    Attention that is chosen without regard to the labels serves no more examples.
-
-    Source: Mahdavi et al. 2024, Proposition 2.
+    Attention that is chosen without regard to the labels serves no more examples. Source: Mahdavi
+    et al. 2024, Proposition 2.
     """
     return heads * (context - 1) + 1
 

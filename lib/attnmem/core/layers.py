@@ -105,7 +105,6 @@ def mha_features(
     r"""The feature matrix ``Z``: row ``t`` is :math:`[z_1^{(t)}; \dots; z_H^{(t)}]`.
 
     The output is linear in these rows, so their rank decides what one fixed attention memorizes.
-
     Source: Mahdavi et al. 2024, Sec. 3, step 3.
     """
     return attend(*_widest(weights.W_Q, weights.W_K, context, query))[1].flatten(-2)
@@ -176,7 +175,6 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
               \bigl( x(t, S)^\top (W_Q^h)^\top W_K^h \, x(t, s) \bigr) \, x(t, s)
 
     with ``x(t, s) = e(t_s) + pos_s``. Only the last position asks, and it sees all positions.
-
     Source: Dana et al. 2025, equations (1) and (2).
     """
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)

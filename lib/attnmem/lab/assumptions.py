@@ -39,7 +39,6 @@ SEED = 0
 STEPS = 3000  # of a read-out towards random labels
 READING_HEADS = 4  # of the attention layer that reads the features for it
 TIERS = ("published", "shipped", "trained", "pretrained")  # those that repeat the published tests
-_DTYPES = ("float32", "float64")
 _DRAWS = 5  # of random labels
 _RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 
@@ -149,7 +148,7 @@ class AssumptionTests(Study):
         checks = []
         for case in (self.tiers[profile], *self.tiers[profile].also):
             data = {field: getattr(case, field) for field in ("source", "architecture", *"Tnd")}
-            for dtype, map_ in itertools.product(_DTYPES, case.maps):
+            for dtype, map_ in itertools.product(("float32", "float64"), case.maps):
                 data |= {"map": map_, "dtype": dtype}
                 for vectors, size, samples in case.tests(map_):
                     test = {"vectors": vectors, "size": size, "samples": samples}

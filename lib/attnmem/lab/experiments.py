@@ -43,10 +43,6 @@ def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list
 
     A ``part`` of them: the first so many ``seeds``; one ``variant``, how the paper is read;
     ``where``, the cells with these values, such as ``{"d": 10}``. By default what was published.
-
-    Example:
-        >>> len(runs("dana-exp1", "paper"))
-        385
     """
     return EXPERIMENTS[name].configs(profile, Selection(seeds, **part))
 

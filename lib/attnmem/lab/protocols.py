@@ -127,7 +127,6 @@ class Protocol(abc.ABC):
 
     Every epoch takes the examples of a run in a new random order. Its last batch is filled up by
     the next epoch, or, as in the published code of Mahdavi et al. (``last_batch``), by indices -1.
-
     Runs that are done leave the stack. On a GPU many steps are captured once and replayed with one
     launch. There runs stay, as a new capture would cost more, and what they do then is ignored.
     """

@@ -77,11 +77,7 @@ def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None)
 
     For a contradicted claim only the checks that fail count. Measured checks add the fewest seeds,
     and on how many of the published ``curves`` the main ones hold; without curves, how many of all
-    checks hold, if the claim is true in part.
-
-    Example:
-        >>> grade_for(claims()["mahdavi-figure-2a"], [measured(True, 6), measured(None, 1)], 4)
-        'measured, 1 of 4 curves, 6 seeds'
+    checks hold, if the claim is true in part: such as ``measured, 1 of 4 curves, 6 seeds``.
     """
     checks, words = [*checks], WORDS.get(claim.kind, CLAIMED)
     word = word_for(claim, checks, curves)

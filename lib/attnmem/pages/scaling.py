@@ -191,10 +191,6 @@ def bootstrap(
     point on its own. The ``statistic`` maps an array of shape ``(points, seeds)`` to a number or a
     vector. With few seeds such intervals are somewhat too short: in 400 trials of a line through
     seven points, 95% intervals covered the slope in 90% of the trials with 5 seeds, 92% with 20.
-
-    Example:
-        >>> bootstrap(lambda y: y.mean(), [[1.0, 1.0], [3.0, 3.0]], draws=10, seed=0)
-        [Interval(low=2.0, high=2.0)]
     """
     if np.ndim(y) != 2 or 0 in np.shape(y):
         refuse("y", f"shape {np.shape(y)}", "(points, seeds), at least one of each")

@@ -303,7 +303,7 @@ def _of_layer(
 
 
 def _of_network(
-    weights: DeepWeights, tokens: Tensor, skip: bool, causal: bool
+    weights: DeepWeights, tokens: Tensor, skip: bool, causal: bool = False
 ) -> tuple[_Stored, _Derivative]:
     """Of layers one after the other, all weights in the order of ``weights.tensors``."""
 
@@ -439,7 +439,6 @@ def certified_deep_solution(
     labels: Float[Tensor, " T"],
     *,
     skip: bool = True,
-    causal: bool = False,
     most_bits: MostBits = 512,
 ) -> CertifiedSolution:
     """Prove that weights near those of layers one after the other meet every label exactly.
@@ -447,4 +446,4 @@ def certified_deep_solution(
     All weights move, and the proof is that of :func:`certified_solution`; the book has it in the
     chapter on weights of several layers.
     """
-    return _near_stored(*_of_network(weights, tokens, skip, causal), labels, most_bits)
+    return _near_stored(*_of_network(weights, tokens, skip), labels, most_bits)

@@ -392,15 +392,11 @@ def parity_by_heads(bits: int) -> AoTWeights:
     # A token 0 is (0, 1), which asks and carries the constant; a token 1 is (1, 0).
     embedding = torch.eye(2, **double).flip(0)
     zero, one = embedding.split(1)
-    weights = AoTWeights(
-        embedding=embedding,
-        positions=torch.zeros(bits + 1, 2, **double),
-        W_Q=zero.repeat(bits, 1, 1),
-        W_K=a.log()[:, None, None] * one,
-        W_V=one.repeat(bits, 1, 1),
-        W_O=solution[1:, None, None] * one.T,
-        W_U=torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], **double),
-    )
+    positions = torch.zeros(bits + 1, 2, **double)
+    W_Q, W_V = zero.repeat(bits, 1, 1), one.repeat(bits, 1, 1)
+    W_K, W_O = a.log()[:, None, None] * one, solution[1:, None, None] * one.T
+    W_U = torch.tensor([[0.0, 0.0], [1.0, float(solution[0])]], **double)
+    weights = AoTWeights(embedding, positions, W_Q, W_K, W_V, W_O, W_U)
     ones = torch.arange(bits + 1)[:, None] > torch.arange(bits + 1)  # m of them, then zeros
     if (aot(weights, ones.long()).argmax(-1) != m.long() % 2).any():
         refuse("bits", bits, "fewer, since rounding loses a parity")

@@ -267,7 +267,6 @@ def kruskal_rank(
     """The largest ``k`` such that any ``k`` of the rows are linearly independent.
 
     Independent means of full numerical rank in float64, the rows scaled to length one.
-
     ``"exhaustive"`` tries sizes upwards until a dependent subset appears, 10^6 to 10^7 subsets a
     second. ``"milp"`` finds the smallest dependent set by an integer program, to the tolerances of
     its solver (HiGHS, about 1e-6); singular values confirm it. This pays among 40 vectors of
