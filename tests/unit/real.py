@@ -69,7 +69,8 @@ def configuration(kind, own):
     row, own = _row(kind), OWN.get(kind, {}) | own
     sizes = SIZES | {"places": N - min(0, row["more"]), "layers": 1 + bool(row["patch"])}
     given = {row[x]: size for x, size in sizes.items() if isinstance(row[x], str) and row[x]}
-    given |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2} if row["vocab"] else {}
+    pad = row["only"].get("pad_token_id", [0])[0]
+    given |= {"pad_token_id": pad, "bos_token_id": 1, "eos_token_id": 2} if row["vocab"] else {}
     config = AutoConfig.for_model(kind, **given | {x: y for x, y in own.items() if x != "share"})
     rope = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" in rope:  # not by kind of block

@@ -94,6 +94,8 @@ NO_CONFIGURATION = {
     b'{"a": ' + b"9" * 5000 + b"}": "4300 digits",
     b'{"text_config": {}}': "model_type: got nothing; expected a layer by hand: capacity",
     b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}': "r: got None; expected an integer",
+    b'{"peft_type": "VERA", "r": 8}': "peft_type: got 'VERA'; expected LORA",
+    b'{"model_type": "x", "a\\u001b[2J": {"model_type": "llama"}}': "or its --part 'a\\x1b[2J'",
     b'{"model_type": "' + b"x" * 9999 + b'"}': "model_type: got '"
     + "x" * 59
     + "; expected a layer",
@@ -102,7 +104,7 @@ NO_CONFIGURATION = {
 }
 
 
-@pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(11))
+@pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(13))
 def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
     path = write(tmp_path, contents)
     assert said in refused(model_capacity, path)
@@ -179,15 +181,24 @@ def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
     # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
     assert found.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
     assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
-    assert "numbers of adapters of qv" in str(found)
+    assert "numbers, of adapters of qv" in str(found)
+    assert model_capacity(QWEN, adapter=2, adapted="vqq") == found
+    with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
+        model_capacity(tmp_path, adapter=4)
     for wrong, said in {
         "r": (0, "r: got 0; expected an integer"),
         "target_modules": (["c_attn"], r"target_modules: got \['c_attn'\]; expected maps of att"),
-        "use_dora": (True, "use_dora: got True; expected one rank"),
-        "base_model_name_or_path": ("a/b", "its folder here, or that and --adapter 2 --adapted qv"),
+        "use_dora": (True, "use_dora: got True; expected None, as other adapters"),
+        "bias": ("all", "bias: got 'all'; expected none"),
+        "peft_type": ("LOHA", "peft_type: got 'LOHA'; expected LORA"),
+        "base_model_name_or_path": (".", "its folder here, or capacity FOLDER --adapter 2 --adap"),
     }.items():
         path.write_text(json.dumps(LORA | {wrong: said[0]}))
         with pytest.raises(ValueError, match=said[1]):
+            model_capacity(tmp_path)
+    for wrong in ([["q"]], "all-linear", [], None):
+        path.write_text(json.dumps(LORA | {"target_modules": wrong}))
+        with pytest.raises(ValueError, match="target_modules: got "):
             model_capacity(tmp_path)
 
 

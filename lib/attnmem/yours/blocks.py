@@ -57,7 +57,8 @@ class Block:
             constants = [min(m, sum(constants)), 0]
         if self.place == "post" and self.shift:  # so does the bias of the norm before
             constants = [m, m]
-        scale, behind = d * self.layer_scale, int(self.place in ("both", "out"))
+        behind = int(self.place in ("both", "out"))  # what stands behind a branch is part of it
+        scale = d * (self.layer_scale + behind * self.affine)
         yield Part("queries and keys", layer.numbers("qk"), seen.logits(), seen.scales)
         values = layer.groups * _low_rank(layer.value_dim, m, layer.each * m) + constants[0]
         values += self._behind(layer.heads * min(layer.value_dim, m) + ("o" in layer.bias))
@@ -71,7 +72,7 @@ class Block:
             yield Part("MLP", maps + scale, shown, behind)
         # The next norm ignores the scale of a sum, and with it that of the norm before.
         branches = (1 + bool(self.units)) * (self.place == "post") * self.affine
-        norms = self.norms * d * (self.affine + self.shift)
+        norms = (self.norms - behind * (1 + bool(self.units))) * d * (self.affine + self.shift)
         yield Part("norms", norms, branches * (d - 1), branches)
 
     def _behind(self, rows: int) -> int:
@@ -112,7 +113,7 @@ class Model:
             yield Part("first norm", norm, kept, int(own))
         if self.offsets[0]:  # a constant of each head is not seen
             heads, (stored, seen) = block.attention.heads, self.offsets
-            yield Part("relative positions", heads * stored, heads * (seen - 1))
+            yield Part("relative positions", heads * stored, heads * max(0, seen - 1))
         for equal, times in Counter(self.blocks).items():
             for part in equal.parts():
                 yield part._replace(times=times)

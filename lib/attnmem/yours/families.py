@@ -32,7 +32,8 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     if heads % groups or turned % 2 or turned > head or (d % heads and head == d // heads):
         here = f"d = {d}, {groups} groups, heads of {head} with {turned} turned coordinates"
         file.refuse(row["heads"], f"sizes that divide each other, and turned pairs ({here})")
-    file.check(num_key_value_heads=groups, head_dim=head)
+    fixed = {"num_key_value_heads": groups, "head_dim": head, "num_hidden_layers": layers}
+    file.check(fixed, {"width": d, "head": d // heads})
     if (act := config.get(row["act"], row["act"])) not in _TABLE["acts"]:
         file.refuse(row["act"], f"one of {', '.join(_TABLE['acts'])}")
     step, m, each = size("every"), d - (row["norm"] == "layer"), heads // groups
@@ -47,14 +48,15 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     blocks = [Block(attention=turns[turned * (x != row["mark"])], **kinds) for x in marks]
     blocks[0] = dataclasses.replace(blocks[0], norms=row["norms"] - (not row["first_norm"]))
     patch, buckets, name = size("patch"), size("buckets"), config.get("_name_or_path")
-    n = (size("image") // patch) ** 2 if patch else size("places", least=3)
+    n = (size("image", least=patch) // patch) ** 2 if patch else size("places", least=3)
     n += row["more"] + size("registers", least=0)
     seen = max(0, buckets - 1)  # a later token at distance 0 does not occur
     sizes = {"rows": n + row["extra"], "positions": n, "types": size("types", least=0)}
     sizes |= {"words": size("vocab"), "patch": patch**2 * size("channels")}
     sizes |= {x: row[x] for x in ("first", "patch_bias", "read_bias")}
     tied = bool(config["tie_word_embeddings"]) if row["lm"] else None
-    name = name if isinstance(name, str) and name and name.isprintable() else kind
+    name = name if isinstance(name, str) and name and name[:80].isprintable() else kind
+    name = f"{name[:80]}{', its ' * bool(row['part'])}{row['part']}"
     return Model(name=name, blocks=tuple(blocks), tied=tied, offsets=(buckets, seen), **sizes)
 
 
@@ -70,6 +72,8 @@ class _File(NamedTuple):
     def size(self, name: str, usual=None, least=1, most=10**7, of=int) -> Any:
         field = self.row[name]
         found = self.config.get(field) if isinstance(field, str) else field
+        if name in ("image", "patch") and isinstance(found, list) and len({*map(str, found)}) == 1:
+            found = found[0]  # of a square
         if field == "" or (found is None and usual is not None):
             return usual or 0
         if type(found) not in (int, of) or not (found == field or least <= found <= most):
@@ -77,15 +81,15 @@ class _File(NamedTuple):
             self.refuse(field, f"{kind} from {least} to {most}")
         return found
 
-    def check(self, **sizes: int) -> None:
+    def check(self, fixed: dict[str, int], own: dict[str, int]) -> None:
         # Refuse what would change a layer and is not counted.
         known = {x for x in self.row.values() if isinstance(x, str)} | {*self.row["absent"]}
-        usual = _TABLE["watched"] | {x: [size] for x, size in sizes.items()}
+        usual = _TABLE["watched"] | {x: [size] for x, size in fixed.items()}
         usual = {x: values for x, values in usual.items() if x not in known}
         flags = [x for x, value, _ in self.row["if"] if type(value) is bool]
         usual |= {x: [False, True] for x in (*flags, "tie_word_embeddings")} | self.row["only"]
         for field, values in usual.items():
-            values = [self.config[self.row["width"]] if x == "width" else x for x in values]
+            values = [own.get(x, x) if isinstance(x, str) else x for x in values]
             if self.config.get(field) is not None and self.config[field] not in values:
                 self.refuse(field, " or ".join(map(str, values)) or "nothing")
 
@@ -96,20 +100,23 @@ def _file(given: Mapping[str, Any], part: str) -> _File:
     usual = _TABLE["inside"].get(str(kind), {})
     parts = {x: y for x, y in given.items() if isinstance(y, Mapping)}
     kinds = {x: k for x, y in parts.items() if (k := y.get("model_type") or usual.get(x))}
+    counted = [f"{x!r:.60}" for x, k in kinds.items() if k in [*_TABLE["family"]]][:9]
     if part and part not in kinds:
-        refuse("part", f"{part!r:.60}", f"one of {', '.join(kinds) or 'none'} in this file")
+        refuse("part", f"{part!r:.60}", f"{' or '.join(counted) or 'no part'}, of this file")
     if part:
-        kind, given = kinds[part], _TABLE["nested"].get(str(kinds[part]), {}) | parts[part]
+        tied = {x: y for x, y in given.items() if x == "tie_word_embeddings"}
+        kind, given = kinds[part], _TABLE["nested"].get(str(kinds[part]), {}) | parts[part] | tied
     why = "".join(f", {why}" for why, types in _TABLE["refused"].items() if kind in types)
     if why or kind not in [*_TABLE["family"]]:
         known = "another model" if why else f"one of {', '.join(_TABLE['family'])}"
-        known = f"its --part {' or '.join(kinds)}" if kinds and not part else known
+        known = f"its --part {' or '.join(counted)}" if counted and not part else known
         got = "nothing" if kind is None else f"{kind!r:.60}{why}"
         refuse("model_type", got, f"{_BY_HAND}; or {known}")
     row, config = _row(kind), {x: y for x, y in given.items() if x}
     for x in [x for x, y in given.items() if isinstance(y, Mapping)]:
         config |= {f"{x}.{y}": found for y, found in given[x].items()}
-    config |= {x: config[y] for x, y in _TABLE["also"] if config.get(y) is not None}
+    for x, y, *only in _TABLE["also"]:
+        config |= {x: config[y]} if config.get(y) is not None and kind in (only or [kind]) else {}
     config = row["absent"] | config
     for field, value, changes in row["if"]:
         found = bool(config.get(field)) if type(value) is bool else config.get(field)

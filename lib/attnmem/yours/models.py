@@ -18,7 +18,10 @@ from .families import read
 # What adapters call the maps of attention.
 _MAPS = {f"{x}{end}": x for x in "qkvo" for end in ("_proj", "", "_lin")}
 _MAPS |= {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
-_INSTEAD = "or the model itself with --adapter and --adapted"
+_BASE = "base_model_name_or_path"
+_OTHERS = ["rank_pattern", "use_dora", "modules_to_save", "layers_to_transform", "lora_bias"]
+_OTHERS += ["trainable_token_indices", "target_parameters", "layer_replication", "exclude_modules"]
+_OTHERS += ["use_qalora", "use_bdlora"]  # fields with which more is trained, or other maps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +67,12 @@ class ModelCapacity:
         """A report that a person reads: the answer, then where the numbers are."""
         model, layer, most = self.model, self.model.blocks[0].attention, self.matter // self.outputs
         read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
-        what = f"numbers of adapters of {self.adapted}" if self.adapted else "numbers"
+        what = f"of adapters of {self.adapted}" if self.adapted else f"with a read-out of {read}"
         eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
         lines = [
-            f"{model.name}: {len(model.blocks)} blocks of {layer.heads} heads, d = {layer.dim}",
-            f"Of {self.parameters:,} {what}, at most {self.matter:,} matter{eps} for {read} at a "
-            f"token, so real labels of more than {most:,} examples are almost never met: proved. "
-            f"({self.below})",
+            f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
+            f"Of {self.parameters:,} numbers, {what}, at most {self.matter:,} matter{eps}, so real "
+            f"labels of more than {most:,} examples are almost never met: proved. ({self.below})",
             f"{'numbers':>20}{'matter':>16}",
         ]
         for name, numbers, matter, by_eps, times in self.parts:
@@ -125,35 +127,42 @@ def model_capacity(
     if path and path.is_dir():
         names = (path / "config.json", path / "adapter_config.json")
         path = next((name for name in names if name.exists()), names[0])
+    if path and not path.is_file():
+        refuse("config", f"no file {path}", "a model's folder or its config.json, on this machine")
     with reading(path or "config", "a model's configuration"):
         given = json.loads(path.read_bytes()) if path else config
         if not isinstance(given, Mapping):
             refuse("contents", type(given).__name__, "an object of names and values")
-        base = given.get("base_model_name_or_path")
-        if base is None or "model_type" in given:
+        if "model_type" in given or not given.keys() & {"peft_type", _BASE}:
             model = read(given, part)
-        else:  # an adapter
+        else:
+            if adapter:
+                refuse("adapter", adapter, "none beside an adapter's folder")
             adapter, adapted = _adapter(given)
-            base = (path or Path()).parent / str(base)
-            if not base.is_dir():
-                what = f"its folder here, or that and --adapter {adapter} --adapted {adapted}"
-                refuse("base_model_name_or_path", repr(str(base)), what)
-            model = model_capacity(base, part=part).model
+            how = f"its folder here, or capacity FOLDER --adapter {adapter} --adapted {adapted}"
+            at = [(path or Path()).parent, Path()]
+            found = [x for y in at if (x := y / str(given.get(_BASE)) / "config.json").is_file()]
+            if not found:
+                refuse(_BASE, f"{given.get(_BASE)!r:.60}", how)
+            model = model_capacity(found[0], part=part).model
+    adapted = "".join(x for x in "qkvo" if x in adapted) if adapter else ""
     parts = _adapters(model, adapter, adapted) if adapter else model.parts(outputs)
-    return ModelCapacity(model, tuple(parts), outputs, adapted if adapter else "")
+    return ModelCapacity(model, tuple(parts), outputs, adapted)
 
 
 def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
-    """Rank and maps of a PEFT adapter."""
-    for name in ("rank_pattern", "use_dora", "modules_to_save", "layers_to_transform"):
-        if given.get(name):
-            refuse(name, given[name], f"one rank of all maps; {_INSTEAD}")
+    """Rank and maps of a PEFT adapter of low rank."""
+    usual = {"peft_type": (None, "LORA"), "bias": (None, "none")} | dict.fromkeys(_OTHERS, (None,))
+    for name, values in usual.items():
+        if (found := given.get(name)) and found not in values:
+            refuse(name, f"{found!r:.60}", f"{values[-1]}, as other adapters are not counted")
     rank, names = given.get("r"), given.get("target_modules")
     if type(rank) is not int or rank < 1:
-        refuse("r", rank, "an integer >= 1")
-    if not isinstance(names, list) or not _MAPS.keys() >= {*names} or not names:
-        refuse("target_modules", names, f"maps of attention; {_INSTEAD}")
-    return rank, "".join(x for x in "qkvo" if x in {_MAPS[name] for name in names})
+        refuse("r", f"{rank!r:.60}", "an integer >= 1")
+    if not isinstance(names, list) or not {*map(str, names)} <= _MAPS.keys() or not names:
+        what = "maps of attention; those among them: capacity FOLDER --adapter R --adapted qv"
+        refuse("target_modules", f"{names!r:.60}", what)
+    return rank, "".join({_MAPS[name] for name in names})
 
 
 def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
