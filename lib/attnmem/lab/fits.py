@@ -10,6 +10,7 @@ number of examples and seed have the same data and the same start.
 import itertools
 import time
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -207,9 +208,7 @@ class FitStudy(Study):
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         rows = [*rows]
         table = super().table(rows)
-        listed = {}
-        for profile in {*table.profile}:
-            listed |= self.fittings(profile)
+        listed = ChainMap(*map(self.fittings, {*table.profile}))
         each = [(self.sizes_of(fit), fit) for fit, _ in rows]
         known = {name: [getattr(sizes, name) for sizes, _ in each] for name in self.sizes.known}
         table = table.assign(shape=[sizes.words for sizes, _ in each], **known)

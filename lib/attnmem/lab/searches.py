@@ -102,10 +102,6 @@ def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Br
 
     Where a size beyond one that fails would not fail, this is the smaller answer. ``memorizes``
     gives None for a size that is not known yet, which ends it there.
-
-    Example:
-        >>> bisect(lambda T: T <= 700, start=50, most=2500)
-        Bracket(memorized=700, failed=712)
     """
     low, high = 0, most + 1
     size = min(start, most)

@@ -57,10 +57,6 @@ def numerical_rank(
     that rank; :func:`certified_rank` proves a rank without a tolerance. By default ``rtol`` is
     ``max(m, n)`` times the rounding unit of ``dtype``, as in numpy and torch, and ``dtype`` that of
     the matrix (float64 for integers).
-
-    Example:
-        >>> numerical_rank(torch.tensor([[1, 2], [2, 4]]))
-        1
     """
     values = _in_units(matrix, dtype)
     (m, n), batch = matrix.shape[-2:], matrix.shape[:-2]
