@@ -181,7 +181,7 @@ def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
     # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
     assert found.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
     assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
-    assert "numbers, of adapters of qv" in str(found)
+    assert "numbers, adapters of qv alone" in str(found)
     assert model_capacity(QWEN, adapter=2, adapted="vqq") == found
     with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
         model_capacity(tmp_path, adapter=4)

@@ -122,7 +122,9 @@ def test_the_layer_of_the_book_has_its_ceiling_and_floor_and_several_have_a_ceil
     assert found.floor == bounds.own_context_floor(5, 3, 7)
     assert found.proved.startswith("one output: proved")
     for other in ({"bias": "o"}, {"norm": True}, {"rope": 1.0, "head_dim": 4}, {"adapter": 1}):
-        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith("not")
+        assert capacity(**{"heads": 5, "dim": 7, "head_dim": 3} | other).proved.startswith(
+            "proved from above; with"
+        )
     counted = capacity(4, 8, 2, value_dim=3, layers=3)
     assert counted.deep == bounds.deep_ceiling([4, 4, 4], 2, 3, 8)
     assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
@@ -287,6 +289,12 @@ def test_a_layer_of_other_widths_stands_where_torchs_own_does():
             assert alpha is None
         elif "average_attn_weights" in more:
             assert (alpha[:, :3] - shown).abs().max() < 1e-12
+    for wrong in ({"key_padding_mask": hidden[0]}, {"attn_mask": hidden[:1]}):
+        with pytest.raises(ValueError, match=rf"^{min(wrong)}: got shape .*; expected \(.*5\)"):
+            own(x, x, x, **wrong)
+    half = to_torch(type(weights)(*wider, idle, eye), bias).bfloat16()
+    y = x.bfloat16()
+    assert half(y, y, y, attn_mask=hidden)[0].dtype == torch.bfloat16
     each = normal(4, 5, 5, seed=8)  # of each head
     batch, alone = own(x, x, x, attn_mask=each.repeat(7, 1, 1))[0], own(x[0], x[0], attn_mask=each)
     assert (batch[0] - alone[0]).abs().max() < 1e-12
@@ -316,8 +324,13 @@ def test_edited_weights_go_back_into_their_layer(bias, widths):
     )
     edited.into(module)
     assert (module(q, k, v)[0] - 2 * before).abs().max() < 1e-12
-    with pytest.raises(ValueError, match=r"^module: got a map of shape \(8, 8\); expected"):
-        taken.into(nn.MultiheadAttention(8, 2))
+    with pytest.raises(ValueError, match=r"^module: got a map of shape \(9, 9\); expected"):
+        taken.into(nn.MultiheadAttention(9, 3))
+    with pytest.raises(ValueError, match=r"^module: got 4 heads; expected 3, as the weights have"):
+        taken.into(nn.MultiheadAttention(12, 4))
+    huge = dataclasses.replace(taken, weights=taken.weights._replace(W_O=1e6 * taken.weights.W_O))
+    with pytest.raises(ValueError, match=r"^weights in torch.float16: got .* infinite"):
+        huge.into(nn.MultiheadAttention(12, 3, dtype=torch.float16, **kind))
     if not bias:
         moved = dataclasses.replace(taken, bias=taken.bias + 1)
         with pytest.raises(ValueError, match=r"^module: got no bias where the weights have one"):
@@ -526,7 +539,7 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
     status, said = call(*sizes)
     assert (status, "21,106,689 matter for one output" in said) == (0, True)
     assert (
-        "not proved with shared keys and values, rotary positions (from 3 tokens on)"
+        "proved from above; with shared keys and values, rotary positions (from 3 tokens on)"
         in " ".join(said.split())
     )
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')

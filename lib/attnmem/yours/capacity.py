@@ -39,7 +39,7 @@ class Capacity:
         """A report that a person reads."""
         lines = [
             f"{self.parameters:>13,} parameters, of which {self.trained:,} are trained",
-            f"{self.effective:>13,} of these matter ({self.effective / self.trained:.3f})",
+            f"{self.effective:>13,} of these matter at most ({self.effective / self.trained:.3f})",
             f"{self.one_output:>13,} matter for one output, a ceiling of its real labels",
             f"{'':12}({self.proved})",
             f"{'no' if self.floor is None else f'{self.floor:,}':>13} floor of these labels",
@@ -239,10 +239,10 @@ class _Layer:
         normed = self.m < self.dim
         kinds = {"shared keys and values": self.each > 1}
         kinds |= {"rotary positions (from 3 tokens on)": self.turned, "biases": self.bias}
-        kinds |= {"a LayerNorm": normed, "adapters": adapted}
+        kinds |= {"a LayerNorm whose shift biases undo": normed, "adapters": adapted}
         unlike = ", ".join(kind for kind, found in kinds.items() if found)
-        counts = f"not proved with {unlike};" if unlike else "one output: proved; several:"
-        counts = f"{counts} {_COMPARED}"
+        above = f"proved from above; with {unlike}, equality only"
+        counts = f"{above if unlike else 'one output: proved; several:'} {_COMPARED}"
         if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
             counts = "upper bounds: adapters of both factors of a product overlap"
         if adapted:

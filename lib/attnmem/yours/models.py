@@ -19,9 +19,9 @@ from .families import read
 _MAPS = {f"{x}{end}": x for x in "qkvo" for end in ("_proj", "", "_lin")}
 _MAPS |= {"query": "q", "key": "k", "value": "v", "out_proj": "o", "out_lin": "o"}
 _BASE = "base_model_name_or_path"
-_OTHERS = ["rank_pattern", "use_dora", "modules_to_save", "layers_to_transform", "lora_bias"]
-_OTHERS += ["trainable_token_indices", "target_parameters", "layer_replication", "exclude_modules"]
-_OTHERS += ["use_qalora", "use_bdlora"]  # fields with which more is trained, or other maps
+# Fields of adapters with which more is trained, or otherwise.
+_OTHERS = "rank_pattern use_dora modules_to_save layers_to_transform layer_replication lora_bias"
+_OTHERS += " trainable_token_indices target_parameters exclude_modules use_qalora use_bdlora"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,25 +54,19 @@ class ModelCapacity:
         layer = self.model.blocks[0].attention
         return None if layer.normed else layer.counted(self.model.name, layer.dim, None, "")
 
-    @property
-    def below(self) -> str:
-        """What is known of the count from below, where nothing is proved."""
-        if self.adapted:
-            return "It may be fewer, as the adapters of two maps overlap."
-        if any(block.homogeneous for block in self.model.blocks):
-            return "Perhaps fewer do, where units of ReLU never switch."
-        return "At nearly all small sizes compared, exactly so many do."
-
     def __str__(self) -> str:
         """A report that a person reads: the answer, then where the numbers are."""
         model, layer, most = self.model, self.model.blocks[0].attention, self.matter // self.outputs
         read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
-        what = f"of adapters of {self.adapted}" if self.adapted else f"with a read-out of {read}"
+        what = f"adapters of {self.adapted} alone" if self.adapted else f"with a read-out of {read}"
         eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
+        fewer = self.adapted or any(block.homogeneous for block in model.blocks)  # which may never switch
+        below = "It may be fewer." if fewer else "At nearly all small sizes it is so many."
         lines = [
             f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
-            f"Of {self.parameters:,} numbers, {what}, at most {self.matter:,} matter{eps}, so real "
-            f"labels of more than {most:,} examples are almost never met: proved. ({self.below})",
+            f"Of {self.parameters:,} numbers, {what}, at most {self.matter:,} matter{eps}. So "
+            f"random real labels of more than {most:,} examples are almost never met: proved. "
+            f"({below} Counted are these parts alone, no pooler, deeper head or convolution.)",
             f"{'numbers':>20}{'matter':>16}",
         ]
         for name, numbers, matter, by_eps, times in self.parts:
@@ -89,8 +83,8 @@ class ModelCapacity:
             )
         if (one := self.layer) and one.floor:
             lines.append(
-                f"One attention layer, by itself: {one.floor:,} to {one.one_output:,} labels at "
-                "one output (compared with ranks, not proved)."
+                f"One attention layer, by itself: at most {one.one_output:,} labels at one output "
+                f"(proved), and at least {one.floor:,} (compared with ranks)."
             )
         return wrapped(lines)
 
@@ -152,7 +146,9 @@ def model_capacity(
 
 def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
     """Rank and maps of a PEFT adapter of low rank."""
-    usual = {"peft_type": (None, "LORA"), "bias": (None, "none")} | dict.fromkeys(_OTHERS, (None,))
+    usual = {"peft_type": (None, "LORA"), "bias": (None, "none")} | dict.fromkeys(
+        _OTHERS.split(), (None,)
+    )
     for name, values in usual.items():
         if (found := given.get(name)) and found not in values:
             refuse(name, f"{found!r:.60}", f"{values[-1]}, as other adapters are not counted")
@@ -170,7 +166,5 @@ def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
         layer, m = block.attention, block.attention.m
         # Behind a norm with a bias, a map of frozen bias reads d dimensions.
         read = dataclasses.replace(layer, m=layer.dim) if block.shift else layer
-        numbers = sum(
-            rank * sum(shape) for x, shape in layer.shapes(layer.dim).items() if x in adapted
-        )
+        numbers = rank * sum(sum(layer.shapes(layer.dim)[x]) for x in adapted)
         yield Part(f"adapters of {adapted}", numbers, read.shown(m, rank, adapted), times=times)

@@ -56,6 +56,8 @@ class FromTorch:
         """
         parts = _parts(module)
         (W_Q, W_K, W_V, W_O, W_D), (queries, keys, values) = self.weights, self.widths
+        if parts.heads != len(W_Q):
+            refuse("module", f"{parts.heads} heads", f"{len(W_Q)}, as the weights have")
         places = (0, queries), (0, keys), (keys if values else 0, values or keys)
         written = []
         for W, (first, width) in zip((W_Q * W_Q.shape[-1] ** 0.5, W_K, W_V), places, strict=True):
@@ -68,6 +70,7 @@ class FromTorch:
         for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
             if W.shape != there.shape:
                 refuse("module", f"a map of shape {(*there.shape,)}", f"shape {(*W.shape,)}")
+            check_finite(f"weights in {there.dtype}", torch.cat([W.flatten(), b]).to(there.dtype))
             if bias is None and b.any():
                 refuse("module", "no bias where the weights have one", "a layer with biases")
         with torch.no_grad():
@@ -79,7 +82,9 @@ class FromTorch:
     def _widened(self, rows: Tensor) -> Tensor:
         if rows.ndim == 3 and not self.batch_first:
             rows = rows.transpose(0, 1)
-        wide = F.pad(rows, (0, self.weights.W_Q.shape[-2] - rows.shape[-1]))
+        wide = F.pad(
+            rows.to(self.weights.W_Q.dtype), (0, self.weights.W_Q.shape[-2] - rows.shape[-1])
+        )
         wide[..., -1] = 1.0  # the constant coordinate
         return wide
 
@@ -270,9 +275,11 @@ class _Attention(nn.Module):
         # The axis of heads before the rows: (*T, H, L or n, d_h).
         logits = (query.unsqueeze(-3) @ self.W_Q) @ (key.unsqueeze(-3) @ self.W_K).mT
         if key_padding_mask is not None:
-            logits = logits + _added("key_padding_mask", key_padding_mask)[..., None, None, :]
+            added = _added("key_padding_mask", key_padding_mask, logits, key.shape[:-1])
+            logits = logits + added[..., None, None, :]
         if attn_mask is not None:
-            added = _added("attn_mask", attn_mask)
+            every = logits.shape[:-2].numel(), *logits.shape[-2:]
+            added = _added("attn_mask", attn_mask, logits, logits.shape[-2:], every)
             logits = logits + (added.view_as(logits) if added.ndim == 3 else added)
         elif is_causal:
             refuse("attn_mask", "None with is_causal", "the mask itself, as torch asks for")
@@ -283,14 +290,18 @@ class _Attention(nn.Module):
         return outputs, alpha if need_weights else None
 
 
-def _added(name: str, mask: Tensor) -> Tensor:
+def _added(name: str, mask: Tensor, logits: Tensor, *shapes: tuple[int, ...]) -> Tensor:
     """What a mask adds to logits: bools hide where True, a tokenizer's integers where 0."""
+    if mask.shape not in shapes:
+        what = " or ".join(f"{(*shape,)}" for shape in shapes)
+        refuse(name, f"shape {(*mask.shape,)}", what)
     if mask.is_floating_point():
-        return mask
+        return mask.to(logits)
     if mask.dtype != torch.bool and (name == "attn_mask" or not ((mask == 0) | (mask == 1)).all()):
         what = "bools, True where hidden, floats to add, or a tokenizer's 0 and 1 for keys"
         refuse(name, f"dtype {mask.dtype}", what)
-    return torch.where(mask if mask.dtype == torch.bool else mask == 0, -torch.inf, 0.0)
+    hidden = mask if mask.dtype == torch.bool else mask == 0
+    return torch.zeros_like(mask, dtype=logits.dtype).masked_fill(hidden, -torch.inf)
 
 
 def _is_one_layer(weights: MHAWeights) -> None:
@@ -308,8 +319,8 @@ def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -
     """Make a torch module of a layer, whose outputs ``bias`` is added to.
 
     It is a ``torch.nn.MultiheadAttention`` with batch first, if that has these sizes. Otherwise it
-    is called alike, with the key as value by default, and can stand in torch's encoder layer.
-    ``FromTorch.into`` writes edited weights back where they are from.
+    is called alike, with the key as value by default, and can stand in torch's encoder, with batch
+    first and without nested tensors. ``FromTorch.into`` writes edited weights where they are from.
     """
     H, d, d_h = weights.W_Q.shape
     if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
