@@ -30,8 +30,8 @@ class Block:
     """An attention layer and an MLP of ``units``, each with a skip connection and its norms.
 
     ``place`` says where norms stand: ``pre``, before a branch; ``post``, behind each sum, with
-    one of the embeddings; ``out``, behind a branch; ``both``, before and behind it. ``out`` is
-    with RMSNorm, and neither of the last two has biases of norms.
+    one of the embeddings; ``out``, behind a branch; ``both``, before and behind it. The last two
+    are counted with RMSNorms without biases.
     """
 
     attention: _Layer
@@ -77,7 +77,8 @@ class Block:
 
     def _behind(self, rows: int) -> int:
         # A norm behind a map M shows M diag(g), and M M^T up to a scale, which is linear in g^-2.
-        shown = self.affine * min(self.attention.dim, rows * (rows + 1) // 2) - 1
+        weighed = self.affine or self.layer_scale
+        shown = weighed * min(self.attention.dim, rows * (rows + 1) // 2) - 1
         return shown if self.place in ("both", "out") else 0
 
 
@@ -127,7 +128,7 @@ class Model:
     def _embedding(self, d: int, m: int, tied: bool, biased: bool) -> Iterator[Part]:
         block, rows = self.blocks[0], self.rows + self.types
         lost, learned = 0, self.words or self.patch
-        shared = bool(self.words or self.positions)  # they absorb one type
+        shared = bool(self.positions or (self.words and not tied))  # they absorb one type
         places = (self.positions + max(0, self.types - shared)) * m
         if learned:
             # Norms ignore the scale of the stream; or that of each token, if it is normed alone.

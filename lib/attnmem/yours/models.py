@@ -60,7 +60,9 @@ class ModelCapacity:
         read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
         what = f"adapters of {self.adapted} alone" if self.adapted else f"with a read-out of {read}"
         eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
-        fewer = self.adapted or any(block.homogeneous for block in model.blocks)  # which may never switch
+        fewer = self.adapted or any(
+            block.homogeneous for block in model.blocks
+        )  # which may never switch
         below = "It may be fewer." if fewer else "At nearly all small sizes it is so many."
         lines = [
             f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
