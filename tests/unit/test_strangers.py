@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from attnmem import __main__ as cli
 from attnmem.features import corpora
 from attnmem.features.encoders import trained_encoder
-from attnmem.yours import ModelCapacity, model_capacity, saved_layer
+from attnmem.yours import ModelCapacity, capacity, model_capacity, saved_layer
 
 pytestmark = pytest.mark.usefixtures("no_hub")
 
@@ -157,6 +157,9 @@ def test_biases_of_a_configuration_are_those_of_the_model():
     assert maps(llama) == (16 * (8 + 4), 16 * (4 + 8))
     assert maps(QWEN) == (16 * (8 + 4) + 8 + 4, 16 * (4 + 8) + 4)
     assert maps(llama | {"attention_bias": True}) == (16 * 12 + 12, 16 * 12 + 4 + 16)
+    assert model_capacity(llama).layer == capacity(4, 16, 2, kv_heads=2, rope=True, name="llama")
+    gptj = GPT2 | {"model_type": "gptj", "rotary_dim": 2, "activation_function": "gelu"}
+    assert model_capacity(gptj).layer is None, "a LayerNorm's bias before maps without one"
 
 
 def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):

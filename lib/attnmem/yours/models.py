@@ -50,9 +50,11 @@ class ModelCapacity:
 
     @property
     def layer(self) -> Capacity | None:
-        """One of its attention layers by itself; with norms of its queries, that is not counted."""
-        layer = self.model.blocks[0].attention
-        return None if layer.normed else layer.counted(self.model.name, layer.dim, None, "")
+        """One attention layer by itself; not with norms of queries, or biases of norms alone."""
+        layer, shift = self.model.blocks[0].attention, self.model.blocks[0].shift
+        alone = shift and not {*"qv", *"k" * bool(layer.turned)} <= {*layer.bias}
+        counted = not (layer.normed or alone)
+        return layer.counted(self.model.name, layer.dim, None, "") if counted else None
 
     def __str__(self) -> str:
         """A report that a person reads: the answer, then where the numbers are."""
@@ -60,9 +62,7 @@ class ModelCapacity:
         read = "one output" if self.outputs == 1 else f"{self.outputs:,} outputs"
         what = f"adapters of {self.adapted} alone" if self.adapted else f"with a read-out of {read}"
         eps = f" ({self.by_eps:,} of them only as norms have an eps)" if self.by_eps else ""
-        fewer = self.adapted or any(
-            block.homogeneous for block in model.blocks
-        )  # which may never switch
+        fewer = self.adapted or any(block.homogeneous for block in model.blocks)
         below = "It may be fewer." if fewer else "At nearly all small sizes it is so many."
         lines = [
             f"{model.name}: {len(model.blocks)} x {layer.heads} heads, d = {layer.dim}",
@@ -148,19 +148,17 @@ def model_capacity(
 
 def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
     """Rank and maps of a PEFT adapter of low rank."""
-    usual = {"peft_type": (None, "LORA"), "bias": (None, "none")} | dict.fromkeys(
-        _OTHERS.split(), (None,)
-    )
-    for name, values in usual.items():
-        if (found := given.get(name)) and found not in values:
-            refuse(name, f"{found!r:.60}", f"{values[-1]}, as other adapters are not counted")
+    usual = dict.fromkeys(_OTHERS.split()) | {"peft_type": "LORA", "bias": "none"}
+    for name, value in usual.items():
+        if (found := given.get(name)) and found != value:
+            refuse(name, f"{found!r:.60}", f"{value}, as other adapters are not counted")
     rank, names = given.get("r"), given.get("target_modules")
     if type(rank) is not int or rank < 1:
         refuse("r", f"{rank!r:.60}", "an integer >= 1")
     if not isinstance(names, list) or not {*map(str, names)} <= _MAPS.keys() or not names:
         what = "maps of attention; those among them: capacity FOLDER --adapter R --adapted qv"
         refuse("target_modules", f"{names!r:.60}", what)
-    return rank, "".join({_MAPS[name] for name in names})
+    return rank, "".join(x for x in "qkvo" if x in {_MAPS[name] for name in names})
 
 
 def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
