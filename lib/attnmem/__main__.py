@@ -169,9 +169,7 @@ def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
 def _add_yours(commands: argparse._SubParsersAction) -> None:
     # Only what is given reaches capacity(), whose defaults stand there.
     kind = {"argument_default": argparse.SUPPRESS}
-    count = commands.add_parser(
-        "capacity", help="how many labels your model or layer holds", **kind
-    )
+    count = commands.add_parser("capacity", help="what your model or layer can hold", **kind)
     what = "a model's folder, config.json, or adapter; without it, give a layer's heads and dim"
     count.add_argument("config", nargs="?", metavar="MODEL", help=what)
     count.add_argument("--part", help="of a model of several, such as vision_config")
@@ -196,13 +194,17 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
 
 def _capacity(given: argparse.Namespace) -> int:
     chosen = {name: value for name, value in vars(given).items() if name != "command"}
-    of_models = {"config", "part", "outputs", "adapter", "adapted"}
-    if others := chosen.keys() - of_models if "config" in chosen else chosen.keys() & {"part"}:
-        other = "no sizes beside a model" if "config" in chosen else "a model's folder before it"
-        refuse(f"--{min(others).replace('_', '-')}", chosen[min(others)], other)
-    if "config" not in chosen and (missing := {"heads", "dim"} - chosen.keys()):
+    if "config" in chosen:
+        if sizes := chosen.keys() - {"config", "part", "outputs", "adapter", "adapted"}:
+            name = min(sizes)
+            refuse(f"--{name.replace('_', '-')}", chosen[name], "no sizes beside a model")
+        print(model_capacity(**chosen))
+        return 0
+    if "part" in chosen:
+        refuse("--part", chosen["part"], "a model's folder before it")
+    if missing := {"heads", "dim"} - chosen.keys():
         refuse(f"--{min(missing)}", "nothing", "--heads and --dim, or a model's folder")
-    print(model_capacity(**chosen) if "config" in chosen else capacity(**chosen))
+    print(capacity(**chosen))
     return 0
 
 

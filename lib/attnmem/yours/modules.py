@@ -82,9 +82,8 @@ class FromTorch:
     def _widened(self, rows: Tensor) -> Tensor:
         if rows.ndim == 3 and not self.batch_first:
             rows = rows.transpose(0, 1)
-        wide = F.pad(
-            rows.to(self.weights.W_Q.dtype), (0, self.weights.W_Q.shape[-2] - rows.shape[-1])
-        )
+        _, d, _ = self.weights.W_Q.shape
+        wide = F.pad(rows.to(self.weights.W_Q.dtype), (0, d - rows.shape[-1]))
         wide[..., -1] = 1.0  # the constant coordinate
         return wide
 
