@@ -13,7 +13,6 @@ import torch
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
 from attnmem.lab import experiments, fits, models, searches
-from attnmem.theory import counts
 from attnmem.theory.dana import circle, dependent_subset, offered_rank
 from attnmem.theory.independence import kruskal_rank, numerical_rank
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
@@ -210,18 +209,6 @@ def test_a_head_mixes_and_a_unit_cuts_as_the_picture_says():
     inputs = re.findall(r">\((\d), (\d)\): (\d)<", shown)
     assert len(inputs) == 3
     assert all(max(int(x) + int(y) - 1, 0) == int(answer) for x, y, answer in inputs)
-
-
-def test_three_labels_save_two_of_six_bits():
-    shown = page("bits")
-    chances = {"1": 1.0, "1/2": 0.5, "1/8": 0.125}
-    p = torch.tensor([chances[found] for found in re.findall(r">p = ([\d/]+)<", shown)])
-    left = shown.count('class="bit left"') + shown.count('class="bit extra"')
-    assert left == (1 / p).log2().sum() == 4
-    assert ">4 bits<" in shown
-    loss = -p.double().log().mean().item()
-    assert counts.loss_to_bits(loss, vocab=4, total=3) == pytest.approx(2)
-    assert ">saves 2 of 6<" in shown
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
@@ -519,18 +506,13 @@ def test_two_heads_are_heard_by_as_many_numbers_as_depth_counts():
         assert bounds.deep_ceiling(heads, 1, 1, 3) == int(total[-2:])
 
 
-def test_bits_of_real_labels_are_drawn_as_the_library_counts_them():
-    shown = page("precision")
-    widths = [float(w) for w in re.findall(r'class="bit"[^>]* width="([\d.]+)"', shown)]
-    for k, error in enumerate((0.1, 0.01, 1e-8)):
-        one, all_of_them = (float(counts.error_to_bits(error**2, T)) for T in (1, 48))
-        row = shown.split(">to ")[k + 1]
-        assert [f"{one:.1f}", f"{all_of_them:,.0f}", f"{all_of_them / 80:.1f}"] == re.findall(
-            r">([\d.,]+)</text>", row
-        )
-        drawn, widths = widths[: int(one) + 1], widths[int(one) + 1 :]
-        assert sum(drawn) / 8 == pytest.approx(one, abs=0.05)
-    assert not widths
+def test_lines_of_examples_cut_the_circle_as_cover_counts():
+    shown = page("arcs")
+    arcs = re.findall(r'class="arc([^"]*)" data-signs="([+−]*)"', shown)
+    for T in range(1, 7):
+        assert len({signs[:T] for _, signs in arcs}) == bounds.sign_vectors(T, 2) == 2 * T
+    assert len(arcs) == 12
+    assert all((lit == " lit") == signs.startswith("+++") for lit, signs in arcs)
 
 
 def test_a_flat_sheet_misses_the_label_that_a_fold_reaches():

@@ -261,7 +261,6 @@ ACCURACIES = [  # a claim, its word, the files, what is so in them, and the accu
         *(f"{D}finding-depth", PART, "depth exp5-aot", "layers add nothing"),
         lambda c: c.H / 40 + 0.5 * (c.lr != 0.05),
     ),
-    (f"{D}finding-bits-per-parameter", OUT, "shapes", "small sets", lambda c: c.T < 60),
 ]
 ERRORS = [  # likewise, and the share of the variance that is explained
     (f"{M}figure-5-shared-heads", OUT, "fig5-shared-heads", "rises", falls),
@@ -320,13 +319,10 @@ CASES = [
         *(f"{D}finding-dimension-law", OUT, "as the parameters", None),
         searched(lambda x: x.parameters**2 / 5000 + x.d_h),
     ),
-    (
-        *(f"{D}finding-heads-law", OUT, "other shapes hold twice as much", None),
-        searched(lambda x: x.memorized * (2 if x.d == 5 and x.H in (6, 11, 20) else 1)),
-    ),
     (f"{M}finding-descent", PART, "never", None, drawn(False)),
     (f"{M}finding-descent", OUT, "from the construction only", None, drawn(True)),
     (f"{M}finding-training", OUT, "never met", fits(stop=lambda c, r: "steps")),
+    (f"{M}finding-signs-trained", PART, "never met", fits(stop=lambda c, r: "steps")),
     (f"{M}finding-depth-training", OUT, "never met", fits(stop=lambda c, r: "steps")),
     (
         *(f"{M}finding-training-stops", OUT, "large ratios"),
@@ -387,7 +383,7 @@ def test_every_measured_claim_has_rows_that_make_it_false():
 
 QUICK = (
     *(f"{M}figure-2c", f"{M}appendix-a", f"{M}figure-3", f"{M}figure-5-random-context"),
-    *(f"{M}largest-sets", f"{M}assumption-3", f"{D}experiment-6", f"{D}finding-heads-law"),
+    *(f"{M}largest-sets", f"{M}assumption-3", f"{D}experiment-6"),
 )
 
 

@@ -101,6 +101,8 @@ LEAST = {
     (counts.accuracy_to_associations, "vocab"): 2,
     (counts.accuracy_to_bits, "vocab"): 2,
     (counts.loss_to_bits, "vocab"): 2,
+    (counts.class_price, "classes"): 2,
+    (counts.class_capacity, "classes"): 2,
     (counts.aot_dimension, "vocab"): 2,
     (counts.aot_dimension, "width"): 0,
     (counts.mha_dimension, "classes"): 2,

@@ -3,11 +3,10 @@
 import dataclasses
 import math
 
-import pandas as pd
 import pytest
 import torch
 
-from attnmem.lab import data, experiments, models, searches, training
+from attnmem.lab import experiments, models, searches, training
 from attnmem.lab import store as storage
 from attnmem.lab.store import Outcome
 from attnmem.lab.study import ALL
@@ -177,45 +176,3 @@ def test_stored_trainings_have_their_bits_and_counts():
     assert line.parameters == models.parameter_count(first)
     assert line.layer_parameters == models.parameter_count(first, tables=False)
     assert line.dimension == models.dimension(first)
-
-
-def test_a_recount_goes_over_every_pair_that_was_drawn():
-    [run, *_] = experiments.runs("dana-exp1", "quick", 1)
-    run = dataclasses.replace(run, T=128, batch=64, steps=250)
-    found = searches.recount(run)
-    drawn = len(data.pairs_of(run).tokens.unique(dim=0))
-    assert drawn < run.N**2
-    assert 0 < found.counted <= drawn * math.log2(run.N)
-    assert found.counted != found.read
-    classes = experiments.runs("mahdavi-fig2a", "quick", 1)[0]
-    with pytest.raises(ValueError, match=r"^run: got the task 'classes'"):
-        searches.recount(classes)
-
-
-def lines(**columns):
-    shape = {"model": "aot", "variant": "paper", "context": None, "N": 4, "n": 2, "d": 3}
-    shape |= {"d_h": 3, "width": None, "layers": 1, "experiment": "none", "lr": 0.1}
-    return pd.DataFrame({"steps": 9, **columns}).assign(**shape)
-
-
-def test_the_largest_set_of_each_shape_is_the_largest_that_is_right():
-    table = lines(H=[1, 1, 1, 2], T=[5, 9, 12, 7], accuracy=[1.0, 1.0, 0.9, 1.0])
-    assert searches.largest_sets(table)["T"].tolist() == [9, 7]
-
-
-def test_a_span_is_over_means_of_cells():
-    table = lines(
-        H=[1, 1, 2],
-        T=[5, 5, 5],
-        bits=[8.0, 12.0, 30.0],
-        parameters=[10, 10, 15],
-        layer_parameters=[5, 5, 6],
-        dimension=[None, None, 12],
-    )
-    found = searches.span(table)
-    assert found == {"low": 1.0, "high": 2.0, "layer_parameters": 5, "dimension": 2.5, "cells": 2}
-    assert math.isnan(searches.span(table[:2])["dimension"])
-    longer = searches.span(table.assign(steps=[9, 18, 9]))
-    assert (longer["low"], longer["cells"]) == (0.8, 3)
-    with pytest.raises(ValueError, match=r"^table: got no lines"):
-        searches.span(table[:0])

@@ -138,6 +138,23 @@ def own_context_rank(heads: int, context: AtLeast2, dim: int) -> int:
     return heads * dim
 
 
+@checked
+def sign_vectors(total: int, rank: int) -> int:
+    r"""Sign vectors of ``T`` examples that a read-out meets: :math:`2 \sum_{k<R} \binom{T-1}{k}`.
+
+    Any ``min(T, R)`` of the features are independent, and their rank is that: so it is, exactly, of
+    random attention of rank ``R``. Of trained attention it is a lower bound, with ``R`` the floor
+    of real labels. Other features: :func:`attnmem.theory.independence.regions`.
+
+    Example:
+        >>> sign_vectors(total=3, rank=2)
+        6
+
+    Source: Cover 1965, Theorem 1.
+    """
+    return 2 * sum(math.comb(total - 1, k) for k in range(min(rank, total)))
+
+
 # --- real labels: ceilings and floors -------------------------------------------------------------
 
 # The ceilings count the parameters that one output shows: beyond so many examples almost all real

@@ -1,8 +1,9 @@
 """How much of its ceiling attention reaches by training: which fits, and where they ended.
 
-Two studies: of one layer (``LAYER``), and of layers one after the other with skip connections
-(``DEEP``), which have the same heads in all in one, two or three layers, so the same number of
-weights. There is one output, and labels are uniform on [0, 1]. The number of examples is a fraction
+Three studies: of one layer (``LAYER``), also with signs (``SIGNS``), and of layers one after the
+other with skip connections (``DEEP``), which have the same heads in all in one, two or three
+layers, so the same number of weights. There is one output. Labels are uniform on [0, 1], or 1 above
+one half and -1 below. The number of examples is a fraction
 of the ceiling, beyond which almost no labels can be met. Optimizers that are given the same sizes,
 number of examples and seed have the same data and the same start.
 """
@@ -87,6 +88,8 @@ class Shape(NamedTuple):
         rank, uniform = min(self.d_h, self.d), partial(torch.rand, generator=g, dtype=torch.float64)
         contexts = uniform(*([fit.T] if self.context == "own" else []), self.n, self.d)
         queries, labels = uniform(fit.T, self.d), uniform(fit.T)
+        if fit.optimizer == "hinge":
+            labels = (labels - 0.5).sign()
         maps = random_maps(g, self.H, self.d, rank, LOGITS)
         heads = ScalarHeads(*maps, VALUES * gaussian(g, self.H, self.d))
         change = Coordinates.balancing(contexts, queries)
@@ -99,6 +102,7 @@ class Shape(NamedTuple):
         if (fit.optimizer, fit.coordinates, fit.lr) == ("adam", "raw", AS_PUBLISHED["lr"]):
             return "Adam as published"
         names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {fit.lr}"}
+        names["hinge"] = "squared hinge"
         return names[fit.optimizer] + (", raw" if fit.coordinates == "raw" else "")
 
 
@@ -240,6 +244,7 @@ def _fitted(fit: Fitting, given: Given) -> Fitted:
     """The time is that of the optimizer."""
     adam = partial(fitting.adam, rate=partial(warmup_cosine, fit), batch=fit.batch, seed=fit.seed)
     optimizers = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs, "adam": adam}
+    optimizers["hinge"] = fitting.signs
     start = time.perf_counter()
     end = optimizers[fit.optimizer](*given, steps=fit.steps)
     seconds = time.perf_counter() - start
@@ -267,5 +272,6 @@ RATES = (1e-2, 3e-2)  # of Adam, where it is tuned
 
 _WHAT = "how much of its ceiling a {} reaches (not in the paper)"
 LAYER = FitStudy("answer-training", "mahdavi", _WHAT.format("layer"), Shape)
+SIGNS = FitStudy("answer-signs", "mahdavi", "signs that a layer meets (not in the paper)", Shape)
 DEEP = FitStudy("answer-depth", "mahdavi", _WHAT.format("network"), Network)
-FITS: dict[str, FitStudy] = {study.name: study for study in (LAYER, DEEP)}
+FITS: dict[str, FitStudy] = {study.name: study for study in (LAYER, SIGNS, DEEP)}

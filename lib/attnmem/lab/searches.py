@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
-import torch
 
 from ..checks import Range, checked, refuse
 from ..theory import counts
-from . import models, protocols, store
+from . import models, store
 from .store import Row, Rows, Run
 from .study import EXPERIMENTS, Cells, Place, Selection, Study, Unit, from_grids, name_of
-from .training import device_settings
 
-SHAPE = ("model", "variant", "context", "N", "n", "d", "d_h", "H", "width", "layers")
-CELL = (*SHAPE, "T", "experiment", "steps", "lr")
 _COUNTS = ("parameters", "layer_parameters", "dimension")
 _PRECISION = 1e-8  # real labels that are met more closely count as met to this
 Positive = Annotated[int | float, Range(0, math.inf)]
@@ -188,52 +184,3 @@ def trainings(profile: str) -> pd.DataFrame:
             bits = saved_bits(outcome.accuracy, outcome.loss, run.N, found["labels"])
             lines.append(vars(run) | found | {"bits": bits} | counted)
     return pd.DataFrame(lines)
-
-
-class Recount(NamedTuple):
-    """Bits of a training on bigrams: as its row is read, and counted over all its pairs."""
-
-    read: float
-    counted: float
-
-
-def recount(run: Run) -> Recount:
-    """Train on bigrams once more; its row leans towards pairs that were drawn often."""
-    if run.task != "bigrams":
-        refuse("run", f"the task {run.task!r}", "bigrams")
-    cpu = torch.device("cpu")
-    with device_settings(cpu, tf32=False):
-        protocol = protocols.PROTOCOLS["bigrams"]([run], cpu)
-        while not protocol.done:
-            protocol.advance()
-        found = protocol.reached[run.key]
-        drawn = protocol.columns[0].unique(dim=1)
-        tokens, answers = drawn[:2].mT, drawn[2]
-        with torch.no_grad():
-            logits = models.aot_logits(protocol.parameters, run, tokens[None])[0].double()
-    loss = torch.nn.functional.cross_entropy(logits.T, answers).item()
-    accuracy = (logits.argmax(dim=0) == answers).double().mean().item()
-    read = saved_bits(found["accuracy"], found["loss"], run.N, _labels(run))
-    return Recount(read, saved_bits(accuracy, loss, run.N, len(answers)))
-
-
-def largest_sets(table: pd.DataFrame) -> pd.DataFrame:
-    """Of every shape, the :func:`trainings` of the largest set that any got right."""
-    right = table[table.accuracy == 1]
-    most = right.groupby([*SHAPE], dropna=False)["T"].transform("max")
-    return right[right["T"] == most]
-
-
-def span(table: pd.DataFrame) -> dict[str, float]:
-    """Bits per parameter over the cells of :func:`trainings`, each the mean of its seeds.
-
-    ``low`` and ``high`` are the ends for all parameters; of the cell at the upper one there are the
-    bits for each parameter without tables and for each dimension, NaN if that is not known.
-    """
-    if table.empty:
-        refuse("table", "no lines", "at least one")
-    cells = table.groupby([*CELL], dropna=False)[["bits", *_COUNTS]].mean().reset_index()
-    each = cells.bits / cells.parameters
-    best = cells.loc[each.idxmax()]
-    others = {name: float(best.bits / best[name]) for name in _COUNTS[1:]}
-    return {"low": each.min(), "high": each.max(), **others, "cells": len(cells)}

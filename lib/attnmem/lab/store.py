@@ -157,7 +157,7 @@ class Finding:
 class Fitting(Configuration):
     """One layer or several with one output, fitted to uniform labels in float64."""
 
-    optimizer: str  # lm, lbfgs or adam
+    optimizer: str  # lm, lbfgs or adam; hinge for signs
     coordinates: str  # raw or balanced
     context: str  # own or shared
     H: int  # of each layer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Annotated, Any
 
@@ -224,3 +225,49 @@ def loss_to_bits(loss, vocab: AtLeast2, total: int):
     at most the mutual information between labels and weights (Gibbs' inequality).
     """
     return total * (math.log(vocab) - loss) / math.log(2)
+
+
+# --- class labels ---------------------------------------------------------------------------------
+
+
+@checked
+def class_price(classes: AtLeast2) -> float:
+    r"""The price :math:`\delta_N` of a label of ``N`` classes: the rivals that are in its way.
+
+    Of ``N`` standard normal outputs the right one is raised, and those above it are lowered, to one
+    level, by the least change. The price is the mean number of those lowered: 1/2, 5/6 for two and
+    three classes, about :math:`2 \ln N` for very many. Errors are below 1e-8 of it up to 10^6.
+
+    Example:
+        >>> round(class_price(classes=10), 6)
+        1.992089
+    """
+    return _class_price(classes)
+
+
+@functools.cache
+def _class_price(N: int) -> float:
+    # A rival at b is lowered if a + S < b: the right output and what exceeds b of N - 2 others.
+    # By Gil-Pelaez that is 1/2 - 1/pi int_0 Im E exp(i t (a + S - b)) / t dt, with, for each other,
+    # E exp(i t (x - b)_+) = Phi(b) + int_0 exp(i t u) phi(b + u) du, a Faddeeva function.
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    b, t = 8.5 * nodes[:, None], 4.5 * (nodes + 1)  # where the law and its transform do not vanish
+    bell, above = np.exp(-b * b / 2), scipy.special.ndtr(-b)
+    other = scipy.special.ndtr(b) + bell / 2 * scipy.special.wofz((t + 1j * b) / math.sqrt(2))
+    turns = np.exp((N - 2) * np.log(other) - t * t / 2 - 1j * t * b).imag / t
+    density = bell / math.sqrt(2 * math.pi)
+    mean = density - b * above  # of what exceeds b
+    spread = np.sqrt(1 + (N - 2) * ((1 + b * b) * above - b * density - mean**2))
+    never = b < (N - 2) * mean - 9 * spread  # there the integrand turns too fast
+    lowered = np.where(never[:, 0], 0, 0.5 - turns @ weights * 4.5 / math.pi)
+    return (N - 1) * 8.5 * float(weights * density[:, 0] @ lowered)
+
+
+@checked
+def class_capacity(rank: int, classes: AtLeast2) -> float:
+    r"""Examples of which half of all choices of ``N`` classes are met: :math:`(N-1) R / \delta_N`.
+
+    One read-out for each class, of features of rank ``R``; the right output is the largest. Exact
+    for two classes, beyond them a formula, measured within 11% (``R >= 8``, equal classes).
+    """
+    return (classes - 1) * rank / _class_price(classes)

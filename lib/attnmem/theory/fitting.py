@@ -27,7 +27,7 @@ from ..examples import Contexts, check_data
 from . import tangents
 from .tangents import DeepTangents, ScalarHeads, Tangents
 
-__all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits"]
+__all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits", "signs"]
 
 MET = 1e-6  # of the largest label
 _SMALLEST, _LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
@@ -208,6 +208,43 @@ def newton(
         else:
             return made, weights, damping
         made, weights, damping = made + 1, moved, max(damping / FALL, _LOWEST)
+
+
+def _are_signs(weights, contexts, queries, labels) -> None:
+    _can_be_fitted(weights, contexts, queries, labels)
+    if not (labels.abs() == 1).all():
+        refuse("labels", f"values from {labels.min():g} to {labels.max():g}", "1 and -1")
+
+
+@checked(also=_are_signs)
+@torch.no_grad()
+def signs(
+    weights: ScalarHeads, contexts: Contexts, queries: _Queries, labels: _Labels, *, steps: int
+) -> Fit:
+    """Give outputs the signs of labels 1 and -1, by :func:`levenberg_marquardt` on squared hinges.
+
+    It stops when all signs are right (``met``); ``error`` is the share of those that are wrong.
+    """
+    problem = _Problem(contexts, queries, labels)
+    y = problem.labels
+
+    def margins(at: ScalarHeads) -> _Labels:
+        return (problem.outputs(at) * y).clamp(max=1)
+
+    def derivative(at: ScalarHeads) -> Tangents:  # nothing is asked beyond the margin
+        rows = problem.tangents(at)
+        pull = (y * (rows.outputs * y < 1))[:, None]
+        pulled = {name: pull * getattr(rows, name) for name in ("attended", "pulls", "keyed")}
+        return rows._replace(outputs=(rows.outputs * y).clamp(max=1), **pulled)
+
+    def done(made: int, short: _Labels) -> bool:
+        return made == steps or bool((short > -1).all())
+
+    start, ones = _copied(weights), torch.ones_like(y)
+    made, weights, damping = newton(start, margins, derivative, ones, done)
+    wrong = float((margins(weights) <= 0).double().mean())
+    ended = "stuck" if damping > HIGHEST else "steps"
+    return Fit(weights, wrong, made, ended if wrong else "met", damping)
 
 
 # --- L-BFGS and Adam ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ..checks import FLOATS, Range, Seed, check_finite, checked, refuse
+from ..core.bounds import sign_vectors
 from ..examples import unit
 from .balls import BallMatrix, Enclosure, MostBits, flint, precision, precisions
 
@@ -26,6 +27,7 @@ _ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cach
 _PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
 _BLOCK = 8192  # subsets whose singular values are computed at once
 _PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
+_MOST_REGIONS = 2**20  # in a minute
 _MIX = 2**20  # largest coefficient of the combinations
 _CONFIDENCE = 0.95  # of the bounds by samples
 
@@ -457,6 +459,50 @@ def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
         first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
         rank = math.prod(others, start=first).rank()
     return CertifiedRank(rank, shape, f"rank modulo the prime {p}")
+
+
+def _are_few(rows: Tensor) -> None:
+    _are_numbers(rows=rows)
+    if 0 not in rows.shape and sign_vectors(*rows.shape) > _MOST_REGIONS:
+        refuse("rows", f"shape {(*rows.shape,)}", f"at most {_MOST_REGIONS} regions")
+
+
+@checked(also=_are_few)
+def regions(rows: Shaped[Tensor, "T m"], *, seed: Seed = 0) -> int:
+    r"""Sign vectors of ``T`` examples that a read-out meets, for any features.
+
+    They are regions between hyperplanes: :math:`\sum_S (-1)^{|S| + \operatorname{rank} Z_S}` over
+    all sets of rows, with ranks modulo a random prime, as those of :func:`certified_rank`. Rounded
+    features have lost their relations: give integers in proportion.
+
+    Example:
+        >>> regions(torch.tensor([[1, 0], [0, 1], [1, 1], [2, 2]]))
+        6
+
+    Source: Zaslavsky 1975.
+    """
+    p, (T, m) = _prime(seed), rows.shape
+    residues = _residues(rows, p)
+    return _regions([residues[t * m : (t + 1) * m] for t in range(T)], p)
+
+
+def _regions(rows: list[list[int]], p: int) -> int:
+    """Rows are added one by one: each cuts as many regions as there are within its hyperplane."""
+    different = {}  # up to a factor, with the place of the first entry, which is one
+    for row in rows:
+        if not any(row):
+            return 0
+        at = next(i for i, x in enumerate(row) if x)
+        inverse = pow(row[at], -1, p)
+        different[tuple(x * inverse % p for x in row)] = at
+    if len(different) < 3:
+        return 2 ** len(different)
+    count, before = 1, []
+    for row, at in different.items():
+        within = [[(x - r[at] * y) % p for x, y in zip(r, row, strict=True)] for r in before]
+        count += _regions(within, p)
+        before.append(row)
+    return count
 
 
 def _prime(seed: int) -> int:

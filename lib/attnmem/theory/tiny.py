@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
 from ..core.descend import adam_steps
 from ..core.random import gaussian, map_scale
+from .counts import class_price
 from .dana import margins
 
 _EVERY = 50  # steps between two counts of what is right
@@ -94,9 +95,14 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
 
 @checked
 def count_at(load: Annotated[float | int, Range(0, 1e9)], dim: int) -> int:
-    """The largest number of associations ``p`` with ``p ln p <= load d^2``."""
+    r"""The largest number of associations ``p`` with :math:`p \, \delta_p \le` ``load`` d^2, or 1.
+
+    At load one about half of all draws are recalled, by a formula
+    (:func:`~attnmem.theory.counts.class_price`).
+    """
     most = load * dim**2
-    return bisect.bisect_right(range(1, int(most) + 3), most, key=lambda p: p * math.log(p))
+    more = range(2, int(2 * most) + 3)
+    return 1 + bisect.bisect_right(more, most, key=lambda p: p * class_price(p))
 
 
 # --- tiny transformers ----------------------------------------------------------------------------
