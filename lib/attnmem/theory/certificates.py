@@ -7,6 +7,7 @@ al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -447,3 +448,55 @@ def certified_deep_solution(
     chapter on weights of several layers.
     """
     return _near_stored(*_of_network(weights, tokens, skip), labels, most_bits)
+
+
+# --- weights that are rounded ---------------------------------------------------------------------
+
+
+@checked(also=_can_be_enclosed)
+def certified_rounding(
+    weights: MHAWeights,
+    contexts: Contexts,
+    queries: Float[Tensor, "T d"],
+    labels: Float[Tensor, "T d_out"],
+    *,
+    digits: Annotated[int, Range(0, 1000)],
+) -> float:
+    """No output is further from its label, whichever way all weights are rounded; or infinity.
+
+    Each weight ``w`` may become any number within ``2^-(digits + 1) |w|``; its nearest number of so
+    many binary digits after the first is one. By the mean value theorem an output moves by at most
+    the sum of these radii times the absolute derivatives, enclosed on all balls at once.
+
+    Source: this book, the chapter on class labels.
+    """
+    kinds, away = (*weights[:3], weights.W_O.unflatten(0, (len(weights.W_Q), -1))), 0.0
+    with precision(balls.FIRST_BITS + digits):
+        radius, W_D = flint().arb(2) ** -(digits + 1), exact(weights.W_D)
+        ball, zero = 1 + radius * flint().arb(0, 1), flint().arb_mat(1, W_D.nrows())
+        stored = [[*map(exact, maps)] for maps in zip(*kinds, strict=True)]
+        tokens = [exact(E) for E in contexts.reshape(-1, *contexts.shape[-2:])]
+        for t, (query, y) in enumerate(zip(queries, labels.tolist(), strict=True)):
+            x, E = exact(query[None]), tokens[t % len(tokens)]
+            outputs = sum((_Head(maps, x, E).added for maps in stored), zero) * W_D
+            heads = [_Head([W * ball for W in maps], x, E) for maps in stored]
+            last = sum((head.added for head in heads), zero).entries()
+            for c, read in enumerate(W_D.transpose().tolist()):
+                G = flint().arb_mat([[w * ball for w in read]])
+                row = _row(head.pull(G)[0] for head in heads) + last
+                moved = (abs(g * w) for g, w in zip(row, _row(stored) + read, strict=True))
+                away = max(away, balls.above(abs(outputs[0, c] - y[c]) + radius * sum(moved)))
+    return away
+
+
+def certified_digits(*data: Tensor | MHAWeights, tolerance: float = 0.01) -> int | None:
+    """The least digits for which :func:`certified_rounding` is ``tolerance`` of the largest label.
+
+    More keep the labels, too, since their balls lie inside; None if 52 do not. Float32 has 23,
+    float16 10 and bfloat16 7, of weights neither too large nor too small for the exponent.
+    """
+    limit = tolerance * float(data[-1].abs().max())
+    least = bisect.bisect_left(
+        range(53), -limit, key=lambda m: -certified_rounding(*data, digits=m)
+    )
+    return least if least < 53 else None

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import scipy
@@ -34,8 +34,10 @@ _LONGEST, _QUICK, _PLATEAU = 2000, 200, 100  # steps of L-BFGS: most, soon, with
 _WORK, _MOST = 2e12, 20_000  # multiplications of all steps, some minutes of one core; and steps
 _PATIENCE = 0.4  # share of the steps left that one attempt may take
 _CANCELLING, _DESCENT = "heads that nearly cancel", "Levenberg-Marquardt"
+_KEPT, _BLOCKS, _LARGEST = 0.01, 16, 4e6  # of the largest label; rounds; entries of a derivative
 _ROWS = 2048  # examples whose outputs are computed at once
 
+NumberType = Literal["float32", "bfloat16", "float16", "int8"]
 _Found = Iterator[tuple[MHAWeights, str]]  # weights, and what built them
 
 
@@ -49,6 +51,7 @@ class Memorized:
     reason: str  # why the others are not; "all labels are met" if there are none
     how: str  # what built the weights
     classes: list | None  # by output; None for reals
+    kept: dict[str, int]  # labels kept by number type: reals to 1% of the largest, classes as such
 
     @property
     def count(self) -> int:
@@ -70,11 +73,12 @@ class Memorized:
         met = f"{self.count} of {len(self.met)} labels stored"
         if self.count:
             worst = float(self.errors[self.met].max())
-            bound = 10 * _AIM if worst < 10 * _AIM else MET
+            bound = next(x for x in (10 * _AIM, MET, _KEPT) if worst <= x)
             real = f" (errors below {bound:.0e})"  # where a fit ends below that, rounding decides
             met += f" (least margin {-worst:.1e})" if self.classes else real
         met += f" by {H} head{'s' * (H > 1)} of width {head_dim}: {self.how}"
-        return wrapped([met, self.reason])
+        kept = ", ".join(f"{count} in {name}" for name, count in self.kept.items())
+        return wrapped([met, self.reason, f"of all {len(self.met)}, weights rounded keep {kept}"])
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
@@ -98,6 +102,7 @@ def memorize(
     seed: Seed = 0,
     mask: Any = None,
     seconds: Annotated[int | float | None, Range(0, 1e6)] = None,
+    keep: NumberType | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Memorized:
     """Find weights of one layer that meet as many labels as possible.
@@ -108,7 +113,9 @@ def memorize(
     cross-entropy. Steps are counted, so a call gives the same answer on a slow machine.
 
     Contexts, queries, labels and ``mask`` are as :func:`examine` takes them. After ``seconds``, by
-    default never, no new attempt begins. ``say`` is called with each attempt.
+    default never, no new attempt begins. ``say`` is called with each attempt. With ``keep`` the
+    weights are numbers of that type and a real label is met to 1%: a sixteenth of the weights is
+    rounded at a time, and the others make up for it.
 
     Example:
         >>> data = torch.rand(20, 3, 5), torch.rand(20, 5)
@@ -121,16 +128,64 @@ def memorize(
     until = math.inf if seconds is None else time.monotonic() + seconds
     task = _Task(data, heads, head_dim, seed, until, say or (lambda _: None))
     rest = task.classes() if data.classes else task.reals()
-    most = -1
-    for weights, how in itertools.chain(task.by_theorem(), rest):
+    most, tolerance, beyond = -1, _KEPT if keep else MET, False
+    found = itertools.chain(task.by_theorem(), rest)
+    if keep:
+        some = ((_rounded(data, W, keep, seed), f"{how}, in {keep}") for W, how in found)
+        found = ((W, how) for each, how in some for W in each)
+    for weights, how in found:
+        beyond |= not all(W.isfinite().all() for W in weights)
         errors = _errors(data, _apply(weights, data))
-        met = errors < 0 if data.classes else errors <= MET  # a tie of classes is not met
+        met = errors < 0 if data.classes else errors <= tolerance  # a tie of classes is not met
         if (count := int(met[task.rows].sum())) > most:
             best, most = (weights, errors, met, how), count
         if most == len(task.rows):
             break
     weights, errors, met, how = best
-    return Memorized(weights, errors, met, task.reason(met), how, data.classes)
+    away = {x: _errors(data, _apply(stored(weights, x), data)) for x in get_args(NumberType)}
+    limit = -5e-324 if data.classes else _KEPT
+    kept = {name: int((x <= limit).sum()) for name, x in away.items()}
+    beyond = f"; some fit had weights beyond the largest {keep}" * (beyond and not met.all())
+    return Memorized(weights, errors, met, task.reason(met) + beyond, how, data.classes, kept)
+
+
+def stored(weights: MHAWeights, number_type: NumberType) -> MHAWeights:
+    """The weights as a number type holds them, in float64; ``int8`` scaled for each output."""
+    if number_type != "int8":
+        return MHAWeights(*(W.to(getattr(torch, number_type)).double() for W in weights))
+    steps = [W.abs().amax(-2, keepdim=True).clamp(min=1e-300) / 127 for W in weights]
+    return MHAWeights(*((W / s).round() * s for W, s in zip(weights, steps, strict=True)))
+
+
+def _rounded(data: Data, weights: MHAWeights, keep: str, seed: int) -> Iterator[MHAWeights]:
+    """The nearest weights of a number type; then others of it, of nearly the same outputs."""
+    yield stored(weights, keep)
+    sizes, flat = [W.numel() for W in weights], torch.cat([W.flatten() for W in weights])
+
+    def layer(flat: Tensor) -> MHAWeights:
+        parts = zip(flat.split(sizes), weights, strict=True)
+        return MHAWeights(*(part.view_as(W) for part, W in parts))
+
+    def outputs(flat: Tensor) -> Tensor:
+        return (_apply(layer(flat), data) / scale).flatten()
+
+    def nearest(flat: Tensor) -> Tensor:
+        return torch.cat([W.flatten() for W in stored(layer(flat), keep)])
+
+    scale = _largest(_apply(weights, data))
+    aim, free = outputs(flat), ~torch.isclose(nearest(flat), flat, rtol=1e-12, atol=0)
+    if len(aim) * len(flat) > _LARGEST or not nearest(flat).isfinite().all():
+        return
+    # The largest of each output is not free, and no other passes it: so int8 keeps its scale.
+    tops = torch.cat([W.abs().amax(-2, keepdim=True).expand_as(W).flatten() for W in weights])
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
+    for block in order[free[order]].chunk(_BLOCKS):
+        flat[block], free[block] = nearest(flat)[block], False
+        J = torch.func.jacrev(outputs)(flat)[:, free] * flat[free]
+        step = torch.linalg.lstsq(J, aim - outputs(flat), rcond=1e-6, driver="gelsd").solution
+        moved = flat[free] * (1 + step.clamp(-0.5, 0.5))
+        flat[free] = moved.clamp(-tops[free], tops[free])
+    yield layer(flat)
 
 
 def quick_fit(data: Data, heads: int, head_dim: int, seed: int) -> tuple[int, int]:
