@@ -501,3 +501,25 @@ def test_a_new_label_slides_the_crossing_along_the_other_line(drawn):
         verdict = " ".join(page.locator(".verdict").all_text_contents())
         assert ("one line" in verdict) == (label == 8)
     assert page.faults == []
+
+
+def test_one_more_keeps_sixteen_facts_and_fades_without_memory(drawn):
+    page = drawn("one-more")
+    full = page.locator('.fact[fill-opacity="1.0"]')
+    assert full.count() == 10
+    for _ in range(6):
+        page.click(".write")
+    assert full.count() == 16
+    assert "room for 0 more" in page.locator("p").text_content()
+    assert page.locator(".write").is_disabled()
+    page.click(".forget")
+    assert full.count() == 15
+    page.click(".write")
+    assert full.count() == 16
+    page.check("input")
+    for _ in range(10):
+        page.click(".write")
+    assert 1 <= full.count() < 16
+    assert page.locator(".fact.wrong").count() > 0
+    assert page.locator(".forget").is_disabled()
+    assert page.faults == []

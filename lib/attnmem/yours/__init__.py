@@ -5,6 +5,7 @@
 
 from .capacity import Capacity, capacity
 from .data import cut
+from .editing import Memory
 from .examine import Bound, Examination, Tested, examine
 from .files import Loaded, load
 from .layer import Rank
@@ -13,5 +14,5 @@ from .models import ModelCapacity, model_capacity
 from .modules import FromTorch, SavedLayer, from_torch, saved_layer, to_torch
 
 __all__ = ["Bound", "Capacity", "Examination", "FromTorch", "Loaded", "Memorized", "Rank"]
-__all__ += ["SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
+__all__ += ["Memory", "SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
 __all__ += ["ModelCapacity", "load", "memorize", "model_capacity", "saved_layer", "to_torch"]
