@@ -337,10 +337,6 @@ CASES = [
     ),
     (f"{D}finding-parity", PART, "training does it with fewer", None, WALL),
     # Independence
-    (
-        *(f"{M}finding-layers", OUT, "worse after embeddings"),
-        ranks(lambda c: c.size // (2 if c.map.endswith("L0") else 1)),
-    ),
     (f"{M}finding-positions", PART, "learned ones of low rank", ranks(lambda c: 3)),
     (f"{M}finding-bert", OUT, "as in float32", both(dependent(1), dependent(0, dtype="float32"))),
     (

@@ -52,38 +52,6 @@ def test_language_features_are_those_of_the_encoders(kind):
     assert found["GP", "random L1"] == f"{whole} to {whole}"
 
 
-def test_deeper_layers_are_read_by_random_heads_and_memorize_labels(changed, monkeypatch):
-    monkeypatch.setattr(assumptions, "STEPS", 300)
-    monkeypatch.setattr(pretrained, "digits_vit", untrained)
-    quick = {"architecture": "vit-tiny", "d": 24, "T": 60, "data": VISION.tiers["quick"].data}
-    tests = {"samples": (20, 20), "sizes": (8,), "labels": (12,)}
-    deeper = changed(NAME, "deeper", depth=2, least=0.0, **quick, **tests)
-    assert experiments.run(NAME, "deeper") == len(VISION.configs("deeper"))
-    rows = experiments.table(NAME, "deeper")
-    assert set(rows["map"]) == {
-        f"{kind} L{at}" for kind in ("random", "trained") for at in range(3)
-    }
-    labels = rows[(rows.test == "labels") & ~rows["map"].str.endswith("L0")]
-    assert (labels.samples == 5).all()
-    assert (labels.most_rank <= 12).all()
-    assert labels.dependent.max() == 0, "fewer labels than independent inputs"
-    seen = assumptions._features(deeper, "float64", "cpu")["random L2"]
-    assert seen.heads.shape == (60, 24)
-
-
-@pytest.mark.parametrize("rank", [1, 12])
-def test_labels_are_met_where_the_features_allow_it(rank):
-    g = torch.Generator().manual_seed(0)
-    left = torch.randn(60, rank, generator=g, dtype=torch.float64)
-    read = left @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
-    [asked, *_] = [a for a in VISION.configs("deeper") if a.vectors == "labels"]
-    few = assumptions.labels_met(read, dataclasses.replace(asked, size=13))
-    many = assumptions.labels_met(read, dataclasses.replace(asked, size=60))
-    assert few.shape == (asked.samples,)
-    assert (few == 13).all() == (rank == 12), "a weight for each coordinate, and a bias"
-    assert many.max() < 60, "chance: 2^-60 times a few thousand half-spaces"
-
-
 @pytest.mark.parametrize("kind", ["vision", "bert", "gpt2"])
 def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
     kind, tmp_path, changed, save_words, save_data
@@ -214,7 +182,7 @@ def test_a_test_counts_dependent_subsets_and_their_ranks():
     for rank in (12, 5):
         vectors = torch.randn(40, 12, dtype=torch.float64)
         vectors[:, rank:] = 0
-        seen = Seen(vectors, vectors * 2, torch.full((40,), 7), vectors)
+        seen = Seen(vectors, vectors * 2, torch.full((40,), 7))
         found = assumptions._found(seen, dataclasses.replace(asked, size=8))
         assert (found.dependent, found.ranked) == (200 * (rank < 8), 20)
         assert found.most_rank == min(rank, 8)

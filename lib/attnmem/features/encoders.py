@@ -240,21 +240,6 @@ def random_attention(
         return queries + z @ (W_V @ W_O)
 
 
-def head_features(
-    tokens: Float[Tensor, "B n d"], queries: Float[Tensor, "B d"], heads: int, *, seed: int
-) -> Float[Tensor, "B d"]:
-    """What a read-out of the next attention layer sees: Xavier's heads of width ``d / heads``."""
-    d = tokens.shape[-1]
-    g = torch.Generator().manual_seed(seed)
-    x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))[:, None]
-    outputs = []
-    with torch.autocast(tokens.device.type, enabled=False):
-        for _ in range(heads):
-            W_Q, W_K, W_V = (_xavier(g, d, d // heads).to(tokens) for _ in range(3))
-            outputs.append(F.scaled_dot_product_attention(q @ W_Q, x @ W_K, x @ W_V))
-    return torch.cat(outputs, dim=2)[:, 0]
-
-
 def _xavier(g: torch.Generator, *shape: int) -> Tensor:
     W = torch.empty(shape, dtype=torch.float32, device="cpu")
     return nn.init.xavier_uniform_(W, generator=g)
@@ -266,7 +251,6 @@ class Seen(NamedTuple):
     queries: Float[Tensor, "T d"]  # the query tokens (Assumption 1)
     relaxed: Float[Tensor, "T d"]  # each plus the mean of all tokens (Assumption 3)
     ranks: Int[Tensor, " T"]  # the numerical rank of each context (Assumption 2)
-    heads: Float[Tensor, "T k"]  # what a random layer reads (head_features), or empty
     positions: Float[Tensor, "n d"] | None = None  # of embeddings, the table of positions
 
 
@@ -276,14 +260,12 @@ def collect(
     trained: Encoder | None = None,
     *,
     attention: bool = False,
-    heads: int = 0,
     seed: int = 0,
 ) -> dict[str, Seen]:
     """Stream batches through encoders; keep a few vectors and a rank of every example, by map.
 
     ``random L0`` are the embeddings of the random encoder, ``random L1`` what its first block makes
-    of them, ``trained L0`` likewise, and ``random attention`` one random layer on the first. The
-    ``heads`` are those of the attention layer that reads the features, 0 for none.
+    of them, ``trained L0`` likewise, and ``random attention`` one random layer on the first.
     """
     kept: dict[str, Seen] = {}
     encoders = {"random": random, "trained": trained}
@@ -297,11 +279,10 @@ def collect(
             tokens["random attention"] = random_attention(embedded, embedded, seed=seed)
         for name, x in tokens.items():
             queries = x[:, (random or trained).query].clone()  # a view would keep all tokens
-            read = head_features(x, queries, heads, seed=seed) if heads else queries[:0]
-            new = [queries, queries + x.mean(dim=1), numerical_rank(x), read]
+            new = [queries, queries + x.mean(dim=1), numerical_rank(x)]
             if name in kept:
                 # Copied at once: small pieces between large ones would break up free memory.
-                new = [torch.cat(pair) for pair in zip(kept[name][:4], new, strict=True)]
+                new = [torch.cat(pair) for pair in zip(kept[name][:3], new, strict=True)]
             kept[name] = Seen(*new)
     if not kept:
         refuse("batches", "none", "at least one batch")

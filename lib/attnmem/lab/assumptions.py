@@ -2,8 +2,8 @@
 
 ``assumptions.toml`` lists the cases of each study by tier: ``published`` are the paper's models and
 data, which need a hub; ``shipped`` random models of the same size on what lies on every machine;
-``trained`` small models that are trained here first, ``deeper`` all their layers; ``pretrained``
-what Python packages carry (the extra ``pretrained``); ``quick`` a tiny model, a smoke test.
+``trained`` small models that are trained here first; ``pretrained`` what Python packages carry (the
+extra ``pretrained``); ``quick`` a tiny model, a smoke test.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from ..checks import checked, reading, refuse
-from ..core.descend import adam_steps
 from ..features import corpora, encoders, pretrained
 from ..features.encoders import Seen
 from ..theory.independence import numerical_rank, sampled_independence
@@ -36,10 +32,7 @@ from .study import ALL, Selection, Study, Unit, _Named
 from .training import origin
 
 SEED = 0
-STEPS = 3000  # of a read-out towards random labels
-READING_HEADS = 4  # of the attention layer that reads the features for it
 TIERS = ("published", "shipped", "trained", "pretrained")  # those that repeat the published tests
-_DRAWS = 5  # of random labels
 _RANKED = 20  # subsets of which the rank itself is computed, not only whether it is full
 
 
@@ -79,7 +72,6 @@ class Case:
     curves: Sequence[str] = ()
     positions: bool = False
     depth: int = 1
-    labels: Sequence[int] = ()
     also: tuple[Case, ...] = ()
 
     @property
@@ -107,7 +99,6 @@ class Case:
         """Of one of the maps the vectors, the sizes and the number of samples of each test."""
         many, few = self.samples
         tests = [("queries", self.n, many), ("contexts", self.n, self.T), ("queries", self.d, few)]
-        tests += [("labels", size, _DRAWS) for size in self.labels]
         if map_.endswith("L0"):
             tests += [("relaxed", self.n, many), ("relaxed", self.d, few)]
             tests += [("positions", self.n, 1)] * self.positions
@@ -129,7 +120,7 @@ class AssumptionTests(Study):
     """The tests of the assumptions on one kind of model, at each of its ``tiers``.
 
     In its table ``test`` is ``A1``, ``A2``, ``A3``, ``GP`` (general position), ``GP of A3``,
-    ``positions``, ``labels``, or ``curve`` for further sizes; ``share`` is that of the samples that
+    ``positions``, or ``curve`` for further sizes; ``share`` is that of the samples that
     were independent, ``ranks`` from the least to the largest.
     """
 
@@ -190,8 +181,7 @@ def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
     own, architecture = {"seed": SEED, **options}, case.architecture
     random = encoders.random_encoder(architecture, **own) if case.random else None
     trained = encoders.trained_encoder(case.weights(), **options) if case.trained else None
-    heads = READING_HEADS if case.labels else 0
-    told = {"attention": "random attention" in case.curves, "heads": heads, "seed": SEED}
+    told = {"attention": "random attention" in case.curves, "seed": SEED}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
         seen = encoders.collect(case.batches(), random, trained, **told)
     for of_map in seen.values():
@@ -203,9 +193,8 @@ def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
 def _found(seen: Seen, check: Check) -> Finding:
     """Test one assumption on the features of its map, which are computed already."""
     start = time.perf_counter()
-    if check.vectors in ("contexts", "labels"):
-        ranks = seen.ranks if check.vectors == "contexts" else labels_met(seen.heads, check)
-        dependent = int((ranks < check.size).sum())
+    if check.vectors == "contexts":
+        ranks, dependent = seen.ranks, int((seen.ranks < check.size).sum())
     else:
         vectors = getattr(seen, check.vectors)
         sampled = sampled_independence(vectors, check.size, samples=check.samples, seed=check.seed)
@@ -215,26 +204,6 @@ def _found(seen: Seen, check: Check) -> Finding:
     ends = {"least_rank": int(ranks.min()), "most_rank": int(ranks.max())}
     measured = origin(time.perf_counter() - start, next(iter(seen)).device)
     return Finding(dependent=dependent, ranked=len(ranks), **ends, **measured)
-
-
-def labels_met(read: Float[Tensor, "T k"], check: Check) -> Int[Tensor, " samples"]:
-    """How many of ``size`` random binary labels a trained linear read-out meets, for each draw.
-
-    A logistic loss on the first ``size`` examples, all draws at once, by full-batch Adam.
-    """
-    x = read[: check.size]
-    x = (x - x.mean(dim=0)) / x.std()
-    g = torch.Generator().manual_seed(check.seed)
-    signs = torch.randint(2, (check.size, check.samples), generator=g).to(x) * 2 - 1
-    weights = x.new_zeros(x.shape[1], check.samples, requires_grad=True)
-    bias = x.new_zeros(check.samples, requires_grad=True)
-
-    def margins() -> Tensor:
-        return signs * (x @ weights + bias)
-
-    for _ in adam_steps(lambda: F.softplus(-margins()).sum(), [weights, bias], STEPS, lr=0.03):
-        pass
-    return (margins() > 0).sum(dim=0).detach()
 
 
 def _case(where: str, table: dict[str, Any]) -> Case:
@@ -273,7 +242,7 @@ def kruskal_estimate(rows: pd.DataFrame) -> int:
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """A column such as ``share`` or ``ranks``, a line for each test and map, by precision."""
-    tests = rows[~rows.test.isin(["curve", "labels"])]  # of which there is one size
+    tests = rows[rows.test != "curve"]  # of which there is one size
     return tests.pivot(index=["test", "map"], columns="dtype", values=column)
 
 

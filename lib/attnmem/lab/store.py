@@ -130,18 +130,18 @@ class Check(Configuration):
     architecture: str
     map: str
     dtype: str
-    vectors: str  # queries, relaxed, contexts, positions (one table of them) or labels
+    vectors: str  # queries, relaxed, contexts or positions (one table of them)
     T: int  # examples
     n: int  # tokens of each
     d: int
-    size: int  # of subsets, or the rank that is tested for; examples that have random labels
-    samples: int  # random subsets, or contexts, or draws of labels that a read-out is to meet
+    size: int  # of subsets, or the rank that is tested for
+    samples: int  # random subsets, or contexts
     seed: int
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test found. Of labels, the number that was met is the rank."""
+    """What a test found."""
 
     dependent: int  # of the samples, those with a rank below their size
     ranked: int  # samples whose rank was computed
