@@ -1,16 +1,12 @@
-"""Bisection finds the edge, from rows alone, and resumes; bits are counted by hand and by pair."""
-
-import dataclasses
-import math
+"""Bisection finds the edge, from rows alone, and resumes."""
 
 import pytest
 import torch
 
-from attnmem.lab import experiments, models, searches, training
+from attnmem.lab import experiments, searches, training
 from attnmem.lab import store as storage
 from attnmem.lab.store import Outcome
 from attnmem.lab.study import ALL
-from attnmem.theory import counts
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -136,43 +132,3 @@ def test_unknown_names_are_refused(arguments):
     for function in (experiments.run, searches.found):
         with pytest.raises(ValueError, match=r"^(name|profile): got '(dana-size|full)'; expected"):
             function(*arguments)
-
-
-# --- bits -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "loss", "classes", "labels", "expected"),
-    [
-        (1.0, 0.2, 8, 5, 15.0),  # the list of wrong answers is empty
-        (0.5, math.log(2), 8, 5, 10.0),  # probabilities: one bit of three is missing
-        (0.1, 3.0, 8, 5, 0.0),  # worse than guessing by either code
-        (None, 1 / (2 * math.pi * math.e) / 64, None, 5, 15.0),
-        (None, 0.5, None, 5, 0.0),
-    ],
-)
-def test_the_better_code_counts(accuracy, loss, classes, labels, expected):
-    assert searches.saved_bits(accuracy, loss, classes, labels) == pytest.approx(expected)
-
-
-def test_real_labels_are_read_to_eight_decimals_at_most():
-    limit = searches.saved_bits(None, 1e-16, None, 1)
-    assert limit == pytest.approx(-math.log2(2 * math.pi * math.e) / 2 + 8 * math.log2(10))
-    assert searches.saved_bits(None, 0.0, None, 1) == limit
-    assert searches.saved_bits(None, 1e-15, None, 1) < limit
-    with pytest.raises(ValueError, match=r"^accuracy: got None"):
-        searches.saved_bits(None, 0.1, 5, 3)
-
-
-def test_stored_trainings_have_their_bits_and_counts():
-    first, second, *_ = experiments.runs("dana-exp1", "quick")
-    storage.append(
-        [(first, dataclasses.replace(WHOLE, accuracy=0.5, loss=1.0)), (second, DIVERGED)]
-    )
-    [line] = searches.trainings("quick").itertuples()
-    labels = counts.different_draws(first.N**2, first.T)
-    assert 0 < labels < min(first.N**2, first.T)
-    assert line.bits == pytest.approx(labels * (math.log(first.N) - 1) / math.log(2))
-    assert line.parameters == models.parameter_count(first)
-    assert line.layer_parameters == models.parameter_count(first, tables=False)
-    assert line.dimension == models.dimension(first)

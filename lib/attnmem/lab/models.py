@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..core import bounds
 from ..core.layers import OWN, attention_weights, head_values, token_axes
-from ..theory import counts
 from . import gradients
 from .data import generator
 from .gradients import Gradient, written_out
@@ -332,15 +331,3 @@ def parameter_count(run: Run, *, tables: bool = True) -> int:
 def _shapes(run: Run) -> dict[str, torch.Size]:
     P = MODELS[run.model].initial(run, generator(run, "weights"))
     return {name: W.shape for name, W in P.items()}
-
-
-def dimension(run: Run) -> int | None:
-    """Dimension of the functions that a run's model can be (``theory.counts``), if it is known."""
-    if run.model == "mha":
-        shared = run.context == "shared"
-        return counts.mha_dimension(run.H, run.d_h, run.d, run.n, shared=shared, classes=run.N)
-    shared, in_skip, *_ = VARIANTS[run.variant]
-    if run.layers > 1 or (shared and run.d_h > run.d):
-        return None
-    width, reading = run.width or 0, {"shared_maps": shared, "position_in_skip": in_skip}
-    return counts.aot_dimension(run.H, run.d_h, run.d, run.N, width=width, **reading)

@@ -1,27 +1,19 @@
-"""How much training memorizes: how many examples without an error, and how many bits of labels.
+"""How much training memorizes: how many examples without an error.
 
 A model's *capacity* is the size of the largest table that it gets right entirely, which is what a
 capacity theorem bounds. Every training of a search is a row, and the path of its bisection follows
-from the rows alone, so that an interrupted search goes on where it was. The bits serve all rows:
-those that an ideal code for the labels saves with the model are those that it holds.
+from the rows alone, so that an interrupted search goes on where it was.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from ..checks import Range, checked, refuse
-from ..theory import counts
 from . import models, store
 from .store import Row, Rows, Run
-from .study import EXPERIMENTS, Cells, Place, Selection, Study, Unit, from_grids, name_of
-
-_COUNTS = ("parameters", "layer_parameters", "dimension")
-_PRECISION = 1e-8  # real labels that are met more closely count as met to this
-Positive = Annotated[int | float, Range(0, math.inf)]
+from .study import Cells, Place, Selection, Study, Unit, from_grids, name_of
 
 
 class Bracket(NamedTuple):
@@ -133,54 +125,4 @@ def found(name: str, profile: str, rows: Rows | None = None) -> pd.DataFrame:
             sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
             theory = {"bound": models.guaranteed(run), "parameters": models.parameter_count(run)}
             lines.append(sizes | ends._asdict() | theory)
-    return pd.DataFrame(lines)
-
-
-# --- bits -----------------------------------------------------------------------------------------
-
-
-@checked
-def saved_bits(
-    accuracy: Annotated[int | float | None, Range(0, 1)],
-    loss: Positive,
-    classes: int | None,
-    labels: Positive,
-) -> float:
-    """Bits that a model saves in a code for so many labels.
-
-    For classes by the better of two codes: one with the model's probabilities, whose ``loss`` is
-    the mean cross-entropy in nats, and one that lists the wrong answers. For real labels that are
-    uniform on [0, 1] (no ``classes`` and ``accuracy``) by a normal code around the outputs; mean
-    square errors, the ``loss``, below ``1e-16`` count as that. The three codes are those of
-    :mod:`attnmem.theory.counts`.
-    """
-    if classes is None:
-        return labels * float(counts.error_to_bits(max(loss, _PRECISION**2), 1))
-    if accuracy is None:
-        refuse("accuracy", accuracy, "a share, since the labels are classes")
-    by_loss = counts.loss_to_bits(loss, classes, 1)
-    return labels * max(0.0, by_loss, float(counts.accuracy_to_bits(accuracy, classes, 1)))
-
-
-def _labels(run: Run) -> float:
-    """The labels that a run is trained on; of bigrams, the pairs expected in its draws."""
-    return counts.different_draws(run.N**2, run.T) if run.task == "bigrams" else float(run.T)
-
-
-def trainings(profile: str) -> pd.DataFrame:
-    """Every stored training that did not diverge, with its bits and three counts of parameters.
-
-    These are ``parameters`` (all that are trained), ``layer_parameters`` (without tables) and
-    ``dimension`` (of the family of functions; missing if it is not known).
-    """
-    lines = []
-    for name in (*EXPERIMENTS, *SEARCHES):
-        for run, outcome in store.known(name, profile).values():
-            if outcome.diverged is not None:
-                continue
-            sizes = (models.parameter_count(run, tables=tables) for tables in (True, False))
-            counted = dict(zip(_COUNTS, (*sizes, models.dimension(run)), strict=True))
-            found = {"accuracy": outcome.accuracy, "loss": outcome.loss, "labels": _labels(run)}
-            bits = saved_bits(outcome.accuracy, outcome.loss, run.N, found["labels"])
-            lines.append(vars(run) | found | {"bits": bits} | counted)
     return pd.DataFrame(lines)

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 
 from ..checks import Range, checked, refuse
-from ..core.bounds import AtLeast2, UpToDim, _ceiling, _low_rank
+from ..core.bounds import AtLeast2, UpToDim, _low_rank
 
 
 def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> None:
@@ -53,15 +53,9 @@ def mha_parameters(
 
 
 @checked
-def aot_parameters(
-    heads: int, head_dim: UpToDim, dim: int, vocab: int, length: int, rank_one: bool = False
-) -> int:
-    """Parameters of an attention-only transformer: :math:`d (S + 2 N + 2 (d_h + w) H)`.
-
-    Queries and keys have the width ``w = d_h``, or one (``rank_one``): Dana et al. 2025, Remark 2.
-    """
-    width = 1 if rank_one else head_dim
-    return dim * (length + 2 * vocab + 2 * (head_dim + width) * heads)
+def aot_parameters(heads: int, head_dim: UpToDim, dim: int, vocab: int, length: int) -> int:
+    """Parameters of an attention-only transformer: :math:`d (S + 2 N + 4 d_h H)`."""
+    return dim * (length + 2 * vocab + 4 * head_dim * heads)
 
 
 def _fits_the_tables(head_dim: int, dim: int, vocab: int, shared_maps: bool) -> None:
@@ -109,51 +103,6 @@ def aot_dimension(
     return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
 
 
-def _fits_the_context(context: int, dim: int, shared: bool) -> None:
-    if shared and context > dim:
-        refuse("context", context, f"at most d = {dim}, since the context is shared")
-
-
-@checked(also=_fits_the_context)
-def mha_dimension(
-    heads: int,
-    head_dim: int,
-    dim: int,
-    context: int,
-    *,
-    shared: bool,
-    classes: Annotated[int | None, Range(2)] = None,
-    embedded: bool = True,
-) -> int:
-    r"""Dimension of the functions of a multi-head layer with values of width one.
-
-    It is the rank of the Jacobian of all outputs, or predicted distributions over ``classes``, at
-    almost all weights and data. Let :math:`C` be 1 for a real output, else the number of classes
-    less one, and :math:`k = \min(H, d, C)`. Values and read-outs share a scale:
-
-    .. math:: H (r (m + d - r) + m) + k (H + C - k) - H , \qquad r = \min(d_h, m),
-
-    with ``m = d`` for own contexts and ``m = n - 1`` for a shared one of ``n <= d`` tokens. A bias
-    adds :math:`C`; without one, a shared context adds that of its last token, :math:`k`. The
-    model that Mahdavi et al. train (``embedded``, with a bias) adds :math:`\min(d, H r)`, the query
-    at which all logits vanish, and on own contexts the positions :math:`\min(n - 1, d) \min(d, H (r
-    + 1))`. With one token only the bias is left and, on own contexts, a linear map of rank ``k``.
-    """
-    H, n, d = heads, context, dim
-    C = 1 if classes is None else classes - 1
-    k = min(H, d, C)
-    bias = C if embedded else k if shared else 0
-    if n == 1:
-        return C if shared else _low_rank(k, d, C) + bias
-    m = n - 1 if shared else d
-    r = min(head_dim, m)
-    total = _ceiling(H, head_dim, m, d, bias) + k * (H + C - k) - H
-    if embedded:
-        total += min(d, H * r)
-        total += 0 if shared else min(n - 1, d) * min(d, H * (r + 1))
-    return total
-
-
 @checked
 def associations_to_accuracy(
     count: Annotated[float | int, Range(0, "total")], vocab: int, total: int
@@ -175,46 +124,6 @@ def _is_not_half_precision(**arguments: Any) -> None:
 def accuracy_to_associations(accuracy, vocab: AtLeast2, total: int):
     """Associations that an accuracy, a number or an array, amounts to; negative below guessing."""
     return (accuracy - 1 / vocab) / (1 - 1 / vocab) * total
-
-
-def _is_within(most: int | float, what: str, **argument: Any) -> None:
-    _is_not_half_precision(**argument)
-    for name, value in argument.items():
-        if not ((np.asarray(value) >= 0) & (np.asarray(value) <= most)).all():
-            refuse(name, value, what)
-
-
-@checked(also=lambda accuracy: _is_within(1, "shares from 0 to 1", accuracy=accuracy))
-def accuracy_to_bits(accuracy, vocab: AtLeast2, total: int):
-    r"""Bits that a share of right answers, a number or an array, saves in a code for ``T`` labels.
-
-    It is :math:`T (\log_2 N - h(p) - (1 - p) \log_2 (N - 1))` with binary entropy ``h``; zero up
-    to guessing. The code says which answers are wrong, and the right label for each. By Fano's
-    inequality (Cover and Thomas, chapter 2) the accuracy alone gives no better.
-    """
-    p = np.maximum(accuracy, 1 / vocab)
-    entr = scipy.special.entr
-    nats = math.log(vocab) - entr(p) - entr(1 - p) - (1 - p) * math.log(vocab - 1)
-    return total * np.maximum(nats, 0) / math.log(2)
-
-
-@checked
-def different_draws(total: int, draws: int) -> float:
-    r"""Different pairs expected among ``T`` uniform draws: :math:`T_0 (1 - (1 - 1/T_0)^T)`."""
-    return -total * math.expm1(draws * math.log1p(-1 / total)) if total > 1 else 1.0
-
-
-@checked(also=lambda error: _is_within(math.inf, "mean squares, at least 0", error=error))
-def error_to_bits(error, total: int):
-    r"""Lower bound of the bits that a model knows of ``T`` labels uniform on :math:`[0, 1]`.
-
-    It is :math:`T \max(0, -\tfrac12 \log_2 (2 \pi e D))` for mean square errors ``D``: what a code
-    saves for labels normal around the outputs (Shannon; Cover and Thomas, chapter 10). It is zero
-    from ``D = 0.0585`` on; a model that always answers 1/2 has ``D = 1/12``.
-    """
-    with np.errstate(divide="ignore"):
-        rate = -np.log2(2 * math.pi * math.e * np.asarray(error)) / 2
-    return total * np.maximum(rate, 0)
 
 
 @checked(also=_is_not_half_precision)
