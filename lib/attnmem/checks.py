@@ -331,8 +331,8 @@ def need(package: str) -> Any:
             return importlib.import_module(package)
     except ImportError as error:
         top = package.partition(".")[0]
-        name = {"skimage": "scikit-image", "sklearn": "scikit-learn"}.get(top, top)
-        raise ImportError(f"{package} is missing: pip install {name}") from error
+        other = {"flint": "python-flint", "skimage": "scikit-image", "sklearn": "scikit-learn"}
+        raise ImportError(f"{package} is missing: pip install {other.get(top, top)}") from error
 
 
 @contextlib.contextmanager

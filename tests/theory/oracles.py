@@ -35,6 +35,17 @@ def rank(matrix):
     return rational(matrix).rank() if len(matrix) else 0
 
 
+def subset_rank(pairs, H, d_h, d):
+    """The formula of the theorem on subsets, as in the chapter on associations."""
+    T, codes = len(pairs), pairs.unique(return_inverse=True)[1]
+    a, b = torch.nn.functional.one_hot(codes).double().unbind(1)
+    delta = torch.cat([a - b, torch.ones(T, 1)], 1)
+    J = torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * T).view(-1, T)
+    r = torch.linalg.matrix_rank(J[..., None] * delta)
+    L = (J @ b).gt(0).sum(1)
+    return int((T - J.sum(1) + H * r.clamp(max=d_h) + L.clamp(max=d)).min())
+
+
 def kruskal(vectors):
     """The Kruskal rank by its definition: every subset is looked at."""
     rows = rows_of(vectors)

@@ -250,7 +250,6 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
             (memorize_next_tokens, (rows, next_tokens), learn | {"groups": (2,)}),
             (dana.offered_rank, (rows, 2), size),
             (dana.dependent_subset, (rows, 2), size),
-            (dana.subset_rank, (rows, 2), size),
             (dana.impossible_subset, (rows, next_tokens, 2), {}),
             (dana.jacobian_rank, (rows, 2), size | {"trained": True}),
             (dana.cancelling_rank, (rows, (2,)), size),
@@ -338,7 +337,6 @@ def everything():
     yield (
         *fitting.limits(start, E, e, y),
         dana.offered_rank(bits, 1, 2, 2),
-        dana.subset_rank(pairs, 1, 2, 2),
         dana.jacobian_rank(bits, 1, 2, 2),
         dana.cancelling_rank(bits, (2,), 2, 2),
     )

@@ -104,12 +104,6 @@ RANK = [
     ({"sequences": ROWS[:0]}, "sequences: got torch.int64 of shape"),
     ({"head_dim": 3}, "head_dim: got 3"),
 ]
-SUBSETS = [
-    ({"sequences": ROWS[[0, 0]]}, r"sequences: got 0 and 1 equal \(repeats in all: 1\)"),
-    ({"sequences": dana.every_parity(2)[0]}, "sequences: got T_0 = 4, S = 3;"),
-    ({"sequences": torch.arange(34).view(17, 2)}, "sequences: got T_0 = 17, S = 2;"),
-]
-
 START = ScalarHeads(draw(2, D, 3), draw(2, D, 3, seed=1), draw(2, D, seed=2))
 FIT = {"weights": START, **ALL, "steps": 2}
 FITS = [
@@ -195,7 +189,6 @@ TABLE = [
     (dana.memorize_next_tokens, TASK | {"dim": 3, "groups": (2,)}, [*TASKS, *NEXT]),
     (dana.jacobian_rank, BIGRAMS | {"heads": 1}, [*RANK, SIZES]),
     (dana.cancelling_rank, BIGRAMS | {"groups": [1]}, RANK + NEXT[:2]),
-    (dana.subset_rank, BIGRAMS | {"heads": 1}, RANK + SUBSETS),
     (fitting.levenberg_marquardt, FIT, [*SHAPES, *FITS]),
     (fitting.lbfgs, FIT, FITS),
     (fitting.adam, FIT | {"rate": float}, [*FITS, ({"batch": 0}, "batch: got 0")]),

@@ -50,7 +50,6 @@ LITERAL = [
     (bounds.relu_capacity, (7, 5, 3), 22),  # (7 * 9 + 3) / 3, a whole number
     (bounds.relu_capacity, (5, 7, 3), 19),  # (5 * 11 + 3) / 3, rounded down by 1/3
     (bounds.aot_capacity, (7, 3, 5), 7 * 3 + 5),
-    (bounds.previous_aot_capacity, (7, 3), 7 * 2 + 1),
     (bounds.own_context_rank, (7, 2, 5), 7 * 5),
     (bounds.scalar_capacity, (7, 3, 2, 5), 7 * 4),
     (bounds.sequences_ceiling, (7, 3, 5, 11, 2), 5 + 7 * (5 + 3 * (5 + 5 - 3))),
@@ -66,7 +65,6 @@ LITERAL = [
     (counts.mha_parameters, (7, 3, 5), 7 * 5 * (3 + 3 + 1) + 7 + 1),
     (counts.mha_parameters, (7, 3, 5, 2, 11), 7 * 5 * (3 + 3 + 2) + 11 * (14 + 1)),
     (counts.aot_parameters, (7, 3, 5, 11, 2), 5 * (2 + 11 + 11) + 7 * 4 * 3 * 5),
-    (counts.associations_to_accuracy, (7, 5, 11), 1 / 5 + 4 / 5 * 7 / 11),
     (counts.accuracy_to_associations, (39 / 55, 5, 11), 7),
     (counts.accuracy_to_associations, (1 / 5 - 4 / 55, 5, 11), -1),
     (counts.loss_to_bits, (math.log(3), 12, 5), 5 * 2),
@@ -199,9 +197,6 @@ NAN, HALF = float("nan"), np.ones(2, np.float16)
         (bounds.sequences_floor, (2, 2, 5, 4), "head_dim"),
         (counts.aot_dimension, (2, 3, 4, 4), "vocab"),
         (partial(counts.aot_dimension, shared_maps=True), (2, 5, 4, 9), "head_dim"),
-        (counts.associations_to_accuracy, (11, 3, 10), "count"),
-        (counts.associations_to_accuracy, (NAN, 3, 10), "count"),
-        (counts.associations_to_accuracy, (-0.5, 3, 10), "count"),
         (counts.accuracy_to_associations, (HALF, 3, 1), "accuracy"),
         (counts.loss_to_bits, (HALF, 3, 1), "loss"),
     ],

@@ -14,8 +14,9 @@ import torch
 
 from attnmem import deep, random_deep
 from attnmem.core import bounds
-from attnmem.theory.dana import subset_rank
 from attnmem.theory.tangents import deep_tangents, jacobian
+
+import oracles
 
 PRIME = 67_108_859  # so that sums of 2,000 products are exact in 64 bits
 
@@ -336,7 +337,7 @@ def test_the_bound_of_subsets_is_the_exact_rank_of_bigrams():
         for heads, dim in itertools.product((1, 2, 3), (2, 3, 6)):
             for head_dim in {1, 2, dim}:
                 exact = rank_of_offers(pairs.numpy(), heads, head_dim, dim)
-                found = subset_rank(pairs, heads, head_dim, dim)
+                found = oracles.subset_rank(pairs, heads, head_dim, dim)
                 assert found == exact, (pairs.tolist(), heads, head_dim, dim)
                 binding += found < len(pairs)
     assert binding > 100

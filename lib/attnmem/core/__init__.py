@@ -12,30 +12,7 @@ Read the files in this order:
 ``checks`` and ``examples`` beside this folder refuse bad input; a reader may skip them.
 """
 
-from .bounds import (
-    DeepGroups,
-    affine_rank,
-    affine_span_rank,
-    aot_capacity,
-    best_groups,
-    carried_rank,
-    deep_ceiling,
-    deep_floor,
-    deep_groups,
-    group_rank,
-    mha_capacity,
-    own_context_ceiling,
-    own_context_floor,
-    own_context_rank,
-    previous_aot_capacity,
-    relu_capacity,
-    scalar_capacity,
-    sequences_ceiling,
-    sequences_floor,
-    shared_context_ceiling,
-    shared_context_floor,
-    shared_context_rank,
-)
+from . import bounds
 from .deep import DeepWeights, Layer, deep
 from .descend import descend
 from .layers import AoTWeights, MHAWeights, aot, aot_features, mha, mha_attention, mha_features
@@ -43,11 +20,5 @@ from .memorize import memorize_mha
 from .random import random_deep, random_mha, xavier
 
 __all__ = ["AoTWeights", "MHAWeights", "aot", "aot_features", "mha", "mha_attention"]
-__all__ += ["DeepWeights", "Layer", "deep", "descend", "memorize_mha", "mha_features"]
+__all__ += ["DeepWeights", "Layer", "bounds", "deep", "descend", "memorize_mha", "mha_features"]
 __all__ += ["random_deep", "random_mha", "xavier"]
-__all__ += ["DeepGroups", "affine_rank", "affine_span_rank", "aot_capacity", "best_groups"]
-__all__ += ["carried_rank", "deep_ceiling", "deep_floor", "deep_groups", "group_rank"]
-__all__ += ["mha_capacity", "own_context_ceiling", "own_context_floor", "own_context_rank"]
-__all__ += ["previous_aot_capacity", "relu_capacity", "scalar_capacity", "sequences_ceiling"]
-__all__ += ["sequences_floor", "shared_context_ceiling", "shared_context_floor"]
-__all__ += ["shared_context_rank"]

@@ -75,12 +75,6 @@ def aot_capacity(heads: int, head_dim: UpToDim, dim: int) -> int:
 
 
 @checked
-def previous_aot_capacity(heads: int, head_dim: int) -> int:
-    """The earlier bound :math:`H (d_h - 1) + 1`, as quoted in Dana et al. 2025, Table 1."""
-    return heads * (head_dim - 1) + 1
-
-
-@checked
 def scalar_capacity(
     heads: int,
     context: Annotated[int, Range(3, "dim")],

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ..checks import Range, checked
+from ..checks import Range, checked, need
 
 Ball = Any  # flint.arb
 BallMatrix = Any  # flint.arb_mat
@@ -25,12 +25,8 @@ MostBits = Annotated[int, Range(FIRST_BITS)]
 
 
 def flint() -> ModuleType:
-    """Import ``flint`` where it is needed; without it, the error says what to install."""
-    try:
-        import flint
-    except ImportError as error:
-        raise ImportError("exact arithmetic needs flint: pip install python-flint") from error
-    return flint
+    """The package ``flint``, imported where it is needed."""
+    return need("flint")
 
 
 @checked

@@ -103,17 +103,6 @@ def aot_dimension(
     return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
 
 
-@checked
-def associations_to_accuracy(
-    count: Annotated[float | int, Range(0, "total")], vocab: int, total: int
-) -> float:
-    r"""Accuracy of a model that knows ``X`` of ``T_0`` associations and guesses the others.
-
-    It is :math:`\varphi(X) = 1/N + (1 - 1/N) X / T_0` (Dana et al. 2025, Corollary 2).
-    """
-    return 1 / vocab + (1 - 1 / vocab) * count / total
-
-
 def _is_not_half_precision(**arguments: Any) -> None:
     for name, value in arguments.items():
         if np.asarray(value).dtype == np.float16:  # it ends at 65504

@@ -22,7 +22,7 @@ import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from ..checks import Range, Seed, check_tokens, checked, construction, on_cpu, refuse
 from ..core.bounds import aot_capacity
@@ -234,38 +234,6 @@ def _tangents(sequences, values, head_dim, dim, trained=False) -> np.ndarray:
         np.add.at(by_embedding, (np.arange(len(x))[:, None], at.tokens), by_x)
         blocks += [by_embedding.reshape(len(x), -1), by_x.reshape(len(x), -1)]
     return np.concatenate(blocks, axis=1)
-
-
-# --- the rank, from the subsets -------------------------------------------------------------------
-
-
-def _are_few_bigrams(sequences) -> None:
-    check_token_numbers(sequences)
-    T, S = sequences.shape
-    if S != 2 or T > 16:
-        got, wanted = f"T_0 = {T}, S = {S}", "T_0 <= 16, since all subsets are tried, and S = 2"
-        refuse("sequences", got, f"{wanted} (see offered_rank)")
-    check_distinct_sequences(sequences)
-
-
-@on_cpu
-@checked(also=_are_few_bigrams)
-def subset_rank(sequences: Sequences, heads: int, head_dim: _HeadDim, dim: _Dim) -> int:
-    r"""The offered rank of at most 16 distinct bigrams, by trying all subsets.
-
-    The formula is :math:`\min_J T_0 - |J| + H \min(d_h, r(J)) + \min(d, L(J))` over all subsets
-    ``J``. Here ``L(J)`` counts the different last tokens in ``J``, and ``r(J)`` is the dimension
-    that the vectors ``e(a) - e(b) + pos_1 - pos_2`` of ``J`` span (theorem ``thm-subsets``).
-    """
-    T, codes = len(sequences), sequences.unique(return_inverse=True)[1]
-    first, last = one_hot(codes).double().unbind(1)
-    moves = pad(first - last, (0, 1), value=1.0)  # the last is pos_1 - pos_2
-    chosen = torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * T).reshape(-1, T)
-    # The entries are whole, so no singular value is small without being zero.
-    r = torch.linalg.matrix_rank(chosen[..., None] * moves)
-    L = (chosen @ last).gt(0).sum(1)
-    offered = heads * r.clamp(max=head_dim) + L.clamp(max=dim)
-    return int((T - chosen.sum(1) + offered).min())
 
 
 # --- next tokens that no weights predict ----------------------------------------------------------

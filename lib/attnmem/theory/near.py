@@ -330,7 +330,7 @@ def memorize_by_depth(
     T, n, d = tokens.shape
     floor = deep_floor(heads, head_dim, value_dim, d, context=n)
     if floor < T:
-        room = f"at most {floor}, the floor of these layers for {n} tokens, attnmem.deep_floor"
+        room = f"at most {floor}, the floor of these layers for {n} tokens, bounds.deep_floor"
         refuse("labels", f"T = {T} examples", room)
     tried = range(1, sum(heads) + 1)  # heads in a group, as few as serve so many examples
     tried = (deep_groups(heads, head_dim, value_dim, d, context=n, most=most) for most in tried)
