@@ -29,7 +29,7 @@ from ..core.bounds import aot_capacity
 from ..core.layers import AoTWeights, aot, aot_features, look_up
 from ..core.memorize import read_out
 from ..core.random import gaussian, map_scale
-from ..examples import Sequences, check_data, check_distinct_sequences, check_token_numbers
+from ..examples import Sequences, check_distinct_sequences, check_token_numbers
 from .balls import flint
 from .near import closest, draw_base, linearized, near
 from .tangents import ScalarHeads, scalar_outputs, tangents
@@ -433,7 +433,7 @@ def _are_told_apart(sequences, next_tokens, vocab) -> None:
     check_distinct_sequences(sequences, next_tokens)
 
 
-def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=None) -> None:
+def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads) -> None:
     if sequences.shape[1] < 2:
         got = f"S = {sequences.shape[1]}"
         refuse("sequences", got, "S >= 2: a single token attends to nothing but itself")
@@ -441,15 +441,6 @@ def _is_a_task(sequences, next_tokens, vocab, dim, head_dim, heads, unembedding=
     room = aot_capacity(heads, head_dim, dim)
     if not 1 <= len(sequences) <= room:
         refuse("sequences", f"T_0 = {len(sequences)}", f"1 <= T_0 <= H d_h + d = {room}")
-    if unembedding is None:
-        return
-    check_data(unembedding=unembedding)
-    if unembedding.shape != (vocab, dim):
-        refuse("unembedding", f"shape {tuple(unembedding.shape)}", f"shape {(vocab, dim)}")
-    if (unembedding.double().norm(dim=1) - 1).abs().max() > 1e-6:
-        refuse("unembedding", "rows of other lengths", "rows of length one")
-    if len(unembedding.unique(dim=0)) < vocab:
-        refuse("unembedding", "equal rows", "pairwise distinct rows")
 
 
 @construction(also=_is_a_task)
@@ -462,14 +453,13 @@ def memorize_aot(
     head_dim: _HeadDim,
     heads: int,
     seed: Seed,
-    unembedding: Float[Tensor, "N d"] | None = None,
 ) -> AoTWeights:
     """Build an attention-only transformer that predicts every next token.
 
     There may be up to ``H d_h + d`` sequences that attention can tell apart, as it usually can
     random ones: :func:`offered_rank` is their number. In sets that share tokens in a regular way,
-    some next tokens are beyond any weights. ``unembedding`` has distinct rows of length one, by
-    default :func:`spread_tokens`. Of a few draws the one with the largest least margin is returned.
+    some next tokens are beyond any weights. The unembedding is :func:`spread_tokens`. Of some draws
+    the one with the largest least margin is returned.
 
     Example:
         >>> pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -480,8 +470,7 @@ def memorize_aot(
 
     Source: Dana et al. 2025, Theorem 1 with epsilon = 0 and Corollary 1, without their limit.
     """
-    W_U = spread_tokens(vocab, dim, seed) if unembedding is None else unembedding
-    W_U = W_U.to(torch.float64, memory_format=torch.contiguous_format, copy=True)
+    W_U = spread_tokens(vocab, dim, seed)
     products = (W_U @ W_U.T).fill_diagonal_(-math.inf)
     exact_margin = float(1 - products[next_tokens].max())
     generator = torch.Generator().manual_seed(seed)

@@ -147,14 +147,6 @@ class SampledIndependence(NamedTuple):
     dependent_at_most: float  # of all subsets, a fraction, with this confidence (Clopper, Pearson)
 
 
-class SampledKruskalRank(NamedTuple):
-    """The largest size that passed the sampled test, with the evidence on both sides of it."""
-
-    rank: int  # 0 if none passed
-    passed: SampledIndependence | None
-    failed: SampledIndependence | None  # of the next size; None if none failed
-
-
 @checked(also=_are_numbers)
 def sampled_independence(
     vectors: Shaped[Tensor, "T d"],
@@ -228,32 +220,6 @@ def _dependent(vectors, gram, subsets, rtol, ceiling) -> Bool[Tensor, " block"]:
 
 
 @checked(also=_are_numbers)
-def sampled_kruskal_rank(
-    vectors: Shaped[Tensor, "T d"],
-    *,
-    samples: int = 5000,
-    threshold: Annotated[int | float, Range(0.0, 1.0)] = 0.99,
-    seed: Seed,
-) -> SampledKruskalRank:
-    """Estimate the Kruskal rank as published: the largest size that passes the sampled test.
-
-    A size passes if a fraction ``threshold`` of its samples is independent. Bisection finds the
-    largest: an upper estimate of the Kruskal rank, unless a dependent size passes by luck.
-    Source: Mahdavi et al. 2024, Tables 1 and 3 (Appendix J).
-    """
-    low, high = 0, min(vectors.shape) + 1
-    passed = failed = None
-    while high - low > 1:
-        size = (low + high) // 2
-        test = sampled_independence(vectors, size, samples=samples, seed=seed + size)
-        if 1 - test.dependent / samples >= threshold:
-            low, passed = size, test
-        else:
-            high, failed = size, test
-    return SampledKruskalRank(low, passed, failed)
-
-
-@checked(also=_are_numbers)
 def kruskal_rank(
     vectors: Shaped[Tensor, "T d"],
     *,
@@ -292,7 +258,7 @@ def kruskal_rank(
         if subsets > max_subsets:
             got = f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}"
             most = f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size"
-            refuse("vectors", got, f"{most} {size} (see method='milp' and sampled_kruskal_rank)")
+            refuse("vectors", got, f"{most} {size} (see method='milp' and sampled_independence)")
         for suspects in _suspects(rows, size, rtol):
             if (numerical_rank(rows[suspects], rtol=rtol) < size).any():
                 return size - 1
