@@ -15,15 +15,7 @@ from ..core.layers import MHAWeights, mha_features
 from ..examples import check_data
 from ..theory.fitting import MET
 
-_LEAST, _ALONE = 1e-9, 1e-6  # shares that count: of the sample's directions, of a fact's features
-
-
-@checked
-def _features(
-    layer: MHAWeights, contexts: Float[Tensor, "*examples n d"], queries: Float[Tensor, "B d"]
-) -> Float[Tensor, "B Hd"]:
-    check_data(contexts=contexts, queries=queries, **layer._asdict())
-    return mha_features(layer, contexts.double(), queries.double())
+_LEAST, _ALONE = 1e-9, 1e-6  # shares that count: of what is largest, of a fact's own features
 
 
 class Memory:
@@ -34,61 +26,64 @@ class Memory:
     contexts and queries, never change. All is computed in float64; half precision is refused.
     """
 
+    @checked
     def __init__(self, layer: MHAWeights, contexts: Tensor, queries: Tensor, *, keep=None):
         check_tensor("layer.W_Q", layer.W_Q, "(H, d, d_h)", 3)
-        self._layer, self._written = MHAWeights(*(W.double() for W in layer)), 0
-        Z = _features(layer, contexts, queries)
-        heads = self._layer.W_V @ self._layer.W_O.unflatten(0, layer.W_V.shape[::2])
-        self._start = (heads @ self._layer.W_D).flatten(0, 1)
-        _, sizes, axes = torch.linalg.svd(Z / len(Z) ** 0.5, full_matrices=False)
+        self._layer = MHAWeights(*(W.detach().double() for W in layer))
+        self._start = torch.block_diag(*self._layer.W_V) @ self._layer.W_O @ self._layer.W_D
+        self._sample = self._features(contexts, queries)
+        _, sizes, axes = torch.linalg.svd(self._sample / len(queries) ** 0.5, full_matrices=False)
         coarse = 8 * max(torch.finfo(x.dtype).eps for x in (contexts, queries, layer.W_Q))
         many = int((sizes > max(_LEAST, coarse) * sizes[0]).sum())
         self._map = axes[:many].T / sizes[:many]  # the sample spreads alike after it
+        kept = () if keep is None else self._features(*keep)
         self._facts: dict[int | str, tuple[Tensor, Tensor]] = {}  # features and answers
-        for k, x in enumerate(_features(layer, *keep) if keep else ()):
-            self._facts[f"kept {k}"] = x, x @ self._start
+        self._facts |= {f"kept {k}": (x, x @ self._start) for k, x in enumerate(kept)}
+        self._written = 0
         self._replay()
 
-    def _replay(self) -> None:
-        self._axes = self._start.new_zeros(0, self._map.shape[1])  # orthonormal, of the facts
-        self._change = self._start.new_zeros(self._map.shape[1], self._start.shape[1])
-        for fact in self._facts.values():
-            self._meet(*fact)
+    @checked
+    def _features(self, contexts: Float[Tensor, "*examples n d"], queries: Float[Tensor, "B d"]):
+        check_data(contexts=contexts, queries=queries, **self._layer._asdict())
+        return mha_features(self._layer, contexts, queries).detach()
 
-    def _meet(self, x: Tensor, y: Tensor) -> None:
-        """A step along what of a fact's features no other fact has, if there is any."""
+    def _replay(self) -> None:
+        self._axes, self._weights = self._map.new_zeros(0, self._map.shape[1]), self._start
+        for fact in self._facts.values():
+            self._axes, self._weights = self._after(*fact)
+
+    def _after(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The facts' orthonormal axes, and weights, once one more is met, if it adds an axis."""
         own = z = x @ self._map
         for _ in range(2):  # once more for what rounding left over
             own = own - (own @ self._axes.T) @ self._axes
         size = torch.linalg.vector_norm(own)
-        if size > _ALONE * torch.linalg.vector_norm(z):
-            self._axes = torch.cat([self._axes, own[None] / size])
-            step = (y - x @ self._start - z @ self._change) / size
-            self._change = self._change + torch.outer(own / size, step)
+        if size <= _ALONE * torch.linalg.vector_norm(z):
+            return self._axes, self._weights
+        step = torch.outer(self._map @ own / size, (y - x @ self._weights) / size)
+        return torch.cat([self._axes, own[None] / size]), self._weights + step
 
     def write(self, context: Tensor, query: Tensor, label: float | Tensor) -> int:
         """Store a fact: context ``(n, d)``, query ``(d,)``, label ``(d_out,)``. Returns its number.
 
         One that follows from others takes no room. ``ValueError`` if the others say something else,
-        or if one of all would be missed by more than 1e-6 of the largest change, or of the label.
+        or if any would be missed by more than 1e-6 of its label and 1e-9 of the largest answer.
         """
-        y = torch.as_tensor(label, dtype=torch.float64).reshape(-1)
+        y = torch.as_tensor(label, dtype=torch.float64).detach().reshape(-1)
         check_size("label", y, 0, self._start.shape[1], "the number of outputs")
         check_data(label=y)
-        [x] = _features(self._layer, context[None], query[None])
-        before = self._axes, self._change
-        self._meet(x, y)
+        [x] = self._features(context[None], query[None])
+        axes, weights = self._after(x, y)
         X, Y = (torch.stack(part) for part in zip(*self._facts.values(), (x, y), strict=True))
-        largest = max((Y - X @ self._start).abs().max(), y.abs().max())
-        if not (X @ self._weights - Y).abs().max() <= MET * largest:
-            own, (self._axes, self._change) = len(self._axes) > len(before[0]), before
-            Z = X @ self._map
-            shares = torch.linalg.lstsq(Z[:-1].T, Z[-1:].T, driver="gelsd").solution[:, 0].abs()
+        largest = (Y.abs() + X.abs() @ self._start.abs()).amax(0)
+        if not ((X @ weights - Y).abs() <= MET * Y.abs() + _LEAST * largest).all():
+            shares = (x @ self._map @ torch.linalg.pinv(X[:-1] @ self._map)).abs()
             such = [f"{k}" for k, share in zip(self._facts, shares, strict=True) if share > _ALONE]
             said = ", ".join(such[:3]) + " and others" * (len(such) > 3) or "features of zeros"
             said = f"{(x @ self._weights).tolist()}, from {said} (room for {self.room})"
+            own = len(axes) > len(self._axes)
             refuse("label", y.tolist(), "one that float64 can add" if own else said)
-        self._facts[self._written] = x, y
+        self._axes, self._weights, self._facts[self._written] = axes, weights, (x, y)
         self._written += 1
         return self._written - 1
 
@@ -107,15 +102,10 @@ class Memory:
     @property
     def price(self) -> float:
         """The mean square of what has been added to an answer of the sample."""
-        return float(self._change.square().sum() / self._change.shape[1])
-
-    @property
-    def _weights(self) -> Tensor:
-        return self._start + self._map @ self._change
+        return float((self._sample @ (self._weights - self._start)).square().mean())
 
     def layer(self) -> MHAWeights:
         """The layer with its facts, in float64; its values are as wide as its output."""
-        W_Q, W_K, W_V, *_ = self._layer
-        M = self._weights.unflatten(0, W_V.shape[:2])
-        eye = torch.eye(M.shape[2], dtype=M.dtype)
-        return MHAWeights(W_Q, W_K, M, eye.repeat(len(W_V), 1), eye)
+        M = self._weights.unflatten(0, self._layer.W_V.shape[:2])
+        eye = torch.eye(M.shape[2]).to(M)
+        return MHAWeights(*self._layer[:2], M, eye.repeat(len(M), 1), eye)
