@@ -179,7 +179,6 @@ function start(form) {
   const choose = (sizes) => {
     const asked = new URLSearchParams(sizes);
     for (const field of fields) field.value = asked.get(field.name) ?? field.value;
-    update();
   };
   const follow = () => {
     const asked = new URLSearchParams(location.hash.slice(1)); // a link may name sizes
@@ -198,6 +197,7 @@ function start(form) {
   for (const button of buttons)
     button.onclick = () => {
       choose(button.dataset.sizes);
+      update();
       remember();
     };
   for (const part of all(".explorer")) Object.assign(part, { oninput: update, onchange: remember });

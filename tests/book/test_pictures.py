@@ -512,6 +512,7 @@ def test_lines_of_examples_cut_the_circle_as_cover_counts():
     for T in range(1, 7):
         assert len({signs[:T] for _, signs in arcs}) == bounds.sign_vectors(T, 2) == 2 * T
     assert len(arcs) == 12
+    assert not {"++−", "−−+"} & {signs[:3] for _, signs in arcs}  # as the chapter says
     assert all((lit == " lit") == signs.startswith("+++") for lit, signs in arcs)
 
 

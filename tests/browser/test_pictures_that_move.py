@@ -20,7 +20,7 @@ from tools.chapters import BOOK
 PICTURES = BOOK / "assets" / "pictures"
 FRAGMENTS = sorted(PICTURES.glob("*.html"))
 SCRIPTED = [path.stem for path in FRAGMENTS if "<script>" in path.read_text("utf-8")]
-STYLE = PICTURES.with_suffix(".css").read_text("utf-8")
+STYLE, SCRIPT = (PICTURES.with_suffix(kind).read_text("utf-8") for kind in (".css", ".js"))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def drawn(chromium):
         page.on("pageerror", lambda error: page.faults.append(str(error)))
         picture = (PICTURES / f"{name}.html").read_text(encoding="utf-8")
         page.evaluate("hash => (location.hash = hash)", hash)
-        page.set_content(f"<style>{STYLE}</style>{picture}")
+        page.set_content(f"<style>{STYLE}</style><script>{SCRIPT}</script>{picture}")
         return page
 
     yield opened
@@ -522,4 +522,44 @@ def test_one_more_keeps_sixteen_facts_and_fades_without_memory(drawn):
     assert 1 <= full.count() < 16
     assert page.locator(".fact.wrong").count() > 0
     assert page.locator(".forget").is_disabled()
+    assert page.faults == []
+
+
+def test_a_choice_of_labels_has_an_arc_and_survives_in_so_many_bits_as_a_dot_of_it_needs(drawn):
+    page = drawn("arcs")
+    features = [(1, 0), (0, 1), (1, 1), (1, -2), (-3, 4), (-1, -20)]
+    rows = page.locator(".row").evaluate_all("all => all.map((row) => row.getAttribute('d'))")
+    ends = torch.tensor([[float(x) for x in re.split("L| ", row)[2:]] for row in rows])
+    units = torch.nn.functional.normalize(torch.tensor(features, dtype=torch.float32))
+    torch.testing.assert_close(ends, 130 + units * torch.tensor([54, -54]), atol=0.06, rtol=0)
+
+    def signs(read_outs, T):
+        """The sign vectors that they meet; an output of zero has no sign."""
+        outputs = [[x * i + y * j for x, y in features[:T]] for i, j in read_outs]
+        return {"".join("+" if y > 0 else "−" for y in each) for each in outputs if all(each)}
+
+    around = [(math.cos(a), math.sin(a)) for a in torch.arange(0, 7, 0.01).tolist()]
+    found = []
+    for T, bits in itertools.product(range(1, 7), repeat=2):
+        odd = range(1 - 2**bits, 2**bits, 2)  # the levels, times 2**bits
+        met, held = signs(around, T), signs(itertools.product(odd, odd), T)
+        assert len(met) == bounds.sign_vectors(T, 2)
+        slide(page, "#arcs-T", T)
+        slide(page, "#arcs-b", bits)
+        assert page.locator(".dots").get_attribute("d").count("h0") == 4**bits
+        for y in range(2**T) if bits in (1, 6) else (0,):
+            slide(page, "#arcs-y", y)
+            asked = page.locator("output").nth(1).text_content()
+            assert page.locator("#arcs-y").get_attribute("aria-valuetext") == asked
+            assert asked == "".join("+−"[y >> t & 1] for t in range(T))
+            *_, said, enough, hold = page.locator("svg text.say").all_text_contents()
+            assert said == f"{asked} is met {'on the lit arc' if asked in met else 'nowhere'}"
+            assert bool(enough) == (asked in met)
+            assert (enough.endswith("enough") and " not " not in enough) == (asked in held)
+            assert hold == f"{len(held)} of {len(met)} arcs hold a dot"
+        found.append(len(held))
+    assert found[12:18] == [2, 6, 6, 6, 6, 6]
+    assert found[-6:] == [2, 8, 10, 10, 12, 12]
+    slide(page, "#arcs-T", 1)  # the slider of the labels ends where they do
+    assert page.locator("output").all_text_contents() == ["1", "−", "6"]
     assert page.faults == []
