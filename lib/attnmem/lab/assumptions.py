@@ -234,12 +234,6 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
     return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
 
 
-def kruskal_estimate(rows: pd.DataFrame) -> int:
-    """The largest size of which 99% of the sets of one map's queries are independent, or 0."""
-    passed = rows[(rows.vectors == "queries") & (rows.share >= 0.99)]
-    return max(passed["size"], default=0)
-
-
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """A column such as ``share`` or ``ranks``, a line for each test and map, by precision."""
     tests = rows[rows.test != "curve"]  # of which there is one size
@@ -269,10 +263,3 @@ def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
     both = ours.copy()
     both["paper", "float32"] = paper
     return both[sorted(both)].map(lambda number: "" if pd.isna(number) else number)
-
-
-def done_by_tier(name: str) -> pd.DataFrame:
-    """How many tests of each of the :data:`TIERS` are done, and of how many."""
-    study = TESTS[name]
-    have = {t: study.done(t, ALL, store.known(name, t)) for t in TIERS if t in study.tiers}
-    return pd.DataFrame.from_dict(have, orient="index", columns=["tests done", "of"])
