@@ -136,8 +136,8 @@ def _check_within(test, ends, name, value, given, sizes):
 
 
 def _check_integers(name, value, given, sizes):
-    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str):
-        refuse(name, _named(value), "a sequence of integers")
+    if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or not len(value):
+        refuse(name, f"{value!r:.60}", "a sequence of integers, one or more")
     return [check_integer(f"{name}[{i}]", member) for i, member in enumerate(value)]
 
 

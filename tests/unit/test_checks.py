@@ -143,7 +143,7 @@ def layer(
     share: Annotated[float, Range(0, 1)] = 0.5,
     seed: Seed = 0,
     skip: bool = False,
-    groups: Sequence[int] = (),
+    groups: Sequence[int] = (1,),
     how: Literal["lm", "adam"] = "lm",
 ):
     return heads

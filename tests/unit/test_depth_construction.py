@@ -328,7 +328,7 @@ def test_few_and_equal_labels():
         ({"tokens": gaussian(0, 5, 3, 1)}, r"tokens: got shape \(5, 3, 1\); .* d >= 2"),
         ({"tokens": torch.full((5, 3, 4), math.nan)}, "tokens: got 60 entries that are NaN"),
         ({"tokens": torch.ones(5, 3, 4)}, "examples: got 0 and 1 equal, with different labels"),
-        ({"heads": ()}, "heads: got no layer; expected one number for each layer"),
+        ({"heads": ()}, r"heads: got \(\); expected a sequence of integers, one or more"),
         # Both tokens are one: all attention is alike, and outputs are linear in it.
         ({"tokens": gaussian(0, 5, 1, 3).expand(5, 2, 3)}, "repeated token have rank 3 .* rank 5,"),
         (

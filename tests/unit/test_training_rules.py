@@ -408,7 +408,7 @@ def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
     [
         ({"lr": 1.01}, r"lr: got 1\.01"),
         ({"contexts": torch.rand(4, 6)}, r"contexts: got d = 6 \(shape \(4, 6\)\)"),
-        ({"labels": torch.rand(6)}, r"labels: got shape \(6,\)"),
+        ({"labels": torch.rand(6)}, r"labels: got T = 6"),
         ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
     ],
 )

@@ -326,12 +326,7 @@ def sequences_floor(groups: int, size: int, head_dim: UpToDim, dim: int) -> int:
 # --- several layers -------------------------------------------------------------------------------
 
 
-def _are_layers(heads) -> None:
-    if not heads:
-        refuse("heads", "no layer", "one number for each layer")
-
-
-@checked(also=_are_layers)
+@checked
 def deep_ceiling(
     heads: Heads, head_dim: int, value_dim: int, dim: int, *, outputs: int = 1, skip: bool = True
 ) -> int:
@@ -452,7 +447,7 @@ def _within(H1: int, H2: int, head_dim: int, value_dim: int, d: int, most: int):
         yield best[H1][0] + total + d - 1, c, best[H1][1], _sizes(H2, groups)
 
 
-@checked(also=_are_layers)
+@checked
 def deep_groups(
     heads: Heads,
     head_dim: int,
@@ -487,7 +482,7 @@ def deep_groups(
     return max(tried, key=lambda groups: groups.labels)
 
 
-@checked(also=_are_layers)
+@checked
 def deep_floor(
     heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, context: AtLeast2 = 3
 ) -> int:

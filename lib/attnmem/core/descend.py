@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from ..checks import Range, checked, refuse
+from ..checks import Range, checked
 from .layers import MHAWeights, mha
 
 
@@ -47,17 +47,12 @@ def adam_steps(
         yield made, value.detach()
 
 
-def _one_label_each(queries, labels) -> None:
-    if labels.shape != queries.shape[:1]:
-        refuse("labels", f"shape {tuple(labels.shape)}", f"one for each of {len(queries)} queries")
-
-
-@checked(also=_one_label_each)
+@checked
 def descend(
     weights: MHAWeights,
     contexts: Float[Tensor, "n d"] | Float[Tensor, "T n d"],
     queries: Float[Tensor, "T d"],
-    labels: Tensor,
+    labels: Shaped[Tensor, " T"],
     *,
     steps: int,
     lr: Annotated[float, Range(0, 1)],

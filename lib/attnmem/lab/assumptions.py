@@ -68,7 +68,7 @@ class Case:
     random: bool = True
     trained: str | None = None
     least: float | None = None
-    sizes: Sequence[int] = ()
+    sizes: Sequence[int] | None = None
     curves: Sequence[str] = ()
     positions: bool = False
     depth: int = 1
@@ -102,7 +102,7 @@ class Case:
         if map_.endswith("L0"):
             tests += [("relaxed", self.n, many), ("relaxed", self.d, few)]
             tests += [("positions", self.n, 1)] * self.positions
-        return tests + [("queries", size, few) for size in self.sizes if map_ in self.curves]
+        return tests + [("queries", size, few) for size in self.sizes or () if map_ in self.curves]
 
 
 @functools.cache

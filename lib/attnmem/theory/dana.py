@@ -182,13 +182,7 @@ def jacobian_rank(
     return _flint(_tangents(sequences, [1] * heads, head_dim, dim, trained)).rank()
 
 
-def _are_grouped(sequences, groups) -> None:
-    check_token_numbers(sequences)
-    if not groups:
-        refuse("groups", repr(groups), "a sequence of at least one integer")
-
-
-@checked(also=_are_grouped)
+@checked(also=check_token_numbers)
 def cancelling_rank(
     sequences: Sequences, groups: Sequence[int], head_dim: _HeadDim, dim: _Dim
 ) -> int:
