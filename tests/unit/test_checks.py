@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 import attnmem
 from attnmem.checks import Range, Seed, checked, refuse
-from attnmem.lab import data
 from attnmem.theory import dana, independence, tiny
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -81,7 +80,6 @@ PLACED = [
     (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
     (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
     (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
-    *((draw, (), {"vocab": 3, "count": 4}) for draw in (data.bigrams, data.associations)),
     (attnmem.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.aot, (AOT, PAIRS), {}),

@@ -5,15 +5,11 @@ import torch
 
 from attnmem.lab import data
 
-from plain import memorization_run
-
-
-def g(seed=0):
-    return torch.Generator().manual_seed(seed)
+from plain import association_run, bigram_run, memorization_run
 
 
 def test_bigrams_follow_one_fixed_table():
-    drawn = data.bigrams(g(), vocab=7, count=3000)
+    drawn = data.pairs_of(bigram_run(N=7, T=3000))
     assert drawn.tokens.shape == (3000, 2)
     assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
     for values in (drawn.tokens[:, 0], drawn.tokens[:, 1], drawn.table.flatten()):
@@ -23,13 +19,13 @@ def test_bigrams_follow_one_fixed_table():
 
 
 def test_associations_are_different_pairs_and_follow_the_table():
-    drawn = data.associations(g(), vocab=7, count=40)
+    drawn = data.pairs_of(association_run(N=7, T=40))
     assert len(set(map(tuple, drawn.tokens.tolist()))) == 40
     assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
-    everything = data.associations(g(1), vocab=7, count=49)
+    everything = data.pairs_of(association_run(N=7, T=49))
     assert sorted(everything.tokens.tolist()) == [[a, b] for a in range(7) for b in range(7)]
-    with pytest.raises(ValueError, match=r"^count: got 50; expected .* 49"):
-        data.associations(g(), vocab=7, count=50)
+    with pytest.raises(ValueError, match=r"^T: got 50; expected .* 49"):
+        data.pairs_of(association_run(N=7, T=50))
 
 
 @pytest.mark.parametrize("context", ["random", "shared"])
@@ -47,22 +43,9 @@ def test_contexts_and_queries_are_uniform_on_the_unit_interval(context, classes)
     assert classes is None or set(drawn.labels.tolist()) == set(range(5))
 
 
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: data.bigrams(None, 2, 5), "generator"),
-        (lambda: data.bigrams(g(), 1, 5), "vocab"),
-        (lambda: data.bigrams(g(), 5, 0), "count"),
-    ],
-)
-def test_bad_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got "):
-        call()
-
-
 def test_associations_are_a_uniformly_random_subset():
     """Of 400 draws of 5 of the 25 pairs each pair is in about 80; the standard deviation is 8."""
-    drawn = [data.associations(torch.Generator().manual_seed(seed), 5, 5) for seed in range(400)]
+    drawn = [data.pairs_of(association_run(N=5, T=5, seed=seed)) for seed in range(400)]
     tokens = torch.cat([one.tokens for one in drawn])
     counts = torch.bincount(5 * tokens[:, 0] + tokens[:, 1], minlength=25)
     assert 40 < counts.min() <= counts.max() < 120

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..checks import Range, check_integer, checked
+from ..checks import check_integer
 from .store import Run
-
-# --- the data sets --------------------------------------------------------------------------------
 
 
 class Pairs(NamedTuple):
@@ -30,38 +28,6 @@ class ContextQueries(NamedTuple):
     contexts: Float[Tensor, "*T n d"]  # one for each example, (T, n, d), or one for all, (n, d)
     queries: Float[Tensor, "T d"]
     labels: Tensor  # of each example a class, or a real number
-
-
-@checked
-def bigrams(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
-    """Draw ``count`` uniformly random pairs of tokens, each followed by its entry in a table.
-
-    A pair may occur more than once. Source: Dana et al. 2025, the bigrams of their experiments.
-    """
-    table = _table(generator, vocab)
-    tokens = torch.randint(vocab, (count, 2), generator=generator, device=generator.device)
-    return _followed(tokens, table)
-
-
-def _table(generator: torch.Generator, vocab: int) -> Int[Tensor, "N N"]:
-    return torch.randint(vocab, (vocab, vocab), generator=generator, device=generator.device)
-
-
-def _followed(tokens: Tensor, table: Tensor) -> Pairs:
-    return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table)
-
-
-@checked
-def associations(generator: torch.Generator, vocab: Annotated[int, Range(2)], count: int) -> Pairs:
-    """Draw a random subset of ``count`` of all ``N^2`` pairs, followed as :func:`bigrams` are."""
-    check_integer("count", count, most=vocab**2)
-    table, size = _table(generator, vocab), vocab**2
-    chosen = torch.randperm(size, generator=generator, device=generator.device)[:count]
-    tokens = torch.stack([chosen // vocab, chosen % vocab], dim=1)
-    return _followed(tokens, table)
-
-
-# --- what a run's key decides ---------------------------------------------------------------------
 
 
 def generator(run: Run | str, stream: str) -> torch.Generator:
@@ -87,9 +53,16 @@ def contexts_of(run: Run) -> ContextQueries:
 
 
 def pairs_of(run: Run) -> Pairs:
-    """The pairs of tokens that a run of Dana et al.'s is trained on, with their next tokens."""
-    draw = {"bigrams": bigrams, "associations": associations}[run.task]
-    drawn = draw(generator(run, "data"), run.N, run.T)
-    if run.table is None:
-        return drawn
-    return _followed(drawn.tokens, _table(generator(f"{run.N} {run.table}", "table"), run.N))
+    """What a run of Dana et al.'s is trained on; of associations no two pairs are equal."""
+    g = generator(run, "data")
+    table = torch.randint(run.N, (run.N, run.N), generator=g)
+    if run.task == "associations":
+        check_integer("T", run.T, most=run.N**2)
+        chosen = torch.randperm(run.N**2, generator=g)[: run.T]
+        tokens = torch.stack([chosen // run.N, chosen % run.N], dim=1)
+    else:
+        tokens = torch.randint(run.N, (run.T, 2), generator=g)
+    if run.table is not None:
+        g = generator(f"{run.N} {run.table}", "table")
+        table = torch.randint(run.N, (run.N, run.N), generator=g)
+    return Pairs(tokens, table[tokens[:, 0], tokens[:, 1]], table)
