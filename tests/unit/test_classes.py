@@ -1,10 +1,12 @@
 """Signs and classes: counts against linear programs, exact ranks, closed forms and simulations."""
 
+import functools
 import itertools
 import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from flint import fmpz_mat
 from scipy.optimize import linprog
@@ -51,7 +53,7 @@ def test_all_labels_up_to_the_rank_and_exactly_half_at_twice_the_rank(rank):
 
 
 def test_the_count_is_that_of_adding_one_example():
-    for T, R in itertools.product(range(1, 12), range(2, 12)):
+    for T, R in [*itertools.product(range(1, 12), range(2, 12)), (3000, 1500), (9, 10**12)]:
         more = bounds.sign_vectors(T, R) + bounds.sign_vectors(T, R - 1)
         assert bounds.sign_vectors(T + 1, R) == more
 
@@ -130,9 +132,10 @@ def test_rounded_features_have_lost_their_relations():
     assert len(met(Z)) == 56 < regions(Z)
 
 
-def test_too_many_regions_are_refused():
-    with pytest.raises(ValueError, match=r"^rows: got shape \(40, 12\)"):
-        regions(torch.ones(40, 12))
+@pytest.mark.parametrize("shape", [(40, 12), (21, 21), (10_000, 2), (10_000, 10_000)])
+def test_too_many_regions_are_refused(shape):
+    with pytest.raises(ValueError, match=r"^rows: got shape .* expected rows times regions"):
+        regions(torch.ones(shape))
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -233,6 +236,23 @@ def test_prices_rise_like_twice_the_logarithm_and_fall_for_each_rival():
     assert all(
         math.log(C) / 2 < price < 2 * math.log(C) for price, C in zip(prices, sizes, strict=True)
     )
+
+
+@pytest.mark.parametrize("classes", [10**9, 10**12])
+def test_prices_of_very_many_classes_are_those_of_draws_of_the_largest_rivals(classes):
+    g = np.random.default_rng(0)  # of so many, the largest are the points of a Poisson process
+    rivals = -scipy.special.ndtri(np.cumsum(g.exponential(size=(20_000, 160)), 1) / (classes - 1))
+    above = np.hstack([g.standard_normal((20_000, 1)), rivals[:, :-1]])
+    count = np.cumprod(rivals > np.cumsum(above, 1) / np.arange(1, 161), 1).sum(1)
+    assert count.max() < 160
+    assert abs(count.mean() - class_price(classes)) < 4 * count.std() / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize("classes", [1, 2.0, True, None, 10**12 + 1])
+def test_numbers_of_classes_out_of_range_are_named(classes):
+    for call in (class_price, functools.partial(class_capacity, 3)):
+        with pytest.raises(ValueError, match=rf"^classes: got {classes}; expected an integer"):
+            call(classes)
 
 
 def test_two_classes_are_signs():

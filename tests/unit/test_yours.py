@@ -13,6 +13,7 @@ import torch
 
 from attnmem import mha
 from attnmem.core import bounds
+from attnmem.theory.counts import class_capacity
 from attnmem.theory.tangents import ScalarHeads
 from attnmem.yours import Bound, cut, examine, memorize
 from attnmem.yours import layer as one_layer
@@ -584,7 +585,10 @@ def test_of_classes_the_answer_is_that_of_a_quick_fit_and_conflicts_are_said():
     found = examine(E, e, [*"abcd"] * 10, heads=4, head_dim=2)
     assert found.quick == (4, 40)
     assert layer_line(found) == "a quick fit with 4 has 40 of 40 right"
-    assert "your labels are classes" in said(found)
+    about = f"{round(class_capacity(4 * 4, 4))} random attention with a read-out for each class: "
+    assert about + "about so many labels of 4 classes are met; may apply" in said(found)
+    assert "24 random attention" in said(examine(E, e, [0, 1] * 20, heads=3, samples=9))
+    assert "for each class" not in said(examine(E, e, [0] * 40, heads=3, samples=9))
     assert memorize(E, e, [*"abcd"] * 10, heads=4, head_dim=2).count == 40
     easy = ["b" if tokens[:, 0].sum() > 0 else "a" for tokens in E]
     assert examine(E, e, easy, head_dim=2, samples=9).quick == (1, 40), "one head is tried first"

@@ -146,7 +146,11 @@ def sign_vectors(total: int, rank: int) -> int:
 
     Source: Cover 1965, Theorem 1.
     """
-    return 2 * sum(math.comb(total - 1, k) for k in range(min(rank, total)))
+    count = term = 2
+    for k in range(1, min(rank, total)):
+        term = term * (total - k) // k
+        count += term
+    return count
 
 
 # --- real labels: ceilings and floors -------------------------------------------------------------

@@ -12,6 +12,8 @@ import scipy
 from ..checks import Range, checked, refuse
 from ..core.bounds import AtLeast2, UpToDim, _low_rank
 
+_Classes = Annotated[int, Range(2, 10**12)]  # the quadrature fails from 10^15 on
+
 
 def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> None:
     if (count := heads * head_dim + dim) > vocab**2:
@@ -129,12 +131,13 @@ def loss_to_bits(loss, vocab: AtLeast2, total: int):
 
 
 @checked
-def class_price(classes: AtLeast2) -> float:
+def class_price(classes: _Classes) -> float:
     r"""The price :math:`\delta_N` of a label of ``N`` classes: the rivals that are in its way.
 
     Of ``N`` standard normal outputs the right one is raised, and those above it are lowered, to one
     level, by the least change. The price is the mean number of those lowered: 1/2, 5/6 for two and
-    three classes, about :math:`2 \ln N` for very many. Errors are below 1e-8 of it up to 10^6.
+    three classes, about :math:`2 \ln N` for very many. Errors are below 1e-8 of it up to 10^6, and
+    below 1e-4 up to 10^12.
 
     Example:
         >>> round(class_price(classes=10), 6)
@@ -162,7 +165,7 @@ def _class_price(N: int) -> float:
 
 
 @checked
-def class_capacity(rank: int, classes: AtLeast2) -> float:
+def class_capacity(rank: int, classes: _Classes) -> float:
     r"""Examples of which half of all choices of ``N`` classes are met: :math:`(N-1) R / \delta_N`.
 
     One read-out for each class, of features of rank ``R``; the right output is the largest. Exact

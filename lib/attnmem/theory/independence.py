@@ -27,7 +27,7 @@ _ENTRIES = 2**19  # numbers that a block of residuals holds, about a core's cach
 _PAIRS = 2**24  # pairs of residuals that are compared at once, 128 MB of them
 _BLOCK = 8192  # subsets whose singular values are computed at once
 _PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
-_MOST_REGIONS = 2**20  # in a minute
+_MOST_REGIONS = 2**25  # times rows, in a minute
 _MIX = 2**20  # largest coefficient of the combinations
 _CONFIDENCE = 0.95  # of the bounds by samples
 
@@ -429,8 +429,8 @@ def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
 
 def _are_few(rows: Tensor) -> None:
     _are_numbers(rows=rows)
-    if 0 not in rows.shape and sign_vectors(*rows.shape) > _MOST_REGIONS:
-        refuse("rows", f"shape {(*rows.shape,)}", f"at most {_MOST_REGIONS} regions")
+    if 0 not in rows.shape and len(rows) * sign_vectors(*rows.shape) > _MOST_REGIONS:
+        refuse("rows", f"shape {(*rows.shape,)}", f"rows times regions of at most {_MOST_REGIONS}")
 
 
 @checked(also=_are_few)

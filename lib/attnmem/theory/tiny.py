@@ -89,7 +89,7 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
 
 
 @checked
-def count_at(load: Annotated[float | int, Range(0, 1e9)], dim: int) -> int:
+def count_at(load: Annotated[float | int, Range(0, 100)], dim: int) -> int:
     r"""The largest number of associations ``p`` with :math:`p \, \delta_p \le` ``load`` d^2, or 1.
 
     At load one about half of all draws are recalled, by a formula

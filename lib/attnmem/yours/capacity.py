@@ -45,6 +45,9 @@ class Capacity:
             f"{'no' if self.floor is None else f'{self.floor:,}':>13} floor of these labels",
             f"{'':12}({self.floor_proved})",
         ]
+        if self.floor:
+            signs = "signs: of so many, at least half of all choices are met"
+            lines.insert(-1, f"{2 * self.floor:>13,} {signs} (two classes)")
         if self.deep is not None:
             where = "such layers, a ceiling (proved)"
             lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")

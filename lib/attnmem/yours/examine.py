@@ -15,6 +15,7 @@ from torch import Tensor
 from ..checks import Seed, checked, refuse
 from ..core import bounds
 from ..examples import unit
+from ..theory.counts import class_capacity
 from ..theory.independence import certified_rank, kruskal_rank, sample_subsets
 from . import layer
 from .data import Data, Repeats, as_data, repeats, wrapped
@@ -171,8 +172,7 @@ class Examination:
         each = [f"{k[0]}, {' and '.join(found)}: {k[1]}; {k[2]}" for k, found in said.items()]
         lines += ["", *each, ""]
         if self.heads is not None:
-            real = " (your labels are classes, which may need fewer heads)" * (self.outputs == 0)
-            lines.append(f"{self.heads} heads of width {self.head_dim}, one real output{real}:")
+            lines.append(f"{self.heads} heads of width {self.head_dim}, one real output:")
             lines += [f"  {bound}" for bound in self.bounds]
             part = " among those looked at" * (self.rank.of < self.differ)
             limit = f"almost no real labels of more are met{part}"
@@ -371,8 +371,11 @@ def _bounds(
         ceilings[bounds._ceiling(heads, width, *free)] = "ceiling P(H)"
     ceilings.setdefault(bounds._ceiling(heads, width, *sizes), "ceiling in the data's dimensions")
     found += [Bound(name, labels, unmet, [], []) for labels, name in ceilings.items()]
-    room = heads * sizes[0] + sizes[2]
-    return [*found, Bound("ceiling of random attention with a read-out", room, unmet, [], [])]
+    room, what = heads * sizes[0] + sizes[2], "random attention with a read-out"
+    if (N := len(data.classes or ())) > 1:
+        means, each = f"about so many labels of {N} classes are met", round(class_capacity(room, N))
+        found.append(Bound(f"{what} for each class", each, means, [], ["a formula"]))
+    return [*found, Bound(f"ceiling of {what}", room, unmet, [], [])]
 
 
 @dataclasses.dataclass
