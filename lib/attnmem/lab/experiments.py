@@ -21,7 +21,7 @@ import torch
 
 from ..checks import check_integer, refuse
 from ..papers import papers
-from . import models, store, study, training
+from . import store, study, training
 from .assumptions import TESTS
 from .fits import FITS
 from .searches import SEARCHES
@@ -341,18 +341,6 @@ def fewest_seeds(table: pd.DataFrame) -> int:
     """The number of seeds, diverged ones included, of the configuration that has the fewest."""
     other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
     return int(table.groupby(other, dropna=False).seed.nunique().min())
-
-
-def with_parameters(table: pd.DataFrame, name: str, profile: str) -> pd.DataFrame:
-    """Rows of this experiment with a column ``parameters``; those of another are refused."""
-    counts = {}
-    for run in runs(name, profile, 1):
-        counts[tuple(getattr(run, field) or 0 for field in SIZES)] = models.parameter_count(run)
-    sizes = [*table[[*SIZES]].fillna(0).astype(int).itertuples(index=False, name=None)]
-    for size in {*sizes} - {*counts}:
-        got = f"a row with {dict(zip(SIZES, size, strict=True))}"
-        refuse("table", got, f"rows of {name}, profile {profile!r}")
-    return table.assign(parameters=[counts[size] for size in sizes])
 
 
 @functools.cache

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..checks import check_integer, refuse
 from ..papers import papers
-from . import store, training
+from . import models, store, training
 from .store import COLUMNS, Row, Rows, Run
 
 PROFILES = ("paper", "quick")
@@ -165,7 +165,8 @@ class Experiment(Study):
     """A figure or table of a paper: the cells of its grid for each profile, and its seeds.
 
     Each of the ``cells`` has the fields of a :class:`~attnmem.lab.store.Run`. The published reading
-    is the first of ``variants``; ``curves`` is the field that tells a figure's curves apart.
+    is the first of ``variants``; ``curves`` is the field that tells a figure's curves apart. Its
+    table has the number of ``parameters``, too.
     """
 
     cells: dict[str, Cells]
@@ -210,6 +211,11 @@ class Experiment(Study):
                 parts = [[r for r in runs if not r.seed], [r for r in runs if r.seed]]
         for part in parts:
             yield from training.stacks(part)
+
+    def table(self, rows: Iterable[Row]) -> pd.DataFrame:
+        rows = [*rows]
+        counts = [models.parameter_count(run) for run, _ in rows]
+        return super().table(rows).assign(parameters=counts)
 
 
 def name_of(runs: Sequence[Run]) -> str:
