@@ -98,6 +98,7 @@ def read_tokens(folder, read, at):
 def main(folder=None, train=None):
     """All blocks and seeds, and their ranges."""
     start, heads = time.time(), 4
+    print("bert-library, trained here" if folder else "all-MiniLM-L6-v2, of the package")
     if train:
         print(f"masked bytes right: {pretrained.library_bert(folder, seed=0):.2f}")
     for at in (1, 3) if folder else (1, 5):
