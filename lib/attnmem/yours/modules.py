@@ -212,13 +212,10 @@ class SavedLayer:
     def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
         """What the layer reads on a batch of ``encoder``, for ``taken``."""
         read = []
-        hook = self.module.register_forward_pre_hook(
+        with self.module.register_forward_pre_hook(
             lambda _, args, others: read.extend(args or [others["hidden_states"]]), with_kwargs=True
-        )
-        try:
+        ):
             self.encoder(inputs)
-        finally:
-            hook.remove()
         return read[0]
 
 
