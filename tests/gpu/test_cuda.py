@@ -84,7 +84,7 @@ def test_a_training_repeats_to_the_last_bit(name):
     ],
 )
 def test_runs_that_are_done_change_nothing_for_the_others(name, other):
-    """They stay in the graph, and what they do afterwards is ignored."""
+    """What they do afterwards is ignored."""
     run = dataclasses.replace(RUNS[name], early_stop=True, **other)
     together = training.train(seeds(run), device="cuda")
     for alone, outcome in zip(seeds(run), together, strict=True):

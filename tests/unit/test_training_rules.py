@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from attnmem import MHAWeights, descend, mha, xavier
 from attnmem.lab import data, models, protocols, training
-from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization
+from attnmem.lab.protocols import Bigrams, Memorization
 from attnmem.lab.training import Checkpoint
 
-from plain import association_run, bigram_run, memorization_run
+from plain import bigram_run, memorization_run
 
 CPU = torch.device("cpu")
 
@@ -26,21 +26,16 @@ CPU = torch.device("cpu")
 
 
 def test_adam_is_torchs_for_gradients_from_large_to_as_small_as_its_epsilon():
-    """Of two runs; then of the second alone."""
     gradients = torch.randn(7, 2, 6).sign() * 10.0 ** -torch.arange(0, 12, 2)
-    plain = [torch.zeros(6, requires_grad=True) for _ in range(2)]
-    torchs = torch.optim.Adam(plain, lr=0.1)
+    plain = torch.zeros(2, 6, requires_grad=True)
+    torchs = torch.optim.Adam([plain], lr=0.1)
     W = torch.zeros(2, 6, requires_grad=True)
     ours = protocols._FusedAdam([W])
-    for step, g in enumerate(gradients):
-        plain[0].grad, plain[1].grad = g
+    for g in gradients:
+        plain.grad = g
         torchs.step()
-        if step == 5:
-            W = W.detach()[1:].clone().requires_grad_()
-            ours.keep([W], torch.tensor([1]))
-        ours.step([g[-len(W) :]], torch.tensor(0.1, dtype=torch.float64))
-        expected = torch.stack(plain)[-len(W) :]
-        torch.testing.assert_close(W, expected, rtol=1e-4, atol=0)
+        ours.step([g], torch.tensor(0.1, dtype=torch.float64))
+        torch.testing.assert_close(W, plain, rtol=1e-4, atol=0)
 
 
 # --- accuracy -------------------------------------------------------------------------------------
@@ -179,32 +174,6 @@ def test_tables_of_the_default_initialization_are_normal():
     assert len(P["positions.0"]) == 3
 
 
-# --- stacks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("places", [[0, 2], [2]])
-@pytest.mark.parametrize(
-    "run",
-    [association_run(), memorization_run(), memorization_run(context="random")],
-    ids=["associations", "shared context", "own contexts"],
-)
-def test_runs_that_are_dropped_leave_the_others_all_they_have(run, places):
-    """In the middle of an epoch."""
-    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
-    whole, part = (PROTOCOLS[run.task](runs, CPU) for _ in range(2))
-    for protocol in (whole, part):
-        protocol.batches(2)
-    part.keep(places)
-    every, ours = whole.batches(5), part.batches(5)
-    assert torch.equal(ours, every[:, places])
-    for batch, mine in zip(every, ours, strict=True):
-        losses, its = whole.losses(batch, False)[0], part.losses(mine, False)[0]
-        torch.testing.assert_close(its, losses[places])
-    if run.context:
-        for one, index in zip(part.evaluate(), places, strict=True):
-            assert one["loss"] == pytest.approx(whole.evaluate()[index]["loss"], rel=1e-6)
-
-
 # --- where a training runs ------------------------------------------------------------------------
 
 
@@ -292,11 +261,11 @@ def test_a_single_run_that_does_not_fit_is_an_error(monkeypatch):
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_left_its_stack_does_not_come_back_when_the_stack_goes_on():
+def test_a_run_that_is_done_stays_as_it_was_when_its_stack_goes_on():
     one = memorization_run(T=9, lr=2e-2, steps=300, early_stop=True)
     runs = [dataclasses.replace(one, seed=seed) for seed in range(2)]
     whole, resumed = (Memorization(runs, CPU) for _ in range(2))
-    while len(whole.runs) == 2:
+    while not whole.finished:
         whole.advance()
     resumed.restore(copy.deepcopy(whole.state()))
     for protocol in (whole, resumed):
