@@ -374,7 +374,8 @@ def _bounds(
     room, what = heads * sizes[0] + sizes[2], "random attention with a read-out"
     if (N := len(data.classes or ())) > 1:
         means, each = f"about so many labels of {N} classes are met", round(class_capacity(room, N))
-        found.append(Bound(f"{what} for each class", each, means, [], ["a formula"]))
+        high = "a formula" + ", too high for so many classes" * (each < 4 * (N - 1))
+        found.append(Bound(f"{what} for each class", each, means, [], [high]))
     return [*found, Bound(f"ceiling of {what}", room, unmet, [], [])]
 
 
