@@ -131,6 +131,7 @@ def loss_to_bits(loss, vocab: AtLeast2, total: int):
 
 
 @checked
+@functools.cache
 def class_price(classes: _Classes) -> float:
     r"""The price :math:`\delta_N` of a label of ``N`` classes: the rivals that are in its way.
 
@@ -143,11 +144,7 @@ def class_price(classes: _Classes) -> float:
         >>> round(class_price(classes=10), 6)
         1.992089
     """
-    return _class_price(classes)
-
-
-@functools.cache
-def _class_price(N: int) -> float:
+    N = classes
     # A rival at b is lowered if a + S < b: the right output and what exceeds b of N - 2 others.
     # By Gil-Pelaez that is 1/2 - 1/pi int_0 Im E exp(i t (a + S - b)) / t dt, with, for each other,
     # E exp(i t (x - b)_+) = Phi(b) + int_0 exp(i t u) phi(b + u) du, a Faddeeva function.
@@ -172,4 +169,4 @@ def class_capacity(rank: int, classes: _Classes) -> float:
     for two classes, beyond them a formula, measured within 11% where classes are equal and ``R`` is
     at least four prices. Where ``R`` is one price, 0.5 to 0.7 of it are met.
     """
-    return (classes - 1) * rank / _class_price(classes)
+    return (classes - 1) * rank / class_price(classes)
