@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from .checks import need, refuse
 from .lab import experiments
@@ -25,7 +25,7 @@ from .yours.capacity import capacity
 from .yours.data import wrapped
 from .yours.examine import examine
 from .yours.files import ALLOWED, TAKES, Loaded, load
-from .yours.memorize import memorize
+from .yours.memorize import NumberType, memorize
 from .yours.models import model_capacity
 
 _GROUPS = {"all": list(EXPERIMENTS)} | {
@@ -190,6 +190,8 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
     _add_file(store, heads_needed=True)
     store.add_argument("--out", required=True, help="a new file, .safetensors")
     store.add_argument("--partial", action="store_true", help="write weights that miss some labels")
+    numbers = "weights in these numbers, and reals to 1%% of the largest (default: float64, 1e-6)"
+    store.add_argument("--keep", choices=get_args(NumberType), help=numbers)
 
 
 def _capacity(given: argparse.Namespace) -> int:
@@ -273,7 +275,8 @@ def _memorize(given: argparse.Namespace) -> int:
     data, _ = _read(given)
     sizes = {"heads": given.heads, "head_dim": given.head_dim or data.queries.shape[-1]}
     say = functools.partial(print, "...", file=sys.stderr, flush=True)
-    found = memorize(*data[:3], **sizes, seed=given.seed, mask=data.mask, say=say)
+    options = {"seed": given.seed, "mask": data.mask, "keep": given.keep, "say": say}
+    found = memorize(*data[:3], **sizes, **options)
     stored = f"{found.count} of {len(found.met)} labels, by {found.how}"
     if found.count < len(found.met) and not given.partial:
         raise ValueError(f"nothing written, only {stored}: {found.reason}; --partial writes them")

@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from attnmem import MHAWeights, memorize, memorize_mha, mha
+from attnmem import __main__ as command
 from attnmem.theory.certificates import certified_digits, certified_rounding
 from attnmem.yours.memorize import stored
 
@@ -96,6 +98,9 @@ def test_number_types_by_hand():
     assert stored(both._replace(W_D=1e5 * W[0]), "float16").W_D.isinf().any()
     zero = stored(MHAWeights(*(0 * w for w in both)), "int8")
     assert not any(w.any() for w in zero)
+    column = torch.tensor([[1.0, 0.0], [0.25, 0.0]], dtype=torch.float64)
+    small = stored(MHAWeights(W, W, W, 1e-310 * column, W[0]), "int8").W_O
+    assert torch.allclose(small / 1e-310, (127 * column).round() / 127, rtol=1e-4)
 
 
 @pytest.mark.parametrize("keep", ["float32", "float16", "bfloat16", "int8"])
@@ -138,3 +143,39 @@ def test_weights_beyond_the_largest_number_are_a_reason():
     assert found.count < 20
     assert found.reason.endswith("; some fit had weights beyond the largest float16")
     assert memorize(E, e, 1e8 * y, heads=3, head_dim=2, keep="bfloat16").count > 15
+
+
+def test_weights_do_not_grow_beyond_the_largest_number():
+    """Without a limit some weight here doubles at each round, and float16 has no such number."""
+    g = torch.Generator().manual_seed(0)
+    E, e, y = (torch.rand(*size, generator=g, dtype=float) for size in [(40, 3, 4), (40, 4), (40,)])
+    small = 10**-2.75
+    found = memorize(small * E, small * e, y, heads=4, head_dim=2, keep="float16")
+    assert found.count == found.kept["float16"] == 40
+
+
+@pytest.mark.parametrize("keep", ["bfloat16", "int8"])
+def test_labels_below_the_least_normal_number_are_met(keep):
+    g = torch.Generator().manual_seed(0)
+    E, e, y = (torch.rand(*s, generator=g) for s in [(10, 3, 4), (10, 4), (10,)])
+    found = memorize(E, e, 1e-310 * y.double(), heads=3, head_dim=2, keep=keep)
+    assert found.count == found.kept[keep]
+    assert found.count == (10 if keep == "int8" else 0)  # by its scale; bfloat16 has no such number
+
+
+@pytest.mark.parametrize("keep", ["bfloat16", "int8"])
+def test_the_command_writes_such_numbers(tmp_path, keep, capsys):
+    g = torch.Generator().manual_seed(1)
+    table, out = torch.rand(20, 13, generator=g), tmp_path / "w.safetensors"
+    torch.save({"contexts": table[:, :8].unflatten(1, (2, 4)), "queries": table[:, 8:12],
+                "labels": table[:, 12]}, tmp_path / "t.pt")  # fmt: skip
+    words = ["memorize", str(tmp_path / "t.pt"), "--heads", "4", "--head-dim", "2"]
+    assert command.main([*words, "--keep", keep, "--out", str(out)]) == 0
+    assert f", in {keep}" in " ".join(capsys.readouterr().out.split())
+    weights = MHAWeights(**load_file(out))
+    for W, V in zip(weights, stored(weights, keep), strict=True):
+        assert torch.allclose(W, V, rtol=1e-12, atol=0)
+    E, e, y = table[:, :8].unflatten(1, (2, 4)), table[:, 8:12], table[:, 12]
+    assert (mha(weights, E, e)[:, 0] - y).abs().max() <= 0.01 * y.max()
+    with pytest.raises(SystemExit):
+        command.main([*words, "--keep", "int4", "--out", str(out)])

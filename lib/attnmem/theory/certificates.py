@@ -7,7 +7,6 @@ al. 2024, Section 3, and Dana et al. 2025, equations (1) and (2).
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -464,11 +463,11 @@ def certified_rounding(
 ) -> float:
     """No output is further from its label, whichever way all weights are rounded; or infinity.
 
-    Each weight ``w`` may become any number within ``2^-(digits + 1) |w|``; its nearest number of so
-    many binary digits after the first is one. By the mean value theorem an output moves by at most
-    the sum of these radii times the absolute derivatives, enclosed on all balls at once.
+    Each weight ``w`` of all five matrices may become any number within ``2^-(digits + 1) |w|``; its
+    nearest number of so many binary digits after the first is one. An output moves by at most the
+    sum of these radii times the absolute derivatives, enclosed on all balls at once.
 
-    Source: this book, the chapter on class labels.
+    Source: this book, the theorem on rounding all weights.
     """
     kinds, away = (*weights[:3], weights.W_O.unflatten(0, (len(weights.W_Q), -1))), 0.0
     with precision(balls.FIRST_BITS + digits):
@@ -492,11 +491,8 @@ def certified_rounding(
 def certified_digits(*data: Tensor | MHAWeights, tolerance: float = 0.01) -> int | None:
     """The least digits for which :func:`certified_rounding` is ``tolerance`` of the largest label.
 
-    More keep the labels, too, since their balls lie inside; None if 52 do not. Float32 has 23,
-    float16 10 and bfloat16 7, of weights neither too large nor too small for the exponent.
+    More keep the labels, too: what they round to lies in the same balls. None if 52 do not. Float32
+    has 23, float16 10 and bfloat16 7, of weights neither too large nor too small for the exponent.
     """
     limit = tolerance * float(data[-1].abs().max())
-    least = bisect.bisect_left(
-        range(53), -limit, key=lambda m: -certified_rounding(*data, digits=m)
-    )
-    return least if least < 53 else None
+    return next((m for m in range(53) if certified_rounding(*data, digits=m) <= limit), None)

@@ -128,23 +128,22 @@ def memorize(
     until = math.inf if seconds is None else time.monotonic() + seconds
     task = _Task(data, heads, head_dim, seed, until, say or (lambda _: None))
     rest = task.classes() if data.classes else task.reals()
-    most, tolerance, beyond = -1, _KEPT if keep else MET, False
+    most, beyond = -1, False
+    strict, loose = (0, 0) if data.classes else (MET, _KEPT)  # a tie of classes is not met
     found = itertools.chain(task.by_theorem(), rest)
     if keep:
-        some = ((_rounded(data, W, keep, seed), f"{how}, in {keep}") for W, how in found)
-        found = ((W, how) for each, how in some for W in each)
+        found = ((W, f"{how}, in {keep}") for V, how in found for W in _rounded(data, V, keep))
     for weights, how in found:
         beyond |= not all(W.isfinite().all() for W in weights)
         errors = _errors(data, _apply(weights, data))
-        met = errors < 0 if data.classes else errors <= tolerance  # a tie of classes is not met
+        met = errors < (loose if keep else strict)
         if (count := int(met[task.rows].sum())) > most:
             best, most = (weights, errors, met, how), count
         if most == len(task.rows):
             break
     weights, errors, met, how = best
     away = {x: _errors(data, _apply(stored(weights, x), data)) for x in get_args(NumberType)}
-    limit = -5e-324 if data.classes else _KEPT
-    kept = {name: int((x <= limit).sum()) for name, x in away.items()}
+    kept = {name: int((x < loose).sum()) for name, x in away.items()}
     beyond = f"; some fit had weights beyond the largest {keep}" * (beyond and not met.all())
     return Memorized(weights, errors, met, task.reason(met) + beyond, how, data.classes, kept)
 
@@ -153,11 +152,11 @@ def stored(weights: MHAWeights, number_type: NumberType) -> MHAWeights:
     """The weights as a number type holds them, in float64; ``int8`` scaled for each output."""
     if number_type != "int8":
         return MHAWeights(*(W.to(getattr(torch, number_type)).double() for W in weights))
-    steps = [W.abs().amax(-2, keepdim=True).clamp(min=1e-300) / 127 for W in weights]
+    steps = [W.abs().amax(-2, keepdim=True).clamp(min=1e-320) / 127 for W in weights]
     return MHAWeights(*((W / s).round() * s for W, s in zip(weights, steps, strict=True)))
 
 
-def _rounded(data: Data, weights: MHAWeights, keep: str, seed: int) -> Iterator[MHAWeights]:
+def _rounded(data: Data, weights: MHAWeights, keep: NumberType) -> Iterator[MHAWeights]:
     """The nearest weights of a number type; then others of it, of nearly the same outputs."""
     yield stored(weights, keep)
     sizes, flat = [W.numel() for W in weights], torch.cat([W.flatten() for W in weights])
@@ -172,20 +171,17 @@ def _rounded(data: Data, weights: MHAWeights, keep: str, seed: int) -> Iterator[
     def nearest(flat: Tensor) -> Tensor:
         return torch.cat([W.flatten() for W in stored(layer(flat), keep)])
 
-    scale = _largest(_apply(weights, data))
+    scale, top = _largest(_apply(weights, data)).clamp(min=1e-300), float(flat.abs().max())
     aim, free = outputs(flat), ~torch.isclose(nearest(flat), flat, rtol=1e-12, atol=0)
     if len(aim) * len(flat) > _LARGEST or not nearest(flat).isfinite().all():
         return
-    # The largest of each output is not free, and no other passes it: so int8 keeps its scale.
-    tops = torch.cat([W.abs().amax(-2, keepdim=True).expand_as(W).flatten() for W in weights])
-    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(0))
     for block in order[free[order]].chunk(_BLOCKS):
         flat[block], free[block] = nearest(flat)[block], False
         J = torch.func.jacrev(outputs)(flat)[:, free] * flat[free]
         step = torch.linalg.lstsq(J, aim - outputs(flat), rcond=1e-6, driver="gelsd").solution
-        moved = flat[free] * (1 + step.clamp(-0.5, 0.5))
-        flat[free] = moved.clamp(-tops[free], tops[free])
-    yield layer(flat)
+        flat[free] = (flat[free] * (1 + step.clamp(-0.5, 0.5))).clamp(-top, top)
+    yield stored(layer(flat), keep)  # once more, in case some weight has changed a scale
 
 
 def quick_fit(data: Data, heads: int, head_dim: int, seed: int) -> tuple[int, int]:
