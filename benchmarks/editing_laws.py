@@ -1,10 +1,11 @@
-"""The laws of editing on random attention: the price, what fades without memory, and all weights.
+"""The laws of editing on random attention: the price, what fades, all weights, and float64.
 
     python benchmarks/editing_laws.py
 
 Tokens, queries and labels are Gaussian, or uniform on [0, 1] where it says so.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -15,6 +16,7 @@ from attnmem import mha, mha_features, random_mha
 from attnmem.core import bounds
 from attnmem.theory import fitting
 from attnmem.theory.tangents import ScalarHeads
+from attnmem.yours import Memory
 
 LAYERS = ((8, 4, 16, 4), (24, 3, 4, 2))  # heads, tokens, their width, that of heads
 
@@ -99,8 +101,23 @@ def everywhere(H, n, d, d_h, spread):
     return [count / P for count in counts]
 
 
+def nearly_dependent(spread):
+    """Of 200 facts, how many a hundred heads on pairs of tokens of two numbers take in float64."""
+    taken = []
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        E, e, y = (torch.randn(s, generator=g) for s in ((1800, 2, 2), (1800, 2), (200,)))
+        memory = Memory(random_mha(100, 2, 1, seed=seed, spread=spread), E[200:], e[200:])
+        taken.append(0)
+        with contextlib.suppress(ValueError):
+            for t in range(200):
+                memory.write(E[t], e[t], y[t])
+                taken[-1] += 1
+    return taken
+
+
 def main():
-    """All three."""
+    """All four."""
     start = time.time()
     print("1. price at 0.25, 0.5, 0.75, 0.9 of R: T / (R - T - 1), squared norm, on fresh inputs")
     for layer in (None, *LAYERS):
@@ -115,6 +132,9 @@ def main():
     print("3. all weights, five seeds")
     shares = [share for shape in SHAPES for share in everywhere(*shape)]
     print(f"  of P: {min(shares):.2f} to {max(shares):.2f}, median {statistics.median(shares):.2f}")
+    print("4. nearly dependent features, three seeds")
+    for spread in (0.3, 1, 3):
+        print(f"  logits of spread {spread}: {nearly_dependent(spread)} of 200")
     print(f"{time.time() - start:.0f} s")
 
 

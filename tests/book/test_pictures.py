@@ -418,7 +418,11 @@ def test_switches_show_the_stored_curves_of_all_trained_combinations_and_no_othe
 def test_what_heads_cost_and_buy_is_drawn_as_counted_and_trained():
     for kind, variant in (("own", "paper"), ("shared", "code")):
         runs = experiments.runs("dana-exp2", "paper", 1, variant=variant)
-        counted = {run.d_h: models.parameter_count(run, tables=False) for run in runs}
+        counted = {}
+        for run in runs:  # but the tables of tokens and positions
+            P = models.initial_aot(run, torch.Generator())
+            of_layers = [W.numel() for name, W in P.items() if name[:2] in ("W_", "up", "do")]
+            counted[run.d_h] = sum(of_layers)
         heights = [224 - counted[width] / 40 for width in range(1, 11)]
         assert heights == pytest.approx(points("parameters", kind)[:, 1].tolist(), abs=0.06)
     bars = re.findall(r'width="([\d.]+)".*?>(\d+)%<', page("budget"))

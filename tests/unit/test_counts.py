@@ -79,16 +79,3 @@ def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
 def test_dimension_of_transformers_with_few_tokens(run, dimension):
     found = jacobian(run, predictions(run), normal=True)
     assert numerical_rank(found, rtol=1e-11) == dimension_of(run) == dimension
-
-
-@pytest.mark.parametrize(
-    ("run", "tables"),
-    [
-        (transformer(7, 3, 2, 2), 7 * 3 * 2 + 2 * 3),
-        (transformer(7, 3, 2, 2, "code"), 7 * 3 * 2 + 2 * 2),
-        (transformer(7, 3, 3, 1, "code", width=2), 7 * 3 * 2 + 2 * 3),
-    ],
-    ids=lambda value: getattr(value, "model", value),
-)
-def test_what_is_no_table_belongs_to_the_layers(run, tables):
-    assert models.parameter_count(run) - models.parameter_count(run, tables=False) == tables

@@ -44,10 +44,10 @@ def _of_debian(package: str, path: str) -> pathlib.Path:
     return found
 
 
-def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def _stacked(items: Iterable[Tensor], size: int) -> Iterator[Tensor]:
     items = iter(items)
-    while block := list(itertools.islice(items, size)):
-        yield block
+    while block := [*itertools.islice(items, size)]:
+        yield torch.stack(block)
 
 
 def _picture(image: Any) -> UInt8[Tensor, "3 h w"]:
@@ -93,8 +93,7 @@ def photograph_crops(
         part = image[:, top : top + side, left : left + side]
         return resized(part.flip(-1) if random.random() < 0.5 else part, size)
 
-    for numbers in _batched(range(count), batch):
-        yield torch.stack([crop(i) for i in numbers])
+    return _stacked(map(crop, range(count)), batch)
 
 
 def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size size"]:
@@ -105,8 +104,7 @@ def resized(image: UInt8[Tensor, "3 h w"], size: int) -> UInt8[Tensor, "3 size s
 
 def enlarged(images: Images, size: int = 224, batch: int = 64) -> Iterator[Images]:
     """Small images, such as :func:`digits`, scaled up to what a large model reads."""
-    for block in images.split(batch):
-        yield torch.stack([resized(image, size) for image in block])
+    return _stacked((resized(image, size) for image in images), batch)
 
 
 def normalized(images: Tensor, dtype: torch.dtype) -> Tensor:
@@ -143,8 +141,8 @@ def published_images(
     Images of another mode than RGB are passed over, as in the paper: 1973 of its 2000 have colour.
     """
     images = itertools.islice(_column(source, "image"), count)
-    for block in _batched((image for image in images if image.mode == "RGB"), batch):
-        yield torch.stack([resized(_picture(image), size) for image in block])
+    coloured = (_picture(image) for image in images if image.mode == "RGB")
+    return _stacked((resized(image, size) for image in coloured), batch)
 
 
 def _column(source: str, name: str) -> Iterator[Any]:
@@ -208,10 +206,9 @@ def library_passages(
     read = length - 3 if pairs else length
     if read > len(text):
         refuse("length", length, f"at most {len(text) + length - read}, as the text is no longer")
-    for numbers in _batched(range(count), batch):
-        drawn = (np.random.default_rng([seed, i]) for i in numbers)
-        starts = [int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn]
-        passages = torch.stack([text[start : start + read].long() for start in starts])
+    drawn = (np.random.default_rng([seed, i]) for i in range(count))
+    starts = (int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn)
+    for passages in _stacked((text[start : start + read].long() for start in starts), batch):
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
@@ -238,8 +235,8 @@ def distinct_passages(
     whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
     passages = whole.split(length - 3)[:-1]
     distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]
-    for block in _batched(distinct, batch):
-        yield _as_pairs(torch.stack(block), words.cls_token_id, words.sep_token_id)
+    for block in _stacked(distinct, batch):
+        yield _as_pairs(block, words.cls_token_id, words.sep_token_id)
 
 
 def published_texts(
@@ -250,6 +247,6 @@ def published_texts(
     read = length - 3 if pairs else length
     texts = (words(text, add_special_tokens=False) for text in _column(source, "text"))
     enough = (text["input_ids"][:read] for text in texts if len(text["input_ids"]) >= read)
-    for block in _batched(itertools.islice(enough, count), batch):
-        passages = torch.tensor(block, device="cpu")
+    tokens = (torch.tensor(text, device="cpu") for text in itertools.islice(enough, count))
+    for passages in _stacked(tokens, batch):
         yield _as_pairs(passages, words.cls_token_id, words.sep_token_id) if pairs else passages

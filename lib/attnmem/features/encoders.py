@@ -24,8 +24,7 @@ from ..theory.independence import numerical_rank
 from .corpora import BYTES, Inputs, normalized, reaching
 
 # The model types that are read, and the position of the query token.
-_FIRST = "vit deit dinov2 bert roberta xlm-roberta camembert electra distilbert mpnet"
-MODEL_TYPES = dict.fromkeys(_FIRST.split(), 0) | {"gpt2": -1}
+MODEL_TYPES = {"vit": 0, "dinov2": 0, "bert": 0, "gpt2": -1}
 _Depth = Annotated[int, Range(0)]
 _LAST_NORMS = ("layernorm", "ln_f")  # what a ViT and a GPT-2 do after their last block
 # No code, no pickle; weights of other sizes are refused by name.
@@ -92,7 +91,7 @@ class Encoder(NamedTuple):
             refuse("input_ids", f"texts of {ids.shape[1]} tokens", f"at most {most}")
         checks.check_tokens("input_ids", ids, self.model.config.vocab_size)
         types = given.pop("token_type_ids", torch.zeros_like(ids))
-        kinds = getattr(self.model.config, "type_vocab_size", 0)  # some models have no types
+        kinds = getattr(self.model.config, "type_vocab_size", 0)  # a GPT-2 has no types
         checks.check_tokens("token_type_ids", types, max(kinds, 1))
         return given | ({"token_type_ids": types} if kinds else {})
 
@@ -102,10 +101,7 @@ class Encoder(NamedTuple):
         if self.model.config.model_type == "gpt2":
             return self.model.wpe.weight.detach()
         table = self.model.embeddings.position_embeddings
-        if isinstance(table, nn.Parameter):
-            return table[0].detach()
-        padding = -1 if table.padding_idx is None else table.padding_idx
-        return table.weight[padding + 1 :].detach()  # RoBERTa counts from there
+        return (table[0] if isinstance(table, nn.Parameter) else table.weight).detach()
 
 
 def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: int = 0) -> Any:

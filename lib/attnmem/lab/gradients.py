@@ -35,6 +35,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # From the gradient at a value to those at the arguments, in their order.
 Gradient = Callable[[Tensor], Sequence[Tensor | None]]
@@ -50,16 +51,14 @@ class _WrittenOut(torch.autograd.Function):
         return value
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, g):
-        if torch.is_grad_enabled():  # create_graph=True; torch would take the derivative for zero
-            raise RuntimeError("this gradient is written out and cannot be differentiated again")
         _ = ctx.saved_tensors
         return None, *ctx.vjp(g)
 
 
-def written_out(function_vjp: Callable[..., tuple[Tensor, Gradient]], *arguments: Tensor) -> Tensor:
-    """The value of a function with a gradient by hand, for autograd."""
-    return _WrittenOut.apply(function_vjp, *arguments)
+# From a function with a gradient by hand and its arguments, its value for autograd.
+written_out: Callable[..., Tensor] = _WrittenOut.apply
 
 
 def cross_entropy_vjp(

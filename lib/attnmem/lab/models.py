@@ -312,18 +312,13 @@ def guaranteed(run: Run) -> int:
 
 # What the sizes of a run's weights do not depend on.
 _NO_PART = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
-_TABLES = ("embedding", "unembedding", "positions", "W_E", "b_E", "W_D", "b_D")
 
 
-def parameter_count(run: Run, *, tables: bool = True) -> int:
-    """How many trained numbers the loss of a model depends on: all but the unused position.
-
-    Without ``tables`` embeddings, unembedding and decoder are left out, as publications often do.
-    """
+def parameter_count(run: Run) -> int:
+    """How many trained numbers the loss of a model depends on: all but the unused position."""
     return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
         for name, shape in _shapes(dataclasses.replace(run, **_NO_PART)).items()
-        if tables or name.split(".")[0] not in _TABLES
     )
 
 

@@ -79,7 +79,7 @@ class Search(Study):
     def say(self, rows: Sequence[Row]) -> str:
         run, _ = rows[0]
         verb = "memorized" if any(o.accuracy == 1 for _, o in rows) else "not memorized"
-        return f"{name_of([run])}, restart {run.seed}, {verb}"
+        return f"{name_of(run)}, restart {run.seed}, {verb}"
 
 
 SEARCHES: dict[str, Search] = from_grids(Search, search=True)

@@ -142,7 +142,7 @@ class Study:
     def say(self, rows: Sequence[Row]) -> str:
         """A few words on the rows of one unit, for whoever waits."""
         lost = sum(outcome.diverged is not None for _, outcome in rows)
-        name = name_of([run for run, _ in rows])
+        name = name_of(rows[0][0])
         return f"{name}, {lost} of {len(rows)} diverged" if lost else name
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
@@ -218,15 +218,11 @@ class Experiment(Study):
         return super().table(rows).assign(parameters=counts)
 
 
-def name_of(runs: Sequence[Run]) -> str:
-    """Trainings of one experiment in a few words: its name, their variant, their sizes."""
-    run = runs[0]
-    words = [run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"]
-    for field in SIZES:
-        if sizes := {size for each in runs if (size := getattr(each, field)) is not None}:
-            ends = " to ".join(str(end) for end in dict.fromkeys((min(sizes), max(sizes))))
-            words.append(f"{field}={ends}")
-    return " ".join(words)
+def name_of(run: Run) -> str:
+    """The cell of a training in a few words: its experiment, variant and sizes."""
+    name = run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"
+    sizes = {field: getattr(run, field) for field in SIZES}
+    return " ".join([name, *(f"{field}={x}" for field, x in sizes.items() if x is not None)])
 
 
 # --- grids.toml, whose head says how it is read ---------------------------------------------------

@@ -29,7 +29,7 @@ class Memory:
     @checked
     def __init__(self, layer: MHAWeights, contexts: Tensor, queries: Tensor, *, keep=None):
         check_tensor("layer.W_Q", layer.W_Q, "(H, d, d_h)", 3)
-        self._layer = MHAWeights(*(W.detach().double() for W in layer))
+        self._layer = MHAWeights(*(W.detach().double().clone() for W in layer))
         self._start = torch.block_diag(*self._layer.W_V) @ self._layer.W_O @ self._layer.W_D
         self._sample = self._features(contexts, queries)
         _, sizes, axes = torch.linalg.svd(self._sample / len(queries) ** 0.5, full_matrices=False)
@@ -37,62 +37,70 @@ class Memory:
         many = int((sizes > max(_LEAST, coarse) * sizes[0]).sum())
         self._map = axes[:many].T / sizes[:many]  # the sample spreads alike after it
         kept = () if keep is None else self._features(*keep)
-        self._facts: dict[int | str, tuple[Tensor, Tensor]] = {}  # features and answers
-        self._facts |= {f"kept {k}": (x, x @ self._start) for k, x in enumerate(kept)}
+        self._facts: dict = {f"kept {k}": (x, x @ self._start) for k, x in enumerate(kept)}
         self._written = 0
-        self._replay()
+        self._none = self._map.new_zeros(0, many), self._start
+        self._axes, self._weights = self._after(*self._none, self._facts)
 
     @checked
     def _features(self, contexts: Float[Tensor, "*examples n d"], queries: Float[Tensor, "B d"]):
         check_data(contexts=contexts, queries=queries, **self._layer._asdict())
         return mha_features(self._layer, contexts, queries).detach()
 
-    def _replay(self) -> None:
-        self._axes, self._weights = self._map.new_zeros(0, self._map.shape[1]), self._start
-        for fact in self._facts.values():
-            self._axes, self._weights = self._after(*fact)
+    def _after(self, axes: Tensor, weights: Tensor, facts: dict) -> tuple[Tensor, Tensor]:
+        """Orthonormal axes of facts, and weights, once more are met that each add an axis."""
+        for x, y in facts.values():
+            own = z = x @ self._map
+            for _ in range(2):  # once more for what rounding left over
+                own = own - (own @ axes.T) @ axes
+            size = torch.linalg.vector_norm(own)
+            if size > _ALONE * torch.linalg.vector_norm(z):
+                axes = torch.cat([axes, own[None] / size])
+                weights = weights + torch.outer(self._map @ axes[-1], (y - x @ weights) / size)
+        return axes, weights
 
-    def _after(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The facts' orthonormal axes, and weights, once one more is met, if it adds an axis."""
-        own = z = x @ self._map
-        for _ in range(2):  # once more for what rounding left over
-            own = own - (own @ self._axes.T) @ self._axes
-        size = torch.linalg.vector_norm(own)
-        if size <= _ALONE * torch.linalg.vector_norm(z):
-            return self._axes, self._weights
-        step = torch.outer(self._map @ own / size, (y - x @ self._weights) / size)
-        return torch.cat([self._axes, own[None] / size]), self._weights + step
+    def _met(self, facts: dict, weights: Tensor) -> bool:
+        X, Y = (torch.stack(part) for part in zip(*facts.values(), strict=True))
+        old = Y.abs() + X.abs() @ self._start.abs()
+        most = MET * Y.abs() + 1e-9 * old + 1e-12 * old.amax(0)
+        return bool(((X @ weights - Y).abs() <= most).all())
 
     def write(self, context: Tensor, query: Tensor, label: float | Tensor) -> int:
         """Store a fact: context ``(n, d)``, query ``(d,)``, label ``(d_out,)``. Returns its number.
 
         One that follows from others takes no room. ``ValueError`` if the others say something else,
-        or if any would be missed by more than 1e-6 of its label and 1e-9 of the largest answer.
+        or any is missed by over 1e-6 of its label, 1e-9 of its old answer and 1e-12 of the largest.
         """
-        y = torch.as_tensor(label, dtype=torch.float64).detach().reshape(-1)
+        y = torch.as_tensor(label, dtype=torch.float64).detach().reshape(-1).to(self._start)
         check_size("label", y, 0, self._start.shape[1], "the number of outputs")
         check_data(label=y)
         [x] = self._features(context[None], query[None])
-        axes, weights = self._after(x, y)
-        X, Y = (torch.stack(part) for part in zip(*self._facts.values(), (x, y), strict=True))
-        largest = (Y.abs() + X.abs() @ self._start.abs()).amax(0)
-        if not ((X @ weights - Y).abs() <= MET * Y.abs() + _LEAST * largest).all():
-            shares = (x @ self._map @ torch.linalg.pinv(X[:-1] @ self._map)).abs()
+        facts = {**self._facts, self._written: (x, y)}
+        axes, weights = self._after(self._axes, self._weights, {0: (x, y)})
+        if not self._met(facts, weights):
+            Z = torch.stack([x for x, _ in facts.values()]) @ self._map
+            shares = (Z[-1] @ torch.linalg.pinv(Z[:-1])).abs()
             such = [f"{k}" for k, share in zip(self._facts, shares, strict=True) if share > _ALONE]
             said = ", ".join(such[:3]) + " and others" * (len(such) > 3) or "features of zeros"
             said = f"{(x @ self._weights).tolist()}, from {said} (room for {self.room})"
             own = len(axes) > len(self._axes)
             refuse("label", y.tolist(), "one that float64 can add" if own else said)
-        self._axes, self._weights, self._facts[self._written] = axes, weights, (x, y)
+        self._axes, self._weights, self._facts = axes, weights, facts
         self._written += 1
         return self._written - 1
 
     def forget(self, number: int) -> None:
-        """Take a fact out: the weights are those without it, to the last bit."""
+        """Take a fact out: the weights are those without it, to the last bit.
+
+        ``ValueError`` if float64 cannot tell another fact from the rest without it.
+        """
         if check_integer("number", number, least=0) not in self._facts:
             refuse("number", number, f"one of {[k for k in self._facts if isinstance(k, int)]}")
-        del self._facts[number]
-        self._replay()
+        facts = {k: fact for k, fact in self._facts.items() if k != number}
+        axes, weights = self._after(*self._none, facts)
+        if facts and not self._met(facts, weights):
+            refuse("number", number, "one without which the others can be kept")
+        self._axes, self._weights, self._facts = axes, weights, facts
 
     @property
     def room(self) -> int:
@@ -106,6 +114,6 @@ class Memory:
 
     def layer(self) -> MHAWeights:
         """The layer with its facts, in float64; its values are as wide as its output."""
-        M = self._weights.unflatten(0, self._layer.W_V.shape[:2])
+        M = self._weights.clone().unflatten(0, self._layer.W_V.shape[:2])
         eye = torch.eye(M.shape[2]).to(M)
         return MHAWeights(*self._layer[:2], M, eye.repeat(len(M), 1), eye)
