@@ -372,7 +372,7 @@ def _bounds(
     ceilings.setdefault(bounds._ceiling(heads, width, *sizes), "ceiling in the data's dimensions")
     found += [Bound(name, labels, unmet, [], []) for labels, name in ceilings.items()]
     room, what = heads * sizes[0] + sizes[2], "random attention with a read-out"
-    if (N := len(data.classes or ())) > 1:
+    if (N := len(data.classes or ())) > 1 and room:
         means, each = f"about so many labels of {N} classes are met", round(class_capacity(room, N))
         high = "a formula" + ", too high for so many classes" * (each < 4 * (N - 1))
         found.append(Bound(f"{what} for each class", each, means, [], [high]))
