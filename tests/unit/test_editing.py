@@ -308,8 +308,8 @@ def test_outputs_of_unlike_sizes_are_judged_each_by_itself():
     layer = random_mha(2, 4, 2, seed=0)
     layer = layer._replace(W_D=torch.cat([layer.W_D, -layer.W_D], dim=1))
     memory = Memory(layer, E[50:], e[50:])
-    memory.write(E[0], e[0], torch.tensor([1e9, 1.0]))
-    assert "from 0 (room for 7)" in unfit(memory, E[0], e[0], torch.tensor([1e9, 2.0]))
+    memory.write(E[0], e[0], torch.tensor([1e12, 1.0]))
+    assert "from 0 (room for 7)" in unfit(memory, E[0], e[0], torch.tensor([1e12, 1.5]))
 
 
 def test_nothing_of_a_memory_records_gradients():
@@ -329,6 +329,8 @@ def test_what_float64_would_miss_is_refused():
     assert "expected one that float64 can add" in unfit(memory, E[taken], e[taken], y[taken])
     out = mha(memory.layer(), E[:taken], e[:taken])[:, 0]
     assert (out - y[:taken]).abs().max() < 1e-4
+    sharp = random_mha(100, 2, 1, seed=7, spread=3)  # subtracted once, 160 would be taken
+    assert fill(Memory(sharp, E[210:], e[210:]), E, e, y, 200) > 175
 
 
 def test_near_facts_are_taken_apart_at_a_price_or_refused():
