@@ -228,17 +228,13 @@ def random_attention(
     """
     d = tokens.shape[-1]
     g = torch.Generator().manual_seed(seed)
-    W_Q, W_K, W_V, W_O = (_xavier(g, d, d).to(tokens) for _ in range(4))
+    maps = torch.empty(4, d, d, dtype=torch.float32, device="cpu")
+    W_Q, W_K, W_V, W_O = (nn.init.xavier_uniform_(W, generator=g).to(tokens) for W in maps)
     with torch.autocast(tokens.device.type, enabled=False):
         x, q = F.layer_norm(tokens, (d,)), F.layer_norm(queries, (d,))
         # Re-associated: the queries are projected, no other token is.
         z = F.scaled_dot_product_attention(q @ (W_Q @ W_K.mT), x, x, scale=d**-0.5)
         return queries + z @ (W_V @ W_O)
-
-
-def _xavier(g: torch.Generator, *shape: int) -> Tensor:
-    W = torch.empty(shape, dtype=torch.float32, device="cpu")
-    return nn.init.xavier_uniform_(W, generator=g)
 
 
 class Seen(NamedTuple):
