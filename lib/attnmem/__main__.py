@@ -190,7 +190,7 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
     _add_file(store, heads_needed=True)
     store.add_argument("--out", required=True, help="a new file, .safetensors")
     store.add_argument("--partial", action="store_true", help="write weights that miss some labels")
-    numbers = "weights in these numbers, and reals to 1%% of the largest (default: float64, 1e-6)"
+    numbers = "float64 weights that such numbers hold as they are; reals to 1%% (default: 1e-6)"
     store.add_argument("--keep", choices=get_args(NumberType), help=numbers)
 
 

@@ -130,7 +130,7 @@ def test_the_layer_of_the_book_has_its_ceiling_and_floor_and_several_have_a_ceil
     assert f"{counted.deep:,} matter for one output of 3 such layers" in str(counted)
     assert "with skip connections and a read-out, unlike above" in str(counted)
     assert capacity(4, 8, 2).deep is None
-    signs = f"{2 * found.floor:,} signs: of so many, at least half of all choices are met"
+    signs = f"{2 * found.floor:,} signs (two classes): at least half of all choices of so many"
     assert signs in str(found)
     assert "signs" not in str(capacity(4, 8, 2, adapter=1)), "no floor is known"
     assert capacity(10**9, 8, 8).floor <= capacity(10**9, 8, 8).one_output, "at once"

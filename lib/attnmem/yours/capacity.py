@@ -46,8 +46,8 @@ class Capacity:
             f"{'':12}({self.floor_proved})",
         ]
         if self.floor:
-            signs = "signs: of so many, at least half of all choices are met"
-            lines.insert(-1, f"{2 * self.floor:>13,} {signs} (two classes)")
+            signs = "signs (two classes): at least half of all choices of so many"
+            lines.insert(-1, f"{2 * self.floor:>13,} {signs} are met")
         if self.deep is not None:
             where = "such layers, a ceiling (proved)"
             lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")
