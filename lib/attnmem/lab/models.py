@@ -166,35 +166,40 @@ def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[T
 
 def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
     """The residual stream of the second place after all layers."""
-    a, b = tokens.unbind(dim=-1)
     # The first place attends to itself only, so it is computed once for every token.
-    first = P["embedding"].mT
-    y = written_out(gradients.take_columns_vjp, first, b)
-    for layer in range(run.layers):
-        first, seen = _enter(P, run, layer, first, 0)
-        y, asking = _enter(P, run, layer, y, 1)
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    y = written_out(gradients.after_pairs_vjp, *_maps(P, run, 0), inputs, x[:, -1], tokens)
+    y = _feed_forward(P, run, 0, y)
+    first, seen = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
+    for layer in range(1, run.layers):
+        first = first + _own_values(*_maps(P, run, layer - 1)[2:], seen)
+        first = _feed_forward(P, run, layer - 1, first)
+        first, seen = (z[:, 0].mT for z in _enter(P, run, layer, first.mT[:, None], slice(1)))
+        x, asking = (z[:, 0].mT for z in _enter(P, run, layer, y.mT[:, None], slice(1, 2)))
+        chosen = written_out(gradients.take_columns_vjp, seen, tokens[..., 0])
         W_Q, W_K, W_V, W_O = _maps(P, run, layer)
         A, M = W_Q.mT @ W_K, W_O @ W_V
-        alone = M.sum(dim=1)  # what a token gets that attends to itself only
-        delta = written_out(gradients.take_columns_vjp, seen, a) - asking
-        update = written_out(gradients.heads_vjp, A, M, asking, delta)
-        y = _feed_forward(P, run, layer, y + alone @ asking + update)
-        if layer + 1 < run.layers:
-            first = _feed_forward(P, run, layer, first + alone @ seen)
+        update = written_out(gradients.heads_vjp, A, M, asking, chosen - asking)
+        y = _feed_forward(P, run, layer, x + (_own_values(W_V, W_O, asking) + update))
     return y
 
 
+def _own_values(W_V: Tensor, W_O: Tensor, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
+    """What a token gets that attends to itself only: ``sum_h M_h x``."""
+    return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
+
+
 def _enter(
-    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R d M"], place: int
-) -> tuple[Float[Tensor, "R d M"], Float[Tensor, "R inner M"]]:
-    """The residual stream and the attention's input at a place."""
+    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
+) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
+    """The residual stream and the attention's input at some places, each for ``M`` rows."""
     variant = VARIANTS[run.variant]
     owner = 0 if variant.tied else layer  # the layer whose positions and maps this one uses
-    position = P[f"positions.{owner}"][:, place, :, None]
+    positions = P[f"positions.{owner}"][:, places, None]
     if variant.position_in_skip:
-        x = x + position
-    inputs = P[f"down.{owner}"] @ x if f"down.{owner}" in P else x
-    return x, inputs if variant.position_in_skip else inputs + position
+        x = x + positions
+    inputs = x @ P[f"down.{owner}"].mT[:, None] if f"down.{owner}" in P else x
+    return x, inputs if variant.position_in_skip else inputs + positions
 
 
 def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
