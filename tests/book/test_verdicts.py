@@ -323,6 +323,7 @@ CASES = [
     (f"{M}finding-descent", OUT, "from the construction only", None, drawn(True)),
     (f"{M}finding-training", OUT, "never met", fits(stop=lambda c, r: "steps")),
     (f"{M}finding-signs-trained", PART, "never met", fits(stop=lambda c, r: "steps")),
+    (f"{M}finding-digits", OUT, "built as trained", None, {"mean": {(2, 3, 4, 2): 0}}),
     (f"{M}finding-depth-training", OUT, "never met", fits(stop=lambda c, r: "steps")),
     (
         *(f"{M}finding-training-stops", OUT, "large ratios"),
