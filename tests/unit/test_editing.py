@@ -50,6 +50,7 @@ SIZES = [(3, 2, 5, 1, "own"), (4, 3, 6, 6, "own"), (2, 8, 5, 2, "own"), (3, 1, 5
 SIZES += [(4, 5, 8, 2, "shared"), (3, 9, 4, 2, "shared"), (5, 4, 3, 1, "self"), (4, 3, 5, 2, "sum")]
 
 
+@pytest.mark.hostile("mahdavi-finding-edits")
 @pytest.mark.parametrize(("H", "n", "d", "d_h", "kind"), SIZES)
 def test_as_many_facts_fit_as_the_rank_and_the_next_is_refused(H, n, d, d_h, kind):
     E, e, y = data(H, 10 * H * d, n, d, kind == "shared")
@@ -140,6 +141,7 @@ def test_a_repeat_costs_nothing_and_a_contradiction_is_named(ten):
     assert memory.room == room + 1
 
 
+@pytest.mark.hostile("mahdavi-finding-edits")
 def test_facts_on_contexts_of_one_repeated_token_are_as_many_as_its_dimension():
     """All heads see the same token there, though the sample has more room."""
     E, e, y = data(1, 200, 3, 4)
@@ -419,6 +421,7 @@ def rank(rows):
     return int(torch.linalg.matrix_rank(torch.tensor(numbers, dtype=torch.float64)))
 
 
+@pytest.mark.hostile("mahdavi-finding-readable")
 def test_the_weights_show_their_facts_if_there_are_enough_outputs_and_room_is_left():
     Z, Y = exact(8, 4, 6, 4)
     other = [Fraction(k * k - 3) for k in range(6)]
@@ -434,6 +437,7 @@ def test_the_weights_show_their_facts_if_there_are_enough_outputs_and_room_is_le
     assert rank([*least(full_Z, full_Y), other]) == rank(full_Z) == 6
 
 
+@pytest.mark.hostile("mahdavi-finding-edits-price")
 def test_the_own_part_decides_the_price():
     """E tr G^-1 = T / (R - T - 1) for Gaussian features; at least T / (R - T + 1) for others."""
     g = torch.Generator().manual_seed(0)
@@ -448,6 +452,7 @@ def test_the_own_part_decides_the_price():
             assert mean > law
 
 
+@pytest.mark.hostile("mahdavi-finding-edits-price")
 def test_answers_before_raise_the_price_by_their_projection():
     """For Gaussian features, E c' G^-1 c = T / (R - T - 1) + |m|^2 T / R, if c = y - Z m."""
     g = torch.Generator().manual_seed(1)
@@ -463,6 +468,7 @@ def signs(*shape, generator):
     return torch.randint(2, shape, generator=generator) * 2.0 - 1
 
 
+@pytest.mark.hostile("mahdavi-finding-fading")
 def test_an_editor_without_memory_keeps_a_power_of_the_label():
     """Isotropic directions, here all axes: on average exactly (1 - 1/R)^k of it."""
     R, k = 3, 2
