@@ -32,7 +32,9 @@ _GROUPS = {"all": list(EXPERIMENTS)} | {
     paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
     for paper in papers()
 }
-_SIZES = ("heads", "dim", "head_dim", "kv_heads", "value_dim", "outputs", "adapter", "layers")
+_SIZES = {"heads": "number of heads H", "dim": "width d of tokens", "layers": "default: 1"}
+_SIZES |= {"head_dim": "default: d / H", "value_dim": "default: head-dim", "outputs": "default: d"}
+_SIZES |= {"kv_heads": "heads of keys and values (default: H)", "adapter": "rank of adapters"}
 _PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in study.profiles)]
 
 
@@ -173,8 +175,8 @@ def _add_yours(commands: argparse._SubParsersAction) -> None:
     what = "a model's folder, config.json, or adapter; without it, give a layer's heads and dim"
     count.add_argument("config", nargs="?", metavar="MODEL", help=what)
     count.add_argument("--part", help="of a model of several, such as vision_config")
-    for name in _SIZES:
-        count.add_argument(f"--{name.replace('_', '-')}", type=int)
+    for name, said in _SIZES.items():
+        count.add_argument(f"--{name.replace('_', '-')}", type=int, help=said)
     count.add_argument("--adapted", help="maps with an adapter (default: qv)")
     count.add_argument("--bias", nargs="?", const="qkvo", help="maps with a bias (alone: qkvo)")
     turned = "rotary positions, of this share of a head (alone: 1)"
@@ -214,14 +216,14 @@ def _add_file(command: argparse.ArgumentParser, heads_needed: bool) -> None:
     """The file of examples and how it is read, with the defaults of load(); sizes of the layer."""
     command.add_argument("--heads", type=int, required=heads_needed, help="number of heads H")
     command.add_argument("--head-dim", type=int, help="width of a head (default: d)")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of all draws (default: 0)")
     command.add_argument("file", help=f"{', '.join(TAKES)}, or - for a CSV from a pipe")
     table = command.add_argument_group("tables (csv, tsv, -; npy takes --tokens alone)")
     add = table.add_argument
     add("--label", "--labels", metavar="NAME", help="column (default: the last) or array of labels")
     add("--label-kind", choices=ALLOWED["label_kind"], help="default: decimals are real")
     add("--columns", metavar="A,B", help="default: numbers, and words of few values")
-    gaps = "those with gaps (default: few of both)"
+    gaps = "leave out those with gaps (default: few of both)"
     add("--drop-missing", choices=ALLOWED["drop_missing"], help=gaps)
     add("--tokens", type=int, help="cut each row into so many (default: about sqrt(width))")
     add("--header", action=argparse.BooleanOptionalAction, help="names in line 1 (default: seen)")

@@ -131,10 +131,27 @@ def test_what_is_lost_is_counted_and_less_is_lost_when_asked():
     assert plain.count == plain.kept["float32"] == 100
     assert plain.kept["int8"] < 50 < 80 < asked.kept["int8"]
     assert "in int8" in str(plain)
+    assert asked.kept == {"int8": asked.count}
+    assert str(asked).endswith(f"of all 100, rounded weights keep {asked.count} in int8")
     for W, V in zip(asked.weights, stored(asked.weights, "int8"), strict=True):
         assert torch.allclose(W, V, rtol=1e-12, atol=0)
     with pytest.raises(ValueError, match="keep"):
         memorize(E, e, y, heads=4, head_dim=3, keep="int4")
+
+
+@pytest.mark.parametrize(("T", "classes"), [(28, False), (40, False), (40, True)])
+def test_what_a_number_type_loses_is_a_reason(T, classes):
+    """Not that no fit met more; where it loses nothing, the reason is that of float64."""
+    g = torch.Generator().manual_seed(0)
+    E, e, y = (torch.rand(*s, generator=g) for s in [(T, 3, 4), (T, 4), (T,)])
+    y, sizes = (20 * y).long() if classes else y, {"heads": 2, "head_dim": 2}
+    plain, asked = memorize(E, e, y, **sizes), memorize(E, e, y, **sizes, keep="int8")
+    assert asked.count < plain.count
+    lost = f" int8 keeps {asked.count} of the {plain.count} met in float64; another seed"
+    assert lost in asked.reason
+    assert ("more than 32 examples" in asked.reason) == (T == 40 and not classes)
+    same = memorize(E, e, y, **sizes, keep="float32")
+    assert "float64" not in same.reason
 
 
 def test_weights_beyond_the_largest_number_are_a_reason():

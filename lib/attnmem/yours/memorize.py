@@ -51,7 +51,7 @@ class Memorized:
     reason: str  # why the others are not; "all labels are met" if there are none
     how: str  # what built the weights
     classes: list | None  # by output; None for reals
-    kept: dict[str, int]  # labels kept by number type: reals to 1% of the largest, classes as such
+    kept: dict[str, int]  # labels kept, reals to 1%, by number type; of ``keep`` alone
 
     @property
     def count(self) -> int:
@@ -78,7 +78,7 @@ class Memorized:
             met += f" (least margin {-worst:.1e})" if self.classes else real
         met += f" by {H} head{'s' * (H > 1)} of width {head_dim}: {self.how}"
         kept = ", ".join(f"{count} in {name}" for name, count in self.kept.items())
-        return wrapped([met, self.reason, f"of all {len(self.met)}, weights rounded keep {kept}"])
+        return wrapped([met, self.reason, f"of all {len(self.met)}, rounded weights keep {kept}"])
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
@@ -127,13 +127,12 @@ def memorize(
     data = as_data(contexts, queries, labels, mask)
     until = math.inf if seconds is None else time.monotonic() + seconds
     task = _Task(data, heads, head_dim, seed, until, say or (lambda _: None))
-    rest = task.classes() if data.classes else task.reals()
-    most, beyond = -1, False
+    most, before, beyond = -1, 0, False
     strict, loose = (0, 0) if data.classes else (MET, _KEPT)  # a tie of classes is not met
-    found = itertools.chain(task.by_theorem(), rest)
-    if keep:
-        found = ((W, f"{how}, in {keep}") for V, how in found for W in _rounded(data, V, keep))
-    for weights, how in found:
+    built = itertools.chain(task.by_theorem(), task.classes() if data.classes else task.reals())
+    tried = ((W, V, how) for V, how in built for W in (_rounded(data, V, keep) if keep else [V]))
+    for weights, wide, how in tried:
+        before = max(before, int((_errors(data, _apply(wide, data)) < strict).sum()))
         beyond |= not all(W.isfinite().all() for W in weights)
         errors = _errors(data, _apply(weights, data))
         met = errors < (loose if keep else strict)
@@ -142,10 +141,13 @@ def memorize(
         if most == len(task.rows):
             break
     weights, errors, met, how = best
-    away = {x: _errors(data, _apply(stored(weights, x), data)) for x in get_args(NumberType)}
-    kept = {name: int((x < loose).sum()) for name, x in away.items()}
+    types = [keep] if keep else get_args(NumberType)
+    kept = {x: int((_errors(data, _apply(stored(weights, x), data)) < loose).sum()) for x in types}
     beyond = f"; some fit had weights beyond the largest {keep}" * (beyond and not met.all())
-    return Memorized(weights, errors, met, task.reason(met) + beyond, how, data.classes, kept)
+    less = f"{keep} keeps {int(met.sum())} of the {before} met in float64"
+    reason = task.reason(met, less if keep and before > met.sum() else "no fit met more") + beyond
+    how += f", in {keep}" * bool(keep)
+    return Memorized(weights, errors, met, reason, how, data.classes, kept)
 
 
 def stored(weights: MHAWeights, number_type: NumberType) -> MHAWeights:
@@ -261,7 +263,7 @@ class _Task:
         W_O = torch.eye(values.shape[2], dtype=values.dtype).repeat(len(values), 1)
         return MHAWeights(W_Q, W_K, self.at.maps[0] @ values, W_O, decoder)
 
-    def reason(self, met: Bool[Tensor, " T"]) -> str:
+    def reason(self, met: Bool[Tensor, " T"], less: str) -> str:
         if met.all():
             return "all labels are met"
         T, left, labels = len(met), int((~met).sum()), self.data.labels
@@ -271,16 +273,16 @@ class _Task:
         differs = (labels != labels[self.kept]).reshape(T, -1).any(1)
         disagree = (differs & ~met).nonzero()[:, 0].tolist()
         others = left - len(disagree)
-        parts = [f"{others} because {self._shortfall(T - left)}"] if others else []
+        parts = [f"{others} because {self._shortfall(T - left, less)}"] if others else []
         if disagree:
             s, t = sorted([disagree[0], int(self.kept[disagree[0]])])
             such = f"equal examples have different labels (such as {s} and {t})"
             parts.insert(0, f"{len(disagree)} because {such}, which no weights of any size meet")
         return said + "; ".join(parts)
 
-    def _shortfall(self, met: int) -> str:
+    def _shortfall(self, met: int, less: str) -> str:
         T, room, why = len(self.rows), self.room, "the outputs have so many parameters"
-        more = f"no fit met more; another seed{', more seconds' * self.late()} or more heads may"
+        more = f"{less}; another seed{', more seconds' * self.late()} or more heads may help"
         if self.data.classes or self.labels.shape[1] > 1:
             return more
         if T <= layer.GRAM:
