@@ -1,4 +1,4 @@
-"""Weights in few digits: how many the labels need, the bound against corners, and two laws.
+"""Weights in few digits: how many the labels need, the bound against corners, and two estimates.
 
     python benchmarks/rounding.py
 
@@ -105,7 +105,7 @@ def uniform(w, bits):
 
 
 def lost(load, share):
-    """The law for signs: of the read-out of largest margin, the share of signs that turn."""
+    """The estimate for signs: of the read-out of largest margin, the share of signs that turn."""
     e = share / math.sqrt(1 - share**2)
     room = lambda k: (1 + k**2) * norm.cdf(k) + k * norm.pdf(k) - 1 / load  # noqa: E731
     k = brentq(room, -5, 5)
@@ -114,7 +114,7 @@ def lost(load, share):
 
 
 def law(layer, draws, load, bits, signs):
-    """What rounding the read-out does, and the law."""
+    """What rounding the read-out does, and the estimate."""
     H, n, d, d_h = layer
     R, T, off, shares = H * d, int(load * H * d), [], []
     for seed in range(100, 100 + draws):
@@ -174,7 +174,7 @@ def main():
         middle = sorted(bound)[len(bound) // 2]
         ends = f"{min(bound):.3f}, {middle:.4f}, {max(bound):.4f}"
         print(f"  {m}: {above[0]} of {len(first)} ({max(first):.3f}), {above[1]}; {ends}")
-    print("3. read-outs rounded: load, bits, measured, law")
+    print("3. read-outs rounded: load, bits, measured, estimate")
     for layer, draws in (((4, 3, 12, 4), 12), ((6, 5, 10, 2), 12), ((4, 4, 48, 8), 6)):
         for signs, loads, bits in (
             (False, (0.25, 0.5, 0.75), (2, 4, 8)),
