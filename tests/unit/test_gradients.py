@@ -30,55 +30,66 @@ def assert_same(ours, theirs, inputs):
 
 # --- pairs of tokens ------------------------------------------------------------------------------
 
-SIZES = [  # R, H, d, d_o, B; the second, the fifth and the last take many heads
-    (1, 1, 1, 1, 1),
-    (2, 7, 3, 2, 9),
-    (1, 1, 2, 3, 4),
-    (3, 5, 4, 4, 1),
-    (1, 8, 2, 13, 5),
-    (2, 2, 6, 5, 40),
-    (3, 9, 5, 11, 4),
+SIZES = [  # R, H, d, d_h, d_o, N, B; the second, the fifth and the last take many heads
+    (1, 1, 1, 1, 1, 1, 1),
+    (2, 7, 3, 5, 2, 4, 9),
+    (1, 1, 2, 1, 3, 2, 4),
+    (3, 5, 4, 2, 4, 6, 1),
+    (1, 8, 2, 2, 13, 3, 5),
+    (2, 2, 6, 3, 5, 3, 40),
+    (3, 9, 5, 1, 11, 3, 4),
 ]
 
 
-def heads(sizes):
-    """Their maps of logits and of values, queries, and differences of two tokens."""
-    R, H, d, d_o, B = sizes
-    return numbers(R, H, d, d), numbers(R, H, d_o, d), numbers(R, d, B), numbers(R, d, B)
+def layer(sizes):
+    """Maps, inputs, streams and tokens; the tokens repeat, and some pairs have two equal ones."""
+    R, H, d, d_h, d_o, N, B = sizes
+    maps = [*(numbers(R, H, d_h, d) for _ in range(3)), numbers(R, H, d_o, d_h)]
+    tokens = torch.randint(N, (R, B, 2))
+    tokens[:, 0] = N - 1
+    return maps, numbers(R, 2, N, d), numbers(R, N, d_o), tokens
+
+
+def looked_up(table, tokens):
+    return torch.stack([rows[chosen].T for rows, chosen in zip(table, tokens, strict=True)])
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_attention_to_pairs_is_a_sum_of_softmaxes_over_two_tokens(sizes):
-    """One run, head and pair at a time; the second token is zero."""
-    given = heads(sizes)
+    """One run, head and pair at a time."""
+    maps, inputs, stream, tokens = layer(sizes)
+    first, second = (looked_up(inputs[:, i], tokens[..., i]) for i in range(2))
     runs = []
-    for A, M, queries, tokens in zip(*given, strict=True):
+    for r in range(sizes[0]):
         columns = []
-        for q, x in zip(queries.T, tokens.T, strict=True):
-            seen, out = torch.stack([x, torch.zeros_like(x)]), 0
-            for A_h, M_h in zip(A, M, strict=True):
-                out = out + M_h @ ((seen @ A_h.T @ q).softmax(dim=0) @ seen)
+        for pair in zip(first[r].T, second[r].T, strict=True):
+            seen, out = torch.stack(pair), 0
+            for W_Q, W_K, W_V, W_O in zip(*(W[r] for W in maps), strict=True):
+                alpha = (seen @ W_K.T @ (W_Q @ seen[1])).softmax(dim=0)
+                out = out + W_O @ W_V @ (alpha @ seen)
             columns.append(out)
         runs.append(torch.stack(columns, dim=-1))
-    assert_same(written_out(gradients.heads_vjp, *given), torch.stack(runs), given)
+    theirs = looked_up(stream, tokens[..., 1]) + torch.stack(runs)
+    ours = written_out(gradients.after_pairs_vjp, *maps, inputs, stream, tokens)
+    assert_same(ours, theirs, [*maps, inputs, stream])
 
 
 def test_a_gradient_is_given_again_but_no_second_derivative():
-    given = heads(SIZES[3])
-    after = written_out(gradients.heads_vjp, *given)
-    first, second = (torch.autograd.grad(after.sum(), given, retain_graph=True) for _ in range(2))
+    maps, *rest = layer(SIZES[3])
+    stream = written_out(gradients.after_pairs_vjp, *maps, *rest)
+    first, second = (torch.autograd.grad(stream.sum(), maps, retain_graph=True) for _ in range(2))
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
-    again = torch.autograd.grad(after.square().sum(), given, create_graph=True)
+    again = torch.autograd.grad(stream.square().sum(), maps, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         again[0].sum().backward()
 
 
-@pytest.mark.parametrize("changed", range(4))
+@pytest.mark.parametrize("changed", [0, 4, 6])
 def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
-    given = heads(SIZES[3])
-    after = written_out(gradients.heads_vjp, *given).sum()
+    maps, *rest = layer(SIZES[3])
+    after = written_out(gradients.after_pairs_vjp, *maps, *rest).sum()
     with torch.no_grad():
-        given[changed].mul_(2)
+        [*maps, *rest][changed].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         after.backward()
 

@@ -88,11 +88,10 @@ def take_columns(
 
 def take_columns_vjp(table, chosen) -> tuple[Tensor, Gradient]:
     """:func:`take_columns` with a gradient that repeats bit for bit."""
-    return take_columns(table, chosen), lambda g: (add_columns(g, chosen, table.shape[-1]), None)
+    return take_columns(table, chosen), lambda g: (_add_columns(g, chosen, table.shape[-1]), None)
 
 
-def add_columns(columns: Tensor, chosen: Tensor, N: int) -> Float[Tensor, "R d N"]:
-    """For each of ``N`` integers the sum of the columns that chose it."""
+def _add_columns(columns: Tensor, chosen: Tensor, N: int) -> Float[Tensor, "R d N"]:
     if columns.is_cuda:  # scatter_add adds in any order there
         vocabulary = torch.arange(N, device=columns.device)
         return columns @ (chosen[..., None] == vocabulary).to(columns.dtype)
@@ -147,6 +146,35 @@ def _few_heads(A, M, q, delta):
         return g_A, g_M, torch.bmm(asks.mT, g_keys), g_delta
 
     return torch.bmm(moves, mixtures), vjp
+
+
+def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, Gradient]:
+    """The residual stream ``(R, d_o, B)`` at the second place, after attention to both places.
+
+    For every token of the vocabulary ``inputs``, ``(R, 2, N, d)``, are the attention's at both
+    places, and ``stream``, ``(R, N, d_o)``, the residual stream at the second. Where an example
+    attends to a first token ``10^k`` times as small as the second, ``k`` digits are lost.
+    """
+    A, M, N = W_Q.mT @ W_K, W_O @ W_V, inputs.shape[2]  # numbers: (R, H, d, d), (R, H, d_o, d)
+    alone = M.sum(dim=1)
+    (first, second), (a, b) = inputs.mT.unbind(dim=1), tokens.unbind(dim=-1)
+    looked_up = torch.cat([second, torch.baddbmm(stream.mT, alone, second)], dim=1)
+    q, y = take_columns(looked_up, b).split([A.shape[-1], M.shape[-2]], dim=1)
+    delta = take_columns(first, a).sub_(q)
+    update, of_heads = heads_vjp(A, M, q, delta)
+
+    def vjp(g):
+        g = g.contiguous()
+        g_A, g_M, g_q, g_delta = of_heads(g)
+        g_first = _add_columns(g_delta, a, N)  # delta is the first less the second
+        g_looked_up = _add_columns(torch.cat([g_q.sub_(g_delta), g], dim=1), b, N)
+        g_second, g_stream = g_looked_up.split([q.shape[1], g.shape[1]], dim=1)
+        g_M = g_M + torch.bmm(g_stream, second.mT)[:, None]  # through alone, the sum of all M
+        g_maps = W_K @ g_A.mT, W_Q @ g_A, W_O.mT @ g_M, g_M @ W_V.mT
+        g_second = torch.baddbmm(g_second, alone.mT, g_stream)
+        return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
+
+    return update.add_(y), vjp
 
 
 # --- contexts and queries -------------------------------------------------------------------------

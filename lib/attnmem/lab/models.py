@@ -120,33 +120,22 @@ def aot_losses(
 @torch.inference_mode()
 def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
     """The residual stream after it, and from its gradient those at the weights by name."""
-    W_Q, W_K, W_V, W_O = _maps(P, run, 0)
-    A, M, E = W_Q.mT @ W_K, W_O @ W_V, P["embedding"].mT
-    alone, (a, b) = M.sum(dim=1), tokens.unbind(dim=-1)
-    first, second = (E + place[..., None] for place in P["positions.0"][:, :2].unbind(dim=1))
-    looked_up = torch.cat([second, torch.baddbmm(E, alone, second)], dim=1)
-    asking, y = gradients.take_columns(looked_up, b).chunk(2, dim=1)
-    delta = gradients.take_columns(first, a).sub_(asking)
-    update, of_heads = gradients.heads_vjp(A, M, asking, delta)
+    inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
+    data = inputs, P["embedding"], tokens
+    stream, of_pairs = gradients.after_pairs_vjp(*_maps(P, run, 0), *data)
 
     @torch.inference_mode()
     def vjp(g):
-        g_A, g_M, g_asking, g_delta = of_heads(g)
-        g_first = gradients.add_columns(g_delta, a, run.N)  # delta is the first less the second
-        g_looked_up = torch.cat([g_asking.sub_(g_delta), g], dim=1)
-        g_second, g_E = gradients.add_columns(g_looked_up, b, run.N).chunk(2, dim=1)
-        g_M = g_M + torch.bmm(g_E, second.mT)[:, None]  # through alone, the sum of all M
-        g_second = torch.baddbmm(g_second, alone.mT, g_E)
-        places = torch.stack([g_first.sum(dim=2), g_second.sum(dim=2)], dim=1)
-        scale = run.d_h**-0.5 if VARIANTS[run.variant].scaled else 1
-        return {
-            "embedding": (g_first + g_second + g_E).mT,
-            "positions.0": F.pad(places, (0, 0, 0, P["positions.0"].shape[1] - 2)),
-            **{"W_Q.0": W_K @ g_A.mT * scale, "W_K.0": W_Q @ g_A},
-            **{"W_V.0": W_O.mT @ g_M, "W_O.0": g_M @ W_V.mT},
+        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_pairs(g)
+        if VARIANTS[run.variant].scaled:
+            W_Q = W_Q * run.d_h**-0.5
+        return {  # the embedding is the input at both places and the stream at the second
+            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
+            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
+            **{"W_Q.0": W_Q, "W_K.0": W_K, "W_V.0": W_V, "W_O.0": W_O},
         }
 
-    return update.add_(y), vjp
+    return stream, vjp
 
 
 def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
