@@ -130,9 +130,9 @@ def test_a_repeat_costs_nothing_and_a_contradiction_is_named(ten):
     assert memory.write(again, e[3], y[3]) == 10
     assert (memory.room, memory.price) == (room, price)
     said = unfit(memory, again, e[3], y[3] + 1)
-    assert "from 3 (room for" in said or "from 3, 10 (room for" in said
+    assert re.search(r"already fixed by fact 3(, fact 10)? \(room for 6\)$", said)
     implied = float(re.search(r"expected \[(.*)\]", said)[1])
-    assert implied == pytest.approx(float(y[3]), abs=1e-9)
+    assert implied == pytest.approx(float(y[3]), rel=1e-6)
     assert (memory.room, memory.price) == (room, price)
     memory.forget(3)  # its repeat still says so
     assert memory.room == room
@@ -156,7 +156,8 @@ def test_facts_on_contexts_of_one_repeated_token_are_as_many_as_its_dimension():
 def test_when_there_is_no_room_what_follows_is_taken_and_the_rest_refused(ten):
     memory, _, E, e, y = ten
     assert fill(memory, E[10:], e[10:], y[10:], 9) == 6
-    assert "and others (room for 0)" in unfit(memory, E[17], e[17], 1.0)
+    said = unfit(memory, E[17], e[17], 1.0)
+    assert said.endswith("already fixed by fact 0, fact 1, fact 2 and others (room for 0)")
     out = float(mha(memory.layer(), E[17][None], e[17][None]))
     memory.write(E[17], e[17], out)  # what the layer says anyway
     assert memory.room == 0
@@ -171,7 +172,8 @@ def test_kept_inputs_keep_their_answers_and_take_their_room():
     assert fill(memory, E, e, y, 16) == 11
     before, after = (mha(one, *kept) for one in (layer, memory.layer()))
     torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
-    assert "kept" in unfit(Memory(layer, E[150:], e[150:], keep=kept), E[102], e[102], 9.0)
+    full = Memory(layer, E[150:], e[150:], keep=kept)
+    assert "by fact kept 2 (" in unfit(full, E[102], e[102], 9.0)
 
 
 def test_outputs_are_several_and_a_bias_is_a_token_coordinate_of_one():
@@ -214,14 +216,19 @@ def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
     bad = torch.full((4,), float("nan"), dtype=torch.float64)
     cases = [
         ((E[:2], e[0], 1.0), "context: got shape"),
-        ((E[0], e[:2], 1.0), "queries: got shape (1, 2, 4)"),
+        ((E[0], e[:2], 1.0), "query: got shape (2, 4)"),
         ((E[0].half(), e[0], 1.0), "torch.float16"),
         ((E[0].bfloat16(), e[0], 1.0), "torch.bfloat16"),
-        ((E[0], bad, 1.0), "NaN"),
+        ((E[0], bad, 1.0), "query: got 4 entries that are NaN"),
         ((E[0], e[0], float("inf")), "label: got 1 entries"),
-        ((E[0], e[0], torch.ones(2)), "the number of outputs"),
-        ((E[0][:, :3], e[0], 1.0), "expected d = 3, as in contexts"),
-        ((E[0][:, :3], e[0][:3], 1.0), "expected d = 4"),
+        ((E[0], e[0], torch.ones(2)), "label: got shape (2,); expected 1 along axis 0"),
+        ((E[0][:, :3], e[0], 1.0), "query: got d = 4"),
+        ((E[0][:, :3], e[0][:3], 1.0), "context: got d = 3"),
+        ((E[:2], e[:2], torch.ones(2)), "context: got shape (2, 3, 4)"),
+        ((E[0].numpy(), e[0], 1.0), "context: got ndarray; expected a torch.Tensor"),
+        ((E[0], e[0], "yes"), "label: got 'yes'; expected a number"),
+        ((E[0], e[0], None), "label: got None; expected a number"),
+        ((E[0], e[0], [[1.0], []]), "label: got [[1.0], []]; expected a number"),
     ]
     before = memory.price, memory.room
     for fact, said in cases:
@@ -233,9 +240,18 @@ def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
             memory.forget(number)
     with pytest.raises(ValueError, match=r"layer.W_Q: got dtype torch.float16"):
         Memory(MHAWeights(*(W.half() for W in layer)), E, e)
+    with pytest.raises(ValueError, match="keep: got Tensor; expected tuple"):
+        Memory(layer, E, e, keep=E)
     runs = MHAWeights(*(W[None] for W in layer))
     with pytest.raises(ValueError, match=r"layer.W_Q: got shape"):
         Memory(runs, E, e)
+
+
+def test_a_memory_says_how_full_it_is(ten):
+    memory, layer, E, e, _ = ten
+    assert repr(memory) == f"Memory: 10 facts, room for 6, price {memory.price:.1f}"
+    kept = Memory(layer, E, e, keep=(E[:3], e[:3]))
+    assert repr(kept) == "Memory: 3 facts, room for 13, price 0.0"
 
 
 def test_of_a_small_sample_the_room_is_its_number():
@@ -259,7 +275,7 @@ def test_forgetting_all_gives_the_first_weights_and_all_fit_again(ten):
 def test_a_large_label_hides_no_contradiction_of_small_ones(ten):
     memory, _, E, e, y = ten
     memory.write(E[10], e[10], 1e9)
-    assert "from 3" in unfit(memory, E[3], e[3], y[3] + 0.01)
+    assert "by fact 3" in unfit(memory, E[3], e[3], y[3] + 0.01)
     E, e, y = data(41, 300, 3, 5)  # the same attention on tokens in large units: answers of 1e8
     layer = random_mha(4, 5, 2, seed=1, spread=2)
     layer = layer._replace(W_Q=layer.W_Q / 1e8, W_K=layer.W_K / 1e8)
@@ -300,7 +316,7 @@ def test_neither_given_nor_returned_weights_are_shared():
 
 def test_a_fact_in_single_precision_is_the_same_fact(ten):
     memory, _, E, e, y = ten
-    assert "from 3" in unfit(memory, E[3].float(), e[3].float(), y[3] + 1e-3)
+    assert "by fact 3" in unfit(memory, E[3].float(), e[3].float(), y[3] + 1e-3)
     memory.write(E[3].float(), e[3].float(), y[3])
     assert memory.room == 6
 
@@ -311,7 +327,15 @@ def test_outputs_of_unlike_sizes_are_judged_each_by_itself():
     layer = layer._replace(W_D=torch.cat([layer.W_D, -layer.W_D], dim=1))
     memory = Memory(layer, E[50:], e[50:])
     memory.write(E[0], e[0], torch.tensor([1e12, 1.0]))
-    assert "from 0 (room for 7)" in unfit(memory, E[0], e[0], torch.tensor([1e12, 1.5]))
+    said = unfit(memory, E[0], e[0], torch.tensor([1e12, 1.5]))
+    assert "[1e+12, 1], already fixed by fact 0 (room for 7)" in said
+
+
+def test_a_number_is_a_label_in_double_precision(ten):
+    memory, _, E, e, _ = ten
+    assert torch.get_default_dtype() == torch.float32
+    memory.write(E[10], e[10], 0.1)
+    assert abs(float(mha(memory.layer(), E[10:11], e[10:11])) - 0.1) < 1e-12
 
 
 def test_nothing_of_a_memory_records_gradients():
@@ -345,7 +369,7 @@ def test_near_facts_are_taken_apart_at_a_price_or_refused():
             memory.write(*near)
             assert memory.price > 1e3
         else:
-            assert "from 0 (room for 15)" in unfit(memory, *near)
+            assert "by fact 0 (room for 15)" in unfit(memory, *near)
 
 
 def test_answers_as_they_are_can_all_be_written_for_nothing():

@@ -23,11 +23,11 @@ class Memory:
 
     ``contexts`` and ``queries`` are other inputs, shaped as ``mha`` takes them, several times as
     many as features (``H d``); of fewer, ``room`` is at most their number. The answers to ``keep``,
-    contexts and queries, never change. All is computed in float64; half precision is refused.
+    a pair of such, never change. All is computed in float64; half precision is refused.
     """
 
     @checked
-    def __init__(self, layer: MHAWeights, contexts: Tensor, queries: Tensor, *, keep=None):
+    def __init__(self, layer: MHAWeights, contexts: Tensor, queries: Tensor, *, keep: tuple = ()):
         check_tensor("layer.W_Q", layer.W_Q, "(H, d, d_h)", 3)
         self._layer = MHAWeights(*(W.detach().double().clone() for W in layer))
         self._start = torch.block_diag(*self._layer.W_V) @ self._layer.W_O @ self._layer.W_D
@@ -36,7 +36,7 @@ class Memory:
         coarse = 8 * max(torch.finfo(x.dtype).eps for x in (contexts, queries, layer.W_Q))
         many = int((sizes > max(_LEAST, coarse) * sizes[0]).sum())
         self._map = axes[:many].T / sizes[:many]  # the sample spreads alike after it
-        kept = () if keep is None else self._features(*keep)
+        kept = self._features(*keep) if keep else ()
         self._facts: dict = {f"kept {k}": (x, x @ self._start) for k, x in enumerate(kept)}
         self._written = 0
         self._none = self._map.new_zeros(0, many), self._start
@@ -65,24 +65,32 @@ class Memory:
         most = MET * Y.abs() + 1e-9 * old + 1e-12 * old.amax(0)
         return bool(((X @ weights - Y).abs() <= most).all())
 
-    def write(self, context: Tensor, query: Tensor, label: float | Tensor) -> int:
-        """Store a fact: context ``(n, d)``, query ``(d,)``, label ``(d_out,)``. Returns its number.
+    def __repr__(self) -> str:
+        """How many facts, with those of ``keep``, the room that is left, and the price."""
+        return f"Memory: {len(self._facts)} facts, room for {self.room}, price {self.price:.1f}"
+
+    @checked
+    def write(self, context: Float[Tensor, "n d"], query: Float[Tensor, " d"], label) -> int:
+        """Store a fact, whose label is a number or has shape ``(d_out,)``. Returns its own number.
 
         One that follows from others takes no room. ``ValueError`` if the others say something else,
         or any is missed by over 1e-6 of its label, 1e-9 of its old answer and 1e-12 of the largest.
         """
+        if not hasattr(label, "__float__"):
+            refuse("label", f"{label!r:.60}", "a number or a tensor")
         y = torch.as_tensor(label, dtype=torch.float64).detach().reshape(-1).to(self._start)
         check_size("label", y, 0, self._start.shape[1], "the number of outputs")
-        check_data(label=y)
+        check_data(layer=self._start, context=context, query=query, label=y)
         [x] = self._features(context[None], query[None])
         facts = {**self._facts, self._written: (x, y)}
         axes, weights = self._after(self._axes, self._weights, {0: (x, y)})
         if not self._met(facts, weights):
             Z = torch.stack([x for x, _ in facts.values()]) @ self._map
             shares = (Z[-1] @ torch.linalg.pinv(Z[:-1])).abs()
-            such = [f"{k}" for k, share in zip(self._facts, shares, strict=True) if share > _ALONE]
-            said = ", ".join(such[:3]) + " and others" * (len(such) > 3) or "features of zeros"
-            said = f"{(x @ self._weights).tolist()}, from {said} (room for {self.room})"
+            such = [f"fact {k}" for k, a in zip(self._facts, shares, strict=True) if a > _ALONE]
+            fixed = ", ".join(f"{answer:.7g}" for answer in x @ self._weights)
+            by = ", ".join(such[:3]) + " and others" * (len(such) > 3) or "features of zeros"
+            said = f"[{fixed}], already fixed by {by} (room for {self.room})"
             own = len(axes) > len(self._axes)
             refuse("label", y.tolist(), "one that float64 can add" if own else said)
         self._axes, self._weights, self._facts = axes, weights, facts
@@ -113,7 +121,7 @@ class Memory:
         return float((self._sample @ (self._weights - self._start)).square().mean())
 
     def layer(self) -> MHAWeights:
-        """The layer with its facts, in float64; its values are as wide as its output."""
+        """The layer with its facts, for ``mha``, in float64; values are as wide as its output."""
         M = self._weights.clone().unflatten(0, self._layer.W_V.shape[:2])
         eye = torch.eye(M.shape[2]).to(M)
         return MHAWeights(*self._layer[:2], M, eye.repeat(len(M), 1), eye)
