@@ -20,6 +20,7 @@ EXERCISES = {
     "idea/most": ("29", ("28", "promise 96,704"), "many"),
     "idea/turns": ("33", ("20", "takes 61: you need 100"), "many"),
     "idea/depth": ("1", ("4", "50% count"), "wide"),
+    "data/one-more": ("11", ("10", "the others move by more"), "few"),
     "data/features": ("23", ("20", "both directions stay"), "many"),
     "training/capacity": ("193", ("64", "too small"), "steep"),
     "training/turns": ("1744", ("1992", "too few"), "few"),
