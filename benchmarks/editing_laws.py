@@ -2,7 +2,8 @@
 
     python benchmarks/editing_laws.py
 
-Tokens, queries and labels are Gaussian, or uniform on [0, 1] where it says so.
+Tokens, queries and labels are Gaussian, or uniform on [0, 1] where it says so. Layers, and labels
+drawn apart, have seeds of their own: one seed would begin them with the numbers of the data.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ def balanced(layer, count, sample, seed):
             torch.randn(count + sample, n, d, generator=g),
             torch.randn(count + sample, d, generator=g),
         )
-        Z = mha_features(random_mha(H, d, d_h, seed=seed, spread=4 if d > 4 else 2), E, e)
+        Z = mha_features(random_mha(H, d, d_h, seed=10_000 + seed, spread=4 if d > 4 else 2), E, e)
     L = torch.linalg.cholesky(Z[count:].mT @ Z[count:] / sample)
     return torch.linalg.solve_triangular(L, Z[:count].mT, upper=False).mT
 
@@ -42,7 +43,7 @@ def price(layer, R, times, share, draws=80):
     T, norms, fresh = round(share * R), [], []
     for seed in range(draws):
         Z = balanced(layer, T + 2000, times * R, seed)
-        c = torch.randn(T, 1, generator=torch.Generator().manual_seed(seed))
+        c = torch.randn(T, 1, generator=torch.Generator().manual_seed(20_000 + seed))
         w = torch.linalg.lstsq(Z[:T], c, driver="gelsd").solution
         norms.append(float(w.square().sum()))
         fresh.append(float((Z[T:] @ w).square().mean()))
@@ -55,7 +56,7 @@ def fading(layer, R, draws=80):
     answers = {k: [] for k in ages}
     for seed in range(draws):
         Z = balanced(layer, 5 * R, 20 * R, seed)
-        g = torch.Generator().manual_seed(seed)
+        g = torch.Generator().manual_seed(20_000 + seed)
         c, w = torch.randint(2, (5 * R,), generator=g) * 2.0 - 1, torch.zeros(R)
         for t in range(5 * R):
             w = w + (c[t] - w @ Z[t]) * Z[t] / (Z[t] @ Z[t])
@@ -84,7 +85,7 @@ def everywhere(H, n, d, d_h, spread):
         draw = torch.rand if spread < 1 else torch.randn
         E, e, y = (draw(s, generator=g) for s in ((P + 3, n, d), (P + 3, d), (P + 3,)))
         others = draw(500, n, d, generator=g), draw(500, d, generator=g)
-        first = random_mha(H, d, d_h, seed=seed, spread=spread)
+        first = random_mha(H, d, d_h, seed=10_000 + seed, spread=spread)
         heads = ScalarHeads(first.W_Q, first.W_K, first.W_V[..., 0] * first.W_O.view(H, 1))
         for T in range(1, P + 4):
             fit = fitting.levenberg_marquardt(heads, E[:T], e[:T], y[:T], steps=200)
@@ -107,7 +108,8 @@ def nearly_dependent(spread):
     for seed in range(3):
         g = torch.Generator().manual_seed(seed)
         E, e, y = (torch.randn(s, generator=g) for s in ((1800, 2, 2), (1800, 2), (200,)))
-        memory = Memory(random_mha(100, 2, 1, seed=seed, spread=spread), E[200:], e[200:])
+        layer = random_mha(100, 2, 1, seed=10_000 + seed, spread=spread)
+        memory = Memory(layer, E[200:], e[200:])
         taken.append(0)
         with contextlib.suppress(ValueError):
             for t in range(200):

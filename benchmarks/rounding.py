@@ -3,7 +3,8 @@
     python benchmarks/rounding.py
 
 Tokens, queries and real labels of the first part are uniform on [0, 1], with own contexts; all of
-the other two is Gaussian.
+the other two is Gaussian. Layers have seeds of their own: one seed would begin them with the
+numbers of the data, also where those are uniform.
 """
 
 import itertools
@@ -59,12 +60,17 @@ def study(shape, seed):
         part = int(T * P if name.endswith(" P") else T * L)
         data = E[:part], e[:part], y[:part]
         if name.startswith("built"):
-            layer = memorize_by_cancellation(*data, heads=H, head_dim=d_h, seed=seed)
+            layer = memorize_by_cancellation(*data, heads=H, head_dim=d_h, seed=10_000 + seed)
         else:
-            start = random_mha(H, d, d_h, seed=seed, spread=0.3)
-            heads = ScalarHeads(start.W_Q, start.W_K, start.W_V[..., 0])
-            fit = fitting.levenberg_marquardt(heads, *data, steps=300)
+            for again in range(10):
+                start = random_mha(H, d, d_h, seed=10_000 + seed + 100 * again, spread=0.3)
+                heads = ScalarHeads(start.W_Q, start.W_K, start.W_V[..., 0])
+                fit = fitting.levenberg_marquardt(heads, *data, steps=300)
+                if fit.stop == "met":
+                    break
             assert fit.stop == "met"
+            if again:
+                print(f"    {name}, seed {seed}: start {again + 1} is the first to meet the labels")
             layer = fit.weights.layer()
         found[name] = measured(layer, *data)
     return found
@@ -120,7 +126,7 @@ def law(layer, draws, load, bits, signs):
     for seed in range(100, 100 + draws):
         g = torch.Generator().manual_seed(seed)
         many = torch.randn(T + 20 * R, n, d, generator=g), torch.randn(T + 20 * R, d, generator=g)
-        Z = mha_features(random_mha(H, d, d_h, seed=seed, spread=2), *many)
+        Z = mha_features(random_mha(H, d, d_h, seed=10_000 + seed, spread=2), *many)
         L = torch.linalg.cholesky(Z[T:].mT @ Z[T:] / (20 * R))
         Z = torch.linalg.solve_triangular(L, Z[:T].mT, upper=False).mT
         if signs:
@@ -195,7 +201,7 @@ def main():
             for seed in range(5):
                 g = torch.Generator().manual_seed(seed)
                 data = [torch.rand(*size, generator=g) for size in [(T, n, d), (T, d), (T,)]]
-                sizes = {"heads": H, "head_dim": d_h, "seed": seed}
+                sizes = {"heads": H, "head_dim": d_h, "seed": 10_000 + seed}
                 counts.append(
                     (memorize(*data, **sizes).kept[kind], memorize(*data, **sizes, keep=kind).count)
                 )
