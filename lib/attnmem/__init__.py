@@ -26,12 +26,13 @@ from .core import *  # noqa: F403
 from .core import __all__ as _CORE
 
 __version__ = "0.1.0"
-__all__ = [*_CORE, "capacity", "examine", "memorize"]  # noqa: F405
+_YOURS = ["Memory", "capacity", "examine", "memorize"]
+__all__ = [*_CORE, *_YOURS]
 
 
 def __getattr__(name: str) -> Any:
     """The questions about one's own data, on first use: they need more than torch and numpy."""
-    if name in ("capacity", "examine", "memorize"):
+    if name in _YOURS:
         from . import yours
 
         return getattr(yours, name)
