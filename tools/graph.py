@@ -228,7 +228,7 @@ def _curve(points: list[Point]) -> str:
     path = "M{:.0f} {:.0f}".format(*points[0])
     for (x, y), (u, v) in pairwise(points):
         bent = f"C{(x + u) / 2:.0f} {y:.0f} {(x + u) / 2:.0f} {v:.0f} "
-        path += f" {'L' if y == v else bent}{u:.0f} {v:.0f}"
+        path += f"{'L' if y == v else bent}{u:.0f} {v:.0f}"
     return path
 
 
