@@ -90,6 +90,7 @@ ONES, DRAWN = torch.ones(3, 2), random_facts(3, 3, seed=0)
         (count_at, (-0.1, 3), "load"),
         (count_at, (math.inf, 3), "load"),
         (trained_matrix, (DRAWN, 0), "steps"),
+        (outer_products, (Facts(ONES[:0], ONES[:0]),), "facts.keys"),
         (outer_products, (Facts(ONES, ONES[:2]),), "facts.values"),
         (recalled, (torch.ones(2, 3), DRAWN), "matrix"),
         (recalled, (torch.eye(4), DRAWN), "facts.keys"),

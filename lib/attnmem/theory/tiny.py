@@ -46,13 +46,18 @@ def random_facts(count: Annotated[int, Range(2)], dim: int, seed: Seed) -> Facts
     return Facts(*(both / both.norm(dim=-1, keepdim=True)))
 
 
-@checked
+def _are_some(facts: Facts) -> None:
+    if not len(facts.keys):
+        refuse("facts.keys", f"shape {tuple(facts.keys.shape)}", "at least one fact")
+
+
+@checked(also=_are_some)
 def outer_products(facts: Facts) -> Float[Tensor, "d d"]:
     r"""The sum of outer products :math:`\sum_i u_i x_i^\top` of values and keys (Hebb's rule)."""
     return facts.values.mT @ facts.keys
 
 
-@checked
+@checked(also=_are_some)
 def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
     """The share of keys whose image by ``W`` matches its own value best, without a tie."""
     return _share_right(facts.keys @ matrix.mT @ facts.values.mT)
@@ -63,7 +68,7 @@ def _share_right(matches: Float[Tensor, "p p"]) -> float:
     return (margins(matches, own) > 0).double().mean().item()
 
 
-@checked
+@checked(also=_are_some)
 def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
     """A matrix trained to recall associations: cross-entropy on all of them, Adam, all at once.
 
