@@ -132,7 +132,8 @@ def memorize(
     built = itertools.chain(task.by_theorem(), task.classes() if data.classes else task.reals())
     tried = ((W, V, how) for V, how in built for W in (_rounded(data, V, keep) if keep else [V]))
     for weights, wide, how in tried:
-        before = max(before, int((_errors(data, _apply(wide, data)) < strict).sum()))
+        if keep:
+            before = max(before, int((_errors(data, _apply(wide, data)) < strict).sum()))
         beyond |= not all(W.isfinite().all() for W in weights)
         errors = _errors(data, _apply(weights, data))
         met = errors < (loose if keep else strict)
