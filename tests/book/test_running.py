@@ -18,6 +18,7 @@ BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make nbval",
     "make browser",
     "make steady",
+    "make seeds",
     "make env",
 }
 

@@ -1,0 +1,96 @@
+"""Run chapters with other values of their parameters: no error, and the same word of each verdict.
+
+    python -m tools.vary --seeds 1 2 3                  every chapter with a parameter ``seed``
+    python -m tools.vary --seeds 5 dana/parity          this chapter
+    python -m tools.vary --seeds 1 --since origin/main  chapters whose text differs from there
+
+A line for each difference names the chapter, the values, the claim and both words, or ends with the
+error. The exit status is 1 if there is one. Notebooks are left in ``_build/vary``.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import nbformat
+
+from attnmem.pages.reporting import METADATA
+
+from .chapters import ROOT, chapters, notebook_path, parameters, text_path
+from .run import ALONE, execute
+
+VARIED = ROOT / "_build" / "vary"
+
+
+def run_with(chapter: str, values: dict[str, object]) -> list[str]:
+    """Run a chapter with these parameters; a line for each word that differs, or for the error."""
+    said = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    path = VARIED / re.sub(r"[^\w=.-]+", "_", said) / f"{chapter}.ipynb"
+    try:
+        execute(chapter, path, values)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        return [f"{chapter}, {said}: {lines[-1]}"]
+    stored, now = words(notebook_path(chapter)), words(path)
+    return [f"{chapter}, {said}: {line}" for line in differences(stored, now)]
+
+
+def words(path: Path) -> dict[str, str]:
+    """The word of each verdict in a notebook, by its claim."""
+    cells = nbformat.read(path, 4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    entries = [output.get("metadata", {}).get(METADATA) for output in outputs]
+    return {entry["claim"]: entry["verdict"] for entry in entries if entry}
+
+
+def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
+    """A line for each claim whose words differ, or that only one of two notebooks judges."""
+    return [
+        f"{claim}: stored {stored.get(claim, 'no verdict')!r}, now {now.get(claim, 'no verdict')!r}"
+        for claim in {**stored, **now}
+        if stored.get(claim) != now.get(claim)
+    ]
+
+
+def changed_since(commit: str) -> list[str]:
+    """Chapters whose text was changed since a branch left this commit, committed or not."""
+    command = ["git", "diff", "--name-only", "--merge-base", commit, "--", "book/text"]
+    paths = subprocess.check_output(command, cwd=ROOT, encoding="utf-8").splitlines()
+    return [name for name in chapters() if text_path(name).relative_to(ROOT).as_posix() in paths]
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("tools.vary", description=__doc__, formatter_class=raw)
+    parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. dana/parity")
+    parser.add_argument("--seeds", nargs="+", type=int, required=True, help="e.g. 1 2 3")
+    parser.add_argument("--since", metavar="COMMIT", help="only chapters whose text changed since")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
+    given, known = parser.parse_args(), chapters()
+    if missing := [name for name in given.chapters if name not in known]:
+        parser.error(f"no {', '.join(missing)}; there are: {', '.join(known)}")
+    names = given.chapters or known
+    if given.since:
+        changed = changed_since(given.since)
+        names = [name for name in names if name in changed]
+    with_seed = [name for name in names if "seed" in parameters(name)]
+    print(f"{len(names) - len(with_seed)} of {len(names)} chapters have no seed", flush=True)
+    os.environ.update({"TQDM_DISABLE": "1", **ALONE})  # kernels inherit it
+    differ = 0
+    with ProcessPoolExecutor(given.jobs) as pool:
+        runs = [pool.submit(run_with, n, {"seed": s}) for n in with_seed for s in given.seeds]
+        for run in as_completed(runs):
+            differ += len(run.result())
+            for line in run.result():
+                print(f"  {line}", flush=True)
+    print(f"{len(with_seed)} chapters ran with {len(given.seeds)} seeds: {differ} differences")
+    return int(differ > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
