@@ -1,11 +1,13 @@
-"""Run chapters with other values of their parameters: no error, and the same word of each verdict.
+"""Run chapters with other values of their parameters: no error, and each verdict as it was.
 
     python -m tools.vary --seeds 1 2 3                  every chapter with a parameter ``seed``
     python -m tools.vary --seeds 5 dana/parity          this chapter
     python -m tools.vary --seeds 1 --since origin/main  chapters whose text differs from there
 
-A line for each difference names the chapter, the values, the claim and both words, or ends with the
-error. The exit status is 1 if there is one. Notebooks are left in ``_build/vary``.
+The word of a verdict must be the same, and whether each of its checks holds, since a check that
+fails need not move the word. A line for each difference names the chapter, the values, the claim
+and both, or ends with the error. The exit status is 1 if there is one. Notebooks are left in
+``_build/vary``.
 """
 
 import argparse
@@ -24,10 +26,11 @@ from .chapters import ROOT, chapters, notebook_path, parameters, text_path
 from .run import ALONE, execute
 
 VARIED = ROOT / "_build" / "vary"
+MARKS = {True: "✓", False: "✗", None: "·"}
 
 
 def run_with(chapter: str, values: dict[str, object]) -> list[str]:
-    """Run a chapter with these parameters; a line for each word that differs, or for the error."""
+    """Run a chapter with these parameters; a line for each verdict that differs, or the error."""
     said = ", ".join(f"{name}={value!r}" for name, value in values.items())
     path = VARIED / re.sub(r"[^\w=.-]+", "_", said) / f"{chapter}.ipynb"
     try:
@@ -40,15 +43,19 @@ def run_with(chapter: str, values: dict[str, object]) -> list[str]:
 
 
 def words(path: Path) -> dict[str, str]:
-    """The word of each verdict in a notebook, by its claim."""
+    """The word of each verdict in a notebook and the marks of its checks, by its claim."""
     cells = nbformat.read(path, 4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     entries = [output.get("metadata", {}).get(METADATA) for output in outputs]
-    return {entry["claim"]: entry["verdict"] for entry in entries if entry}
+    found = {}
+    for entry in filter(None, entries):
+        marks = "".join(MARKS[holds] for _, holds, *_ in entry["checks"])
+        found[entry["claim"]] = f"{entry['verdict']} {marks}"
+    return found
 
 
 def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
-    """A line for each claim whose words differ, or that only one of two notebooks judges."""
+    """A line for each claim whose verdicts differ, or that only one of two notebooks judges."""
     return [
         f"{claim}: stored {stored.get(claim, 'no verdict')!r}, now {now.get(claim, 'no verdict')!r}"
         for claim in {**stored, **now}

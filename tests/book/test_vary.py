@@ -11,11 +11,15 @@ from attnmem.pages.reporting import METADATA
 
 from tools import vary
 
+CONFIRMED = "confirmed", True, None
 
-def write(path, **words):
-    """A notebook with these verdicts, and one output that is none."""
-    entries = [{METADATA: {"claim": claim, "verdict": word}} for claim, word in words.items()]
-    outputs = [new_output("display_data", metadata=entry) for entry in [{}, *entries]]
+
+def write(path, **verdicts):
+    """A notebook with these verdicts, a word and what its checks say, and one output without."""
+    outputs = [new_output("display_data")]
+    for claim, (word, *holds) in verdicts.items():
+        entry = {"claim": claim, "verdict": word, "checks": [["so", h, "checked"] for h in holds]}
+        outputs.append(new_output("display_data", metadata={METADATA: entry}))
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(new_notebook(cells=[new_code_cell(id="a", outputs=outputs)]), path)
 
@@ -23,8 +27,8 @@ def write(path, **words):
 @pytest.fixture
 def chapter(monkeypatch, tmp_path):
     """Chapters whose stored notebook confirms ``one``; ``ran`` says what a run gives."""
-    stored, ran = tmp_path / "stored.ipynb", {"one": "confirmed"}
-    write(stored, one="confirmed")
+    stored, ran = tmp_path / "stored.ipynb", {"one": CONFIRMED}
+    write(stored, **ran)
 
     def execute(_, path, values):
         if values.get("seed") == 13:
@@ -40,13 +44,14 @@ def chapter(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("now", "line"),
     [
-        ({"one": "confirmed"}, None),
-        ({"one": "in part"}, "one: stored 'confirmed', now 'in part'"),
-        ({}, "one: stored 'confirmed', now 'no verdict'"),
-        ({"one": "confirmed", "two": "met"}, "two: stored 'no verdict', now 'met'"),
+        ({"one": CONFIRMED}, None),
+        ({"one": ("in part", True, None)}, "one: stored 'confirmed ✓·', now 'in part ✓·'"),
+        ({"one": ("confirmed", True, False)}, "one: stored 'confirmed ✓·', now 'confirmed ✓✗'"),
+        ({}, "one: stored 'confirmed ✓·', now 'no verdict'"),
+        ({"one": CONFIRMED, "two": ("met", True)}, "two: stored 'no verdict', now 'met ✓'"),
     ],
 )
-def test_a_word_that_differs_is_named(chapter, now, line):
+def test_a_verdict_that_differs_is_named(chapter, now, line):
     chapter.clear()
     chapter.update(now)
     expected = [f"part/name, seed=3, file='a/b': {line}"] if line else []
