@@ -31,6 +31,34 @@ def distinct_sequences(generator, N, S, T):
 # --- the theorem and its corollaries --------------------------------------------------------------
 
 
+def square(seed):
+    """A draw whose ``F`` on all pairs of ten tokens is square, and targets."""
+    pairs = torch.cartesian_prod(torch.arange(10), torch.arange(10))
+    drawn = dana.random_aot(10, 2, 2, 2, 49, spread=30.0, seed=seed)
+    W_U = dana.circle(10)
+    tokens = torch.randint(10, (100,), generator=torch.Generator().manual_seed(seed))
+    return drawn, W_U, pairs, W_U[tokens]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 5, 7, 8])
+def test_a_draw_is_fitted(seed):
+    drawn, W_U, pairs, targets = square(seed)
+    logits = aot(dana.fitted(drawn, W_U, pairs, targets), pairs.flip(0)).flip(0)
+    torch.testing.assert_close(logits, targets @ W_U.T, rtol=0, atol=2e-6)
+
+
+def test_a_draw_with_dependent_rows_is_refused():
+    with pytest.raises(ValueError, match=r"^drawn: .* F has rank 9\d in float64, for 100 sequen"):
+        dana.fitted(*square(seed=3))
+
+
+def test_more_sequences_than_f_has_columns_are_not_fitted():
+    drawn = dana.random_aot(4, 2, 2, 1, 3, spread=3.0, seed=0)
+    pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))[:6]
+    with pytest.raises(ValueError, match=r"^sequences: got T_0 = 6; expected T_0 <= .* = 5$"):
+        dana.fitted(drawn, dana.circle(4), pairs, dana.circle(4)[pairs[:, 0]])
+
+
 @pytest.mark.parametrize(
     ("N", "S", "d", "d_h", "H", "T"),
     [(10, 3, 2, 2, 499, 1000), (50, 2, 10, 10, 249, 2500), (50, 256, 16, 16, 31, 500)],

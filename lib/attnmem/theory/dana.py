@@ -31,6 +31,7 @@ from ..core.memorize import read_out
 from ..core.random import gaussian, map_scale
 from ..examples import Sequences, check_distinct_sequences, check_token_numbers
 from .balls import flint
+from .independence import numerical_rank
 from .near import closest, draw_base, linearized, near
 from .tangents import ScalarHeads, scalar_outputs, tangents
 
@@ -40,8 +41,10 @@ _LARGEST = 2**53  # weight of a proof that is returned
 _SHARP = (30.0, 10.0, 100.0)  # standard deviations of the drawn logits, tried in turn
 _SOFTER = (*_SHARP, 3.0, 6.0, 1.0)  # soft attention tells more sequences apart that share tokens
 _FIRST, _MOST = 9, 60  # draws to choose the largest margin from, and at most if none fits
+_FIRST_SOFT = 8  # of heads that cancel
+_MISSED = 1e-6  # error of a logit, of the largest: half of the digits, for rows nearly dependent
 _REFINEMENTS = 3  # the features are worse conditioned than those of the other paper
-_SOFT = (1.0, 2.0, 0.3, 3.0) * 2  # for heads that cancel: sharp attention has a small derivative
+_SOFT = (1.0, 2.0, 0.3, 3.0)  # for heads that cancel: sharp attention has a small derivative
 _Spread = Annotated[int | float, Range(0)]
 _ENOUGH = 0.99, 0.9  # shares of the exact margin at which no more is tried, by either construction
 
@@ -478,7 +481,7 @@ def memorize_aot(
             targets = W_U[next_tokens] + jitter * move / move.norm(dim=1).max()
             spread = spreads[attempt % len(spreads)]
             transformer = random_aot(*sizes, spread, seed + 1000 * attempt)
-            weights = fitted(transformer, W_U, sequences, targets)
+            weights, _ = _fitted(transformer, W_U, sequences, targets)
             lost = -float(margins(aot(weights, sequences), next_tokens).min())
             yield weights, lost
             if -lost >= _ENOUGH[0] * (exact_margin - 2 * jitter):
@@ -516,8 +519,25 @@ def fitted(
 ) -> AoTWeights:
     """Fit a drawn transformer such that the inputs of its last layer are ``targets``, ``E(t)``.
 
-    ``M`` is nearest to the identity, ``W_O`` to zero. Weights are not finite if ``M`` is singular.
+    ``M`` is nearest to the identity, ``W_O`` to zero. Logits are within 1e-6 of the largest one of
+    ``W_U E(t)``, or ``ValueError`` says that the offers of this draw have dependent rows, or that
+    ``M`` is singular, or so nearly that float64 cannot tell.
     """
+    heads, head_dim, dim = drawn[-1].shape
+    if len(sequences) > (room := aot_capacity(heads, head_dim, dim)):
+        refuse("sequences", f"T_0 = {len(sequences)}", f"T_0 <= H d_h + d = {room}")
+    weights, F = _fitted(drawn, W_U, sequences, targets)
+    logits = targets @ W_U.T
+    error = float((aot(weights, sequences) - logits).abs().max() / logits.abs().max())
+    if not error <= _MISSED:
+        got = f"a draw whose F has rank {numerical_rank(F)} in float64, for {len(F)} sequences, "
+        got += f"and whose logits miss by {error:.1e} of the largest"
+        refuse("drawn", got, "rank T_0 and an invertible M: another draw, more heads")
+    return weights
+
+
+def _fitted(drawn, W_U, sequences, targets) -> tuple[AoTWeights, Tensor]:
+    """The weights, which are not finite if ``M`` is singular, and the offers ``F`` of the draw."""
     embedding, positions, W_Q, W_K, W_V = drawn
     heads, head_dim, dim = W_V.shape
     silent = W_V.new_zeros(heads, dim, head_dim)
@@ -528,7 +548,7 @@ def fitted(
     W_O = solution[dim:].unflatten(0, (heads, head_dim)).mT.contiguous()
     back = torch.linalg.inv_ex(M).inverse  # not finite if M is singular: no margin then
     maps = (W @ back for W in (W_Q, W_K, W_V))
-    return AoTWeights(embedding @ M.T, positions @ M.T, *maps, W_O, W_U)
+    return AoTWeights(embedding @ M.T, positions @ M.T, *maps, W_O, W_U), F
 
 
 # --- built: by heads that cancel ------------------------------------------------------------------
@@ -569,22 +589,25 @@ def memorize_next_tokens(
     """
     c = torch.linspace(-1, 1, vocab, dtype=torch.float64)
 
-    def drawn() -> Iterator[tuple[AoTWeights, float]]:
-        for attempt, spread in enumerate(_SOFT):
+    def drawn(attempts: range) -> Iterator[tuple[AoTWeights, float]]:
+        for attempt in attempts:
             generator = torch.Generator().manual_seed(seed + 1000 * attempt)
             sizes = vocab, sequences.shape[1]
             tables = [gaussian(generator, n, dim) / 2**0.5 for n in sizes]
             # The last coordinate of x(t, S), which is z(t), is at least one.
             tables[1][-1, -1] = 1 - tables[0][sequences[:, -1], -1].min()
+            spread = _SOFT[attempt % len(_SOFT)]
             heads = draw_base(groups, dim, head_dim, spread, generator)
             for weights in _near(heads, *tables, sequences, next_tokens, c):
                 yield weights, -float(margins(aot(weights, sequences), next_tokens).min())
 
     exact_margin = float((c[1] - c[0]) ** 2)
-    weights, lost = closest(drawn(), -_ENOUGH[1] * exact_margin)
+    weights, lost = closest(drawn(range(_FIRST_SOFT)), -_ENOUGH[1] * exact_margin)
+    if lost >= 0:
+        weights, lost = closest(drawn(range(_FIRST_SOFT, _MOST)), -math.ulp(0))
     if lost >= 0:
         got = f"{len(sequences)} sequences with a Jacobian of full rank, of which each of "
-        got += f"{len(_SOFT)} draws loses some next token to rounding"
+        got += f"{_MOST} draws loses some next token to rounding"
         refuse("sequences", got, "a better conditioned task: fewer sequences or more heads")
     return weights
 
