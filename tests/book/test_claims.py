@@ -87,7 +87,7 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
     checks = [
         ("agrees", reporting.certified(True)),
         ("one seed fails", reporting.measured(False, 1)),
-        ("xor", reporting.proved(False, by="prop-xor")),
+        ("xor", reporting.disproved(True, by="prop-xor")),
     ]
     made = {
         "dana-lemma-2": made_up("contradicted", "proved", "prop-affine", *checks),

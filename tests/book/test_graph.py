@@ -56,7 +56,7 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
     found = graph.read({"a/chapter": MADE_UP})
     assert [*found.statements] == ["ass-both", "lem-small", "thm-one"]
     verdicts = {
-        "dana-corollary-1": judged("lem-small", ("no", reporting.proved(False, by="lem-far"))),
+        "dana-corollary-1": judged("lem-small", ("no", reporting.disproved(True, by="lem-far"))),
         "dana-lemma-2": judged(None, ("yes", reporting.proved(True, by="thm-one"))),
         "dana-lemma-3": judged("lem-far", ("no", reporting.certified(False))),
     }

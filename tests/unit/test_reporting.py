@@ -28,12 +28,19 @@ def claim(kind, universal=None):
     return papers.Claim("k", "dana", kind, "L", "Says.", universal=universal)
 
 
-PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.proved(False, by="thm-x")
+PROVED, FALSE = reporting.proved(True, by="thm-x"), reporting.disproved(True, by="thm-x")
 EXACT, BALLS = reporting.certified(True), reporting.certified(False)
 SEEN, UNSEEN = reporting.tried(True), reporting.tried(False)
 ONE, FIVE, LOST = (reporting.measured(*m) for m in ((True, 1, 6), (True, 5, 5), (False, 3, 6)))
 MUTE, ASIDE = reporting.measured(None, 2, 6), PROVED._replace(main=False)
 BESIDE = LOST._replace(main=False)
+
+
+@pytest.mark.parametrize("check", [reporting.proved, reporting.disproved])
+def test_an_instance_that_misses_what_is_proved_is_an_error(check):
+    """It moves no word."""
+    with pytest.raises(AssertionError, match="an instance misses what thm-x proves"):
+        check(False, by="thm-x")
 
 
 @pytest.mark.parametrize(

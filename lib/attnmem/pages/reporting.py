@@ -33,9 +33,20 @@ class Graded(NamedTuple):
     main: bool = True  # whether it can carry the claim
 
 
-def proved(holds: bool, *, by: str) -> Graded:
-    """A check that rests on a proof in the book, whose label is ``by``, such as ``thm-parity``."""
-    return Graded(bool(holds), "proved", by=by)
+def proved(agrees: bool, *, by: str) -> Graded:
+    """What a proof in the book shows, whose label is ``by``, such as ``thm-parity``.
+
+    ``agrees``: whether the instances that go with it do. If not, the check is wrong, or the proof,
+    and the error says so: no instance moves the word of what is proved.
+    """
+    if not agrees:
+        raise AssertionError(f"an instance misses what {by} proves: correct the check or the proof")
+    return Graded(True, "proved", by=by)
+
+
+def disproved(agrees: bool, *, by: str) -> Graded:
+    """What a proof in the book shows to be false; the rest as for :func:`proved`."""
+    return proved(agrees, by=by)._replace(holds=False)
 
 
 def certified(holds: bool) -> Graded:
@@ -136,7 +147,7 @@ def verdict(
     claim, name = claims()[key], f"verdict {key!r}"
     for evidence, check in {**checks, **(also or {})}.items():
         if not isinstance(check, Graded):
-            grades = "proved(...), certified(...), tried(...), measured(...)"
+            grades = "(dis)proved(...), certified(...), tried(...), measured(...)"
             refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
     aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
     checks = {**checks, **aside}
