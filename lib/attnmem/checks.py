@@ -243,7 +243,9 @@ def plain(value: Any) -> Any:
 
 def refuse(name: str, got: object, expected: str) -> NoReturn:
     """Raise the ``ValueError`` that every check of this library raises."""
-    raise ValueError(f"{name}: got {got}; expected {expected}")
+    said = str(got)
+    said = said if len(said) <= 200 else f"{said[:160]}... of {len(said)} letters"
+    raise ValueError(f"{name}: got {said}; expected {expected}")
 
 
 def check_integer(name: str, value: Any, *, least: int = 1, most: float = math.inf) -> int:
@@ -341,7 +343,7 @@ def reading(source: str | pathlib.Path, what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # libraries raise a dozen kinds
-        if isinstance(error, (ImportError, FileNotFoundError)) or getattr(error, "errno", None):
+        if isinstance(error, ImportError) or getattr(error, "errno", None):
             raise  # of this machine, not of the file
         reason = " ".join(str(error).split())[:400] or type(error).__name__
         raise ValueError(f"{source} cannot be read as {what}: {reason}") from error

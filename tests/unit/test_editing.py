@@ -242,9 +242,26 @@ def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
         Memory(MHAWeights(*(W.half() for W in layer)), E, e)
     with pytest.raises(ValueError, match="keep: got Tensor; expected tuple"):
         Memory(layer, E, e, keep=E)
+    for keep in ((E,), (E, e, e)):
+        with pytest.raises(ValueError, match=rf"keep: got a tuple of {len(keep)}; expected a pair"):
+            Memory(layer, E, e, keep=keep)
     runs = MHAWeights(*(W[None] for W in layer))
     with pytest.raises(ValueError, match=r"layer.W_Q: got shape"):
         Memory(runs, E, e)
+
+
+def test_a_refusal_of_a_label_with_many_numbers_is_short():
+    E, e, _ = data(40, 40, 3, 48)
+    layer = random_mha(2, 48, 2, seed=6)._replace(W_D=torch.randn(2, 99))
+    layer = MHAWeights(*(W.double() for W in layer))
+    layer = layer._replace(W_O=torch.randn(layer.W_O.shape[0], 2).double())
+    memory = Memory(layer, E, e)
+    memory.write(E[0], e[0], torch.ones(99))
+    with pytest.raises(
+        ValueError, match=r"label: got .2, 2, 2, and 96 more.; .*by fact 0"
+    ) as error:
+        memory.write(E[0], e[0], 2 * torch.ones(99))
+    assert len(str(error.value)) <= 400
 
 
 def test_a_memory_says_how_full_it_is(ten):

@@ -280,6 +280,16 @@ def test_weights_of_a_saved_model_are_whole_finite_and_no_pickle(model):
         saved_layer(model)
 
 
+def test_a_file_that_a_saved_model_lacks_is_named(tmp_path):
+    """One of several over which its weights are spread."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    model.save_pretrained(tmp_path, max_shard_size="2KB")
+    lost = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(ValueError, match=rf"\Asource: {tmp_path} cannot be read .*{lost.name}"):
+        saved_layer(tmp_path)
+
+
 CODE = """
 open({mark!r}, "w").close()
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast

@@ -29,6 +29,8 @@ class Memory:
     @checked
     def __init__(self, layer: MHAWeights, contexts: Tensor, queries: Tensor, *, keep: tuple = ()):
         check_tensor("layer.W_Q", layer.W_Q, "(H, d, d_h)", 3)
+        if len(keep) not in (0, 2):
+            refuse("keep", f"a tuple of {len(keep)}", "a pair of contexts and queries")
         self._layer = MHAWeights(*(W.detach().double().clone() for W in layer))
         self._start = torch.block_diag(*self._layer.W_V) @ self._layer.W_O @ self._layer.W_D
         self._sample = self._features(contexts, queries)
@@ -88,11 +90,10 @@ class Memory:
             Z = torch.stack([x for x, _ in facts.values()]) @ self._map
             shares = (Z[-1] @ torch.linalg.pinv(Z[:-1])).abs()
             such = [f"fact {k}" for k, a in zip(self._facts, shares, strict=True) if a > _ALONE]
-            fixed = ", ".join(f"{answer:.7g}" for answer in x @ self._weights)
             by = ", ".join(such[:3]) + " and others" * (len(such) > 3) or "features of zeros"
-            said = f"[{fixed}], already fixed by {by} (room for {self.room})"
+            said = f"{_few(x @ self._weights)}, already fixed by {by} (room for {self.room})"
             own = len(axes) > len(self._axes)
-            refuse("label", y.tolist(), "one that float64 can add" if own else said)
+            refuse("label", _few(y), "one that float64 can add" if own else said)
         self._axes, self._weights, self._facts = axes, weights, facts
         self._written += 1
         return self._written - 1
@@ -125,3 +126,9 @@ class Memory:
         M = self._weights.clone().unflatten(0, self._layer.W_V.shape[:2])
         eye = torch.eye(M.shape[2]).to(M)
         return MHAWeights(*self._layer[:2], M, eye.repeat(len(M), 1), eye)
+
+
+def _few(values: Tensor) -> str:
+    """The first numbers of a label, and how many there are more."""
+    shown = ", ".join(f"{value:.7g}" for value in values[:3])
+    return f"[{shown}{f', and {len(values) - 3} more' * (len(values) > 3)}]"
