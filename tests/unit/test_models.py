@@ -107,8 +107,20 @@ REFUSED = [
     ({"model_type": "deepseek_v3"}, "got 'deepseek_v3', with latent attention, and experts"),
     ({"model_type": "phi-msft", "n_embd": 8}, "got 'phi-msft', whose file is of remote code"),
     ({"model_type": "albert"}, "got 'albert', with blocks that share their weights"),
-    ({"model_type": "esm"}, "got 'esm'; expected a layer by hand: capacity .*; or one of llama, "),
-    ({}, "model_type: got nothing; expected a layer by hand.*; or one of llama, "),
+    (
+        {"model_type": "esm"},
+        "got 'esm'; expected a layer by hand: capacity .*; or one of [0-9]+ fam",
+    ),
+    ({}, "model_type: got nothing; expected a layer by hand.*; or one of [0-9]+ families, such as"),
+    ({"model_type": "lama"}, "got 'lama'; .* such as llama, "),
+    ({"model_type": "qwen9_moe", "num_experts": 128}, "got 'qwen9_moe', with experts; expected a"),
+    ({"model_type": "qwen9", "num_experts": 0}, "got 'qwen9'; expected a"),
+    (
+        {"model_type": "x", "a": {"layer_types": ["linear_attention"], "num_local_experts": 8}},
+        "got 'x', with experts, with linear attention; expected a",
+    ),
+    ({"model_type": "x", "mamba_d_ssm": 8}, "got 'x', with state spaces; expected a"),
+    ({"model_type": "x", "kv_lora_rank": 512}, "got 'x', with latent attention; expected a"),
     ({"model_type": ["gpt2"]}, r"model_type: got \['gpt2'\]"),
     (
         {"base_model_name_or_path": "base", "r": 8, "target_modules": ["q_proj"]},
@@ -164,6 +176,27 @@ REFUSED = [
 def test_what_is_not_counted_is_refused(config, message):
     with pytest.raises(ValueError, match=message):
         model_capacity(config)
+
+
+def test_a_part_of_an_unknown_type_says_what_it_has():
+    inner = {"model_type": "qwen9_moe_text", "num_experts": 128}
+    for part in ("", "text_config"):
+        with pytest.raises(ValueError, match=r"_moe(_text)?', with experts; ex") as error:
+            model_capacity({"model_type": "qwen9_moe", "text_config": inner}, part=part)
+        assert len(str(error.value)) <= 400
+
+
+def test_classes_and_quantized_numbers_are_told():
+    """A head of classes reads no words; a file of four bits is counted as if it were whole."""
+    llama = {"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 50}
+    llama |= {"num_hidden_layers": 2, "intermediate_size": 12}
+    for name, words in (("ForCausalLM", True), ("ForSequenceClassification", False)):
+        found = model_capacity(llama | {"architectures": [f"Llama{name}"], "num_labels": 3})
+        assert ("Read by all its 50 words" in str(found)) == words
+        assert found.matter == model_capacity(llama).matter
+    packed = model_capacity(llama | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    assert "quantized in its file" in " ".join(str(packed).split())
+    assert packed.matter == model_capacity(llama).matter
 
 
 def test_a_part_that_is_not_there_is_refused():

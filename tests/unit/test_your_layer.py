@@ -555,7 +555,7 @@ def test_the_command_prints_a_report_or_what_is_wrong(tmp_path, capsys):
         (("--heads", 2, "--dim", 4, "--head-dim", 6, "--rope"), "head_dim: got 6"),
         (
             (tmp_path,),
-            f"{tmp_path}/config.json cannot be read as a model's configuration: model_type",
+            f"{tmp_path}/config.json cannot be read as a model that is counted: model_type",
         ),
         ((tmp_path, "--dim", 32), "--dim: got 32; expected no sizes beside a model"),
         (("--part", "text_config"), "--part: got text_config; expected a model's folder before"),

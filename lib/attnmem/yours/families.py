@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -54,9 +57,13 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     sizes = {"rows": n + row["extra"], "positions": n, "types": size("types", least=0)}
     sizes |= {"words": size("vocab"), "patch": patch**2 * size("channels")}
     sizes |= {x: row[x] for x in ("first", "patch_bias", "read_bias")}
-    tied = bool(config["tie_word_embeddings"]) if row["lm"] else None
+    ends = str(config.get("architectures"))  # of classes or answers: its words are not read
+    lm = row["lm"] and not re.search("Classification|QuestionAnswering", ends)
+    tied = bool(config["tie_word_embeddings"]) if lm else None
+    packed = config.get("quantization_config")
     name = name if isinstance(name, str) and name and name[:80].isprintable() else kind
     name = f"{name[:80]}{', its ' * bool(row['part'])}{row['part']}"
+    name += ", quantized in its file, counted as if it were not" * bool(packed)
     return Model(name=name, blocks=tuple(blocks), tied=tied, offsets=(buckets, seen), **sizes)
 
 
@@ -106,9 +113,14 @@ def _file(given: Mapping[str, Any], part: str) -> _File:
     if part:
         tied = {x: y for x, y in given.items() if x == "tie_word_embeddings"}
         kind, given = kinds[part], _TABLE["nested"].get(str(kinds[part]), {}) | parts[part] | tied
+    families = [*_TABLE["family"]]
     why = "".join(f", {why}" for why, types in _TABLE["refused"].items() if kind in types)
-    if why or kind not in [*_TABLE["family"]]:
-        known = "another model" if why else f"one of {', '.join(_TABLE['family'])}"
+    if why or kind not in families:
+        contents = json.dumps(given, default=str)
+        signs = [sign for sign, x in _TABLE["signs"].items() if re.search(x, contents)]
+        why = why or "".join(f", {sign}" for sign in signs)
+        near = ", ".join(difflib.get_close_matches(str(kind), families, 5, 0))
+        known = "another model" if why else f"one of {len(families)} families, such as {near}"
         known = f"its --part {' or '.join(counted)}" if counted and not part else known
         got = "nothing" if kind is None else f"{kind!r:.60}{why}"
         refuse("model_type", got, f"{_BY_HAND}; or {known}")

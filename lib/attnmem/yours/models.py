@@ -125,7 +125,7 @@ def model_capacity(
         path = next((name for name in names if name.exists()), names[0])
     if path and not path.is_file():
         refuse("config", f"no file {path}", "a model's folder or its config.json, on this machine")
-    with reading(path or "config", "a model's configuration"):
+    with reading(path or "config", "a model that is counted"):
         given = json.loads(path.read_bytes()) if path else config
         if not isinstance(given, Mapping):
             refuse("contents", type(given).__name__, "an object of names and values")
