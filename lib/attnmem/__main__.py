@@ -9,12 +9,14 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
 
+from . import __version__
 from .checks import need, refuse
 from .lab import experiments
 from .lab.experiments import EXPERIMENTS, STUDIES, Job, Progress
@@ -41,7 +43,8 @@ _PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
     """The parser, and what does each command."""
     exact = functools.partial(argparse.ArgumentParser, allow_abbrev=False)
-    parser = exact(prog="python -m attnmem", description=__doc__)
+    parser = exact(prog="python -m attnmem", description=__doc__.replace("``", ""))
+    parser.add_argument("--version", action="version", version=f"attnmem {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=exact)
     commands.add_parser("list", help="all studies, with the number of their runs")
     status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
@@ -232,8 +235,8 @@ def _add_file(command: argparse.ArgumentParser, heads_needed: bool) -> None:
         arrays.add_argument(f"--{role}", metavar="NAME", help=f"the array of {role}")
 
 
-def _read(given: argparse.Namespace) -> tuple[Loaded, str]:
-    """The data, and the words that ask for them."""
+def _read(given: argparse.Namespace) -> tuple[Loaded, str, str]:
+    """The data, the words that ask for them, and the call in Python that does."""
     options = {name: vars(given)[name] for names in TAKES.values() for name in names}
     said = [
         f"--{name.replace('_', '-')}={x}" for name, x in options.items() if type(x) in (int, str)
@@ -242,13 +245,31 @@ def _read(given: argparse.Namespace) -> tuple[Loaded, str]:
     if given.columns:  # between commas, in quotes if one is in a name
         names = next(csv.reader([given.columns], skipinitialspace=True))
         options["columns"] = [name.strip() for name in names]
-    return load(given.file, **options), shlex.join([given.file, *said])
+    chosen = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    words = shlex.join([given.file, *said])
+    return load(given.file, **options), words, f"load({given.file!r}{chosen})"
+
+
+def _can_be_written(option: str, path: str, kinds: Iterable[str]) -> None:
+    """Refuse, before the work is done, a file that could not take what comes out of it."""
+    out = Path(path)
+    if out.suffix not in kinds:
+        refuse(option, repr(path), f"a name that ends in {', '.join(kinds)}")
+    try:
+        with out.open("ab") if out.exists() else tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        refuse(option, f"{path!r} ({error.strerror})", "a file in a folder that can be written to")
 
 
 def _examine(given: argparse.Namespace) -> int:
     if given.picture and given.heads is None:
         refuse("--picture", given.picture, "--heads too, so that there is something to draw")
-    data, words = _read(given)
+    if given.picture:
+        figure = need("matplotlib.figure").Figure(figsize=(8, 3.6), layout="constrained")
+        kinds = [f".{kind}" for kind in figure.canvas.get_supported_filetypes()]
+        _can_be_written("--picture", given.picture, kinds)
+    data, words, _ = _read(given)
     sizes = {name: vars(given)[name] for name in ("heads", "head_dim", "samples", "seed")}
     found = examine(*data[:3], mask=data.mask, **sizes, say=_bar)
     if sys.stderr.isatty():
@@ -258,24 +279,24 @@ def _examine(given: argparse.Namespace) -> int:
     else:
         print(wrapped([f"data        {data.brief}", f"layer       {found.holds()}"]))
         sizes = f"--heads {found.wanted} --head-dim {found.head_dim} --out weights.safetensors"
-        print(f"next        python -m attnmem memorize {words} {sizes}")  # in one piece
+        sizes += "" if found.sure else " --partial"  # or nothing would be written
+        after = f"python -m attnmem memorize {words} {sizes}"
+        after = after if found.outputs is not None else "labels, without which there are no weights"
+        print(f"next        {after}")  # in one piece
         print(*["", data, "", found.details] * given.details, sep="\n", end="\n" * given.details)
     if given.picture:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 3.6), layout="constrained")
         found.draw(figure.subplots())
         figure.savefig(given.picture)
     return 0
 
 
 def _memorize(given: argparse.Namespace) -> int:
-    out = Path(given.out)
-    if out.exists() or out.suffix != ".safetensors" or not out.parent.is_dir():
-        got = f"{given.out!r}, which exists" if out.exists() else repr(given.out)
-        refuse("--out", got, "a new file in a folder that exists, named .safetensors")
-    data, _ = _read(given)
-    sizes = {"heads": given.heads, "head_dim": given.head_dim or data.queries.shape[-1]}
+    out, torchs = Path(given.out), need("safetensors.torch")
+    if out.exists():
+        refuse("--out", f"{given.out!r}, which exists", "a new file, named .safetensors")
+    _can_be_written("--out", given.out, [".safetensors"])
+    data, _, call = _read(given)
+    sizes = {"heads": given.heads, "head_dim": given.head_dim or len(data.queries[0])}
     say = functools.partial(print, "...", file=sys.stderr, flush=True)
     options = {"seed": given.seed, "mask": data.mask, "keep": given.keep, "say": say}
     found = memorize(*data[:3], **sizes, **options)
@@ -284,12 +305,14 @@ def _memorize(given: argparse.Namespace) -> int:
         raise ValueError(f"nothing written, only {stored}: {found.reason}; --partial writes them")
     weights = {name: tensor.contiguous() for name, tensor in found.weights._asdict().items()}
     classes = found.classes and {"classes": json.dumps([*map(str, found.classes)])}
-    need("safetensors.torch").save_file(weights, out, metadata=classes)
+    out.write_bytes(torchs.save(weights, metadata=classes))
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in weights.items())
     lines = [f"data        {data.brief}", f"stored      {stored}", f"weights     {out}: {shapes}"]
     print(wrapped(lines))
-    means = "the largest is the class, as in the metadata" if classes else "the labels"
-    print(f"load        mha(MHAWeights(**load_file({given.out!r})), contexts, queries)  # {means}")
+    inputs = "data.contexts, data.queries" + ", data.mask" * (data.mask is not None)
+    answers = f"print(predict({given.out!r}, {inputs}))"
+    call = f"from attnmem.yours import load, predict; data = {call}; {answers}"
+    print(f"load        {call}  # the labels{' that are stored' * (found.count < len(found.met))}")
     return 0
 
 

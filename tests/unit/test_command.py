@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+import attnmem
 from attnmem import __main__ as cli
 from attnmem import papers
 from attnmem.lab import experiments
@@ -151,6 +152,15 @@ def test_the_command_runs_from_a_source_tree_alone_when_nobody_reads(store):
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert len(experiments.rows("dana-exp6", "quick")) == 3
+
+
+def test_the_version_and_the_help_are_plain_text(capsys):
+    for words, said in (("--version", f"attnmem {attnmem.__version__}\n"), ("--help", "usage: ")):
+        with pytest.raises(SystemExit) as left:
+            cli.main([words])
+        out = capsys.readouterr().out
+        assert (left.value.code, out[: len(said)]) == (0, said)
+        assert "``" not in out
 
 
 @pytest.mark.parametrize("name", ["capacity", "examine", "memorize"])

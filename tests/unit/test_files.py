@@ -2,11 +2,14 @@
 
 import csv
 import io
+import itertools
 import json
 import random
 import re
 import shlex
+import subprocess
 import sys
+import time
 
 import numpy as np
 import pandas as pd
@@ -49,6 +52,10 @@ def table_of(data):
     return data.contexts[:, :, : data.contexts.shape[2] - n].flatten(1).numpy()
 
 
+def number(cell):
+    return float(cell.replace(",", "."))
+
+
 def plain(path, summary):
     """What csv and float() make of the columns and lines that a summary says are used."""
     text = path.read_bytes()
@@ -86,7 +93,7 @@ def plain(path, summary):
             parts.append([cell.lower() == "true" for cell in column])
         elif name in numbers:
             comma = "decimal commas" in said
-            parts.append([float(cell.replace(",", ".") if comma else cell) for cell in column])
+            parts.append([number(cell) if comma else float(cell) for cell in column])
         elif name in words:
             parts += [[cell == word for cell in column] for word in words[name]]
             assert {*column} <= {*words[name]}
@@ -103,12 +110,10 @@ def compared(data, path):
     found = table_of(data)
     assert np.array_equal(found[:, : table.shape[1]], table)
     assert not found[:, table.shape[1] :].any()
-    if data.labels.dtype.kind in "fi":
-        assert data.labels.tolist() == [float(label.replace(",", ".")) for label in labels]
-    elif data.labels.dtype.kind == "b":
-        assert data.labels.tolist() == [label.lower() == "true" for label in labels]
+    if data.labels.dtype.kind == "f":
+        assert data.labels.tolist() == [number(label) for label in labels]
     else:
-        assert [*data.labels] == labels
+        assert [*data.labels] == labels, "classes are the texts of their cells"
     return data
 
 
@@ -243,7 +248,7 @@ def test_columns_of_ids_truths_and_odd_cells(tmp_path):
     assert table_of(data)[:, 0].tolist() == [1.0, 0.0, 1.0]
     out = data.summary["columns left out"]
     assert out["id"] == "'9007199254740993' in line 2 is no number that float64 holds"
-    assert out["odd"] == "'x' in line 3 is no number"
+    assert out["odd"] == "no value in 1 of 3 rows, as 'x' in line 3 is no number"
     assert out["far"] == "'1e999' in line 2 is no number that float64 holds"
     assert out["near"] == "'-2e-999' in line 3 is no number that float64 holds"
     big = load(tmp_path / "t.csv", columns=["id"])
@@ -272,11 +277,10 @@ def test_a_class_may_be_called_NA(tmp_path):
     assert data.labels.tolist() == ["NA", "DE", "None", "null"]
     assert data.summary["lines left out"] == {"without a label": [6]}
     whole = write(tmp_path, ["a,b,y", "1,2,NA", "2,3,4", "3,4,5"])
-    assert load(whole).labels.tolist() == [4, 5], "still integers, hence classes"
-    assert load(whole).labels.dtype.kind == "i"
+    assert load(whole).labels.tolist() == ["4", "5"], "still integers, hence classes"
     assert load(whole, label_kind="real").labels.dtype == np.float64
     decimals = write(tmp_path, ["a,y", "1,0.5", "2,4"])
-    assert load(decimals, label_kind="class").labels.tolist() == ["0.5", "4.0"]
+    assert load(decimals, label_kind="class").labels.tolist() == ["0.5", "4"]
 
 
 def test_arrays_are_named_and_none_is_used_silently(tmp_path):
@@ -426,7 +430,8 @@ def test_each_answer_begins_with_what_was_read(tmp_path, call, monkeypatch):
     assert status == 0
     words = " ".join(data.split())
     assert words.startswith("data t.csv: 7 examples of 2 tokens, labels: group (classes: 2);")
-    assert words.endswith("columns left out: 4; lines left out: 3")
+    left = "columns left out: name, day, colour, member (not in --columns)"
+    assert words.endswith(f"(classes: 2); {left}; lines left out: 3")
     assert layer.startswith("layer       heads of width 3: ")
     words = shlex.split(after.removeprefix("next        python -m attnmem memorize"))
     assert words[:3] == [str(path), "--label=group", '--columns=age, "height"']
@@ -453,6 +458,139 @@ def test_each_answer_begins_with_what_was_read(tmp_path, call, monkeypatch):
     assert call(tmp_path / "UP.CSV")[0] == 0
 
 
+def answers(out):
+    """What the line that `memorize` prints would print, run as it stands."""
+    [line], found = [line for line in out.splitlines() if line.startswith("load ")], []
+    exec(line.removeprefix("load").strip(), {"print": found.append})
+    return found[0]
+
+
+CELLS = {  # texts of labels that numbers or truths would merge
+    "zip": "02110 00501 10001",
+    "zeros": "04 4 004",
+    "signs": "+1 1 -0 0 -1 \u22121",
+    "truths": "TRUE true False",
+    "ids": "00000000000000000001 1 12345678901234567890 12345678901234567891",
+    "versions": "3.1 3.10 3.2",
+    "commas": "1,0 1,00",
+    "powers": "1E3 1000.0 1000",
+    "words": "01x 1x x",
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_a_class_is_the_text_of_its_cell(tmp_path, capsys, kind, end):
+    texts, mark = CELLS[kind].split(), {"csv": ";", "tsv": "\t"}[end]
+    labels = [texts[i % len(texts)] for i in range(12)]
+    rows = [mark.join((str(i), str(i * i % 7), label)) for i, label in enumerate(labels)]
+    path = write(tmp_path, [mark.join("aby"), *rows], f"t.{end}")
+    out = tmp_path / "w.safetensors"
+    words = ["memorize", str(path), "--heads", "4", "--out", str(out)]
+    decimals = kind in ("versions", "commas", "powers")
+    assert command.main(words + ["--label-kind=class"] * decimals) == 0
+    said = capsys.readouterr().out
+    assert f"classes: {len(texts)}" in " ".join(said.split())
+    with safe_open(out, "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == sorted(texts)
+    assert answers(said).tolist() == labels
+    data = load(path, label_kind="class" if decimals else None)
+    assert compared(data, path).labels.tolist() == labels
+    assert examine(*data[:3], samples=5).labels.startswith(f"{len(texts)} class")
+    said = data.summary["label"]["y"]
+    assert (" are two" in said) == (kind not in ("zip", "ids", "words"))
+    assert kind != "zeros" or "'04' and '4' are two" in said
+    if decimals:
+        assert load(path).labels.dtype == np.float64, "real labels stay real"
+        assert " are one" in load(path).summary["label"]["y"]
+
+
+FILES = {  # what a file holds, and its name
+    "npz": "arrays.npz",
+    "safetensors": "a b.safetensors",
+    "pt": "it's.pt",
+    "lists": "lists.pt",
+    "nested": "nested.pt",
+    "jagged": "jagged.pt",
+    "half": "half.safetensors",
+    "huge mask": "huge.npz",
+    "shared": "shared.npz",
+}
+
+
+@pytest.mark.parametrize("labels", ["real", "class", "words"])
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("mask", [False, True])
+def test_the_line_that_memorize_prints_gives_the_labels_of_any_file(
+    tmp_path, capsys, kind, labels, mask
+):
+    E, e = torch.randn(8, 3, 2, generator=torch.Generator().manual_seed(0)), torch.eye(8)[:, :2]
+    e = e + torch.arange(16).view(8, 2) / 7
+    y = {"real": e[:, 0] ** 2, "class": torch.arange(8) % 3, "words": [*"abcaabbc"]}[labels]
+    hidden = torch.arange(3) >= torch.tensor([3, 2, 2, 3, 2, 2, 3, 3])[:, None]
+    ragged = [tokens[~out] if mask else tokens for tokens, out in zip(E, hidden, strict=True)]
+    if kind == "lists":
+        E = ragged
+    elif kind in ("nested", "jagged"):
+        layout = torch.strided if kind == "nested" else torch.jagged
+        E = torch.nested.nested_tensor(ragged, layout=layout)
+    elif kind == "shared":
+        E = E[0]
+    elif kind == "half":
+        E, e = E.half(), e.half()
+    arrays = {"E": E, "queries": e, "y": y}
+    if mask and kind not in ("lists", "nested", "jagged"):
+        huge = torch.where(hidden, -1e9, 0.0)[:, None, None]
+        arrays["mask"] = huge if kind == "huge mask" else hidden
+    path, out = tmp_path / FILES[kind], tmp_path / "w.safetensors"
+    if path.suffix == ".npz":
+        np.savez(path, **{name: np.asarray(x) for name, x in arrays.items()})
+    elif path.suffix == ".pt":
+        torch.save(arrays, path)
+    elif labels == "words":
+        return  # such a file holds none
+    else:
+        save_file(arrays, path)
+    words = [str(path), "--contexts=E", "--label=y", "--head-dim=2"]
+    assert command.main(["memorize", *words, "--heads=12", "--out", str(out)]) == 0
+    found = answers(capsys.readouterr().out)
+    if labels == "real":
+        assert np.allclose(found, y, atol=1e-5 * float(y.max()))
+    else:
+        assert [*found] == [str(int(x)) if labels == "class" else x for x in y]
+
+
+def test_the_line_of_a_table_has_the_same_options_and_runs_in_a_shell(tmp_path, capsys):
+    rows = [f"u{i % 2},{i},'{i * i % 7}',{i % 5},0{i % 3}" for i in range(9)]
+    path = write(tmp_path, ["word,a,it's,b,y", *rows], "my t.csv")
+    words = [str(path), "--columns=word,a,b", "--tokens=2", "--label=y", "--header"]
+    out = str(tmp_path / "w.safetensors")
+    assert command.main(["memorize", *words, "--heads=6", "--out", out]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].removeprefix("load").strip()
+    for option in ("label='y'", "columns=['word', 'a', 'b']", "tokens=2", "header=True"):
+        assert option in line
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert re.findall(r"'(.*?)'", done.stdout) == [f"0{i % 3}" for i in range(9)]
+    status = command.main(["examine", *words, "--samples=5", "--heads=6"])
+    after = capsys.readouterr().out.splitlines()[-1].removeprefix("next        python -m attnmem ")
+    more = shlex.split(after)
+    assert (status, more[-2:]) == (0, ["--out", "weights.safetensors"])
+    assert command.main([*more[:-1], f"{out}.2.safetensors"]) == 0
+    assert answers(capsys.readouterr().out).tolist() == [f"0{i % 3}" for i in range(9)]
+
+
+def test_a_suggestion_that_may_not_do_writes_what_is_met(tmp_path, call, capsys):
+    same = ["1,2,a", "1,2,b", "3,4,a", "4,4,c"]
+    _, out, _ = call(write(tmp_path, ["a,b,y", *same]))
+    words = shlex.split(out.splitlines()[-1].removeprefix("next        python -m attnmem "))
+    assert words[-1] == "--partial"
+    words[-2] = str(tmp_path / "w.safetensors")
+    assert command.main(words) == 0
+    assert (answers(capsys.readouterr().out) == ["a", "b", "a", "c"]).sum() == 3
+    np.save(tmp_path / "t.npy", np.arange(6.0).reshape(3, 2))
+    assert "next        labels, without which" in call(tmp_path / "t.npy")[1]
+
+
 @pytest.mark.parametrize("kind", ["class", "real"])
 def test_weights_are_written_that_give_the_labels_back(tmp_path, kind, capsys):
     rng = np.random.default_rng(0)
@@ -476,46 +614,264 @@ def test_weights_are_written_that_give_the_labels_back(tmp_path, kind, capsys):
     weights = MHAWeights(**load_file(out))
     shapes = [f"{name} {tuple(W.shape)}" for name, W in weights._asdict().items()]
     assert all(shape in " ".join(said.out.split()) for shape in shapes)
-    data = load(path, label_kind=kind)
-    call = lines[3].partition("  #")[0].removeprefix("load")
-    here = {"mha": mha, "MHAWeights": MHAWeights, "load_file": load_file, **data._asdict()}
-    outputs = eval(call.strip(), here)
+    found = answers(said.out)
     if kind == "real":
-        assert outputs[:, 0].tolist() == pytest.approx([i % 3 for i in range(20)], abs=1e-5)
+        assert found.tolist() == pytest.approx([i % 3 for i in range(20)], abs=1e-5)
     else:
+        assert found.tolist() == [str(i % 3) for i in range(20)]
+        outputs = mha(weights, *load(path)[:2])
+        assert [*outputs.argmax(1)] == [i % 3 for i in range(20)], "an ordinary layer's weights"
+    if kind == "class":
         with safe_open(out, "pt") as file:
-            names = json.loads(file.metadata()["classes"])
-        assert [names[k] for k in outputs.argmax(1)] == [str(i % 3) for i in range(20)]
+            assert json.loads(file.metadata()["classes"]) == ["0", "1", "2"]
     assert command.main([*words, "--heads", "4"]) == 1
     assert "w.safetensors', which exists; expected a new file" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_refused_before_it_is_computed(tmp_path, capsys):
+NOT_WRITTEN = {  # words of a command, and what is said before any work
+    "memorize --heads=2 --out {}/no/w.safetensors": "No such file or directory.; exp",
+    "memorize --heads=2 --out {}/t.csv/w.safetensors": "Not a directory",
+    "memorize --heads=2 --out {}/w.pt": "--out: got .*w.pt'; expected a name that ends in .safe",
+    "memorize --heads=2 --out {}/t.csv": "t.csv', which exists; expected a new file",
+    "examine --heads=2 --picture {}/no/x.png": "--picture: got .*No such file or directory",
+    "examine --heads=2 --picture {}": "expected a name that ends in .*.png",
+    "examine --heads=2 --picture {}/x.doc": "--picture: got .*expected a name that ends in .*.png",
+    "examine --picture {}/x.png": "--heads too",
+}
+
+
+@pytest.mark.parametrize("words", NOT_WRITTEN)
+def test_what_cannot_be_written_is_refused_before_it_is_computed(
+    tmp_path, capsys, monkeypatch, words
+):
     path = write(tmp_path, ["a,b,y", "1,2,0.5", "2,3,1.5", "3,3,2.5"])
-    w = tmp_path / "w.safetensors"
-    for words, said in {
-        (tmp_path / "no.csv", "--out", w): "not there; expected a file",
-        (path, "--out", tmp_path / "no" / "w.safetensors"): "a new file in a folder that exists",
-        (path, "--out", tmp_path / "w.pt"): "named .safetensors",
-    }.items():
-        assert command.main(["memorize", *map(str, words), "--heads", "2"]) == 1
-        error = capsys.readouterr().err
-        assert said in error
-        assert error.count("\n") == 1
-    words = ["memorize", str(path), "--heads", "1", "--head-dim", "1", "--out", str(w)]
-    assert command.main(words) == 0
+    for work in ("load", "examine", "memorize"):
+        monkeypatch.setattr(command, work, None)  # a call would be an error of another type
+    name, *options = words.format(tmp_path).split()
+    assert command.main([name, str(path), *options]) == 1
+    said = capsys.readouterr()
+    assert re.search(NOT_WRITTEN[words], said.err)
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_report_is_not_lost_for_letters_or_a_picture(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("memorize --heads=2 --out {}/w.safetensors", "safetensors.torch"),
+        ("examine --heads=2 --picture {}/x.png", "matplotlib.figure"),
+    ],
+)
+def test_a_missing_package_is_told_before_the_work(tmp_path, capsys, monkeypatch, words, package):
+    path = write(tmp_path, ["a,b,y", "1,2,0.5", "2,3,1.5", "3,3,2.5"])
+    monkeypatch.setattr(command, "load", None)
+    monkeypatch.setitem(sys.modules, package, None)
+    name, *options = words.format(tmp_path).split()
+    assert command.main([name, str(path), *options]) == 1
+    assert capsys.readouterr().err.startswith(f"{package} is missing: pip install ")
+
+
+def test_a_report_is_not_lost_for_letters_or_a_picture(tmp_path, monkeypatch):
     path = write(tmp_path, ["a,b,y", "1,2,ß", "2,3,x", "4,4,ß"])
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", out)
     words = ["examine", str(path), "--samples", "5", "--heads", "1", "--details"]
-    assert command.main([*words, "--picture", str(tmp_path / "no" / "x.png")]) == 1
+    assert command.main([*words, "--picture", str(tmp_path / "x.png")]) == 0
     out.flush()
     text = out.buffer.getvalue().decode("ascii")
     assert r"\xdf" in text
-    assert "weights: " in text, "the whole report, though the picture has no folder"
+    assert "weights: " in text
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+ODD = ["inf", "12%", "$3.50", "1\u00a0234.5", "1 234", "12a", "#REF!", "1,234.5"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_one_bad_cell_is_a_gap_and_is_told(tmp_path, call, odd):
+    body = [f"{i / 4},{i * i % 7},{i / 3:.2f}" for i in range(9)]
+    body[5] = f'"{odd}",4,1.5'
+    path = write(tmp_path, ["a,b,y", *body])
+    data = same_as_plain(path)
+    assert len(data.labels) == 8
+    assert data.summary["numbers"] == ["a", "b"]
+    assert data.summary["taken as gaps"] == {"a": f"{odd!r} in line 7 is no number"}
+    out = " ".join(call(path)[1].split())
+    assert f"taken as gaps: a ({odd!r} in line 7 is no number); lines left out: 1 layer" in out
+
+
+@pytest.mark.parametrize(("bad", "of", "numbers"), [(1, 3, 1), (1, 2, 0), (2, 39, 0), (2, 42, 1)])
+def test_few_bad_cells_are_gaps_and_many_are_words(tmp_path, bad, of, numbers):
+    body = [f"{'x%' if i < bad else i},{i / 3:.2f}" for i in range(of)]
+    column = load(write(tmp_path, ["a,b,y", *(f"{i},{row}" for i, row in enumerate(body))]))
+    left = column.summary["columns left out"]
+    assert ("b" in column.summary["numbers"]) == (numbers and of > 3)
+    assert "'x%' in line 2 is no number" in str(left or column.summary["taken as gaps"])
+    assert bad == 1 or numbers == 0 or ", nor are 1 others" in str(column)
+
+
+def test_a_label_that_is_no_number_is_refused_or_left_out_on_demand(tmp_path):
+    path = write(tmp_path, ["a,y", *(f"{i},{i / 2}" for i in range(6)), "7,inf"])
+    with pytest.raises(ValueError, match=r"'y', where 'inf' in line 8 is no number; .*kind real"):
+        load(path)
+    assert len(same_as_plain(path, label_kind="real").labels) == 6
+    assert same_as_plain(path, label_kind="class").labels[-1] == "inf"
+
+
+def test_other_minus_signs_and_leading_zeros_are_read_and_told(tmp_path, call):
+    rows = [f"\u2212{i}.5,0{i},{i},{i / 3:.2f}" for i in range(5)]
+    path = write(tmp_path, ["a,zip,b,y", *rows])
+    data = load(path)
+    assert table_of(data)[:, :3].tolist() == [[-i - 0.5, i, i] for i in range(5)]
+    assert data.summary["leading zeros dropped"] == ["zip"]
+    assert "; leading zeros dropped: zip" in " ".join(call(path)[1].split())
+
+
+def test_the_three_lines_name_each_column_that_is_left_out_and_why(tmp_path, call):
+    names = [f"column number {k}" for k in range(40)]
+    rows = [[f"{k},{i}".replace(",", "-") for k in range(40)] for i in range(9)]
+    lines = [",".join([*row, str(i), str(i), f"{i / 3:.2f}"]) for i, row in enumerate(rows)]
+    out = call(write(tmp_path, [",".join([*names, "odd", "a", "y"]), *lines]))[1]
+    brief = " ".join(out.partition("layer")[0].split())
+    assert "columns left out: column number 0, column number 1, column number 2" in brief
+    assert " and 34 more (9 different words)" in brief
+    assert len(brief) < 400
+
+
+@pytest.mark.parametrize("cell", ["1.5", "w"])
+def test_a_hundred_thousand_columns_take_seconds(tmp_path, cell):
+    """Of processor time: each name beside all others would be minutes."""
+    names = [f"g{k}" for k in range(100_000)]
+    lines = [",".join([*names, "y"])]
+    lines += [",".join([f"{cell}{i % 2}"] * len(names) + [str(i)]) for i in range(4)]
+    path, start = write(tmp_path, lines), time.process_time()
+    data = load(path)
+    again = load(path, columns=names)
+    assert time.process_time() - start < 40
+    used = "numbers" if cell == "1.5" else "words, coded as 0 and 1"
+    for found in (data, again):
+        assert len(found.contexts) == 4
+        assert len(found.summary[used]) == 100_000
+        assert len(str(found)) < 5000
+
+
+REFUSALS = {  # files of people, by name, and what is true of them
+    "numpy.pt": "with arrays or numbers of numpy; expected tensors .torch.as_tensor., or a .npz",
+    "scalar.pt": "with arrays or numbers of numpy",
+    "words.pt": "--queries: got list; expected numbers of one shape|queries: got",
+    "text.pt": "--queries: got 'queries' in 'text.pt', a str; expected an array",
+    "meta.pt": "'meta.pt', with a tensor that cannot be read",
+    "quantized.pt": "queries: got dtype torch.quint8; expected real numbers",
+    "quantized labels.pt": "with a tensor that cannot be read",
+    "complex.pt": "contexts: got dtype torch.complex64; expected real numbers",
+    "scalars.pt": r"queries: got shape \(\)",
+    "ragged.pt": "queries: got list; expected numbers of one shape",
+    "mixed.pt": "labels: got words beside others",
+    "nan.pt": "--label-kind|labels: got NaN",
+    "objects.npz": "with an array of Python objects; expected arrays of numbers, and of words",
+    "xy.npz": r"--contexts: got no array 'contexts' .*one of X, y; a table .* cut\(X, tokens\)",
+    "comment.csv": "'1 cells|cells in line .*no comments .#. above the table",
+    "many.npz": "--contexts: got no array .* and 9[0-9] more",
+    "long.csv": "2 cells in line 2 and 1 in line 1|cells in line",
+    "twice.csv": "as name of columns 1, 2",
+    "none.csv": "no column to use",
+}
+
+
+def refusable(folder):
+    """Each file of ``REFUSALS``."""
+    E, e, y = torch.randn(3, 2, 2), torch.randn(3, 2), torch.ones(3)
+    fine = {"contexts": E, "queries": e, "labels": y}
+    packed = torch.quantize_per_tensor(e, 0.1, 10, torch.quint8)
+    changed = {
+        "numpy": {"contexts": E.numpy()},
+        "scalar": {"rate": np.float64(0.1)},
+        "words": {"queries": [*"abc"]},
+        "text": {"queries": "x"},
+        "meta": {"queries": e.to("meta")},
+        "quantized": {"queries": packed},
+        "quantized labels": {"labels": packed[:, 0]},
+        "complex": {"contexts": E.to(torch.complex64)},
+        "scalars": {"queries": torch.tensor(3.0)},
+        "ragged": {"queries": [[1.0], [2.0, 3.0], [1.0]]},
+        "mixed": {"labels": ["a", 1, "b"]},
+        "nan": {"labels": torch.tensor([1.0, torch.nan, 2.0])},
+    }
+    for name, change in changed.items():
+        torch.save(fine | change, folder / f"{name}.pt")
+    np.savez(folder / "objects.npz", contexts=np.array([{}], dtype=object))
+    np.savez(folder / "xy.npz", X=e.numpy(), y=y.numpy())
+    np.savez(folder / "many.npz", **{f"{'long name ' * 9}{k}": y.numpy() for k in range(99)})
+    write(folder, ["# made by x", "# on a day", "a,b,y", "1,2,3", "4,5,6"], "comment.csv")
+    write(folder, ["a" * 9999, "1,2", "3,4"], "long.csv")
+    write(folder, [f"{'a' * 9999},{'a' * 9999},y", "1,2,3"], "twice.csv")
+    names = [f"{'words ' * 99}{k}" for k in range(99)]
+    write(
+        folder, [",".join([*names, "y"]), *[",".join([f"w{i}"] * 99 + [f"{i}"]) for i in range(3)]]
+    )
+    (folder / "t.csv").rename(folder / "none.csv")
+
+
+@pytest.mark.parametrize("verb", ["examine", "memorize"])
+def test_refusals_are_true_of_the_file_short_and_no_traceback(tmp_path, capsys, verb):
+    refusable(tmp_path)
+    options = {
+        "examine": ["--samples=5"],
+        "memorize": ["--heads=2", f"--out={tmp_path}/w.safetensors"],
+    }
+    for name, said in REFUSALS.items():
+        assert command.main([verb, str(tmp_path / name), *options[verb]]) == 1, name
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert re.search(said, error), (name, error)
+        assert len(error) <= 400, name
+
+
+def test_tensors_of_every_kind_are_read_or_refused_in_a_line(tmp_path, capsys):
+    """Each way to hold numbers in each place, of each type."""
+    plain = {"contexts": torch.rand(3, 2, 2), "queries": torch.rand(3, 2), "labels": torch.ones(3)}
+    plain["mask"] = torch.tensor([[False, True]] * 3)
+    ways = {
+        "sparse": lambda x: x.to_sparse(),
+        "csr": lambda x: x.flatten(0, -2).to_sparse_csr() if x.ndim > 1 else x.to_sparse(),
+        "meta": lambda x: x.to("meta"),
+        "quantized": lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8),
+        "complex": lambda x: x.to(torch.complex64),
+        "bool": lambda x: x.bool(),
+        "int": lambda x: x.int(),
+        "float8": lambda x: x.to(torch.float8_e5m2),
+        "parameter": lambda x: torch.nn.Parameter(x.float()),
+        "none": lambda x: None,
+        "list": lambda x: x.tolist(),
+        "tensors": lambda x: [*x],
+        "nested": lambda x: torch.nested.nested_tensor([*x.float()]),
+        "jagged": lambda x: torch.nested.nested_tensor([*x.float()], layout=torch.jagged),
+        "scalar": lambda x: torch.tensor(1.5),
+        "empty": lambda x: x[:0],
+        "number": lambda x: 3,
+        "dictionary": lambda x: {"a": x},
+        "conjugate": lambda x: torch.complex(x.float(), x.float()).conj().imag,
+        "expanded": lambda x: x[:1].expand_as(x),
+        "words": lambda x: [["a"]] * len(x),
+        "bytes": lambda x: [b"a"] * len(x),
+    }
+    read = set()
+    for way, role in itertools.product(ways, plain):
+        try:
+            torch.save(plain | {role: ways[way](plain[role])}, tmp_path / "f.pt")
+        except (RuntimeError, NotImplementedError):
+            continue  # torch has no such tensor, or cannot save it
+        out = tmp_path / "w.safetensors"
+        words = [str(tmp_path / "f.pt"), "--heads=2", "--partial", f"--out={out}"]
+        status = command.main(["memorize", *words])
+        said = capsys.readouterr()
+        if status:
+            assert len(said.err.splitlines()[-1]) <= 400
+            assert "Internal" not in said.err
+        else:
+            assert answers(said.out).shape[0] == 3
+            read.add((way, role))
+            out.unlink()
+    assert {("nested", "contexts"), ("tensors", "queries"), ("sparse", "labels")} <= read
 
 
 NO_FILES = {

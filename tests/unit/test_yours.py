@@ -552,6 +552,7 @@ def test_each_step_is_told_once_and_in_order():
     assert {*places} == {*range(of[0])}
     assert len({*of}) == 1
     assert len({*words}) == len(words) == len({*told})
+    assert not any(" 1 heads" in each for each in words)
 
 
 def layer_line(found):

@@ -9,10 +9,11 @@ from .editing import Memory
 from .examine import Bound, Examination, Tested, examine
 from .files import Loaded, load
 from .layer import Rank
-from .memorize import Memorized, memorize
+from .memorize import Memorized, memorize, predict
 from .models import ModelCapacity, model_capacity
 from .modules import FromTorch, SavedLayer, from_torch, saved_layer, to_torch
 
 __all__ = ["Bound", "Capacity", "Examination", "FromTorch", "Loaded", "Memorized", "Rank"]
 __all__ += ["Memory", "SavedLayer", "Tested", "capacity", "cut", "examine", "from_torch"]
-__all__ += ["ModelCapacity", "load", "memorize", "model_capacity", "saved_layer", "to_torch"]
+__all__ += ["ModelCapacity", "load", "memorize", "model_capacity", "predict", "saved_layer"]
+__all__ += ["to_torch"]

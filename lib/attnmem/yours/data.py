@@ -56,6 +56,7 @@ class Data(NamedTuple):
 
 def as_data(contexts: Any, queries: Any, labels: Any = None, mask: Any = None) -> Data:
     """Accept what :func:`attnmem.yours.examine` and :func:`attnmem.yours.memorize` are given."""
+    contexts = unnested(contexts)
     tables = contexts if isinstance(contexts, (list, tuple)) else ()
     if mask is None and len({len(E) for E in tables if hasattr(E, "__len__")}) > 1:
         E, mask, *kinds = _padded(contexts)
@@ -114,6 +115,11 @@ def as_numpy(value: Any) -> Any:
     return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
+def unnested(value: Any) -> Any:
+    """The tables of a nested tensor, torch's own way to hold some of any lengths."""
+    return [*value.unbind()] if getattr(value, "is_nested", False) else value
+
+
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, Tensor) and (value.is_complex() or value.is_quantized):
         refuse(name, f"dtype {value.dtype}", "real numbers")
@@ -170,11 +176,9 @@ def _masked(E: Tensor, mask: Any, count: int) -> tuple[Tensor, Bool[Tensor, "T n
 
 def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     """Reals ``(T, d_out)``, or numbers of classes and the classes."""
-    kind = object if isinstance(labels, (list, tuple)) else None
-    array = np.asarray(as_numpy(labels), dtype=kind)
-    array = _of_one_kind(array) if array.dtype.kind == "O" else array
+    array = as_labels(labels)
     array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    if array.dtype.kind not in REAL + "US" or array.ndim not in (1, 2):
+    if array.dtype.kind not in REAL + "O" or array.ndim not in (1, 2):
         got = f"{array.dtype} of shape {array.shape}"
         refuse("labels", got, "numbers or words, (T,) or (T, d_out)")
     if len(array) != count:
@@ -190,14 +194,29 @@ def _labels(labels: Any, count: int) -> tuple[Tensor, list | None]:
     return reals, None
 
 
-def _of_one_kind(labels: np.ndarray) -> np.ndarray:
-    each = labels.reshape(-1).tolist()
+def as_labels(labels: Any) -> np.ndarray:
+    """Labels as numbers, or as words, which are whole texts in an array of objects."""
+    kind = object if isinstance(labels, (list, tuple)) else None
+    array = np.asarray(as_numpy(labels), dtype=kind)
+    if array.dtype.kind == "S":
+        array = np.char.decode(array, "utf-8", "backslashreplace")
+    if array.dtype.kind not in "OU":
+        return array
+    each = array.reshape(-1).tolist()
     words = [isinstance(label, str) for label in each]
     if len({*words}) > 1:  # a missing one is no word
         row = words.index(not words[0])
-        got = f"words beside others ({each[row]!r} in row {row})"
+        got = f"words beside others ({each[row]!r:.60} in row {row})"
         refuse("labels", got, "a label for each example, all of one kind")
-    return np.array(each).reshape(labels.shape)
+    if any(words):
+        return array.astype(object)
+    try:
+        array = np.array(each).reshape(array.shape)
+    except ValueError:  # of several lengths
+        array = array.astype(object)
+    if array.dtype.kind == "O":
+        refuse("labels", f"a {type(each[0]).__name__} among others", "numbers or words alone")
+    return array
 
 
 def cut(

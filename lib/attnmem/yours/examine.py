@@ -136,6 +136,13 @@ class Examination:
         heads, right = self.quick or (max(self.heads or 1, self.enough_heads or 1), self.examples)
         return heads * (1 + (right < self.examples - len(self.conflicts)))
 
+    @property
+    def sure(self) -> bool:
+        """Whether so many heads are known to store all labels."""
+        right = self.quick[1] if self.quick else self.examples * bool(self.enough_heads)
+        alone = self.outputs in (0, 1) and not self.conflicts
+        return alone and right == self.examples and (self.outputs == 1 or bool(self.quick))
+
     def holds(self, fit: bool = True) -> str:
         """How many labels a layer stores: classes by a ``fit``, reals by the ranks."""
         T, least, enough, asked = self.differ, self.least_heads, self.enough_heads, self.heads
@@ -395,7 +402,8 @@ class _Ranks:
         for h, rank in known.items():
             if h == heads or (h < heads and rank.rank == T):
                 return rank
-        self.tell(f"derivative of {heads} heads" + zero * ", outputs zero", 0)
+        many = "s" * (heads > 1)
+        self.tell(f"derivative of {heads} head{many}" + zero * ", outputs zero", 0)
         some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
         if zero:
             groups = layer.draw(heads, self.head_dim, some, layer.SHARP, self.seed, groups=True)

@@ -6,6 +6,7 @@ import io
 import math
 import re
 import sys
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from ..checks import check_integer, need, refuse
-from .data import EXACT, REAL, ROLES, as_numpy, check_exact, cut, wrapped
+from .data import EXACT, REAL, ROLES, as_data, as_labels, check_exact, cut, unnested, wrapped
 
 _TABLE = ("tokens", "label", "label_kind", "columns", "drop_missing", "header")
 _NAMED = ("contexts", "queries", "mask", "label", "label_kind")
@@ -24,14 +25,18 @@ ALLOWED = {"label_kind": ("real", "class"), "drop_missing": ("rows", "columns")}
 _SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "spaces"}
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig"} | _UTF16
-_NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[+\u2212-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"[+\u2212-]?\d+")
+_ZEROS = re.compile(r"[+\u2212-]?0\d.*", re.ASCII)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+", re.ASCII)  # or a decimal comma: who can tell
-_SWAPPED = str.maketrans(",.", ".,")
+_SWAPPED, _PLAIN = str.maketrans(",.\u2212", ".,-"), str.maketrans("\u2212", "-")
 _ROW_NAMES = "row names"
+_TAKEN, _DROPPED = "taken as gaps", "leading zeros dropped"
 _GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  # beside numbers
 _FEW, _MANY = 12, 1000  # different words that are coded: unasked, and by --columns
 _SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
+_ODD = 20  # of so many numbers one cell may be none, and is a gap; or one cell of fewer
+_ROOM = 110  # letters of a list of names in a refusal
 
 _Rows = list[tuple[int, list[str]]]  # the cells of each row, after the number of its line
 
@@ -51,13 +56,18 @@ class Loaded(NamedTuple):
 
     @property
     def brief(self) -> str:
-        """The same in a line: examples, labels, and how much was left out."""
-        said, (T, n) = self.summary, (len(self.queries), self.contexts.shape[-2])
+        """The same in a line: examples, labels, and what was left out, shortened."""
+        said, T, E = self.summary, len(self.queries), self.contexts
+        n = max(map(len, E)) if isinstance(E, list) else E.shape[-2]
         file, labels = said["file"].partition(":")[0], said.get("label") or said.get("labels")
-        columns = len(said.get("columns left out", ()))
+        reasons: dict[str, list[str]] = {}
+        for name, why in said.get("columns left out", {}).items():
+            reasons.setdefault(why, []).append(name)
+        left = [f"{_said(names, _ROOM)} ({_said(why)})" for why, names in reasons.items()]
+        gone = {"columns left out": left} | {name: said.get(name) for name in (_TAKEN, _DROPPED)}
         lines = sum(map(len, said.get("lines left out", {}).values()))
         parts = [f"{file}: {T:,} examples of {n} tokens, labels: {_said(labels or 'none')}"]
-        parts += [f"columns left out: {columns}"] * (columns > 0)
+        parts += [f"{name}: {_said(part, 2 * _ROOM)}" for name, part in gone.items() if part]
         return "; ".join(parts + [f"lines left out: {lines}"] * (lines > 0))
 
 
@@ -67,6 +77,7 @@ class _Column(NamedTuple):
     values: np.ndarray | None  # None for words
     gaps: np.ndarray
     trouble: str  # why it is left out unless asked for
+    odd: str = ""  # the first cell that is no number; among numbers such cells are gaps
 
 
 def load(path: str | Path, **options: Any) -> Loaded:
@@ -77,8 +88,9 @@ def load(path: str | Path, **options: Any) -> Loaded:
     .safetensors, .pt). Options of a text are ``columns``, a list of names (by default numbers, and
     words of few values), ``drop_missing``, the ``rows`` or ``columns`` with gaps, and ``header``,
     whether line 1 holds names; of arrays the names of ``contexts``, ``queries`` and ``mask``; of
-    both ``label``, a column (by default the last) or array, and ``label_kind``, ``real`` or
-    ``class`` (by default decimals are real).
+    both ``label``, a column (by default the last) or array, and ``label_kind``. By default decimals
+    are ``real``; words, truths and whole numbers are a ``class``, the text of the cell as it
+    stands: 02110 stays 02110, and 4 and 04 are two.
     """
     name, given = str(path), {k: value for k, value in options.items() if value is not None}
     if "://" in name:
@@ -97,23 +109,32 @@ def load(path: str | Path, **options: Any) -> Loaded:
     if TAKES[kind] is _TABLE:
         return _table(path, given)
     arrays, file = _opened(path, kind), Path(path).name
-    if TAKES[kind] is _NAMED:
+    if TAKES[kind] is not _NAMED:
+        said = {"file": f"{file}: shape {arrays.shape}, one example a row"}
+        return _pieces(arrays, given.get("tokens"), None, said)
+    try:
         return _arrays(arrays, file, given)
-    said = {"file": f"{file}: shape {arrays.shape}, one example a row"}
-    return _pieces(arrays, given.get("tokens"), None, said)
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # torch has tensors that hold no numbers, or hide them
+        got = f"{file!r}, with a tensor that cannot be read ({type(error).__name__})"
+        refuse("file", got, "plain tensors in memory, like those of torch.zeros")
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _said(part: Any) -> str:
+def _said(part: Any, room: int = 2000) -> str:
     """A part of a summary in words, without characters that a terminal would obey."""
     if isinstance(part, dict):
         part = [f"{_said(name)[:60]} ({_said(value)})" for name, value in part.items()]
     if isinstance(part, list):
-        more = f" and {len(part) - _FEW} more" * (len(part) > _FEW)
-        part = ", ".join(_said(each)[:160] for each in part[:_FEW]) + more
+        first = [_said(each)[:160] for each in part[:_FEW]]
+        while len(first) > 1 and len(", ".join(first)) > room:
+            first.pop()
+        more = f" and {len(part) - len(first)} more" * (len(part) > len(first))
+        part = ", ".join(first)[: max(room, 200)] + more
     return str(part) if str(part).isprintable() else repr(part)
 
 
@@ -137,7 +158,14 @@ def _opened(path: str | Path, kind: str) -> Any:
         raise
     except Exception as error:  # anything, often in words that advise to trust the file
         got = f"{Path(path).name!r}, damaged or with more than numbers ({type(error).__name__})"
-        refuse("file", got, f"arrays of numbers, written as {kind}")
+        expected = f"arrays of numbers, written as {kind}"
+        if kind == ".pt" and "numpy" in str(error):
+            got = f"{Path(path).name!r}, with arrays or numbers of numpy"
+            expected = "tensors (torch.as_tensor), or a .npz, which numpy.savez writes"
+        elif "Object arrays" in str(error):
+            got = f"{Path(path).name!r}, with an array of Python objects"
+            expected = "arrays of numbers, and of words as np.array(words, dtype=str)"
+        refuse("file", got, expected)
 
 
 def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
@@ -148,12 +176,21 @@ def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
     for role in ROLES:
         name = given.get("label" if role == "labels" else role)
         array = arrays.get(name or role)
-        if hasattr(array, "shape"):
-            found[role] = array
-            said[role] = f"{_said(name or role)}, of shape {tuple(array.shape)}"
-        elif role in ("contexts", "queries") or name or array is not None:
-            got = f"no array {name or role!r} in {file!r}"
-            refuse(f"--{role}", got, f"one of {all_names} (a table goes as .csv)")
+        if array is None and (name or role in ("contexts", "queries")):
+            table = "; a table of rows X goes as .csv, or in Python through cut(X, tokens)"
+            such = _said([*map(str, arrays)], _ROOM)
+            refuse(f"--{role}", f"no array {name or role!r} in {file!r}", f"one of {such}{table}")
+        array = unnested(array)
+        if isinstance(array, (list, tuple)):
+            found[role], shape = [*array], f"a list of {len(array)}"
+        elif hasattr(array, "shape"):
+            found[role], shape = array, f"of shape {tuple(array.shape)}"
+        elif array is not None:
+            got = f"{name or role!r} in {file!r}, a {type(array).__name__}"
+            refuse(f"--{role}", got, "an array, or a list")
+        if array is not None:
+            said[role] = f"{_said(name or role)}, {shape}"
+    as_data(found["contexts"], found["queries"], None, found["mask"])
     if found["labels"] is not None:
         found["labels"], words = _of_kind(found["labels"], given.get("label_kind"))
         said["labels"] += f", {words}"
@@ -163,8 +200,8 @@ def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
 
 
 def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
-    """Labels as numbers or as classes, and that in words."""
-    array = np.asarray(as_numpy(labels))
+    """Labels of an array as numbers or as classes, and that in words."""
+    array = as_labels(labels)
     single = array.ndim == 1 or array.shape[1:] == (1,)
     kind = kind or ("class" if single and array.dtype.kind != "f" else "real")
     if kind == "real" and array.dtype.kind not in REAL:
@@ -174,9 +211,11 @@ def _of_kind(labels: Any, kind: str | None) -> tuple[np.ndarray, str]:
     if kind == "real":
         check_exact("label", array)
         return array.astype(np.float64), "numbers"
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        refuse("--label-kind", f"{kind} for NaN or an infinite number", "numbers that are finite")
     words = f"classes: {len(set(array.reshape(-1).tolist()))}"
     words += "; as numbers: --label-kind real" * (array.dtype.kind in REAL)
-    return array.astype(str) if array.dtype.kind == "f" else array, words
+    return (array + 0.0).astype(str) if array.dtype.kind == "f" else array, words
 
 
 def _pieces(table: np.ndarray, tokens: int | None, labels: Any, said: dict[str, Any]) -> Loaded:
@@ -199,28 +238,32 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     names = {column.name: column for column in found}
     for option, name in [("--label", label), *(("--columns", name) for name in columns or ())]:
         if name is not None and name not in names:
-            refuse(option, f"no column {_short(name)}", f"one of {_said([*names])}")
+            refuse(option, f"no column {_short(name)}", f"one of {_said([*names], 2 * _ROOM)}")
     filled = [column for column in found if not column.gaps.all()] or found
     target = names[label] if label is not None else filled[-1]
-    if target.name in (columns or ()):
+    chosen = {*(columns or names)}
+    if columns and target.name in chosen:
         refuse("--columns", f"{_short(target.name)}, the labels", "others, or another --label")
+    if given.get("label_kind") == "class" and target.odd:
+        target = target._replace(values=None, gaps=target.cells == "")
     labelled, left = ~target.gaps, {}
     most = labelled.sum() * (0 if drop == "columns" else 1 if columns or drop else _SPARSE)
     for column in found:
         gaps = int((column.gaps & labelled).sum())
         why = f"no value in {gaps} of {labelled.sum()} rows" if gaps > most else ""
+        why += f", as {column.odd}" if why and column.odd else ""
         why = why if columns else column.trouble or why
-        why = why if column.name in (columns or names) else "not in --columns"
-        left |= {column.name: why} if why and column is not target else {}
-    used = [column for column in found if column is not target and column.name not in left]
+        why = why if column.name in chosen else "not in --columns"
+        left |= {column.name: why} if why and column.name != target.name else {}
+    used = [column for column in found if column.name != target.name and column.name not in left]
     holes = [column.name for column in used if (column.gaps & labelled).any()]
     kept = labelled & ~np.any([target.gaps, *(column.gaps for column in used)], axis=0)
     if not used or not kept.any():
-        lacks = f"gaps in {_said(holes)} of every row" if used else "no column to use"
+        lacks = f"gaps in {_said(holes, _ROOM)} of every row" if used else "no column to use"
         lacks = lacks if labelled.any() else f"no label in {_short(target.name)}"
         others = "others by --columns and --label, or --drop-missing columns"
-        refuse("file", lacks, f"{others}; left out: {_said(left) or 'none'}")
-    labels, words = _of_kind(_labels(target, kept, given), given.get("label_kind"))
+        refuse("file", lacks, f"{others}; left out: {_said(left, _ROOM) or 'none'}")
+    labels, words = _labels(target, kept, given.get("label_kind"))
     last = "" if label is not None else "the last column, "
     coded = {c.name: sorted({*c.cells[kept]}) for c in used if c.values is None}
     parts = []
@@ -233,7 +276,12 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     gone |= {f"with gaps in {_said(holes)}": lines[labelled & ~kept].tolist()}
     said["file"] += f", example 0 in line {lines[kept][0]}"
     said["label"] = {target.name: last + words}
-    said["numbers"] = [column.name for column in used if column.values is not None]
+    numbers = [column for column in used if column.values is not None]
+    said["numbers"] = [column.name for column in numbers]
+    said[_DROPPED] = [c.name for c in numbers if any(map(_ZEROS.fullmatch, c.cells[kept]))]
+    if target.values is not None:
+        numbers.append(target)
+    said[_TAKEN] = {column.name: column.odd for column in numbers if column.odd}
     said |= {"words, coded as 0 and 1": coded, "columns left out": left}
     said["lines left out"] = {why: each for why, each in gone.items() if each}
     read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
@@ -241,32 +289,48 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     return read
 
 
-def _labels(target: _Column, kept: np.ndarray, given: dict[str, Any]) -> np.ndarray:
-    """Labels of the rows that are kept: integers, reals or words."""
-    cells = target.cells[kept].tolist()
-    ids = all(cell.isdecimal() for cell in cells)  # long ones are classes like any words
-    mixed = target.values is None and not ids and any(map(_NUMBER.fullmatch, cells))
-    if mixed and "label_kind" not in given:
+def _labels(target: _Column, kept: np.ndarray, kind: str | None) -> tuple[np.ndarray, str]:
+    """Labels of the rows that are kept, reals or the texts of their cells; and that in words."""
+    cells, values = target.cells[kept], target.values
+    whole = all(map(_WHOLE.fullmatch, cells))
+    numbers = any(map(_NUMBER.fullmatch, cells))
+    if kind is None and target.odd and numbers and not (whole and values is None):
         expected = "numbers alone, --label-kind class, or another --label"
-        refuse("--label", f"{_short(target.name)}, where {target.trouble}", expected)
-    if target.values is None or all(map(_WHOLE.fullmatch, cells)):
-        return np.array(cells if target.values is None else [*map(int, cells)])
-    return target.values[kept].astype(float if _NUMBER.fullmatch(cells[0]) else bool)
+        leaves = ", --label-kind real, which leaves such rows out" * (values is not None)
+        refuse("--label", f"{_short(target.name)}, where {target.odd}", expected + leaves)
+    if kind is None:
+        kind = "real" if values is not None and numbers and not whole else "class"
+    if kind == "real" and values is None:
+        refuse("--label-kind", kind, f"class, as {target.odd}")
+    words, texts = "numbers" if kind == "real" else f"classes: {len({*cells})}", {}
+    for text, value in zip(cells, () if values is None else values[kept], strict=False):
+        if texts.setdefault(value, text) != text:  # different texts of one number
+            alike = f"{_short(texts[value])} and {_short(text)}"
+            words += f", {alike} are {'one' if kind == 'real' else 'two'}"
+            break
+    if kind == "real":
+        return values[kept], words
+    return cells, words + "; as numbers: --label-kind real" * (values is not None)
 
 
 def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.ndarray, dict]:
     """The columns of a text, the line of each row, and how it was read."""
     name = "standard input" if str(path) == "-" else Path(path).name
     text, encoding = _text(path, name)
-    separator, rows = _split(text)
-    names, rows, how = _headed(rows, header)
+    try:
+        separator, rows = _split(text)
+        names, rows, how = _headed(rows, header)
+    except ValueError as error:
+        if text.lstrip().startswith("#"):
+            raise ValueError(f"{error}; and no comments (#) above the table") from error
+        raise
     lines = np.array([line for line, _ in rows])
     parts = [*zip(*(cells for _, cells in rows), strict=True)]
     marked = [x for part in parts for x in part if {*x} & {*",."} and _NUMBER.fullmatch(x)]
     comma = not any("." in cell for cell in marked) and not all(map(_THOUSANDS.fullmatch, marked))
     said = f"{name}: {len(rows)} rows of {len(parts)} columns between {_SEPARATORS[separator]}"
     said += ", decimal commas" * comma + encoding + how
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         places = [k + 1 for k, name in enumerate(names) if name == twice[0]]
         refuse("file", f"{_short(twice[0])} as name of columns {_said(places)}", "a name for each")
     found = [_column(*each, lines, comma) for each in zip(names, parts, strict=True)]
@@ -364,19 +428,25 @@ def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) ->
     """A column of numbers, of truths as 0 and 1, or of words."""
     cells, low = np.array(part, dtype=object), [cell.casefold() for cell in part]
     gaps = np.array([cell in _GAPS for cell in low])
-    values = [_number(cell.translate(_SWAPPED) if comma else cell) for cell in part]
+    plain = _SWAPPED if comma else _PLAIN
+    values = [_number(cell.translate(plain)) for cell in part]
     if all(cell in ("true", "false") for cell in low if cell not in _GAPS):
         values = [float(cell == "true") for cell in low]
     odd = [k for k, value in enumerate(values) if value is None and not gaps[k]]
-    trouble = "the first column, without a name" * (name == _ROW_NAMES)
-    if not odd:
+    beyond = [k for k in odd if "," not in part[k] and _NUMBER.fullmatch(part[k])]
+    said, trouble = "", "the first column, without a name" * (name == _ROW_NAMES)
+    if odd:
+        first = (beyond or odd)[0]
+        exact = " that float64 holds" * bool(beyond)
+        said = f"{_short(part[first])} in line {lines[first]} is no number{exact}"
+    count = len(part) - int(gaps.sum()) - len(odd)  # of numbers
+    if not beyond and (not odd or len(odd) == 1 < count or _ODD * len(odd) <= count):
+        gaps[odd] = True
         values = np.where(gaps, np.nan, np.array(values, dtype=np.float64))
-        return _Column(name, cells, values, gaps, "no values" if gaps.all() else trouble)
+        said += f", nor are {len(odd) - 1} others" * (len(odd) > 1)
+        return _Column(name, cells, values, gaps, "no values" if gaps.all() else trouble, said)
     count = len({*part} - {""})
     if count > min(_FEW, len(part) / 2) or count == 1:
         trouble = trouble or f"{count} different word{'s' * (count > 1)}"
-    if any(map(_NUMBER.fullmatch, part)):
-        first = part[odd[0]]
-        exact = " that float64 holds" * bool("," not in first and _NUMBER.fullmatch(first))
-        trouble = f"{_short(first)} in line {lines[odd[0]]} is no number{exact}"
-    return _Column(name, cells, None, cells == "", trouble)
+    trouble = said if any(map(_NUMBER.fullmatch, part)) else trouble
+    return _Column(name, cells, None, cells == "", trouble, said)

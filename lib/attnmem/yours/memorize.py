@@ -3,9 +3,11 @@
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..checks import Range, Seed, check_size, checked, refuse
+from ..checks import Range, Seed, check_size, checked, need, reading, refuse
 from ..core import bounds
 from ..core.layers import MHAWeights
 from ..core.memorize import memorize_mha
@@ -60,12 +62,7 @@ class Memorized:
 
     def predict(self, contexts: Any, queries: Any, mask: Any = None) -> np.ndarray:
         """One number, row of numbers, or class for each example of data of the same width."""
-        data, width = as_data(contexts, queries, None, mask), self.weights.W_Q.shape[-2]
-        check_size("contexts", data.contexts, -1, width, "the width of what was memorized")
-        scores = _apply(self.weights, data)
-        if self.classes is not None:
-            return np.array(self.classes)[scores.argmax(-1).numpy()]
-        return scores.squeeze(-1).numpy()
+        return _answers(self.weights, self.classes, as_data(contexts, queries, None, mask))
 
     def __str__(self) -> str:
         """How many labels are met, by what, and why no more."""
@@ -79,6 +76,29 @@ class Memorized:
         met += f" by {H} head{'s' * (H > 1)} of width {head_dim}: {self.how}"
         kept = ", ".join(f"{count} in {name}" for name, count in self.kept.items())
         return wrapped([met, self.reason, f"of all {len(self.met)}, rounded weights keep {kept}"])
+
+
+def predict(path: str | Path, contexts: Any, queries: Any, mask: Any = None) -> np.ndarray:
+    """What weights in a file answer: as :meth:`Memorized.predict`, with the texts of classes.
+
+    ``python -m attnmem memorize`` writes such a file, and prints the call that gives its labels
+    back. The weights alone are ``MHAWeights(**safetensors.torch.load_file(path))``, for ``mha``.
+    """
+    with reading(path, "weights of a layer"), need("safetensors").safe_open(path, "pt") as file:
+        weights = MHAWeights(*map(file.get_tensor, MHAWeights._fields))
+        classes = json.loads((file.metadata() or {}).get("classes", "null"))
+    weights = MHAWeights(*(W.double() for W in weights))
+    return _answers(weights, classes, as_data(contexts, queries, None, mask))
+
+
+def _answers(weights: MHAWeights, classes: list | None, data: Data) -> np.ndarray:
+    width = weights.W_Q.shape[-2]
+    check_size("contexts", data.contexts, -1, width, "the width of what was memorized")
+    scores = _apply(weights, data)
+    if classes is None:
+        return scores.squeeze(-1).numpy()
+    whole = object if isinstance(classes[0], str) else None  # numpy's own texts lose zero bytes
+    return np.array(classes, dtype=whole)[scores.argmax(-1).numpy()]
 
 
 def _apply(weights: MHAWeights, data: Data) -> Float[Tensor, "T d_out"]:
