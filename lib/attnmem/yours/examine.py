@@ -139,9 +139,9 @@ class Examination:
     @property
     def sure(self) -> bool:
         """Whether so many heads are known to store all labels."""
-        right = self.quick[1] if self.quick else self.examples * bool(self.enough_heads)
-        alone = self.outputs in (0, 1) and not self.conflicts
-        return alone and right == self.examples and (self.outputs == 1 or bool(self.quick))
+        if self.quick:
+            return self.quick[1] == self.examples
+        return self.outputs == 1 and bool(self.enough_heads) and not self.conflicts
 
     def holds(self, fit: bool = True) -> str:
         """How many labels a layer stores: classes by a ``fit``, reals by the ranks."""

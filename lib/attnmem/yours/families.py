@@ -60,10 +60,11 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     ends = str(config.get("architectures"))  # of classes or answers: its words are not read
     lm = row["lm"] and not re.search("Classification|QuestionAnswering", ends)
     tied = bool(config["tie_word_embeddings"]) if lm else None
-    packed = config.get("quantization_config")
     name = name if isinstance(name, str) and name and name[:80].isprintable() else kind
     name = f"{name[:80]}{', its ' * bool(row['part'])}{row['part']}"
-    name += ", quantized in its file, counted as if it were not" * bool(packed)
+    name += ", quantized in its file, counted as if it were not" * bool(
+        config.get("quantization_config")
+    )
     return Model(name=name, blocks=tuple(blocks), tied=tied, offsets=(buckets, seen), **sizes)
 
 
@@ -116,9 +117,8 @@ def _file(given: Mapping[str, Any], part: str) -> _File:
     families = [*_TABLE["family"]]
     why = "".join(f", {why}" for why, types in _TABLE["refused"].items() if kind in types)
     if why or kind not in families:
-        contents = json.dumps(given, default=str)
-        signs = [sign for sign, x in _TABLE["signs"].items() if re.search(x, contents)]
-        why = why or "".join(f", {sign}" for sign in signs)
+        fields, signs = json.dumps(given, default=str), _TABLE["signs"].items()
+        why = why or "".join(f", {what}" for what, sign in signs if re.search(sign, fields))
         near = ", ".join(difflib.get_close_matches(str(kind), families, 5, 0))
         known = "another model" if why else f"one of {len(families)} families, such as {near}"
         known = f"its --part {' or '.join(counted)}" if counted and not part else known

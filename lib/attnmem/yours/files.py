@@ -31,7 +31,7 @@ _ZEROS = re.compile(r"[+\u2212-]?0\d.*", re.ASCII)
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+", re.ASCII)  # or a decimal comma: who can tell
 _SWAPPED, _PLAIN = str.maketrans(",.\u2212", ".,-"), str.maketrans("\u2212", "-")
 _ROW_NAMES = "row names"
-_TAKEN, _DROPPED = "taken as gaps", "leading zeros dropped"
+_LEFT, _TAKEN, _DROPPED = "columns left out", "taken as gaps", "leading zeros dropped"
 _GAPS = {"", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", "."}  # beside numbers
 _FEW, _MANY = 12, 1000  # different words that are coded: unasked, and by --columns
 _SPARSE = 1 / 4  # share of gaps above which a column goes, and not the rows
@@ -60,11 +60,7 @@ class Loaded(NamedTuple):
         said, T, E = self.summary, len(self.queries), self.contexts
         n = max(map(len, E)) if isinstance(E, list) else E.shape[-2]
         file, labels = said["file"].partition(":")[0], said.get("label") or said.get("labels")
-        reasons: dict[str, list[str]] = {}
-        for name, why in said.get("columns left out", {}).items():
-            reasons.setdefault(why, []).append(name)
-        left = [f"{_said(names, _ROOM)} ({_said(why)})" for why, names in reasons.items()]
-        gone = {"columns left out": left} | {name: said.get(name) for name in (_TAKEN, _DROPPED)}
+        gone = {name: said.get(name) for name in (_LEFT, _TAKEN, _DROPPED)}
         lines = sum(map(len, said.get("lines left out", {}).values()))
         parts = [f"{file}: {T:,} examples of {n} tokens, labels: {_said(labels or 'none')}"]
         parts += [f"{name}: {_said(part, 2 * _ROOM)}" for name, part in gone.items() if part]
@@ -157,15 +153,15 @@ def _opened(path: str | Path, kind: str) -> Any:
     except (ImportError, PermissionError):
         raise
     except Exception as error:  # anything, often in words that advise to trust the file
-        got = f"{Path(path).name!r}, damaged or with more than numbers ({type(error).__name__})"
+        what = f"damaged or with more than numbers ({type(error).__name__})"
         expected = f"arrays of numbers, written as {kind}"
         if kind == ".pt" and "numpy" in str(error):
-            got = f"{Path(path).name!r}, with arrays or numbers of numpy"
+            what = "with arrays or numbers of numpy"
             expected = "tensors (torch.as_tensor), or a .npz, which numpy.savez writes"
         elif "Object arrays" in str(error):
-            got = f"{Path(path).name!r}, with an array of Python objects"
+            what = "with an array of Python objects"
             expected = "arrays of numbers, and of words as np.array(words, dtype=str)"
-        refuse("file", got, expected)
+        refuse("file", f"{Path(path).name!r}, {what}", expected)
 
 
 def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
@@ -177,9 +173,9 @@ def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
         name = given.get("label" if role == "labels" else role)
         array = arrays.get(name or role)
         if array is None and (name or role in ("contexts", "queries")):
-            table = "; a table of rows X goes as .csv, or in Python through cut(X, tokens)"
-            such = _said([*map(str, arrays)], _ROOM)
-            refuse(f"--{role}", f"no array {name or role!r} in {file!r}", f"one of {such}{table}")
+            such = f"one of {_said([*map(str, arrays)], _ROOM)}; a table of rows X goes as .csv"
+            such += ", or in Python through cut(X, tokens)"
+            refuse(f"--{role}", f"no array {name or role!r} in {file!r}", such)
         array = unnested(array)
         if isinstance(array, (list, tuple)):
             found[role], shape = [*array], f"a list of {len(array)}"
@@ -188,7 +184,7 @@ def _arrays(arrays: Any, file: str, given: dict[str, str]) -> Loaded:
         elif array is not None:
             got = f"{name or role!r} in {file!r}, a {type(array).__name__}"
             refuse(f"--{role}", got, "an array, or a list")
-        if array is not None:
+        if found[role] is not None:
             said[role] = f"{_said(name or role)}, {shape}"
     as_data(found["contexts"], found["queries"], None, found["mask"])
     if found["labels"] is not None:
@@ -279,10 +275,9 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     numbers = [column for column in used if column.values is not None]
     said["numbers"] = [column.name for column in numbers]
     said[_DROPPED] = [c.name for c in numbers if any(map(_ZEROS.fullmatch, c.cells[kept]))]
-    if target.values is not None:
-        numbers.append(target)
+    numbers += [target] * (target.values is not None)
     said[_TAKEN] = {column.name: column.odd for column in numbers if column.odd}
-    said |= {"words, coded as 0 and 1": coded, "columns left out": left}
+    said |= {"words, coded as 0 and 1": coded, _LEFT: left}
     said["lines left out"] = {why: each for why, each in gone.items() if each}
     read = _pieces(np.array(parts, dtype=np.float64).T, given.get("tokens"), labels, said)
     said["options"] = ", ".join(map(_option, _TABLE))
@@ -303,10 +298,10 @@ def _labels(target: _Column, kept: np.ndarray, kind: str | None) -> tuple[np.nda
     if kind == "real" and values is None:
         refuse("--label-kind", kind, f"class, as {target.odd}")
     words, texts = "numbers" if kind == "real" else f"classes: {len({*cells})}", {}
-    for text, value in zip(cells, () if values is None else values[kept], strict=False):
-        if texts.setdefault(value, text) != text:  # different texts of one number
-            alike = f"{_short(texts[value])} and {_short(text)}"
-            words += f", {alike} are {'one' if kind == 'real' else 'two'}"
+    for text, value in {} if values is None else zip(cells, values[kept], strict=True):
+        if (other := texts.setdefault(value, text)) != text:  # of the same number
+            alike = "one" if kind == "real" else "two"
+            words += f", {_short(other)} and {_short(text)} are {alike}"
             break
     if kind == "real":
         return values[kept], words
@@ -428,8 +423,7 @@ def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) ->
     """A column of numbers, of truths as 0 and 1, or of words."""
     cells, low = np.array(part, dtype=object), [cell.casefold() for cell in part]
     gaps = np.array([cell in _GAPS for cell in low])
-    plain = _SWAPPED if comma else _PLAIN
-    values = [_number(cell.translate(plain)) for cell in part]
+    values = [_number(cell.translate(_SWAPPED if comma else _PLAIN)) for cell in part]
     if all(cell in ("true", "false") for cell in low if cell not in _GAPS):
         values = [float(cell == "true") for cell in low]
     odd = [k for k, value in enumerate(values) if value is None and not gaps[k]]
