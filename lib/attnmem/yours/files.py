@@ -290,9 +290,9 @@ def _labels(target: _Column, kept: np.ndarray, kind: str | None) -> tuple[np.nda
     whole = all(map(_WHOLE.fullmatch, cells))
     numbers = any(map(_NUMBER.fullmatch, cells))
     if kind is None and target.odd and numbers and not (whole and values is None):
-        expected = "numbers alone, --label-kind class, or another --label"
-        leaves = ", --label-kind real, which leaves such rows out" * (values is not None)
-        refuse("--label", f"{_short(target.name)}, where {target.odd}", expected + leaves)
+        leave = "--label-kind real to leave such rows out, " * (values is not None)
+        expected = f"numbers alone, {leave}--label-kind class, or another --label"
+        refuse("--label", f"{_short(target.name)}, where {target.odd}", expected)
     if kind is None:
         kind = "real" if values is not None and numbers and not whole else "class"
     if kind == "real" and values is None:
