@@ -24,7 +24,7 @@ class Claim(NamedTuple):
 
     key: str  # its name everywhere in the book, such as mahdavi-theorem-1
     paper: str  # the key of its paper
-    kind: str  # definition, assumption, theorem, figure, table or finding (ours)
+    kind: str  # definition, assumption, theorem, remark (in prose), figure, table or finding (ours)
     label: str  # its name in the paper
     says: str  # the claim, as close to the paper's own words as ours can be
     rows: tuple[str, ...] = ()  # files that bear on it: <experiment>/<profile or *>

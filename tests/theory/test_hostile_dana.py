@@ -301,6 +301,34 @@ def test_theorem_2_for_every_lattice_distribution_and_every_g(name):
         assert closest == pytest.approx(1)
 
 
+@pytest.mark.hostile("dana-section-6-coefficient")
+@pytest.mark.parametrize(
+    ("N", "tokens"), [(4, "square"), (3, "circle"), (5, "circle"), (12, "circle")]
+)
+def test_greatest_product_bounds_the_divergence_but_not_by_the_printed_factor(N, tokens):
+    """Every lattice distribution and every g; the printed factor fails on the square alone."""
+    angles = [2 * math.pi * i / N for i in range(N)]
+    W = [(math.cos(x), math.sin(x)) for x in angles]
+    products = [[sum(map(math.prod, zip(a, b, strict=True))) for b in W] for a in W]
+    c = max(products[0][1:])
+    assert c == pytest.approx(1 - 2 * math.sin(math.pi / N) ** 2)
+    exceeded = 0
+    for exact in hostile.lattice_distributions(N, 5 if N < 5 else 2):
+        pi = [float(p) for p in exact]
+        H = entropy(pi)
+        for g in range(N):
+            if H == 0 or pi[g] == 1:
+                continue
+            gaps = [1 - products[g][j] for j in range(N) if j != g]
+            scale = strength(gaps, H)
+            paid = divergence(pi, [scale * product for product in products[g]])
+            logarithm = (1 - pi[g]) * math.log((N - 1) / math.expm1(H))
+            assert paid <= 2 / (1 - c) * logarithm * (1 + 1e-9) + 1e-9
+            if c < 0.5:
+                exceeded += paid > look_up_bound(pi, g, max(c, 0.0)) + 1e-6
+    assert (exceeded > 0) == (tokens == "square")
+
+
 # --- without full support -------------------------------------------------------------------------
 
 

@@ -198,16 +198,17 @@ def test_section_4_3_one_relu_unit_beats_any_attention_on_one_token():
 
 
 @pytest.mark.hostile("mahdavi-assumption-3-relaxed")
-@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 2), (2, 3), (3, 4)])
+@pytest.mark.parametrize(("n", "d"), [(2, 3), (2, 5), (3, 4), (4, 7)])
 def test_assumption_3_relaxed_follows_from_neither_assumption_nor_implies_them(n, d):
-    """Queries that cancel the means of their contexts; equal tokens, independent queries."""
+    """Queries are tokens of their contexts, whose means they cancel but for one vector."""
     T = 6
-    asking = hostile.moments(T, d, d)  # n times the queries
+    asking, c = hostile.moments(T, d, d), torch.arange(2, d + 2)
     E = hostile.integers(3, T, n, d, size=9)
-    E[:, -1] = -asking - E[:, :-1].sum(1)
+    E[:, 0] = asking
+    E[:, -1] = n * c - n * asking - E[:, :-1].sum(1)
     assert all(oracles.rank(context) == n for context in E)  # Assumption 2
     assert oracles.kruskal(asking) >= n  # Assumption 1
-    assert not (asking + E.sum(1)).any()  # no vector of Assumption 3 is different from zero
+    assert torch.equal(n * asking + E.sum(1), (n * c).expand(T, d))  # rank one, for Assumption 3
     equal = asking[:, None].expand(T, n, d)
     assert all(oracles.rank(context) == 1 for context in equal)
     assert oracles.kruskal(asking + equal.sum(1)) >= n  # Assumption 3 without Assumption 2
@@ -340,3 +341,14 @@ def test_a_matrix_of_rank_two_stores_any_number_of_associations(N):
     assert certified_rank(memory).rank == 2
     one = (tokens - N // 2)[:, None] * torch.tensor([[-5, -1, 1, 5]])
     assert certified_rank(one).rank == 1 < len(one.argmax(0).unique())
+
+
+@pytest.mark.hostile("dana-section-5-1")
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_a_matrix_of_rank_d_stores_d_independent_outputs_exactly_and_no_more(d):
+    tokens, wanted = hostile.moments(d + 1, d + 1, d + 3), hostile.integers(d, d + 1, d + 1, size=9)
+    assert oracles.rank(tokens) == oracles.rank(wanted) == d + 1
+    for count in (d, d + 1):  # any matrix M with tokens @ M = wanted has at least the rank of both
+        M = torch.linalg.pinv(tokens[:count].double()) @ wanted[:count].double()
+        torch.testing.assert_close(tokens[:count].double() @ M, wanted[:count].double())
+        assert torch.linalg.matrix_rank(M) == count
