@@ -246,6 +246,13 @@ ACCURACIES = [  # a claim, its word, the files, what is so in them, and the accu
     (f"{D}experiment-5", OUT, "exp5-aot", "bends", lambda c: 0.9 * (1 - math.exp(-c.H / 5))),
     (f"{D}experiment-5", OUT, "exp5-aot", "attention falls", falls),
     (f"{D}experiment-6", OUT, "exp6", "slope 0.1", lambda c: 0.1 + 0.9 * (30 + 0.2 * c.H) / 100),
+    (f"{D}figure-4", OUT, "exp6", "falls", lambda c: 0.12 - c.H / 1000),
+    (f"{D}figure-4", IN, "exp6", "one head", lambda c: 0.1 + 0.9 * (40 + 2 * c.H) / 100),
+    (f"{D}figure-4", PART, "exp6", "bound", lambda c: 0.1 + 0.9 * (2 + 2 * c.H) / 100),
+    (f"{D}appendix-b1", OUT, "exp2", "square root", lambda c: math.sqrt(c.d_h / 12)),
+    (f"{D}appendix-b1", IN, "exp2", "square", lambda c: (c.d_h / 12) ** 2),
+    (f"{D}figures-7-and-10", OUT, "dim5 depth5", "MLPs at once, behind", lambda c: 0.05),
+    (f"{D}figures-7-and-10", OUT, "dim5 depth5", "MLPs at once, ahead", lambda c: 0.9),
     (f"{D}experiments-dim", OUT, "dim1", "flat", lambda c: 0.3),
     (f"{D}experiments-dim", OUT, "dim1", "falls", falls),
     (f"{D}experiment-2-dim", OUT, "dim2", "square", lambda c: (c.d_h / 60) ** 2),
@@ -310,6 +317,14 @@ CASES = [
     (
         *(f"{D}finding-published-points", OUT, "0.02 off"),
         rows(D, accuracy=lambda c, r: r.accuracy and min(1.0, r.accuracy + 0.02)),
+    ),
+    (
+        *(f"{D}figures-7-and-10", IN, "late MLPs, ahead"),
+        rows(
+            *(f"{D}dim5", f"{D}depth5"),
+            accuracy=lambda c, r: 0.9,
+            curve=lambda c, r: r.curve and tuple(0.01 * i for i in range(len(r.curve))),
+        ),
     ),
     # Searches and fits
     (f"{M}largest-sets", OUT, "fewer", None, searched(lambda x: x.memorized / 2)),

@@ -410,6 +410,14 @@ def test_the_fewest_seeds_of_any_training_count_and_measurements_stand_by_seed()
     assert means.to_numpy().tolist() == [[5, 5, 5], [9, 9, -1]]
 
 
+@pytest.mark.parametrize(
+    ("curve", "epochs"),
+    [((0.5,), 1), ((0.1, 0.9, 1.0), 2), ((0.1, 0.89, 1.0), 3), ((0.9, 0.2, 1.0), 1), ((0, 0), 1)],
+)
+def test_epochs_to_nine_tenths_of_the_last_accuracy(curve, epochs):
+    assert experiments.epochs_to(curve) == epochs
+
+
 def test_spans_say_the_least_and_the_largest_and_refuse_holes():
     rows = pd.DataFrame({"T": [20_000, 550, 1000], "n": [7, 7, 7], "width": [1, None, 2]})
     assert experiments.spans(rows, "n", "T") == "n = 7, T = 550 to 20,000"

@@ -321,6 +321,11 @@ def by_seed(table: pd.DataFrame, axis: str, measured: str = "accuracy") -> pd.Da
     return table.pivot(index=axis, columns="seed", values=measured)
 
 
+def epochs_to(curve: Sequence[float], share: float = 0.9) -> int:
+    """The first epoch that ends with that share of a curve's last accuracy."""
+    return 1 + next(i for i, accuracy in enumerate(curve) if accuracy >= share * curve[-1])
+
+
 def spans(table: pd.DataFrame, *fields: str) -> str:
     """The ends of each column of whole numbers, for the ``sizes`` of a verdict; holes are refused.
 
