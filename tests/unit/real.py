@@ -39,6 +39,7 @@ OTHERS = [
     ("llama", {"hidden_act": "relu"}),
     ("qwen3", WIDE),
     ("gemma3_text", WIDE | {"num_hidden_layers": 2}),
+    ("gemma2", {"attention_bias": True, "attn_logit_softcapping": 2.0}),  # all of b_K is turned
     ("olmo2", {"num_key_value_heads": 3, "attention_bias": True, "num_hidden_layers": 2}),
     ("glm4", WIDE | {"share": 0.5}),
     ("phi", HALF | {"head_dim": 4, "num_key_value_heads": 2}),
