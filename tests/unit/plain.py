@@ -44,6 +44,17 @@ def association_run(**changes):
 
 # --- models ---------------------------------------------------------------------------------------
 
+READINGS = {  # shared maps, positions in the skip, scaled, published initialization, tied
+    "code": (True, False, True, True, True),
+    "own-maps": (False, False, True, True, True),
+    "skip-positions": (True, True, True, True, True),
+    "unscaled": (True, False, False, True, True),
+    "default-init": (True, False, True, False, True),
+    "own-layers": (True, False, True, True, False),
+    "paper": (False, True, False, True, True),
+    "paper-default-init": (False, True, False, False, True),
+}
+
 
 class BigramModel(nn.Module):
     """The published architecture, all places computed; what weights lack layers have in common."""
@@ -56,15 +67,15 @@ class BigramModel(nn.Module):
     def forward(self, tokens):
         run, P, S = self.run, self.P, tokens.shape[1]
         self.mask = torch.ones(S, S, dtype=torch.bool).triu(1)
-        variant = models.VARIANTS[run.variant]
+        _, position_in_skip, _, _, tied = READINGS[run.variant]
         x = P["embedding"][tokens]
         for layer in range(run.layers):
-            at = 0 if variant.tied else layer
+            at = 0 if tied else layer
             positions = P[f"positions_{at}"][:S]
-            if variant.position_in_skip:
+            if position_in_skip:
                 x = x + positions
             a = F.linear(x, P[f"down_{at}"]) if f"down_{at}" in P else x
-            if not variant.position_in_skip:
+            if not position_in_skip:
                 a = a + positions
             out = sum(self.head(layer, h, a) for h in range(run.H))
             x = x + (F.linear(out, P[f"up_{at}"]) if f"up_{at}" in P else out)
@@ -77,7 +88,7 @@ class BigramModel(nn.Module):
     def head(self, layer, h, a):
         Q, K, V, O = (self.P[f"{name}_{layer}"][h] for name in ("W_Q", "W_K", "W_V", "W_O"))
         logits = (a @ Q.T) @ (a @ K.T).mT
-        if models.VARIANTS[self.run.variant].scaled:
+        if READINGS[self.run.variant][2]:
             logits = logits / math.sqrt(self.run.d_h)
         alpha = logits.masked_fill(self.mask, -math.inf).softmax(-1)
         return F.linear(alpha @ (a @ V.T), O)

@@ -8,6 +8,8 @@ from attnmem.lab.store import Run
 from attnmem.theory import counts
 from attnmem.theory.independence import numerical_rank
 
+from plain import READINGS
+
 PLAIN = {"experiment": "none", "profile": "quick", "seed": 0, "steps": 1, "batch": 1, "T": 1}
 PLAIN |= {"schedule": "linear", "lr": 1.0, "lr_start": 1.0, "lr_end": 1.0}
 
@@ -46,7 +48,7 @@ TRANSFORMERS = [
 
 
 def dimension_of(run):
-    shared, in_skip, *_ = models.VARIANTS[run.variant]
+    shared, in_skip, *_ = READINGS[run.variant]
     reading = {"shared_maps": shared, "position_in_skip": in_skip, "width": run.width or 0}
     return counts.aot_dimension(run.H, run.d_h, run.d, run.N, **reading)
 

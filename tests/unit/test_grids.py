@@ -9,6 +9,8 @@ from attnmem import __main__ as cli
 from attnmem.lab import data, experiments, models, study
 from attnmem.lab.experiments import EXPERIMENTS, STUDIES
 
+from plain import READINGS
+
 
 def of(name, profile="paper"):
     return experiments.runs(name, profile)
@@ -51,6 +53,10 @@ def test_every_published_experiment_has_every_run_once():
         for run in experiments.runs(name, profile, variant=variant)
     ]
     assert len(set(keys)) == len(keys) > sum(COUNTS.values())
+
+
+def test_variants_are_read_as_they_are_written_down():
+    assert {name: tuple(variant) for name, variant in models.VARIANTS.items()} == READINGS
 
 
 def test_variants_differ_by_their_name_only():
