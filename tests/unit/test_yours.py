@@ -133,6 +133,7 @@ def cases(T=60, n=3, d=4):
         "masked in front": (E, e, front, plain),
         "shared, short": (E[0], e, None, (n - 1, d, 1)),
         "shared, long": (normal(d + 2, d), e, None, plain),
+        "as many tokens as dimensions": (normal(T, d, d), e, None, plain),
         "shared, masked": (normal(d + 2, d), e, some, plain),
         "a constant sum": (one_sum, e, None, (d - 1, d, 1)),
         "a constant sum, masked in front": (one_sum, e, front, (d - 1, d, 1)),
