@@ -72,6 +72,16 @@ def test_as_many_facts_fit_as_the_rank_and_the_next_is_refused(H, n, d, d_h, kin
     assert (out - y[:R]).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_as_many_facts_fit_that_are_a_hundredth_apart(seed):
+    """What a fact has of its own is then smaller than what rounding leaves of the others."""
+    E, e, y = data(seed, 528, 3, 6)
+    memory = Memory(random_mha(8, 6, 6, seed=seed), E[48:], e[48:])
+    E, e = E[:1] + 0.01 * E[:48], e[:1] + 0.01 * e[:48]
+    assert fill(memory, E, e, y, 48) == 48
+    torch.testing.assert_close(mha(memory.layer(), E, e)[:, 0], y[:48], rtol=0, atol=1e-8)
+
+
 def test_the_change_is_the_least_on_the_sample_and_the_price_is_its_square(ten):
     memory, layer, E, e, y = ten
     Z = mha_features(layer, E, e)
