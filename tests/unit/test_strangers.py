@@ -186,6 +186,10 @@ def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
     assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
     assert "numbers, adapters of qv alone" in str(found)
     assert model_capacity(QWEN, adapter=2, adapted="vqq") == found
+    # Behind a LayerNorm maps read 12 numbers if it has a bias, and else only 11.
+    assert model_capacity(GPT2, adapter=2).matter == 2 * 2 * 2 * (12 + 12 - 2)
+    olmo = QWEN | {"model_type": "olmo", "num_key_value_heads": 4}
+    assert model_capacity(olmo, adapter=2).matter == 2 * 2 * 2 * (15 + 8 - 2)
     with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
         model_capacity(tmp_path, adapter=4)
     for wrong, said in {
