@@ -346,6 +346,7 @@ def test_few_and_equal_labels():
         # Without biases outputs are odd.
         ({"tokens": torch.stack([X_1 := gaussian(0, 3, 4), -X_1]), "labels": torch.ones(2)}, "odd"),
         ({"tokens": gaussian(0, 5, 3, 4), "labels": 1e9 + gaussian(1, 5)}, "labels: got data on"),
+        ({"tokens": gaussian(0, 5, 3, 4), "labels": gaussian(1, 5) - 1e9}, "labels: got data on"),
         (
             {"tokens": gaussian(0, 31, 3, 1) * gaussian(2, 4), "labels": gaussian(1, 31)},
             "all tokens have rank 1",

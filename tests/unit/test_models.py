@@ -83,6 +83,15 @@ def test_the_parts_of_a_file_are_models():
         assert read(named | {"_name_or_path": no_name}).name == "gpt2"
 
 
+def test_gated_units_of_dinov2_are_two_thirds_up_to_a_multiple_of_eight():
+    def units(d):
+        sizes = {"hidden_size": d, "num_hidden_layers": 1, "num_attention_heads": 2}
+        sizes |= {"image_size": 4, "patch_size": 2, "use_swiglu_ffn": True}
+        return read(sizes | {"model_type": "dinov2"}).blocks[0].units
+
+    assert [units(d) for d in (6, 10, 12, 1536)] == [16, 32, 32, 4096]
+
+
 def test_some_blocks_have_no_rotary_positions():
     small = {"hidden_size": 8, "num_hidden_layers": 8, "num_attention_heads": 2}
     small |= {"intermediate_size": 8, "vocab_size": 9, "num_key_value_heads": 2}

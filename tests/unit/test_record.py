@@ -1,5 +1,7 @@
 """The record of an experiment says what its rows say, in one form."""
 
+import dataclasses
+
 import matplotlib
 import pytest
 
@@ -70,10 +72,12 @@ def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monke
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     outcome = next(iter(store.known("mahdavi-fig4-context", "paper").values()))[1]
     most = {"T": 60_000}  # examples: the curve that takes longest
+    outcome = dataclasses.replace(outcome, accuracy=None, loss=None, diverged=17)
     store.append([(experiments.runs("mahdavi-fig4-context", "paper", where=most)[-1], outcome)])
     said, text = shown("mahdavi-fig4-context", "n")
     rows, profile = experiments.stored("mahdavi-fig4-context", "paper", curves="T")
     assert f"; shown here: {len(rows)}, the seeds of whole curves." in said
+    assert "; 1 diverged; " in said  # though it is not shown
     assert profile == "paper"
     for T, curve in rows.groupby("T"):
         means = curve.groupby("n").accuracy.mean().round(3)

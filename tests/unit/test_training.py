@@ -81,6 +81,7 @@ LOOPS = {
     "associations": association_run(d=3, d_h=2, H=1),
     "associations that are all learned": association_run(d=8, d_h=8, H=4, steps=400, lr=3e-2),
     "classes": memorization_run(),
+    "classes, 1.85 steps of warm-up": memorization_run(steps=37),
     "classes, learned before the end": memorization_run(
         T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
     ),

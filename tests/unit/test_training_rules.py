@@ -26,7 +26,8 @@ CPU = torch.device("cpu")
 
 
 def test_adam_is_torchs_for_gradients_from_large_to_as_small_as_its_epsilon():
-    gradients = torch.randn(7, 2, 6).sign() * 10.0 ** -torch.arange(0, 12, 2)
+    gradients = torch.rand(7, 2, 6).add(1) * 10.0 ** -torch.arange(0, 12, 2)
+    gradients *= torch.randn(7, 2, 6).sign()
     plain = torch.zeros(2, 6, requires_grad=True)
     torchs = torch.optim.Adam([plain], lr=0.1)
     W = torch.zeros(2, 6, requires_grad=True)

@@ -658,6 +658,13 @@ def test_what_is_dependent_in_one_precision_only_is_said():
     assert finding(near, "Assumption 1").verdict == "fails to rounding"
 
 
+def test_examples_that_are_hardly_apart_are_two_to_the_rank():
+    E, e = tensor(12, 2, 3), tensor(12, 3)
+    E[5], e[5] = E[2], e[2] + 1e-8 * tensor(3, seed=1)
+    found = examine(E, e, heads=2, samples=9).rank
+    assert (found.rank, found.of) == (12, 12)
+
+
 DEGENERATE = {
     "zero tokens": lambda E, e: (E * 0, e),
     "zero queries": lambda E, e: (E, e * 0),
