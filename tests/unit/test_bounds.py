@@ -96,7 +96,7 @@ LEAST = {
 }
 NO_SIZES = dict.fromkeys(("accuracy", "loss", "error", "count"), 0.0)
 NO_SIZES |= dict.fromkeys(("embedded", "through_origin", "rank_one", "trained"), False)
-NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False)
+NO_SIZES |= dict.fromkeys(("shared", "shared_maps", "position_in_skip"), False) | {"sizes": [1, 1]}
 FORMULAS = [  # all but those of networks, in test_exact_ranks.py
     formula
     for module in (bounds, counts)

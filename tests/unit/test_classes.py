@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.optimize import linprog
 from attnmem.core import bounds
 from attnmem.core.layers import attend
 from attnmem.theory import fitting
-from attnmem.theory.counts import class_capacity, class_price
+from attnmem.theory.counts import class_capacity, class_price, unequal_class_capacity
 from attnmem.theory.independence import regions
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
 
@@ -259,6 +260,55 @@ def test_numbers_of_classes_out_of_range_are_named(classes):
 
 def test_two_classes_are_signs():
     assert class_capacity(24, 2) == pytest.approx(48, abs=1e-9)
+
+
+def test_unequal_classes_have_the_least_limit_of_their_largest():
+    """Of all, in any order and proportion; equal ones are what they were."""
+    rng = random.Random(0)
+    alone = {k: (k - 1) * 5 / class_price(k) for k in range(2, 30)}
+    for _ in range(100):
+        sizes = [rng.choice((1, 2, 3, 20, 300)) for _ in range(rng.randint(2, 29))]
+        largest = sorted(sizes, reverse=True)
+        limits = [alone[k] * sum(sizes) / sum(largest[:k]) for k in range(2, len(sizes) + 1)]
+        found, k = unequal_class_capacity(5, sizes)
+        assert found == pytest.approx(min(limits), rel=1e-12) == pytest.approx(limits[k - 2])
+    assert unequal_class_capacity(5, [7] * 10) == (pytest.approx(class_capacity(5, 10)), 10)
+    assert unequal_class_capacity(40, [36, 36, *[1] * 8]) == (pytest.approx(80 / 0.9), 2)
+
+
+UNEQUAL = {
+    "two of nine twentieths": [36, 36, *[1] * 8],
+    "one of nine tenths": [81, *[1] * 9],
+    "three of three tenths": [21, 21, 21, *[1] * 7],
+    "each half of the one before": [128, 64, 32, 16, 8, 4, 2, 1],
+    "two large ones, many tiny ones": [8, 8, *[1] * 12],
+}
+
+
+@pytest.mark.parametrize("sizes", UNEQUAL.values(), ids=UNEQUAL)
+def test_about_half_of_all_draws_of_unequal_classes_are_met(sizes):
+    limit, _ = unequal_class_capacity(10, sizes)
+    assert draws_met(sizes, round(0.7 * limit)) >= 10 > draws_met(sizes, round(1.5 * limit))
+
+
+def draws_met(sizes, T, mean=0.0):
+    """Of 20 draws of Gaussian features, those whose labels a linear program meets."""
+    met, N = 0, len(sizes)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        Z, labels = (
+            mean + rng.standard_normal((T, 10)),
+            rng.choice(N, T, p=np.divide(sizes, sum(sizes))),
+        )
+        t, rival = np.nonzero(np.arange(N) != labels[:, None])
+        signs = (np.eye(N)[labels[t]] - np.eye(N)[rival])[:, 1:]
+        met += witness(np.einsum("kn,kr->knr", signs, Z[t]).reshape(len(t), -1)) is not None
+    return met
+
+
+def test_one_large_class_is_met_more_often_where_features_have_a_mean():
+    assert unequal_class_capacity(10, [9, 1])[0] == pytest.approx(20)
+    assert draws_met([9, 1], 30) < 10 < draws_met([9, 1], 30, mean=3.0)
 
 
 # --- training -------------------------------------------------------------------------------------

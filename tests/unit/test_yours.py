@@ -590,6 +590,15 @@ def test_of_classes_the_answer_is_that_of_a_quick_fit_and_conflicts_are_said():
     about = f"{round(class_capacity(4 * 4, 4))} random attention with a read-out for each class: "
     assert about + "about so many labels of 4 classes are met; may apply" in said(found)
     assert "24 random attention" in said(examine(E, e, [0, 1] * 20, heads=3, samples=9))
+    unequal = said(examine(E, e, [*"ab"] * 18 + [*"cdcd"], heads=4, samples=9))
+    assert "36 random attention with" in unequal, "two of 45%: 2 R over 0.9, R = 16"
+    assert "for each class: about so many labels of 4 classes are met; may apply (a form" in unequal
+    assert "too" not in unequal
+    large = said(examine(E, e, ["b"] * 27 + ["a"] * 13, heads=4, samples=9))
+    assert "classes are met; may apply (a formula, often too low where one class has most" in large
+    assert "too low" not in said(examine(E, e, ["b"] * 26 + ["a"] * 14, heads=4, samples=9))
+    several = said(examine(E, e, [*range(20)] * 2, heads=2, samples=9))
+    assert "may apply (a formula, too high for so many classes)" in several
     assert "for each class" not in said(examine(E, e, [0] * 40, heads=3, samples=9))
     assert memorize(E, e, [*"abcd"] * 10, heads=4, head_dim=2).count == 40
     easy = ["b" if tokens[:, 0].sum() > 0 else "a" for tokens in E]

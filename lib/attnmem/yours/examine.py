@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checks import Seed, checked, refuse
 from ..core import bounds
 from ..examples import unit
-from ..theory.counts import class_capacity
+from ..theory.counts import unequal_class_capacity
 from ..theory.independence import certified_rank, kruskal_rank, sample_subsets
 from . import layer
 from .data import Data, Repeats, as_data, repeats, wrapped
@@ -379,10 +379,15 @@ def _bounds(
     ceilings.setdefault(bounds._ceiling(heads, width, *sizes), "ceiling in the data's dimensions")
     found += [Bound(name, labels, unmet, [], []) for labels, name in ceilings.items()]
     room, what = heads * sizes[0] + sizes[2], "random attention with a read-out"
-    if (N := len(data.classes or ())) > 1 and room:
-        means, each = f"about so many labels of {N} classes are met", round(class_capacity(room, N))
-        high = "a formula" + ", too high for so many classes" * (each < 4 * (N - 1))
-        found.append(Bound(f"{what} for each class", each, means, [], [high]))
+    if data.labels is not None and (N := len(data.classes or ())) > 1 and room:
+        most = sorted(data.labels.long().bincount().tolist(), reverse=True)
+        each, k = unequal_class_capacity(room, most)
+        means, high = f"about so many labels of {N} classes are met", "a formula"
+        if each * sum(most[:k]) < 4 * (k - 1) * sum(most):
+            high += ", too high for so many classes"
+        if 3 * most[0] > 2 * sum(most):
+            high += ", often too low where one class has most examples"
+        found.append(Bound(f"{what} for each class", round(each), means, [], [high]))
     return [*found, Bound(f"ceiling of {what}", room, unmet, [], [])]
 
 
