@@ -136,6 +136,7 @@ MLP = {"units": 3, "mlp_bias": True}
 AT_3 = {"rows": 3, "positions": 3}
 TRAINED = {  # sizes of the attention, and the block
     "LayerNorm before": ((4, 3, 2, 1, 2, 1, 0), {**MLP, "shift": True}),
+    "LayerNorm without biases before": ((4, 3, 2, 1, 2, 1, 0), MLP),
     "RMSNorm before": ((3, 3, 2, 1, 2, 1, 0), MLP),
     "RMSNorm behind": ((4, 4, 1, 1, 2, 1, 0), {**MLP, "place": "post"}),
     "RMSNorm before and behind a branch": ((3, 3, 2, 1, 2, 1, 0), {**MLP, "place": "both"}),
