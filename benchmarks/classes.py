@@ -24,6 +24,8 @@ from attnmem.theory import counts, tiny
 OWN = [(N, 1, 2, 100) for N in (3, 5, 10)] + [(N, 1, 8, 100) for N in (5, 10, 20)]
 OWN += [(N, 1, 4, 100) for N in (2, 5, 10, 20, 30, 50)]
 SHARED = ((3, 1, 9, 100), (5, 1, 9, 100))
+# Sizes of unequal classes, on own contexts of two heads in five dimensions.
+UNEQUAL = ([4, 1, 1, 1, 1], [36, 36, *[1] * 8], [21, 21, 21, *[1] * 7], [64, 32, 16, 8, 4, 2, 1])
 TEN = ((10, 1, 8, 100), (10, 2, 8, 100), (10, 4, 8, 48), (10, 3, 16, 24))
 
 
@@ -47,28 +49,29 @@ def half(draw, draws, most, formula):
     return f"{formula:.1f}; {at:.2f} ({low:.2f} to {high:.2f})"
 
 
-def classes(N, H, d, draws, shared=False, first=None):
-    """A line of the table; ``first`` is the chance of one class, if they are unequal."""
+def classes(N, H, d, draws, shared=False, sizes=None, mean=0.0):
+    """A line of the table; ``sizes`` are those of unequal classes, ``mean`` that of all tokens."""
     R = H * (d - 1) + 1 if shared else H * d
-    formula, chance = counts.class_capacity(R, N), first or 1 / N
-    most = round(1.6 * formula)
+    sizes = sizes or [1] * N
+    formula, k = counts.unequal_class_capacity(R, sizes)
+    most = round((3 if mean else 1.6) * formula)
 
     def draw(seed):
         g, rng = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-        E = torch.randn(*([] if shared else [most]), d if shared else 3, d, generator=g)
+        E = mean + torch.randn(*([] if shared else [most]), d if shared else 3, d, generator=g)
         layer = random_mha(H, d, min(d, 3), seed=10_000 + seed)
         Z = mha_features(layer, E, torch.randn(most, d, generator=g))
         U, s, _ = torch.linalg.svd(Z, full_matrices=False)
         Z = U[:, s > 1e-9 * s[0]].numpy()
         assert Z.shape[1] == R
         Z /= np.linalg.norm(Z, axis=1, keepdims=True)
-        y = rng.choice(N, most, p=[chance] + [(1 - chance) / (N - 1)] * (N - 1))
+        y = rng.choice(N, most, p=np.divide(sizes, sum(sizes)))
         t, rival = np.nonzero(np.arange(N) != y[:, None])
         signs = (np.eye(N)[y[t]] - np.eye(N)[rival])[:, 1:]  # the first class has no weights
         rows = np.einsum("kn,kr->knr", signs, Z[t]).reshape(len(t), -1)
         return lambda T: not separable(rows[: T * (N - 1)])
 
-    each = R / counts.class_price(N)
+    each = R / counts.class_price(k)
     print(f"  N = {N}, R = {R}: {each:.1f}; {half(draw, draws, most, formula)}", flush=True)
 
 
@@ -107,10 +110,14 @@ def main():
     print("2. a shared context")
     for sizes in SHARED:
         classes(*sizes, shared=True)
-    print("3. ten classes; five, of which one has half of all labels")
+    print("3. ten classes; unequal ones; nine tenths of one, also where features have a mean")
     for sizes in TEN:
         classes(*sizes)
-    classes(5, 3, 8, 100, first=0.5)
+    for sizes in UNEQUAL:
+        classes(len(sizes), 2, 5, 48, sizes=sizes)
+    for mean in (0.0, 2.0):
+        classes(2, 2, 5, 48, sizes=[9, 1], mean=mean)
+        classes(10, 2, 5, 48, sizes=[81, *[1] * 9], mean=mean)
     print("4. a linear memory: the formula, p before rounding; half of the draws")
     for d, draws in ((6, 100), (8, 48), (12, 24), (16, 8)):
         memory(d, by_program, draws)

@@ -172,6 +172,7 @@ FELT = {"units": 3, "homogeneous": True, "place": "post"}
 EXTREMES = [  # the count, the rank modulo the prime, and the model
     (81, 81, sized(3, 2, 2, 1, 2, 2, 0, "qkvo", block=SHIFTED)),
     (77, 77, sized(3, 2, 2, 1, 1, 1, 0, "qkvo", block={**SHIFTED, "place": "post"}, first=True)),
+    (80, 80, sized(3, 2, 2, 1, 2, 2, 0, "qkvo", block={**MLP, "affine": False}, first=True)),
     (119, 119, sized(3, 3, 2, 1, 5, 1, 0, "q", block=MLP)),  # wide heads
     (113, 113, sized(3, 3, 2, 1, 1, 5, 0, "v", block=MLP)),
     (150, 150, sized(6, 6, 2, 1, 1, 1, 0, block={"units": 2, "place": "both"})),  # 2 * 3 / 2 < 6

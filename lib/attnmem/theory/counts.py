@@ -180,8 +180,8 @@ def unequal_class_capacity(rank: int, sizes: Sequence[int]) -> tuple[float, int]
     The ``k`` largest must be told apart, however few the others are. So it is the least, over
     ``k``, of :func:`class_capacity` of ``k`` over their share. For ``k = 2`` this is proved from
     above (Cover): of more examples of two classes fewer than half of all choices are met. Beyond it
-    is a formula, measured within 0.86 and 1.14. It is too low by a factor of two and more if one
-    class has nine tenths and features a mean, along which a read-out can say that class of all.
+    is a formula, measured within 0.86 and 1.03. It is too low by a factor of about two if one class
+    has nine tenths and features a mean, along which a read-out can say that class of all.
     """
     if len(sizes) < 2:
         refuse("sizes", sizes, "those of two classes or more")
