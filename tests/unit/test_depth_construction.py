@@ -218,6 +218,8 @@ def test_the_floor_is_the_exact_rank_at_silent_weights():
     # Where r G < m fewer layers are counted, more carefully than at these weights.
     exact = rank_at_silent_weights(((1,),) * 4, 2, 1, 4, 3, 60, causal=False)
     assert exact == 32 > bounds.deep_floor((1,) * 4, 2, 1, 4) == 29
+    # But all layers up to m would be too many: 106 labels, of values in all dimensions.
+    assert rank_at_silent_weights(((1,),) * 5, 2, 4, 5, 3, 110, causal=False) == 102
     # Two tokens and one group that reads few dimensions: less, so three are asked for.
     few = rank_at_silent_weights(((1,), (1,), (1,)), 2, 4, 5, 2, 70, causal=False)
     assert few < spanned(((1,), (1,), (1,)), 5, 2, 4)
