@@ -1,5 +1,7 @@
 """A chapter that trains: its rows go on where they ended, stay apart, are drawn and judged."""
 
+import re
+
 import matplotlib.pyplot as plt
 import pytest
 
@@ -8,31 +10,58 @@ from attnmem.pages import live, reporting
 
 from tools.chapters import TEXT, chapters, parameters
 
+ASKED = """\
+# "cpu" reads the stored trainings. "cuda", or "auto" with a GPU, makes them
+# again, too. Profile "quick" trains anywhere: a smoke test, never a result.
+device = "cpu"
+minutes = 10  # of training, above 0; what has begun by then ends
+profile = "paper"  # or "quick"
+"""
+JUDGES = {"dana-exp1": lambda rows: rows.accuracy.mean() > 0, "dana-exp6": lambda rows: None}
+
 
 @pytest.fixture
 def own(monkeypatch, tmp_path):
-    """The smoke test of one experiment, and what its report shows."""
+    """The smoke test of two experiments, and what its report shows."""
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     shown = []
     monkeypatch.setattr(reporting, "_display", lambda *data: shown.append(data))
     own = live.train(["dana-exp1", "dana-exp6"], minutes=1, profile="quick")
-    own.report({"dana-exp1": lambda rows: rows.accuracy.mean() > 0, "dana-exp6": lambda rows: None})
+    own.report({"dana-exp1": JUDGES["dana-exp1"]})
     [(data, metadata)] = shown
     return own, data["text/plain"], metadata
 
 
-def test_rows_are_drawn_judged_and_told(own):
+def test_rows_are_drawn_and_told_and_a_smoke_test_judges_nothing(own):
     own, told, metadata = own
     assert metadata == {"trained": 18}
     assert "| 3 | 3 | 1 | 2 |" in told
-    assert "not a result" in told
-    assert "`dana-exp1`: the claim holds on 2 of 2 whole curves" in told
-    assert "`dana-exp6`: cannot be judged yet: 6 of 6" in told
+    assert "a smoke test and not a result, which judges no claim" in told
+    assert "`dana-exp1`:" not in told
     _, ax = plt.subplots()
     own.draw(ax, "dana-exp1", "H", lambda rows: 100 * rows.accuracy, d=[99])
     [line] = ax.lines
     means = own.table("dana-exp1").groupby(["d", "H"]).accuracy.mean()
     assert sorted(line.get_ydata()) == pytest.approx(sorted(100 * means))
+
+
+def test_a_run_says_first_that_it_trains_and_for_how_long(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
+    monkeypatch.setattr(experiments, "run_jobs", lambda *_, **__: print("training") or 0)
+    live.train(["dana-exp1"], minutes=3, profile="quick")
+    said = ["profile quick is trained now on cpu, for 3 minutes at most", "training"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("dana-exp1", "the claim holds on 2 of 2 whole curves trained here"),
+        ("dana-exp6", "cannot be judged yet: 6 of 6 trainings"),
+    ],
+)
+def test_whole_curves_are_judged(own, name, said):
+    assert own[0]._verdict(name, JUDGES[name]).startswith(said)
 
 
 def test_a_second_run_goes_on_and_rows_stay_apart(own, tmp_path):
@@ -68,16 +97,25 @@ def test_by_default_nothing_is_trained(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [({"minutes": 0}, "minutes"), ({"device": "gpu"}, "device"), ({"minutes": "ten"}, "minutes")],
+    [
+        ({"minutes": 0}, "minutes"),
+        ({"minutes": "ten"}, "minutes"),
+        ({"device": "gpu"}, "device"),
+        ({"profile": "large"}, "profile"),
+    ],
 )
-def test_what_cannot_be_is_refused_by_name(given, named):
+def test_what_cannot_be_is_refused_by_name(given, named, capsys):
     with pytest.raises(ValueError, match=f"^{named}: "):
         live.train(["dana-exp1"], **given)
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "chapter", [c for c in chapters() if "live." in (TEXT / f"{c}.md").read_text()]
 )
-def test_chapters_that_train_do_not_unless_asked(chapter):
-    given = parameters(chapter)
+def test_chapters_that_train_do_not_unless_asked_and_read_rows_of_the_published_grids(chapter):
+    """The profile says what is trained, and is no other cell's: a smoke test judges no claim."""
+    given, text = parameters(chapter), (TEXT / f"{chapter}.md").read_text()
     assert (given["device"], given["minutes"], given["profile"]) == ("cpu", 10, "paper")
+    assert ASKED in text
+    assert len(re.findall(r"\bprofile\b", text)) == 2

@@ -56,12 +56,13 @@ class Live(NamedTuple):
         """Show what was trained here beside stored and published points, and judge both.
 
         A judge says whether a claim holds on a table of one whole curve, or on all that a search or
-        fits have so far; None if that cannot tell.
+        fits have so far; None if that cannot tell. Rows of ``quick`` are not judged.
         """
         if not self.rows:
             return print(self.said)
         told = [self._beside(name) for name, rows in self.rows.items() if rows]
-        said = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in (judges or {}).items()]
+        asked = (judges or {}) if self.profile == "paper" else {}
+        said = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in asked.items()]
         told.append("\n".join(f"- {line}." for line in (*said, self.said)))
         show("\n\n".join(told), {"trained": sum(map(len, self.rows.values()))})
 
@@ -127,17 +128,21 @@ def train(
 ) -> Live:
     """Train studies for so many minutes in one queue, of each the cheapest curves first.
 
-    On the CPU the published profile is not trained: a chapter then reads the stored rows only. Rows
-    go to a folder of their own, where a second run goes on.
+    On the CPU the published profile is not trained: a chapter then reads the stored rows only. The
+    profile ``quick`` is trained anywhere. Rows go to a folder of their own, where a second run goes
+    on.
     """
     if not check_number("minutes", minutes, least=0, most=math.inf):
         refuse("minutes", minutes, "a number above 0")
+    for name in names:
+        experiments.STUDIES[name].check_profile(profile)
     device, root = experiments.choose_device(device), store.writable_root()
     if device == "cpu" and profile == "paper":
         said = f"stored trainings only; device = 'cuda' adds its own, for {minutes:g} minutes"
         return Live(profile, variant, {}, said)
     if root.resolve() == store.SHIPPED.resolve():
         root = store.PACKAGE.parents[1] / "_build" / "runs"
+    print(f"profile {profile} is trained now on {device}, for {minutes:g} minutes at most")
     many = {"workers": 1 if device == "cpu" else _STREAMS, "limit_minutes": minutes}
     many["report"] = lambda p: print(f"{p.seconds:.0f} s, {p.said}", file=sys.stderr)
     jobs = [experiments.Job(name, profile, Selection(variant=variant)) for name in names]
@@ -153,5 +158,6 @@ def train(
     devices = {result.device for part in rows.values() for _, result in part.values()}
     where = " and ".join(sorted(devices))
     said = f"{added} rows were measured now, begun within {minutes:g} minutes; all are from {where}"
-    said += "; profile quick, a smoke test and not a result" * (profile == "quick")
+    if profile == "quick":
+        said += "; profile quick, a smoke test and not a result, which judges no claim"
     return Live(profile, variant, rows, said)
