@@ -116,10 +116,25 @@ def source_notebook(chapter: str) -> nbformat.NotebookNode:
 
 def parameters(chapter: str) -> dict[str, object]:
     """Names and default values in the chapter's cell tagged ``parameters``, if it has one."""
-    cells = jupytext.read(text_path(chapter)).cells
-    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     return {
         statement.targets[0].id: ast.literal_eval(statement.value)
-        for statement in ast.parse("\n".join(tagged)).body
+        for statement in ast.parse(_parameters_cell(chapter)).body
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
     }
+
+
+def ranges(chapter: str) -> dict[str, tuple[str, str | None]]:
+    """The least and the most of the numbers in that cell, as their comments say.
+
+    ``1 or more`` or ``1 to dim``. An end may be computed from other parameters, a least one from
+    those above it.
+    """
+    bounded = r"^(\w+) = .*  # ([\w.]+(?: \+ \d+)?) (?:or more|to ([\w.]+))$"
+    found = re.findall(bounded, _parameters_cell(chapter), re.M)
+    return {name: (least, most or None) for name, least, most in found}
+
+
+def _parameters_cell(chapter: str) -> str:
+    cells = jupytext.read(text_path(chapter)).cells
+    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    return "\n".join(tagged)

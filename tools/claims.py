@@ -21,7 +21,7 @@ from attnmem.pages.reporting import CLAIMED, GRADES, WORDS, Graded, marked, titl
 from attnmem.papers import Claim, claims, papers
 
 from . import graph
-from .chapters import ROOT, chapters, parameters, render, text_path
+from .chapters import ROOT, chapters, parameters, ranges, render, text_path
 from .graph import AUTHORS, LEFT_OUT, NOT_YET, Recorded, References, recorded, word_of
 
 ORDER = (*CLAIMED, *(word for words in WORDS.values() for word in words), NOT_YET, LEFT_OUT)
@@ -185,7 +185,9 @@ def parameters_table() -> str:
     """A line for each chapter that has parameters."""
     texts = {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
     labels = {chapter: re.search(r"^\((.+)\)=$", text, re.M)[1] for chapter, text in texts.items()}
-    known = {chapter: (label, parameters(chapter)) for chapter, label in labels.items()}
+    known = {
+        chapter: (label, parameters(chapter), ranges(chapter)) for chapter, label in labels.items()
+    }
     return render("parameters.md.jinja", {"repr": repr}, chapters=known)
 
 
