@@ -29,7 +29,7 @@ CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu html pdf test unit nbval steady seeds browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu html pdf test unit nbval steady seeds small browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -94,6 +94,10 @@ steady: $(READY) ## every chapter under other arithmetics: what differs from the
 seeds: $(READY) ## every chapter with a seed at other seeds: each verdict keeps its word (SEEDS="1 2 3"; CHAPTER=; SINCE=main: changed)
 	$(SHOW) 'Verdicts at other seeds'
 	$(BIN)/python -m tools.vary $(if $(SINCE),--since $(SINCE)) --seeds $(or $(SEEDS),1 2 3) -- $(CHAPTER)
+
+small: $(READY) ## every chapter at its least values and with quick, and what it has to refuse (CHAPTER=; SINCE=main: changed)
+	$(SHOW) 'Chapters at their least values'
+	$(BIN)/python -m tools.vary $(if $(SINCE),--since $(SINCE)) --small $(CHAPTER)
 
 browser: chromium ## the built book in Chromium: every page, wide and on a phone (after make book)
 	$(SHOW) 'The book in a browser'

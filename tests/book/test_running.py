@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.chapters import BOOK, ROOT
+from tools.chapters import BOOK, ROOT, parameters
 
 PAGES = ("running", "colab", "gpu", "cluster", "checking")
 BY_CI = {  # `.ci/run` and the workflows run them as a whole
@@ -19,6 +19,7 @@ BY_CI = {  # `.ci/run` and the workflows run them as a whole
     "make browser",
     "make steady",
     "make seeds",
+    "make small",
     "make env",
 }
 
@@ -54,13 +55,24 @@ def run(command, folder, **options):
     environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("command", HERE)
 def test_a_command_of_the_pages_runs(command, tmp_path):
     binaries = Path(sys.executable).parent
     command = command.replace(".venv/bin/", f"{binaries}/").replace("_build/", f"{tmp_path}/")
-    run(command, tmp_path, shell=True, cwd=ROOT)
+    said = run(command, tmp_path, shell=True, cwd=ROOT)
+    assert "unknown parameter" not in said  # as papermill warns
+
+
+def test_parameters_that_pages_name_are_the_chapters():
+    texts = [BOOK / f"{name}.md" for name in PAGES] + [ROOT / "tools" / "run.py"]
+    text = "\n".join(path.read_text() for path in texts)
+    named = re.findall(r"(?:tools\.run |notebooks/)([a-z]+/[a-z-]+)(.* -p .+)", text)
+    assert len(named) >= 5
+    for chapter, options in named:
+        assert {*re.findall(r"-p (\w+)", options)} <= parameters(chapter).keys(), chapter
 
 
 BLOCKS = {

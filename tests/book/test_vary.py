@@ -9,7 +9,9 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from attnmem.pages.reporting import METADATA
 
+import tools.chapters
 from tools import vary
+from tools.chapters import chapters, parameters
 
 CONFIRMED = "confirmed", True, None
 
@@ -58,6 +60,52 @@ def test_a_verdict_that_differs_is_named(chapter, now, line):
     assert vary.run_with("part/name", {"seed": 3, "file": "a/b"}) == expected
 
 
+@pytest.mark.parametrize(
+    ("error", "shown", "right"),
+    [
+        ("ValueError: size: got 0; expected an integer of at least 1", {}, True),
+        ("ValueError: size: got 0; expected an integer of at least 1", {"one": CONFIRMED}, False),
+        ("ValueError: dim: got 0; expected an integer of at least 1", {}, False),
+        ("IndexError: size: got 0; expected an integer of at least 1", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_a_value_is_refused_by_name_before_any_verdict(chapter, monkeypatch, error, shown, right):
+    def execute(_, path, values):
+        write(path, **shown)
+        if error:
+            raise RuntimeError(f"a cell failed\n{error}\n")
+
+    monkeypatch.setattr(vary, "execute", execute)
+    assert (vary.run_with("part/name", {"size": 0}, "size") == []) is right
+
+
+def test_the_least_values_are_those_of_the_comments_and_others_lie_outside(monkeypatch):
+    cell = """
+size = 5  # 2 or more
+dim = 9  # size + 1 or more
+part = 3  # 1 to dim
+file = ""  # a table
+seed = 0
+minutes = 10
+profile = "paper"
+"""
+    monkeypatch.setattr(tools.chapters, "_parameters_cell", lambda _: cell)
+    least = {"size": 2, "dim": 3, "part": 1, "profile": "quick", "minutes": 0.2}
+    outside = [("size", 1), ("dim", 5), ("part", 0), ("part", 10), ("file", "no such")]
+    tried = [(least, None)] + [({name: value}, name) for name, value in outside]
+    assert vary.small("part/name") == tried
+
+
+@pytest.mark.parametrize("chapter", chapters())
+def test_every_parameter_has_a_range_or_is_tried_otherwise(chapter):
+    """Seeds by ``--seeds``; words and None by words that name nothing."""
+    given, tried = parameters(chapter), {"seed", *vary.OF_TRAINING}
+    tried |= {name for values, _ in vary.small(chapter) for name in values}
+    tried |= {name for name, value in given.items() if isinstance(value, bool)}
+    assert given.keys() <= tried, "a number has a comment such as `# 1 or more`, or `# 1 to dim`"
+
+
 def test_an_error_is_told_by_its_last_line(chapter):
     expected = ["part/name, seed=13: ValueError: singular"]
     assert vary.run_with("part/name", {"seed": 13}) == expected
@@ -72,8 +120,9 @@ def test_chapters_without_a_seed_are_skipped_and_a_difference_is_an_error(
         monkeypatch.setattr(sys, "argv", ["vary", "--seeds", *seeds, "--", *named])
         assert vary.main() == status
     said = capsys.readouterr().out
-    assert said.startswith("1 of 2 chapters have no seed\n1 chapters ran with 2 seeds: 0 diff")
-    assert said.endswith(": singular\n1 chapters ran with 2 seeds: 1 differences\n")
+    ran = "1 chapters ran with 2 choices of values"
+    assert said.startswith(f"1 of 2 chapters have nothing to vary\n{ran}: 0 differences\n")
+    assert said.endswith(f": singular\n{ran}: 1 differences\n")
 
 
 def test_chapters_are_those_whose_text_changed_since_a_commit(monkeypatch):
