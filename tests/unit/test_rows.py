@@ -381,6 +381,44 @@ def test_of_listed_rows_none_may_be_missing(tmp_path, path):
     assert storage.read(path.with_name("paper.csv")) == {}
 
 
+def test_a_row_that_was_taken_out_is_missed(tmp_path, path):
+    """In a folder of one's own, until its note goes; a file that is gone begins anew."""
+    storage.append(made(3), tmp_path)
+    storage.append(made(4), tmp_path)
+    header, *rows = path.read_text().splitlines()
+    for k in range(4):
+        path.write_text("\n".join([header, *rows[:k], *rows[k + 1 :], ""]))
+        for use in (storage.read, lambda _: storage.append(made(9), tmp_path)):
+            with pytest.raises(DamagedResultsError, match="4 rows were written, 3 are there"):
+                use(path)
+    path.with_suffix(".count").unlink()
+    assert len(stored(path)) == 3
+    assert storage.append(made(4), tmp_path) == 1
+    path.unlink()
+    assert storage.append(made(2), tmp_path) == 2
+    assert stored(path) == made(2)
+
+
+def test_rows_of_two_folders_may_be_joined_by_hand(tmp_path, path):
+    storage.append(made(2), tmp_path)
+    storage.append(made(2, start=2), tmp_path / "other")
+    more = (tmp_path / "other" / path.relative_to(tmp_path)).read_text().split("\n", 1)[1]
+    path.write_text(path.read_text() + more)
+    assert len(stored(path)) == 4
+    assert storage.append(made(5), tmp_path) == 1
+
+
+def test_a_count_that_cannot_be_written_loses_no_row(tmp_path, path, monkeypatch):
+    storage.append(made(2), tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_text", full)
+    assert storage.append(made(4), tmp_path) == 2
+    assert stored(path) == made(4)
+
+
 # --- where rows go --------------------------------------------------------------------------------
 
 

@@ -252,7 +252,7 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             if config.key in rows:
                 raise ValueError(f"the run {config.key} stands in the file twice")
             rows[config.key] = config, result
-        _check_shipped(path, lines)
+        _check_whole(path, lines)
     except ValueError as error:
         if not locked:
             with contextlib.suppress(OSError), _locked(path):
@@ -261,13 +261,19 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
     return rows
 
 
-def _check_shipped(path: Path, lines: list[str]) -> None:
-    """A shipped file begins with the rows that were shipped; new ones are behind them."""
-    listed = path.parent.parent / DIGESTS
-    for entry in listed.read_text("utf-8").splitlines() if listed.exists() else []:
-        file, count, shipped = entry.split()
-        if path.match(file) and digest(lines[: int(count)]) != shipped:
-            raise ValueError(f"its first {count} rows are not those that {listed} lists")
+def _check_whole(path: Path, lines: list[str]) -> None:
+    """A shipped file begins with the rows that were shipped, and no file of one's own loses any."""
+    listed, note = path.parent.parent / DIGESTS, path.with_suffix(".count")
+    if listed.exists():
+        for entry in listed.read_text("utf-8").splitlines():
+            file, count, shipped = entry.split()
+            if path.match(file) and digest(lines[: int(count)]) != shipped:
+                raise ValueError(f"its first {count} rows are not those that {listed} lists")
+    elif path.exists() and note.exists():  # who begins again may delete the file alone
+        written = int(note.read_text("utf-8"))
+        if len(lines) < written:
+            own = f"if you took some out yourself, delete {note.name}"
+            raise ValueError(f"{written} rows were written, {len(lines)} are there; {own}")
 
 
 def digest(lines: list[str]) -> str:
@@ -350,6 +356,11 @@ def _append(path: Path, rows: list[Row]) -> int:
             scratch.unlink(missing_ok=True)
             _write(scratch, [HEADERS[kind] + "\n", *lines])
             os.replace(scratch, path)
+        if not (path.parents[1] / DIGESTS).exists():
+            with contextlib.suppress(OSError):  # the rows are there, and the last count holds
+                scratch = path.with_suffix(".new")
+                scratch.write_text(f"{len(have)}\n", "utf-8")
+                os.replace(scratch, path.with_suffix(".count"))
     return len(lines)
 
 
