@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 PACKAGES = ["torch", "scipy.optimize", "scipy.stats", "matplotlib.pyplot", "pandas", "jaxtyping"]
 PACKAGES += ["torch._dynamo"]  # which torch imports, for seconds, when it makes an optimizer
-PACKAGES += ["matplotlib_inline.backend_inline", "ipykernel.kernelapp", "ipykernel.debugger"]
+PACKAGES += ["ipykernel.kernelapp", "ipykernel.debugger"]
 PACKAGES += ["IPython.core.completerlib", "sqlite3", "psutil"]  # as a kernel does when it starts
 BACKEND = "module://matplotlib_inline.backend_inline"  # matplotlib's in any kernel
 forks = multiprocessing.get_context("forkserver")

@@ -27,6 +27,7 @@ import papermill
 import yaml
 from PIL import Image
 
+from . import pictures
 from .chapters import ROOT, chapters, notebook_path, parameters, source_notebook, text_path
 
 RUNS, STAMPS = ROOT / "_build" / "runs", ROOT / "_build" / "stamps"
@@ -93,16 +94,10 @@ def _edited(chapter: str) -> bool:
 
 
 def _only_pictures_differ(one: Path, other: Path) -> bool:
-    same = without_pictures(one) == without_pictures(other)
-    return same and one.read_bytes() != other.read_bytes()
-
-
-def without_pictures(path: Path) -> nbformat.NotebookNode:
-    """A notebook as stored, but for the bytes of its pictures."""
-    notebook = nbformat.read(path, 4)
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        output.get("data", {}).pop("image/png", None)
-    return notebook
+    """And these show the same."""
+    now, stored = (nbformat.read(path, 4) for path in (one, other))
+    pictures.settle(now, stored)
+    return now == stored and one.read_bytes() != other.read_bytes()
 
 
 def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

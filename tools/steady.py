@@ -6,7 +6,8 @@
 Each machine is this one with other code paths of torch, MKL, numpy and OpenBLAS, another number of
 threads, or other work beside it. What each library then is, with a digest of what it computes, is
 printed first: a switch that this processor does not have leaves the digest of ``own``. All that
-``make book`` would commit is compared, but pictures. The exit status is 1 if a cell differs.
+``make book`` would commit is compared, pictures by thumbnails. The exit status is 1 if a cell
+differs.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import nbformat
 
+from . import pictures
 from .chapters import ROOT, chapters, notebook_path
-from .run import ALONE, cleaned, execute, without_pictures
+from .run import ALONE, cleaned, execute
 
 STEADY = ROOT / "_build" / "steady"
 # Names of numpy's features differ by version; those that it does not know it leaves alone.
@@ -63,7 +65,8 @@ def differing(chapter: str, machine: str) -> tuple[int, list[str]]:
         execute(chapter, path, {})
     except Exception as error:
         return 0, [f"{chapter} failed: {error}"]
-    stored, now = without_pictures(notebook_path(chapter)), cleaned(without_pictures(path))
+    stored, now = nbformat.read(notebook_path(chapter), 4), cleaned(nbformat.read(path, 4))
+    pictures.settle(now, stored)
     return compared(chapter, stored, now)
 
 

@@ -16,6 +16,7 @@ import os, re, sys
 there = {"torch": "torch" in sys.modules, "attnmem": "attnmem" in sys.modules}
 import matplotlib.pyplot, pandas, torch
 print(there)
+formatted = get_ipython().display_formatter.format
 options = pandas.describe_option("", _print_desc=False)
 print({
     "path": sys.path,
@@ -24,6 +25,7 @@ print({
     "variables": {k: v for k, v in os.environ.items() if not k.startswith("JPY_")},
     "group": os.getpgid(0) == os.getpid(),
     "backend": matplotlib.get_backend(),
+    "drawn": "image/png" in formatted(matplotlib.pyplot.subplots()[0])[0],
     "threads": torch.get_num_threads(),
     "options": re.findall(r"currently: (.*)]", options.lower()),
     "kind": str(torch.get_default_dtype()),
@@ -59,6 +61,7 @@ def test_a_forked_kernel_is_as_a_new_one_and_can_be_interrupted_and_killed(tmp_p
         assert plain == {"torch": False, "attnmem": False}
         assert forked == {"torch": True, "attnmem": False}
         assert found == expected
+        assert found["drawn"]
         assert "20" in found["options"]  # columns of a table in a notebook, 0 in a terminal
         pid = manager.provisioner.pid
         client.execute("print('asleep'); import time; time.sleep(60)")

@@ -1,15 +1,17 @@
 """What differs under other arithmetics is seen, named and counted."""
 
+import base64
+import io
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import nbformat
+import PIL.Image
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from tools import steady
-from tools.run import without_pictures
 
 
 def notebook(*texts, **metadata):
@@ -33,17 +35,30 @@ def test_cells_and_metadata_that_differ_are_seen(now):
     assert "cells or metadata differ" in said
 
 
-def test_glued_values_count_and_pictures_do_not(tmp_path):
-    def stored(picture, value):
-        shown = {"image/png": picture, "text/plain": "<Figure>"}, {"text/plain": value}
+@pytest.mark.parametrize(
+    ("grey", "value", "differ"), [(120, "'0.34'", 0), (150, "'0.34'", 1), (100, "'0.35'", 1)]
+)
+def test_glued_values_count_and_what_pictures_show(monkeypatch, tmp_path, grey, value, differ):
+    def written(name, grey, value):
+        shown = {"image/png": picture(grey), "text/plain": "<Figure>"}, {"text/plain": value}
         outputs = [new_output("display_data", data) for data in shown]
-        path = tmp_path / "one.ipynb"
+        path = tmp_path / f"{name}.ipynb"
         nbformat.write(new_notebook(cells=[new_code_cell(id="a", outputs=outputs)]), path)
-        return without_pictures(path)
+        return path
 
-    one = stored("red", "'0.34'")
-    assert steady.compared("part/one", one, stored("blue", "'0.34'")) == (1, [])
-    assert len(steady.compared("part/one", one, stored("red", "'0.35'"))[1]) == 1
+    monkeypatch.setattr(steady, "STEADY", tmp_path)
+    monkeypatch.setattr(steady, "execute", lambda *_: None)
+    monkeypatch.setattr(steady, "notebook_path", lambda _: written("stored", 110, "'0.34'"))
+    (tmp_path / "own").mkdir()
+    written("own/one", grey, value)
+    count, said = steady.differing("one", "own")
+    assert (count, len(said)) == (1, differ)
+
+
+def picture(grey):
+    out = io.BytesIO()
+    PIL.Image.new("L", (40, 30), grey).save(out, format="png")
+    return base64.b64encode(out.getvalue()).decode() + "\n"
 
 
 def test_the_last_line_counts_and_a_difference_is_an_error(monkeypatch, capsys):
