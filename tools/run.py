@@ -143,6 +143,21 @@ def _digest(paths: list[Path]) -> str:
     return digest.hexdigest()
 
 
+def refusal(chapter: str, values: dict[str, object]) -> str:
+    """Why nothing would be trained with these values, which name a device, and what to say."""
+    from attnmem.lab import experiments
+
+    quick = "on a CPU say `-p device cpu -p profile quick`; to make, `DEVICE=cpu PROFILE=quick`"
+    try:
+        device = experiments.choose_device(str(values["device"]))
+    except ValueError as error:
+        return f"{error}; {quick}"
+    profile = {**parameters(chapter), **values}.get("profile")
+    if (device, profile) == ("cpu", "paper"):
+        return f"profile: got 'paper', which is trained on a GPU only; {quick}"
+    return ""
+
+
 def _run_all(names: list[str], arguments: argparse.Namespace) -> int:
     """Run chapters side by side, report each as it ends; returns the number of failures."""
     failures, jobs = {}, max(1, min(arguments.jobs, len(names)))
@@ -181,6 +196,8 @@ def main() -> int:
         for name in values.keys() - there:
             said = ", ".join(there) or "none"
             parser.error(f"{chapter} has no parameter {name!r}; it has: {said}")
+        if "device" in values and (said := refusal(chapter, values)):
+            parser.error(said)
     if not (arguments.force or values):
         changed = [name for name in names if not _up_to_date(name)]
         if skipped := len(names) - len(changed):

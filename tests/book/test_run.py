@@ -155,6 +155,35 @@ def test_in_a_fresh_copy_a_notebook_stays_where_pictures_look_alike(book):
     assert rerun(theirs) == ours
 
 
+TRAINS = ":tags: [parameters]\n\ndevice = 'cpu'\nminutes = 10\nprofile = 'paper'"
+QUICK = "on a CPU say `-p device cpu -p profile quick`; to make, `DEVICE=cpu PROFILE=quick`"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"device": "cpu"}, "profile: got 'paper', which is trained on a GPU only"),
+        ({"device": "cpu", "profile": "paper"}, "profile: got 'paper', which is trained"),
+        ({"device": "cuda:99", "profile": "quick"}, "device: got 'cuda:99'; expected a GPU that"),
+        ({"device": "gpu", "profile": "quick"}, "device: got 'gpu'; expected auto, cpu"),
+    ],
+)
+def test_what_would_train_nothing_is_refused_before_it_runs(book, values, message):
+    book.write("trains", chapter(TRAINS, "raise RuntimeError('this chapter runs')"))
+    given = [word for pair in values.items() for word in ("-p", *pair)]
+    refused = book.run("part/trains", *given)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+    assert QUICK in refused.stderr
+    assert "this chapter runs" not in refused.stderr
+
+
+def test_what_can_be_trained_runs(book):
+    book.write("trains", chapter(TRAINS, "raise RuntimeError('this chapter runs')"))
+    done = book.run("part/trains", "-p", "device", "cpu", "-p", "profile", "quick")
+    assert "this chapter runs" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
