@@ -10,6 +10,7 @@ from attnmem.pages import live, reporting
 
 from tools.chapters import TEXT, chapters, parameters
 
+ENDLESS = 1e6  # minutes: the trainings end by their steps, however slow the machine is
 ASKED = """\
 # "cpu" reads the stored trainings. "cuda", or "auto" with a GPU, makes them
 # again, too. Profile "quick" trains anywhere: a smoke test, never a result.
@@ -26,7 +27,7 @@ def own(monkeypatch, tmp_path):
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     shown = []
     monkeypatch.setattr(reporting, "_display", lambda *data: shown.append(data))
-    own = live.train(["dana-exp1", "dana-exp6"], minutes=1, profile="quick")
+    own = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
     own.report({"dana-exp1": JUDGES["dana-exp1"]})
     [(data, metadata)] = shown
     return own, data["text/plain"], metadata
@@ -68,13 +69,13 @@ def test_a_second_run_goes_on_and_rows_stay_apart(own, tmp_path):
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.csv")}
     assert {path.parents[1] for path in before} == {tmp_path / "live"}
     assert not store.known("dana-exp1", "quick")
-    again = live.train(["dana-exp1", "dana-exp6"], minutes=1, profile="quick")
+    again = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
     assert again.said.startswith("0 rows")
     assert again.rows == own[0].rows
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.csv")} == before
-    other = live.train(["dana-exp6"], minutes=1, profile="quick", variant="paper")
+    other = live.train(["dana-exp6"], minutes=ENDLESS, profile="quick", variant="paper")
     assert {run.variant for run, _ in other.rows["dana-exp6"].values()} == {"paper"}
-    again = live.train(["dana-exp6"], minutes=1, profile="quick")
+    again = live.train(["dana-exp6"], minutes=ENDLESS, profile="quick")
     assert again.rows["dana-exp6"] == own[0].rows["dana-exp6"]
 
 

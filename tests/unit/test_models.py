@@ -28,7 +28,7 @@ def total(model, which, outputs=1, without=()):
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_published_models_have_their_numbers(name):
-    start, known = time.perf_counter(), PUBLIC[name]
+    start, known = time.process_time(), PUBLIC[name]
     model = read(known["config"], known["part"])
     own = model.tied is not None
     assert (
@@ -39,7 +39,7 @@ def test_published_models_have_their_numbers(name):
         found = total(model, "matter", without=("word vectors", "map of patches"))
         assert found == known["matter"]
     assert total(model, "matter") < total(model, "numbers")
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_files_of_other_years_say_the_same():
