@@ -51,19 +51,19 @@ def test_what_is_listed_stands_on_a_page_once_and_ci_runs_what_it_is_said_to_run
 
 
 def run(command, folder, **options):
-    """Run it with rows in a folder of its own."""
+    """Run it to its end, with rows in a folder of its own."""
     environment = {**os.environ, "ATTNMEM_MEASUREMENTS": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return done
 
 
 @pytest.mark.parametrize("command", HERE)
 def test_a_command_of_the_pages_runs(command, tmp_path):
     binaries = Path(sys.executable).parent
     command = command.replace(".venv/bin/", f"{binaries}/").replace("_build/", f"{tmp_path}/")
-    said = run(command, tmp_path, shell=True, cwd=ROOT)
-    assert "unknown parameter" not in said  # as papermill warns
+    done = run(command, tmp_path, shell=True, cwd=ROOT)
+    assert "unknown parameter" not in done.stdout + done.stderr  # as papermill warns
 
 
 def test_parameters_that_pages_name_are_the_chapters():
@@ -88,4 +88,11 @@ def test_code_of_the_pages_runs_as_a_file(block, tmp_path):
     """With a quick profile and two processes in place of a sweep."""
     text = BLOCKS[block].replace('"dana-exp1", "paper"', '"dana-exp6", "quick"')
     (tmp_path / "block.py").write_text(re.sub(r"^(\s+)8,$", r"\g<1>2,", text, flags=re.M))
-    run([sys.executable, tmp_path / "block.py"], tmp_path)
+    printed = run([sys.executable, tmp_path / "block.py"], tmp_path).stdout.splitlines()
+    if block.startswith("README"):  # a comment says what is printed: a number, or one below it
+        said = re.findall(r"^print\(.*\)  # (below )?([\d,]+(?:e-\d+)?)", text, re.M)
+        assert len(said) == len(printed) == text.count("print(")
+        for line, (below, number) in zip(printed, said, strict=True):
+            value = float(re.search(r"[\d.]+(?:e-\d+)?", line)[0])
+            stated = float(number.replace(",", ""))
+            assert value < stated if below else value == stated
