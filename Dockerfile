@@ -9,7 +9,8 @@ USER $NB_USER
 WORKDIR $HOME
 # Only a new lock makes this layer again. JupyterLab is the container's alone.
 COPY --chown=$NB_UID Makefile requirements.txt constraints.txt ./
-RUN make $VENV/.locked && pip install --quiet --constraint constraints.txt jupyterlab==4.6.6 notebook==7.6.5
+COPY --chown=$NB_UID locks/container.txt locks/
+RUN make $VENV/.locked && pip install --quiet --only-binary :all: --require-hashes --requirement locks/container.txt
 COPY --chown=$NB_UID . .
 RUN touch $VENV/.locked && make env
 CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser"]

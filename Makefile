@@ -21,8 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 READY  := $(VENV)/.ready
 LOCKED := $(VENV)/.locked
-EXTRAS := book test certify cluster hub browser mutants
-HASHED := --require-hashes --requirement requirements.txt
+EXTRAS := book test certify cluster hub browser
+GROUPS := audit container mutants uv
+HASHED := --only-binary :all: --require-hashes --requirement requirements.txt
 PIP     = $(BIN)/python -m pip install --quiet
 NO_GPU  = [ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! command -v nvidia-smi > /dev/null
 CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
@@ -38,8 +39,8 @@ help: ## list the targets
 # without a GPU, PyTorch's own index offers a build for the CPU. If it does not answer, pip goes on.
 $(LOCKED): requirements.txt constraints.txt
 	$(SHOW) 'Environment: $(VENV) (a minute or two, once)'
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 13) or \
-	  sys.exit(f"Python 3.11 to 3.13 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 14) or \
+	  sys.exit(f"Python 3.11 to 3.14 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	if command -v uv > /dev/null; then uv pip install --quiet --python $(BIN)/python $(HASHED); \
 	  else $(PIP) --no-compile $(HASHED); fi
@@ -108,38 +109,15 @@ chromium: $(READY) # Debian's if it is there or root can install it, else the on
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
 
-define MUTANTS
-[cosmic-ray]
-module-path = "lib/attnmem/$(MODULE)"
-timeout = 300.0
-test-command = "$(abspath $(BIN))/python -m pytest -qx -p no:cacheprovider $(TESTS)"
-[cosmic-ray.distributor]
-name = "local"
-[cosmic-ray.filters.operators-filter]
-exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*"] # of annotations: int | None
-endef
-export MUTANTS
-define SAMPLED
-import sqlite3
-with sqlite3.connect("ray.sqlite") as session:
-    session.executescript("""DELETE FROM work_items WHERE job_id NOT IN (SELECT job_id FROM work_items
-        WHERE job_id NOT IN (SELECT job_id FROM work_results) ORDER BY random() LIMIT $(SAMPLE));
-      DELETE FROM mutation_specs WHERE job_id NOT IN (SELECT job_id FROM work_items);
-      DELETE FROM work_results""") # of those that are filtered
-endef
-export SAMPLED
-RAY := PYTHONPATH=lib $(abspath $(BIN))
+mutants: $(READY) _build/ray/.ready ## small mistakes in a module, as committed, that the tests that import it do not see (MODULE=pages/scaling.py; SAMPLE=100: of so many; LIVE=30: fails if more per cent do; TESTS=: others)
+	@$(BIN)/python -m tools.mutants $(or $(MODULE),$(error MODULE=pages/scaling.py is missing)) \
+	  $(if $(TESTS),--tests $(TESTS)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(LIVE),--live $(LIVE))
 
-mutants: SAMPLE ?= -1
-mutants: LIVE ?= 100
-mutants: TESTS ?= $(shell grep -rlw --include='test_*.py' $(basename $(notdir $(MODULE))) tests/unit tests/theory)
-mutants: $(READY) ## small mistakes in a module, as committed, that TESTS do not see (MODULE=scaling.py; SAMPLE=100: of so many; LIVE=30: fails if more per cent do)
-	@rm -rf _build/mutants && git clone -q . _build/mutants && cd _build/mutants && \
-	  echo "$$MUTANTS" > ray.toml && $(RAY)/cosmic-ray init ray.toml ray.sqlite && \
-	  $(RAY)/cr-filter-operators ray.sqlite ray.toml && $(RAY)/python -c "$$SAMPLED" && \
-	  $(RAY)/cosmic-ray baseline ray.toml && $(RAY)/cosmic-ray exec ray.toml ray.sqlite && \
-	  $(RAY)/cr-report --surviving-only --show-diff ray.sqlite && \
-	  $(RAY)/cr-rate --estimate --fail-over $(LIVE) ray.sqlite
+# Without yattag, which makes its reports in HTML and has no wheel: building it would run its code.
+_build/ray/.ready: locks/mutants.txt
+	$(PYTHON) -m venv _build/ray
+	_build/ray/bin/python -m pip install --quiet --no-deps --only-binary :all: --require-hashes --requirement $<
+	@touch $@
 
 lint: $(READY) ## style and formatting of code and notebooks, and the types of the core
 	$(BIN)/ruff check .
@@ -156,12 +134,15 @@ wheel: $(READY) ## build the library's wheel into dist/
 	$(BIN)/python -m tools.wheel
 
 LOCK = _build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
-  --custom-compile-command 'make lock' --no-emit-index-url $(addprefix --extra ,$(EXTRAS)) pyproject.toml
+  --custom-compile-command 'make lock' --no-emit-index-url
+WITH_HASHES = --constraint constraints.txt --generate-hashes $(addprefix --no-emit-package ,torch yattag)
 
-lock: ## renew constraints.txt, requirements.txt and environment.yml from pyproject.toml (UPGRADE=1: newest versions)
-	$(PYTHON) -m venv _build/uv && _build/uv/bin/python -m pip install --quiet uv
-	$(LOCK) $(if $(UPGRADE),--upgrade) --output-file constraints.txt
-	$(LOCK) --constraint constraints.txt --generate-hashes --no-emit-package torch --output-file requirements.txt
+lock: ## renew constraints.txt, requirements.txt, locks/ and environment.yml from pyproject.toml (UPGRADE=1: newest versions)
+	$(PYTHON) -m venv _build/uv && _build/uv/bin/python -m pip install --quiet --only-binary :all: --require-hashes --requirement locks/uv.txt
+	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(if $(UPGRADE),--upgrade) --output-file constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(WITH_HASHES) --output-file requirements.txt pyproject.toml
+	for group in $(GROUPS); do \
+	  $(LOCK) --group $$group $(WITH_HASHES) $(if $(UPGRADE),--upgrade) --output-file locks/$$group.txt || exit 1; done
 	awk -F== 'NR == FNR {pin[$$1] = $$2; next} {name = $$1; sub(/^ +- /, "", name)} \
 	  NF == 2 && name in pin {$$0 = $$1 FS pin[name]} 1' constraints.txt environment.yml > _build/environment.yml
 	cp _build/environment.yml environment.yml

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import nbformat
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -17,12 +16,14 @@ from packaging.utils import canonicalize_name
 
 import attnmem
 
-from tools.chapters import ROOT, config, notebook_path, repository
+from tools.chapters import ARGUMENT, BOOK, ROOT, config, contents, repository
+from tools.chapters import TEXT as TEXTS
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 TEXT = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+CITED = yaml.safe_load((ROOT / "CITATION.cff").read_text())
 CONDA_PIP = ENVIRONMENT["dependencies"][-1]["pip"]
 
 
@@ -55,7 +56,7 @@ def test_the_constraints_agree_with_every_requirement_and_every_pin_of_the_proje
     extras = PROJECT["optional-dependencies"]
     pinned = [line for extra in extras.values() for line in extra]
     assert pins(pinned).items() <= CONSTRAINTS.items()
-    locked = ("book", "test", "certify", "cluster", "hub", "browser", "mutants")
+    locked = ("book", "test", "certify", "cluster", "hub", "browser")
     used = [line for extra in locked for line in extras[extra]]
     for requirement in map(Requirement, PROJECT["dependencies"] + used):
         version = CONSTRAINTS[canonicalize_name(requirement.name)]
@@ -64,13 +65,56 @@ def test_the_constraints_agree_with_every_requirement_and_every_pin_of_the_proje
     assert all(str(r.specifier).startswith(">=") for r in needs)  # Colab keeps what it has
 
 
-def test_the_lock_has_hashes_of_everything_but_torch_and_names_no_host():
-    locked = re.findall(r"(?m)^([a-z].*) \\$\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", LOCK)
+def hashed(text):
+    """The lines of a lock that have a hash; all others must be comments."""
+    locked = re.findall(r"(?m)^([a-z].*) \\$\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text)
     said = "".join(f"{line} \\\n{hashes}" for line, hashes in locked)
-    assert said == re.sub(r"(?m)^#.*\n", "", LOCK)  # no line without a hash, no index, no path
+    assert said == re.sub(r"(?m)^#.*\n", "", text)  # no line without a hash, no index, no path
+    return {line for line, _ in locked}
+
+
+def test_the_lock_has_hashes_of_everything_but_torch_and_names_no_host():
     torch = PYPROJECT["tool"]["uv"]["constraint-dependencies"]
-    assert {*torch, *(line for line, _ in locked)} == {line for line in LINES if line[0] != "#"}
+    assert {*torch, *hashed(LOCK)} == {line for line in LINES if line[0] != "#"}
     assert "://" not in LOCK + "".join(LINES)
+
+
+@pytest.mark.parametrize("group", PYPROJECT["dependency-groups"])
+def test_what_is_installed_apart_is_locked(group):
+    """In the versions of the book's lock, where it has the same."""
+    locked = pins(hashed((ROOT / f"locks/{group}.txt").read_text()))
+    assert pins(PYPROJECT["dependency-groups"][group]).items() <= locked.items()
+    assert {
+        name: CONSTRAINTS[name] for name in locked if name in CONSTRAINTS
+    }.items() <= locked.items()
+
+
+def test_pip_takes_nothing_without_a_hash_and_builds_nothing():
+    """In the container and the workflows, in the Makefile all but torch and the library itself."""
+    files = [ROOT / "Dockerfile", ROOT / "Makefile", *(ROOT / ".github/workflows").glob("*.yml")]
+    calls = {
+        path: re.findall(r"(?<!uv )\bpip install ([^\n;]*)", path.read_text()) for path in files
+    }
+    assert sum(map(len, calls.values())) >= 8
+    for path, arguments in calls.items():
+        for said in arguments:
+            if path.name != "Makefile" or said not in ("--quiet", "--quiet --python $(BIN)/python"):
+                assert "--only-binary :all: --require-hashes --requirement" in said, said
+    makefile = (ROOT / "Makefile").read_text()
+    assert (
+        "HASHED := --only-binary :all: --require-hashes --requirement requirements.txt\n"
+        in makefile
+    )
+    assert len(re.findall(r"\$\(PIP\)", makefile)) == 3
+
+
+def test_the_audit_reads_every_lock_and_fails_where_it_reads_nothing():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())["jobs"]
+    [audit] = [
+        step["run"] for step in jobs["audit"]["steps"] if "pip-audit -" in step.get("run", "")
+    ]
+    assert "for lock in constraints.txt locks/*.txt" in audit
+    assert "pip-audit --strict " in audit
 
 
 def test_the_conda_environment_agrees_with_the_constraints():
@@ -89,6 +133,7 @@ def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
     first = copied[0].split()  # what the lock's target needs, and no more
     assert f"$(LOCKED): {' '.join(first[1:])}\n" in makefile
     assert first[0] == "Makefile"
+    assert f"--require-hashes --requirement {copied[1]}\n" in steps
     assert "LOCKED := $(VENV)/.locked\n" in makefile
     for target in re.findall(r"\bmake ([a-z]+)", steps):
         assert re.search(rf"(?m)^{target}:", makefile), target
@@ -98,47 +143,58 @@ def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
     assert f"ARG NB_USER={container['remoteUser']} NB_UID=1000\n" in steps  # as Binder asks
 
 
-def test_metadata_of_a_release_are_those_of_the_citation():
-    record = json.loads((ROOT / ".zenodo.json").read_text())
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert (record["title"], record["version"]) == (cited["title"], cited["version"])
-    assert (record["description"], record["license"]) == (cited["message"], cited["license"][0])
-    assert [one["name"] for one in record["creators"]] == [one["name"] for one in cited["authors"]]
-    works = [one["identifiers"][0]["value"] for one in cited["references"]]
-    assert [one["identifier"] for one in record["related_identifiers"]] == works
+def test_metadata_of_the_wheel_are_those_of_the_citation():
+    """A repository's address, once there is one, stands in both."""
+    for field in ("authors", "keywords"):
+        assert PROJECT[field] == CITED[field]
+    assert len(CITED["abstract"].split()) > 30
+    address = repository()[0] or None
+    assert PROJECT.get("urls", {}).get("Repository") == address
+    assert CITED.get("repository-code") == address
 
 
 def test_the_version_is_the_same_everywhere():
     """Also that of the tag, when one is released."""
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    recorded = json.loads((ROOT / ".zenodo.json").read_text())["version"]
-    assert {cited, recorded, os.environ.get("VERSION", cited)} == {attnmem.__version__}
+    versions = {CITED["version"], os.environ.get("VERSION", CITED["version"])}
+    assert versions == {attnmem.__version__}
 
 
-def test_the_paper_cites_what_its_bibliography_has_and_the_book_knows():
-    paper = (ROOT / "paper.md").read_text()
-    assert len(paper.split()) <= 800
-    cited = set(re.findall(r"@([a-z]+\d{4})", paper))
-    entry = r"@\w+\{(\w+),\s+author = (.*),\s+title = (.*),"
-    known = [
-        re.findall(entry, (ROOT / f).read_text()) for f in ("paper.bib", "book/references.bib")
-    ]
-    assert {key for key, *_ in known[0]} == cited
-    assert {*known[0]} <= {*known[1]}
-    authors = yaml.safe_load(paper.split("---")[1])["authors"]
-    there = yaml.safe_load((ROOT / "CITATION.cff").read_text())["authors"]
-    assert [one["name"] for one in authors] == [one["name"] for one in there]
-
-
-def test_the_paper_has_the_numbers_that_the_book_prints():
-    overview = nbformat.read(notebook_path("front/overview"), 4)
-    said = json.dumps([cell.get("outputs", []) for cell in overview.cells])
-    said += (ROOT / "book/fragments/totals-papers.md").read_text()
-    numbers = re.findall(
-        r"\d+(?:,\d{3})+|\b\d{2,3}\b", (ROOT / "paper.md").read_text().split("---")[2]
+def test_the_versions_of_python_are_the_same_everywhere():
+    makefile, readme = ((ROOT / name).read_text() for name in ("Makefile", "README.md"))
+    first, last = re.search(r"\(3, (\d+)\) <= v <= \(3, (\d+)\)", makefile).groups()
+    minors = [str(minor) for minor in range(int(first), int(last) + 1)]
+    kinds = [kind.rpartition(" :: 3.") for kind in PROJECT["classifiers"]]
+    assert [minor for kind, _, minor in kinds if kind == "Programming Language :: Python"] == minors
+    assert PROJECT["requires-python"] == f">=3.{first}"
+    assert f"python>=3.{first},<3.{int(last) + 1}" in ENVIRONMENT["dependencies"]
+    said = re.findall(
+        r"\b3\.\d+ to 3\.\d+\b", makefile + readme + (BOOK / "running.md").read_text()
     )
-    sizes = {"64", "32"}
-    assert [number for number in numbers if number not in sizes and number not in said] == []
+    assert len(said) == 4
+    assert {*said} == {f"3.{first} to 3.{last}"}
+    assert f'python-version: "3.{last}"' in (ROOT / ".github/workflows/weekly.yml").read_text()
+
+
+COUNTS = ["twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"]
+
+
+def test_the_chapters_of_the_argument_are_counted_right_in_words():
+    pages = [page for pages in dict(contents()[1:]).values() for page in pages]
+    count = sum(Path(page).parent.name in ARGUMENT for page in pages)
+    files = [
+        ROOT / "README.md",
+        *BOOK.glob("*.md"),
+        *BOOK.glob("fragments/*"),
+        *TEXTS.rglob("*.md"),
+    ]
+    counted = rf"(?i)\b({'|'.join(COUNTS)}) (?:chapters|boxes)\b"
+    said = {}
+    for path in files:
+        for paragraph in path.read_text().split("\n\n"):
+            if re.search(r"(?i)\bargument\b", paragraph) and "new chapters" not in paragraph:
+                said |= {(path.name, word.lower()): path for word in re.findall(counted, paragraph)}
+    assert {word for _, word in said} == {COUNTS[count - 12]}
+    assert {"README.md", "claims.md", "overview.md", "argument.html"} <= {name for name, _ in said}
 
 
 ACTION = re.compile(r"^ *-? *uses: (\S+)(.*)$", re.M)
