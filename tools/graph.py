@@ -18,12 +18,12 @@ import networkx as nx
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from attnmem.pages.reporting import METADATA, WORDS, Graded
+from attnmem.pages.reporting import METADATA, NOT_YET, WORDS, Graded
 from attnmem.papers import Claim, claims, papers
 
 from .chapters import chapters, notebook_path, render, text_path
 
-NOT_YET, LEFT_OUT = "not yet", "left out"  # what a claim is called without a verdict
+LEFT_OUT = "left out"  # what a claim is called that no chapter means to judge
 AUTHORS = {key: paper.authors for key, paper in papers().items()}
 
 BOX = r"^(?P<fence>:{3,}|`{3,})\{prf:(?P<kind>\w+)\} *(?P<title>.*)\n"

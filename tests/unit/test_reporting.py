@@ -124,15 +124,26 @@ def test_what_a_claim_adds_is_shown_and_cannot_carry_it(displayed):
     assert [check[-1] for check in metadata["attnmem"]["checks"]] == [True, False]
     assert "- ✓ an offset" in data["text/markdown"]
     reporting.verdict("dana-experiment-6", {"slope": MUTE}, also=also, sizes="N = 10")
-    assert "- · slope" in displayed[-1][0]["text/markdown"]
+    assert "- · cannot tell: slope" in displayed[-1][0]["text/markdown"]
+
+
+@pytest.mark.parametrize("key", ["mahdavi-figure-3", "mahdavi-table-1"])
+def test_a_claim_that_nothing_can_tell_is_not_judged_yet(displayed, key):
+    reporting.verdict(key, {"one curve": MUTE})
+    if needs := papers.claims()[key].needs:
+        reporting.verdict(key, {})
+    for data, metadata in displayed:
+        assert not metadata
+        assert "not yet" in data["text/markdown"]
+        assert ("missing: " + needs in data["text/markdown"]) is bool(needs)
+    assert "- · cannot tell: one curve" in displayed[0][0]["text/markdown"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("mahdavi-theorem-9", {"x": SEEN}), "^verdict: got 'mahdavi-theorem-9'"),
-        (("mahdavi-theorem-1", {}), "no checks that can tell"),
-        (("mahdavi-figure-3", {"x": MUTE}), "no checks that can tell"),
+        (("mahdavi-theorem-1", {}), "no checks"),
         (("mahdavi-theorem-1", {"x": True}), r"got True for 'x'; expected what it rests on"),
         (("mahdavi-figure-3", {"x": SEEN, "y": ONE}), "no sizes"),
         (("mahdavi-theorem-1", {"x": BALLS}), "no instead"),

@@ -1,6 +1,7 @@
 """Fits recover planted laws, intervals cover, the criterion picks the law behind the data."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ LITERAL = {  # coefficients by name, and the values at 2 and 3
     "pure square": ({"x^2": 5}, [20, 45]),
     "pure cube": ({"x^3": 5}, [40, 135]),
     "power": ({"factor": 5, "exponent": 3}, [40, 135]),
+    "power and constant": ({"1": -7, "factor": 5, "exponent": 3}, [33, 128]),
     "saturating": ({"limit": 15, "half": 3}, [30 / 5, 45 / 6]),
 }
 
@@ -52,6 +54,9 @@ def test_too_few_points_have_a_fit_but_cannot_be_compared():
     assert scaling.fit("linear", [1, 2, 3, 4], [1, 2, 3, 5]).aicc == math.inf
     five = scaling.fit("linear", [1, 2, 3, 4, 5], [1, 2, 3, 5, 4])  # residual 1.9
     assert five.aicc == pytest.approx(5 * math.log(1.9 / 5) + 6 + 24 / 1)
+    none = scaling.fit("quadratic", [1, 1, 2], [1, 2, 3])
+    assert (none.points, none.aicc) == (3, math.inf)
+    assert np.isnan([none.r2, *none.coefficients.values()]).all()
     two = scaling.fit("linear", [1, 3], [2, 8])
     assert (two.points, two.aicc) == (2, math.inf)
     assert two.coefficients == pytest.approx({"1": -1, "x^1": 3})
@@ -68,16 +73,17 @@ def test_a_fit_does_not_depend_on_the_unit_of_the_places(law, unit):
 
 
 @pytest.mark.parametrize("y", [X**2, X**0.5, 1 / X, np.exp(-X), 1 + 0 * X, np.sin(X)])
-@pytest.mark.parametrize("law", ["power", "saturating"])
+@pytest.mark.parametrize("law", ["power", "power and constant", "saturating"])
 def test_no_other_coefficients_are_closer(law, y):
     found = scaling.fit(law, X, y)
     residual = ((y - found(X)) ** 2).sum()
     random = np.random.default_rng(0)
-    for other in (
-        random.uniform(-10, 10, 2000) if law == "power" else 10 ** random.uniform(-4, 6, 2000)
-    ):
-        column = scaling.LAWS[law].value(X, 1.0, other)
-        closest = y - column * (column @ y) / (column @ column)
+    powers = random.uniform(-10, 10, 2000)
+    for other in 10 ** random.uniform(-4, 6, 2000) if law == "saturating" else powers:
+        linear = np.eye(len(found.coefficients) - 1)
+        columns = np.stack([scaling.LAWS[law].value(X, *one, other) for one in linear], axis=1)
+        columns /= columns.max(axis=0)
+        closest = y - columns @ np.linalg.lstsq(columns, y)[0]
         assert residual <= (closest**2).sum() * (1 + 1e-9) + 1e-20
 
 
@@ -147,7 +153,55 @@ def test_what_is_unsaturated_ends_at_the_first_point_that_reaches_the_ceiling_in
     line = scaling.unsaturated_line([1, 2, 3, 4, 5], [0.2, 0.4, 0.6, 0.96, 0.99])
     assert line.points == 3
     assert line.coefficients["x^1"] == pytest.approx(0.2)
-    assert scaling.unsaturated_line([1, 2, 3], [0.2, 0.4, 0.96]) is None
+
+
+@pytest.mark.parametrize("y", [[0.2, 0.4, 0.96], [0.2, 0.96, 1.0], [0.96, 1.0, 1.0], [1, 1, 1]])
+def test_a_curve_with_too_few_points_below_saturation_cannot_tell_and_ends_nothing(y):
+    x, seeds = np.arange(1.0, 4.0), np.repeat(np.array(y)[:, None], 2, axis=1)
+    line = scaling.unsaturated_line(x, seeds)
+    assert math.isnan(line.r2)
+    assert scaling.rises_on_a_line(line) is None
+    assert scaling.follows("square", x, seeds)[0] is None
+    keep = scaling.unsaturated(x, seeds)
+    for statistic in (scaling.exponent, scaling.quadratic_term):
+        statistic = partial(statistic, x=x[keep])
+        [span] = scaling.bootstrap(statistic, seeds[keep], draws=2, seed=0)
+        assert math.isnan(span.low)
+
+
+@pytest.mark.parametrize(
+    ("y", "of"),
+    [
+        (lambda x: 0.1 + 0.8 * x, {"linear"}),
+        (lambda x: 0.1 + 0.8 * x**2, {"square"}),
+        (lambda x: 0.8 * x**2 - 0.01, {"square"}),
+        (lambda x: 0.02 + 0.8 * x**3, set()),
+        (lambda x: 0.01 * np.exp(4.5 * x), set()),
+        (lambda x: 0.02 + 0.8 * x**1.3, {"linear"}),
+        (lambda x: 0.02 + 0.8 * x**1.5, set()),
+        (lambda x: 0.8 * x**0.5, set()),
+        (lambda x: 0.9 - 0.8 * x, set()),
+        (lambda x: 0.9 - 0.8 * x**2, set()),
+        (lambda x: 0.3 + 0 * x, set()),
+        (lambda x: 0.4 + 0.2 * np.sin(40 * x), set()),
+        (lambda x: np.minimum(0.1 + 1.7 * x, 1), {"linear"}),
+    ],
+)
+def test_a_line_and_a_square_are_told_apart_on_the_unsaturated_part(y, of):
+    """A law needs its exponent, too, so a cubic is no square, though nearer to it than to a line.
+
+    Small noise keeps the criterion from comparing residuals of rounding.
+    """
+    x = np.arange(1, 11) / 10
+    noisy = y(x) + 0.002 * np.random.default_rng(0).normal(size=10)
+    holds = {law: scaling.follows(law, x, noisy)[0] for law in ("linear", "square")}
+    assert {law for law, held in holds.items() if held} == of
+    assert None not in holds.values()
+
+
+def test_an_exponent_is_that_beside_a_constant():
+    assert scaling.exponent(0.3 + 0.2 * X**1.7, X) == pytest.approx(1.7, abs=1e-6)
+    assert scaling.exponent(0.3 - 0.2 * X**-0.5, X) == pytest.approx(-0.5, abs=1e-6)
 
 
 def test_a_difference_is_that_of_means_with_the_error_of_both():
@@ -174,7 +228,6 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
     [
         (scaling.fit, ("cubic", X, X), {}, "law"),
         (scaling.fit, ("linear", X, X[1:]), {}, "y"),
-        (scaling.fit, ("quadratic", [1, 1, 2], [1, 2, 3]), {}, "x"),
         (scaling.fit, ("power", [0.0, 1, 2], [0.0, 1, 2]), {}, "x"),
         (scaling.fit, ("linear", X, MISSING), {}, "y"),
         (scaling.fit, ("linear", INFINITE, X), {}, "x"),

@@ -234,6 +234,13 @@ def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series
     return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
 
 
+def published(name: str) -> pd.DataFrame:
+    """The rows of a study's published tier once all are there, and none before."""
+    study, known = TESTS[name], store.known(name, "published")
+    whole = len(known) == len(study.configs("published"))
+    return study.table(known.values() if whole else ())
+
+
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     """A column such as ``share`` or ``ranks``, a line for each test and map, by precision."""
     tests = rows[rows.test != "curve"]  # of which there is one size

@@ -16,6 +16,7 @@ _GLUE = "application/papermill.record/"  # the MIME prefix that myst_nb reads gl
 METADATA = "attnmem"  # the key of a verdict in its output's metadata
 GRADES = ("proved", "certified", "checked", "measured")  # strongest first
 CLAIMED = ("confirmed", "in part", "contradicted")  # see word_for
+NOT_YET = "not yet"  # while nothing can tell
 WORDS = {
     "definition": ("illustrated", "illustrated in part", "not as stated"),
     "assumption": ("met", "met in part", "not met"),
@@ -140,7 +141,8 @@ def verdict(
     what :func:`proved`, :func:`certified`, :func:`tried` or :func:`measured` returned. Those in
     ``also`` must hold, too, but cannot carry the claim alone. Measured checks need ``sizes``, the
     sizes and data of what was measured, and a contradicted theorem ``instead``, the label of what
-    is true. ``curves``: how many the paper published, if the main checks are one for each.
+    is true. ``curves``: how many the paper published, if the main checks are one for each. While no
+    check can tell, the claim is not judged yet; only one that ``needs`` something may have none.
     """
     if key not in claims():
         refuse("verdict", repr(key), "a key of claims()")
@@ -151,8 +153,12 @@ def verdict(
             refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
     aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
     checks = {**checks, **aside}
+    lines = [f"- {marked(*pair)}" for pair in checks.items()]
+    if not checks and not claim.needs:
+        refuse(name, "no checks", "at least one")
     if all(check.holds is None for check in checks.values()):
-        refuse(name, "no checks that can tell", "at least one")
+        missing = [f"- missing: {claim.needs}"] if claim.needs else []
+        return show("\n".join([f"**{claim.label}: {NOT_YET}**", "", *lines, *missing]))
     if sizes is None and any(check.grade == "measured" for check in checks.values()):
         refuse(name, "no sizes", "sizes: what was measured, since some checks are")
     word = word_for(claim, checks.values(), curves)
@@ -164,13 +170,12 @@ def verdict(
     entry = {"claim": key, "verdict": word, "grade": grade, "sizes": sizes, "instead": instead}
     entry |= {"checks": each, "curves": curves}
     head = " · ".join(filter(None, [f"**{claim.label}: {word}**", grade, sizes]))
-    text = "\n".join([head, "", *(f"- {marked(*pair)}" for pair in checks.items())])
-    show(text, {METADATA: entry})
+    show("\n".join([head, "", *lines]), {METADATA: entry})
 
 
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
-    mark = "·" if check.holds is None else "✗✓"[check.holds]
+    mark = "· cannot tell:" if check.holds is None else "✗✓"[check.holds]
     return f"{mark} {evidence} *({_grade_of([check])})*"
 
 
