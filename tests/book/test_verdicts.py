@@ -497,6 +497,7 @@ ONE = [  # a curve that is saturated, among others
 ]
 OF_CURVES = {claim: files for claim, _, files, *_ in ACCURACIES + ERRORS if "finding" not in claim}
 OF_CURVES.pop(f"{D}width-per-parameter")  # compares two accuracies, high ones too
+OF_CURVES.pop(f"{D}figures-7-and-10")  # counts epochs: an MLP that knows all at once is not late
 ALL = [(claim, files, None) for claim, files in OF_CURVES.items()]
 
 

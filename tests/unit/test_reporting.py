@@ -18,7 +18,7 @@ def displayed(monkeypatch):
 def test_claims_are_complete_and_keyed_by_paper():
     claims = papers.claims()
     assert {claim.paper for claim in claims.values()} == set(papers.papers())
-    kinds = {"definition", "assumption", "theorem", "figure", "table", "finding"}
+    kinds = {"definition", "assumption", "theorem", "figure", "table", "remark", "finding"}
     assert {claim.kind for claim in claims.values()} == kinds
     assert all(claim.key == key and claim.says.endswith(".") for key, claim in claims.items())
 
