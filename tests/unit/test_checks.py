@@ -77,7 +77,6 @@ PLACED = [
     (independence.numerical_rank, (DRAWN[:, :0],), {}),
     (independence.numerical_rank, (DRAWN[:, :1].float().expand(3, 2, 5),), {}),
     (independence.kruskal_rank, (PAIRS[1:4],), {}),
-    (independence.kruskal_rank, (PAIRS[1:4],), {"method": "milp"}),
     (tiny.trained_matrix, (tiny.random_facts(5, 4, seed=0),), {"steps": 3}),
     (tiny.recalled, (DRAWN[0, :4, :4], tiny.random_facts(5, 4, seed=0)), {}),
     (attnmem.mha, (MHA, DRAWN[2], DRAWN[1]), {}),
