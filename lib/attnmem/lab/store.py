@@ -1,13 +1,12 @@
 """The store of measured rows: one CSV per experiment and profile, one row per measurement.
 
 A row is a configuration and its result; its line ends with a key, the hash of its configuration,
-and a checksum. A row is appended whole or not at all. A file that is damaged or foreign is refused
-with its line, and nothing is written to it.
+and a checksum. A file is whole at any moment. One that is damaged or foreign is refused with its
+line, and nothing is written to it.
 """
 
 import contextlib
 import csv
-import errno
 import functools
 import hashlib
 import io
@@ -228,15 +227,16 @@ def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str
     return dict(row for rows in files for row in rows.items())
 
 
-def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
+def read(path: Path) -> dict[str, Row]:
     """All rows of a file by key, in its order; none if there is no file.
 
-    Line ends and byte-order mark may be those of another system. Unless this process holds the lock
-    (``locked``), a file that seems damaged is read again under it: a row may be half written. What
-    :func:`append` did not write so raises :class:`DamagedResultsError`.
+    Line ends and byte-order mark may be those of another system. What :func:`append` did not write
+    so raises :class:`DamagedResultsError`.
     """
     number, lines, rows = 1, [], {}
+    note = path.with_suffix(".count")  # it is read first, since rows may be added meanwhile
     try:
+        written = int(note.read_text("utf-8")) if note.exists() else 0
         if path.exists():
             text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
             *lines, end = [line.removesuffix("\r") for line in text.split("\n")]
@@ -252,28 +252,23 @@ def read(path: Path, *, locked: bool = False) -> dict[str, Row]:
             if config.key in rows:
                 raise ValueError(f"the run {config.key} stands in the file twice")
             rows[config.key] = config, result
-        _check_whole(path, lines)
+        _check_whole(path, lines, written)
     except ValueError as error:
-        if not locked:
-            with contextlib.suppress(OSError), _locked(path):
-                return read(path, locked=True)
         raise DamagedResultsError(f"{path}, line {number}: {error}") from error
     return rows
 
 
-def _check_whole(path: Path, lines: list[str]) -> None:
+def _check_whole(path: Path, lines: list[str], written: int) -> None:
     """A shipped file begins with the rows that were shipped, and no file of one's own loses any."""
-    listed, note = path.parent.parent / DIGESTS, path.with_suffix(".count")
+    listed = path.parent.parent / DIGESTS
     if listed.exists():
         for entry in listed.read_text("utf-8").splitlines():
             file, count, shipped = entry.split()
             if path.match(file) and digest(lines[: int(count)]) != shipped:
                 raise ValueError(f"its first {count} rows are not those that {listed} lists")
-    elif path.exists() and note.exists():  # who begins again may delete the file alone
-        written = int(note.read_text("utf-8"))
-        if len(lines) < written:
-            own = f"if you took some out yourself, delete {note.name}"
-            raise ValueError(f"{written} rows were written, {len(lines)} are there; {own}")
+    elif path.exists() and len(lines) < written:  # who begins again may delete the file alone
+        own = f"if you took some out yourself, delete {path.stem}.count"
+        raise ValueError(f"{written} rows were written, {len(lines)} are there; {own}")
 
 
 def digest(lines: list[str]) -> str:
@@ -319,13 +314,13 @@ def _finite(value: Any) -> bool:
 def append(rows: Iterable[Row], root: Path | None = None) -> int:
     """Append rows to their files, those that are new, and flush them to disk; how many there were.
 
-    Every row is one write of one line, and a new file is renamed into its place, so a killed
-    process leaves whole lines only. A writer holds a lock on the file ``<profile>.lock``. The
+    A file is written anew beside the old one and renamed into its place, so readers and killed
+    processes meet whole files only. A writer holds a lock on the file ``<profile>.lock``. The
     folder of the experiments' folders is ``root``, by default :func:`writable_root`.
 
-    Nothing is written to a file if a value has no place in a row, such as NaN (``ValueError``), or
-    if it is damaged or holds rows of another kind (:class:`DamagedResultsError`). ``OSError`` says
-    that the disk is full, and nothing of a row is left, or that a lock is not given up.
+    A file stays as it is if a value has no place in a row, such as NaN (``ValueError``), if it is
+    damaged or holds rows of another kind (:class:`DamagedResultsError`), if the disk is full or a
+    lock is not given up (``OSError``).
     """
     by_file: dict[Path, list[Row]] = {}
     for config, result in rows:
@@ -342,26 +337,29 @@ def _append(path: Path, rows: list[Row]) -> int:
             refuse("rows", f"{row}", f"{expected}, as the others of {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        have, lines = read(path, locked=True), []
+        have, lines = read(path), []
         for config, result in rows:
             if config.key not in have:
                 have[config.key] = config, result
                 lines.append(_line(config, result))
-        if path.exists():
-            if path.read_text("utf-8-sig").split("\n", 1)[0] != HEADERS[kind]:
-                raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
-            _write(path, lines)
-        else:
-            scratch = path.with_suffix(".new")
-            scratch.unlink(missing_ok=True)
-            _write(scratch, [HEADERS[kind] + "\n", *lines])
-            os.replace(scratch, path)
+        before = path.read_bytes() if path.exists() else f"{HEADERS[kind]}\n".encode()
+        if before.decode("utf-8-sig").splitlines()[0] != HEADERS[kind]:
+            raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
+        _replace(path, before + "".join(lines).encode())
         if not (path.parents[1] / DIGESTS).exists():
             with contextlib.suppress(OSError):  # the rows are there, and the last count holds
-                scratch = path.with_suffix(".new")
-                scratch.write_text(f"{len(have)}\n", "utf-8")
-                os.replace(scratch, path.with_suffix(".count"))
+                _replace(path.with_suffix(".count"), f"{len(have)}\n".encode())
     return len(lines)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file whole, by renaming what is on the disk already."""
+    scratch = path.with_suffix(".new")
+    with open(scratch, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
 
 
 def _locked(path: Path) -> AcquireReturnProxy:
@@ -393,20 +391,6 @@ def _line(config: Configuration, result: Any) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow([*texts, config.key])
     return f"{line.getvalue()[:-1]},{zlib.crc32(line.getvalue().encode()):08x}\n"
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    """Write each line whole; a full disk would take a part of it."""
-    with open(path, "ab", buffering=0) as file:
-        for text in map(str.encode, lines):
-            end = file.seek(0, os.SEEK_END)
-            try:
-                if os.write(file.fileno(), text) < len(text):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                file.truncate(end)
-                raise
-        os.fsync(file.fileno())
 
 
 def check_writable(config: Configuration) -> None:
