@@ -309,10 +309,12 @@ def _memorize(given: argparse.Namespace) -> int:
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in weights.items())
     lines = [f"data        {data.brief}", f"stored      {stored}", f"weights     {out}: {shapes}"]
     print(wrapped(lines))
-    inputs = "data.contexts, data.queries" + ", data.mask" * (data.mask is not None)
-    answers = f"print(predict({given.out!r}, {inputs}))"
-    call = f"from attnmem.yours import load, predict; data = {call}; {answers}"
-    print(f"load        {call}  # the labels{' that are stored' * (found.count < len(found.met))}")
+    inputs = "data.contexts, data.queries"
+    if data.mask is not None:
+        inputs += ", data.mask"
+    call = f"data = {call}; print(predict({given.out!r}, {inputs}))"
+    meaning = "the labels" if found.met.all() else "the labels that are stored"
+    print(f"load        from attnmem.yours import load, predict; {call}  # {meaning}")
     return 0
 
 

@@ -131,4 +131,6 @@ class Memory:
 def _few(values: Tensor) -> str:
     """The first numbers of a label, and how many there are more."""
     shown = ", ".join(f"{value:.7g}" for value in values[:3])
-    return f"[{shown}{f', and {len(values) - 3} more' * (len(values) > 3)}]"
+    if len(values) > 3:
+        shown += f", and {len(values) - 3} more"
+    return f"[{shown}]"

@@ -407,8 +407,8 @@ class _Ranks:
         for h, rank in known.items():
             if h == heads or (h < heads and rank.rank == T):
                 return rank
-        many = "s" * (heads > 1)
-        self.tell(f"derivative of {heads} head{many}" + zero * ", outputs zero", 0)
+        step = f"derivative of {heads} head" if heads == 1 else f"derivative of {heads} heads"
+        self.tell(f"{step}, outputs zero" if zero else step, 0)
         some = self.at.some(layer.enough_rows(self.at, heads, self.head_dim, self.seed))
         if zero:
             groups = layer.draw(heads, self.head_dim, some, layer.SHARP, self.seed, groups=True)

@@ -61,10 +61,11 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
     lm = row["lm"] and not re.search("Classification|QuestionAnswering", ends)
     tied = bool(config["tie_word_embeddings"]) if lm else None
     name = name if isinstance(name, str) and name and name[:80].isprintable() else kind
-    name = f"{name[:80]}{', its ' * bool(row['part'])}{row['part']}"
-    name += ", quantized in its file, counted as if it were not" * bool(
-        config.get("quantization_config")
-    )
+    name = name[:80]
+    if row["part"]:
+        name += f", its {row['part']}"
+    if config.get("quantization_config"):
+        name += ", quantized in its file, counted as if it were not"
     return Model(name=name, blocks=tuple(blocks), tied=tied, offsets=(buckets, seen), **sizes)
 
 

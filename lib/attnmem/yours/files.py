@@ -129,8 +129,10 @@ def _said(part: Any, room: int = 2000) -> str:
         first = [_said(each)[:160] for each in part[:_FEW]]
         while len(first) > 1 and len(", ".join(first)) > room:
             first.pop()
-        more = f" and {len(part) - len(first)} more" * (len(part) > len(first))
-        part = ", ".join(first)[: max(room, 200)] + more
+        listed = ", ".join(first)[: max(room, 200)]
+        if len(part) > len(first):
+            listed += f" and {len(part) - len(first)} more"
+        part = listed
     return str(part) if str(part).isprintable() else repr(part)
 
 
@@ -290,8 +292,9 @@ def _labels(target: _Column, kept: np.ndarray, kind: str | None) -> tuple[np.nda
     whole = all(map(_WHOLE.fullmatch, cells))
     numbers = any(map(_NUMBER.fullmatch, cells))
     if kind is None and target.odd and numbers and not (whole and values is None):
-        leave = "--label-kind real to leave such rows out, " * (values is not None)
-        expected = f"numbers alone, {leave}--label-kind class, or another --label"
+        expected = "numbers alone, --label-kind class, or another --label"
+        if values is not None:
+            expected += ", or --label-kind real to leave such rows out"
         refuse("--label", f"{_short(target.name)}, where {target.odd}", expected)
     if kind is None:
         kind = "real" if values is not None and numbers and not whole else "class"
@@ -305,7 +308,9 @@ def _labels(target: _Column, kept: np.ndarray, kind: str | None) -> tuple[np.nda
             break
     if kind == "real":
         return values[kept], words
-    return cells, words + "; as numbers: --label-kind real" * (values is not None)
+    if values is not None:
+        words += "; as numbers: --label-kind real"
+    return cells, words
 
 
 def _columns(path: str | Path, header: bool | None) -> tuple[list[_Column], np.ndarray, dict]:
@@ -428,16 +433,20 @@ def _column(name: str, part: tuple[str, ...], lines: np.ndarray, comma: bool) ->
         values = [float(cell == "true") for cell in low]
     odd = [k for k, value in enumerate(values) if value is None and not gaps[k]]
     beyond = [k for k in odd if "," not in part[k] and _NUMBER.fullmatch(part[k])]
-    said, trouble = "", "the first column, without a name" * (name == _ROW_NAMES)
+    said = trouble = ""
+    if name == _ROW_NAMES:
+        trouble = "the first column, without a name"
     if odd:
         first = (beyond or odd)[0]
-        exact = " that float64 holds" * bool(beyond)
-        said = f"{_short(part[first])} in line {lines[first]} is no number{exact}"
+        said = f"{_short(part[first])} in line {lines[first]} is no number"
+        if beyond:
+            said += " that float64 holds"
     count = len(part) - int(gaps.sum()) - len(odd)  # of numbers
     if not beyond and (not odd or len(odd) == 1 < count or _ODD * len(odd) <= count):
         gaps[odd] = True
         values = np.where(gaps, np.nan, np.array(values, dtype=np.float64))
-        said += f", nor are {len(odd) - 1} others" * (len(odd) > 1)
+        if len(odd) > 1:
+            said += f", nor are {len(odd) - 1} others"
         return _Column(name, cells, values, gaps, "no values" if gaps.all() else trouble, said)
     count = len({*part} - {""})
     if count > min(_FEW, len(part) / 2) or count == 1:
