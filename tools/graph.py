@@ -180,9 +180,7 @@ def edges(book: References, verdicts: Mapping[str, Recorded]) -> list[tuple[str,
 def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
     """The picture with its legend, as HTML."""
     lines = edges(book, verdicts)
-    linked = {key for edge in lines for key in edge[:2]}
-    alone = [key for key in claims() if key not in linked]
-    places, routes, (width, height) = draw([edge[:2] for edge in lines], FRAME, alone)
+    places, routes, (width, height) = draw([edge[:2] for edge in lines], FRAME)
     return render(
         "graph.html.jinja",
         {"plain": plain},
@@ -245,19 +243,18 @@ def plain(text: str) -> str:
 
 
 def draw(
-    edges: Iterable[tuple[Node, Node]], frame: Frame, alone: Iterable[Node] = ()
+    edges: Iterable[tuple[Node, Node]], frame: Frame
 ) -> tuple[dict[Node, Point], dict[tuple[Node, Node], list[Point]], Point]:
     """Left and middle of each node, the points through which each edge goes, and the whole size.
 
-    Each connected part is drawn by itself, the largest first, small ones side by side. Nodes that
-    have no edge come last, in their order.
+    Each connected part is drawn by itself, the largest first, small ones side by side.
     """
     places, routes, x, y, right, bottom = {}, {}, 0.0, 0.0, 0.0, 0.0
     edges = sorted(set(edges), key=str)
     parts = nx.connected_components(nx.Graph(edges))
     parts = sorted(parts, key=lambda part: (-len(part), str(min(part, key=str))))
     drawn = [_part([edge for edge in edges if edge[0] in part], frame) for part in parts]
-    for own, paths in drawn + [({node: (0.0, frame.height / 2)}, {}) for node in alone]:
+    for own, paths in drawn:
         width = max(left for left, _ in own.values()) + frame.width
         if x and x + width > max(frame.page, right):
             x, y = 0.0, bottom + 2 * frame.above

@@ -87,7 +87,7 @@ def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof(
 
 def test_every_node_is_a_link():
     edges = graph.edges(FOUND, RECORDED)
-    drawn = {node for edge in edges for node in edge[:2]} | {*papers.claims()}
+    drawn = {node for edge in edges for node in edge[:2]}
     picture = (BOOK / "fragments" / "graph.html").read_text()
     links = re.findall(r'<a class="[\w-]+" href="([^"]+)"', picture)
     assert sorted(links) == sorted(
@@ -123,9 +123,10 @@ def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, order
             assert points[0][0] < points[-1][0]
 
 
-def test_boxes_without_a_line_come_last_lines_do_not_cross_and_neighbours_are_level():
-    places, _, size = graph.draw([("a", "b")], FRAME, "zxy")  # a column is 15 wide, the page 60
-    assert [places[node] for node in "zxy"] == [(30, 2), (45, 2), (0, 10)]
+def test_parts_stand_side_by_side_lines_do_not_cross_and_neighbours_are_level():
+    pairs = [("a", "b"), ("c", "d"), ("e", "f")]  # a column is 15 wide, the page 60
+    places, _, size = graph.draw(pairs, FRAME)
+    assert [places[node] for node in "ace"] == [(0, 2), (30, 2), (0, 10)]
     assert size == (55, 12)
     places, _, _ = graph.draw([("a", "y"), ("b", "x"), ("b", "y"), ("c", "x")], FRAME)
     a, c, x, y = (places[node][1] for node in "acxy")
