@@ -260,7 +260,8 @@ def all_rise(gains: _Array) -> bool | None:
 def unsaturated_line(x: ArrayLike, y: ArrayLike) -> FittedLaw:
     """The line through the :func:`unsaturated` points, of NaN if there are fewer than three."""
     keep = unsaturated(x, y)
-    keep &= keep.sum() > 2
+    if keep.sum() <= 2:
+        keep[:] = False
     return fit("linear", np.asarray(x)[keep], np.asarray(y)[keep])
 
 

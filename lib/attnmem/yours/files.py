@@ -277,7 +277,8 @@ def _table(path: str | Path, given: dict[str, Any]) -> Loaded:
     numbers = [column for column in used if column.values is not None]
     said["numbers"] = [column.name for column in numbers]
     said[_DROPPED] = [c.name for c in numbers if any(map(_ZEROS.fullmatch, c.cells[kept]))]
-    numbers += [target] * (target.values is not None)
+    if target.values is not None:
+        numbers.append(target)
     said[_TAKEN] = {column.name: column.odd for column in numbers if column.odd}
     said |= {"words, coded as 0 and 1": coded, _LEFT: left}
     said["lines left out"] = {why: each for why, each in gone.items() if each}
