@@ -109,8 +109,8 @@ chromium: $(READY) # Debian's if it is there or root can install it, else the on
 	  apt-get -qq update && apt-get -qq install chromium > /dev/null; } || \
 	  $(BIN)/playwright install --with-deps chromium
 
-mutants: $(READY) _build/ray/.ready ## small mistakes in a module, as committed, that the tests that import it do not see (MODULE=pages/scaling.py; SAMPLE=100: of so many; LIVE=30: fails if more per cent do; TESTS=: others)
-	@$(BIN)/python -m tools.mutants $(or $(MODULE),$(error MODULE=pages/scaling.py is missing)) \
+mutants: $(READY) _build/ray/.ready ## small mistakes in a module, as committed, that the tests that import it do not see (MODULE=attnmem/pages/scaling.py; SAMPLE=100: of so many; LIVE=30: fails if more per cent do; TESTS=: others)
+	@$(BIN)/python -m tools.mutants $(or $(MODULE),$(error MODULE=attnmem/pages/scaling.py is missing)) \
 	  $(if $(TESTS),--tests $(TESTS)) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(LIVE),--live $(LIVE))
 
 # Without yattag, which makes its reports in HTML and has no wheel: building it would run its code.

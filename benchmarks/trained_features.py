@@ -21,7 +21,7 @@ from attnmem import memorize_mha, mha
 from attnmem.core import bounds
 from attnmem.features import corpora, pretrained
 from attnmem.features.encoders import trained_encoder
-from attnmem.yours import examine, memorize
+from attnmem_yours import examine, memorize
 
 
 def features(folder, batches):

@@ -1,7 +1,8 @@
 """Small mistakes in a module of the library, as committed, that its tests do not see.
 
-    python -m tools.mutants pages/scaling.py               every mistake, by all tests of the module
-    python -m tools.mutants core/bounds.py --sample 100 --live 30
+    python -m tools.mutants attnmem/pages/scaling.py
+                        every mistake, by all tests of the module
+    python -m tools.mutants attnmem/core/bounds.py --sample 100 --live 30
                         a hundred of them; fails if more than 30 per cent stay unseen
 
 The tests of a module are the files that import it, or a name that it defines, themselves or by a
@@ -26,10 +27,11 @@ from .chapters import ROOT
 
 COPY = ROOT / "_build" / "mutants"  # a clone, whose module is changed
 RAY = ROOT / "_build" / "ray" / "bin"  # where cosmic-ray is installed, apart from the book's lock
-TESTS = [ROOT / "tests" / room for room in ("unit", "theory")]
+HELPERS = ROOT / "tests"
+TESTS = [HELPERS / room for room in ("unit", "theory")]
 CONFIGURATION = """
 [cosmic-ray]
-module-path = "lib/attnmem/{module}"
+module-path = "lib/{module}"
 timeout = 300.0
 test-command = "{python} -m pytest -qx -p no:cacheprovider {tests}"
 [cosmic-ray.distributor]
@@ -46,9 +48,9 @@ DELETE FROM work_results
 
 
 def tests_of(module: str) -> list[str]:
-    """The files of tests that import a module such as ``core/bounds.py``, from the root."""
-    name = ".".join(["attnmem", *Path(module).with_suffix("").parts]).removesuffix(".__init__")
-    files = [path for folder in TESTS for path in sorted(folder.glob("test_*.py"))]
+    """The files of tests that import a module such as ``attnmem/core/bounds.py``, from the root."""
+    name = ".".join(Path(module).with_suffix("").parts).removesuffix(".__init__")
+    files = [path for folder in TESTS for path in sorted(folder.rglob("test_*.py"))]
     return [path.relative_to(ROOT).as_posix() for path in files if name in imported(path)]
 
 
@@ -57,12 +59,11 @@ def imported(path: Path) -> set[str]:
     """The modules of the library that a file imports, or that define a name which it imports."""
     found = set()
     for module, name in _imports(ast.parse(path.read_text("utf-8"))):
-        if module.partition(".")[0] == "attnmem":
+        if module.partition(".")[0] in ("attnmem", "attnmem_yours"):
             found |= {module, _home(module, name)}
-        for folder in TESTS:
-            helper = folder / f"{module}.py"
-            if helper.exists():
-                found |= imported(helper)
+        helper = HELPERS / f"{module}.py"
+        if helper.exists():
+            found |= imported(helper)
     return found
 
 
@@ -89,13 +90,13 @@ def main() -> int:
     """Run what the command line asks for."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tools.mutants", description=__doc__, formatter_class=raw)
-    parser.add_argument("module", metavar="MODULE", help="below lib/attnmem, e.g. core/bounds.py")
+    parser.add_argument("module", metavar="MODULE", help="below lib, e.g. attnmem/core/bounds.py")
     parser.add_argument("--tests", nargs="+", help="files of tests (default: those that import it)")
     parser.add_argument("--sample", type=int, default=-1, help="how many mistakes (default: all)")
     parser.add_argument("--live", type=float, default=100, help="per cent that may stay unseen")
     given = parser.parse_args()
-    if not (ROOT / "lib" / "attnmem" / given.module).is_file():
-        parser.error(f"MODULE: got {given.module!r}; expected a file below lib/attnmem")
+    if not (ROOT / "lib" / given.module).is_file():
+        parser.error(f"MODULE: got {given.module!r}; expected a file below lib")
     tests = given.tests or tests_of(given.module)
     if not tests:
         parser.error(f"no test imports {given.module}: name files of tests (--tests)")

@@ -6,12 +6,12 @@ from rooms above its own line:
 
 ============  ===================================================================================
 ``checks``    refusals: errors that name the argument, its value and what was expected
+``terminal``  what commands share: wrapped reports, errors in a line
 ``examples``  examples that a layer is to memorize: shapes, units, refusals
 ``papers``    the two papers and their claims, as data
 ``core``      both papers' layers, what they can memorize, and weights that do
 ``theory``    all else that is proved, built or certified
 ``features``  features of real models, and the images and texts that they read
-``yours``     your own data and layer: what holds, how many labels, which weights
 ``lab``       trainings at scale: grids, the engine, the rows that they leave
 ``pages``     what chapters use: verdicts, figures, laws fitted to curves, records
 ``__main__``  the command line, ``python -m attnmem``
@@ -20,20 +20,8 @@ from rooms above its own line:
 
 from __future__ import annotations
 
-from typing import Any
-
 from .core import *  # noqa: F403
 from .core import __all__ as _CORE
 
 __version__ = "0.1.0"
-_YOURS = ["Memory", "capacity", "examine", "memorize"]
-__all__ = [*_CORE, *_YOURS]
-
-
-def __getattr__(name: str) -> Any:
-    """The questions about one's own data, on first use: they need more than torch and numpy."""
-    if name in _YOURS:
-        from . import yours
-
-        return getattr(yours, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [*_CORE]

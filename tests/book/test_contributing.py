@@ -28,7 +28,7 @@ def test_it_is_one_screen():
 def test_a_path_is_there(path):
     if "<" in path or path.startswith("MODULE="):
         name = chapters()[0]
-        path = path.replace("<part>/<name>", name).replace("MODULE=", "lib/attnmem/")
+        path = path.replace("<part>/<name>", name).replace("MODULE=", "lib/")
         path = path.replace("CHAPTER=", "book/text/") + ".md" * path.startswith("CHAPTER=")
     assert (ROOT / path).exists()
 

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -66,6 +67,44 @@ def test_a_room_imports_only_from_rooms_above_it_in_the_table():
         if ROOMS.index(room(target)) >= ROOMS.index(room(name))
     ]
     assert upwards == []
+
+
+NAMED_TUPLE = {"_asdict", "_fields", "_replace"}  # public, whatever they are called
+TOOL = sorted((ROOT / "lib" / "attnmem_yours").glob("*.py"))
+
+
+def test_the_library_never_imports_the_tool():
+    for path in LIBRARY.rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) attnmem_yours", path.read_text(), re.M), path
+
+
+@pytest.mark.parametrize("path", TOOL, ids=lambda path: path.stem)
+def test_the_tool_stands_on_public_names(path):
+    """It imports no private name of the library, and asks none of a module of it."""
+    tree = ast.parse(path.read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnmem"):
+            for alias in node.names:
+                assert not alias.name.startswith("_") or alias.name == "__version__", alias.name
+                modules.add(alias.asname or alias.name)
+    private = {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id in modules
+        and re.match("_[^_]", node.attr)
+        and node.attr not in NAMED_TUPLE
+    }
+    assert private == set()
+
+
+@pytest.mark.parametrize("package", ["attnmem.core", "attnmem", "attnmem_yours"])
+def test_no_name_of_a_package_hides_a_module(package):
+    module = importlib.import_module(package)
+    for path in pkgutil.iter_modules(module.__path__):
+        offered = getattr(module, path.name, None)
+        assert offered is None or inspect.ismodule(offered), path.name
 
 
 def test_no_module_imports_itself_by_a_detour():

@@ -7,7 +7,7 @@ import pytest
 from tools import mutants
 from tools.chapters import ROOT
 
-LIBRARY = ROOT / "lib" / "attnmem"
+LIBRARY = ROOT / "lib"
 MODULES = [path.relative_to(LIBRARY).as_posix() for path in sorted(LIBRARY.rglob("*.py"))]
 
 
@@ -21,8 +21,8 @@ def test_a_module_has_tests_that_import_it(module):
     [
         ("from attnmem.pages import scaling", {"attnmem.pages", "attnmem.pages.scaling"}),
         ("import attnmem.pages.scaling as laws", {"attnmem.pages.scaling"}),
-        ("from attnmem import Memory", {"attnmem", "attnmem.yours.editing"}),
-        ("from attnmem.yours import examine", {"attnmem.yours", "attnmem.yours.examine"}),
+        ("from attnmem_yours import Memory", {"attnmem_yours", "attnmem.theory.editing"}),
+        ("from attnmem_yours import examine", {"attnmem_yours", "attnmem_yours.examination"}),
         (
             "def test():\n    from attnmem.core import bounds",
             {"attnmem.core", "attnmem.core.bounds"},
@@ -34,7 +34,7 @@ def test_a_module_has_tests_that_import_it(module):
     ],
 )
 def test_what_a_file_imports(tmp_path, monkeypatch, code, found):
-    monkeypatch.setattr(mutants, "TESTS", [tmp_path])
+    monkeypatch.setattr(mutants, "HELPERS", tmp_path)
     (tmp_path / "helper.py").write_text("from attnmem.core import bounds\n")
     (tmp_path / "test_one.py").write_text(code)
     assert mutants.imported(tmp_path / "test_one.py") == found
@@ -42,16 +42,19 @@ def test_what_a_file_imports(tmp_path, monkeypatch, code, found):
 
 def test_words_are_no_imports():
     """Files that only have the word in a name of a variable or a function."""
-    assert mutants.tests_of("pages/scaling.py") == ["tests/unit/test_scaling.py"]
-    assert "tests/unit/test_rows.py" not in mutants.tests_of("yours/layer.py")
-    assert mutants.tests_of("yours/editing.py") == ["tests/unit/test_editing.py"]
+    assert mutants.tests_of("attnmem/pages/scaling.py") == ["tests/unit/pages/test_scaling.py"]
+    assert "tests/unit/lab/test_store.py" not in mutants.tests_of("attnmem_yours/layer.py")
+    assert "tests/unit/theory/test_editing.py" in mutants.tests_of("attnmem/theory/editing.py")
 
 
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("pages/scaling.py", "no test imports pages/scaling.py: name files of tests"),
-        ("pages/scalings.py", "MODULE: got 'pages/scalings.py'; expected a file below lib/attnmem"),
+        (
+            "attnmem/pages/scaling.py",
+            "no test imports attnmem/pages/scaling.py: name files",
+        ),
+        ("attnmem/scalings.py", "MODULE: got 'attnmem/scalings.py'; expected a file below lib"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(tmp_path, monkeypatch, capsys, module, said):

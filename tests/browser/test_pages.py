@@ -190,7 +190,7 @@ def test_every_picture_and_every_table_has_a_numbered_caption(wide):
 
 
 # The command line, and what refuses bad input.
-INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples")}
+INNER = {f"attnmem.{name}" for name in ("__main__", "checks", "examples", "terminal")}
 MODULES = {name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnmem.")} - INNER
 
 

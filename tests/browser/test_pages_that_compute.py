@@ -7,7 +7,7 @@ import pytest
 
 from attnmem.core import bounds
 from attnmem.theory import counts
-from attnmem.yours import capacity
+from attnmem_yours import capacity
 
 from tools import claims
 from tools.graph import edges, read, recorded

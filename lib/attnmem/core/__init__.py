@@ -13,11 +13,11 @@ Read the files in this order:
 """
 
 from . import bounds
-from .deep import DeepWeights, Layer, deep
-from .descend import descend
+from .descent import descend
 from .layers import AoTWeights, MHAWeights, aot, aot_features, mha, mha_attention, mha_features
 from .memorize import memorize_mha
 from .random import random_deep, random_mha, xavier
+from .stacked import DeepWeights, Layer, deep
 
 __all__ = ["AoTWeights", "MHAWeights", "aot", "aot_features", "mha", "mha_attention"]
 __all__ += ["DeepWeights", "Layer", "bounds", "deep", "descend", "memorize_mha", "mha_features"]

@@ -29,7 +29,8 @@ Heads = Sequence[int]  # the heads of each layer, from the first to the last
 # Most formulas are made of this number. A head shows two things of its weights: its logits, which
 # are a matrix W_K W_Q^T of rank at most d_h, and its values: one output sees W_V W_O W_D alone, a
 # vector of d numbers, whatever d_v is.
-def _low_rank(rank: int, a: int, b: int) -> int:  # the dimension of these matrices of shape (a, b)
+def low_rank_dim(rank: int, a: int, b: int) -> int:
+    """Dimension of the set of matrices of shape ``(a, b)`` and of at most this rank."""
     r = min(rank, a, b)
     return r * (a + b - r)
 
@@ -163,9 +164,13 @@ def sign_vectors(total: int, rank: int) -> int:
 # Contexts have at least two tokens.
 
 
-def _ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
-    """Logits and values of each head, and what all heads have in common."""
-    return heads * (_low_rank(head_dim, tokens, queries) + tokens) + common
+def context_ceiling(heads: int, head_dim: int, tokens: int, queries: int, common: int) -> int:
+    """Numbers that one output shows: logits and values of each head, and what all have in common.
+
+    ``tokens`` and ``queries`` are the dimensions that the data span; ``common`` is 1 on a shared
+    context, whose heads share a constant, and 0 otherwise.
+    """
+    return heads * (low_rank_dim(head_dim, tokens, queries) + tokens) + common
 
 
 @checked
@@ -175,7 +180,7 @@ def own_context_ceiling(heads: int, head_dim: int, dim: int) -> int:
     Here ``r = min(d_h, d)``. Beyond so many examples almost all real labels are out of reach. The
     count also holds for a shared context of more than ``d`` tokens.
     """
-    return _ceiling(heads, head_dim, dim, dim, 0)
+    return context_ceiling(heads, head_dim, dim, dim, 0)
 
 
 @checked
@@ -190,7 +195,7 @@ def shared_context_ceiling(
     """
     # A softmax sees differences of logits only; of the values one constant is left, for all heads.
     origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
-    return _ceiling(heads, head_dim, context - 1, dim, 1) + origin
+    return context_ceiling(heads, head_dim, context - 1, dim, 1) + origin
 
 
 @checked
@@ -216,7 +221,7 @@ def _group_rank(size: int, keys: int, dim: int, rank: int) -> int:
     # symmetric, so D_i = w_j g^T and D_j = -w_i g^T cancel: all p for the r coordinates of queries
     # that the logits see, p - m + r for the d - r others. The values themselves add m.
     missed = math.comb(p, 2) * rank + math.comb(max(p - keys + rank, 0), 2) * (dim - rank)
-    return p * _low_rank(rank, keys, dim) - missed + keys
+    return p * low_rank_dim(rank, keys, dim) - missed + keys
 
 
 @checked
@@ -232,10 +237,10 @@ def best_groups(
         >>> best_groups(heads=32, keys=64, dim=64, rank=64)
         [11, 11, 10]
     """
-    return _sizes(heads, _most_ranks(heads, keys, dim, rank)[1])
+    return group_sizes(heads, most_ranks(heads, keys, dim, rank)[1])
 
 
-def _sizes(heads: int, groups: int) -> list[int]:
+def group_sizes(heads: int, groups: int) -> list[int]:
     """The sizes of so many groups that differ by one head at most, large ones first."""
     small, larger = divmod(heads, groups)
     return [small + 1] * larger + [small] * (groups - larger)
@@ -248,7 +253,7 @@ def _sum_of_ranks(heads: int, groups: int, *sizes: int) -> int:
     return larger * more + (groups - larger) * fewer
 
 
-def _most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
+def most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
     """The largest sum of the ranks of groups, of at least so many, and the number of these groups.
 
     For ``G`` groups of nearly equal size the sum is ``G f(H / G)``, where ``f`` is the rank of one
@@ -270,7 +275,7 @@ def own_context_floor(heads: int, head_dim: int, dim: int) -> int:
     The sum of :func:`group_rank` over the best groups: at least ``P(floor(H/2))``, at most
     ``P(H)``, the :func:`own_context_ceiling`.
     """
-    return _most_ranks(heads, dim, dim, min(head_dim, dim))[0]
+    return most_ranks(heads, dim, dim, min(head_dim, dim))[0]
 
 
 @checked
@@ -283,7 +288,7 @@ def shared_context_floor(heads: int, context: AtLeast2, head_dim: int, dim: int)
     """
     if context > dim:
         return own_context_floor(heads, head_dim, dim)
-    return _most_ranks(heads, context - 1, dim, min(head_dim, context - 1))[0] + 1
+    return most_ranks(heads, context - 1, dim, min(head_dim, context - 1))[0] + 1
 
 
 @checked
@@ -306,10 +311,10 @@ def sequences_ceiling(
     a, b = vocab + length - 2, last_tokens or vocab
     if not trained:
         a, b = min(dim, a), min(dim, b)
-    free = _ceiling(heads, head_dim, a, b, b)
+    free = context_ceiling(heads, head_dim, a, b, b)
     if not trained or dim > a + 1:
         return free
-    return min(free, _ceiling(heads, head_dim, dim, dim, dim * (vocab + length - dim)))
+    return min(free, context_ceiling(heads, head_dim, dim, dim, dim * (vocab + length - dim)))
 
 
 def _group_is_no_larger_than_its_values_span(size: int, dim: int) -> None:
@@ -355,7 +360,7 @@ def deep_ceiling(
         return _ceiling_without_skip(heads, head_dim, value_dim, dim, outputs)
     s, total = min(outputs, dim), dim * outputs  # s_L, and the entries of the read-out
     for H in reversed(heads):  # logits, and values as far as s_l dimensions show them
-        total += H * (_low_rank(head_dim, dim, dim) + _low_rank(value_dim, dim, s))
+        total += H * (low_rank_dim(head_dim, dim, dim) + low_rank_dim(value_dim, dim, s))
         s = min(dim, s + H * (min(value_dim, s) + 2 * min(head_dim, dim)))
     return total
 
@@ -376,7 +381,7 @@ def _ceiling_without_skip(heads, head_dim: int, value_dim: int, dim: int, output
     # An invertible map of these dimensions changes both layers and no output: e^2 directions.
     total = e[L] * outputs - sum(x * x for x in e[1:])
     for H, a, b in zip(heads, e, e[1:], strict=False):
-        total += H * (_low_rank(head_dim, a, a) + _low_rank(value_dim, a, b))
+        total += H * (low_rank_dim(head_dim, a, a) + low_rank_dim(value_dim, a, b))
     return total
 
 
@@ -447,8 +452,8 @@ def _within(H1: int, H2: int, head_dim: int, value_dim: int, d: int, most: int):
             total, k = max((best[h - k][0] + gain[k], k) for k in gain if k <= h)
             best.append((total, [*best[h - k][1], k]))
         e, fewest = d - 1 - c, max(c, 1, -(-H2 // most))
-        total, groups = _most_ranks(H2, e, e, min(head_dim, e), fewest=fewest)
-        yield best[H1][0] + total + d - 1, c, best[H1][1], _sizes(H2, groups)
+        total, groups = most_ranks(H2, e, e, min(head_dim, e), fewest=fewest)
+        yield best[H1][0] + total + d - 1, c, best[H1][1], group_sizes(H2, groups)
 
 
 @checked
@@ -466,15 +471,15 @@ def deep_groups(
     sizes = min(head_dim, m), value_dim, m, context
     fewest = -(-sum(heads) // most)
     # With more groups than these all terms fall.
-    enough = _most_ranks(sum(heads), m, m, sizes[0], fewest=fewest)[1]
+    enough = most_ranks(sum(heads), m, m, sizes[0], fewest=fewest)[1]
     enough = min(sum(heads), max(enough, *heads, -(-m // (2 * sizes[0]))))
     numbers = range(fewest, max(fewest, enough) + 1)
     labels, groups = max((_spanning(heads, groups, *sizes), groups) for groups in numbers)
     tried = [DeepGroups(labels, _dealt(heads, groups), None)]
     # The last layer alone, in all dimensions. (The first of two is counted with the second.)
     fewest = -(-heads[-1] // most)
-    labels, groups = _most_ranks(heads[-1], dim, dim, min(head_dim, dim), fewest=fewest)
-    alone = [[] for _ in heads[1:]] + [_sizes(heads[-1], groups)]
+    labels, groups = most_ranks(heads[-1], dim, dim, min(head_dim, dim), fewest=fewest)
+    alone = [[] for _ in heads[1:]] + [group_sizes(heads[-1], groups)]
     tried.append(DeepGroups(labels + m, alone, None))
     # Two layers, while others are idle. Of equal pairs one is enough.
     pairs = {(heads[i], heads[j]): (i, j) for j in range(len(heads)) for i in range(j)}

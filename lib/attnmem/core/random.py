@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..checks import Range, Seed, checked, on_cpu
-from .deep import DeepWeights, Layer
 from .layers import MHAWeights
+from .stacked import DeepWeights, Layer
 
 
 def gaussian(generator: torch.Generator, *shape: int) -> Float[Tensor, "..."]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from ..checks import need, on_cpu
-from ..core.descend import adam_steps
+from ..core.descent import adam_steps
 from . import corpora
 from .corpora import MASK, normalized
 from .encoders import ARCHITECTURES, initial_model

@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..checks import Range, check_tokens, checked, refuse
-from ..core.deep import DeepWeights
 from ..core.layers import AoTWeights, MHAWeights, check_skip, mha_features
+from ..core.stacked import DeepWeights
 from ..examples import Contexts, Labels, Sequences, check_data, unit
 from . import balls
 from .balls import Ball, BallMatrix, Enclosure, MostBits, exact, flint, precision, precisions

@@ -11,7 +11,7 @@ import numpy as np
 import scipy
 
 from ..checks import Range, checked, refuse
-from ..core.bounds import AtLeast2, UpToDim, _low_rank
+from ..core.bounds import AtLeast2, UpToDim, low_rank_dim
 
 _Classes = Annotated[int, Range(2, 10**12)]  # the quadrature fails from 10^15 on
 
@@ -99,7 +99,7 @@ def aot_dimension(
         seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
         seen += head_dim * (1 if position_in_skip else 2)
     else:
-        seen = 2 * heads * _low_rank(r, d, d) + min(d, 2 * heads * r)
+        seen = 2 * heads * low_rank_dim(r, d, d) + min(d, 2 * heads * r)
         seen += 0 if position_in_skip else min(d, heads * r)
     k = d if width else min(d, heads * r)
     most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2

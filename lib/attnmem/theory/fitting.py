@@ -3,7 +3,7 @@
 They start from the ``weights`` given, compute in float64, make at most so many ``steps``, and stop
 when the largest error is at most 1e-6 (or ``tolerance``) of the largest label. Of one layer
 (:class:`~attnmem.theory.tangents.ScalarHeads`), contexts are own or shared. Of several layers
-(:class:`~attnmem.core.deep.DeepWeights`) they are own; the last token asks: ``queries`` is None.
+(:class:`~attnmem.core.stacked.DeepWeights`) they are own; the last token asks: ``queries`` is None.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, checked, refuse
-from ..core.deep import DeepWeights, Layer, deep, streams
-from ..core.descend import adam_steps
+from ..core.descent import adam_steps
 from ..core.layers import attention_weights
 from ..core.memorize import SATURATED
+from ..core.stacked import DeepWeights, Layer, deep, streams
 from ..examples import Contexts, check_data
 from . import tangents
 from .tangents import DeepTangents, ScalarHeads, Tangents
@@ -273,7 +273,7 @@ def lbfgs(
 def lbfgs_steps(
     loss: Callable[[], Tensor], leaves: Iterable[Tensor], steps: int, evaluations: int = 25 * CHUNK
 ) -> Iterator[tuple[int, Tensor]]:
-    """:func:`~attnmem.core.descend.adam_steps` by L-BFGS, told after every 20 steps.
+    """:func:`~attnmem.core.descent.adam_steps` by L-BFGS, told after every 20 steps.
 
     The loss is that before these steps, which look at so many points at most, or one search more.
     """

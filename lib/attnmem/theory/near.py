@@ -34,9 +34,9 @@ from .. import examples
 from ..checks import Seed, construction, refuse
 from ..core import memorize
 from ..core.bounds import DeepGroups, best_groups, deep_floor, deep_groups, group_rank
-from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, mha
 from ..core.random import gaussian
+from ..core.stacked import DeepWeights, Layer, deep
 from ..examples import Contexts, Labels, Queries, check_data, unit
 from . import tangents
 from .independence import numerical_rank

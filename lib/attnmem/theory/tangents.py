@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from ..core.deep import DeepWeights, Layer, deep
 from ..core.layers import MHAWeights, attend
+from ..core.stacked import DeepWeights, Layer, deep
 from ..examples import unit
 
 _BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
@@ -39,7 +39,7 @@ class ScalarHeads(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All weights, as those of :class:`~attnmem.core.deep.DeepWeights`."""
+        """All weights, as those of :class:`~attnmem.core.stacked.DeepWeights`."""
         return tuple(self)
 
     def like(self, tensors: tuple[Tensor, ...]) -> ScalarHeads:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
-from ..core.descend import adam_steps
+from ..core.descent import adam_steps
 from ..core.random import gaussian, map_scale
 from .counts import class_price
 from .dana import margins

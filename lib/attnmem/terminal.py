@@ -1,0 +1,45 @@
+"""What both commands do alike: wrap a report, say what went wrong in a line, end quietly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+
+
+def wrapped(lines: list[str]) -> str:
+    """A report, whose long lines go on below themselves."""
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    return "\n".join(textwrap.fill(line, 74, subsequent_indent=" " * 12, **whole) for line in lines)
+
+
+def perform(
+    parser: argparse.ArgumentParser,
+    commands: Mapping[str, Callable[[argparse.Namespace], int]],
+    words: list[str] | None = None,
+) -> int:
+    """Parse a command line and do what it asks for; 1 on bad input, 130 on Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):  # a name in other letters does not lose a report
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    arguments = parser.parse_args(words)
+    try:
+        status = commands[arguments.command](arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # whoever read has read enough; nothing is left to say at the exit
+        say_no_more()
+        return 0
+    except (ValueError, OSError, ImportError, MemoryError, RecursionError) as error:
+        print(str(error) or f"{type(error).__name__}, of a file too large", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; every finished row is in the store", file=sys.stderr)
+        return 130
+
+
+def say_no_more() -> None:
+    """Send all further output to nowhere, as its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,332 @@
+"""A layer of torch or transformers in the book's letters, and back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnmem.checks import FLOATS, check_finite, check_integer, checked, refuse
+from attnmem.core.layers import MHAWeights
+from attnmem.features.corpora import Inputs
+from attnmem.features.encoders import Encoder, saved_config, trained_encoder
+
+
+@dataclasses.dataclass(frozen=True)
+class FromTorch:
+    """A torch layer in the book's letters: ``mha(weights, contexts, queries) + bias``.
+
+    A bias of the queries is one more coordinate, which is one. A bias of the keys moves all logits
+    of a query alike, so it is left out; that of the values joins the outputs', since attention
+    weights sum to one. Where keys and values have their own widths, or are apart, a token is both,
+    side by side.
+    """
+
+    weights: MHAWeights
+    bias: Float[Tensor, " d_out"]
+    widths: tuple[int, int, int]  # of queries, keys and values; 0 where values are the keys
+    batch_first: bool = True
+
+    def contexts(self, key: Tensor, value: Tensor | None = None) -> Float[Tensor, "*T n d"]:
+        """Contexts for ``mha`` from what the layer takes."""
+        _, keys, values = self.widths
+        rows = _of_width("key", key, keys)
+        if values:
+            values = _of_width("value", key if value is None else value, values)
+            rows = torch.cat([rows, values], -1)
+        elif value is not None and not torch.equal(value, key):
+            refuse("value", "other values than keys", "the key, or from_torch(layer, apart=True)")
+        return self._widened(rows)
+
+    def queries(self, query: Tensor) -> Float[Tensor, "*T L d"]:
+        """Queries for ``mha``: ``[:, i]`` are those at place ``i``; of a single context ``[i]``."""
+        return self._widened(_of_width("query", query, self.widths[0]))
+
+    def into(self, module: nn.Module) -> None:
+        """Write the weights, which may have been edited, into a layer like that they are from.
+
+        Raises ``ValueError`` where the layer has no place for them, and then writes nothing.
+        """
+        parts = _parts(module)
+        (W_Q, W_K, W_V, W_O, W_D), (queries, keys, values) = self.weights, self.widths
+        if parts.heads != len(W_Q):
+            refuse("module", f"{parts.heads} heads", f"{len(W_Q)}, as the weights have")
+        places = (0, queries), (0, keys), (keys if values else 0, values or keys)
+        written = []
+        for W, (first, width) in zip((W_Q * W_Q.shape[-1] ** 0.5, W_K, W_V), places, strict=True):
+            rows = W.transpose(1, 2).flatten(0, 1)  # maps act from the left
+            written.append((rows[:, first : first + width], rows[:, -1]))
+            others = torch.cat([rows[:, :first], rows[:, first + width : -1]], 1)
+            if values and len(written) > 1 and others.any():
+                refuse("weights", "keys that read values, or the reverse", "maps that are apart")
+        written.append(((W_O @ W_D).T, self.bias))
+        for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
+            if W.shape != there.shape:
+                refuse("module", f"a map of shape {(*there.shape,)}", f"shape {(*W.shape,)}")
+            check_finite(f"weights in {there.dtype}", torch.cat([W.flatten(), b]).to(there.dtype))
+            if bias is None and b.any():
+                refuse("module", "no bias where the weights have one", "a layer with biases")
+        with torch.no_grad():
+            for (W, b), there, bias in zip(written, parts.maps, parts.biases, strict=True):
+                there.copy_(W)
+                if bias is not None:
+                    bias.copy_(b)
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        if rows.ndim == 3 and not self.batch_first:
+            rows = rows.transpose(0, 1)
+        _, d, _ = self.weights.W_Q.shape
+        wide = F.pad(rows.to(self.weights.W_Q.dtype), (0, d - rows.shape[-1]))
+        wide[..., -1] = 1.0  # the constant coordinate
+        return wide
+
+
+def _of_width(name: str, rows: Tensor, width: int) -> Tensor:
+    if rows.ndim not in (2, 3) or rows.shape[-1] != width:
+        what = f"width {width}, with two axes before it, or one for a single context"
+        refuse(name, f"shape {tuple(rows.shape)}", what)
+    return rows
+
+
+def from_torch(module: nn.Module, *, apart: bool = False) -> FromTorch:
+    """Take the weights of a trained attention layer.
+
+    It is a ``torch.nn.MultiheadAttention``, or a ``BertAttention``, ``ViTAttention`` or
+    ``GPT2Attention`` of transformers, such as ``model.h[0].attn``, with finite weights; those in
+    half precision become float32, which is exact. BERT's output is meant before the residual and
+    its norm. With ``apart``, values are other rows than keys, as in DETR, where positions are added
+    to keys alone.
+    """
+    parts = _parts(module)
+    for name, P in module.named_parameters():
+        if P.is_meta or P.dtype not in (*FLOATS, torch.float16, torch.bfloat16):
+            refuse(f"module.{name}", f"{P.dtype} on {P.device}", "floats in memory")
+        check_finite(f"module.{name}", P)
+        if "lora" in name or "base_layer" in name:
+            refuse("module", f"an adapter, {name}", "a layer into which its adapters are merged")
+    drops = [vars(part).get(name) for part in module.modules() for name in _DROPS]
+    if module.training and any(drops):
+        refuse("module", "dropout, since it is in training mode", "module.eval()")
+    if parts.maps[0].dtype not in FLOATS:
+        parts = _parts(copy.deepcopy(module).float())
+    return _taken(parts, apart or parts.apart)
+
+
+class _Parts(NamedTuple):
+    """Maps that act from the left, and biases: of queries, keys, values and outputs; all views."""
+
+    maps: list[Tensor]
+    biases: list[Tensor | None]
+    heads: int
+    apart: bool = False  # keys and values have their own widths
+    batch_first: bool = True
+
+
+def _parts(module: nn.Module) -> _Parts:
+    if _name(module) not in _READERS:
+        wanted = f"one of {', '.join(_READERS)}"
+        parts = module.named_modules() if isinstance(module, nn.Module) else ()
+        if inside := [name for name, part in parts if _name(part) in _READERS]:
+            wanted += f", such as module.get_submodule({inside[0]!r})"
+        refuse("module", _name(module), wanted)
+    return _READERS[_name(module)](module)
+
+
+def _of_mha(module: nn.MultiheadAttention) -> _Parts:
+    if module.bias_k is not None or module.add_zero_attn:
+        refuse("module", "add_bias_kv or add_zero_attn", "a layer that appends no tokens")
+    W, b, out = module.in_proj_weight, module.in_proj_bias, module.out_proj
+    own = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    maps = [*(own if W is None else W.chunk(3)), out.weight]
+    biases = [*((None,) * 3 if b is None else b.chunk(3)), out.bias]
+    return _Parts(maps, biases, module.num_heads, W is None, module.batch_first)
+
+
+def _taken(parts: _Parts, apart: bool) -> FromTorch:
+    W_q, W_k, W_v, W_o = (W.detach() for W in parts.maps)
+    b_q, b_v, b_o = (parts.biases[i] for i in (0, 2, 3))
+    b_q, b_v, b_o = (
+        W_o.new_zeros(len(W)) if b is None else b.detach()
+        for b, W in ((b_q, W_q), (b_v, W_v), (b_o, W_o))
+    )
+    widths = W_q.shape[1], W_k.shape[1], W_v.shape[1] if apart else 0
+    d = max(widths[0], widths[1] + widths[2]) + 1
+
+    def placed(W: Tensor, first: int = 0, last: Tensor | float = 0.0) -> Tensor:
+        """One map for each head, from the coordinates that start at ``first``, and the last."""
+        whole = W.new_zeros(d, len(W))
+        whole[first : first + W.shape[1]] = W.T
+        whole[-1] = last
+        return whole.unflatten(1, (parts.heads, -1)).transpose(0, 1).contiguous()
+
+    W_Q = (len(W_q) // parts.heads) ** -0.5 * placed(W_q, last=b_q)
+    inner = W_Q, placed(W_k), placed(W_v, widths[1] if apart else 0)
+    W_D = torch.eye(len(W_o), dtype=W_o.dtype, device=W_o.device)
+    weights = MHAWeights(*inner, W_o.T.contiguous(), W_D)
+    return FromTorch(weights, W_o @ b_v + b_o, widths, parts.batch_first)
+
+
+def _of_linear(module: nn.Module) -> _Parts:
+    """BERT's and ViT's layers; ViT's is nested like BERT's in transformers 4."""
+    inner = getattr(module, "self", getattr(module, "attention", module))
+    if getattr(inner, "position_embedding_type", "absolute") != "absolute":  # in transformers 4
+        refuse("module", "relative positions", "absolute ones")
+    if inner is module:
+        maps = [module.q_proj, module.k_proj, module.v_proj, module.o_proj]
+    else:
+        maps = [inner.query, inner.key, inner.value, module.output.dense]
+    heads = inner.num_attention_heads
+    return _Parts([linear.weight for linear in maps], [linear.bias for linear in maps], heads)
+
+
+def _of_gpt2(module: nn.Module) -> _Parts:
+    plain = module.scale_attn_weights and not module.scale_attn_by_inverse_layer_idx
+    if module.is_cross_attention or not plain:
+        refuse("module", "cross-attention or other scales", "self-attention scaled by its width")
+    # Conv1D acts from the right.
+    maps = [*module.c_attn.weight.T.chunk(3), module.c_proj.weight.T]
+    return _Parts(maps, [*module.c_attn.bias.chunk(3), module.c_proj.bias], module.num_heads)
+
+
+_READERS: dict[str, Callable[[Any], _Parts]] = {"torch.MultiheadAttention": _of_mha}
+_READERS |= dict.fromkeys(("transformers.BertAttention", "transformers.ViTAttention"), _of_linear)
+_READERS |= {"transformers.GPT2Attention": _of_gpt2}
+_DROPS = ("p", "dropout", "dropout_prob", "attention_dropout")  # what layers call its share
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLayer:
+    """The attention of one block of a saved model, and the model up to it."""
+
+    taken: FromTorch  # the weights, as from_torch gives them
+    module: nn.Module  # the layer itself
+    encoder: Encoder  # ends with this layer's block
+
+    def tokens(self, inputs: Inputs) -> Float[Tensor, "B n d"]:
+        """What the layer reads on a batch of ``encoder``, for ``taken``."""
+        read = []
+        with self.module.register_forward_pre_hook(
+            lambda _, args, others: read.extend(args or [others["hidden_states"]]), with_kwargs=True
+        ):
+            self.encoder(inputs)
+        return read[0]
+
+
+def saved_layer(
+    source: str | Path, block: int = 0, *, dtype: torch.dtype = torch.float32
+) -> SavedLayer:
+    """Read the attention of one block, from 0, of a saved BERT, ViT or GPT-2.
+
+    ``source`` is a folder that ``transformers`` has saved, or a name on a hub. Code that comes with
+    it is never run, and pickles are not read.
+    """
+    config = saved_config(str(source), ("bert", "vit", "gpt2"), least=1)
+    check_integer("block", block, least=0, most=config.num_hidden_layers - 1)
+    encoder = trained_encoder(str(source), depth=block + 1, dtype=dtype)
+    layers = [part for part in encoder.model.modules() if _name(part) in _READERS]
+    return SavedLayer(from_torch(layers[-1]), layers[-1], encoder)
+
+
+def _name(module: nn.Module) -> str:
+    kind = type(module)
+    if isinstance(module, nn.MultiheadAttention) and kind is not nn.MultiheadAttention:
+        return f"{kind.__name__}, a subclass, which may attend in another way"
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+class _Attention(nn.Module):
+    """One layer whose heads, values and outputs have any width; its parameters are its weights."""
+
+    def __init__(self, weights: MHAWeights, bias: Tensor | None) -> None:
+        super().__init__()
+        bias = weights.W_D.new_zeros(weights.W_D.shape[-1]) if bias is None else bias
+        for name, tensor in {**weights._asdict(), "bias": bias}.items():
+            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+
+        # What torch's encoder layer asks of its attention, before it calls it.
+        self.batch_first, self.in_proj_bias, self._qkv_same_embed_dim = True, None, False
+
+    def forward(
+        self,
+        query: Float[Tensor, "*T L d"],
+        key: Float[Tensor, "*T n d"],
+        value: Float[Tensor, "*T n d"] | None = None,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Float[Tensor, "*T L d_out"], Tensor | None]:
+        """As ``torch.nn.MultiheadAttention``; integers in a mask of keys are a tokenizer's."""
+        value = key if value is None else value
+        for name, rows in (("query", query), ("key", key), ("value", value)):
+            _of_width(name, rows, self.W_Q.shape[1])
+        # The axis of heads before the rows: (*T, H, L or n, d_h).
+        logits = (query.unsqueeze(-3) @ self.W_Q) @ (key.unsqueeze(-3) @ self.W_K).mT
+        if key_padding_mask is not None:
+            added = _added("key_padding_mask", key_padding_mask, logits, key.shape[:-1])
+            logits = logits + added[..., None, None, :]
+        if attn_mask is not None:
+            every = logits.shape[:-2].numel(), *logits.shape[-2:]
+            added = _added("attn_mask", attn_mask, logits, logits.shape[-2:], every)
+            logits = logits + (added.view_as(logits) if added.ndim == 3 else added)
+        elif is_causal:
+            refuse("attn_mask", "None with is_causal", "the mask itself, as torch asks for")
+        alpha = logits.softmax(-1)
+        heads = alpha @ (value.unsqueeze(-3) @ self.W_V)
+        outputs = heads.transpose(-3, -2).flatten(-2) @ self.W_O @ self.W_D + self.bias
+        alpha = alpha.mean(-3) if average_attn_weights else alpha
+        return outputs, alpha if need_weights else None
+
+
+def _added(name: str, mask: Tensor, logits: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    """What a mask adds to logits: bools hide where True, a tokenizer's integers where 0."""
+    if mask.shape not in shapes:
+        what = " or ".join(f"{(*shape,)}" for shape in shapes)
+        refuse(name, f"shape {(*mask.shape,)}", what)
+    if mask.is_floating_point():
+        return mask.to(logits)
+    if mask.dtype != torch.bool and (name == "attn_mask" or not ((mask == 0) | (mask == 1)).all()):
+        what = "bools, True where hidden, floats to add, or a tokenizer's 0 and 1 for keys"
+        refuse(name, f"dtype {mask.dtype}", what)
+    hidden = mask if mask.dtype == torch.bool else mask == 0
+    return torch.zeros_like(mask, dtype=logits.dtype).masked_fill(hidden, -torch.inf)
+
+
+def _is_one_layer(weights: MHAWeights) -> None:
+    for name, W in weights._asdict().items():
+        check_finite(f"weights.{name}", W)
+        if W.dtype != weights.W_Q.dtype or not W.numel():
+            what = f"{weights.W_Q.dtype}, as of W_Q, and no size of 0"
+            refuse(f"weights.{name}", f"{W.dtype} of shape {tuple(W.shape)}", what)
+    if weights.W_Q.ndim != 3:
+        refuse("weights", f"{weights.W_Q.ndim - 3} run axes", "a single layer")
+
+
+@checked(also=_is_one_layer)
+def to_torch(weights: MHAWeights, bias: Float[Tensor, " d_out"] | None = None) -> nn.Module:
+    """Make a torch module of a layer, whose outputs ``bias`` is added to.
+
+    It is a ``torch.nn.MultiheadAttention`` with batch first, if that has these sizes. Otherwise it
+    is called alike, with the key as value by default, and can stand in torch's encoder, with batch
+    first and without nested tensors. ``FromTorch.into`` writes edited weights where they are from.
+    """
+    H, d, d_h = weights.W_Q.shape
+    if H * d_h != d or weights.W_V.shape != weights.W_Q.shape or weights.W_D.shape[1] != d:
+        return _Attention(weights, bias)
+    module = nn.MultiheadAttention(d, H, batch_first=True, bias=bias is not None).to(weights.W_Q)
+    rows = [W.permute(0, 2, 1).flatten(0, 1) for W in weights[:3]]
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.cat([d_h**0.5 * rows[0], *rows[1:]]))
+        module.out_proj.weight.copy_((weights.W_O @ weights.W_D).T)
+        if bias is not None:
+            module.in_proj_bias.zero_()
+            module.out_proj.bias.copy_(bias)
+    return module

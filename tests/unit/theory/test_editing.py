@@ -1,0 +1,536 @@
+"""One fact more: every answer kept, the count of facts, what is refused, and exact forgetting."""
+
+import itertools
+import re
+from fractions import Fraction
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from attnmem import MHAWeights, mha, mha_features, random_mha
+from attnmem.core import bounds
+from attnmem_yours import Memory
+
+
+def data(seed, T, n, d, shared=False):
+    g = torch.Generator().manual_seed(seed)
+    E = torch.randn(*(() if shared else (T,)), n, d, generator=g, dtype=torch.float64)
+    e = torch.randn(T, d, generator=g, dtype=torch.float64)
+    return E, e, torch.randn(T, generator=g, dtype=torch.float64)
+
+
+def fill(memory, E, e, y, most):
+    """Write facts in order until one is refused; how many were taken."""
+    for t in range(most):
+        try:
+            memory.write(E[t] if E.ndim == 3 else E, e[t], y[t])
+        except ValueError:
+            return t
+    return most
+
+
+def unfit(memory, *fact):
+    with pytest.raises(ValueError, match="label: got") as error:
+        memory.write(*fact)
+    return str(error.value)
+
+
+@pytest.fixture
+def ten():
+    """A layer of 80 weights' shape, ten facts in it, and the data."""
+    E, e, y = data(0, 130, 3, 4)
+    layer = random_mha(4, 4, 2, seed=0)
+    memory = Memory(layer, E[20:], e[20:])
+    assert fill(memory, E, e, y, 10) == 10
+    return memory, layer, E, e, y
+
+
+SIZES = [(3, 2, 5, 1, "own"), (4, 3, 6, 6, "own"), (2, 8, 5, 2, "own"), (3, 1, 5, 2, "one token")]
+SIZES += [(4, 5, 8, 2, "shared"), (3, 9, 4, 2, "shared"), (5, 4, 3, 1, "self"), (4, 3, 5, 2, "sum")]
+
+
+@pytest.mark.hostile("mahdavi-finding-edits")
+@pytest.mark.parametrize(("H", "n", "d", "d_h", "kind"), SIZES)
+def test_as_many_facts_fit_as_the_rank_and_the_next_is_refused(H, n, d, d_h, kind):
+    E, e, y = data(H, 10 * H * d, n, d, kind == "shared")
+    if kind == "self":
+        e = E[:, 0].clone()
+    if kind == "sum":
+        E[..., -1] = 1 - E[..., :-1].sum(-1)
+    R = {
+        "one token": d,
+        "shared": bounds.affine_span_rank(H, min(n - 1, d), n > d),
+        "sum": bounds.affine_rank(H, d),
+    }.get(kind, H * d)
+    layer, own = random_mha(H, d, d_h, seed=H, spread=2), kind != "shared"
+    memory = Memory(layer, E[2 * H * d :] if own else E, e[2 * H * d :])
+    assert memory.room == R
+    assert fill(memory, E, e, y, R + 2) == R
+    assert memory.room == 0
+    out = mha(memory.layer(), E[:R] if own else E, e[:R])[:, 0]
+    assert (out - y[:R]).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_as_many_facts_fit_that_are_a_hundredth_apart(seed):
+    """What a fact has of its own is then smaller than what rounding leaves of the others."""
+    E, e, y = data(seed, 528, 3, 6)
+    memory = Memory(random_mha(8, 6, 6, seed=seed), E[48:], e[48:])
+    E, e = E[:1] + 0.01 * E[:48], e[:1] + 0.01 * e[:48]
+    assert fill(memory, E, e, y, 48) == 48
+    torch.testing.assert_close(mha(memory.layer(), E, e)[:, 0], y[:48], rtol=0, atol=1e-8)
+
+
+def test_the_change_is_the_least_on_the_sample_and_the_price_is_its_square(ten):
+    memory, layer, E, e, y = ten
+    Z = mha_features(layer, E, e)
+    others, facts = Z[20:], Z[:10]
+    C = others.mT @ others / len(others)
+    start = mha(layer, E, e)[:, 0]
+    G = facts @ torch.linalg.solve(C, facts.mT)
+    w = torch.linalg.solve(C, facts.mT @ torch.linalg.solve(G, y[:10] - start[:10]))
+    added = mha(memory.layer(), E, e)[:, 0] - start
+    torch.testing.assert_close(added, Z @ w, rtol=0, atol=1e-9)
+    assert memory.price == pytest.approx(float(added[20:].square().mean()), rel=1e-9)
+
+
+def test_the_order_does_not_matter(ten):
+    memory, layer, E, e, y = ten
+    turned = Memory(layer, E[20:], e[20:])
+    for t in reversed(range(10)):
+        turned.write(E[t], e[t], y[t])
+    both = (mha(one.layer(), E, e) for one in (memory, turned))
+    torch.testing.assert_close(*both, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("number", [0, 4, 9])
+def test_forgetting_gives_the_weights_without_the_fact_to_the_last_bit(ten, number):
+    memory, layer, E, e, y = ten
+    never = Memory(layer, E[20:], e[20:])
+    for t in range(10):
+        if t != number:
+            never.write(E[t], e[t], y[t])
+    before = memory.price
+    memory.forget(number)
+    assert memory.price == never.price < before
+    for one, other in zip(memory.layer(), never.layer(), strict=True):
+        assert torch.equal(one, other)
+    assert abs(float(mha(memory.layer(), E[number][None], e[number][None])) - y[number]) > 1e-3
+    with pytest.raises(ValueError, match=f"number: got {number}; expected one of"):
+        memory.forget(number)
+    assert memory.write(E[number], e[number], 0.0) == 10  # numbers are not used twice
+
+
+def test_the_step_of_forgetting_has_rank_one_along_what_only_this_fact_has(ten):
+    memory, layer, E, e, _ = ten
+    Z = mha_features(layer, E[:10], e[:10])
+    whole = memory.layer().W_V.flatten()
+    memory.forget(3)
+    step = whole - memory.layer().W_V.flatten()
+    off = (Z @ step).abs()
+    assert off[3] > 1e-3
+    assert off[[t for t in range(10) if t != 3]].max() < 1e-10
+
+
+def test_a_repeat_costs_nothing_and_a_contradiction_is_named(ten):
+    memory, _, E, e, y = ten
+    room, price = memory.room, memory.price
+    again = E[3][[2, 0, 1]]  # tokens in another order are the same context
+    assert memory.write(again, e[3], y[3]) == 10
+    assert (memory.room, memory.price) == (room, price)
+    said = unfit(memory, again, e[3], y[3] + 1)
+    assert re.search(r"already fixed by fact 3(, fact 10)? \(room for 6\)$", said)
+    implied = float(re.search(r"expected \[(.*)\]", said)[1])
+    assert implied == pytest.approx(float(y[3]), rel=1e-6)
+    assert (memory.room, memory.price) == (room, price)
+    memory.forget(3)  # its repeat still says so
+    assert memory.room == room
+    assert float(mha(memory.layer(), E[3][None], e[3][None])) == pytest.approx(float(y[3]))
+    memory.forget(10)
+    assert memory.room == room + 1
+
+
+@pytest.mark.hostile("mahdavi-finding-edits")
+def test_facts_on_contexts_of_one_repeated_token_are_as_many_as_its_dimension():
+    """All heads see the same token there, though the sample has more room."""
+    E, e, y = data(1, 200, 3, 4)
+    E[:10] = E[:10, :1]
+    memory = Memory(random_mha(3, 4, 2, seed=1), E[20:], e[20:])
+    assert memory.room == 12
+    assert fill(memory, E, e, y, 10) == 4
+    assert memory.room == 8
+    assert "(room for 8)" in unfit(memory, E[5], e[5], 1.0)
+
+
+def test_when_there_is_no_room_what_follows_is_taken_and_the_rest_refused(ten):
+    memory, _, E, e, y = ten
+    assert fill(memory, E[10:], e[10:], y[10:], 9) == 6
+    said = unfit(memory, E[17], e[17], 1.0)
+    assert said.endswith("already fixed by fact 0, fact 1, fact 2 and others (room for 0)")
+    out = float(mha(memory.layer(), E[17][None], e[17][None]))
+    memory.write(E[17], e[17], out)  # what the layer says anyway
+    assert memory.room == 0
+
+
+def test_kept_inputs_keep_their_answers_and_take_their_room():
+    E, e, y = data(2, 300, 3, 4)
+    layer = random_mha(4, 4, 2, seed=2)
+    kept = (E[100:105], e[100:105])
+    memory = Memory(layer, E[150:], e[150:], keep=kept)
+    assert memory.room == 11
+    assert fill(memory, E, e, y, 16) == 11
+    before, after = (mha(one, *kept) for one in (layer, memory.layer()))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
+    full = Memory(layer, E[150:], e[150:], keep=kept)
+    assert "by fact kept 2 (" in unfit(full, E[102], e[102], 9.0)
+
+
+def test_outputs_are_several_and_a_bias_is_a_token_coordinate_of_one():
+    E, e, _ = data(3, 200, 3, 4)
+    g = torch.Generator().manual_seed(3)
+    maps = (torch.randn(2, 5, k, generator=g).double() for k in (2, 2, 3))
+    W_O, W_D = (torch.randn(s, generator=g).double() for s in ((6, 7), (7, 2)))
+    layer = MHAWeights(*maps, W_O, W_D)
+    E, e = pad(E, (0, 1), value=1.0), pad(e, (0, 1), value=1.0)
+    memory = Memory(layer, E[20:], e[20:])
+    torch.testing.assert_close(mha(memory.layer(), E, e), mha(layer, E, e))
+    assert memory.room == bounds.affine_span_rank(2, 4) == 9
+    labels = torch.randn(9, 2, generator=g).double()
+    assert fill(memory, E, e, labels, 9) == 9
+    torch.testing.assert_close(mha(memory.layer(), E[:9], e[:9]), labels, rtol=0, atol=1e-9)
+
+
+def test_features_of_zeros_answer_as_ever():
+    E, e, _ = data(4, 100, 2, 3)
+    memory = Memory(random_mha(2, 3, 1, seed=4), E, e)
+    nothing = torch.zeros(2, 3, dtype=torch.float64)
+    assert "features of zeros" in unfit(memory, nothing, e[0], 1.0)
+    memory.write(nothing, e[0], 0.0)
+    assert memory.room == 6
+
+
+def test_single_precision_is_read_and_its_rounding_is_no_room():
+    """Tokens of one sum, rounded: in double precision they would seem to span one more."""
+    E, e, y = data(5, 200, 3, 4)
+    E[..., -1] = 1 - E[..., :-1].sum(-1)
+    memory = Memory(random_mha(3, 4, 2, seed=5), E[30:].float(), e[30:].float())
+    assert memory.room == bounds.affine_rank(3, 4) == 10
+    assert fill(memory, E.float(), e.float(), y, 10) == 10
+    out = mha(memory.layer(), E[:10].float(), e[:10].float())[:, 0]
+    assert (out - y[:10]).abs().max() < 1e-6
+
+
+def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
+    memory, layer, E, e, _ = ten
+    bad = torch.full((4,), float("nan"), dtype=torch.float64)
+    cases = [
+        ((E[:2], e[0], 1.0), "context: got shape"),
+        ((E[0], e[:2], 1.0), "query: got shape (2, 4)"),
+        ((E[0].half(), e[0], 1.0), "torch.float16"),
+        ((E[0].bfloat16(), e[0], 1.0), "torch.bfloat16"),
+        ((E[0], bad, 1.0), "query: got 4 entries that are NaN"),
+        ((E[0], e[0], float("inf")), "label: got 1 entries"),
+        ((E[0], e[0], torch.ones(2)), "label: got shape (2,); expected 1 along axis 0"),
+        ((E[0][:, :3], e[0], 1.0), "query: got d = 4"),
+        ((E[0][:, :3], e[0][:3], 1.0), "context: got d = 3"),
+        ((E[:2], e[:2], torch.ones(2)), "context: got shape (2, 3, 4)"),
+        ((E[0].numpy(), e[0], 1.0), "context: got ndarray; expected a torch.Tensor"),
+        ((E[0], e[0], "yes"), "label: got 'yes'; expected a number"),
+        ((E[0], e[0], None), "label: got None; expected a number"),
+        ((E[0], e[0], [[1.0], []]), "label: got [[1.0], []]; expected a number"),
+    ]
+    before = memory.price, memory.room
+    for fact, said in cases:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            memory.write(*fact)
+    assert (memory.price, memory.room) == before
+    for number in (99, -1, "kept 0", True, 1.5):
+        with pytest.raises(ValueError, match="number: got"):
+            memory.forget(number)
+    with pytest.raises(ValueError, match=r"layer.W_Q: got dtype torch.float16"):
+        Memory(MHAWeights(*(W.half() for W in layer)), E, e)
+    with pytest.raises(ValueError, match="keep: got Tensor; expected tuple"):
+        Memory(layer, E, e, keep=E)
+    for keep in ((E,), (E, e, e)):
+        with pytest.raises(ValueError, match=rf"keep: got a tuple of {len(keep)}; expected a pair"):
+            Memory(layer, E, e, keep=keep)
+    runs = MHAWeights(*(W[None] for W in layer))
+    with pytest.raises(ValueError, match=r"layer.W_Q: got shape"):
+        Memory(runs, E, e)
+
+
+def test_a_refusal_of_a_label_with_many_numbers_is_short():
+    E, e, _ = data(40, 40, 3, 48)
+    layer = random_mha(2, 48, 2, seed=6)._replace(W_D=torch.randn(2, 99))
+    layer = MHAWeights(*(W.double() for W in layer))
+    layer = layer._replace(W_O=torch.randn(layer.W_O.shape[0], 2).double())
+    memory = Memory(layer, E, e)
+    memory.write(E[0], e[0], torch.ones(99))
+    with pytest.raises(
+        ValueError, match=r"label: got .2, 2, 2, and 96 more.; .*by fact 0"
+    ) as error:
+        memory.write(E[0], e[0], 2 * torch.ones(99))
+    assert len(str(error.value)) <= 400
+
+
+def test_a_memory_says_how_full_it_is(ten):
+    memory, layer, E, e, _ = ten
+    assert repr(memory) == f"Memory: 10 facts, room for 6, price {memory.price:.1f}"
+    kept = Memory(layer, E, e, keep=(E[:3], e[:3]))
+    assert repr(kept) == "Memory: 3 facts, room for 13, price 0.0"
+
+
+def test_of_a_small_sample_the_room_is_its_number():
+    E, e, y = data(6, 40, 3, 4)
+    memory = Memory(random_mha(4, 4, 2, seed=6), E[30:], e[30:])
+    assert memory.room == 10
+    assert fill(memory, E, e, y, 12) == 10
+
+
+def test_forgetting_all_gives_the_first_weights_and_all_fit_again(ten):
+    memory, layer, E, e, y = ten
+    with pytest.raises(ValueError, match="label: got"):
+        memory.write(E[4], e[4], y[4] + 1)
+    for t in range(10):
+        memory.forget(t)
+    assert (memory.room, memory.price) == (16, 0)
+    assert torch.equal(memory.layer().W_V, Memory(layer, E[20:], e[20:]).layer().W_V)
+    assert memory.write(E[4], e[4], y[4] + 1) == 10  # nobody contradicts it now
+
+
+def test_a_large_label_hides_no_contradiction_of_small_ones(ten):
+    memory, _, E, e, y = ten
+    memory.write(E[10], e[10], 1e9)
+    assert "by fact 3" in unfit(memory, E[3], e[3], y[3] + 0.01)
+    E, e, y = data(41, 300, 3, 5)  # the same attention on tokens in large units: answers of 1e8
+    layer = random_mha(4, 5, 2, seed=1, spread=2)
+    layer = layer._replace(W_Q=layer.W_Q / 1e8, W_K=layer.W_K / 1e8)
+    memory = Memory(layer, 1e8 * E[60:], 1e8 * e[60:])
+    assert fill(memory, 1e8 * E, 1e8 * e, y, 30) == 20
+    out = mha(memory.layer(), 1e8 * E[:20], 1e8 * e[:20])[:, 0]
+    assert (out - y[:20]).abs().max() < 1e-4
+
+
+def test_nothing_is_forgotten_that_another_fact_needs_in_float64():
+    """B is hardly apart from A, and its own label needs what C adds to it."""
+    _, e, _ = data(12, 60, 1, 5)
+    A, C, *others = torch.eye(5, dtype=torch.float64).repeat(12, 1)[:, None] + 0.1 * e[:, None]
+    memory = Memory(random_mha(1, 5, 2, seed=12), torch.stack(others), e[2:])
+    memory.write(A, e[0], 1.0)
+    memory.write(C, e[0], 1e3)
+    memory.write(A + 2e-7 * C, e[0], 1.0002)
+    before = memory.layer()
+    with pytest.raises(ValueError, match="number: got 1; expected one without which"):
+        memory.forget(1)
+    assert all(map(torch.equal, before, memory.layer()))
+    memory.forget(2)
+    memory.forget(1)
+    assert memory.room == 4
+
+
+def test_neither_given_nor_returned_weights_are_shared():
+    E, e, _ = data(13, 60, 3, 4)
+    layer = random_mha(2, 4, 2, seed=0)
+    layer = MHAWeights(*(W.double() for W in layer))
+    memory = Memory(layer, E[10:], e[10:])
+    memory.layer().W_V.zero_()
+    memory.write(E[0], e[0], 1.0)
+    for W in (*layer, memory.layer().W_V):
+        W.zero_()
+    assert float(mha(memory.layer(), E[:1], e[:1])) == pytest.approx(1)
+
+
+def test_a_fact_in_single_precision_is_the_same_fact(ten):
+    memory, _, E, e, y = ten
+    assert "by fact 3" in unfit(memory, E[3].float(), e[3].float(), y[3] + 1e-3)
+    memory.write(E[3].float(), e[3].float(), y[3])
+    assert memory.room == 6
+
+
+def test_outputs_of_unlike_sizes_are_judged_each_by_itself():
+    E, e, _ = data(42, 100, 3, 4)
+    layer = random_mha(2, 4, 2, seed=0)
+    layer = layer._replace(W_D=torch.cat([layer.W_D, -layer.W_D], dim=1))
+    memory = Memory(layer, E[50:], e[50:])
+    memory.write(E[0], e[0], torch.tensor([1e12, 1.0]))
+    said = unfit(memory, E[0], e[0], torch.tensor([1e12, 1.5]))
+    assert "[1e+12, 1], already fixed by fact 0 (room for 7)" in said
+
+
+def test_a_number_is_a_label_in_double_precision(ten):
+    memory, _, E, e, _ = ten
+    assert torch.get_default_dtype() == torch.float32
+    memory.write(E[10], e[10], 0.1)
+    assert abs(float(mha(memory.layer(), E[10:11], e[10:11])) - 0.1) < 1e-12
+
+
+def test_nothing_of_a_memory_records_gradients():
+    E, e, _ = data(11, 100, 3, 4)
+    layer = MHAWeights(*(W.requires_grad_() for W in random_mha(2, 4, 2, seed=0)))
+    memory = Memory(layer, E[50:].requires_grad_(), e[50:])
+    memory.write(E[0], e[0].requires_grad_(), torch.tensor(1.0, requires_grad=True))
+    assert not any(W.requires_grad for W in memory.layer())
+
+
+def test_what_float64_would_miss_is_refused():
+    """Many heads on tokens of two numbers are nearly dependent: full rank, and rounding decides."""
+    E, e, y = data(7, 1600, 2, 2)
+    memory = Memory(random_mha(100, 2, 1, seed=7), E[210:], e[210:])
+    taken = fill(memory, E, e, y, 200)
+    assert 40 < taken < memory.room + taken
+    assert "expected one that float64 can add" in unfit(memory, E[taken], e[taken], y[taken])
+    out = mha(memory.layer(), E[:taken], e[:taken])[:, 0]
+    assert (out - y[:taken]).abs().max() < 1e-4
+    sharp = random_mha(100, 2, 1, seed=7, spread=3)  # subtracted once, 160 would be taken
+    assert fill(Memory(sharp, E[210:], e[210:]), E, e, y, 200) > 175
+
+
+def test_near_facts_are_taken_apart_at_a_price_or_refused():
+    E, e, _ = data(8, 100, 3, 4)
+    for apart, taken in ((1e-3, True), (1e-8, False)):
+        memory = Memory(random_mha(4, 4, 2, seed=8), E[10:], e[10:])
+        memory.write(E[0], e[0], 1.0)
+        near = E[0] + apart * E[1], e[0], -1.0
+        if taken:
+            memory.write(*near)
+            assert memory.price > 1e3
+        else:
+            assert "by fact 0 (room for 15)" in unfit(memory, *near)
+
+
+def test_answers_as_they_are_can_all_be_written_for_nothing():
+    E, e, _ = data(9, 100, 3, 4)
+    layer = random_mha(4, 4, 2, seed=9)
+    memory, out = Memory(layer, E[30:], e[30:]), mha(layer, E, e)[:, 0]
+    assert fill(memory, E, e, out, 30) == 30
+    assert memory.room == 0
+    assert memory.price < 1e-20
+
+
+# --- the statements, in exact arithmetic ----------------------------------------------------------
+
+
+def solve(A, b):
+    """The solution of a square system of fractions."""
+    A = [[*row, *rhs] for row, rhs in zip(A, b, strict=True)]
+    for j in range(len(A)):
+        pivot = next(i for i in range(j, len(A)) if A[i][j])
+        A[j], A[pivot] = A[pivot], A[j]
+        A[j] = [x / A[j][j] for x in A[j]]
+        for i in range(len(A)):
+            if i != j:
+                A[i] = [x - A[i][j] * y for x, y in zip(A[i], A[j], strict=True)]
+    return [row[len(A) :] for row in A]
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def least(Z, Y):
+    """The least-norm read-out, a row of R fractions for each output."""
+    weights = solve([[dot(a, b) for b in Z] for a in Z], Y)
+    return [[dot(col, z) for z in zip(*Z, strict=True)] for col in zip(*weights, strict=True)]
+
+
+def exact(seed, T, R, outputs):
+    g = torch.Generator().manual_seed(seed)
+    pair = (torch.randint(-9, 10, (T, size), generator=g).tolist() for size in (R, outputs))
+    return [[[*map(Fraction, row)] for row in rows] for rows in pair]
+
+
+@pytest.mark.parametrize(("T", "R"), [(4, 6), (6, 6), (1, 3)])
+def test_one_by_one_is_the_least_norm_solution_and_the_price_is_by_own_parts(T, R):
+    Z, Y = exact(T, T, R, 2)
+    P = [[Fraction(i == j) for j in range(R)] for i in range(R)]
+    W = [[Fraction(0)] * R for _ in range(2)]
+    for z, y in zip(Z, Y, strict=True):
+        u = [dot(row, z) for row in P]
+        left = dot(u, z)
+        W = [[w + u_i * (c - dot(row, z)) / left for w, u_i in zip(row, u, strict=True)]
+             for row, c in zip(W, y, strict=True)]  # fmt: skip
+        P = [[p - u[i] * u[j] / left for j, p in enumerate(row)] for i, row in enumerate(P)]
+    assert least(Z, Y) == W
+
+
+@pytest.mark.parametrize("t", range(4))
+def test_forgetting_is_a_step_along_the_own_part(t):
+    Z, Y = exact(7, 4, 6, 2)
+    W = least(Z, Y)
+    unit = [[Fraction(s == t)] for s in range(4)]
+    v = [row[0] for row in solve([[dot(a, b) for b in Z] for a in Z], unit)]
+    u = [dot(v, column) for column in zip(*Z, strict=True)]
+    assert [dot(u, z) for z in Z] == [Fraction(s == t) for s in range(4)]
+    less = [[w - x * dot(row, u) / dot(u, u) for w, x in zip(row, u, strict=True)] for row in W]
+    rest = [s for s in range(4) if s != t]
+    assert less == least([Z[s] for s in rest], [Y[s] for s in rest])
+
+
+def rank(rows):
+    numbers = [[*map(float, row)] for row in rows]
+    return int(torch.linalg.matrix_rank(torch.tensor(numbers, dtype=torch.float64)))
+
+
+@pytest.mark.hostile("mahdavi-finding-readable")
+def test_the_weights_show_their_facts_if_there_are_enough_outputs_and_room_is_left():
+    Z, Y = exact(8, 4, 6, 4)
+    other = [Fraction(k * k - 3) for k in range(6)]
+    W = least(Z, Y)
+    assert rank(Y) == rank(W) == rank([*W, *Z]) == 4
+    assert rank([*W, other]) == 5
+    few = least(Z, [y[:3] for y in Y])  # fewer outputs: no fact lies in the span
+    assert [rank([*few, z]) for z in Z] == [4] * 4
+    alike = least(Z, [Y[0], Y[0], *Y[2:]])  # two facts have one change: again, no fact does
+    assert rank(alike) == 3
+    assert [rank([*alike, z]) for z in Z] == [4] * 4
+    full_Z, full_Y = exact(9, 6, 6, 6)  # no room left: everything lies in the span
+    assert rank([*least(full_Z, full_Y), other]) == rank(full_Z) == 6
+
+
+@pytest.mark.hostile("mahdavi-finding-edits-price")
+def test_the_own_part_decides_the_price():
+    """E tr G^-1 = T / (R - T - 1) for Gaussian features; at least T / (R - T + 1) for others."""
+    g = torch.Generator().manual_seed(0)
+    R, T, draws = 24, 12, 4000
+    for draw, law in ((torch.randn, T / (R - T - 1)), (signs, T / (R - T + 1))):
+        Z = draw(draws, T, R, generator=g).double()
+        price = torch.linalg.inv(Z @ Z.mT).diagonal(dim1=1, dim2=2).sum(1)
+        mean, error = float(price.mean()), float(price.std()) / draws**0.5
+        if draw is torch.randn:
+            assert abs(mean - law) < 5 * error
+        else:
+            assert mean > law
+
+
+@pytest.mark.hostile("mahdavi-finding-edits-price")
+def test_answers_before_raise_the_price_by_their_projection():
+    """For Gaussian features, E c' G^-1 c = T / (R - T - 1) + |m|^2 T / R, if c = y - Z m."""
+    g = torch.Generator().manual_seed(1)
+    R, T, draws = 24, 12, 20000
+    m, Z = 2 * torch.randn(R, generator=g), torch.randn(draws, T, R, generator=g)
+    c = signs(draws, T, generator=g) - Z @ m
+    price = (c * torch.linalg.solve(Z @ Z.mT, c)).sum(1)
+    law = T / (R - T - 1) + float(m.square().sum()) * T / R
+    assert abs(float(price.mean()) - law) < 5 * float(price.std()) / draws**0.5
+
+
+def signs(*shape, generator):
+    return torch.randint(2, shape, generator=generator) * 2.0 - 1
+
+
+@pytest.mark.hostile("mahdavi-finding-fading")
+def test_an_editor_without_memory_keeps_a_power_of_the_label():
+    """Isotropic directions, here all axes: on average exactly (1 - 1/R)^k of it."""
+    R, k = 3, 2
+    axes = [s * torch.eye(R, dtype=torch.float64)[i] for i in range(R) for s in (1, -1)]
+    z0 = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
+    first = z0 / (z0 @ z0)  # label 1, written into empty weights
+    answers = []
+    for later in itertools.product(axes, repeat=k):
+        for labels in itertools.product((-1.0, 1.0), repeat=k):
+            w = first
+            for z, y in zip(later, labels, strict=True):
+                w = w + (y - w @ z) * z / (z @ z)
+            answers.append(float(w @ z0))
+    assert sum(answers) / len(answers) == pytest.approx((1 - 1 / R) ** k, abs=1e-12)

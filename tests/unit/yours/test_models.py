@@ -1,0 +1,341 @@
+"""Files of strangers: models, weights and configurations with faults are refused by name."""
+
+import codecs
+import contextlib
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from attnmem.features import corpora
+from attnmem.features.encoders import trained_encoder
+from attnmem_yours import ModelCapacity, capacity, model_capacity, saved_layer
+from attnmem_yours import __main__ as cli
+
+pytestmark = pytest.mark.usefixtures("no_hub")
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 12, "n_head": 3, "n_layer": 2, "vocab_size": 30}
+GPT2 |= {"n_positions": 8, "add_cross_attention": False}
+BERT = {"model_type": "bert", "hidden_size": 12, "num_attention_heads": 3, "pruned_heads": {}}
+BERT |= {"num_hidden_layers": 2, "intermediate_size": 20, "vocab_size": 30}
+BERT |= {"max_position_embeddings": 8}
+QWEN = {"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4}
+QWEN |= {"num_key_value_heads": 2, "head_dim": 2, "num_hidden_layers": 2}
+QWEN |= {"intermediate_size": 20, "vocab_size": 30}
+JUNK = [None, -1, 0, 2.5, "7", "", [], [3], {}, {"a": 1}, True, False, float("nan"), "\x1b["]
+HARMLESS = {  # of these names, as if nothing were said
+    "add_cross_attention": [None, False, 0],
+    "pruned_heads": [None, {}],
+    "head_dim": [None],
+    "num_key_value_heads": [None],
+}
+
+
+def write(folder, contents):
+    path = folder / "config.json"
+    path.write_bytes(contents if isinstance(contents, bytes) else json.dumps(contents).encode())
+    return path
+
+
+def refused(call, path):
+    """What is wrong with the file; the refusal is a ValueError of one line that begins with it."""
+    with pytest.raises(ValueError, match=r"\A" + re.escape(f"{path} cannot be read as ")) as error:
+        call(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("whole", [GPT2, BERT, QWEN], ids=lambda whole: whole["model_type"])
+def test_junk_in_a_configuration_is_refused_by_its_name(whole, tmp_path, capsys):
+    for key in whole:
+        unsaid = {name: value for name, value in whole.items() if name != key}
+        for junk in JUNK:
+            path = write(tmp_path, whole | {key: junk})
+            if any(type(junk) is type(value) and junk == value for value in HARMLESS.get(key, [])):
+                alike = whole | {key: 4} if key == "num_key_value_heads" else unsaid
+                assert model_capacity(path) == model_capacity(alike)  # 32 groups, if unsaid
+            else:
+                assert key in refused(model_capacity, path), (key, junk)
+    assert cli.main(["capacity", str(write(tmp_path, whole | {key: "x"}))]) == 1
+    said = capsys.readouterr().err
+    assert key in said
+    assert said.count("\n") == 1
+
+
+def test_a_damaged_configuration_gives_counts_or_is_refused_with_its_file(tmp_path):
+    rng, contents = random.Random(0), json.dumps(QWEN).encode()
+    outcomes = set()
+    for _ in range(200):
+        damaged = bytearray(contents)
+        for _ in range(rng.randint(1, 3)):
+            damaged[rng.randrange(len(damaged))] = rng.choice(b'0123456789.-e"{}[]:, \\\xff')
+        path = write(tmp_path, bytes(damaged[: rng.choice([None, None, rng.randrange(130)])]))
+        try:
+            outcomes.add(type(model_capacity(path)))
+        except ValueError:
+            outcomes.add(type(refused(model_capacity, path)))
+    assert outcomes == {ModelCapacity, str}
+
+
+NO_CONFIGURATION = {
+    b"": "Expecting value",
+    b"[]": "contents: got list",
+    b'{"model_type": "bert",}': "line 1 column",
+    b'{"model_type": "caf\xe9"}': "can't decode byte 0xe9",
+    b"[" * 100_000: "recursion",
+    b'{"a": ' + b"9" * 5000 + b"}": "4300 digits",
+    b'{"text_config": {}}': "model_type: got nothing; expected a layer by hand: capacity",
+    b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}': "r: got None; expected an integer",
+    b'{"peft_type": "VERA", "r": 8}': "peft_type: got 'VERA'; expected LORA",
+    b'{"model_type": "x", "a\\u001b[2J": {"model_type": "llama"}}': "or its --part 'a\\x1b[2J'",
+    b'{"model_type": "' + b"x" * 9999 + b'"}': "model_type: got '"
+    + "x" * 59
+    + "; expected a layer",
+    b'{"model_type": ["bert"]}': "model_type: got ['bert']",
+    b'{"model_type": "bert", "hidden_size": 8}': "num_attention_heads: got nothing; expected",
+}
+
+
+@pytest.mark.parametrize(("contents", "said"), NO_CONFIGURATION.items(), ids=range(13))
+def test_what_is_no_configuration_is_refused_in_a_line(contents, said, tmp_path, capsys):
+    path = write(tmp_path, contents)
+    assert said in refused(model_capacity, path)
+    assert cli.main(["capacity", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"{path} cannot be read as ")
+    assert error.count("\n") == 1
+    assert len(error) < 1000
+
+
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_a_folder_or_a_byte_order_mark_is_no_fault(mark, tmp_path, capsys):
+    path = write(tmp_path, mark + json.dumps(GPT2).encode())
+    wanted = model_capacity(GPT2)
+    assert all(model_capacity(each) == wanted for each in (path, tmp_path, str(tmp_path)))
+    path.unlink()
+    assert cli.main(["capacity", str(tmp_path)]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+OTHER_LAYERS = [
+    (BERT, "position_embedding_type", "relative_key_query"),
+    (BERT | {"is_decoder": True}, "add_cross_attention", True),
+    (GPT2, "add_cross_attention", True),
+    (BERT, "pruned_heads", {"0": [1]}),
+    (BERT, "head_dim", 5),
+    (BERT, "num_key_value_heads", 1),
+    (QWEN, "attention_bias", True),  # transformers ignores it
+    (QWEN, "num_experts", 8),
+]
+
+
+@pytest.mark.parametrize(("whole", "key", "value"), OTHER_LAYERS)
+def test_what_changes_the_layer_is_refused(whole, key, value):
+    if "is_decoder" not in whole:
+        assert model_capacity(whole).matter > 0
+    with pytest.raises(ValueError, match="is_decoder|" + key) as error:
+        model_capacity(whole | {key: value})
+    assert "by hand: capacity --heads" in str(error.value)
+
+
+def test_biases_of_a_configuration_are_those_of_the_model():
+    """They belong to maps of 16 and 4 to 8 and 4 numbers."""
+    llama = QWEN | {"model_type": "llama"}
+
+    def maps(config):
+        parts = {part.name: part.numbers for part in model_capacity(config).parts}
+        return parts["queries and keys"], parts["values and outputs"]
+
+    assert maps(llama) == (16 * (8 + 4), 16 * (4 + 8))
+    assert maps(QWEN) == (16 * (8 + 4) + 8 + 4, 16 * (4 + 8) + 4)
+    assert maps(llama | {"attention_bias": True}) == (16 * 12 + 12, 16 * 12 + 4 + 16)
+    assert model_capacity(llama).layer == capacity(4, 16, 2, kv_heads=2, rope=True, name="llama")
+    gptj = GPT2 | {"model_type": "gptj", "rotary_dim": 2, "activation_function": "gelu"}
+    assert model_capacity(gptj).layer is None, "a LayerNorm's bias before maps without one"
+
+
+def test_arguments_that_are_refused_are_not_laid_to_the_file(tmp_path):
+    path = write(tmp_path, GPT2 | {"_name_or_path": "\x1b[2J"})
+    assert model_capacity(path).model.name == "gpt2", "no control codes on a terminal"
+    for name, wrong in {"adapter": 0, "adapted": "mlp", "outputs": 0}.items():
+        with pytest.raises(ValueError, match=rf"\A{name}: got '?{wrong}'?; expected"):
+            model_capacity(path, **{name: wrong})
+
+
+LORA = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": "base"}
+LORA |= {"target_modules": ["v_proj", "q_proj"]}
+
+
+def test_an_adapter_counts_for_its_base_model_or_says_what_it_lacks(tmp_path):
+    (tmp_path / "base").mkdir()
+    write(tmp_path / "base", QWEN)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(LORA))
+    found = model_capacity(tmp_path)
+    assert found == model_capacity(QWEN, adapter=2, adapted="qv")
+    # Of rank 2 are changes of 16 x 8 numbers for queries, and of 16 x 2 in each of two groups.
+    assert found.parameters == 2 * (2 * (16 + 8) + 2 * (16 + 4))
+    assert found.matter == 2 * (2 * (16 + 8 - 2) + 2 * (16 + 4 - 2))
+    assert "numbers, adapters of qv alone" in str(found)
+    assert model_capacity(QWEN, adapter=2, adapted="vqq") == found
+    # Behind a LayerNorm maps read 12 numbers if it has a bias, and else only 11.
+    assert model_capacity(GPT2, adapter=2).matter == 2 * 2 * 2 * (12 + 12 - 2)
+    olmo = QWEN | {"model_type": "olmo", "num_key_value_heads": 4}
+    assert model_capacity(olmo, adapter=2).matter == 2 * 2 * 2 * (15 + 8 - 2)
+    with pytest.raises(ValueError, match="adapter: got 4; expected none beside an adapter's fol"):
+        model_capacity(tmp_path, adapter=4)
+    for wrong, said in {
+        "r": (0, "r: got 0; expected an integer"),
+        "target_modules": (["c_attn"], r"target_modules: got \['c_attn'\]; expected maps of att"),
+        "use_dora": (True, "use_dora: got True; expected None, as other adapters"),
+        "bias": ("all", "bias: got 'all'; expected none"),
+        "peft_type": ("LOHA", "peft_type: got 'LOHA'; expected LORA"),
+        "base_model_name_or_path": (".", "its folder here, or capacity FOLDER --adapter 2 --adap"),
+    }.items():
+        path.write_text(json.dumps(LORA | {wrong: said[0]}))
+        with pytest.raises(ValueError, match=said[1]):
+            model_capacity(tmp_path)
+    for wrong in ([["q"]], "all-linear", [], None):
+        path.write_text(json.dumps(LORA | {"target_modules": wrong}))
+        with pytest.raises(ValueError, match="target_modules: got "):
+            model_capacity(tmp_path)
+
+
+SIZES = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2, "vocab_size": 9}
+SIZES |= {"intermediate_size": 8, "max_position_embeddings": 8}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    transformers.BertModel(transformers.BertConfig(**SIZES)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(tiny, tmp_path):
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+def changed(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+MODEL, UNREAD = "source: got a model of type ", "source: {} cannot be read as a saved model or data"
+MISSING = "source: got {} without embeddings.position_embeddings.weight"
+BLOCKS = "source: {}: num_hidden_layers: got "
+FAULTS = [
+    ({"model_type": "llama"}, MODEL + "llama; expected one of bert, vit,"),
+    ({"model_type": ["bert"]}, MODEL + "['bert']; expected one of bert"),
+    ({"model_type": None}, MODEL + "None"),
+    ({"is_decoder": True}, MODEL + "bert decoder"),
+    ({"add_cross_attention": True}, MODEL + "bert decoder"),
+    ({"position_embedding_type": "relative_key"}, MODEL + "bert with relative positions"),
+    ({"num_attention_heads": 5}, UNREAD),
+    ({"hidden_size": "12"}, UNREAD),
+    ({"hidden_size": 3 * 10**12}, UNREAD),
+    ({"max_position_embeddings": 7}, MISSING),
+    ({"num_hidden_layers": 3, "max_position_embeddings": 9}, MISSING),
+    ({"num_hidden_layers": 0}, BLOCKS + "0; expected an integer of "),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), FAULTS)
+def test_a_saved_model_with_faults_is_refused_by_name(settings, said, model):
+    changed(model, **settings)
+    with pytest.raises(ValueError, match=r"\A" + re.escape(said.format(model))) as error:
+        saved_layer(model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("contents", [b"", b"[]", b"3", b"{,}", b"\xff\xfe\x00", b"[" * 100_000])
+def test_a_folder_without_a_configuration_is_refused(contents, model):
+    (model / "config.json").write_bytes(contents)
+    for read in (saved_layer, trained_encoder):
+        with pytest.raises(ValueError, match=r"\Asource: "):
+            read(str(model))
+
+
+def test_weights_of_a_saved_model_are_whole_finite_and_no_pickle(model):
+    path = model / "model.safetensors"
+    contents, tensors = path.read_bytes(), load_file(path)
+    name = "encoder.layer.0.attention.self.query.weight"
+    for damaged in (contents[:-100], b"hello", (2**60).to_bytes(8, "little") + contents[8:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"\Asource: {model} cannot be read as a saved mod"):
+            saved_layer(model)
+    bad = tensors[name].clone()
+    bad[1, 2] = float("inf")
+    save_file(tensors | {name: bad}, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"\Asource: {model}: {name}: got 1 entries that are NaN"):
+        saved_layer(model)
+    path.unlink()
+    torch.save(tensors, model / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no file named model\.safetensors"):
+        saved_layer(model)
+
+
+def test_a_file_that_a_saved_model_lacks_is_named(tmp_path):
+    """One of several over which its weights are spread."""
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
+    model.save_pretrained(tmp_path, max_shard_size="2KB")
+    lost = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(ValueError, match=rf"\Asource: {tmp_path} cannot be read .*{lost.name}"):
+        saved_layer(tmp_path)
+
+
+CODE = """
+open({mark!r}, "w").close()
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+class Config(BertConfig): model_type = "unheard-of"
+class Model(BertModel): pass
+class Words(PreTrainedTokenizerFast): pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["bert", "unheard-of"])
+def test_code_of_a_strangers_model_is_not_run(
+    kind, model, monkeypatch, tmp_path, save_words, save_data
+):
+    mark = tmp_path / "was-run"
+    own = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    own["AutoTokenizer"] = [None, "own.Words"]
+    save_words(model, ["one", "two"])
+    (model / "own.py").write_text(CODE.format(mark=str(mark)))
+    changed(model, model_type=kind, auto_map=own)
+    words = model / "tokenizer_config.json"
+    settings = {"auto_map": own, "tokenizer_class": "Words"}
+    words.write_text(json.dumps(json.loads(words.read_text()) | settings))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    text = save_data(tmp_path / "text", text=["one two one two one"])
+    for call in (
+        lambda: saved_layer(model),
+        lambda: trained_encoder(str(model)),
+        lambda: [*corpora.published_texts(text, str(model), 1, length=5)],
+        lambda: [*corpora.distinct_passages("one two one", str(model), 1, length=5)],
+    ):
+        with contextlib.suppress(ValueError, TypeError):  # words without marks
+            call()
+        assert not mark.exists()
+    if kind != "bert":
+        with pytest.raises(ValueError, match=f"{MODEL}unheard-of; expected one"):
+            saved_layer(model)
+
+
+def test_data_sets_are_asked_for_without_their_code(monkeypatch):
+    def load(*names, trust_remote_code, **options):
+        assert trust_remote_code is False
+        return datasets.Dataset.from_dict({"image": []})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert not [*corpora.published_images("some/images", 3)]
