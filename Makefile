@@ -23,21 +23,21 @@ READY  := $(VENV)/.ready
 LOCKED := $(VENV)/.locked
 EXTRAS := book test certify cluster hub browser
 GROUPS := audit container mutants uv
-HASHED := --only-binary :all: --require-hashes --requirement requirements.txt
+HASHED := --only-binary :all: --require-hashes --requirement locks/requirements.txt
 PIP     = $(BIN)/python -m pip install --quiet
 NO_GPU  = [ "$$(uname)" = Linux ] && [ ! -e /proc/driver/nvidia ] && ! command -v nvidia-smi > /dev/null
 CPU    := --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 SHOW    = @printf '\n\033[1m%s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env book run gpu html pdf test unit nbval steady seeds small browser chromium mutants lint format wheel lock clean
+.PHONY: help env book run gpu html pdf test unit quick nbval steady seeds small browser chromium mutants lint format wheel lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # The versions of the lock. Then torch, whose default on Linux brings gigabytes of CUDA libraries:
 # without a GPU, PyTorch's own index offers a build for the CPU. If it does not answer, pip goes on.
-$(LOCKED): requirements.txt constraints.txt
+$(LOCKED): locks/requirements.txt locks/constraints.txt
 	$(SHOW) 'Environment: $(VENV) (a minute or two, once)'
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 11) <= v <= (3, 14) or \
 	  sys.exit(f"Python 3.11 to 3.14 is needed, not {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
@@ -45,7 +45,7 @@ $(LOCKED): requirements.txt constraints.txt
 	if command -v uv > /dev/null; then uv pip install --quiet --python $(BIN)/python $(HASHED); \
 	  else $(PIP) --no-compile $(HASHED); fi
 	cpu=; if $(NO_GPU); then cpu='$(CPU)'; fi; \
-	  $(PIP) --no-compile --constraint constraints.txt $$cpu torch
+	  $(PIP) --no-compile --constraint locks/constraints.txt $$cpu torch
 	-@$(BIN)/python -m compileall -qq -j 0 -x '/(tests|testing|transformers/models)/' $(VENV)/lib
 	@touch $@
 
@@ -76,16 +76,24 @@ pdf: chromium ## the built book as one PDF, _build/book.pdf (after make book; so
 	$(SHOW) 'PDF'
 	$(BIN)/python -m tools.pdf
 
-test: unit nbval ## all tests: library, theory, structure of the book, then every notebook's outputs
+test: unit $(if $(FILE),,nbval) ## all tests: library, theory, structure of the book, then every notebook's outputs (FILE=lib/attnmem/core/bounds.py: those of one module)
 
-unit: $(READY) ## library, theory and book-structure tests (SHAPES=1: with every stated shape checked)
+# The tests of lib/attnmem/core/bounds.py are tests/unit/core/test_bounds.py and test_bounds_*.py.
+MIRRORED = $(shell echo $(FILE) | sed -E '/^lib/{s|^lib/attnmem_yours/|tests/unit/yours/|; s|^lib/attnmem/|tests/unit/|; s|/_*([a-z_]*[a-z])_*\.py$$|/test_\1.py|}')
+TESTED = $(or $(sort $(wildcard $(MIRRORED) $(MIRRORED:.py=_*.py))),$(error FILE=$(FILE): no tests $(MIRRORED) are there))
+
+unit: $(READY) ## library, theory and book-structure tests (SHAPES=1: with every stated shape checked; FILE=)
 	$(SHOW) 'Library, theory, structure of the book'
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
-	  $(if $(SHAPES),--shapes)
+	  $(if $(SHAPES),--shapes) $(if $(FILE),$(TESTED))
+
+quick: $(READY) ## a minute of tests: the core
+	$(SHOW) 'The core'
+	$(BIN)/python -m pytest -q tests/unit/core tests/unit/test_checks.py
 
 nbval: $(READY) ## re-run every notebook and compare its outputs with the stored ones
 	$(SHOW) 'Stored outputs of every chapter'
-	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with nbval_sanitize.cfg \
+	$(BIN)/python -m pytest -q --nbval --nbval-current-env --nbval-sanitize-with tests/nbval_sanitize.cfg \
 	  --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 300 -n 2 --dist loadscope book/notebooks
 
 steady: $(READY) ## every chapter under other arithmetics: what differs from the stored (CHAPTER=; ON=haswell,busy)
@@ -135,16 +143,16 @@ wheel: $(READY) ## build the library's wheel into dist/
 
 LOCK = _build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --no-annotate \
   --custom-compile-command 'make lock' --no-emit-index-url
-WITH_HASHES = --constraint constraints.txt --generate-hashes $(addprefix --no-emit-package ,torch yattag)
+WITH_HASHES = --constraint locks/constraints.txt --generate-hashes $(addprefix --no-emit-package ,torch yattag)
 
-lock: ## renew constraints.txt, requirements.txt, locks/ and environment.yml from pyproject.toml (UPGRADE=1: newest versions)
+lock: ## renew locks/ and environment.yml from pyproject.toml (UPGRADE=1: newest versions)
 	$(PYTHON) -m venv _build/uv && _build/uv/bin/python -m pip install --quiet --only-binary :all: --require-hashes --requirement locks/uv.txt
-	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(if $(UPGRADE),--upgrade) --output-file constraints.txt pyproject.toml
-	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(WITH_HASHES) --output-file requirements.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(if $(UPGRADE),--upgrade) --output-file locks/constraints.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,$(EXTRAS)) $(WITH_HASHES) --output-file locks/requirements.txt pyproject.toml
 	for group in $(GROUPS); do \
 	  $(LOCK) --group $$group $(WITH_HASHES) $(if $(UPGRADE),--upgrade) --output-file locks/$$group.txt || exit 1; done
 	awk -F== 'NR == FNR {pin[$$1] = $$2; next} {name = $$1; sub(/^ +- /, "", name)} \
-	  NF == 2 && name in pin {$$0 = $$1 FS pin[name]} 1' constraints.txt environment.yml > _build/environment.yml
+	  NF == 2 && name in pin {$$0 = $$1 FS pin[name]} 1' locks/constraints.txt environment.yml > _build/environment.yml
 	cp _build/environment.yml environment.yml
 
 clean: ## remove everything that can be made again

@@ -47,9 +47,9 @@ def pins(lines):
     return {canonicalize_name(r.name): match[1] for r, match in exact if match}
 
 
-LINES = (ROOT / "constraints.txt").read_text().splitlines()
+LINES = (ROOT / "locks/constraints.txt").read_text().splitlines()
 CONSTRAINTS = pins(LINES)
-LOCK = (ROOT / "requirements.txt").read_text()
+LOCK = (ROOT / "locks/requirements.txt").read_text()
 
 
 def test_the_constraints_agree_with_every_requirement_and_every_pin_of_the_project():
@@ -91,7 +91,11 @@ def test_what_is_installed_apart_is_locked(group):
 
 def test_pip_takes_nothing_without_a_hash_and_builds_nothing():
     """In the container and the workflows, in the Makefile all but torch and the library itself."""
-    files = [ROOT / "Dockerfile", ROOT / "Makefile", *(ROOT / ".github/workflows").glob("*.yml")]
+    files = [
+        ROOT / ".binder/Dockerfile",
+        ROOT / "Makefile",
+        *(ROOT / ".github/workflows").glob("*.yml"),
+    ]
     calls = {
         path: re.findall(r"(?<!uv )\bpip install ([^\n;]*)", path.read_text()) for path in files
     }
@@ -102,7 +106,7 @@ def test_pip_takes_nothing_without_a_hash_and_builds_nothing():
                 assert "--only-binary :all: --require-hashes --requirement" in said, said
     makefile = (ROOT / "Makefile").read_text()
     assert (
-        "HASHED := --only-binary :all: --require-hashes --requirement requirements.txt\n"
+        "HASHED := --only-binary :all: --require-hashes --requirement locks/requirements.txt\n"
         in makefile
     )
     assert len(re.findall(r"\$\(PIP\)", makefile)) == 3
@@ -113,12 +117,12 @@ def test_the_audit_reads_every_lock_and_fails_where_it_reads_nothing():
     [audit] = [
         step["run"] for step in jobs["audit"]["steps"] if "pip-audit -" in step.get("run", "")
     ]
-    assert "for lock in constraints.txt locks/*.txt" in audit
+    assert "for lock in locks/*.txt" in audit
     assert "pip-audit --strict " in audit
 
 
 def test_the_conda_environment_agrees_with_the_constraints():
-    assert "--constraint constraints.txt" in CONDA_PIP
+    assert "--constraint locks/constraints.txt" in CONDA_PIP
     assert pins(CONDA_PIP).items() <= CONSTRAINTS.items()
     assert {"torch", "numpy", "jupyter-book", "papermill", "nbval"} <= pins(CONDA_PIP).keys()
     python = next(d for d in ENVIRONMENT["dependencies"] if str(d).startswith("python"))
@@ -126,19 +130,21 @@ def test_the_conda_environment_agrees_with_the_constraints():
 
 
 def test_a_container_copies_what_is_there_and_makes_what_can_be_made():
-    steps = (ROOT / "Dockerfile").read_text()
+    steps = (ROOT / ".binder/Dockerfile").read_text()
     copied = re.findall(r"(?m)^COPY --chown=\S+ (.+) \S+$", steps)
     assert all((ROOT / path).exists() for line in copied for path in line.split())
     makefile = (ROOT / "Makefile").read_text()
-    first = copied[0].split()  # what the lock's target needs, and no more
-    assert f"$(LOCKED): {' '.join(first[1:])}\n" in makefile
-    assert first[0] == "Makefile"
-    assert f"--require-hashes --requirement {copied[1]}\n" in steps
+    assert copied == ["Makefile", "locks", "."]  # what the lock's target needs, then all
+    [needed] = re.findall(r"(?m)^\$\(LOCKED\): (.+)$", makefile)
+    assert all(path.startswith("locks/") for path in needed.split())
+    assert "--require-hashes --requirement locks/container.txt\n" in steps
     assert "LOCKED := $(VENV)/.locked\n" in makefile
     for target in re.findall(r"\bmake ([a-z]+)", steps):
         assert re.search(rf"(?m)^{target}:", makefile), target
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).samefile(ROOT / "Dockerfile")
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).samefile(
+        ROOT / ".binder/Dockerfile"
+    )
     assert "useradd --create-home --uid $NB_UID $NB_USER\nUSER $NB_USER\n" in steps
     assert f"ARG NB_USER={container['remoteUser']} NB_UID=1000\n" in steps  # as Binder asks
 

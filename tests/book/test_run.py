@@ -37,8 +37,9 @@ class Book:
         self.root = root
         for folder in ("tools", "book/fragments"):
             shutil.copytree(ROOT / folder, root / folder)
-        for name in ("_config.yml", "constraints.txt"):
-            shutil.copy(ROOT / name, root)
+        for name in ("_config.yml", "locks/constraints.txt"):
+            (root / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, root / name)
         (root / "lib").mkdir()
 
     def write(self, name, text):
