@@ -1,4 +1,4 @@
-"""CONTRIBUTING is one screen and names what is there; test_newcomer walks its experiment."""
+"""CONTRIBUTING names what is there; test_newcomer walks its paths."""
 
 import importlib.util
 import re
@@ -11,51 +11,65 @@ from attnmem import mha, papers
 
 from tools.chapters import ROOT, chapters, text_path
 
-SAID = (ROOT / "CONTRIBUTING.md").read_text()
-WORDS = " ".join(SAID.split())  # a command may go on in the next line
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+WORDS = " ".join(TEXT.split())  # a command may go on in the next line
+BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?m)(?:^    .*\n)+", TEXT)]
 CODE = re.findall(r"`([^`]+)`", WORDS)
+COMMANDS = [code for code in CODE if code.startswith("make ")]
+COMMANDS += [line.partition("#")[0] for line in "".join(BLOCKS).splitlines() if "make " in line]
 PATHS = [word for code in CODE for word in code.split() if re.search(r"/|\.(md|toml|yml)$", word)]
-BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?m)(?:^    .*\n)+", SAID)]
+RELATIVE = {"record.md": "book/fragments/", "chapter.md": "book/fragments/"}  # "beside it"
 
 
-def test_it_is_one_screen():
-    lines = SAID.splitlines()
-    assert len(lines) <= 45
-    assert max(map(len, lines)) <= 100
+def existing(path):
+    """The path below the root that a word of CONTRIBUTING stands for, with a real chapter."""
+    variable, _, value = path.rpartition("=")
+    value = value.replace("<part>/<name>", chapters()[0])
+    folder = {"MODULE": "lib/", "CHAPTER": "book/text/"}.get(variable, RELATIVE.get(path, ""))
+    suffix = ".md" if variable == "CHAPTER" else ""
+    if value.startswith("book/notebooks/") and not value.endswith(".ipynb"):
+        suffix = ".ipynb"  # as in _toc.yml
+    return f"{folder}{value}{suffix}"
 
 
 @pytest.mark.parametrize("path", sorted({*PATHS} - {".venv/bin/activate"}))
 def test_a_path_is_there(path):
-    if "<" in path or path.startswith("MODULE="):
-        name = chapters()[0]
-        path = path.replace("<part>/<name>", name).replace("MODULE=", "lib/")
-        path = path.replace("CHAPTER=", "book/text/") + ".md" * path.startswith("CHAPTER=")
-    assert (ROOT / path).exists()
+    assert [*ROOT.glob(existing(path))]
 
 
-def test_targets_variables_and_commands_are_those_of_the_makefile_and_of_the_modules():
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_make_is_there(command):
     makefile = (ROOT / "Makefile").read_text()
-    commands = [re.match(r"make ([^&]+)", code) for code in CODE]
-    for word in (word for command in commands if command for word in command[1].split()):
+    for word in command.partition("&&")[0].split()[1:]:
         variable = re.fullmatch(r"([A-Z]+)=\S+", word)
-        assert (f"$({variable[1]})" if variable else f"\n{word}:") in makefile, word
+        expected = f"$({variable[1]})" if variable else f"\n{word}:"
+        assert expected in makefile or f"$(if $({word.partition('=')[0]})" in makefile, word
+
+
+def test_modules_that_are_run_are_there():
     for module in re.findall(r"python -m ([\w.]+)", WORDS):
         assert importlib.util.find_spec(module)
 
 
-def test_dotted_names_can_be_imported_marks_name_claims_and_the_page_lists_modules():
-    for name in (code for code in CODE if code.startswith("attnmem.")):
-        module, _, last = name.rpartition(".")
-        module = importlib.import_module(module)
-        assert hasattr(module, last) or importlib.import_module(name), name
-    [mark] = re.findall(r'hostile\("([^"]+)"\)', SAID)
+@pytest.mark.parametrize("name", [code for code in CODE if code.startswith("attnmem.")])
+def test_a_dotted_name_can_be_imported(name):
+    module, _, last = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), last) or importlib.import_module(name)
+
+
+def test_the_mark_names_a_claim():
+    [mark] = re.findall(r'hostile\("([^"]+)"\)', TEXT)
     assert mark in papers.claims()
-    listed = "".join(page.read_text() for page in (ROOT / "book").glob("library*.md"))
+
+
+def test_the_pages_list_each_module_of_theory():
+    pages = "".join(page.read_text() for page in (ROOT / "book").glob("library*.md"))
     for module in (ROOT / "lib/attnmem/theory").glob("[a-z]*.py"):
-        assert f"automodule:: attnmem.theory.{module.stem}\n" in listed
+        line = f".. automodule:: attnmem.theory.{module.stem}\n"
+        assert line in pages, f"add {line!r} to book/library-weights.md"
 
 
-def test_a_figure_is_found_with_its_caption_and_its_alternative_text():
+def test_a_figure_is_found_with_caption_and_alt():
     [sought] = re.findall(r'`git grep -n "(name: fig-[^"]+)" book/text`', WORDS)
     texts = "\n".join(text_path(chapter).read_text() for chapter in chapters())
     cells = re.findall(r"^```\{code-cell\}.*?^```$", texts, re.M | re.S)
@@ -70,7 +84,8 @@ def test_the_construction_is_right_in_each_room(room):
     head = "import torch\nfrom jaxtyping import Float\nfrom torch import Tensor\n"
     head += "from ..checks import checked\nfrom ..core.layers import MHAWeights\n"
     scope = {"__package__": f"attnmem.{room}", "__name__": f"attnmem.{room}.new"}
-    exec(head + BLOCKS[1], scope)
+    [construction] = [block for block in BLOCKS if "@checked" in block]
+    exec(head + construction, scope)
     tokens, context = torch.rand(5, 2), torch.rand(7, 5)
     out = mha(scope["average"](tokens), context, torch.rand(3, 5))
     torch.testing.assert_close(out, (context.mean(0) @ tokens).expand(3, 2))
