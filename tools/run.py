@@ -31,7 +31,8 @@ from . import pictures
 from .chapters import ROOT, chapters, notebook_path, parameters, source_notebook, text_path
 
 RUNS, STAMPS = ROOT / "_build" / "runs", ROOT / "_build" / "stamps"
-READ = ["_config.yml", "locks/constraints.txt", "tools/chapters.py", "tools/run.py"]  # by every chapter
+# What every chapter reads.
+READ = ["_config.yml", "locks/constraints.txt", "tools/chapters.py", "tools/run.py"]
 READ += ["book/fragments/install.ipy"]
 COLOURS = 128  # of a stored picture: no visible loss, about a third of the bytes
 ALONE = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
