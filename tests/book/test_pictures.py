@@ -13,8 +13,9 @@ import torch
 from attnmem.core import bounds
 from attnmem.core.memorize import SATURATED
 from attnmem.lab import experiments, fits, models, searches
-from attnmem.theory.dana import circle, dependent_subset, offered_rank
+from attnmem.theory.associations import circle
 from attnmem.theory.independence import kruskal_rank, numerical_rank
+from attnmem.theory.sequence_ranks import dependent_subset, offered_rank
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
 
 from tools.chapters import BOOK

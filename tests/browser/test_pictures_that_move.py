@@ -10,8 +10,8 @@ import torch
 
 from attnmem import AoTWeights, aot, mha
 from attnmem.core import bounds
-from attnmem.theory.dana import every_parity, impossible_subset
 from attnmem.theory.fitting import levenberg_marquardt
+from attnmem.theory.impossible import every_parity, impossible_subset
 from attnmem.theory.independence import numerical_rank
 from attnmem.theory.tangents import ScalarHeads, tangents
 

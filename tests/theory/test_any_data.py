@@ -10,8 +10,8 @@ from attnmem import aot, memorize_mha, mha, random_mha
 from attnmem.core import memorize
 from attnmem.core.bounds import own_context_floor
 from attnmem.examples import unit
-from attnmem.theory import dana, fitting
-from attnmem.theory.dana import memorize_aot, memorize_next_tokens
+from attnmem.theory import associations, fitting, impossible, sequence_ranks
+from attnmem.theory.associations import memorize_aot, memorize_next_tokens
 from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference, memorize_scalars
 from attnmem.theory.tangents import ScalarHeads, balancing_map
 
@@ -248,11 +248,11 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
         calls = [
             (memorize_aot, (rows, next_tokens), learn | {"heads": 2}),
             (memorize_next_tokens, (rows, next_tokens), learn | {"groups": (2,)}),
-            (dana.offered_rank, (rows, 2), size),
-            (dana.dependent_subset, (rows, 2), size),
-            (dana.impossible_subset, (rows, next_tokens, 2), {}),
-            (dana.jacobian_rank, (rows, 2), size | {"trained": True}),
-            (dana.cancelling_rank, (rows, (2,)), size),
+            (sequence_ranks.offered_rank, (rows, 2), size),
+            (sequence_ranks.dependent_subset, (rows, 2), size),
+            (impossible.impossible_subset, (rows, next_tokens, 2), {}),
+            (sequence_ranks.jacobian_rank, (rows, 2), size | {"trained": True}),
+            (sequence_ranks.cancelling_rank, (rows, (2,)), size),
         ]
         for function, data, how in calls:
             found, refusal = outcome(functools.partial(function, **how), *data)
@@ -273,7 +273,7 @@ def test_sequences_of_size_zero_and_one_are_met_or_refused_by_name():
 def test_every_constant_task_is_met_up_to_the_rank(vocab, groups):
     """For the middle token all scalars are zero: with as many sequences as weights matter, too."""
     rows = torch.cartesian_prod(torch.arange(3), torch.arange(3))[torch.tensor([8, 1, 3, 5, 6, 2])]
-    counts = [T for T in range(1, 7) if dana.cancelling_rank(rows[:T], groups, 1, 2) == T]
+    counts = [T for T in range(1, 7) if sequence_ranks.cancelling_rank(rows[:T], groups, 1, 2) == T]
     for T, token in itertools.product(counts, range(vocab)):
         labels = torch.full((T,), token)
         built = memorize_next_tokens(
@@ -297,7 +297,7 @@ def built():
     found["random"] = random_mha(H, D, 2, seed=0), ()
     for name, build in SEQUENCES.items():
         found[name] = build(PAIRS, PAIRS.sum(1) % 5), ()
-    found["parity"] = dana.parity_by_heads(3), ()
+    found["parity"] = impossible.parity_by_heads(3), ()
     return found
 
 
@@ -316,22 +316,28 @@ def everything():
     E, e, y = DATA
     start = ScalarHeads(*(torch.ones(2, *s, device="cpu").double() for s in ((D, 2), (D, 2), (D,))))
     pairs, tokens = PAIRS.clone(), PAIRS.sum(1) % 5
-    bits, parity = dana.every_parity(2)
+    bits, parity = impossible.every_parity(2)
     yield from (build(E, e, y) for build in LAYERS.values())
     yield from (build(pairs, tokens) for build in SEQUENCES.values())
     yield random_mha(H, D, 2, seed=0)
-    yield dana.parity_by_heads(3)
-    yield bits, parity, dana.spread_tokens(5, 3, 0), dana.circle(5), memorize.serve(6, 2)
+    yield impossible.parity_by_heads(3)
+    yield (
+        bits,
+        parity,
+        associations.spread_tokens(5, 3, 0),
+        associations.circle(5),
+        memorize.serve(6, 2),
+    )
     yield fitting.levenberg_marquardt(start, E, e, y, steps=2).weights
     yield fitting.lbfgs(start, E, e, y, steps=2).weights
     yield fitting.adam(start, E, e, y, steps=2, rate=lambda _: 0.1, batch=3).weights
-    yield dana.impossible_subset(bits, parity, 1)
-    yield (dana.dependent_subset(bits, 1, 2, 2),)
+    yield impossible.impossible_subset(bits, parity, 1)
+    yield (sequence_ranks.dependent_subset(bits, 1, 2, 2),)
     yield (
         *fitting.limits(start, E, e, y),
-        dana.offered_rank(bits, 1, 2, 2),
-        dana.jacobian_rank(bits, 1, 2, 2),
-        dana.cancelling_rank(bits, (2,), 2, 2),
+        sequence_ranks.offered_rank(bits, 1, 2, 2),
+        sequence_ranks.jacobian_rank(bits, 1, 2, 2),
+        sequence_ranks.cancelling_rank(bits, (2,), 2, 2),
     )
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnmem import aot
-from attnmem.theory import counts, dana
+from attnmem.theory import associations, counts
+from attnmem.theory.associations import memorize_aot
 from attnmem.theory.certificates import certified_associations, enclosed_offers
-from attnmem.theory.dana import memorize_aot
 from attnmem.theory.independence import certified_rank
 
 F64 = {"dtype": torch.float64}
@@ -34,8 +34,8 @@ def distinct_sequences(generator, N, S, T):
 def square(seed):
     """A draw whose ``F`` on all pairs of ten tokens is square, and targets."""
     pairs = torch.cartesian_prod(torch.arange(10), torch.arange(10))
-    drawn = dana.random_aot(10, 2, 2, 2, 49, spread=30.0, seed=seed)
-    W_U = dana.circle(10)
+    drawn = associations.random_aot(10, 2, 2, 2, 49, spread=30.0, seed=seed)
+    W_U = associations.circle(10)
     tokens = torch.randint(10, (100,), generator=torch.Generator().manual_seed(seed))
     return drawn, W_U, pairs, W_U[tokens]
 
@@ -43,20 +43,22 @@ def square(seed):
 @pytest.mark.parametrize("seed", [0, 1, 2, 5, 7, 8])
 def test_a_draw_is_fitted(seed):
     drawn, W_U, pairs, targets = square(seed)
-    logits = aot(dana.fitted(drawn, W_U, pairs, targets), pairs.flip(0)).flip(0)
+    logits = aot(associations.fitted(drawn, W_U, pairs, targets), pairs.flip(0)).flip(0)
     torch.testing.assert_close(logits, targets @ W_U.T, rtol=0, atol=2e-6)
 
 
 def test_a_draw_with_dependent_rows_is_refused():
     with pytest.raises(ValueError, match=r"^drawn: .* F has rank 9\d in float64, for 100 sequen"):
-        dana.fitted(*square(seed=3))
+        associations.fitted(*square(seed=3))
 
 
 def test_more_sequences_than_f_has_columns_are_not_fitted():
-    drawn = dana.random_aot(4, 2, 2, 1, 3, spread=3.0, seed=0)
+    drawn = associations.random_aot(4, 2, 2, 1, 3, spread=3.0, seed=0)
     pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))[:6]
     with pytest.raises(ValueError, match=r"^sequences: got T_0 = 6; expected T_0 <= .* = 5$"):
-        dana.fitted(drawn, dana.circle(4), pairs, dana.circle(4)[pairs[:, 0]])
+        associations.fitted(
+            drawn, associations.circle(4), pairs, associations.circle(4)[pairs[:, 0]]
+        )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_corollary_1_is_certified():
     weights = memorize_aot(sequences, tokens, vocab=10, dim=2, head_dim=2, heads=100, seed=0)
     proof = certified_associations(weights, sequences, tokens)
     assert proof.memorized == 202
-    lead = dana.margins(aot(weights, sequences), tokens)
+    lead = associations.margins(aot(weights, sequences), tokens)
     assert 0 < proof.margin <= float(lead.min()) + 1e-6
     assert certified_rank(enclosed_offers(weights, sequences), target=202).rank == 202
     wrong = (tokens + 1) % 10

@@ -12,17 +12,12 @@ from scipy.optimize import linprog
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
-from attnmem.theory import counts, dana
+from attnmem.theory import associations, counts, residues
+from attnmem.theory.associations import memorize_aot
 from attnmem.theory.certificates import certified_associations, enclosed_offers
-from attnmem.theory.dana import (
-    dependent_subset,
-    every_parity,
-    impossible_subset,
-    memorize_aot,
-    offered_rank,
-    parity_by_heads,
-)
+from attnmem.theory.impossible import every_parity, impossible_subset, parity_by_heads
 from attnmem.theory.independence import certified_rank
+from attnmem.theory.sequence_ranks import dependent_subset, offered_rank
 
 import oracles
 
@@ -59,7 +54,9 @@ def sets(draw, S=LENGTHS, most=9):
 
 def real_rank(rows, H, d_h, d, target, one_entry=False):
     """Proven rank of F of one random transformer with real exponentials."""
-    e, pos, W_Q, W_K, W_V = dana.random_aot(int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1)
+    e, pos, W_Q, W_K, W_V = associations.random_aot(
+        int(rows.max()) + 1, rows.shape[1], d, d_h, H, 3.0, 1
+    )
     if one_entry:
         W_Q[:, 1:], W_K[:, 1:], W_Q[:, :, 1:] = 0, 0, 0
         W_K[:, :, 0], W_K[:, :, 2:] = 0, 0
@@ -133,7 +130,7 @@ def test_the_condition_on_subsets_is_the_exact_rank_of_bigrams(rows, H, d, d_h):
 
 def test_no_denominator_is_zero_modulo_the_prime(monkeypatch):
     """With a small prime it often would be, and the rank of the cube would come out too large."""
-    monkeypatch.setattr(dana, "_PRIME", 101)
+    monkeypatch.setattr(residues, "PRIME", 101)
     ranks = [offered_rank(every_parity(2)[0], 1, 4, 4, seed) for seed in range(200)]
     assert max(ranks) == 3
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from attnmem import AoTWeights, aot, aot_features
-from attnmem.theory import dana
-from attnmem.theory.dana import memorize_aot
+from attnmem.theory import associations
+from attnmem.theory.associations import memorize_aot
 
 import hostile
 import oracles
@@ -87,7 +87,7 @@ def test_the_exact_transformers_are_those_of_the_library():
         sequences = hostile.every_sequence(N, S)[:7]
         exact = Exact.drawn(seed, N, S, d, d_h, H, size=1)
         F = [[float(x) for x in row] for row in exact.offered(sequences.tolist())]
-        found = dana.offered(exact.weights(), sequences)
+        found = associations.offered(exact.weights(), sequences)
         torch.testing.assert_close(found, torch.tensor(F, **F64), rtol=1e-9, atol=1e-9)
 
 
@@ -133,10 +133,10 @@ def test_proposition_2_n_minus_1_dimensions_are_exact_on_powers_of_two(N):
 @pytest.mark.hostile("dana-proposition-3")
 @pytest.mark.parametrize("N", [2, 3, 4, 5, 997])
 def test_proposition_3_the_circle_in_closed_form(N):
-    W = dana.circle(N)
+    W = associations.circle(N)
     logits = W @ W.T
     assert (logits.argmax(1) == torch.arange(N)).all()
-    lead = dana.margins(logits, torch.arange(N))
+    lead = associations.margins(logits, torch.arange(N))
     exact = 2 * math.sin(math.pi / N) ** 2  # 1 - cos(2 pi / N), without cancellation
     torch.testing.assert_close(lead, torch.full((N,), exact, **F64), rtol=1e-6, atol=1e-15)
     scale = 50 / exact
@@ -144,8 +144,8 @@ def test_proposition_3_the_circle_in_closed_form(N):
     paid = divergence([i == 0 for i in range(N)], (scale * logits[0]).tolist())
     assert paid == pytest.approx(math.log1p(others), abs=1e-9)
     for dim in (2, 3, 5):  # any unit vectors that differ: far more tokens than dimensions
-        rows = dana.spread_tokens(min(N, 97), dim, seed=0)
-        assert (dana.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
+        rows = associations.spread_tokens(min(N, 97), dim, seed=0)
+        assert (associations.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
 
 
 @pytest.mark.hostile("dana-lemma-1")
@@ -226,7 +226,7 @@ def test_finding_exact_equals_the_encoder_without_a_rounding_error():
         drawn = exact.weights()[:5]
         W_U = torch.tensor([*SQUARE, (0.6, 0.8)], **F64)
         targets = W_U[list(labels)]
-        fitted = dana.fitted(drawn, W_U, torch.tensor(sequences), targets)
+        fitted = associations.fitted(drawn, W_U, torch.tensor(sequences), targets)
         logits = aot(fitted, torch.tensor(sequences))
         torch.testing.assert_close(logits, targets @ W_U.T, rtol=1e-6, atol=1e-6)
         built += 1

@@ -11,7 +11,7 @@ import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
 from attnmem.core import memorize
-from attnmem.theory import balls, dana, fitting, near
+from attnmem.theory import associations, balls, fitting, near, sequence_ranks
 from attnmem.theory import certificates as proofs
 from attnmem.theory import independence as ranks
 from attnmem.theory.tangents import ScalarHeads
@@ -182,10 +182,10 @@ TABLE = [
     (near.memorize_by_difference, {**ALL, **HEADS}, [*SHAPES, *CANCEL, ONE_HEAD]),
     (near.memorize_by_cancellation, {**ALL, **HEADS}, [*SHAPES, *CANCEL]),
     (near.memorize_scalars, SCALAR, [*SCALAR_CASES, SIZES]),
-    (dana.memorize_aot, TASK | {"dim": 3, "heads": 2}, [*TASKS, *AOT, SIZES]),
-    (dana.memorize_next_tokens, TASK | {"dim": 3, "groups": (2,)}, [*TASKS, *NEXT]),
-    (dana.jacobian_rank, BIGRAMS | {"heads": 1}, [*RANK, SIZES]),
-    (dana.cancelling_rank, BIGRAMS | {"groups": [1]}, RANK + NEXT[:2]),
+    (associations.memorize_aot, TASK | {"dim": 3, "heads": 2}, [*TASKS, *AOT, SIZES]),
+    (associations.memorize_next_tokens, TASK | {"dim": 3, "groups": (2,)}, [*TASKS, *NEXT]),
+    (sequence_ranks.jacobian_rank, BIGRAMS | {"heads": 1}, [*RANK, SIZES]),
+    (sequence_ranks.cancelling_rank, BIGRAMS | {"groups": [1]}, RANK + NEXT[:2]),
     (fitting.levenberg_marquardt, FIT, [*SHAPES, *FITS]),
     (fitting.lbfgs, FIT, FITS),
     (fitting.adam, FIT | {"rate": float}, [*FITS, ({"batch": 0}, "batch: got 0")]),

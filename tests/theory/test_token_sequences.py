@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from attnmem import AoTWeights, aot
 from attnmem.core import bounds
+from attnmem.theory.associations import memorize_next_tokens
 from attnmem.theory.certificates import certified_associations
-from attnmem.theory.dana import (
-    cancelling_rank,
-    every_parity,
-    impossible_subset,
-    jacobian_rank,
-    memorize_next_tokens,
-)
+from attnmem.theory.impossible import every_parity, impossible_subset
 from attnmem.theory.independence import numerical_rank
+from attnmem.theory.sequence_ranks import cancelling_rank, jacobian_rank
 from attnmem.theory.tiny import train_tiny
 
 import hostile

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 import attnmem
 from attnmem.checks import Range, Seed, checked, refuse
-from attnmem.theory import dana, independence, tiny
+from attnmem.theory import associations, independence, sequence_ranks, tiny
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PAIRS = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -28,8 +28,8 @@ AOT = attnmem.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN
 SEEDED = [
     (attnmem.memorize_mha, (DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4]), {"heads": 2, "head_dim": 3}),
     (attnmem.random_mha, (2, 5, 3), {}),
-    (dana.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
-    (dana.offered_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
+    (associations.memorize_aot, (PAIRS[:5], PAIRS[:5, 0]), TABLE | {"heads": 2}),
+    (sequence_ranks.offered_rank, (PAIRS, 1), {"head_dim": 2, "dim": 3}),
     (independence.sampled_independence, (PAIRS, 2), {"samples": 9}),
     (tiny.random_facts, (3, 4), {}),
     (tiny.train_tiny, TASK, TABLE | {"heads": 1, "steps": 2}),

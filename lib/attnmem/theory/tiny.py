@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
 from ..core.descent import adam_steps
 from ..core.random import gaussian, map_scale
+from .associations import margins
 from .counts import class_price
-from .dana import margins
 
 _EVERY = 50  # steps between two counts of what is right
 _SPREAD = 3.0  # standard deviation of the transformers' logits at the start

@@ -14,7 +14,7 @@ import torch
 from attnmem import MHAWeights, mha, random_mha
 from attnmem.core import bounds
 from attnmem.theory import counts
-from attnmem.theory.dana import memorize_aot
+from attnmem.theory.associations import memorize_aot
 from attnmem.theory.independence import numerical_rank
 
 # By hand, at sizes that differ from each other.

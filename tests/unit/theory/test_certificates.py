@@ -12,6 +12,7 @@ from flint import arb, arb_mat, fmpq
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha, mha, mha_features
 from attnmem.theory import balls
+from attnmem.theory.associations import offered
 from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
@@ -19,7 +20,6 @@ from attnmem.theory.certificates import (
     enclosed_features,
     enclosed_offers,
 )
-from attnmem.theory.dana import offered
 from attnmem.theory.independence import certified_rank, numerical_rank
 
 import oracles

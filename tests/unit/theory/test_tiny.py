@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from attnmem import AoTWeights, aot
 from attnmem.theory.counts import class_price
-from attnmem.theory.dana import every_parity
+from attnmem.theory.impossible import every_parity
 from attnmem.theory.tiny import (
     Facts,
     count_at,
