@@ -11,7 +11,7 @@ import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
 from attnmem.core import memorize
-from attnmem.theory import associations, balls, fitting, near, sequence_ranks
+from attnmem.theory import associations, balls, fitting, near, sequence_ranks, solutions
 from attnmem.theory import certificates as proofs
 from attnmem.theory import independence as ranks
 from attnmem.theory.tangents import ScalarHeads
@@ -192,8 +192,8 @@ TABLE = [
     (fitting.limits, {"weights": START, **ALL}, FITS[1:]),
     (proofs.certified_memorization, PROOF | {"labels": y[:, None]}, [*PROOFS[:-2], *COLUMNS]),
     (proofs.enclosed_features, GIVEN, PROOFS[:-2]),
-    (proofs.certified_solution, PROOF, [*PROOFS, *LABELS, WIDE]),
-    (proofs.enclosed_derivative, GIVEN, [*PROOFS[:-2], WIDE]),
+    (solutions.certified_solution, PROOF, [*PROOFS, *LABELS, WIDE]),
+    (solutions.enclosed_derivative, GIVEN, [*PROOFS[:-2], WIDE]),
     (proofs.certified_associations, OFFER | NEXT_TOKENS, [*OFFERS, *OTHER_TOKENS]),
     (proofs.enclosed_offers, OFFER, OFFERS[1:]),
     (ranks.numerical_rank, {"matrix": V}, [*MATRIX, ({"dtype": torch.float16}, "dtype: got")]),

@@ -62,6 +62,16 @@ def softmax(logits: Sequence[Ball]) -> list[Ball]:
     return [power / total for power in powers]
 
 
+def attention(Q: BallMatrix, K: BallMatrix, causal: bool = False) -> BallMatrix:
+    """Attention weights, a row for each query; with ``causal``, for keys up to its own."""
+    rows = []
+    for i, logits in enumerate((Q * K.transpose()).tolist()):
+        visible = logits[: i + 1] if causal else logits
+        hidden = [flint().arb(0)] * (len(logits) - len(visible))
+        rows.append(softmax(visible) + hidden)
+    return flint().arb_mat(rows)
+
+
 def largest(matrix: BallMatrix) -> float:
     """The absolute values of all entries are at most this; infinity if one is not finite."""
     return max((above(abs(entry)) for entry in matrix.entries()), default=0.0)

@@ -16,11 +16,11 @@ from attnmem.theory.associations import offered
 from attnmem.theory.certificates import (
     certified_associations,
     certified_memorization,
-    certified_solution,
     enclosed_features,
     enclosed_offers,
 )
 from attnmem.theory.independence import certified_rank, numerical_rank
+from attnmem.theory.solutions import certified_solution
 
 import oracles
 

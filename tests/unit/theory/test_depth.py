@@ -9,8 +9,8 @@ import torch
 
 from attnmem import random_deep
 from attnmem.core import bounds
-from attnmem.theory.certificates import certified_deep_solution
 from attnmem.theory.near import memorize_by_depth
+from attnmem.theory.solutions import certified_deep_solution
 
 from modular import PRIME, product, rank, shares, written
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from attnmem import MHAWeights, mha_features
-from attnmem.theory.certificates import (
-    certified_memorization,
-    certified_solution,
-)
+from attnmem.theory.certificates import certified_memorization
+from attnmem.theory.solutions import certified_solution
 
 import oracles
 

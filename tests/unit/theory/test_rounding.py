@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnmem import MHAWeights, memorize_mha, mha
-from attnmem.theory.certificates import certified_digits, certified_rounding
+from attnmem.theory.rounding import certified_digits, certified_rounding
 
 
 def drawn(shape, own, spread, seed):

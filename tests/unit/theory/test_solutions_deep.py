@@ -12,10 +12,7 @@ import scipy
 import torch
 
 from attnmem import DeepWeights, Layer, random_deep
-from attnmem.theory.certificates import (
-    certified_deep_solution,
-    enclosed_jacobian,
-)
+from attnmem.theory.solutions import certified_deep_solution, enclosed_jacobian
 from attnmem.theory.tangents import jacobian
 
 F64 = {"dtype": torch.float64}
