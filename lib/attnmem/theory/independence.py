@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -17,33 +17,36 @@ from torch import Tensor
 from ..checks import FLOATS, Range, Seed, check_finite, checked, refuse
 from ..core.bounds import sign_vectors
 from ..examples import unit
-from .balls import BallMatrix, Enclosure, MostBits, flint, precision, precisions
+from .balls import Ball, BallMatrix, Enclosure, MostBits, flint, precision, precisions
 
-_MARGIN = 2.0  # a bound shows full rank if it exceeds the tolerance by this factor
+_COARSE = (torch.float16, torch.bfloat16, torch.bool)  # types in which no rank is computed
+_MARGIN = 2.0  # a bound shows full rank if it exceeds the tolerance's square by this factor
 _LARGE = 2**13  # vectors beyond which small subsets are drawn without a key for each vector
 _GATHERED = 2**23  # numbers that are gathered at once, 64 MB of them
 _BLOCK = 8192  # subsets whose ranks are computed at once
-_PRIME_BITS, _MANTISSA_BITS = 62, 53  # of a random prime, and of a float64
+_PRIME_BITS = 62  # of a random prime, so that a word holds a residue
+_MANTISSA_BITS = 53  # of a float64
 _MOST_REGIONS = 2**25  # times rows, in a minute
-_MIX = 2**20  # largest coefficient of the combinations
+_MIX = 2**20  # largest coefficient of the combinations, small beside the balls' first bits
 _CONFIDENCE = 0.95  # of the bounds by samples
 
 _Dtype = torch.dtype | None
 _Tolerance = Annotated[int | float | None, Range(0.0, 1.0)]
 
 
-def _are_numbers(**given) -> None:
+def _are_numbers(**arguments) -> None:
     """Accept finite reals of single or double precision, or integers, and such an arithmetic."""
-    for name, matrix in given.items():
+    for name, matrix in arguments.items():
         if isinstance(matrix, Tensor):
-            coarse = torch.float16, torch.bfloat16, torch.bool
-            if matrix.dtype.is_complex or matrix.dtype in coarse:
+            if matrix.dtype.is_complex or matrix.dtype in _COARSE:
                 refuse(name, f"dtype {matrix.dtype}", "float32, float64 or integers")
             check_finite(name, matrix)
-    if given.get("dtype") not in (None, *FLOATS):
-        refuse("dtype", str(given["dtype"]), "torch.float32 or torch.float64")
-    if (size := given.get("size", 0)) > (most := len(given.get("vectors", ()))):
-        refuse("size", size, f"at most the number of vectors, {most}")
+    dtype = arguments.get("dtype")
+    if dtype is not None and dtype not in FLOATS:
+        refuse("dtype", str(dtype), "torch.float32 or torch.float64")
+    size = arguments.get("size")
+    if size is not None and size > len(arguments["vectors"]):
+        refuse("size", size, f"at most the number of vectors, {len(arguments['vectors'])}")
 
 
 @checked(also=_are_numbers)
@@ -57,25 +60,29 @@ def numerical_rank(
     ``max(m, n)`` times the rounding unit of ``dtype``, as in numpy and torch, and ``dtype`` that of
     the matrix (float64 for integers).
     """
-    values, (m, n) = _in_units(matrix, dtype), matrix.shape[-2:]
-    if m * n == 0:
+    matrices, (m, n) = _in_units(matrix, dtype), matrix.shape[-2:]
+    if m == 0 or n == 0:
         rank = torch.zeros(matrix.shape[:-2], dtype=torch.int64, device=matrix.device)
     else:
-        rank = _ranks(values.reshape(-1, m, n), rtol).view(matrix.shape[:-2])
+        rank = _ranks(matrices.reshape(-1, m, n), rtol).view(matrix.shape[:-2])
     return int(rank) if matrix.ndim == 2 else rank
 
 
 def _in_units(matrix: Tensor, dtype: _Dtype) -> Tensor:
     """The matrix in its arithmetic and unit, so that no sum overflows."""
-    matrix = matrix.to(dtype or (matrix.dtype if matrix.dtype in FLOATS else torch.float64))
+    if dtype is None:
+        dtype = matrix.dtype if matrix.dtype in FLOATS else torch.float64
+    matrix = matrix.to(dtype)
     return matrix / unit(matrix, (-2, -1)) if matrix.numel() else matrix
 
 
 def _ranks(matrices: Float[Tensor, "B m n"], rtol: float | None) -> Int[Tensor, " B"]:
     """The ranks, from the singular values where a Cholesky decomposition shows no full rank."""
     m, n = matrices.shape[1:]
-    rtol = max(m, n) * torch.finfo(matrices.dtype).eps if rtol is None else rtol
-    unsettled = ~_clearly_full((matrices if m <= n else matrices.mT).double(), rtol)
+    if rtol is None:
+        rtol = max(m, n) * torch.finfo(matrices.dtype).eps
+    wide = matrices if m <= n else matrices.mT
+    unsettled = ~_clearly_full(wide.double(), rtol)
     rank = torch.full(unsettled.shape, min(m, n), device=matrices.device)
     values = torch.linalg.svdvals(matrices[unsettled])
     rank[unsettled] = (values > rtol * values[:, :1]).sum(dim=1)
@@ -87,10 +94,10 @@ def _clearly_full(wide: Float[Tensor, "B m n"], rtol: float) -> Bool[Tensor, " B
     # Their squares are eigenvalues of the Gram matrix. They all exceed a bound if what remains
     # after its subtraction is positive definite, and none exceeds the trace. The entries are
     # products of length n, which may underflow; the decomposition is backward stable.
-    gram, kind = wide @ wide.mT, torch.finfo(wide.dtype)
+    gram, info = wide @ wide.mT, torch.finfo(wide.dtype)
     diagonal = gram.diagonal(dim1=1, dim2=2)
-    relative = _MARGIN * rtol**2 + 4 * sum(wide.shape[1:]) * kind.eps
-    diagonal -= relative * diagonal.sum(dim=1, keepdim=True) + kind.tiny
+    relative = _MARGIN * rtol**2 + 4 * sum(wide.shape[1:]) * info.eps
+    diagonal -= relative * diagonal.sum(dim=1, keepdim=True) + info.tiny
     return torch.linalg.cholesky_ex(gram).info == 0
 
 
@@ -129,9 +136,9 @@ def sample_subsets(
 ) -> SampledIndependence:
     """:func:`sampled_independence` of vectors in their units, without checks."""
     generator, dependent = torch.Generator().manual_seed(seed), 0
+    gathered = 1 + _GATHERED // (size * max(size, vectors.shape[1]))  # subsets at once
     for subsets in _subsets(len(vectors), size, samples, generator):
-        blocks = subsets.to(vectors.device)
-        for block in blocks.split(1 + _GATHERED // (size * max(size, vectors.shape[1]))):
+        for block in subsets.to(vectors.device).split(gathered):
             dependent += int((_ranks(vectors[block], rtol) < size).sum())
     test = scipy.stats.binomtest(dependent, samples, alternative="less")
     at_most = float(test.proportion_ci(_CONFIDENCE, method="exact").high)
@@ -139,14 +146,15 @@ def sample_subsets(
 
 
 def _subsets(T, size, samples, generator) -> Iterator[Int[Tensor, "block size"]]:
-    """Uniformly random subsets, some at a time."""
-    few = T > _LARGE and size**2 <= T  # a draw of so few repeats nothing at least half of the time
+    """Uniformly random subsets, a block at a time."""
     while samples:
-        if few:
-            subsets = torch.randint(T, (samples, size), generator=generator, device="cpu")
-            in_order = subsets.sort(dim=1).values
-            subsets = subsets[(in_order[:, 1:] != in_order[:, :-1]).all(dim=1)]
+        if T > _LARGE and size**2 <= T:
+            # Drawn with repetition, and kept without: at least half of so small ones are.
+            drawn = torch.randint(T, (samples, size), generator=generator, device="cpu")
+            ordered = drawn.sort(dim=1).values
+            subsets = drawn[(ordered[:, 1:] != ordered[:, :-1]).all(dim=1)]
         else:
+            # Each vector gets a random key, and a subset are those with the largest.
             block = min(1 + _GATHERED // T, samples)
             keys = torch.rand(block, T, generator=generator, device="cpu")
             subsets = keys.topk(size, dim=1).indices
@@ -179,15 +187,19 @@ def kruskal_rank(
     if bound == len(rows):
         return bound
     for size in range(2, bound + 1):
-        subsets = math.comb(len(rows), size)
-        if subsets > max_subsets:
+        n_subsets = math.comb(len(rows), size)
+        if n_subsets > max_subsets:
             got = f"{len(rows)} rows, whose Kruskal rank lies between {size - 1} and {bound}"
-            most = f"at most max_subsets = {max_subsets} subsets of a size, not {subsets} of size"
-            refuse("vectors", got, f"{most} {size} (see sampled_independence)")
-        every = itertools.combinations(range(len(rows)), size)
-        while block := [*itertools.islice(every, _BLOCK)]:
-            subsets = torch.tensor(block, device=rows.device)
-            if (_ranks(rows[subsets], rtol) < size).any():
+            limit = f"at most max_subsets = {max_subsets} subsets of a size"
+            refuse(
+                "vectors",
+                got,
+                f"{limit}, not {n_subsets} of size {size} (see sampled_independence)",
+            )
+        subsets = itertools.combinations(range(len(rows)), size)
+        while block := [*itertools.islice(subsets, _BLOCK)]:
+            gathered = rows[torch.tensor(block, device=rows.device)]
+            if (_ranks(gathered, rtol) < size).any():
                 return size - 1
     return bound
 
@@ -244,14 +256,14 @@ def certified_rank(
         refuse("times", "a tensor", "None for a function, which encloses the whole product")
     for bits in precisions(most_bits):
         with precision(bits):
-            balls = matrix(bits)
-            shape = (balls.nrows(), balls.ncols())
-            size = _aim(balls) if target is None else target
+            enclosed = matrix(bits)
+            shape = (enclosed.nrows(), enclosed.ncols())
+            size = _aim(enclosed) if target is None else target
             if size > min(shape):
                 refuse("target", size, f"at most {min(shape)}, the smaller side")
             if size == 0:
                 return CertifiedRank(0, shape, "not certified: a zero or infinite matrix")
-            determinant = _compressed(balls, size, seed).det()
+            determinant = _compressed(enclosed, size, seed).det()
             if determinant.is_finite() and determinant != 0:  # no number in the ball is zero
                 return CertifiedRank(size, shape, f"determinant of size {size}, {bits} bits")
     return CertifiedRank(0, shape, f"not certified with up to {bits} bits")
@@ -259,10 +271,12 @@ def certified_rank(
 
 def _rank_modulo_prime(factors: list[Tensor], seed: int) -> CertifiedRank:
     """Of a product, modulo a random prime."""
-    p, shape, rank = _prime(seed), (len(factors[0]), factors[-1].shape[1]), 0
-    if all(0 not in factor.shape for factor in factors):
-        first, *others = (flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors)
-        rank = math.prod(others, start=first).rank()
+    p, shape = _prime(seed), (len(factors[0]), factors[-1].shape[1])
+    if any(factor.numel() == 0 for factor in factors):
+        rank = 0
+    else:
+        residues = [flint().nmod_mat(*f.shape, _residues(f, p), p) for f in factors]
+        rank = math.prod(residues[1:], start=residues[0]).rank()
     return CertifiedRank(rank, shape, f"rank modulo the prime {p}")
 
 
@@ -293,21 +307,27 @@ def regions(rows: Shaped[Tensor, "T m"], *, seed: Seed = 0) -> int:
 
 def _regions(rows: list[list[int]], p: int) -> int:
     """Rows are added one by one: each cuts as many regions as there are within its hyperplane."""
-    different = {}  # up to a factor, with the place of the first entry, which is one
+    # Rows up to a factor, as those have one hyperplane: the first entry that is not zero, at the
+    # pivot, becomes one.
+    pivots = {}
     for row in rows:
         if not any(row):
-            return 0
-        at = next(i for i, x in enumerate(row) if x)
-        inverse = pow(row[at], -1, p)
-        different[tuple(x * inverse % p for x in row)] = at
-    if len(different) < 3:
-        return 2 ** len(different)
-    count, before = 1, []
-    for row, at in different.items():
-        within = [[(x - r[at] * y) % p for x, y in zip(r, row, strict=True)] for r in before]
-        count += _regions(within, p)
+            return 0  # the output is zero, whatever the read-out: neither sign
+        pivot = next(i for i, x in enumerate(row) if x)
+        inverse = pow(row[pivot], -1, p)
+        pivots[tuple(x * inverse % p for x in row)] = pivot
+    if len(pivots) < 3:
+        return 2 ** len(pivots)
+    n_regions, before = 1, []
+    for row, pivot in pivots.items():
+        n_regions += _regions([_within(row, pivot, other, p) for other in before], p)
         before.append(row)
-    return count
+    return n_regions
+
+
+def _within(row: tuple[int, ...], pivot: int, other: tuple[int, ...], p: int) -> list[int]:
+    """Another row within the hyperplane of a row, where its coordinate ``pivot`` follows."""
+    return [(x - other[pivot] * y) % p for x, y in zip(other, row, strict=True)]
 
 
 def _prime(seed: int) -> int:
@@ -322,29 +342,36 @@ def _residues(matrix: Shaped[Tensor, "m n"], p: int) -> list[int]:
     """All entries modulo ``p``, row by row: ``k 2^e`` with integers ``k, e``, for every float."""
     if not matrix.is_floating_point():
         return [k % p for k in matrix.flatten().tolist()]
-    fraction, exponent = np.frexp(matrix.detach().cpu().double().flatten().numpy())
-    whole = np.ldexp(fraction, _MANTISSA_BITS).astype(np.int64).tolist()
-    powers = {int(e): pow(2, int(e) - _MANTISSA_BITS, p) for e in np.unique(exponent)}
-    return [k * powers[e] % p for k, e in zip(whole, exponent.tolist(), strict=True)]
+    fractions, exponents = np.frexp(matrix.detach().cpu().double().flatten().numpy())
+    mantissas = np.ldexp(fractions, _MANTISSA_BITS).astype(np.int64).tolist()
+    powers = {int(e): pow(2, int(e) - _MANTISSA_BITS, p) for e in np.unique(exponents)}
+    return [k * powers[e] % p for k, e in zip(mantissas, exponents.tolist(), strict=True)]
 
 
-def _aim(balls: BallMatrix) -> int:
+def _aim(enclosed: BallMatrix) -> int:
     """The numerical rank of the midpoints, rows and columns scaled to a largest entry of one."""
-    rows = balls.mid().tolist()
+    rows = enclosed.mid().tolist()
     for _ in range(2):  # the rows, then the columns: scaling changes no rank
-        pairs = [(row, max(map(abs, row), default=0)) for row in rows]
-        scaled = [[x / top if top > 0 else x for x in row] for row, top in pairs]
-        rows = [*zip(*scaled, strict=True)]
+        rows = [*zip(*map(_scaled, rows), strict=True)]
     midpoints = torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64)
-    return numerical_rank(midpoints) if midpoints.numel() and midpoints.isfinite().all() else 0
+    if midpoints.numel() == 0 or not midpoints.isfinite().all():
+        return 0
+    return numerical_rank(midpoints)
 
 
-def _compressed(balls: BallMatrix, size: int, seed: int) -> BallMatrix:
+def _scaled(row: Sequence[Ball]) -> list[Ball]:
+    """The entries divided by the largest of them, unless all are zero."""
+    largest = max(map(abs, row), default=0)
+    return [x / largest for x in row] if largest > 0 else [*row]
+
+
+def _compressed(enclosed: BallMatrix, size: int, seed: int) -> BallMatrix:
     """A square matrix of at most the same rank: random integer combinations of rows and columns."""
     draw = random.Random(seed)
     for _ in range(2):  # the columns, then the rows
-        if balls.ncols() > size:
-            mix = [draw.randint(-_MIX, _MIX) for _ in range(balls.ncols() * size)]
-            balls = balls * flint().arb_mat(balls.ncols(), size, mix)
-        balls = balls.transpose()
-    return balls
+        n_columns = enclosed.ncols()
+        if n_columns > size:
+            mix = [draw.randint(-_MIX, _MIX) for _ in range(n_columns * size)]
+            enclosed = enclosed * flint().arb_mat(n_columns, size, mix)
+        enclosed = enclosed.transpose()
+    return enclosed

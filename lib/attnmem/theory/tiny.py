@@ -8,7 +8,6 @@ question is whether gradient descent finds weights at all for a handful of seque
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from typing import Annotated, NamedTuple
 
@@ -19,11 +18,11 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, check_tokens, checked, on_cpu, refuse
-from ..core.descent import adam_steps
 from ..core.random import gaussian, map_scale
 from .associations import margins
 from .counts import class_price
 
+_MEMORY_RATE = 0.3  # of Adam on the memory, at the start
 _EVERY = 50  # steps between two counts of what is right
 _SPREAD = 3.0  # standard deviation of the transformers' logits at the start
 
@@ -42,8 +41,9 @@ class Facts(NamedTuple):
 @checked
 def random_facts(count: Annotated[int, Range(2)], dim: int, seed: Seed) -> Facts:
     """Draw keys and as many values, uniform on the unit sphere; float64."""
-    both = gaussian(torch.Generator().manual_seed(seed), 2, count, dim)
-    return Facts(*(both / both.norm(dim=-1, keepdim=True)))
+    vectors = gaussian(torch.Generator().manual_seed(seed), 2, count, dim)
+    keys, values = vectors / vectors.norm(dim=-1, keepdim=True)
+    return Facts(keys, values)
 
 
 def _are_some(facts: Facts) -> None:
@@ -64,8 +64,8 @@ def recalled(matrix: Float[Tensor, "d d"], facts: Facts) -> float:
 
 
 def _share_right(matches: Float[Tensor, "p p"]) -> float:
-    own = torch.arange(len(matches), device=matches.device)
-    return (margins(matches, own) > 0).double().mean().item()
+    keys = torch.arange(len(matches), device=matches.device)
+    return (margins(matches, keys) > 0).double().mean().item()
 
 
 @checked(also=_are_some)
@@ -74,22 +74,22 @@ def trained_matrix(facts: Facts, steps: int = 300) -> Float[Tensor, "d d"]:
 
     It starts from the outer products, and the rate falls linearly to zero. The best one is kept.
     """
-    own = torch.arange(len(facts.keys), device=facts.keys.device)
-    W = (2 * math.log(len(own)) * outer_products(facts)).requires_grad_()
-    best, most = W.detach().clone(), -1.0
-
-    def loss() -> Tensor:
-        nonlocal best, most
+    numbers = torch.arange(len(facts.keys), device=facts.keys.device)
+    W = (2 * math.log(len(numbers)) * outer_products(facts)).requires_grad_()
+    adam = torch.optim.Adam([W], lr=_MEMORY_RATE)
+    falling = LambdaLR(adam, lambda step: 1 - step / steps)
+    best, largest_share = W.detach().clone(), -1.0
+    for step in range(steps + 1):
         matches = facts.keys @ W.mT @ facts.values.mT
-        if (right := _share_right(matches.detach())) > most:
-            best, most = W.detach().clone(), right
-        return F.cross_entropy(matches, own)
-
-    falling = functools.partial(LambdaLR, lr_lambda=lambda step: 1 - step / steps)
-    for _ in adam_steps(loss, [W], steps, falling, lr=0.3):
-        if most == 1:
-            return best
-    loss()  # after the last step
+        share = _share_right(matches.detach())
+        if share > largest_share:
+            best, largest_share = W.detach().clone(), share
+        if share == 1 or step == steps:
+            break
+        adam.zero_grad()
+        F.cross_entropy(matches, numbers).backward()
+        adam.step()
+        falling.step()
     return best
 
 
@@ -100,9 +100,10 @@ def count_at(load: Annotated[float | int, Range(0, 100)], dim: int) -> int:
     At load one about half of all draws are recalled, by a formula
     (:func:`~attnmem.theory.counts.class_price`).
     """
-    most = load * dim**2
-    more = range(2, int(2 * most) + 3)
-    return 1 + bisect.bisect_right(more, most, key=lambda p: p * class_price(p))
+    bits = load * dim**2
+    # A price is at least half a bit for p >= 2, so that 2 bits + 2 associations are too many.
+    counts = range(2, int(2 * bits) + 3)
+    return 1 + bisect.bisect_right(counts, bits, key=lambda p: p * class_price(p))
 
 
 # --- tiny transformers ----------------------------------------------------------------------------
@@ -142,62 +143,80 @@ def train_tiny(
     """
     sizes, B = (vocab, dim, head_dim, heads), next_tokens.shape[1]
     best = torch.zeros(len(sequences), dtype=torch.int64, device="cpu")
-    for number in range(seed, seed + rounds):
-        left = (best < B).nonzero()[:, 0]
-        tasks = left.repeat(max(1, least_runs // max(1, len(left))))
-        if len(tasks):
-            task = sequences[tasks], next_tokens[tasks], tasks
-            best.scatter_reduce_(0, tasks, _most_right(*task, sizes, number, steps, rate), "amax")
+    for round_seed in range(seed, seed + rounds):
+        unsolved = (best < B).nonzero()[:, 0]
+        if len(unsolved) == 0:
+            break
+        tasks = unsolved.repeat(max(1, least_runs // len(unsolved)))
+        task = sequences[tasks], next_tokens[tasks], tasks
+        right = _most_right(*task, sizes, round_seed, steps, rate)
+        best.scatter_reduce_(0, tasks, right, "amax")
     return best
 
 
 def _most_right(sequences, next_tokens, tasks, sizes, seed, steps, rate) -> Int[Tensor, " R"]:
     """The most right answers of each run, until one with its number in ``tasks`` has all right."""
-    (R, B, S), (N, d, d_h, H) = sequences.shape, sizes
+    (R, B, S), N = sequences.shape, sizes[0]
     labels = next_tokens.long()
-    maps, size = (H, d_h, d), map_scale(_SPREAD, d, d_h)
-    shapes = (N, d), (S, d), maps, maps, maps, (H, d, d_h), (N, d)
-    scales = 1.0, 1.0, size, size, d**-0.5, d_h**-0.5, 1.0
     with torch.device("cpu"):
-        generator = torch.Generator().manual_seed(seed)
-        scaled = zip(scales, shapes, strict=True)
-        drawn = [c * gaussian(generator, R, *shape) for c, shape in scaled]
+        start = _start(R, S, sizes, seed)
         places = F.one_hot(torch.arange(S)).expand(R, B, S, S)
-        training = torch.arange(R)
-    # One row for each run: then a run that is done is a row less.
-    flat = torch.cat([W.flatten(1) for W in drawn], 1).requires_grad_()
+        running = torch.arange(R)
+    # All weights of a run are one row: then a run that is done is a row less.
+    flat = torch.cat([W.flatten(1) for W in start], 1).requires_grad_()
     optimizer = torch.optim.Adam([flat], betas=(0.9, 0.99), fused=True)
     [group] = optimizer.param_groups
-    # Embeddings and positions are looked up by one product.
-    shapes = (N + S, d), *shapes[2:]
+    # Embeddings and positions, one below the other, are looked up by one product.
     rows = torch.cat([F.one_hot(sequences.long(), N), places], -1).flatten(1, 2).double()
-
-    def logits() -> Float[Tensor, "RB N"]:
-        # Calling an operation is what it costs at these sizes: the heads' maps are multiplied.
-        parts = zip(flat.split([math.prod(shape) for shape in shapes], 1), shapes, strict=True)
-        tables, W_Q, W_K, W_V, W_O, W_U = (part.unflatten(1, shape) for part, shape in parts)
-        x = (rows @ tables).unflatten(1, (B, S))
-        last = x[:, :, -1]
-        asked = (last @ (W_Q.mT @ W_K).transpose(1, 2).flatten(2)).unflatten(2, (H, d))
-        attended = ((asked @ x.mT).softmax(-1) @ x).flatten(2)
-        out = last + attended @ (W_O @ W_V).mT.flatten(1, 2)
-        return (out @ W_U.mT).flatten(0, 1)
-
     best = torch.zeros_like(tasks)
     for step in range(steps + 1):
         if step % _EVERY == 0 or step == steps:
-            right = (margins(logits().detach(), labels.flatten()) > 0).view_as(labels).sum(1)
-            best[training] = torch.maximum(best[training], right)
-            left = ~torch.isin(tasks[training], tasks[best == B])
-            if step == steps or not left.any():
+            logits = _logits(flat.detach(), rows, S, sizes)
+            right = (margins(logits, labels.flatten()) > 0).view_as(labels).sum(1)
+            best[running] = torch.maximum(best[running], right)
+            unfinished = ~torch.isin(tasks[running], tasks[best == B])
+            if step == steps or not unfinished.any():
                 break
-            training, rows, labels = training[left], rows[left], labels[left]
-            state = optimizer.state.pop(flat, {})
-            flat = flat.detach()[left].requires_grad_()
-            optimizer.state[flat] = {k: v[left] if v.ndim else v for k, v in state.items()}
+            running, rows, labels = running[unfinished], rows[unfinished], labels[unfinished]
+            moments = optimizer.state.pop(flat, {})
+            flat = flat.detach()[unfinished].requires_grad_()
+            optimizer.state[flat] = {k: v[unfinished] if v.ndim else v for k, v in moments.items()}
             group["params"] = [flat]
         group["lr"] = rate * (1 - step / steps)
-        loss = F.cross_entropy(logits(), labels.flatten(), reduction="sum") / B
+        logits = _logits(flat, rows, S, sizes)
+        loss = F.cross_entropy(logits, labels.flatten(), reduction="sum") / B
         [flat.grad] = torch.autograd.grad(loss, flat)
         optimizer.step()
     return best
+
+
+def _start(R: int, S: int, sizes: tuple[int, ...], seed: int) -> list[Tensor]:
+    """Gaussian weights of ``R`` runs, in the order of :class:`AoTWeights`."""
+    N, d, d_h, H = sizes
+    generator = torch.Generator().manual_seed(seed)
+    scale = map_scale(_SPREAD, d, d_h)
+    embedding, positions = gaussian(generator, R, N, d), gaussian(generator, R, S, d)
+    W_Q, W_K = (scale * gaussian(generator, R, H, d_h, d) for _ in range(2))
+    W_V = d**-0.5 * gaussian(generator, R, H, d_h, d)
+    W_O = d_h**-0.5 * gaussian(generator, R, H, d, d_h)
+    return [embedding, positions, W_Q, W_K, W_V, W_O, gaussian(generator, R, N, d)]
+
+
+def _logits(
+    flat: Float[Tensor, "R P"], rows: Float[Tensor, "R BS NS"], S: int, sizes: tuple[int, ...]
+) -> Float[Tensor, "RB N"]:
+    """The logits of all sequences of each run, from its weights as one row."""
+    N, d, d_h, H = sizes
+    maps = (H, d_h, d)
+    shapes = [(N + S, d), maps, maps, maps, (H, d, d_h), (N, d)]
+    weights = []
+    for W, shape in zip(flat.split([math.prod(s) for s in shapes], 1), shapes, strict=True):
+        weights.append(W.unflatten(1, shape))
+    tables, W_Q, W_K, W_V, W_O, W_U = weights
+    x = (rows @ tables).unflatten(1, (-1, S))
+    last = x[:, :, -1]
+    # Calling an operation is what it costs at these sizes: the heads' maps are multiplied.
+    asked = (last @ (W_Q.mT @ W_K).transpose(1, 2).flatten(2)).unflatten(2, (H, d))
+    attended = ((asked @ x.mT).softmax(-1) @ x).flatten(2)
+    out = last + attended @ (W_O @ W_V).mT.flatten(1, 2)
+    return (out @ W_U.mT).flatten(0, 1)
