@@ -14,9 +14,9 @@ class Paper(NamedTuple):
     year: int
     title: str
 
-    def source(self, what: str) -> str:
+    def source(self, place: str) -> str:
         """Where something stands in it, such as ``Dana et al. 2025, Exp. 1``."""
-        return f"{self.authors} {self.year}, {what}"
+        return f"{self.authors} {self.year}, {place}"
 
 
 class Claim(NamedTuple):
@@ -43,8 +43,10 @@ def _tables() -> dict[str, dict]:
 @functools.cache
 def papers() -> dict[str, Paper]:
     """The papers that the book judges, by key, in the order of ``claims.toml``."""
-    each = _tables().items()
-    return {key: Paper(key, of["authors"], of["year"], of["title"]) for key, of in each}
+    result = {}
+    for key, table in _tables().items():
+        result[key] = Paper(key, table["authors"], table["year"], table["title"])
+    return result
 
 
 @functools.cache
@@ -53,8 +55,10 @@ def claims() -> dict[str, Claim]:
     result = {}
     for paper, tables in _tables().items():
         for name, table in tables.items():
-            if isinstance(table, dict):
-                key, rows = f"{paper}-{name}", tuple(table.get("rows", ()))
-                universal = table.get("universal", table["kind"] == "theorem")
-                result[key] = Claim(key, paper, **table | {"rows": rows, "universal": universal})
+            if not isinstance(table, dict):  # authors, year and title
+                continue
+            fields = {"universal": table["kind"] == "theorem"} | table
+            fields["rows"] = tuple(table.get("rows", ()))
+            key = f"{paper}-{name}"
+            result[key] = Claim(key, paper, **fields)
     return result

@@ -31,17 +31,19 @@ Images = UInt8[Tensor, "B 3 size size"]
 Tokens = Int[Tensor, "B n"]
 Inputs = Tensor | Mapping[str, Any]  # of a model: a tensor, or several by name
 CLS, SEP, MASK = 256, 257, 258  # after the 256 bytes
+_MARKS = 3  # CLS and two SEP, in a pair
 BYTES = 259  # the size of that vocabulary
+_SMALLEST_CROP = 96  # pixels: large enough that a crop shows something
 _DEBIAN = "ATTNMEM_DEBIAN"  # names a folder where Debian's packages are unpacked, if none has them
 
 
 def _of_debian(package: str, path: str) -> pathlib.Path:
     """A file or folder that a package of Debian installs."""
-    found = pathlib.Path(os.environ.get(_DEBIAN, "/"), "usr", "share", path)
-    if not found.exists():
-        how = f"apt-get install {package}, or unpack it to a folder and name that in {_DEBIAN}"
-        raise FileNotFoundError(f"{found} is missing: {how}")
-    return found
+    installed = pathlib.Path(os.environ.get(_DEBIAN, "/"), "usr", "share", path)
+    if not installed.exists():
+        remedy = f"apt-get install {package}, or unpack it to a folder and name that in {_DEBIAN}"
+        raise FileNotFoundError(f"{installed} is missing: {remedy}")
+    return installed
 
 
 def _stacked(items: Iterable[Tensor], size: int) -> Iterator[Tensor]:
@@ -88,10 +90,12 @@ def photograph_crops(
 
     def crop(i: int) -> UInt8[Tensor, "3 size size"]:
         image, random = source()[i % len(source())], np.random.default_rng([seed, i])
-        side = random.integers(96, min(image.shape[1:]), endpoint=True)
-        top, left = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
-        part = image[:, top : top + side, left : left + side]
-        return resized(part.flip(-1) if random.random() < 0.5 else part, size)
+        side = random.integers(_SMALLEST_CROP, min(image.shape[1:]), endpoint=True)
+        y, x = (random.integers(0, extent - side, endpoint=True) for extent in image.shape[1:])
+        square = image[:, y : y + side, x : x + side]
+        if random.random() < 0.5:
+            square = square.flip(-1)
+        return resized(square, size)
 
     return _stacked(map(crop, range(count)), batch)
 
@@ -147,9 +151,12 @@ def published_images(
 
 def _column(source: str, name: str) -> Iterator[Any]:
     """The values of a column of the part ``train``, one by one."""
-    (hub, _, part), options = source.partition(":"), {"streaming": True, "trust_remote_code": False}
+    dataset, _, configuration = source.partition(":")
+    options = {"split": "train", "streaming": True, "trust_remote_code": False}
+    if configuration:
+        options["name"] = configuration
     with reaching(source):
-        for row in need("datasets").load_dataset(hub, part or None, split="train", **options):
+        for row in need("datasets").load_dataset(dataset, **options):
             yield row[name]
 
 
@@ -162,8 +169,8 @@ def reaching(source: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # offline, unknown or gated: libraries raise either
         if pathlib.Path(source).is_dir():
             raise
-        said = f"source {source!r} is no folder here, and of a hub: {error}"
-        raise ConnectionError(said) from error
+        message = f"source {source!r} is no folder here, and of a hub: {error}"
+        raise ConnectionError(message) from error
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -201,14 +208,19 @@ def library_passages(
     They lie between two shares of its length, ``within``. With ``pairs`` a batch is what BERT's
     tokenizer gives: ``CLS``, a passage, ``SEP``, the next one, ``SEP``, all within the ``length``.
     """
-    whole = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
-    text = whole[slice(*(int(share * len(whole)) for share in within))]
-    read = length - 3 if pairs else length
-    if read > len(text):
-        refuse("length", length, f"at most {len(text) + length - read}, as the text is no longer")
-    drawn = (np.random.default_rng([seed, i]) for i in range(count))
-    starts = (int(g.integers(0, len(text) - read, endpoint=True)) for g in drawn)
-    for passages in _stacked((text[start : start + read].long() for start in starts), batch):
+    library = torch.frombuffer(bytearray(library_text()), dtype=torch.uint8)
+    first, last = (int(share * len(library)) for share in within)
+    text = library[first:last]
+    n_marks = _MARKS if pairs else 0
+    if length - n_marks > len(text):
+        refuse("length", length, f"at most {len(text) + n_marks}, as the text is no longer")
+
+    def passage(i: int) -> Int[Tensor, " m"]:
+        random = np.random.default_rng([seed, i])
+        start = int(random.integers(0, len(text) - (length - n_marks), endpoint=True))
+        return text[start : start + length - n_marks].long()
+
+    for passages in _stacked(map(passage, range(count)), batch):
         yield _as_pairs(passages, CLS, SEP) if pairs else passages
 
 
@@ -231,22 +243,26 @@ def distinct_passages(
 
     The ``tokenizer`` is a folder that ``transformers`` has saved, or a name on a hub.
     """
-    words = _tokenizer(tokenizer)
-    whole = torch.tensor(words(text, add_special_tokens=False, verbose=False)["input_ids"])
-    passages = whole.split(length - 3)[:-1]
-    distinct = [*{tuple(passage.tolist()): passage for passage in passages}.values()][:count]
-    for block in _stacked(distinct, batch):
-        yield _as_pairs(block, words.cls_token_id, words.sep_token_id)
+    bert = _tokenizer(tokenizer)
+    ids = torch.tensor(bert(text, add_special_tokens=False, verbose=False)["input_ids"])
+    passages = ids.split(length - _MARKS)[:-1]  # the last one may be shorter
+    distinct = {tuple(passage.tolist()): passage for passage in passages}
+    for block in _stacked(itertools.islice(distinct.values(), count), batch):
+        yield _as_pairs(block, bert.cls_token_id, bert.sep_token_id)
 
 
 def published_texts(
     source: str, tokenizer: str, count: int, *, length: int, batch: int = 16, pairs: bool = False
 ) -> Iterator[Tokens | dict[str, Tokens]]:
     """The first tokens of the first texts of a column ``text`` with so many, as passages."""
-    words = _tokenizer(tokenizer)
-    read = length - 3 if pairs else length
-    texts = (words(text, add_special_tokens=False) for text in _column(source, "text"))
-    enough = (text["input_ids"][:read] for text in texts if len(text["input_ids"]) >= read)
-    tokens = (torch.tensor(text, device="cpu") for text in itertools.islice(enough, count))
-    for passages in _stacked(tokens, batch):
-        yield _as_pairs(passages, words.cls_token_id, words.sep_token_id) if pairs else passages
+    bert = _tokenizer(tokenizer)
+    n_tokens = length - _MARKS if pairs else length
+
+    def passages() -> Iterator[Int[Tensor, " m"]]:
+        for text in _column(source, "text"):
+            ids = bert(text, add_special_tokens=False)["input_ids"]
+            if len(ids) >= n_tokens:
+                yield torch.tensor(ids[:n_tokens], device="cpu")
+
+    for block in _stacked(itertools.islice(passages(), count), batch):
+        yield _as_pairs(block, bert.cls_token_id, bert.sep_token_id) if pairs else block

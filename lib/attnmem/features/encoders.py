@@ -35,11 +35,13 @@ _OF_BYTES = {"vocab_size": BYTES, "pad_token_id": None, "bos_token_id": 0, "eos_
 
 def _architecture(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     sizes = {name: size for name, size in table.items() if name not in ("model_type", "tokens")}
-    return table["model_type"], sizes | (_OF_BYTES if "tokens" in table else {})
+    if "tokens" in table:
+        sizes |= _OF_BYTES
+    return table["model_type"], sizes
 
 
 _TABLES = resources.files(__package__).joinpath("architectures.toml").read_text("utf-8")
-ARCHITECTURES = {name: _architecture(one) for name, one in tomllib.loads(_TABLES).items()}
+ARCHITECTURES = {name: _architecture(table) for name, table in tomllib.loads(_TABLES).items()}
 
 
 class Encoder(NamedTuple):
@@ -57,43 +59,19 @@ class Encoder(NamedTuple):
     @torch.no_grad()
     def __call__(self, inputs: Inputs) -> list[Float[Tensor, "B n d"]]:
         """The tokens before the first block and after every block: ``depth + 1`` tensors."""
-        weight, name = next(self.model.parameters()), self.model.main_input_name
-        given = dict(inputs) if isinstance(inputs, Mapping) else {name: inputs}
+        device, name = next(self.model.parameters()).device, self.model.main_input_name
+        arguments = dict(inputs) if isinstance(inputs, Mapping) else {name: inputs}
         names = [name] if name == "pixel_values" else [name, "attention_mask", "token_type_ids"]
-        if name not in given or not given.keys() <= {*names}:
-            refuse("inputs", ", ".join(given), f"{name}, and nothing but {', '.join(names)}")
-        given = self._pixels(**given) if name == "pixel_values" else self._texts(given)
-        given = {key: value.to(weight.device) for key, value in given.items()}
-        with torch.autocast(weight.device.type, enabled=False):
-            outputs = self.model(**given, output_hidden_states=True)
+        if name not in arguments or not arguments.keys() <= {*names}:
+            refuse("inputs", ", ".join(arguments), f"{name}, and nothing but {', '.join(names)}")
+        if name == "pixel_values":
+            tensors = {name: _pixels(self.model, arguments[name])}
+        else:
+            tensors = _texts(self.model.config, len(self.positions), arguments)
+        tensors = {key: tensor.to(device) for key, tensor in tensors.items()}
+        with torch.autocast(device.type, enabled=False):
+            outputs = self.model(**tensors, output_hidden_states=True)
         return [*outputs.hidden_states] if self.depth else [outputs.last_hidden_state]
-
-    def _pixels(self, pixel_values: Any) -> dict[str, Tensor]:
-        checks.check_tensor("pixel_values", pixel_values, "(B, 3, size, size)", 4)
-        x, kind = pixel_values.to(self.model.device), self.model.config.model_type
-        if x.dtype == torch.uint8 and kind == "vit":
-            return {"pixel_values": normalized(x, self.model.dtype)}
-        if not x.is_floating_point():
-            what = "floats of its image processor, or uint8 levels for a vit"
-            refuse("pixel_values", f"{x.dtype} for a {kind}", what)
-        return {"pixel_values": x.to(self.model.dtype)}
-
-    def _texts(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """Token numbers and their types."""
-        for key, value in ({"input_ids": None} | given).items():  # that one first
-            checks.check_tensor(key, value, "(B, n)", 2)
-            if value.shape != given["input_ids"].shape or not value.numel():
-                refuse(key, f"shape {tuple(value.shape)}", "one entry for each token, at least one")
-        ids, most = given["input_ids"], len(self.positions)
-        if not given.pop("attention_mask", ids.new_ones(())).all():
-            refuse("attention_mask", "padding", "none: batch texts by their number of tokens")
-        if ids.shape[1] > most:
-            refuse("input_ids", f"texts of {ids.shape[1]} tokens", f"at most {most}")
-        checks.check_tokens("input_ids", ids, self.model.config.vocab_size)
-        types = given.pop("token_type_ids", torch.zeros_like(ids))
-        kinds = getattr(self.model.config, "type_vocab_size", 0)  # a GPT-2 has no types
-        checks.check_tokens("token_type_ids", types, max(kinds, 1))
-        return given | ({"token_type_ids": types} if kinds else {})
 
     @property
     def positions(self) -> Float[Tensor, "n d"]:
@@ -104,18 +82,51 @@ class Encoder(NamedTuple):
         return (table[0] if isinstance(table, nn.Parameter) else table.weight).detach()
 
 
+def _pixels(model: Any, pixel_values: Any) -> Tensor:
+    """Images as a model takes them, from levels or from its image processor's numbers."""
+    checks.check_tensor("pixel_values", pixel_values, "(B, 3, size, size)", 4)
+    x, model_type = pixel_values.to(model.device), model.config.model_type
+    if x.dtype == torch.uint8 and model_type == "vit":
+        return normalized(x, model.dtype)
+    if not x.is_floating_point():
+        expected = "floats of its image processor, or uint8 levels for a vit"
+        refuse("pixel_values", f"{x.dtype} for a {model_type}", expected)
+    return x.to(model.dtype)
+
+
+def _texts(config: Any, n_positions: int, texts: dict[str, Any]) -> dict[str, Tensor]:
+    """Token numbers and their types, if the model has types, from what a tokenizer gives."""
+    ids = texts["input_ids"]
+    for name in ["input_ids", *(name for name in texts if name != "input_ids")]:
+        checks.check_tensor(name, texts[name], "(B, n)", 2)
+        shape = texts[name].shape
+        if shape != ids.shape or not ids.numel():
+            refuse(name, f"shape {tuple(shape)}", "one entry for each token, at least one")
+    if "attention_mask" in texts and not texts["attention_mask"].all():
+        refuse("attention_mask", "padding", "none: batch texts by their number of tokens")
+    if ids.shape[1] > n_positions:
+        refuse("input_ids", f"texts of {ids.shape[1]} tokens", f"at most {n_positions}")
+    checks.check_tokens("input_ids", ids, config.vocab_size)
+    types = texts["token_type_ids"] if "token_type_ids" in texts else torch.zeros_like(ids)
+    n_types = getattr(config, "type_vocab_size", 0)  # a GPT-2 has no types
+    checks.check_tokens("token_type_ids", types, max(n_types, 1))
+    if n_types == 0:
+        return {"input_ids": ids}
+    return {"input_ids": ids, "token_type_ids": types}
+
+
 def saved_config(source: str, types: Iterable[str] = tuple(MODEL_TYPES), least: int = 0) -> Any:
     """The configuration of a saved model with at least so many blocks; its own code is not run."""
     library = need("transformers")
     with reaching(source):
-        given = dict(library.PretrainedConfig.get_config_dict(source)[0])
-    kind = str(given.get("model_type"))
-    if given.get("is_decoder") or given.get("add_cross_attention"):
-        kind += " decoder"
-    if given.get("position_embedding_type") not in (None, "absolute"):
-        kind += " with relative positions"
-    if kind not in types:
-        refuse("source", f"a model of type {kind}", f"one of {', '.join(types)}")
+        table = dict(library.PretrainedConfig.get_config_dict(source)[0])
+    model_type = str(table.get("model_type"))
+    if table.get("is_decoder") or table.get("add_cross_attention"):
+        model_type += " decoder"
+    if table.get("position_embedding_type") not in (None, "absolute"):
+        model_type += " with relative positions"
+    if model_type not in types:
+        refuse("source", f"a model of type {model_type}", f"one of {', '.join(types)}")
     with reaching(source):
         config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
     blocks = config.num_hidden_layers
@@ -145,8 +156,8 @@ def initial_model(auto: str, architecture: str, seed: int, **more: Any) -> nn.Mo
     """A model of one of the library's ``Auto`` classes with its initial weights."""
     if architecture not in ARCHITECTURES:
         refuse("architecture", repr(architecture), f"one of {', '.join(ARCHITECTURES)}")
-    (kind, sizes), library = ARCHITECTURES[architecture], need("transformers")
-    config = library.AutoConfig.for_model(kind, **sizes | more)
+    library, (model_type, sizes) = need("transformers"), ARCHITECTURES[architecture]
+    config = library.AutoConfig.for_model(model_type, **sizes | more)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return getattr(library, auto).from_config(config, dtype=torch.float32).eval()
@@ -171,10 +182,12 @@ def trained_encoder(
         model, report = library.AutoModel.from_pretrained(
             source, config=config, dtype=torch.float32, output_loading_info=True, **_SAFELY
         )
-    others = report["mismatched_keys"]  # with shapes from transformers 5 on
-    wrong = {*report["missing_keys"], *(k if isinstance(k, str) else k[0] for k in others)}
-    if wrong := sorted(key for key in wrong if not key.startswith(_MAY_MISS)):
-        refuse("source", f"{source} without {', '.join(wrong)}", "all weights, of the sizes said")
+    lacking = {*report["missing_keys"]}
+    for key in report["mismatched_keys"]:  # with shapes from transformers 5 on
+        lacking.add(key if isinstance(key, str) else key[0])
+    needed = sorted(key for key in lacking if not key.startswith(_MAY_MISS))
+    if needed:
+        refuse("source", f"{source} without {', '.join(needed)}", "all weights, of the sizes said")
     for key, P in model.named_parameters():
         checks.check_finite(f"source: {source}: {key}", P)
     return _encoder(model, depth, dtype, device)
@@ -201,15 +214,19 @@ def exact_embeddings(
     without any rounding, whose rank can be proven (``certified_rank`` with ``times``). ``A`` holds
     the levels of each patch, ``2 k - 255``, and which further rows of ``B`` are added.
     """
-    if (kind := encoder.model.config.model_type) != "vit":
-        refuse("encoder", f"a {kind}", "a vit")
-    own = encoder.model.embeddings
-    of_patches, side = own.patch_embeddings.projection, own.patch_embeddings.patch_size
-    W, bias = of_patches.weight.detach().flatten(1), of_patches.bias.detach()[None]
+    model_type = encoder.model.config.model_type
+    if model_type != "vit":
+        refuse("encoder", f"a {model_type}", "a vit")
+    embeddings = encoder.model.embeddings
+    projection, side = (
+        embeddings.patch_embeddings.projection,
+        embeddings.patch_embeddings.patch_size,
+    )
+    W, bias = projection.weight.detach().flatten(1), projection.bias.detach()[None]
     levels = 2 * F.unfold(images.double(), side, stride=side).mT.long() - 255  # (B, n - 1, pixels)
     patches, pixels = levels.shape[1:]
-    positions = own.position_embeddings.detach()[0]
-    B = torch.cat([W.T, bias, own.cls_token.detach()[0], positions])
+    positions = embeddings.position_embeddings.detach()[0]
+    B = torch.cat([W.T, bias, embeddings.cls_token.detach()[0], positions])
     A = torch.zeros(len(images), patches + 1, len(B), dtype=torch.int64)
     A[:, 1:, :pixels] = levels
     A[:, 1:, pixels] = 255  # the bias
@@ -260,12 +277,15 @@ def collect(
     of them, ``trained L0`` likewise, and ``random attention`` one random layer on the first.
     """
     kept: dict[str, Seen] = {}
-    encoders = {"random": random, "trained": trained}
+    encoders = {}
+    if random is not None:
+        encoders["random"] = random
+    if trained is not None:
+        encoders["trained"] = trained
     for inputs in batches:
         tokens = {}
         for name, encoder in encoders.items():
-            layers = encoder(inputs) if encoder else []
-            tokens |= {f"{name} L{depth}": layer for depth, layer in enumerate(layers)}
+            tokens |= {f"{name} L{depth}": layer for depth, layer in enumerate(encoder(inputs))}
         if attention:
             embedded = tokens["random L0"]
             tokens["random attention"] = random_attention(embedded, embedded, seed=seed)
@@ -279,7 +299,7 @@ def collect(
     if not kept:
         refuse("batches", "none", "at least one batch")
     for name, encoder in encoders.items():
-        if encoder:
-            first, n = f"{name} L0", tokens[f"{name} L0"].shape[1]
-            kept[first] = kept[first]._replace(positions=encoder.positions[:n])
+        embedded = f"{name} L0"
+        n = tokens[embedded].shape[1]
+        kept[embedded] = kept[embedded]._replace(positions=encoder.positions[:n])
     return kept

