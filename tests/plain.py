@@ -102,7 +102,8 @@ class Memorizer(nn.Module):
         self.run = run
         self.P = nn.ParameterDict({k: nn.Parameter(x) for k, x in P.items()})
         wave = lambda s, i: (math.cos if i % 2 else math.sin)(s / 10000 ** (i // 2 * 2 / run.d))  # noqa: E731
-        self.places = torch.tensor([[wave(s, i) for i in range(run.d)] for s in range(run.n + 1)])
+        waves = [[wave(s, i) for i in range(run.d)] for s in range(run.n + 1)]
+        self.places = torch.tensor(waves, dtype=P["W_E"].dtype)
 
     def attention(self, contexts, queries):
         P = self.P
@@ -116,12 +117,6 @@ class Memorizer(nn.Module):
         E, alpha = self.attention(contexts, queries)
         o = [((alpha[:, h, None] @ E)[:, 0]) @ P["W_V"][h] for h in range(self.run.H)]
         return F.linear(torch.cat(o, dim=-1) @ P["W_O"], P["W_D"], P["b_D"])
-
-
-def mha_outputs(P, run, contexts, queries):
-    """What is decoded from :func:`attnmem.lab.models.mha_heads`, of stacked weights."""
-    _, values = models.mha_heads(P, run, contexts, queries)
-    return values @ P["W_O"] @ P["W_D"].mT + P["b_D"][:, None]
 
 
 # --- trainings ------------------------------------------------------------------------------------

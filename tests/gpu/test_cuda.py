@@ -144,7 +144,7 @@ def test_an_error_gives_the_memory_back():
 
 
 def test_a_killed_training_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnmem.lab.training._STORE_EVERY", 0.0)
+    monkeypatch.setattr(training.Checkpoint, "interval", 0.0)
     stack = seeds(RUNS["classes"])
     whole = results_of(training.train(stack, device="cuda"))
     evaluate = PROTOCOLS["classes"].evaluate

@@ -1,4 +1,8 @@
-r"""Gradients by hand, since most of a small model's step would go to many small operations.
+r"""Gradients by hand, an accelerator: most of a small model's step goes to many small operations.
+
+This file registers faster losses of the published models in
+:data:`attnmem.lab.models.ACCELERATORS`. Without it, and for every other model, autograd
+differentiates, with the same results up to rounding.
 
 A function ``..._vjp`` gives its value, and a function from the gradient at the value to those at
 its arguments. Stacks of runs come first, examples last: long rows make all sums fast.
@@ -33,12 +37,25 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Num
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .models import (
+    ACCELERATORS,
+    VARIANTS,
+    Losses,
+    Parameters,
+    feed_forward,
+    layer_maps,
+    sinusoids,
+    take_columns,
+)
+from .store import Run
+
 # From the gradient at a value to those at the arguments, in their order.
-Gradient = Callable[[Tensor], Sequence[Tensor | None]]
+_VJP = Callable[[Tensor], Sequence[Tensor | None]]
 _LOG2_E = math.log2(math.e)  # on a CPU exp2 is several times faster than exp
 _sigmoid_vjp = torch.ops.aten.sigmoid_backward.grad_input  # g alpha (1 - alpha) in one pass
 
@@ -79,14 +96,7 @@ def cross_entropy_vjp(
 # --- pairs of tokens ------------------------------------------------------------------------------
 
 
-def take_columns(
-    table: Num[Tensor, "*runs d N"], chosen: Int[Tensor, "*runs m"]
-) -> Num[Tensor, "*runs d m"]:
-    """The columns of each run's table that its integers choose."""
-    return table.gather(-1, chosen[..., None, :].expand(*table.shape[:-1], -1))
-
-
-def take_columns_vjp(table, chosen) -> tuple[Tensor, Gradient]:
+def take_columns_vjp(table, chosen) -> tuple[Tensor, _VJP]:
     """:func:`take_columns` with a gradient that repeats bit for bit."""
     return take_columns(table, chosen), lambda g: (_add_columns(g, chosen, table.shape[-1]), None)
 
@@ -100,7 +110,7 @@ def _add_columns(columns: Tensor, chosen: Tensor, N: int) -> Float[Tensor, "R d 
     return sums.scatter_add_(2, chosen[:, None].expand(-1, d, -1), columns)
 
 
-def heads_vjp(A: Tensor, M: Tensor, q: Tensor, delta: Tensor) -> tuple[Tensor, Gradient]:
+def heads_vjp(A: Tensor, M: Tensor, q: Tensor, delta: Tensor) -> tuple[Tensor, _VJP]:
     """``sum_h sigmoid(q^T A_h delta) M_h delta`` for every column of ``q`` and ``delta``.
 
     Columns are ``(R, d, B)``, ``A`` is ``(R, H, d, d)``, ``M`` ``(R, H, d_o, d)``.
@@ -148,7 +158,7 @@ def _few_heads(A, M, q, delta):
     return torch.bmm(moves, mixtures), vjp
 
 
-def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, Gradient]:
+def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor, _VJP]:
     """The residual stream ``(R, d_o, B)`` at the second place, after attention to both places.
 
     For every token of the vocabulary ``inputs``, ``(R, 2, N, d)``, are the attention's at both
@@ -175,6 +185,105 @@ def after_pairs_vjp(W_Q, W_K, W_V, W_O, inputs, stream, tokens) -> tuple[Tensor,
         return *g_maps, torch.stack([g_first, g_second], dim=1).mT, g_stream.mT, None
 
     return update.add_(y), vjp
+
+
+def aot_losses(
+    P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"], answers: Int[Tensor, "R B"]
+) -> Losses:
+    """Those of :func:`~attnmem.lab.models.aot_logits`.
+
+    One layer of heads, as in Experiment 1, goes without what autograd costs, a third of a step.
+    """
+    several_parts = run.layers > 1 or run.width or "up.0" in P
+    if several_parts or VARIANTS[run.variant].position_in_skip:
+        stream, stream_vjp = _layers_vjp(P, run, tokens)
+    else:
+        stream, stream_vjp = _one_layer_vjp(P, run, tokens)
+    with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
+        logits = torch.bmm(P["unembedding"], stream)
+        losses, losses_vjp = cross_entropy_vjp(logits, answers)
+
+    def gradient(derivatives):
+        with torch.inference_mode():
+            g_logits = losses_vjp(derivatives[:, None])
+            g_unembedding = torch.bmm(stream, g_logits.mT).mT
+            g_stream = torch.bmm(P["unembedding"].mT, g_logits)
+        by_name = {"unembedding": g_unembedding, **stream_vjp(g_stream)}
+        return [by_name[name] for name in P]
+
+    return losses, logits, gradient
+
+
+@torch.inference_mode()
+def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
+    """The residual stream after it, and from its gradient those at the weights by name."""
+    inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
+    data = inputs, P["embedding"], tokens
+    stream, pairs_vjp = after_pairs_vjp(*layer_maps(P, run, 0), *data)
+
+    @torch.inference_mode()
+    def vjp(g):
+        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = pairs_vjp(g)
+        if VARIANTS[run.variant].scaled:
+            W_Q = W_Q * run.d_h**-0.5
+        return {  # the embedding is the input at both places and the stream at the second
+            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
+            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
+            **{"W_Q.0": W_Q, "W_K.0": W_K, "W_V.0": W_V, "W_O.0": W_O},
+        }
+
+    return stream, vjp
+
+
+def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
+    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
+
+    def vjp(g):
+        gradients = torch.autograd.grad(stream, [P[name] for name in names], g)
+        return dict(zip(names, gradients, strict=True))
+
+    return stream.detach(), vjp
+
+
+def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
+    """The residual stream of the second place after all layers."""
+    # The first place attends to itself only, so it is computed once for every token.
+    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
+    y = written_out(after_pairs_vjp, *layer_maps(P, run, 0), inputs, x[:, -1], tokens)
+    y = feed_forward(P, run, 0, y)
+    first, first_inputs = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
+    for layer in range(1, run.layers):
+        first = first + _own_values(*layer_maps(P, run, layer - 1)[2:], first_inputs)
+        first = feed_forward(P, run, layer - 1, first)
+        x, inputs = _enter(P, run, layer, first.mT[:, None], slice(1))
+        first, first_inputs = x[:, 0].mT, inputs[:, 0].mT
+        x, inputs = _enter(P, run, layer, y.mT[:, None], slice(1, 2))
+        second, queries = x[:, 0].mT, inputs[:, 0].mT
+        chosen = written_out(take_columns_vjp, first_inputs, tokens[..., 0])
+        W_Q, W_K, W_V, W_O = layer_maps(P, run, layer)
+        A, M = W_Q.mT @ W_K, W_O @ W_V
+        update = written_out(heads_vjp, A, M, queries, chosen - queries)
+        y = second + (_own_values(W_V, W_O, queries) + update)
+        y = feed_forward(P, run, layer, y)
+    return y
+
+
+def _own_values(W_V: Tensor, W_O: Tensor, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
+    """What a token gets that attends to itself only: ``sum_h M_h x``."""
+    return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
+
+
+def _enter(
+    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
+) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
+    """The residual stream and the attention's input at some places, each for ``M`` rows."""
+    variant = VARIANTS[run.variant]
+    owner = 0 if variant.tied else layer  # the layer whose positions and maps this one uses
+    positions = P[f"positions.{owner}"][:, places, None]
+    if variant.position_in_skip:
+        x = x + positions
+    inputs = x @ P[f"down.{owner}"].mT[:, None] if f"down.{owner}" in P else x
+    return x, inputs if variant.position_in_skip else inputs + positions
 
 
 # --- contexts and queries -------------------------------------------------------------------------
@@ -275,3 +384,43 @@ def own_heads_vjp(P: EmbeddedHeads, positions, scale: float, contexts, queries):
         return W_E, b_E, W_Q, W_K, W_V[..., None]
 
     return heads.mT, of_heads
+
+
+@torch.inference_mode()
+def mha_losses(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
+) -> Losses:
+    """Those of :func:`~attnmem.lab.models.mha_outputs`."""
+    *weights, W_O, W_D, b_D = P.values()
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    arguments = EmbeddedHeads(*weights), positions, 1 / 8, contexts, queries
+    attend = shared_heads_vjp if run.context == "shared" else own_heads_vjp
+    heads, heads_vjp = attend(*arguments)
+    decoder = W_D @ W_O.mT
+    outputs = torch.baddbmm(b_D[..., None], decoder, heads)
+    if run.N:
+        losses, losses_vjp = cross_entropy_vjp(outputs, labels)
+    else:
+        errors = outputs - labels[:, None]
+        losses = errors.square()[:, 0]
+
+    @torch.inference_mode()
+    def gradient(derivatives):
+        derivatives = derivatives[:, None]
+        g = losses_vjp(derivatives) if run.N else 2 * errors * derivatives
+        g_decoder = g @ heads.mT
+        g_weights = heads_vjp(decoder.mT @ g)
+        return [*g_weights, g_decoder.mT @ W_D, g_decoder @ W_O, g.sum(dim=-1)]
+
+    return losses, outputs, gradient
+
+
+# --- what is accelerated --------------------------------------------------------------------------
+
+# A reading that is not listed trains by autograd.
+for _variant in (
+    *("code", "own-maps", "skip-positions", "unscaled", "default-init", "own-layers"),
+    *("paper", "paper-default-init"),
+):
+    ACCELERATORS["aot", _variant] = ACCELERATORS["mlp", _variant] = aot_losses
+ACCELERATORS["mha", "code"] = mha_losses

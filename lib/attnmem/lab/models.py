@@ -1,7 +1,8 @@
 """The models that are trained: the transformers of Dana et al. and the layer of Mahdavi et al.
 
 Weights are dictionaries of tensors whose leading axis ``R`` stacks independent runs. A decision
-that a paper leaves open is marked ``# open:``. Gradients are by :mod:`attnmem.lab.gradients`.
+that a paper leaves open is marked ``# open:``. A model is its initial weights and its outputs, and
+is trained by autograd; :mod:`attnmem.lab.gradients` does the same faster for those of the papers.
 """
 
 from __future__ import annotations
@@ -9,19 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from ..core import bounds
 from ..core.layers import OWN, attention_weights, head_values, token_axes
-from . import gradients
 from .data import generator
-from .gradients import Gradient, written_out
 from .store import Run
 
 Parameters = dict[str, Tensor]
@@ -93,105 +92,60 @@ def initial_aot(run: Run, g: torch.Generator) -> Parameters:
     return P
 
 
-def aot_losses(
-    P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"], answers: Int[Tensor, "R B"]
-) -> tuple[Float[Tensor, " R"], Float[Tensor, "R N B"], Gradient]:
-    """The mean cross-entropy of :func:`aot_logits` on a batch, the logits, and the gradient.
-
-    One layer of heads, as in Experiment 1, goes without what autograd costs, a third of a step.
-    """
-    more = run.layers > 1 or run.width or "up.0" in P or VARIANTS[run.variant].position_in_skip
-    stream, of_stream = _layers_vjp(P, run, tokens) if more else _one_layer_vjp(P, run, tokens)
-    with torch.inference_mode():  # under no_grad autograd would take a tenth of a small step
-        logits = torch.bmm(P["unembedding"], stream)
-        losses, of_losses = gradients.cross_entropy_vjp(logits, answers)
-
-    def gradient(g):
-        with torch.inference_mode():
-            g_logits = of_losses((g / answers.shape[1]).view(-1, 1, 1))
-            g_unembedding = torch.bmm(stream, g_logits.mT).mT
-            g_stream = torch.bmm(P["unembedding"].mT, g_logits)
-        found = {"unembedding": g_unembedding, **of_stream(g_stream)}
-        return [found[name] for name in P]
-
-    return losses.mean(dim=1), logits, gradient
-
-
-@torch.inference_mode()
-def _one_layer_vjp(P: Parameters, run: Run, tokens: Tensor):
-    """The residual stream after it, and from its gradient those at the weights by name."""
-    inputs = P["embedding"][:, None] + P["positions.0"][:, :2, None]
-    data = inputs, P["embedding"], tokens
-    stream, of_pairs = gradients.after_pairs_vjp(*_maps(P, run, 0), *data)
-
-    @torch.inference_mode()
-    def vjp(g):
-        W_Q, W_K, W_V, W_O, g_inputs, g_x, _ = of_pairs(g)
-        if VARIANTS[run.variant].scaled:
-            W_Q = W_Q * run.d_h**-0.5
-        return {  # the embedding is the input at both places and the stream at the second
-            "embedding": g_inputs[:, 0] + g_inputs[:, 1] + g_x,
-            "positions.0": F.pad(g_inputs.sum(dim=2), (0, 0, 0, P["positions.0"].shape[1] - 2)),
-            **{"W_Q.0": W_Q, "W_K.0": W_K, "W_V.0": W_V, "W_O.0": W_O},
-        }
-
-    return stream, vjp
-
-
-def _layers_vjp(P: Parameters, run: Run, tokens: Tensor):
-    stream, names = _stream(P, run, tokens), [name for name in P if name != "unembedding"]
-
-    def vjp(g):
-        found = torch.autograd.grad(stream, [P[name] for name in names], g)
-        return dict(zip(names, found, strict=True))
-
-    return stream.detach(), vjp
+def take_columns(
+    table: Num[Tensor, "*runs d N"], chosen: Int[Tensor, "*runs m"]
+) -> Num[Tensor, "*runs d m"]:
+    """The columns of each run's table that its integers choose."""
+    return table.gather(-1, chosen[..., None, :].expand(*table.shape[:-1], -1))
 
 
 def aot_logits(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R N B"]:
-    """Logits after pairs of tokens, by stacked weights; examples last as everywhere on the way."""
-    return P["unembedding"] @ _stream(P, run, tokens)
-
-
-def _stream(P: Parameters, run: Run, tokens: Int[Tensor, "R B 2"]) -> Float[Tensor, "R d B"]:
-    """The residual stream of the second place after all layers."""
-    # The first place attends to itself only, so it is computed once for every token.
-    x, inputs = _enter(P, run, 0, P["embedding"][:, None], slice(2))
-    y = written_out(gradients.after_pairs_vjp, *_maps(P, run, 0), inputs, x[:, -1], tokens)
-    y = _feed_forward(P, run, 0, y)
-    first, seen = x[:, 0].mT, inputs[:, 0].mT  # (R, d, N), (R, inner, N)
-    for layer in range(1, run.layers):
-        first = first + _own_values(*_maps(P, run, layer - 1)[2:], seen)
-        first = _feed_forward(P, run, layer - 1, first)
-        first, seen = (z[:, 0].mT for z in _enter(P, run, layer, first.mT[:, None], slice(1)))
-        x, asking = (z[:, 0].mT for z in _enter(P, run, layer, y.mT[:, None], slice(1, 2)))
-        chosen = written_out(gradients.take_columns_vjp, seen, tokens[..., 0])
-        W_Q, W_K, W_V, W_O = _maps(P, run, layer)
-        A, M = W_Q.mT @ W_K, W_O @ W_V
-        update = written_out(gradients.heads_vjp, A, M, asking, chosen - asking)
-        y = _feed_forward(P, run, layer, x + (_own_values(W_V, W_O, asking) + update))
-    return y
-
-
-def _own_values(W_V: Tensor, W_O: Tensor, x: Float[Tensor, "R d B"]) -> Float[Tensor, "R d_o B"]:
-    """What a token gets that attends to itself only: ``sum_h M_h x``."""
-    return W_O.transpose(1, 2).flatten(2) @ W_V.flatten(1, 2) @ x
+    """Logits after pairs of tokens, by stacked weights; examples last, since long rows are fast."""
+    table = P["embedding"].mT
+    first, second = (take_columns(table, place) for place in tokens.unbind(dim=-1))  # (R, d, B)
+    for layer in range(run.layers):
+        first, first_inputs = _enter(P, run, layer, 0, first)
+        second, second_inputs = _enter(P, run, layer, 1, second)
+        maps = layer_maps(P, run, layer)
+        to_first, to_second = _attend_to_pair(*maps, first_inputs, second_inputs)
+        first = feed_forward(P, run, layer, first + to_first)
+        second = feed_forward(P, run, layer, second + to_second)
+    return P["unembedding"] @ second
 
 
 def _enter(
-    P: Parameters, run: Run, layer: int, x: Float[Tensor, "R _ M d"], places: slice
-) -> tuple[Float[Tensor, "R _ M d"], Float[Tensor, "R _ M inner"]]:
-    """The residual stream and the attention's input at some places, each for ``M`` rows."""
+    P: Parameters, run: Run, layer: int, place: int, stream: Float[Tensor, "R d B"]
+) -> tuple[Float[Tensor, "R d B"], Float[Tensor, "R inner B"]]:
+    """The residual stream and the attention's input at a place of the pair."""
     variant = VARIANTS[run.variant]
     owner = 0 if variant.tied else layer  # the layer whose positions and maps this one uses
-    positions = P[f"positions.{owner}"][:, places, None]
+    position = P[f"positions.{owner}"][:, place, :, None]
     if variant.position_in_skip:
-        x = x + positions
-    inputs = x @ P[f"down.{owner}"].mT[:, None] if f"down.{owner}" in P else x
-    return x, inputs if variant.position_in_skip else inputs + positions
+        stream = stream + position
+    inputs = P[f"down.{owner}"] @ stream if f"down.{owner}" in P else stream
+    if not variant.position_in_skip:
+        inputs = inputs + position
+    return stream, inputs
 
 
-def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attend_to_pair(
+    W_Q: Tensor, W_K: Tensor, W_V: Tensor, W_O: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""What both places of pairs ``(R, d, B)`` get; the first attends to itself, the other to both.
+
+    Softmax over two tokens is a sigmoid: with :math:`\delta = x_a - x_b`, :math:`A_h = (W_Q^h)^\top
+    W_K^h` and :math:`M_h = W_O^h W_V^h` the second place gets :math:`\sum_h M_h x_b + \sum_h
+    \operatorname{sigmoid}(x_b^\top A_h \delta) M_h \delta`.
+    """
+    A, M = W_Q.mT @ W_K, W_O @ W_V  # (R, H, d, d), (R, H, d_o, d)
+    delta, alone = (a - b)[:, None], M.sum(dim=1)
+    keys = (A.mT.flatten(1, 2) @ b).unflatten(1, A.shape[1:3])  # A_h^T x_b, (R, H, d, B)
+    alpha = (keys * delta).sum(dim=2, keepdim=True).sigmoid()
+    mixed = M.transpose(1, 2).flatten(2) @ (alpha * delta).flatten(1, 2)
+    return alone @ a, alone @ b + mixed
+
+
+def layer_maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The four maps of a layer's heads, with the logits' scale and the map back to the stream."""
     W_Q, W_K, W_V, W_O = (P[f"{name}.{layer}"] for name in ("W_Q", "W_K", "W_V", "W_O"))
     if VARIANTS[run.variant].scaled:
@@ -200,7 +154,7 @@ def _maps(P: Parameters, run: Run, layer: int) -> tuple[Tensor, Tensor, Tensor, 
     return W_Q, W_K, W_V, W_O if up is None else up[:, None] @ W_O
 
 
-def _feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]) -> Tensor:
+def feed_forward(P: Parameters, run: Run, layer: int, y: Float[Tensor, "R d B"]) -> Tensor:
     """The stream after the feed-forward layer, if there is one."""
     if not run.width:
         return y
@@ -224,7 +178,8 @@ def initial_mha(run: Run, g: torch.Generator) -> Parameters:
 
 
 @functools.cache  # on the device once, since a captured step may not copy from the host
-def _sinusoids(
+@torch.inference_mode(False)  # so that autograd may use what an evaluation has cached
+def sinusoids(
     places: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "places dim"]:
     """The fixed positions: sines in the even coordinates, cosines in the odd ones."""
@@ -240,7 +195,7 @@ def mha_heads(
 
     Tokens and queries are embedded, positions added (the query's is 0), and logits divided by 8.
     """
-    positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
+    positions = sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
     tokens = token_axes(contexts, queries)
     W_E, b_E = P["W_E"].mT, P["b_E"][:, None]
     e = (queries @ W_E + (b_E + positions[0])) / 8
@@ -252,53 +207,30 @@ def mha_heads(
     return alpha, head_values(alpha, E, P["W_V"], tokens)[..., 0]
 
 
-def mha_losses(
-    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"], labels: Tensor
-) -> tuple[Float[Tensor, "R B"], Float[Tensor, "R d_out B"], Gradient]:
-    """The loss of every example by the decoded values of :func:`mha_heads`; asked for once.
-
-    Of classes it is a cross-entropy, of real numbers the squared error.
-    """
-    *weights, W_O, W_D, b_D = P.values()
-    positions = _sinusoids(run.n + 1, run.d, queries.dtype, queries.device)
-    arguments = gradients.EmbeddedHeads(*weights), positions, 1 / 8, contexts, queries
-    shared = run.context == "shared"
-    attend = gradients.shared_heads_vjp if shared else gradients.own_heads_vjp
-    heads, of_heads = attend(*arguments)
-    decoder = W_D @ W_O.mT
-    outputs = torch.baddbmm(b_D[..., None], decoder, heads)
-    if run.N:
-        losses, of_losses = gradients.cross_entropy_vjp(outputs, labels)
-    else:
-        apart = outputs - labels[:, None]
-        losses = apart.square()[:, 0]
-
-    def gradient(g):
-        g = of_losses(g[:, None]) if run.N else 2 * apart * g[:, None]
-        g_decoder = g @ heads.mT
-        of_weights = of_heads(decoder.mT @ g)
-        return [*of_weights, g_decoder.mT @ W_D, g_decoder @ W_O, g.sum(dim=-1)]
-
-    return losses, outputs, gradient
+def mha_outputs(
+    P: Parameters, run: Run, contexts: Tensor, queries: Float[Tensor, "R B d"]
+) -> Float[Tensor, "R N B"]:
+    """What is decoded from the values of :func:`mha_heads`: logits of classes, or a number."""
+    _, values = mha_heads(P, run, contexts, queries)
+    return torch.baddbmm(P["b_D"][..., None], P["W_D"] @ P["W_O"].mT, values.mT)
 
 
 # --- kinds of models ------------------------------------------------------------------------------
 
 
 class Model(NamedTuple):
-    """A kind of model that can be trained."""
+    """A kind of model that can be trained: nothing else has to be written for a new one."""
 
     initial: Callable[[Run, torch.Generator], Parameters]  # without the axis of runs
-    # From stacked weights, a run of the stack and a batch to losses, outputs with the examples
-    # last, and the gradient. Of pairs and next tokens the mean loss of each run (R,); of contexts,
-    # queries and labels the loss of each example (R, B).
-    losses: Callable[..., tuple[Tensor, Tensor, Gradient]]
+    # From stacked weights, a run of the stack and inputs, pairs of tokens or contexts and queries.
+    outputs: Callable[..., Float[Tensor, "R N B"]]
     tasks: tuple[str, ...]  # what it can be trained on, names in PROTOCOLS
     variants: tuple[str, ...] = ("code",)  # how the paper can be read
 
 
-_PAIRS = Model(initial_aot, aot_losses, ("bigrams", "associations"), (*VARIANTS,))
-MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": Model(initial_mha, mha_losses, ("classes", "reals"))}
+_PAIRS = Model(initial_aot, aot_logits, ("bigrams", "associations"), (*VARIANTS,))
+_CONTEXTS = Model(initial_mha, mha_outputs, ("classes", "reals"))
+MODELS = {"aot": _PAIRS, "mlp": _PAIRS, "mha": _CONTEXTS}
 
 
 def guaranteed(run: Run) -> int:
@@ -308,17 +240,51 @@ def guaranteed(run: Run) -> int:
     return bounds.aot_capacity(run.H, run.d_h, run.d)
 
 
+# --- losses and gradients -------------------------------------------------------------------------
+
+# From derivatives at the losses (R, B) to the gradients at the weights, in their order.
+Gradient = Callable[[Tensor], Sequence[Tensor]]
+Losses = tuple[Float[Tensor, "R B"], Float[Tensor, "R N B"], Gradient]
+
+# By model and variant what stands in for by_autograd, equal to it up to rounding.
+ACCELERATORS: dict[tuple[str, str], Callable[..., Losses]] = {}
+
+
+def losses(P: Parameters, run: Run, *batch: Tensor) -> Losses:
+    """The loss of each example of a batch, the outputs, and the gradient, which is asked for once.
+
+    The last tensor of a batch has the labels; the loss of classes is the cross-entropy, of real
+    numbers the squared error.
+    """
+    return ACCELERATORS.get((run.model, run.variant), by_autograd)(P, run, *batch)
+
+
+def by_autograd(P: Parameters, run: Run, *batch: Tensor) -> Losses:
+    """:func:`losses` of any model."""
+    *inputs, labels = batch
+    outputs = MODELS[run.model].outputs(P, run, *inputs)
+    if labels.is_floating_point():
+        by_example = (outputs[:, 0] - labels).square()
+    else:
+        by_example = F.cross_entropy(outputs, labels, reduction="none")
+
+    def gradient(derivatives: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(by_example, [*P.values()], derivatives)
+
+    return by_example.detach(), outputs.detach(), gradient
+
+
 # --- how many numbers are trained -----------------------------------------------------------------
 
 # What the sizes of a run's weights do not depend on.
-_NO_PART = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
+_IRRELEVANT = {"experiment": "", "profile": "", "seed": 0, "T": 0, "steps": 0, "batch": 0}
 
 
 def parameter_count(run: Run) -> int:
     """How many trained numbers the loss of a model depends on: all but the unused position."""
     return sum(
         run.n * shape[1] if name.startswith("positions.") else math.prod(shape)
-        for name, shape in _shapes(dataclasses.replace(run, **_NO_PART)).items()
+        for name, shape in _shapes(dataclasses.replace(run, **_IRRELEVANT)).items()
     )
 
 

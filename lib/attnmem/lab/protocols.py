@@ -4,6 +4,7 @@ Between two chunks of steps (:meth:`Protocol.advance`) a training can be stored,
 """
 
 import abc
+import importlib.util
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +17,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from ..core.memorize import SATURATED
+from . import models
 from .data import contexts_of, generator, pairs_of
-from .gradients import take_columns
-from .models import MODELS, aot_logits, mha_heads
+from .models import MODELS, mha_heads, take_columns
 from .store import Fitting, Run
+
+if importlib.util.find_spec(f"{__package__}.gradients"):  # a file that one can take out
+    from . import gradients  # noqa: F401
 
 _LONGEST = 64  # steps that are made at once, at most
 
@@ -42,7 +46,7 @@ def linear(run: Run, step: int) -> float:
 # --- Adam -----------------------------------------------------------------------------------------
 
 
-class _FusedAdam:
+class FusedAdam:
     """PyTorch's fused Adam with its defaults, which both papers use, on weights of stacked runs.
 
     A step needs nothing from the host if its rate, a number in float32, is on the GPU.
@@ -73,7 +77,7 @@ class _FusedAdam:
 _CAPTURING = threading.Lock()  # one capture at a time, and no graph may be dropped meanwhile
 
 
-class _Captured:
+class Captured:
     """What a function of tensors launches on a GPU, recorded at the second call, then replayed.
 
     A capture needs that all it holds has been done before. Its outputs hold until the next call.
@@ -91,7 +95,7 @@ class _Captured:
         if self.graph is None:
             self.inputs = [x.clone() for x in inputs]
             with _CAPTURING:
-                self.graph, self.outputs = _recorded(lambda: function(*self.inputs))
+                self.graph, self.outputs = record_graph(lambda: function(*self.inputs))
         for held, new in zip(self.inputs, inputs, strict=True):
             held.copy_(new, non_blocking=True)
         self.graph.replay()
@@ -102,7 +106,7 @@ class _Captured:
             self.graph, self.inputs, self.outputs = None, (), ()
 
 
-def _recorded(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
+def record_graph(function: Callable[[], tuple[Tensor, ...]]) -> tuple[Any, tuple[Tensor, ...]]:
     """A graph of this thread's stream, and the outputs that its replay renews."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
@@ -131,11 +135,11 @@ class Protocol(abc.ABC):
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.runs, self.device = [*runs], device
         self.run, self.model = runs[0], MODELS[runs[0].model]  # what all have in common
-        each = [self.model.initial(run, generator(run, "weights")) for run in runs]
-        stacked = {name: torch.stack([P[name] for P in each]) for name in each[0]}
-        self.parameters = {k: W.to(device).requires_grad_() for k, W in stacked.items()}
-        self.adam = _FusedAdam(self.parameters.values())
-        self.captured = _Captured() if device.type == "cuda" else None
+        initial = [self.model.initial(run, generator(run, "weights")) for run in runs]
+        stacked = {name: torch.stack([P[name] for P in initial]) for name in initial[0]}
+        self.parameters = {name: W.to(device).requires_grad_() for name, W in stacked.items()}
+        self.adam = FusedAdam(self.parameters.values())
+        self.captured = Captured() if device.type == "cuda" else None
         self.interval = self.run.evaluate_every or self.run.T // self.run.batch  # between looks
         # Steps that are made at once: as many as divide the interval, so that one graph does.
         self.length = max(k for k in range(1, _LONGEST + 1) if self.interval % k == 0)
@@ -178,11 +182,12 @@ class Protocol(abc.ABC):
         rates = torch.tensor([self.rate(self.run, step) for step in chunk], dtype=dtype)
         rates = _to_device(rates, self.device)
         if self.captured and length == self.length:
-            found = self.captured(self.steps, self.batches(length), rates)
+            losses, shares = self.captured(self.steps, self.batches(length), rates)
         else:
-            found = self.steps(self.batches(length), rates, [*map(self.watched, chunk)])
+            watched = [self.watched(step) for step in chunk]
+            losses, shares = self.steps(self.batches(length), rates, watched)
         self.count += length
-        self.look(*found)
+        self.look(losses, shares)
 
     def steps(
         self, batches: Int[Tensor, "k R *_"], rates: Tensor, watched: Sequence[bool] | None = None
@@ -195,7 +200,8 @@ class Protocol(abc.ABC):
             losses.append(loss.detach())
             shares.append(share)
         unknown = torch.full_like(losses[0], torch.nan, dtype=torch.float64)
-        return torch.stack(losses), torch.stack([unknown if x is None else x for x in shares])
+        shares = [unknown if share is None else share for share in shares]
+        return torch.stack(losses), torch.stack(shares)
 
     def batches(self, count: int) -> Int[Tensor, "count R ..."]:
         """The next batches of every run on the device: indices of its examples, in random order."""
@@ -206,24 +212,24 @@ class Protocol(abc.ABC):
                 if run.last_batch == "short":
                     epoch = F.pad(epoch, (0, -run.T % batch), value=-1)
                 self.left[index] = torch.cat([self.left[index], epoch])
-        taken = torch.stack([indices[: count * batch] for indices in self.left])
+        drawn = torch.stack([indices[: count * batch] for indices in self.left])
         self.left = [indices[count * batch :].clone() for indices in self.left]
-        batches = taken.view(len(taken), count, batch).movedim(1, 0).contiguous()
+        batches = drawn.view(len(drawn), count, batch).movedim(1, 0).contiguous()
         return _to_device(batches, self.device)
 
-    def note(self, found: list[dict[str, Any]], score: Callable[[dict[str, Any]], Any]) -> None:
+    def note(self, results: list[dict[str, Any]], score: Callable[[dict[str, Any]], Any]) -> None:
         """Keep what every run has reached after ``self.count`` steps if no ``score`` was as high.
 
         A run is finished when its steps are made, when it stops early, or when it has diverged.
         """
-        for run, now in zip(self.runs, found, strict=True):
+        for run, result in zip(self.runs, results, strict=True):
             best = self.reached.get(run.key)
             if run.key in self.finished:
                 continue
-            if not math.isfinite(now["loss"]):
+            if not math.isfinite(result["loss"]):
                 best = _diverged(self.count)
-            elif best is None or score(now) > score(best):
-                best = now | {"best_step": self.count}
+            elif best is None or score(result) > score(best):
+                best = result | {"best_step": self.count}
             self.reached[run.key] = best
             stopped = run.early_stop and best["accuracy"] == 1
             if stopped or "diverged" in best or self.count == run.steps:
@@ -240,17 +246,19 @@ class Protocol(abc.ABC):
     @torch.no_grad()
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave for the same runs."""
-        for g, now in zip(self.orders, state["orders"], strict=True):
-            g.set_state(now)
-        for ours, stored in zip(self.adam.state(), state["tensors"], strict=True):
-            ours.copy_(stored)  # in place, since a captured graph reads them
+        for order, stored in zip(self.orders, state["orders"], strict=True):
+            order.set_state(stored)
+        for tensor, stored in zip(self.adam.state(), state["tensors"], strict=True):
+            tensor.copy_(stored)  # in place, since a captured graph reads them
         for name, value in state["values"].items():
             setattr(self, name, value)
 
 
 def _to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy from the CPU to the device without blocking."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+    if device.type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x
 
 
 def _diverged(step: int) -> dict[str, Any]:
@@ -265,41 +273,43 @@ class _OnPairs(Protocol):
 
     def __init__(self, runs, device):
         super().__init__(runs, device)
-        drawn = [pairs_of(run) for run in runs]
-        tokens, labels, tables = (torch.stack(part) for part in zip(*drawn, strict=True))
+        data = [pairs_of(run) for run in runs]
+        tokens = torch.stack([pairs.tokens for pairs in data])
+        next_tokens = torch.stack([pairs.next_tokens for pairs in data])
         # Of every pair the first, the second and the next token: (R, 3, T).
-        self.columns = torch.cat([tokens.mT, labels[:, None]], dim=1).to(device)
-        self.tables = tables.to(device)
+        self.columns = torch.cat([tokens.mT, next_tokens[:, None]], dim=1).to(device)
+        self.tables = torch.stack([pairs.table for pairs in data]).to(device)
 
     @override
     def losses(self, batch, watched):
-        data = batch[:, :2].mT, batch[:, 2]
-        losses, outputs, gradient = self.model.losses(self.parameters, self.run, *data)
+        tokens, answers = batch[:, :2].mT, batch[:, 2]
+        by_pair, outputs, gradient = models.losses(self.parameters, self.run, tokens, answers)
         share = None
         if watched:
-            right = _right_(outputs.clone(), batch[:, 2]).double().sum(dim=1)
+            right = are_right(outputs.clone(), answers).double().sum(dim=1)
             # All right must be 1, but a mean on a GPU multiplies by 1 / B, and 49 * (1 / 49) < 1.
             share = right / torch.full_like(right, batch.shape[2])
-        return losses, share, gradient(torch.ones_like(losses))
+        derivatives = torch.full_like(by_pair, 1 / by_pair.shape[1])
+        return by_pair.mean(dim=1), share, gradient(derivatives)
 
 
 @torch.inference_mode()
-def _right_(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
+def are_right(outputs: Float[Tensor, "R N B"], answers: Int[Tensor, "R B"]) -> Bool[Tensor, "R B"]:
     """True where the right token has the strictly largest logit. Overwrites ``outputs``."""
     # Faster than an argmax, and false where logits are no numbers.
-    chosen = outputs.gather(1, answers[:, None])
-    others = outputs.scatter_(1, answers[:, None], -math.inf)
-    return (chosen > others.amax(dim=1, keepdim=True))[:, 0]
+    right_logits = outputs.gather(1, answers[:, None])
+    wrong_logits = outputs.scatter_(1, answers[:, None], -math.inf)
+    return (right_logits > wrong_logits.amax(dim=1, keepdim=True))[:, 0]
 
 
 class Bigrams(_OnPairs):
     """Means over the last hundred batches but one; the curve is the accuracy on all pairs."""
 
-    kept = (*Protocol.kept, "seen", "curve")
+    kept = (*Protocol.kept, "averaged", "curve")
 
     def __init__(self, runs, device):
         super().__init__(runs, device)
-        self.seen: list[list[list[float]]] = []  # of a watched batch the runs' shares and losses
+        self.averaged: list[list[list[float]]] = []  # of a watched batch runs' shares and losses
         self.curve: list[list[float]] = []  # of every run after every epoch
 
     @override
@@ -312,9 +322,10 @@ class Bigrams(_OnPairs):
 
     @override
     def look(self, losses, shares):
-        steps = range(self.count - len(losses), self.count)
-        wanted = [i for i, step in enumerate(steps) if self.watched(step)]
-        self.seen += [[shares[i].tolist(), losses[i].tolist()] for i in wanted]
+        start = self.count - len(losses)
+        for i in range(len(losses)):
+            if self.watched(start + i):
+                self.averaged.append([shares[i].tolist(), losses[i].tolist()])
         if self.count % self.interval == 0:
             self.curve.append(self.right_of_all().tolist())
             for run, loss in zip(self.runs, losses[-1].tolist(), strict=True):
@@ -322,23 +333,26 @@ class Bigrams(_OnPairs):
                     self.reached.setdefault(run.key, _diverged(self.count))
         if not self.done:
             return
-        means = torch.tensor(self.seen, dtype=torch.float64).mean(dim=0).tolist()
+        means = torch.tensor(self.averaged, dtype=torch.float64).mean(dim=0).tolist()
         curves = zip(*self.curve, strict=True)
         for run, accuracy, loss, curve in zip(self.runs, *means, curves, strict=True):
-            path = tuple(round(share, 4) for share in curve)
-            found = {"accuracy": accuracy, "loss": loss, "curve": path}
-            ended = found if math.isfinite(loss) else _diverged(self.count)
-            self.reached.setdefault(run.key, ended)
+            result = _diverged(self.count)
+            if math.isfinite(loss):
+                rounded = tuple(round(share, 4) for share in curve)
+                result = {"accuracy": accuracy, "loss": loss, "curve": rounded}
+            self.reached.setdefault(run.key, result)
 
     @torch.inference_mode()
     def right_of_all(self, chunk: int = 8192) -> Float[Tensor, " R"]:
         """The share of all pairs whose next token is predicted, for every run."""
-        every = torch.arange(self.run.N, device=self.device)
-        pairs = torch.cartesian_prod(every, every).expand(len(self.tables), -1, -1)
-        right, answers = 0.0, self.tables.flatten(1).split(chunk, dim=1)
-        for tokens, theirs in zip(pairs.split(chunk, dim=1), answers, strict=True):
-            outputs = aot_logits(self.parameters, self.run, tokens)
-            right = right + _right_(outputs, theirs).double().sum(dim=1)
+        vocabulary = torch.arange(self.run.N, device=self.device)
+        pairs = torch.cartesian_prod(vocabulary, vocabulary).expand(len(self.tables), -1, -1)
+        next_tokens = self.tables.flatten(1)
+        right = torch.zeros(len(self.tables), dtype=torch.float64, device=self.device)
+        chunks = zip(pairs.split(chunk, dim=1), next_tokens.split(chunk, dim=1), strict=True)
+        for tokens, answers in chunks:
+            _, outputs, _ = models.losses(self.parameters, self.run, tokens, answers)
+            right = right + are_right(outputs, answers).double().sum(dim=1)
         return right / self.run.N**2
 
 
@@ -362,8 +376,8 @@ class Associations(_OnPairs):
         if not self.due(self.count):
             return
         pairs = zip(shares[-1].tolist(), losses[-1].tolist(), strict=True)
-        now = [{"accuracy": share, "loss": loss} for share, loss in pairs]
-        self.note(now, lambda at: (at["accuracy"], -at["loss"]))
+        results = [{"accuracy": share, "loss": loss} for share, loss in pairs]
+        self.note(results, lambda result: (result["accuracy"], -result["loss"]))
 
 
 # --- Mahdavi et al.: contexts and queries ---------------------------------------------------------
@@ -382,41 +396,42 @@ class Memorization(Protocol):
     def __init__(self, runs, device):
         super().__init__(runs, device)
         for index, run in enumerate(runs):  # so that the host holds the data of one run only
-            drawn = contexts_of(run)
+            data = contexts_of(run)
             if index == 0:
-                data = [x.new_empty(len(runs), *x.shape, device=device) for x in drawn]
-            for held, part in zip(data, drawn, strict=True):
-                held[index] = part
+                stacks = [x.new_empty(len(runs), *x.shape, device=device) for x in data]
+            for stack, x in zip(stacks, data, strict=True):
+                stack[index] = x
         # What examples have of their own lies in one array for all runs, and stays there.
-        self.contexts = data.pop(0) if self.run.context == "shared" else None
-        self.own = [x.flatten(0, 1) for x in data]
+        self.contexts = stacks.pop(0) if self.run.context == "shared" else None
+        self.by_example = [stack.flatten(0, 1) for stack in stacks]
         self.first = self.run.T * torch.arange(len(runs), device=device)
-        follows = self.run.N and not self.run.early_stop
-        self.followed = _saturation_steps(self.run) if follows else ()
+        self.followed: set[int] = set()  # the steps after which saturation is looked at
+        if self.run.N and not self.run.early_stop:
+            self.followed = _saturation_steps(self.run)
         # Of every look that is followed the shares of examples with 0, 1, ..., H free heads.
         self.free: dict[str, list[list[float]]] = {run.key: [] for run in runs}
 
     def examples(self, index: Int[Tensor, "R B"]) -> list[Tensor]:
         """Contexts ``(R, B, n, d)`` or ``(R, n, d)``, queries and labels of every run's batch."""
         rows = (index + self.first[:, None]).flatten()
-        chosen = [x.index_select(0, rows).unflatten(0, index.shape) for x in self.own]
-        return chosen if self.contexts is None else [self.contexts, *chosen]
+        batch = [x.index_select(0, rows).unflatten(0, index.shape) for x in self.by_example]
+        return batch if self.contexts is None else [self.contexts, *batch]
 
     def chunks(self, size: int) -> Iterator[list[Tensor]]:
         """All examples in order."""
-        every = torch.arange(self.run.T, device=self.device).expand(len(self.runs), -1)
-        return map(self.examples, every.split(size, dim=1))
+        indices = torch.arange(self.run.T, device=self.device).expand(len(self.runs), -1)
+        return map(self.examples, indices.split(size, dim=1))
 
     @override
-    @torch.inference_mode()
     def losses(self, index, watched):
         batch = self.examples(index.clamp(min=0))
-        each, _, gradient = self.model.losses(self.parameters, self.run, *batch)
+        by_example, _, gradient = models.losses(self.parameters, self.run, *batch)
         if self.run.last_batch is None:
-            return each.mean(dim=1), None, gradient(torch.full_like(each, 1 / each.shape[1]))
-        part = (index >= 0).float()  # of the mean of those that are not missing
-        part /= part.sum(dim=1, keepdim=True)
-        return (each * part).sum(dim=1), None, gradient(part)
+            derivatives = torch.full_like(by_example, 1 / by_example.shape[1])
+            return by_example.mean(dim=1), None, gradient(derivatives)
+        shares = (index >= 0).float()  # of the mean of those that are not missing
+        shares /= shares.sum(dim=1, keepdim=True)
+        return (by_example * shares).sum(dim=1), None, gradient(shares)
 
     @override
     def look(self, losses, shares):
@@ -425,28 +440,32 @@ class Memorization(Protocol):
         if self.count in self.followed:
             for run, free in zip(self.runs, self.free_heads().tolist(), strict=True):
                 self.free[run.key].append(free)
-        self.note(self.evaluate(), lambda at: -at["loss"])
+        self.note(self.evaluate(), lambda result: -result["loss"])
         if not (self.followed and self.done):
             return
         for run in self.runs:
-            if "diverged" not in self.reached[run.key]:
-                at = torch.tensor(self.free[run.key], dtype=torch.float64)  # (looks, H + 1)
-                saturated = 1 - at @ torch.arange(run.H + 1).double() / run.H
-                paths = {"saturated": saturated, "served": 1 - at[:, 0], "serving": at[-1]}
-                shares = {k: tuple(round(x, 4) for x in v.tolist()) for k, v in paths.items()}
-                self.reached[run.key] |= shares
+            if "diverged" in self.reached[run.key]:
+                continue
+            free = torch.tensor(self.free[run.key], dtype=torch.float64)  # (looks, H + 1)
+            saturated = 1 - free @ torch.arange(run.H + 1).double() / run.H
+            paths = {"saturated": saturated, "served": 1 - free[:, 0], "serving": free[-1]}
+            for name, path in paths.items():
+                self.reached[run.key][name] = tuple(round(x, 4) for x in path.tolist())
 
     @torch.inference_mode()
     def evaluate(self, chunk: int = 4096) -> list[dict[str, Any]]:
         """Accuracy and mean loss over the whole set, for every run of the stack."""
         right, total = 0.0, 0.0
         for batch in self.chunks(chunk):
-            losses, outputs, _ = self.model.losses(self.parameters, self.run, *batch)
-            total = total + losses.double().sum(dim=1)
+            by_example, outputs, _ = models.losses(self.parameters, self.run, *batch)
+            total = total + by_example.double().sum(dim=1)
             right = right + (outputs.argmax(dim=1) == batch[2]).sum(dim=1)
-        T, N = self.run.T, self.run.N  # divided here, since all right must be 1
-        sums = zip(right.tolist(), total.tolist(), strict=True)
-        return [{"accuracy": count / T if N else None, "loss": x / T} for count, x in sums]
+        results = []
+        for count, loss in zip(right.tolist(), total.tolist(), strict=True):
+            # Divided here, since all right must be 1.
+            accuracy = count / self.run.T if self.run.N else None
+            results.append({"accuracy": accuracy, "loss": loss / self.run.T})
+        return results
 
     @torch.inference_mode()
     def free_heads(self, chunk: int = 4096) -> Float[Tensor, "R counts"]:
@@ -462,8 +481,8 @@ class Memorization(Protocol):
 def _saturation_steps(run: Run, count: int = 32) -> set[int]:
     """The steps of the first looks at or after the end of each of ``count`` equal parts."""
     looks = math.ceil(run.steps / run.evaluate_every)
-    every = [math.ceil(looks * part / count) for part in range(1, count + 1)]
-    return {min(run.steps, k * run.evaluate_every) for k in every}
+    chosen = [math.ceil(looks * part / count) for part in range(1, count + 1)]
+    return {min(run.steps, look * run.evaluate_every) for look in chosen}
 
 
 PROTOCOLS: dict[str, type[Protocol]] = {"bigrams": Bigrams, "associations": Associations}

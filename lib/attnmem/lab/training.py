@@ -22,7 +22,6 @@ from .protocols import PROTOCOLS, Bigrams
 from .store import PACKAGE, Configuration, Outcome, Run, commit
 
 _CPU = torch.device("cpu")
-_STORE_EVERY = 60.0  # seconds between two stored states
 # A hash of the library's code, as this process has read it.
 _SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py"))))
 # glibc's mallopt: M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD; bytes
@@ -31,7 +30,7 @@ STREAMS = 31  # for workers: torch gives out 32 in turn, and the thread that sta
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8, the default, streams share some
 _OF_THREAD = threading.local()
 _LOCK = threading.Lock()
-_BEFORE: list[bool] = []  # of every training under way, whether TF32 was allowed before it began
+_TF32_BEFORE: list[bool] = []  # of each training under way, whether it was allowed before
 
 
 # --- which runs are trained at once ---------------------------------------------------------------
@@ -68,7 +67,7 @@ def device_settings(device: torch.device, tf32: bool) -> Iterator[None]:
         settings.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         if on_gpu:
-            settings.enter_context(_precision(tf32))
+            settings.enter_context(products(tf32))
             settings.enter_context(torch.cuda.device(device))
             stream = _stream_of_thread(device)
             settings.enter_context(torch.cuda.stream(stream))
@@ -98,19 +97,19 @@ def _stream_of_thread(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
-def _precision(tf32: bool) -> Iterator[None]:
+def products(tf32: bool) -> Iterator[None]:
     """TF32 on or off, for the whole process; refused while other threads train with the other."""
     settings = torch.backends.cuda.matmul
     with _LOCK:
-        if _BEFORE and settings.allow_tf32 != tf32:
+        if _TF32_BEFORE and settings.allow_tf32 != tf32:
             refuse("tf32", tf32, f"{not tf32}, as in the trainings that run at the same time")
-        _BEFORE.append(settings.allow_tf32)
+        _TF32_BEFORE.append(settings.allow_tf32)
         settings.allow_tf32 = tf32
     try:
         yield
     finally:
         with _LOCK:  # in whatever order they end, the last one sets back what the first one found
-            settings.allow_tf32 = _BEFORE.pop()
+            settings.allow_tf32 = _TF32_BEFORE.pop()
 
 
 def device_name(device: torch.device) -> str:
@@ -120,8 +119,12 @@ def device_name(device: torch.device) -> str:
 
 def origin(seconds: float, device: torch.device) -> dict[str, Any]:
     """The fields of a result that say how long it took, and where it comes from."""
-    where = {"device": device_name(device), "torch": str(torch.__version__), "commit": commit()}
-    return {"wall_s": round(seconds, 3)} | where
+    return {
+        "wall_s": round(seconds, 3),
+        "device": device_name(device),
+        "torch": str(torch.__version__),
+        "commit": commit(),
+    }
 
 
 # --- a training from end to end -------------------------------------------------------------------
@@ -143,16 +146,17 @@ def train(
     if (cells := len(stacks(runs))) != 1:
         refuse("runs", f"{cells} different ones", "some that differ by their seed only")
     [run, *_] = runs
-    model, ends = MODELS.get(run.model), (None, "short") if run.context else (None,)
+    model = MODELS.get(run.model)
     if not model or run.task not in model.tasks or run.variant not in model.variants:
-        what = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
-        refuse("runs", what, "a known model, variant and task")
-    if run.last_batch not in ends:
-        refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {ends}")
-    where = torch.device(device)
-    with device_settings(where, tf32=run.products == "tf32"):
+        training = f"model {run.model!r}, variant {run.variant!r}, task {run.task!r}"
+        refuse("runs", training, "a known model, variant and task")
+    last_batches = (None, "short") if run.context else (None,)
+    if run.last_batch not in last_batches:
+        refuse("runs", f"last_batch {run.last_batch!r} in {run.task!r}", f"one of {last_batches}")
+    place = torch.device(device)
+    with device_settings(place, tf32=run.products == "tf32"):
         try:
-            return _outcomes(runs, where, Checkpoint(checkpoints, runs, device_name(where)))
+            return _outcomes(runs, place, Checkpoint(checkpoints, runs, device_name(place)))
         except torch.OutOfMemoryError:
             if len(runs) == 1:
                 raise
@@ -191,10 +195,12 @@ class Checkpoint:
     Only the same runs, device, torch and sources of this library go on from it, to the same end.
     """
 
+    interval = 60.0  # seconds between two states that are stored
+
     def __init__(self, folder: Path | None, runs: Sequence[Run], device: str) -> None:
         keys = [run.key for run in runs]
-        sources, torchs = _SOURCES.hexdigest()[:16], str(torch.__version__)
-        self.origin = {"keys": keys, "device": device, "torch": torchs, "sources": sources}
+        sources, version = _SOURCES.hexdigest()[:16], str(torch.__version__)
+        self.origin = {"keys": keys, "device": device, "torch": version, "sources": sources}
         name = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:16]
         self.path = None if folder is None else folder / f"{keys[0]}-{name}.state"
         self.stored = time.monotonic()
@@ -202,18 +208,18 @@ class Checkpoint:
     @property
     def due(self) -> bool:
         """Whether the last state is old enough to be replaced."""
-        return self.path is not None and time.monotonic() - self.stored >= _STORE_EVERY
+        return self.path is not None and time.monotonic() - self.stored >= self.interval
 
     def load(self) -> dict[str, Any] | None:
         """The state that was stored last, or None if there is none of these very runs."""
         if self.path is None or not self.path.exists():
             return None
         try:
-            held = torch.load(self.path, weights_only=True, map_location="cpu")
-            origin, state = held["origin"], held["state"]
-        except Exception as e:  # torch says in many ways that it cannot read a file
-            why = "is damaged; without it the training starts again, so delete it to go on"
-            raise ValueError(f"checkpoint: {self.path} {why}") from e
+            content = torch.load(self.path, weights_only=True, map_location="cpu")
+            origin, state = content["origin"], content["state"]
+        except Exception as error:  # torch says in many ways that it cannot read a file
+            advice = "without it the training starts again, so delete it to go on"
+            raise ValueError(f"checkpoint: {self.path} is damaged; {advice}") from error
         return state if origin == self.origin else None
 
     def store(self, state: dict[str, Any]) -> None:

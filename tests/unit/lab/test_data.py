@@ -8,7 +8,7 @@ from attnmem.lab import data
 from plain import association_run, bigram_run, memorization_run
 
 
-def test_bigrams_follow_one_fixed_table():
+def test_bigrams_follow_one_table():
     drawn = data.pairs_of(bigram_run(N=7, T=3000))
     assert drawn.tokens.shape == (3000, 2)
     assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
@@ -18,19 +18,19 @@ def test_bigrams_follow_one_fixed_table():
     assert (counts - 3000 / 49).abs().max() < 5 * (3000 / 49) ** 0.5  # five standard deviations
 
 
-def test_associations_are_different_pairs_and_follow_the_table():
+def test_associations_are_different_pairs():
     drawn = data.pairs_of(association_run(N=7, T=40))
     assert len(set(map(tuple, drawn.tokens.tolist()))) == 40
     assert torch.equal(drawn.next_tokens, drawn.table[drawn.tokens[:, 0], drawn.tokens[:, 1]])
-    everything = data.pairs_of(association_run(N=7, T=49))
-    assert sorted(everything.tokens.tolist()) == [[a, b] for a in range(7) for b in range(7)]
+    complete = data.pairs_of(association_run(N=7, T=49))
+    assert sorted(complete.tokens.tolist()) == [[a, b] for a in range(7) for b in range(7)]
     with pytest.raises(ValueError, match=r"^T: got 50; expected .* 49"):
         data.pairs_of(association_run(N=7, T=50))
 
 
 @pytest.mark.parametrize("context", ["random", "shared"])
 @pytest.mark.parametrize("classes", [None, 5])
-def test_contexts_and_queries_are_uniform_on_the_unit_interval(context, classes):
+def test_contexts_and_queries_are_uniform(context, classes):
     drawn = data.contexts_of(memorization_run(context=context, N=classes, T=1000, n=31, d=5))
     assert drawn.contexts.shape == ((31, 5) if context == "shared" else (1000, 31, 5))
     assert drawn.queries.shape == (1000, 5)
@@ -43,9 +43,18 @@ def test_contexts_and_queries_are_uniform_on_the_unit_interval(context, classes)
     assert classes is None or set(drawn.labels.tolist()) == set(range(5))
 
 
-def test_associations_are_a_uniformly_random_subset():
+def test_associations_are_a_random_subset():
     """Of 400 draws of 5 of the 25 pairs each pair is in about 80; the standard deviation is 8."""
     drawn = [data.pairs_of(association_run(N=5, T=5, seed=seed)) for seed in range(400)]
-    tokens = torch.cat([one.tokens for one in drawn])
+    tokens = torch.cat([pairs.tokens for pairs in drawn])
     counts = torch.bincount(5 * tokens[:, 0] + tokens[:, 1], minlength=25)
     assert 40 < counts.min() <= counts.max() < 120
+
+
+def test_generators_differ_by_run_and_purpose():
+    runs = [bigram_run(), bigram_run(seed=1), bigram_run(H=4), memorization_run()]
+    streams = [(run, purpose) for run in runs for purpose in ("weights", "data", "order")]
+    drawn = [torch.rand(3, generator=data.generator(*stream)) for stream in streams]
+    assert len(torch.stack(drawn).unique(dim=0)) == len(streams)
+    again = torch.rand(3, generator=data.generator(bigram_run(), "weights"))
+    assert torch.equal(again, drawn[0])

@@ -192,7 +192,7 @@ def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeyp
 
 def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
     """The store breaks while a training ends: the next process has its state to go on from."""
-    monkeypatch.setattr("attnmem.lab.training._STORE_EVERY", 0.0)
+    monkeypatch.setattr(training.Checkpoint, "interval", 0.0)
     left = store / ".checkpoints"
     with monkeypatch.context() as patch:
         patch.setattr(storage, "append", lambda rows: 1 / 0)

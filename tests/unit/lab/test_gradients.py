@@ -1,6 +1,9 @@
-"""What the engine computes with gradients by hand, against sums head by head and autograd."""
+"""Gradients by hand against sums head by head and autograd; without them all trains, too."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,8 +11,9 @@ import torch.nn.functional as F
 
 from attnmem.lab import data, experiments, gradients, models
 from attnmem.lab.gradients import written_out
+from attnmem.lab.models import ACCELERATORS
 
-from plain import BigramModel, Memorizer, memorization_run, mha_outputs
+from plain import memorization_run
 
 
 def numbers(*shape):
@@ -26,6 +30,17 @@ def assert_same(ours, theirs, inputs):
     ):
         assert mine.shape == plain.shape
         torch.testing.assert_close(mine, plain, rtol=1e-11, atol=1e-11)
+
+
+def assert_accelerated(P, run, *batch, weights):
+    """The accelerator's losses, outputs and gradients are those of autograd."""
+    accelerated = ACCELERATORS[run.model, run.variant](P, run, *batch)
+    plain = models.by_autograd(P, run, *batch)
+    for ours, theirs in zip(accelerated[:2], plain[:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+    pairs = zip(P, accelerated[2](weights), plain[2](weights), strict=True)
+    for name, ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10, msg=name)
 
 
 # --- pairs of tokens ------------------------------------------------------------------------------
@@ -55,7 +70,7 @@ def looked_up(table, tokens):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_attention_to_pairs_is_a_sum_of_softmaxes_over_two_tokens(sizes):
+def test_after_pairs_is_a_sum_of_softmaxes(sizes):
     """One run, head and pair at a time."""
     maps, inputs, stream, tokens = layer(sizes)
     first, second = (looked_up(inputs[:, i], tokens[..., i]) for i in range(2))
@@ -74,7 +89,8 @@ def test_attention_to_pairs_is_a_sum_of_softmaxes_over_two_tokens(sizes):
     assert_same(ours, theirs, [*maps, inputs, stream])
 
 
-def test_a_gradient_is_given_again_but_no_second_derivative():
+def test_written_out_has_no_second_derivative():
+    """The first is given again."""
     maps, *rest = layer(SIZES[3])
     stream = written_out(gradients.after_pairs_vjp, *maps, *rest)
     first, second = (torch.autograd.grad(stream.sum(), maps, retain_graph=True) for _ in range(2))
@@ -85,7 +101,7 @@ def test_a_gradient_is_given_again_but_no_second_derivative():
 
 
 @pytest.mark.parametrize("changed", [0, 4, 6])
-def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
+def test_written_out_notices_arguments_changed_in_place(changed):
     maps, *rest = layer(SIZES[3])
     after = written_out(gradients.after_pairs_vjp, *maps, *rest).sum()
     with torch.no_grad():
@@ -96,40 +112,29 @@ def test_what_changes_in_place_before_the_gradient_is_noticed(changed):
 
 @pytest.mark.parametrize(("R", "N", "B"), [(1, 1, 1), (2, 5, 7), (3, 4, 50)])
 @pytest.mark.parametrize("size", [1.0, 300.0])
-def test_the_loss_is_cross_entropy(R, N, B, size):
+def test_cross_entropy_is_torchs(R, N, B, size):
     logits, answers = numbers(R, N, B), torch.randint(N, (R, B))
     weights = torch.randn(R, 1, 1, dtype=torch.float64)
     with torch.no_grad():
         ours, gradient = gradients.cross_entropy_vjp(size * logits, answers)
-        found = gradient(weights)
+        g_logits = gradient(weights)
     plain = F.cross_entropy(size * logits, answers, reduction="none")
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     [expected] = torch.autograd.grad(plain, logits, weights[:, 0].expand_as(plain))
-    torch.testing.assert_close(size * found, expected, rtol=1e-10, atol=1e-10 * size)
+    torch.testing.assert_close(size * g_logits, expected, rtol=1e-10, atol=1e-10 * size)
 
 
 @pytest.mark.parametrize("variant", models.VARIANTS)
 @pytest.mark.parametrize("sizes", [{"H": 3, "d_h": 5}, {"H": 7, "d_h": 3}, {"H": 2, "d_h": 2}])
 @pytest.mark.parametrize(("width", "layers"), [(None, 1), (4, 1), (None, 2), (4, 3)])
-def test_losses_logits_and_gradients_are_those_of_the_plain_model(variant, sizes, width, layers):
+def test_transformers_are_accelerated(variant, sizes, width, layers):
     [run, *_] = experiments.runs("dana-exp1", "paper", where={"d": 5, "H": 6})
     change = {"model": "mlp" if width else "aot", "variant": variant, "N": 6}
     run = dataclasses.replace(run, width=width, layers=layers, **change, **sizes)
     P = models.initial_aot(run, data.generator(run, "weights"))
     P = {name: torch.stack([x, x + 0.1]).double().requires_grad_() for name, x in P.items()}
     tokens, answers = torch.randint(6, (2, 30, 2)), torch.randint(6, (2, 30))
-    losses, logits, gradient = models.aot_losses(P, run, tokens, answers)
-    found = gradient(torch.ones_like(losses))
-    for r in range(2):
-        plain = BigramModel(run, {name: x.detach()[r] for name, x in P.items()}).double()
-        outputs = plain(tokens[r])
-        loss = F.cross_entropy(outputs, answers[r])
-        torch.testing.assert_close(losses[r], loss, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(logits[r].T, outputs, rtol=1e-11, atol=1e-12)
-        loss.backward()
-        for name, mine in zip(P, found, strict=True):
-            theirs = plain.P[name.replace(".", "_")].grad
-            torch.testing.assert_close(mine[r], theirs, rtol=1e-9, atol=1e-12, msg=name)
+    assert_accelerated(P, run, tokens, answers, weights=numbers(2, 30).detach())
 
 
 # --- contexts and queries -------------------------------------------------------------------------
@@ -147,53 +152,60 @@ def model_and_data(context, N, B=23, **sizes):
     return run, P, contexts, numbers(2, B, run.d).detach(), labels
 
 
+CONTEXTS = pytest.mark.parametrize("context", ["shared", "random"])
+
+
 @pytest.mark.parametrize("sizes", [{}, {"n": 1, "H": 1}, {"d": 7, "d_h": 11, "n": 6, "B": 1}])
-@pytest.mark.parametrize("context", ["shared", "random"])
+@CONTEXTS
 @pytest.mark.parametrize("N", [None, 7])
-def test_a_loss_of_heads_is_that_of_the_plain_model(context, N, sizes):
-    """And so is that of the layer in the orders of :mod:`attnmem.core.layers`."""
-    run, P, contexts, queries, labels = model_and_data(context, N, **sizes)
-    part = numbers(*labels.shape).detach()
-    part[:, -1] = 0  # an example that does not count
-    with torch.no_grad():
-        losses, outputs, gradient = models.mha_losses(P, run, contexts, queries, labels)
-        found = gradient(part)
-        other = mha_outputs(P, run, contexts, queries)
-    for r in range(2):
-        plain = Memorizer(run, {name: W.detach()[r] for name, W in P.items()}).double()
-        plain.places = models._sinusoids(run.n + 1, run.d, torch.float64, queries.device)
-        expected = plain(contexts[r].expand(len(queries[r]), -1, -1), queries[r])
-        torch.testing.assert_close(outputs[r].T, expected, rtol=1e-11, atol=1e-11)
-        torch.testing.assert_close(other[r], expected, rtol=1e-11, atol=1e-11)
-        loss = (expected[:, 0] - labels[r]) ** 2
-        if N:
-            loss = F.cross_entropy(expected, labels[r], reduction="none")
-        torch.testing.assert_close(losses[r], loss, rtol=1e-11, atol=1e-11)
-        (loss * part[r]).sum().backward()
-        for name, mine in zip(P, found, strict=True):
-            theirs = plain.P[name].grad
-            torch.testing.assert_close(mine[r], theirs, rtol=1e-9, atol=1e-9, msg=name)
+def test_heads_on_contexts_are_accelerated(context, N, sizes):
+    run, P, *batch = model_and_data(context, N, **sizes)
+    weights = numbers(*batch[-1].shape).detach()
+    weights[:, -1] = 0  # an example that does not count
+    assert_accelerated(P, run, *batch, weights=weights)
 
 
-@pytest.mark.parametrize("context", ["shared", "random"])
-def test_logits_and_outputs_of_any_size_have_finite_losses_and_gradients(context):
+@CONTEXTS
+def test_large_logits_have_finite_gradients(context):
     """Heads look at one token only, and one class has all the probability."""
-    run, P, *rest = model_and_data(context, 7)
+    run, P, *batch = model_and_data(context, 7)
     P = {name: 300 * W.detach() for name, W in P.items()}
-    losses, outputs, gradient = models.mha_losses(P, run, *rest)
-    torch.testing.assert_close(losses, F.cross_entropy(outputs, rest[-1], reduction="none"))
+    losses, outputs, gradient = gradients.mha_losses(P, run, *batch)
+    torch.testing.assert_close(losses, F.cross_entropy(outputs, batch[-1], reduction="none"))
     assert all(g.isfinite().all() for g in gradient(torch.ones_like(losses)))
 
 
-@pytest.mark.parametrize("context", ["shared", "random"])
-def test_a_run_that_is_not_finite_leaves_the_others_alone(context):
-    run, P, *rest = model_and_data(context, 7)
-    found = []
-    with torch.no_grad():
-        for first in (1.0, torch.nan):
+@CONTEXTS
+def test_a_run_that_is_not_finite_leaves_the_others(context):
+    run, P, *batch = model_and_data(context, 7)
+    both = []
+    for first in (1.0, torch.nan):
+        with torch.no_grad():
             P["W_Q"][0, 0, 0, 0] = first
-            losses, _, gradient = models.mha_losses(P, run, *rest)
-            found.append([losses, *gradient(torch.ones_like(losses))])
-    whole, broken = found
+        losses, _, gradient = gradients.mha_losses(P, run, *batch)
+        both.append([losses, *gradient(torch.ones_like(losses))])
+    whole, broken = both
     assert broken[0][0].isnan().all()
     assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(broken, whole, strict=True))
+
+
+# --- without the file -----------------------------------------------------------------------------
+
+WITHOUT = """
+import sys
+sys.modules["attnmem.lab.gradients"] = None
+from attnmem.lab import experiments, models
+assert not models.ACCELERATORS
+print(experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 5}))
+"""
+
+
+def test_the_file_can_be_taken_out(store):
+    """A process that does not find it trains by autograd, to the same row up to rounding."""
+    environment = {**os.environ, "ATTNMEM_COMMIT": "abc"}
+    words = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(words, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout == "1\n"
+    then, now = experiments.repeat("dana-exp6", "quick", where={"H": 5})
+    assert then == pytest.approx(now, abs=0.005)
+    assert ACCELERATORS

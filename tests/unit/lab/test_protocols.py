@@ -1,59 +1,206 @@
-"""The rules of the trainings, each at its edges: on losses by hand, and on weights just drawn."""
+"""The published trainings against plain loops over one model, step by step, and at their edges."""
 
 import copy
 import dataclasses
-import hashlib
+import itertools
 import math
-import shutil
-import weakref
-from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from attnmem import MHAWeights, descend, mha, xavier
-from attnmem.lab import data, models, protocols, training
-from attnmem.lab.protocols import Bigrams, Memorization
-from attnmem.lab.training import Checkpoint
+from attnmem.lab import data, models, protocols
+from attnmem.lab.protocols import PROTOCOLS, Bigrams, Memorization
+from benchmarks.ensemble import operations
 
-from plain import bigram_run, memorization_run
+from plain import (
+    TRAINERS,
+    Memorizer,
+    association_run,
+    bigram_run,
+    memorization_run,
+    saturation,
+)
 
 CPU = torch.device("cpu")
 
 
-# --- Adam -----------------------------------------------------------------------------------------
+def recorded(runs):
+    """A protocol with lists of the losses of its steps."""
+    protocol = PROTOCOLS[runs[0].task](runs, CPU)
+    protocol.paths = {run.key: [] for run in runs}
+    look = protocol.look
+
+    def noted(losses, shares):
+        for place, run in enumerate(protocol.runs):
+            protocol.paths[run.key] += losses[:, place].tolist()
+        look(losses, shares)
+
+    protocol.look = noted
+    return protocol
 
 
-def test_adam_is_torchs_for_gradients_from_large_to_as_small_as_its_epsilon():
-    gradients = torch.rand(7, 2, 6).add(1) * 10.0 ** -torch.arange(0, 12, 2)
-    gradients *= torch.randn(7, 2, 6).sign()
-    plain = torch.zeros(2, 6, requires_grad=True)
-    torchs = torch.optim.Adam([plain], lr=0.1)
-    W = torch.zeros(2, 6, requires_grad=True)
-    ours = protocols._FusedAdam([W])
-    for g in gradients:
-        plain.grad = g
+class Replayed:
+    """Stands for a graph on a CPU, where nothing can be recorded without being done."""
+
+    def __init__(self, function, tensors):
+        self.function, before = function, [x.clone() for x in tensors]
+        self.outputs = function()
+        with torch.no_grad():
+            for x, was in zip(tensors, before, strict=True):
+                x.copy_(was)
+
+    def replay(self):
+        for held, new in zip(self.outputs, self.function(), strict=True):
+            held.copy_(new)
+
+
+def capture(protocol, monkeypatch):
+    """Let a protocol on a CPU capture its steps; all that is recorded."""
+    graphs, protocol.captured = [], protocols.Captured()
+
+    def graph(function):
+        graphs.append(Replayed(function, protocol.adam.state()))
+        return graphs[-1], graphs[-1].outputs
+
+    monkeypatch.setattr(protocols, "record_graph", graph)
+    return graphs
+
+
+def finish(protocol):
+    while not protocol.done:
+        protocol.advance()
+    return protocol
+
+
+# --- step by step ---------------------------------------------------------------------------------
+
+LOOPS = {
+    "bigrams, two windows of watched batches": bigram_run(T=128, batch=32, steps=4 * 30),
+    "bigrams, epochs of two chunks": bigram_run(T=70 * 4, batch=4, steps=2 * 70),
+    "bigrams, one batch an epoch": bigram_run(T=32, batch=32, steps=20),
+    "bigrams, three layers and an MLP": bigram_run(layers=3, width=12, model="mlp", H=1),
+    "bigrams, the paper's reading": bigram_run(variant="paper", d_h=3),
+    "bigrams, layers of their own": bigram_run(variant="own-layers", layers=2, d_h=3),
+    "associations": association_run(d=3, d_h=2, H=1),
+    "associations that are all learned": association_run(d=8, d_h=8, H=4, steps=400, lr=3e-2),
+    "classes": memorization_run(),
+    "classes, 1.85 steps of warm-up": memorization_run(steps=37),
+    "classes, learned before the end": memorization_run(
+        T=5, batch=4, lr=3e-2, steps=400, evaluate_every=10, early_stop=True
+    ),
+    "classes, learned early, with looks further apart than chunks": memorization_run(
+        T=5, batch=4, lr=2e-2, steps=400, evaluate_every=66, early_stop=True
+    ),
+    "classes, a short last batch": memorization_run(last_batch="short"),
+    "classes, one short batch an epoch": memorization_run(last_batch="short", T=11),
+    "classes, own contexts": memorization_run(context="random", steps=45, evaluate_every=9),
+    "reals": memorization_run(task="reals", N=None, lr=5e-2, evaluate_every=1),
+    "reals, fewer steps than twenty": memorization_run(task="reals", N=None, steps=7),
+    "reals, own contexts, a short last batch": memorization_run(
+        task="reals", N=None, context="random", last_batch="short"
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ["accelerated", "captured", "by autograd"])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_training_is_the_plain_one(name, engine, monkeypatch):
+    """Of two runs at once: rates and losses of every step, when it stops, and what it reports."""
+    if engine == "by autograd":
+        monkeypatch.setattr(models, "ACCELERATORS", {})
+    runs = [dataclasses.replace(LOOPS[name], seed=seed) for seed in range(2)]
+    protocol = recorded(runs)
+    graphs = capture(protocol, monkeypatch) if engine == "captured" else []
+    finish(protocol)
+    assert len(graphs) == (engine == "captured" and protocol.count >= 2 * protocol.length)
+    for run in runs:
+        plain, reached = TRAINERS[run.task](run), protocol.reached[run.key]
+        steps = len(plain.losses)
+        losses = protocol.paths[run.key][:steps]
+        rates = [protocol.rate(run, step) for step in range(steps)]
+        assert rates == pytest.approx(plain.rates, rel=1e-6, abs=1e-12)
+        assert losses[:5] == pytest.approx(plain.losses[:5], rel=1e-5)
+        assert losses == pytest.approx(plain.losses, rel=2e-2, abs=1e-5)
+        for field, value in plain.reported.items():
+            ours = reached[field]
+            if field in ("saturated", "served"):
+                assert ours[-1] == pytest.approx(value, abs=6e-5)
+            elif field == "best_step" or value is None:
+                assert ours == value
+            else:
+                assert ours == pytest.approx(value, rel=2e-3, abs=1e-4), field
+        assert "diverged" not in reached
+
+
+def test_adam_is_torchs_down_to_its_epsilon():
+    """On gradients of the weights from large ones to some as small as that."""
+    protocol = Bigrams([bigram_run(), bigram_run(seed=1)], CPU)
+    P = protocol.parameters
+    plain = [W.detach().clone().requires_grad_() for W in P.values()]
+    torchs = torch.optim.Adam(plain, lr=0.1)
+    for step in range(7):
+        for W in plain:
+            sizes = 10.0 ** -torch.randint(12, W.shape)
+            W.grad = (1 + torch.rand(W.shape)) * sizes * torch.randn(W.shape).sign()
         torchs.step()
-        ours.step([g], torch.tensor(0.1, dtype=torch.float64))
-        torch.testing.assert_close(W, plain, rtol=1e-4, atol=0)
+        protocol.adam.step([W.grad for W in plain], torch.tensor(0.1, dtype=torch.float64))
+        for name, W in zip(P, plain, strict=True):
+            torch.testing.assert_close(P[name], W, rtol=1e-4, atol=1e-5, msg=f"{name}, {step}")
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+def test_operations_of_a_step_by_hand(context):
+    """The large products of a step: forward, and twice as much backward."""
+    B, n, d, H = 256, 32, 64, 20
+    sizes = {"d": d, "d_h": d, "H": H, "n": n, "N": 100, "batch": B, "T": 1000}
+    run = memorization_run(context=context, **sizes)
+    large = 3 * B * n * d * H + 3 * 2 * n * d * d * H  # logits; shared keys and what asks them
+    if context == "random":  # those were of the positions; now of own tokens
+        large += 3 * B * H * d * d + 3 * 2 * H * d**3  # what asks them, by products of two maps
+        large += 2 * 2 * B * H * n * d  # logits and values, without a gradient to the tokens
+    assert operations(run) == pytest.approx(2 * large, rel=0.15)
 
 
 # --- accuracy -------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_right_if_its_logit_is_larger_than_any_other():
-    """Alone, by the smallest float too; not where two lead, another leads, or none is a number."""
+def test_an_answer_is_right_by_the_largest_logit_alone():
+    """By the smallest float too; not where two lead, another leads, or none is a number."""
     up = torch.tensor(1.0).nextafter(torch.tensor(2.0)).item()
     columns = [[2.0, 1, 0], [up, 1, 1], [1, 1, 0], [1, 1, 1], [0, 1, 2], [math.nan, 0, 0]]
     outputs = torch.tensor(columns).T[None]  # (1, 3, 6)
     answers = torch.zeros(1, 6, dtype=torch.long)
-    assert protocols._right_(outputs.clone(), answers).tolist() == [[True, True] + 4 * [False]]
-    same = outputs[:, [1, 0, 2]]
-    assert protocols._right_(same, answers + 1).tolist() == [[True, True] + 4 * [False]]
-    random, chosen = torch.randn(2, 7, 500), torch.randint(7, (2, 500))
-    assert torch.equal(protocols._right_(random.clone(), chosen), random.argmax(1) == chosen)
-    assert protocols._right_(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long)).all()
+    expected = [[True, True] + 4 * [False]]
+    assert protocols.are_right(outputs.clone(), answers).tolist() == expected
+    assert protocols.are_right(outputs[:, [1, 0, 2]], answers + 1).tolist() == expected
+    random, answers = torch.randn(2, 7, 500), torch.randint(7, (2, 500))
+    assert torch.equal(protocols.are_right(random.clone(), answers), random.argmax(1) == answers)
+    assert protocols.are_right(torch.zeros(1, 1, 4), torch.zeros(1, 4, dtype=torch.long)).all()
+
+
+@pytest.mark.parametrize("context", ["shared", "random"])
+def test_evaluation_in_chunks_is_evaluation_at_once(context):
+    runs = [memorization_run(context=context, T=33, seed=seed) for seed in range(2)]
+    protocol = Memorization(runs, CPU)
+    for whole, chunked in zip(protocol.evaluate(), protocol.evaluate(chunk=16), strict=True):
+        assert whole["accuracy"] == chunked["accuracy"]
+        assert whole["loss"] == pytest.approx(chunked["loss"], rel=1e-6)
+    assert torch.equal(protocol.free_heads(), protocol.free_heads(chunk=16))
+
+
+def test_all_pairs_in_chunks_are_all_pairs_at_once():
+    """With tables so that no answer is right by chance alone."""
+    protocol = Bigrams([bigram_run(seed=seed) for seed in range(3)], CPU)
+    N = protocol.run.N
+    pairs = torch.cartesian_prod(torch.arange(N), torch.arange(N)).expand(3, -1, -1)
+    right = models.aot_logits(protocol.parameters, protocol.run, pairs).argmax(dim=1)
+    protocol.tables = right.unflatten(1, (N, N)).clone()
+    assert protocol.right_of_all().tolist() == [1.0, 1.0, 1.0]
+    for wrong in ((0, 0), (1, -1), (1, 1, 2)):  # a row of seven; another, and one more
+        protocol.tables[wrong] = (protocol.tables[wrong] + 1) % N
+    for chunk in (8192, 2 * N, N + 1, 1):
+        share = protocol.right_of_all(chunk=chunk) * N**2
+        assert share.tolist() == pytest.approx([42, 41, 49])
 
 
 # --- what is kept ---------------------------------------------------------------------------------
@@ -63,24 +210,19 @@ def diverged(step):
     return {"accuracy": None, "loss": None, "diverged": step}
 
 
-def told(protocol, losses, shares):
-    """Let a protocol look at losses and shares of one run, chunk by chunk."""
-    for chunk in zip(*(x[:, None].split(protocol.interval) for x in (losses, shares)), strict=True):
-        protocol.count += len(chunk[0])
-        protocol.look(*chunk)
-    return [*protocol.reached.values()]
-
-
 @pytest.mark.parametrize(
-    ("broken", "seen"),
+    ("broken", "noticed"),
     [(2, 8), (3, 4), (7, 8)],  # 3 ends an epoch; 7 is not in the average
 )
-def test_bigrams_diverge_by_one_loss_that_is_not_finite(broken, seen):
-    """After its epoch if it is the epoch's last; else in the end, if it is averaged."""
-    losses = torch.ones(8)
+def test_bigrams_diverge_by_one_loss(broken, noticed):
+    """After its epoch if it is the epoch's last; otherwise in the end, if it is averaged."""
+    losses, shares = torch.ones(8, 1), torch.ones(8, 1) / 2
     losses[broken] = math.inf
-    [found] = told(Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU), losses, torch.ones(8) / 2)
-    assert found == diverged(seen)
+    protocol = Bigrams([bigram_run(T=64, batch=32, steps=8)], CPU)
+    for start in range(0, 8, protocol.interval):
+        protocol.count = start + protocol.interval
+        protocol.look(losses[start : protocol.count], shares[start : protocol.count])
+    assert [*protocol.reached.values()] == [diverged(noticed)]
 
 
 @pytest.mark.parametrize(
@@ -93,296 +235,91 @@ def test_bigrams_diverge_by_one_loss_that_is_not_finite(broken, seen):
         ([(0.5, 1.0), (0.6, math.inf), (0.7, 0.1)], True, (None, None, None, 4), 4),
     ],
 )
-def test_the_best_weights_by_the_loss_are_reported_and_decide_when_to_stop(
-    looks, early_stop, best, steps, monkeypatch
-):
-    """Of equals the first; a loss that is not finite ends a run."""
+def test_the_best_weights_by_the_loss_count(looks, early_stop, best, steps, monkeypatch):
+    """They decide when to stop; of equals the first. A loss that is not finite ends a run."""
     run = memorization_run(steps=2 * len(looks), evaluate_every=2, early_stop=early_stop)
     protocol = Memorization([run], CPU)
-    every = iter([{"accuracy": accuracy, "loss": loss} for accuracy, loss in looks])
-    monkeypatch.setattr(protocol, "evaluate", lambda: [next(every)])
-    while not protocol.done:
-        protocol.advance()
-    found = protocol.reached[run.key]
+    results = iter([{"accuracy": accuracy, "loss": loss} for accuracy, loss in looks])
+    monkeypatch.setattr(protocol, "evaluate", lambda: [next(results)])
+    reached = finish(protocol).reached[run.key]
     names = ("accuracy", "loss", "best_step", "diverged")
-    assert tuple(map(found.get, names)) == best
-    assert ("saturated" not in found) == early_stop
+    assert tuple(map(reached.get, names)) == best
+    assert ("saturated" not in reached) == early_stop
     assert protocol.count == steps
 
 
-# --- random numbers -------------------------------------------------------------------------------
+def poisoned(monkeypatch, key, model):
+    """One run starts from weights that are not numbers."""
+    family = models.MODELS[model]
+
+    def initial(run, g):
+        P = family.initial(run, g)
+        return {k: x * math.nan for k, x in P.items()} if run.key == key else P
+
+    monkeypatch.setitem(models.MODELS, model, family._replace(initial=initial))
 
 
-def test_runs_and_purposes_have_different_random_numbers():
-    runs = [bigram_run(), bigram_run(seed=1), bigram_run(H=4), memorization_run()]
-    streams = [(run, purpose) for run in runs for purpose in ("weights", "data", "order")]
-    drawn = [torch.rand(3, generator=data.generator(*stream)) for stream in streams]
-    assert len(torch.stack(drawn).unique(dim=0)) == len(streams)
-    again = torch.rand(3, generator=data.generator(bigram_run(), "weights"))
-    assert torch.equal(again, drawn[0])
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize(
+    ("run", "noticed"),
+    [
+        (bigram_run(T=64, batch=32, steps=8), 2),
+        (association_run(), 7),
+        (memorization_run(N=None, task="reals", context="random"), 7),
+    ],
+    ids=lambda x: getattr(x, "task", ""),
+)
+def test_neighbours_of_a_run_that_diverges_live(run, noticed, captured, monkeypatch):
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(3)]
+    healthy = finish(PROTOCOLS[run.task](runs, CPU)).reached
+    poisoned(monkeypatch, runs[1].key, run.model)
+    protocol = PROTOCOLS[run.task](runs, CPU)
+    if captured:
+        capture(protocol, monkeypatch)
+    reached = finish(protocol).reached
+    assert reached[runs[1].key] == diverged(noticed)
+    for run in (runs[0], runs[2]):
+        ours, alone = reached[run.key], healthy[run.key]
+        assert ours["accuracy"] == alone["accuracy"]
+        assert ours.get("best_step") == alone.get("best_step")
+        assert ours["loss"] == pytest.approx(alone["loss"], rel=1e-4)
 
 
-SIZES = {"d": 61, "H": 13, "N": 37}
-d, d_h, H = 61, 31, 13
-LINEAR = d**-0.5  # PyTorch's Linear(d, ...), weight and bias
-PACKED = (6 / (3 * d_h + d_h)) ** 0.5  # Xavier over the (3 d_h, d_h) matrix of three maps
-OWN = (6 / (3 * d_h + d)) ** 0.5
-INITIAL = {  # of each variant, and of Mahdavi et al.'s layer, the bounds, each of some weights
-    "code": {
-        LINEAR: "embedding unembedding down.0",
-        d_h**-0.5: "positions.0 up.0 W_O.0",
-        PACKED: "W_Q.0 W_K.0 W_V.0",
-    },
-    "paper": {
-        LINEAR: "embedding unembedding positions.0",
-        d_h**-0.5: "W_O.0",
-        OWN: "W_Q.0 W_K.0 W_V.0",
-    },
-    "paper-default-init": {LINEAR: "unembedding W_Q.0 W_K.0 W_V.0", d_h**-0.5: "W_O.0"},
-    "own-layers": {LINEAR: "W_1.0 b_1.0 W_1.1", 97**-0.5: "W_2.0 b_2.0 W_2.1 b_2.1"},
-    "mahdavi": {
-        LINEAR: "W_E b_E W_D b_D",
-        (6 / (d + d_h)) ** 0.5: "W_Q W_K",
-        (6 / (d + 1)) ** 0.5: "W_V",
-        (6 / (H + d)) ** 0.5: "W_O",
-    },
-}
-
-
-@pytest.mark.parametrize("name", INITIAL)
-def test_initial_weights_are_uniform_within_the_published_bounds(name):
-    if name == "mahdavi":
-        run = memorization_run(d_h=d_h, **SIZES)
-    else:
-        layers = {"model": "mlp", "width": 97, "layers": 2} if name == "own-layers" else {}
-        run = bigram_run(d_h=d_h, variant=name, **layers, **SIZES)
-    P = models.MODELS[run.model].initial(run, data.generator(run, "weights"))
-    for bound, weights in INITIAL[name].items():
-        for weight in weights.split():
-            parts = P[weight].flatten() / bound
-            assert 1 - 8 / len(parts) < parts.abs().max() <= 1 + 1e-6, weight
-            assert parts.min() < -0.8 < 0.8 < parts.max(), weight
-            assert parts.square().mean() == pytest.approx(1 / 3, abs=0.09), weight
-
-
-def test_tables_of_the_default_initialization_are_normal():
-    """PyTorch's Embedding: mean 0, variance 1; as in the published code three rows of positions."""
-    run = bigram_run(d_h=d_h, variant="default-init", **SIZES)
-    P = models.initial_aot(run, data.generator(run, "weights"))
-    assert P["embedding"].mean().item() == pytest.approx(0, abs=0.06)
-    assert P["embedding"].square().mean().item() == pytest.approx(1, abs=0.09)
-    assert (P["embedding"].abs() > 1.96).double().mean().item() == pytest.approx(0.05, abs=0.02)
-    assert len(P["positions.0"]) == 3
-
-
-# --- where a training runs ------------------------------------------------------------------------
-
-
-def flushed():
-    """Whether this thread rounds a number below float32's normal range to zero."""
-    return bool(torch.full((1,), 1e-40, dtype=torch.float32).mul(1) == 0)
-
-
-@pytest.fixture
-def torch_as_it_was():
-    threads, denormals = torch.get_num_threads(), flushed()
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(denormals)
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_on_a_cpu_one_thread_flushes_denormals_and_all_is_set_back(before, torch_as_it_was):
-    torch.set_num_threads(2)
-    if torch.set_flush_denormal(before) is False:
-        pytest.skip("this processor cannot flush denormals")
-    with training.device_settings(CPU, tf32=False):
-        assert torch.get_num_threads() == 1
-        assert flushed()
-    assert torch.get_num_threads() == 2
-    assert flushed() == before
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_trainings_at_once_share_a_precision_and_the_last_one_sets_it_back(before, torch_as_it_was):
-    settings = torch.backends.cuda.matmul
-    settings.allow_tf32 = before
-    for tf32 in (True, False):
-        with training._precision(tf32):
-            with training._precision(tf32):  # one that ends before the first does
-                assert settings.allow_tf32 == tf32
-            with pytest.raises(ValueError, match="tf32"), training._precision(not tf32):
-                pass
-            assert settings.allow_tf32 == tf32
-        assert settings.allow_tf32 == before
-
-
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def test_a_stack_that_does_not_fit_is_trained_in_halves(tmp_path, monkeypatch):
-    """As each half would be alone; nothing is left of the stack when its halves begin.
-
-    There is memory for two runs after 21 steps.
-    """
-    left, there = [], []
-
-    def advance(protocol, made=Memorization.advance):
-        if protocol.count == 0:
-            there.extend(stack for stack in left if stack())
-            left.append(weakref.ref(protocol))
-        made(protocol)
-        if protocol.count >= 21 and len(protocol.runs) > 2:
-            raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(Memorization, "advance", advance)
-    monkeypatch.setattr(training, "_STORE_EVERY", 0.0)
-    runs = [memorization_run(seed=seed) for seed in range(5)]
-    found = training.train(runs, device="cpu:0", checkpoints=tmp_path)
-    assert len(left) == 5  # of five, two, three, one, two
-    assert not there
-    alone = [outcome for run in runs for outcome in training.train([run], device="cpu:0")]
-    assert [x.loss for x in found] == pytest.approx([x.loss for x in alone], rel=1e-4)
-    assert [x.best_step for x in found] == [x.best_step for x in alone]
-    training.forget(tmp_path, runs)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_single_run_that_does_not_fit_is_an_error(monkeypatch):
-    def advance(protocol):
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(Memorization, "advance", advance)
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        training.train([memorization_run(seed=seed) for seed in range(3)])
-
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def test_a_run_that_is_done_stays_as_it_was_when_its_stack_goes_on():
-    one = memorization_run(T=9, lr=2e-2, steps=300, early_stop=True)
-    runs = [dataclasses.replace(one, seed=seed) for seed in range(2)]
+def test_a_run_that_is_done_stays_as_it_was():
+    """When its stack goes on, also from a state that was stored."""
+    run = memorization_run(T=9, lr=2e-2, steps=300, early_stop=True)
+    runs = [dataclasses.replace(run, seed=seed) for seed in range(2)]
     whole, resumed = (Memorization(runs, CPU) for _ in range(2))
     while not whole.finished:
         whole.advance()
     resumed.restore(copy.deepcopy(whole.state()))
-    for protocol in (whole, resumed):
-        while not protocol.done:
-            protocol.advance()
-    assert resumed.reached == whole.reached
+    assert finish(resumed).reached == finish(whole).reached
     assert len(whole.reached) == 2
 
 
-def test_a_checkpoint_belongs_to_runs_a_device_a_torch_and_the_sources(tmp_path, monkeypatch):
-    runs = [memorization_run(), memorization_run(seed=1)]
-    checkpoint = Checkpoint(tmp_path / "new", runs, "cpu")
-    checkpoint.store({"count": 7})
-    tmp_path /= "new"
-    assert Checkpoint(tmp_path, runs, "another").load() is None
-    other = Checkpoint(tmp_path, runs[::-1], "cpu")
-    assert other.load() is None
-    shutil.copy(checkpoint.path, other.path)
-    assert other.load() is None
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "_SOURCES", hashlib.sha256(b"other code"))
-        assert Checkpoint(tmp_path, runs, "cpu").load() is None
-    assert Checkpoint(tmp_path, runs, "cpu").load() == {"count": 7}
-    monkeypatch.setattr(torch, "__version__", "0")
-    assert Checkpoint(tmp_path, runs, "cpu").load() is None
+# --- saturation -----------------------------------------------------------------------------------
 
 
-def test_a_damaged_checkpoint_is_refused_and_stays(tmp_path):
-    """What else than data a file may hold could run code when it is read."""
-    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
-    checkpoint.store({"count": 7})
-    whole = checkpoint.path.read_bytes()
-    torch.save({"origin": checkpoint.origin, "state": Path("here")}, checkpoint.path)
-    for damaged in (whole[:-100], checkpoint.path.read_bytes()):
-        checkpoint.path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"^checkpoint: .* damaged"):
-            training.train([memorization_run()], checkpoints=tmp_path)
-        assert checkpoint.path.read_bytes() == damaged
+def test_free_heads_are_counted_as_defined():
+    """Weights large enough that some heads are saturated, against the plain model."""
+    runs = [memorization_run(context="random", seed=seed, H=4) for seed in range(2)]
+    protocol = Memorization(runs, CPU)
+    with torch.no_grad():
+        protocol.parameters["W_Q"] *= 100
+    shares = protocol.free_heads(chunk=16)
+    for r, run in enumerate(runs):
+        P = {name: W.detach()[r] for name, W in protocol.parameters.items()}
+        contexts, queries, _ = data.contexts_of(run)
+        expected = saturation(Memorizer(run, P), contexts, queries)
+        assert 0 < expected["saturated"] < 1
+        assert shares[r].tolist() == pytest.approx(expected["serving"])
 
 
-def test_a_state_that_is_not_written_whole_leaves_the_last_one(tmp_path, monkeypatch):
-    """A killed process leaves half a file; where the disk is full, the training goes on."""
-    checkpoint = Checkpoint(tmp_path, [memorization_run()], "cpu")
-    checkpoint.store({"count": 7})
-    errors = iter([KeyboardInterrupt(), RuntimeError("iostream error")])
-
-    def save(held, path):
-        Path(path).write_bytes(b"half of it")
-        raise next(errors)
-
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.store({"count": 8})
-    with pytest.warns(UserWarning, match=f"^no checkpoint .* {checkpoint.path}: iostream error"):
-        checkpoint.store({"count": 8})
-    assert [*tmp_path.iterdir()] == [checkpoint.path]
-    assert checkpoint.load() == {"count": 7}
-    (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match=r"^no checkpoint .* File exists"):
-        Checkpoint(tmp_path / "file", [memorization_run()], "cpu").store({"count": 8})
-
-
-# --- the layer of the theorem ---------------------------------------------------------------------
-
-
-def test_random_layers_are_uniform_within_xaviers_bounds():
-    weights = xavier(H, d, d_h, 37, seed=0)
-    fans = {"W_Q": d + d_h, "W_K": d + d_h, "W_V": d + 1, "W_O": H + d, "W_D": d + 37}
-    for name, W in weights._asdict().items():
-        parts = W.flatten() / math.sqrt(6 / fans[name])
-        assert parts.abs().max() <= 1 + 1e-6, name
-        assert parts.square().mean() == pytest.approx(1 / 3, abs=0.03), name
-        assert parts.mean() == pytest.approx(0, abs=0.06), name
-    assert not torch.equal(weights.W_Q, weights.W_K)
-    assert not torch.equal(weights.W_Q, xavier(H, d, d_h, 37, seed=1).W_Q)
-
-
-@pytest.mark.parametrize(("outputs", "shared"), [(1, True), (4, False)])
-def test_descent_is_adam_with_a_rate_that_falls_along_a_cosine(outputs, shared):
-    """Of the mean square for real labels, of the mean cross-entropy for classes; in float64."""
-    g = torch.Generator().manual_seed(0)
-    start = MHAWeights(*(W.double() for W in xavier(3, 5, 2, outputs, seed=0)))
-    contexts = torch.rand(*(() if shared else (7,)), 4, 5, generator=g).double()
-    queries = torch.rand(7, 5, generator=g).double()
-    labels = torch.rand(7, generator=g).double() if outputs == 1 else torch.arange(7) % outputs
-    last, losses = descend(start, contexts, queries, labels, steps=20, lr=0.05)
-
-    leaves = [W.clone().requires_grad_() for W in start]
-    optimizer = torch.optim.Adam(leaves, lr=1.0)
-    for step in range(20):
-        computed = mha(MHAWeights(*leaves), contexts, queries)
-        if outputs == 1:
-            loss = F.mse_loss(computed[:, 0], labels)
-        else:
-            loss = F.cross_entropy(computed, labels)
-        assert losses[step].item() == pytest.approx(loss.item(), rel=1e-9)
-        optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / 20)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    for ours, plain in zip(last, leaves, strict=True):
-        torch.testing.assert_close(ours, plain.detach(), rtol=1e-7, atol=1e-9)
-    assert losses.shape == (20,)
-    assert not any(W.requires_grad for W in start)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lr": 1.01}, r"lr: got 1\.01"),
-        ({"contexts": torch.rand(4, 6)}, r"contexts: got d = 6 \(shape \(4, 6\)\)"),
-        ({"labels": torch.rand(6)}, r"labels: got T = 6"),
-        ({"labels": torch.rand(7, 1)}, r"labels: got shape \(7, 1\)"),
-    ],
-)
-def test_descent_refuses_what_does_not_fit(change, message):
-    arguments = {"contexts": torch.rand(4, 5), "queries": torch.rand(7, 5), "labels": torch.rand(7)}
-    with pytest.raises(ValueError, match=f"^{message}"):
-        descend(xavier(3, 5, 2, 1, seed=0), steps=2, **arguments | {"lr": 1.0} | change)
+def test_saturation_is_followed_at_equal_distances():
+    run = memorization_run(steps=300_000, evaluate_every=500)
+    moments = sorted(Memorization([run], CPU).followed)
+    assert len(moments) == 32
+    assert moments[-1] == 300_000
+    assert all(moment % 500 == 0 for moment in moments)
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    assert max(gaps) - min(gaps) <= 500
