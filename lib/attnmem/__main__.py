@@ -19,11 +19,15 @@ from .lab.study import ALL, Selection, Study
 from .papers import papers
 from .terminal import perform, say_no_more
 
-_GROUPS = {"all": list(EXPERIMENTS)} | {
-    paper: [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
-    for paper in papers()
-}
-_PROFILES = [*dict.fromkeys(profile for study in STUDIES.values() for profile in study.profiles)]
+
+def _names(paper: str) -> list[str]:
+    return [name for name, experiment in EXPERIMENTS.items() if experiment.paper == paper]
+
+
+GROUPS = {"all": [*EXPERIMENTS]} | {paper: _names(paper) for paper in papers()}
+_PROFILES: list[str] = []
+for _study in STUDIES.values():
+    _PROFILES += [profile for profile in _study.profiles if profile not in _PROFILES]
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Namespace], int]]]:
@@ -36,7 +40,7 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Callable[[argparse.Nam
     status = commands.add_parser("status", help="rows in the store; a CPU's time for the others")
     status.add_argument("--profile", choices=_PROFILES, action="append")
     run = commands.add_parser("run", help="measure what is missing, append the rows")
-    groups = f"studies, or all trainings of a paper: {', '.join(_GROUPS)}"
+    groups = f"studies, or all trainings of a paper: {', '.join(GROUPS)}"
     run.add_argument("names", nargs="+", metavar="NAME", help=groups)
     run.add_argument("--profile", choices=_PROFILES, help="default: paper; of tests: shipped")
     run.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: auto)")
@@ -62,12 +66,13 @@ def _field(text: str) -> tuple[str, int | float]:
 
 
 def _report(progress: Progress) -> None:
-    done, units, rows, seconds, said = progress
-    count, left = f"{done}", ""
+    done, units, seconds = progress.done, progress.units, progress.seconds
+    count, remaining = f"{done}", ""
     if units is not None:
         at_this_rate = timedelta(seconds=round(seconds / done * (units - done)))
-        count, left = f"{done}/{units}", f", {at_this_rate} left"
-    _say(f"[{count}] {said}: {rows} rows, {60 * rows / seconds:.1f} a minute{left}")
+        count, remaining = f"{done}/{units}", f", {at_this_rate} left"
+    rate = 60 * progress.rows / seconds
+    _say(f"[{count}] {progress.said}: {progress.rows} rows, {rate:.1f} a minute{remaining}")
 
 
 def _say(line: str) -> None:
@@ -79,47 +84,55 @@ def _say(line: str) -> None:
 
 
 def _list(_: argparse.Namespace) -> int:
-    for name, each in STUDIES.items():
-        counts = ", ".join(f"{each.done(p, ALL, {})[1]} {p}" for p in each.profiles)
-        kind = ", ".join(each.variants) or each.kind
-        print(f"{name:28} {counts:22} {each.source}; {kind}")
+    for name, study in STUDIES.items():
+        totals = {profile: study.done(profile, ALL, {})[1] for profile in study.profiles}
+        counts = ", ".join(f"{total} {profile}" for profile, total in totals.items())
+        details = ", ".join(study.variants) if study.variants else study.kind
+        print(f"{name:28} {counts:22} {study.source}; {details}")
     return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:
     for profile in arguments.profile or _PROFILES:
-        for each in [one for one in STUDIES.values() if profile in one.profiles]:
-            rows = experiments.rows(each.name, profile)
-            for variant in each.variants or (None,):
-                print(*_status_lines(each, profile, variant, rows), sep="\n", flush=True)
+        for study in STUDIES.values():
+            if profile not in study.profiles:
+                continue
+            rows = experiments.rows(study.name, profile)
+            for variant in study.variants or (None,):
+                print(*_status_lines(study, profile, variant, rows), sep="\n", flush=True)
     return 0
 
 
-def _status_lines(each: Study, profile: str, variant: str | None, rows: Rows) -> list[str]:
+def _status_lines(study: Study, profile: str, variant: str | None, rows: Rows) -> list[str]:
     """How much of a study is stored, and what a CPU needs for the rest, by its own rows."""
     selection = Selection(variant=variant)
-    have, of = each.done(profile, selection, rows)
-    word = "complete" if have == of else "in part" if have else "none"
-    line = f"{profile:9} {each.name:28} {variant or '':18} {have:4} of {of:4}  {word}"
-    if have == of or not each.units_known:
+    count, total = study.done(profile, selection, rows)
+    word = "in part" if count else "none"
+    if count == total:
+        word = "complete"
+    line = f"{profile:9} {study.name:28} {variant or '':18} {count:4} of {total:4}  {word}"
+    if count == total or not study.units_known:
         return [line.rstrip()]
-    missing = each.missing(profile, selection, rows)
+    missing = study.missing(profile, selection, rows)
     prices: dict[Any, list[float]] = {}
-    for one, seconds in zip(missing, each.prices(missing, rows), strict=True):
-        prices.setdefault(each.curve_of(one), []).append(seconds)
+    for config, seconds in zip(missing, study.prices(missing, rows), strict=True):
+        prices.setdefault(study.curve_of(config), []).append(seconds)
     lines = [f"{line:81}{_hours(sum(map(sum, prices.values())))}"]
-    for curve, of_it in sorted(prices.items()) if each.curves else ():
-        lines.append(f"{'':9} {each.curves} = {curve}: {len(of_it)} missing {_hours(sum(of_it))}")
+    if study.curves:
+        for curve, times in sorted(prices.items()):
+            name = f"{study.curves} = {curve}"
+            lines.append(f"{'':9} {name}: {len(times)} missing {_hours(sum(times))}")
     return [line.rstrip() for line in lines]
 
 
 def _hours(seconds: float) -> str:
-    long = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
-    return "" if math.isnan(seconds) else long
+    if math.isnan(seconds):
+        return ""
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    names = [name for group in arguments.names for name in _GROUPS.get(group, [group])]
+    names = [name for group in arguments.names for name in GROUPS.get(group, [group])]
     jobs = [job for name in dict.fromkeys(names) for job in _jobs(name, arguments)]
     device = experiments.choose_device(arguments.device)
     options = {key: getattr(arguments, key) for key in ("workers", "limit_minutes", "recompute")}
@@ -128,24 +141,31 @@ def _run(arguments: argparse.Namespace) -> int:
     _say(f"{added} rows added")
     for job in jobs:
         rows = experiments.rows(job.name, job.profile, recompute=arguments.recompute)
-        have, of = STUDIES[job.name].done(job.profile, job.selection, rows)
-        variant, published = job.selection.variant, (None, *STUDIES[job.name].variants[:1])
-        _say(f"{job.name}{'' if variant in published else f', {variant}'}: {of - have} missing")
+        study, variant = STUDIES[job.name], job.selection.variant
+        count, total = study.done(job.profile, job.selection, rows)
+        name = job.name
+        if variant not in (None, *study.variants[:1]):  # the first is the published one
+            name = f"{name}, {variant}"
+        _say(f"{name}: {total - count} missing")
     return 0
 
 
 def _jobs(name: str, arguments: argparse.Namespace) -> list[Job]:
     if name not in STUDIES:
-        refuse("name", repr(name), f"one of {', '.join([*_GROUPS, *STUDIES])}")
-    each = STUDIES[name]
-    asked = arguments.variant
-    variants = each.variants if asked == "all" and each.variants else (asked,)
+        refuse("name", repr(name), f"one of {', '.join([*GROUPS, *STUDIES])}")
+    study = STUDIES[name]
+    variants = (arguments.variant,)
+    if arguments.variant == "all" and study.variants:
+        variants = study.variants
     for field, count in Counter(field for field, _ in arguments.where).items():
         if count > 1:
             refuse("where", f"{count} values of {field}", "one value of each field")
-    profile, where = arguments.profile or each.default_profile, dict(arguments.where) or None
-    parts = [Selection(arguments.seeds, variant, where, arguments.tf32) for variant in variants]
-    return [Job(name, profile, part) for part in parts]
+    profile, where = arguments.profile or study.default_profile, dict(arguments.where) or None
+    jobs = []
+    for variant in variants:
+        selection = Selection(arguments.seeds, variant, where, arguments.tf32)
+        jobs.append(Job(name, profile, selection))
+    return jobs
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,20 +11,22 @@ from collections.abc import Callable, Mapping
 
 def wrapped(lines: list[str]) -> str:
     """A report, whose long lines go on below themselves."""
-    whole = {"break_long_words": False, "break_on_hyphens": False}
-    return "\n".join(textwrap.fill(line, 74, subsequent_indent=" " * 12, **whole) for line in lines)
+    wrapper = textwrap.TextWrapper(
+        width=74, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(wrapper.fill(line) for line in lines)
 
 
 def perform(
     parser: argparse.ArgumentParser,
     commands: Mapping[str, Callable[[argparse.Namespace], int]],
-    words: list[str] | None = None,
+    argv: list[str] | None = None,
 ) -> int:
     """Parse a command line and do what it asks for; 1 on bad input, 130 on Ctrl-C."""
     for stream in (sys.stdout, sys.stderr):  # a name in other letters does not lose a report
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     try:
         status = commands[arguments.command](arguments)
         sys.stdout.flush()

@@ -50,7 +50,7 @@ def test_list_and_status_name_every_study(command):
 
 
 @pytest.mark.usefixtures("instant")
-def test_with_a_limit_of_time_the_cheapest_curve_comes_first_and_first_seeds_before_others(command):
+def test_a_limit_of_time_takes_cheap_curves_first(command):
     """By the time that rows of the same cells took."""
     runs = experiments.runs("mahdavi-fig2a", "quick")
     known = [run for run in runs if run.seed == 1 and run.H < 8]
@@ -70,12 +70,12 @@ def test_a_paper_in_all_its_readings_is_one_command(command):
             rows = experiments.rows(name, "quick")
             assert not experiment.missing("quick", Selection(variant=variant), rows)
     assert "dana-exp2, own-maps: 0 missing" in out
-    assert list(cli._GROUPS) == ["all", *papers.papers()]
-    assert sorted(cli._GROUPS["dana"] + cli._GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
+    assert list(cli.GROUPS) == ["all", *papers.papers()]
+    assert sorted(cli.GROUPS["dana"] + cli.GROUPS["mahdavi"]) == sorted(experiments.EXPERIMENTS)
 
 
 @pytest.mark.usefixtures("instant")
-def test_a_part_of_a_grid_is_chosen_by_integers_and_fractions(command, capsys):
+def test_where_takes_integers_and_fractions(command, capsys):
     words = ["run", "dana-exp5-mlp-rates", "--seeds", "1", "--device", "cpu"]
     code, out = command(*words, "--where", "lr=0.3", "d=13")
     assert code == 0
@@ -117,7 +117,7 @@ def test_impossible_arguments_end_with_one_sentence(command, monkeypatch, words,
     assert error.count("\n") == 1
 
 
-def test_bad_names_and_damaged_files_end_with_a_message(command, store):
+def test_bad_names_and_damaged_files_are_messages(command, store):
     status, said = command("run", "dana-exp7")
     assert status == 1
     first = "name: got 'dana-exp7'; expected one of all, mahdavi, dana, mahdavi-fig2a"
@@ -133,7 +133,7 @@ def test_bad_names_and_damaged_files_end_with_a_message(command, store):
     assert (status, f"{path}, line 1: " in said) == (1, True)
 
 
-def test_the_command_runs_from_a_source_tree_alone_when_nobody_reads(store):
+def test_the_command_runs_from_a_source_tree_alone(store):
     """With the source on the path and only what the library depends on imported.
 
     The parts of scipy, half a second, are imported where one is asked for: no training asks.

@@ -26,7 +26,7 @@ def prices_of(study, rows):
     return dict(zip(left, study.prices(left, known), strict=True))
 
 
-def test_a_curve_without_rows_is_priced_by_its_steps_and_at_each_place_of_the_axis():
+def test_a_curve_without_rows_is_priced_by_its_steps():
     """A step takes H milliseconds here, on a GPU none of them; some stop after half of the steps.
 
     A cell with rows costs what they took; others are priced as if nothing stopped early.
