@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -28,7 +29,7 @@ from ..features.encoders import Seen
 from ..theory.independence import numerical_rank, sampled_independence
 from . import store
 from .store import Check, Finding, Row
-from .study import ALL, Selection, Study, Unit, _Named
+from .study import ALL, ByName, Selection, Study, Unit
 from .training import origin
 
 SEED = 0
@@ -77,16 +78,21 @@ class Case:
     @property
     def maps(self) -> list[str]:
         """Names of the feature maps, as ``collect`` of the features gives them."""
-        names = [f"random L{at}" for at in range(self.depth + 1)] * self.random
-        names += [name for name in self.curves if name == "random attention"]
-        return names + [f"trained L{at}" for at in range(self.depth + 1)] * bool(self.trained)
+        names = []
+        if self.random:
+            names += [f"random L{layer}" for layer in range(self.depth + 1)]
+        if "random attention" in self.curves:
+            names.append("random attention")
+        if self.trained:
+            names += [f"trained L{layer}" for layer in range(self.depth + 1)]
+        return names
 
     def batches(self) -> Iterable[corpora.Inputs]:
         """The examples, as the model reads them."""
-        told = {name: value for name, value in self.data.items() if name != "reader"}
-        found = _READERS[self.data["reader"]](**told)
-        kind, _ = encoders.ARCHITECTURES[self.architecture]
-        return map(corpora.standardized, found) if kind == "dinov2" else found
+        options = {name: value for name, value in self.data.items() if name != "reader"}
+        inputs = _READERS[self.data["reader"]](**options)
+        family, _ = encoders.ARCHITECTURES[self.architecture]
+        return map(corpora.standardized, inputs) if family == "dinov2" else inputs
 
     def weights(self) -> str:
         """The folder of the trained weights, or their name on a hub."""
@@ -97,12 +103,15 @@ class Case:
 
     def tests(self, map_: str) -> list[tuple[str, int, int]]:
         """Of one of the maps the vectors, the sizes and the number of samples of each test."""
-        many, few = self.samples
-        tests = [("queries", self.n, many), ("contexts", self.n, self.T), ("queries", self.d, few)]
+        of_n, of_d = self.samples  # subsets of n vectors, and of d or another size
+        tests = [("queries", self.n, of_n), ("contexts", self.n, self.T), ("queries", self.d, of_d)]
         if map_.endswith("L0"):
-            tests += [("relaxed", self.n, many), ("relaxed", self.d, few)]
-            tests += [("positions", self.n, 1)] * self.positions
-        return tests + [("queries", size, few) for size in self.sizes or () if map_ in self.curves]
+            tests += [("relaxed", self.n, of_n), ("relaxed", self.d, of_d)]
+            if self.positions:
+                tests.append(("positions", self.n, 1))
+        if map_ in self.curves:
+            tests += [("queries", size, of_d) for size in self.sizes or ()]
+        return tests
 
 
 @functools.cache
@@ -146,20 +155,20 @@ class AssumptionTests(Study):
                     checks.append(Check(self.name, profile, seed=SEED, **data, **test))
         return checks
 
-    def perform(self, unit: Unit, device: str) -> list[Row]:
+    def perform(self, unit: Unit, device: str, root: Path | None = None) -> list[Row]:
         store.commit()
         rows = []
         for check in unit:
             tier = self.tiers[check.profile]
-            [case] = [one for one in (tier, *tier.also) if one.source == check.source]
-            seen = _features(case, check.dtype, device)[check.map]
-            rows.append((check, _found(seen, check)))
+            [case] = [case for case in (tier, *tier.also) if case.source == check.source]
+            features = features_of(case, check.dtype, device)[check.map]
+            rows.append((check, independence(features, check)))
         return rows
 
     def say(self, rows: Sequence[Row]) -> str:
         check, finding = rows[-1]
-        what = f"{check.map}, {check.dtype}: {check.vectors}, size {check.size}"
-        return f"{check.experiment}, {what}, {finding.dependent} of {check.samples} dependent"
+        test = f"{check.map}, {check.dtype}: {check.vectors}, size {check.size}"
+        return f"{check.experiment}, {test}, {finding.dependent} of {check.samples} dependent"
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         table = super().table(rows)
@@ -169,60 +178,76 @@ class AssumptionTests(Study):
 
 
 def _test(row: Any) -> str:
-    names = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}
-    if row.vectors in names:
-        return dict(zip((row.n, row.d), names[row.vectors], strict=True)).get(row.size, "curve")
-    return "A2" if row.vectors == "contexts" else row.vectors
+    """The name of a test: the paper's assumption, or what the vectors are."""
+    if row.vectors == "contexts":
+        return "A2"
+    if row.vectors == "positions":
+        return "positions"
+    at_n, at_d = {"queries": ("A1", "GP"), "relaxed": ("A3", "GP of A3")}[row.vectors]
+    if row.size == row.d:
+        return at_d
+    return at_n if row.size == row.n else "curve"
 
 
 @functools.lru_cache(maxsize=1)  # kept for the next test of the same features
-def _features(case: Case, dtype: str, device: str) -> dict[str, Seen]:
+def features_of(case: Case, dtype: str, device: str) -> dict[str, Seen]:
+    """The features of all maps of a case."""
     options = {"dtype": getattr(torch, dtype), "device": device, "depth": case.depth}
-    own, architecture = {"seed": SEED, **options}, case.architecture
-    random = encoders.random_encoder(architecture, **own) if case.random else None
-    trained = encoders.trained_encoder(case.weights(), **options) if case.trained else None
-    told = {"attention": "random attention" in case.curves, "seed": SEED}
+    random = trained = None
+    if case.random:
+        random = encoders.random_encoder(case.architecture, seed=SEED, **options)
+    if case.trained:
+        trained = encoders.trained_encoder(case.weights(), **options)
+    attention = "random attention" in case.curves
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # a GPU's convolutions
-        seen = encoders.collect(case.batches(), random, trained, **told)
-    for of_map in seen.values():
+        inputs = case.batches()
+        features = encoders.collect(inputs, random, trained, attention=attention, seed=SEED)
+    for of_map in features.values():
         if len(of_map.queries) != case.T:
             refuse("source", f"{len(of_map.queries)} examples of {case.source}", f"{case.T}")
-    return seen
+    return features
 
 
-def _found(seen: Seen, check: Check) -> Finding:
+def independence(features: Seen, check: Check) -> Finding:
     """Test one assumption on the features of its map, which are computed already."""
     start = time.perf_counter()
     if check.vectors == "contexts":
-        ranks, dependent = seen.ranks, int((seen.ranks < check.size).sum())
+        ranks, dependent = features.ranks, int((features.ranks < check.size).sum())
     else:
-        vectors = getattr(seen, check.vectors)
+        vectors = getattr(features, check.vectors)
         sampled = sampled_independence(vectors, check.size, samples=check.samples, seed=check.seed)
         g, dependent = torch.Generator().manual_seed(check.seed + 1), sampled.dependent
-        some = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(_RANKED)]
-        ranks = torch.tensor([numerical_rank(vectors[subset]) for subset in some])
-    ends = {"least_rank": int(ranks.min()), "most_rank": int(ranks.max())}
-    measured = origin(time.perf_counter() - start, next(iter(seen)).device)
-    return Finding(dependent=dependent, ranked=len(ranks), **ends, **measured)
+        subsets = [torch.randperm(len(vectors), generator=g)[: check.size] for _ in range(_RANKED)]
+        ranks = torch.tensor([numerical_rank(vectors[subset]) for subset in subsets])
+    return Finding(
+        dependent=dependent,
+        ranked=len(ranks),
+        least_rank=int(ranks.min()),
+        most_rank=int(ranks.max()),
+        **origin(time.perf_counter() - start, next(iter(features)).device),
+    )
 
 
 def _case(where: str, table: dict[str, Any]) -> Case:
-    also = tuple(_case(f"{where}.also", table | other) for other in table.pop("also", ()))
+    further = tuple(_case(f"{where}.also", table | other) for other in table.pop("also", ()))
     with reading(where, "a case of a known architecture and reader"):
-        case = checked(Case)(**table, also=also)
+        case = checked(Case)(**table, also=further)
         _ = encoders.ARCHITECTURES[case.architecture], _READERS[case.data["reader"]]
     return case
 
 
-def _studies(text: str) -> Iterable[AssumptionTests]:
+def studies_in(text: str) -> ByName:
+    """The studies that a file such as ``assumptions.toml`` describes; a bad case is refused."""
+    studies = ByName()
     for name, tables in tomllib.loads(text).items():
-        what = tables.pop("what")
+        title = tables.pop("what")
         tiers = {tier: _case(f"{name}.{tier}", table) for tier, table in tables.items()}
-        yield AssumptionTests(name, "mahdavi", what, tiers)
+        studies[name] = AssumptionTests(name, "mahdavi", title, tiers)
+    return studies
 
 
 _TABLES = resources.files(__package__).joinpath("assumptions.toml").read_text("utf-8")
-TESTS: dict[str, AssumptionTests] = _Named({one.name: one for one in _studies(_TABLES)})
+TESTS: dict[str, AssumptionTests] = studies_in(_TABLES)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -231,14 +256,15 @@ TESTS: dict[str, AssumptionTests] = _Named({one.name: one for one in _studies(_T
 def curve(rows: pd.DataFrame, map_: str) -> dict[str, tuple[pd.Series, pd.Series]]:
     """Of one map, for each precision, the sizes of sets of queries and their independent share."""
     of_map = rows[(rows["map"] == map_) & (rows.vectors == "queries")].sort_values("size")
-    return {dtype: (part["size"], part.share) for dtype, part in of_map.groupby("dtype")}
+    return {dtype: (lines["size"], lines.share) for dtype, lines in of_map.groupby("dtype")}
 
 
 def published(name: str) -> pd.DataFrame:
     """The rows of a study's published tier once all are there, and none before."""
-    study, known = TESTS[name], store.known(name, "published")
-    whole = len(known) == len(study.configs("published"))
-    return study.table(known.values() if whole else ())
+    study, rows = TESTS[name], store.known(name, "published")
+    if len(rows) != len(study.configs("published")):
+        rows = {}
+    return study.table(rows.values())
 
 
 def by_precision(rows: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -251,9 +277,9 @@ def by_tier(name: str, column: str) -> pd.DataFrame:
     """The same for each of the :data:`TIERS` that has rows, of its first data, side by side."""
     study, columns = TESTS[name], {}
     for tier in TIERS:
-        if len(rows := study.table(store.known(name, tier).values())):
-            first = rows.source == study.tiers[tier].source
-            columns[tier] = by_precision(rows[first], column)
+        rows = study.table(store.known(name, tier).values())
+        if len(rows):
+            columns[tier] = by_precision(rows[rows.source == study.tiers[tier].source], column)
     return pd.concat(columns, axis=1).sort_index()
 
 
@@ -261,12 +287,13 @@ def by_source(name: str, column: str, tier: str = "pretrained") -> pd.DataFrame:
     """The same for each of the data of one tier, of trained weights and at most two blocks."""
     rows = TESTS[name].table(store.known(name, tier).values())
     rows = rows[rows["map"].isin(["trained L0", "trained L1", "trained L2"])]
-    parts = rows.groupby("source", sort=False)
-    return pd.concat({of: by_precision(part, column) for of, part in parts}, axis=1).sort_index()
+    by_data = rows.groupby("source", sort=False)
+    columns = {source: by_precision(lines, column) for source, lines in by_data}
+    return pd.concat(columns, axis=1).sort_index()
 
 
 def beside_paper(ours: pd.DataFrame, paper: pd.Series) -> pd.DataFrame:
     """Our numbers (:func:`by_tier`) with the paper's, of float32; what is missing is empty."""
-    both = ours.copy()
-    both["paper", "float32"] = paper
-    return both[sorted(both)].map(lambda number: "" if pd.isna(number) else number)
+    table = ours.copy()
+    table["paper", "float32"] = paper
+    return table[sorted(table)].map(lambda number: "" if pd.isna(number) else number)

@@ -3,16 +3,21 @@
 :mod:`attnmem.lab.study` says what a study is, and each kind has a file; grids stand in
 ``grids.toml``. Profile ``paper`` is the published protocol, every run of it; ``quick`` is the same
 code on a grid that two processor cores finish within a minute: a smoke test, never a result.
+
+Who reads rows wants :func:`stored`, for the figure of an experiment, or :func:`table`, for any
+study; both give data frames. :func:`rows` has the same as configurations with their results.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -26,25 +31,30 @@ from .assumptions import TESTS
 from .fits import FITS
 from .searches import SEARCHES
 from .store import Row, Rows, Run
-from .study import ALL, EXPERIMENTS, PROFILES, SIZES, Selection, Study
+from .study import ALL, EXPERIMENTS, PROFILES, SIZES, ByName, Selection, Study
 
-_PUBLISHED = [one for one in EXPERIMENTS.values() if not one.what.endswith("(not in the paper)")]
-MAHDAVI, DANA = (
-    study._Named({one.name: one for one in _PUBLISHED if one.paper == paper})
-    for paper in ("mahdavi", "dana")
-)
-STUDIES: dict[str, Study] = study._Named(EXPERIMENTS | SEARCHES | TESTS | FITS)
+
+def _published_in(paper: str) -> ByName:
+    published = ByName()
+    for name, experiment in EXPERIMENTS.items():
+        if experiment.paper == paper and not experiment.what.endswith("(not in the paper)"):
+            published[name] = experiment
+    return published
+
+
+MAHDAVI, DANA = _published_in("mahdavi"), _published_in("dana")
+STUDIES: dict[str, Study] = ByName(EXPERIMENTS | SEARCHES | TESTS | FITS)
 # Units with the names of their studies; None whenever all that are known are out.
 _Queue = Iterator[tuple[str, study.Unit] | None]
 
 
-def runs(name: str, profile: str, seeds: int | None = None, **part: Any) -> list[Run]:
+def runs(name: str, profile: str, seeds: int | None = None, **selection: Any) -> list[Run]:
     """All trainings of an experiment, one per cell of its grid and seed, every setting explicit.
 
-    A ``part`` of them: the first so many ``seeds``; one ``variant``, how the paper is read;
-    ``where``, the cells with these values, such as ``{"d": 10}``. By default what was published.
+    A part of them: the first so many ``seeds``; one ``variant``, how the paper is read; ``where``,
+    the cells with these values, such as ``{"d": 10}``. By default what was published.
     """
-    return EXPERIMENTS[name].configs(profile, Selection(seeds, **part))
+    return EXPERIMENTS[name].configs(profile, Selection(seeds, **selection))
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -68,17 +78,17 @@ class Progress(NamedTuple):
     said: str
 
 
-def choose_device(device: str, *, here: bool = True) -> str:
+def choose_device(device: str, *, on_this_machine: bool = True) -> str:
     """The device to use: ``auto`` is the GPU if there is one.
 
-    Refuses what torch does not know, and what this machine lacks, unless others measure (``here``).
+    Refuses what torch does not know, and what this machine lacks, unless others measure.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+    type_, _, index = device.partition(":")
+    if type_ not in ("cpu", "cuda") or (index and not index.isdecimal()):
         refuse("device", repr(device), "auto, cpu, cuda, cuda:1 or the like")
-    if here and kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+    if on_this_machine and type_ == "cuda" and int(index or 0) >= torch.cuda.device_count():
         refuse("device", repr(device), "a GPU that this machine has; torch finds no such one")
     return device
 
@@ -116,6 +126,7 @@ def run_jobs(
     workers: int | None = None,
     limit_minutes: int | float = math.inf,
     recompute: bool = False,
+    root: Path | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> int:
     """Measure what is missing of several studies, one queue for all; how many rows were added.
@@ -123,14 +134,15 @@ def run_jobs(
     So many ``workers`` are units in flight at once, which share a GPU's memory; by default an
     executor is given all units at once, so a limit of time needs this number. After
     ``limit_minutes`` no unit begins: the cheapest curves of a grid come first, and first seeds
-    before others. ``recompute`` measures again what came with the library. ``report`` is called
-    after each unit. After an error in a unit, or if its rows cannot be stored, no other unit
-    begins; the error is raised when the rows of those in flight are stored, and so is an interrupt.
+    before others. ``recompute`` measures again what came with the library. Rows go to the folder
+    ``root``, by default :func:`~attnmem.lab.store.writable_root`. ``report`` is called after each
+    unit. After an error in a unit, or if its rows cannot be stored, no other unit begins; the error
+    is raised when the rows of those in flight are stored, and so is an interrupt.
     """
-    pools = (type(None), ProcessPoolExecutor, ThreadPoolExecutor)
     for job in jobs:  # all are checked before anything is measured
         STUDIES[job.name].configs(job.profile, job.selection)
-    device = choose_device(device, here=isinstance(executor, pools))
+    local = executor is None or isinstance(executor, (ProcessPoolExecutor, ThreadPoolExecutor))
+    device = choose_device(device, on_this_machine=local)
     if not limit_minutes > 0:
         refuse("limit_minutes", limit_minutes, "a number above 0")
     if device == "cpu" and any(job.selection.tf32 for job in jobs):
@@ -140,46 +152,86 @@ def run_jobs(
     elif executor and limit_minutes < math.inf:
         refuse("workers", None, "how many units the executor does at once, for a limit of time")
     start = monotonic()
-    place = study.Place(device, limit_minutes < math.inf)
-    rows = {job[:2]: store.known(*job[:2], recompute=recompute) for job in jobs}
-    known = all(STUDIES[job.name].units_known for job in jobs)
-    units = len([*iter(_queue(jobs, rows, place).__next__, None)]) if known else None
-    at_once, added = workers or (math.inf if executor else 1), 0
-    limits = at_once, start + 60 * limit_minutes
-    waiting = _queue(jobs, rows, place)
-    with contextlib.closing(_measured(waiting, device, executor or _Inline(), *limits)) as measured:
-        for done, (name, found, new) in enumerate(measured, start=1):
-            added += new
-            for config, result in found:
+    place = study.Place(device, limited=limit_minutes < math.inf)
+    rows = {}
+    for job in jobs:
+        file = job.name, job.profile
+        rows[file] = store.known(*file, recompute=recompute, root=root)
+    n_units = None
+    if all(STUDIES[job.name].units_known for job in jobs):
+        n_units = sum(1 for _ in itertools.takewhile(bool, _queue(jobs, rows, place)))
+    means = _Means(
+        executor=executor or _Inline(),
+        device=device,
+        root=root,
+        at_once=workers or (math.inf if executor else 1),
+        ends=start + 60 * limit_minutes,
+    )
+    added = 0
+    with contextlib.closing(_measured(_queue(jobs, rows, place), means)) as units:
+        for done, unit in enumerate(units, start=1):
+            added += unit.added
+            for config, result in unit.rows:
                 rows[config.experiment, config.profile][config.key] = config, result
             if report:
-                said = STUDIES[name].say(found)
-                report(Progress(done, units, added, monotonic() - start, said))
+                said = STUDIES[unit.name].say(unit.rows)
+                report(Progress(done, n_units, added, monotonic() - start, said))
     return added
 
 
-def _measured(
-    waiting: _Queue, device: str, executor: Executor, at_once: float, ends: float
-) -> Iterator[tuple[str, list[Row], int]]:
-    """Each unit that has ended and is stored: its study, its rows, how many of them are new."""
+class _Means(NamedTuple):
+    """By what units are measured, until when, and where their rows go."""
+
+    executor: Executor
+    device: str
+    root: Path | None
+    at_once: float  # units in flight, at most
+    ends: float  # by the clock of this process
+
+
+class _Measured(NamedTuple):
+    """A unit that has ended and is stored."""
+
+    name: str  # of the study
+    rows: list[Row]
+    added: int  # of the rows, those that are new
+
+
+def _measured(queue: _Queue, means: _Means) -> Iterator[_Measured]:
+    """Each unit once it has ended and is stored."""
     in_flight: dict[Future, str] = {}
     try:
         while True:
-            while len(in_flight) < at_once and monotonic() < ends and (given := next(waiting)):
-                name, unit = given
-                store.check_writable(unit[0])
-                in_flight[executor.submit(STUDIES[name].perform, unit, device)] = name
+            while len(in_flight) < means.at_once and monotonic() < means.ends:
+                task = next(queue)
+                if task is None:
+                    break
+                name, unit = task
+                store.check_writable(unit[0], means.root)
+                perform = STUDIES[name].perform
+                future = means.executor.submit(perform, unit, means.device, means.root)
+                in_flight[future] = name
             if not in_flight:
                 break
             finished, _ = futures.wait(in_flight, return_when=futures.FIRST_COMPLETED)
             for future in finished:
-                yield in_flight.pop(future), *_stored(future)
+                yield _stored(in_flight.pop(future), future, means.root)
     except BaseException as error:  # after an interrupt only what has begun is waited for
-        waited = [f for f in in_flight if isinstance(error, Exception) or not f.cancel()]
+        interrupted = not isinstance(error, Exception)
+        waited = [future for future in in_flight if not (interrupted and future.cancel())]
         for future in futures.as_completed(waited):
             if not future.exception():
-                _stored(future)
+                _stored(in_flight[future], future, means.root)
         raise
+
+
+def _stored(name: str, future: Future, root: Path | None) -> _Measured:
+    """Append the rows of a unit that has ended, and delete what was kept of its trainings."""
+    rows = future.result()
+    added = store.append(rows, root)
+    checkpoints = (root or store.writable_root()) / study.CHECKPOINTS
+    training.forget(checkpoints, [config for config, _ in rows])
+    return _Measured(name, rows, added)
 
 
 def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executor | None]:
@@ -193,8 +245,8 @@ def pool(workers: int, device: str) -> contextlib.AbstractContextManager[Executo
     if device == "cpu":
         return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
     if workers > training.STREAMS:
-        most = f"at most {training.STREAMS} on a GPU, each with a stream of its own"
-        refuse("workers", workers, most)
+        limit = f"at most {training.STREAMS} on a GPU, each with a stream of its own"
+        refuse("workers", workers, limit)
     return ThreadPoolExecutor(workers)
 
 
@@ -204,21 +256,13 @@ def _queue(jobs: Sequence[Job], rows: Mapping[tuple[str, str], Rows], place: stu
     while True:
         before = len(started)
         for job in jobs:
-            known = rows[job.name, job.profile]
-            for unit in STUDIES[job.name].units(job.profile, job.selection, known, place):
+            stored_rows = rows[job.name, job.profile]
+            for unit in STUDIES[job.name].units(job.profile, job.selection, stored_rows, place):
                 if fresh := [config for config in unit if config.key not in started]:
                     started |= {config.key for config in fresh}
                     yield job.name, fresh
         if len(started) == before:
             yield None
-
-
-def _stored(future: Future) -> tuple[list[Row], int]:
-    """The rows of a unit that has ended, when they are stored, and how many of them are new."""
-    rows = future.result()
-    added = store.append(rows)
-    training.forget(store.writable_root() / study.CHECKPOINTS, [config for config, _ in rows])
-    return rows, added
 
 
 class _Inline(Executor):
@@ -236,15 +280,20 @@ class _Inline(Executor):
 # --- reading --------------------------------------------------------------------------------------
 
 
-def rows(name: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
-    """The stored rows of a study by key; with ``recompute`` without those that are shipped."""
+def rows(
+    name: str, profile: str, *, recompute: bool = False, root: Path | None = None
+) -> dict[str, Row]:
+    """The stored rows of a study by key; with ``recompute`` without those that are shipped.
+
+    Rows that were measured since are in the folder ``root``, by default where new ones go.
+    """
     STUDIES[name].check_profile(profile)
-    return store.known(name, profile, recompute=recompute)
+    return store.known(name, profile, recompute=recompute, root=root)
 
 
-def table(name: str, profile: str) -> pd.DataFrame:
+def table(name: str, profile: str, *, root: Path | None = None) -> pd.DataFrame:
     """The stored rows of a study, with the fields of the store and those that its kind adds."""
-    return STUDIES[name].table(rows(name, profile).values())
+    return STUDIES[name].table(rows(name, profile, root=root).values())
 
 
 def stored(
@@ -267,45 +316,55 @@ def stored(
     experiment = EXPERIMENTS[name]
     if curves not in (None, *SIZES):
         refuse("curves", repr(curves), f"one of {', '.join(SIZES)}")
-    wanted, found = {}, {}
-    for each in dict.fromkeys((profile, *PROFILES)):
-        grid = {run.key: run for run in experiment.configs(each, Selection(seeds, variant))}
-        wanted[each], found[each] = len(grid), usable(grid, store.known(name, each), curves)
-    what = name if variant in (None, experiment.variants[0]) else f"{name}, variant {variant!r}"
-    some = [each for each, (given, _) in found.items() if given]
-    if not some:
-        refuse("name", repr(what), "an experiment with stored rows (python -m attnmem run)")
-    chosen = next((each for each in some if found[each][1]), some[0])
-    given, have = found[chosen][0], len(found[profile][0])
-    lost = sum(outcome.diverged is not None for _, outcome in given)
-    ends = f"; {lost} of {len(given)} diverged" if lost else ""
+    grids, usable_rows, whole = {}, {}, {}
+    for candidate in dict.fromkeys((profile, *PROFILES)):
+        runs_of_grid = experiment.configs(candidate, Selection(seeds, variant))
+        grids[candidate] = {run.key: run for run in runs_of_grid}
+        stored_rows = store.known(name, candidate)
+        usable_rows[candidate], whole[candidate] = usable(grids[candidate], stored_rows, curves)
+    label = name
+    if variant not in (None, experiment.variants[0]):
+        label = f"{name}, variant {variant!r}"
+    candidates = [candidate for candidate in grids if usable_rows[candidate]]
+    if not candidates:
+        refuse("name", repr(label), "an experiment with stored rows (python -m attnmem run)")
+    chosen = next((candidate for candidate in candidates if whole[candidate]), candidates[0])
+    count, of = len(usable_rows[profile]), len(grids[profile])
+    n_rows = len(usable_rows[chosen])
+    n_diverged = sum(outcome.diverged is not None for _, outcome in usable_rows[chosen])
+    ending = f"; {n_diverged} of {n_rows} diverged" if n_diverged else ""
     if chosen != profile:
-        left = f"{have} of {wanted[profile]}" if have else "no"
-        print(f"{left} rows of {what} in profile {profile!r}; what follows is {chosen!r}{ends}")
+        rows_of = f"{count} of {of} rows of" if count else "no rows of"
+        print(f"{rows_of} {label} in profile {profile!r}; what follows is {chosen!r}{ending}")
     elif not quiet:
         place = "on whole curves in the store" if curves else "in the store"
-        print(f"{have} of {wanted[profile]} rows of {what} {place}, profile {profile!r}{ends}")
-    return experiment.table(given), chosen
+        print(f"{count} of {of} rows of {label} {place}, profile {profile!r}{ending}")
+    return experiment.table(usable_rows[chosen]), chosen
 
 
-def usable(grid: Mapping[str, Run], known: Rows, curves: str | None) -> tuple[list[Row], bool]:
+def usable(
+    grid: Mapping[str, Run], stored_rows: Rows, curves: str | None
+) -> tuple[list[Row], bool]:
     """Rows of a grid, of its whole curves if it has some, and whether they are without holes."""
-    have = [row for key, row in known.items() if key in grid]
-    cells = {dataclasses.replace(run, seed=0) for run, _ in have}
+    in_grid = [row for key, row in stored_rows.items() if key in grid]
+    cells = {dataclasses.replace(run, seed=0) for run, _ in in_grid}
     holes = [run for run in grid.values() if dataclasses.replace(run, seed=0) not in cells]
     if curves is None:
-        return have, not holes
+        return in_grid, not holes
 
-    def at(run: Run) -> tuple[Any, int]:
-        return getattr(run, curves), run.seed
+    def curve(run: Run) -> Any:
+        return getattr(run, curves)
 
     # Seeds under way would move some of a curve's means: left out if others have the whole curve.
-    torn = {at(run)[0] for run in holes}
-    begun = {at(run) for key, run in grid.items() if key not in known}
-    whole = {at(run)[0] for run in grid.values() if at(run) not in begun}
-    left_out = {(curve, seed) for curve, seed in begun if curve in whole}
-    on_curves = [row for row in have if at(row[0])[0] not in torn and at(row[0]) not in left_out]
-    return on_curves or have, bool(on_curves) or not holes
+    torn = {curve(run) for run in holes}
+    under_way = {(curve(run), run.seed) for key, run in grid.items() if key not in stored_rows}
+    whole = {curve(run) for run in grid.values() if (curve(run), run.seed) not in under_way}
+    on_curves = []
+    for run, outcome in in_grid:
+        left_out = curve(run) in whole and (curve(run), run.seed) in under_way
+        if curve(run) not in torn and not left_out:
+            on_curves.append((run, outcome))
+    return on_curves or in_grid, bool(on_curves) or not holes
 
 
 def published_curves(name: str) -> int:
@@ -333,19 +392,22 @@ def spans(table: pd.DataFrame, *fields: str) -> str:
         >>> spans(pd.DataFrame({"T": [250, 1000], "n": [8, 8]}), "T", "n")
         'T = 250 to 1,000, n = 8'
     """
-    words = []
+    ranges = []
     for field in fields:
         if field not in table or table[field].isna().any():
             refuse("fields", repr(field), "a column without missing values")
-        ends = dict.fromkeys((table[field].min(), table[field].max()))
-        words.append(f"{field} = {' to '.join(f'{int(end):,}' for end in ends)}")
-    return ", ".join(words)
+        least, largest = int(table[field].min()), int(table[field].max())
+        if least == largest:
+            ranges.append(f"{field} = {least:,}")
+        else:
+            ranges.append(f"{field} = {least:,} to {largest:,}")
+    return ", ".join(ranges)
 
 
 def fewest_seeds(table: pd.DataFrame) -> int:
     """The number of seeds, diverged ones included, of the configuration that has the fewest."""
-    other = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
-    return int(table.groupby(other, dropna=False).seed.nunique().min())
+    settings = [field.name for field in dataclasses.fields(Run) if field.name != "seed"]
+    return int(table.groupby(settings, dropna=False).seed.nunique().min())
 
 
 @functools.cache
@@ -369,30 +431,32 @@ def beside_published(name: str) -> pd.DataFrame:
     [model] = {run.model for run in grid.values()}
     points = published(f"{paper.key}-{paper.year}")
     points = points[(points.experiment == name.split("-")[1]) & (points.model == model)]
-    have = store.known(name, "paper").items()
-    table = DANA[name].table(row for key, row in have if key in grid)
+    stored_rows = store.known(name, "paper").items()
+    table = DANA[name].table(row for key, row in stored_rows if key in grid)
     sizes = table[axes].fillna(0).astype(int)
     accuracy = sizes.assign(accuracy=table.accuracy.astype(float))
     ours = accuracy.groupby(axes).accuracy.agg(ours="mean", seeds="count", error="sem")
-    both = points.set_index(axes)[["accuracy"]].rename(columns={"accuracy": "published"})
-    both = both.join(ours[ours.seeds > 0], how="inner")
-    return both.assign(difference=both.ours - both.published).reset_index()
+    pairs = points.set_index(axes)[["accuracy"]].rename(columns={"accuracy": "published"})
+    pairs = pairs.join(ours[ours.seeds > 0], how="inner")
+    return pairs.assign(difference=pairs.ours - pairs.published).reset_index()
 
 
-def repeat(name: str, profile: str, *, epochs: int | None = None, **part: Any) -> tuple[Any, Any]:
+def repeat(
+    name: str, profile: str, *, epochs: int | None = None, **selection: Any
+) -> tuple[Any, Any]:
     """Do the first stored training of a part of a grid again, on the CPU: accuracy now, and then.
 
     With ``epochs`` both curves of the first of them. A part without a row or curve is refused.
     """
-    [run, *_] = runs(name, profile, 1, **part)
-    known = rows(name, profile)
-    if run.key not in known:
-        got = f"{name}, {run.variant}, {part.get('where')}"
+    [run, *_] = runs(name, profile, 1, **selection)
+    stored_rows = rows(name, profile)
+    if run.key not in stored_rows:
+        got = f"{name}, {run.variant}, {selection.get('where')}"
         refuse("where", got, "a run whose row is in the store")
-    _, row = known[run.key]
+    _, before = stored_rows[run.key]
     if epochs is not None:
-        if row.curve is None:
+        if before.curve is None:
             refuse("epochs", epochs, "None, since the row was stored without a curve")
-        return training.first_epochs(run, epochs), row.curve[:epochs]
+        return training.first_epochs(run, epochs), before.curve[:epochs]
     [outcome] = training.train([run], device="cpu")
-    return outcome.accuracy, row.accuracy
+    return outcome.accuracy, before.accuracy

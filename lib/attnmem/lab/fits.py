@@ -38,7 +38,7 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 LOGITS, VALUES = 0.3, 0.5  # deviations at the start of a layer: of logits, and of a head's values
 
 
-class Given(NamedTuple):
+class Problem(NamedTuple):
     """What an optimizer is given: weights to start from, and data in their coordinates."""
 
     weights: fitting.Weights
@@ -57,7 +57,7 @@ class Shape(NamedTuple):
     d_h: int
 
     kind = "fits of one layer"
-    known = ("ceiling", "floor", "theorem")
+    derived = ("ceiling", "floor", "theorem")
 
     @property
     def ceiling(self) -> int:
@@ -83,27 +83,28 @@ class Shape(NamedTuple):
         """The sizes in words."""
         return f"{self.context}, H={self.H}, n={self.n}, d={self.d}, d_h={self.d_h}"
 
-    def draw(self, fit: Fitting, g: torch.Generator) -> Given:
+    def draw(self, fit: Fitting, g: torch.Generator) -> Problem:
         """Tokens, queries and labels are uniform; the start is Gaussian if data are balanced."""
-        rank, uniform = min(self.d_h, self.d), partial(torch.rand, generator=g, dtype=torch.float64)
-        contexts = uniform(*([fit.T] if self.context == "own" else []), self.n, self.d)
+        uniform = partial(torch.rand, generator=g, dtype=torch.float64)
+        shape = (self.n, self.d)
+        contexts = uniform(fit.T, *shape) if self.context == "own" else uniform(*shape)
         queries, labels = uniform(fit.T, self.d), uniform(fit.T)
         if fit.optimizer == "hinge":
             labels = (labels - 0.5).sign()
-        maps = random_maps(g, self.H, self.d, rank, LOGITS)
+        maps = random_maps(g, self.H, self.d, min(self.d_h, self.d), LOGITS)
         heads = ScalarHeads(*maps, VALUES * gaussian(g, self.H, self.d))
         change = Coordinates.balancing(contexts, queries)
         if fit.coordinates == "raw":
-            return Given(change.outward(heads), contexts, queries, labels)
-        return Given(heads, contexts @ change.tokens, queries @ change.queries, labels)
+            return Problem(change.outward(heads), contexts, queries, labels)
+        return Problem(heads, contexts @ change.tokens, queries @ change.queries, labels)
 
     def way(self, fit: Fitting) -> str:
         """Adam is as published in the paper's coordinates at its rate; others are balanced."""
         if (fit.optimizer, fit.coordinates, fit.lr) == ("adam", "raw", AS_PUBLISHED["lr"]):
             return "Adam as published"
         names = {"lm": "Levenberg-Marquardt", "lbfgs": "L-BFGS", "adam": f"Adam, rate {fit.lr}"}
-        names["hinge"] = "squared hinge"
-        return names[fit.optimizer] + (", raw" if fit.coordinates == "raw" else "")
+        name = (names | {"hinge": "squared hinge"})[fit.optimizer]
+        return f"{name}, raw" if fit.coordinates == "raw" else name
 
 
 class Network(NamedTuple):
@@ -117,7 +118,7 @@ class Network(NamedTuple):
     d_v: int
 
     kind = "fits of networks"
-    known = ("ceiling", "weights", "flat")
+    derived = ("ceiling", "weights", "flat")
 
     @property
     def ceiling(self) -> int:
@@ -140,28 +141,28 @@ class Network(NamedTuple):
         names = ("L", *self._fields[1:])
         return ", ".join(f"{name}={size}" for name, size in zip(names, self, strict=True))
 
-    def draw(self, fit: Fitting, g: torch.Generator) -> Given:
+    def draw(self, fit: Fitting, g: torch.Generator) -> Problem:
         """Entries of tokens are uniform with mean zero and variance one."""
         uniform = partial(torch.rand, generator=g, dtype=torch.float64)
         tokens, labels = 3**0.5 * (2 * uniform(fit.T, self.n, self.d) - 1), uniform(fit.T)
         start = {"logits": fit.logits, "values": fit.values}
         heads = (self.H,) * self.layers
         weights = random_deep(heads, self.d_h, self.d_v, self.d, g, **start)
-        return Given(weights, tokens, None, labels)
+        return Problem(weights, tokens, None, labels)
 
     def way(self, fit: Fitting) -> str:
         """The optimizer, and whether its start is sharp."""
         name = {"lm": "Levenberg-Marquardt", "adam": "Adam"}[fit.optimizer]
-        return name + (", sharp start" if fit.logits == SHARP["logits"] else "")
+        return f"{name}, sharp start" if fit.logits == SHARP["logits"] else name
 
 
 @dataclass(frozen=True, eq=False)
 class FitStudy(Study):
     """Fits of one kind of ``sizes`` as listed in ``fits.toml``, on the CPU, in float64.
 
-    Its table has, beside what these sizes know, ``shape``, the sizes in words, ``fraction``, the
-    part of the ceiling that ``T`` is, ``met``, whether all labels are, ``ratio``, of the least and
-    the largest singular value, and ``way``, the optimizer in words.
+    Its table has, beside what follows from these sizes, ``shape``, the sizes in words,
+    ``fraction``, the part of the ceiling that ``T`` is, ``met``, whether all labels are, ``ratio``,
+    of the least and the largest singular value, and ``way``, the optimizer in words.
     """
 
     sizes: type[Shape] | type[Network]
@@ -177,20 +178,20 @@ class FitStudy(Study):
         self.check_profile(profile)
         fits = {}
         for line in _TABLES[self.name][profile]:
-            way = with_settings(f"fits.toml, {self.name}", line, _TABLES["optimizers"])
-            group, fractions, seeds = (way.pop(key) for key in ("sizes", "fractions", "seeds"))
-            every = _named(self.sizes, *_TABLES["groups"].get(group, [group]))
-            for fraction, sizes in itertools.product(fractions, every):
-                given = way | sizes._asdict() | {"T": int(fraction * sizes.ceiling)}
-                for seed in range(seeds):
-                    fits[Fitting(self.name, profile, seed=seed, **given)] = fraction
+            settings = with_settings(f"fits.toml, {self.name}", line, _TABLES["optimizers"])
+            group, fractions = settings.pop("sizes"), settings.pop("fractions")
+            seeds = range(settings.pop("seeds"))
+            shapes = named_sizes(self.sizes, *_TABLES["groups"].get(group, [group]))
+            for fraction, sizes, seed in itertools.product(fractions, shapes, seeds):
+                fields = settings | sizes._asdict() | {"T": int(fraction * sizes.ceiling)}
+                fits[Fitting(self.name, profile, seed=seed, **fields)] = fraction
         return fits
 
     def sizes_of(self, fit: Fitting) -> Any:
         """The sizes of what is fitted."""
         return self.sizes(*(getattr(fit, name) for name in self.sizes._fields))
 
-    def examples(self, fit: Fitting) -> Given:
+    def examples(self, fit: Fitting) -> Problem:
         """Data and start: the same for all optimizers, and the same data for all starts."""
         sizes = self.sizes_of(fit)
         return sizes.draw(fit, generator(f"{tuple(sizes)} {fit.T}", str(fit.seed)))
@@ -199,26 +200,29 @@ class FitStudy(Study):
         super().configs(profile, selection)
         return [*self.fittings(profile)]
 
-    def perform(self, unit: Unit, device: str) -> list[Row]:
+    def perform(self, unit: Unit, device: str, root: Path | None = None) -> list[Row]:
         store.commit()
         return [(fit, _fitted(fit, self.examples(fit))) for fit in unit]
 
     def say(self, rows: Sequence[Row]) -> str:
         fit, result = rows[-1]
-        what = f"{fit.optimizer}, {fit.coordinates}, {self.sizes_of(fit).words}, T={fit.T}"
-        ends = f"{result.stop} after {result.made} steps at {result.error:.1e}"
-        return f"{what}, seed {fit.seed}: {ends}"
+        problem = f"{fit.optimizer}, {fit.coordinates}, {self.sizes_of(fit).words}, T={fit.T}"
+        end = f"{result.stop} after {result.made} steps at {result.error:.1e}"
+        return f"{problem}, seed {fit.seed}: {end}"
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         rows = [*rows]
         table = super().table(rows)
+        fits = [fit for fit, _ in rows]
+        sizes = [self.sizes_of(fit) for fit in fits]
+        table["shape"] = [shape.words for shape in sizes]
+        for field in self.sizes.derived:
+            table[field] = [getattr(shape, field) for shape in sizes]
         listed = ChainMap(*map(self.fittings, {*table.profile}))
-        each = [(self.sizes_of(fit), fit) for fit, _ in rows]
-        known = {name: [getattr(sizes, name) for sizes, _ in each] for name in self.sizes.known}
-        table = table.assign(shape=[sizes.words for sizes, _ in each], **known)
-        table["fraction"] = [listed.get(fit, fit.T / sizes.ceiling) for sizes, fit in each]
+        pairs = [*zip(fits, sizes, strict=True)]
+        table["fraction"] = [listed.get(fit, fit.T / shape.ceiling) for fit, shape in pairs]
         table["met"], table["ratio"] = table.stop == "met", table.least / table.largest
-        return table.assign(way=[sizes.way(fit) for sizes, fit in each])
+        return table.assign(way=[shape.way(fit) for fit, shape in pairs])
 
     def reached(self, table: pd.DataFrame) -> pd.DataFrame:
         """How far each optimizer gets at each size, in the order of the rows of this table.
@@ -228,42 +232,52 @@ class FitStudy(Study):
         ``every`` and ``most`` are the labels of ``all`` and ``some``. 0 is none.
         """
         lines = []
+        columns = ["shape", "way", *self.sizes._fields, *self.sizes.derived]
         for _, rows in table.groupby(["shape", "way"], sort=False):
-            safe, met = rows[rows.fraction <= whole_up_to(rows)], rows[rows.met]
-            columns = ["shape", "way", *self.sizes._fields, *self.sizes.known]
-            lines.append(
-                rows[columns].iloc[0].to_dict()
-                | {"seeds": rows.groupby("fraction").size().min(), "all": whole_up_to(rows)}
-                | {"some": max(met.fraction, default=0.0), "tried": rows.fraction.max()}
-                | {"every": max(safe["T"], default=0), "most": max(met["T"], default=0)}
-            )
+            met = rows[rows.met]
+            met_by_all_seeds = rows[rows.fraction <= whole_up_to(rows)]
+            line = rows[columns].iloc[0].to_dict()
+            line["seeds"] = rows.groupby("fraction").size().min()
+            line["all"] = whole_up_to(rows)
+            line["some"] = max(met.fraction, default=0.0)
+            line["tried"] = rows.fraction.max()
+            line["every"] = max(met_by_all_seeds["T"], default=0)
+            line["most"] = max(met["T"], default=0)
+            lines.append(line)
         return pd.DataFrame(lines)
 
 
-def _fitted(fit: Fitting, given: Given) -> Fitted:
+def _fitted(fit: Fitting, problem: Problem) -> Fitted:
     """The time is that of the optimizer."""
     adam = partial(fitting.adam, rate=partial(warmup_cosine, fit), batch=fit.batch, seed=fit.seed)
     optimizers = {"lm": fitting.levenberg_marquardt, "lbfgs": fitting.lbfgs, "adam": adam}
-    optimizers["hinge"] = fitting.signs
+    optimize = (optimizers | {"hinge": fitting.signs})[fit.optimizer]
     start = time.perf_counter()
-    end = optimizers[fit.optimizer](*given, steps=fit.steps)
+    end = optimize(*problem, steps=fit.steps)
     seconds = time.perf_counter() - start
-    ended = {"error": end.error, "made": end.steps, "stop": end.stop, "damping": end.damping}
-    limits = fitting.limits(end.weights, *given[1:])._asdict()
-    return Fitted(**ended, **limits, **origin(seconds, given.labels.device))
+    data = problem.contexts, problem.queries, problem.labels
+    return Fitted(
+        error=end.error,
+        made=end.steps,
+        stop=end.stop,
+        damping=end.damping,
+        **fitting.limits(end.weights, *data)._asdict(),
+        **origin(seconds, problem.labels.device),
+    )
 
 
 def whole_up_to(rows: pd.DataFrame) -> float:
     """The largest fraction up to which all fits met their labels at every fraction tried, or 0."""
-    whole = rows.groupby("fraction").met.all().cummin()
-    return float(whole[whole].index.max()) if whole.any() else 0.0
+    up_to = rows.groupby("fraction").met.all().cummin()
+    return float(up_to[up_to].index.max()) if up_to.any() else 0.0
 
 
-def _named(kind: type, *names: str) -> tuple[Any, ...]:
-    return tuple(kind(**_TABLES["sizes"][name]) for name in names)
+def named_sizes(sizes: type[Shape] | type[Network], *names: str) -> tuple[Any, ...]:
+    """Sizes that ``fits.toml`` gives a name."""
+    return tuple(sizes(**_TABLES["sizes"][name]) for name in names)
 
 
-ONE, FOUR, SHARED = _named(Shape, "one", "four", "shared")
+ONE, FOUR, SHARED = named_sizes(Shape, "one", "four", "shared")
 AS_PUBLISHED, SOFT, SHARP = (
     with_settings("fits.toml", {"like": name}, _TABLES["optimizers"])
     for name in ("as-published", "soft-newton", "sharp-newton")

@@ -30,6 +30,7 @@ class Search(Study):
     A size counts as memorized if one of its restarts, which are ``seeds``, has every answer right,
     at this size or a larger one. On a GPU restarts are trained at once; on a processor one after
     the other, until one gets there. ``cells`` are the trainings of each shape without their size.
+    A search is asked through its methods, whether it is listed in :data:`SEARCHES` or not.
     """
 
     cells: dict[str, Cells]
@@ -40,7 +41,10 @@ class Search(Study):
 
     def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Run]:
         self.configs(profile, selection)
-        return [run for cell in self.cells[profile] for run in self.bracket(profile, cell, rows)[1]]
+        needed = []
+        for cell in self.cells[profile]:
+            needed += self.bracket(profile, cell, rows)[1]
+        return needed
 
     def done(self, profile: str, selection: Selection, rows: Rows) -> tuple[int, int]:
         self.configs(profile, selection)
@@ -57,56 +61,73 @@ class Search(Study):
                 yield unit
                 last = unit
 
+    def probe(self, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
+        """The restarts that decide whether ``size`` examples are memorized by a cell."""
+        batch = cell["batch"] or size  # associations are taken all at once
+        fields = cell | {"T": size, "batch": batch, "experiment": self.name, "profile": profile}
+        return [Run(seed=seed, **fields) for seed in range(self.seeds[profile])]
+
     def bracket(self, profile: str, cell: dict[str, Any], rows: Rows) -> tuple[Bracket, list[Run]]:
         """Where the bisection of one shape of model is, and the restarts that it needs next."""
         # The weights that have a set right have all of its subsets.
         best = 0
         for run, outcome in rows.values():
-            if outcome.accuracy == 1 and run in probe(self.name, profile, cell, run.T):
+            if outcome.accuracy == 1 and run in self.probe(profile, cell, run.T):
                 best = max(best, run.T)
         needed: list[Run] = []
 
         def memorizes(size: int) -> bool | None:
-            runs = [] if size <= best else probe(self.name, profile, cell, size)
+            runs = [] if size <= best else self.probe(profile, cell, size)
             needed[:] = [run for run in runs if run.key not in rows]
             return None if needed else size <= best
 
-        [run, *_] = probe(self.name, profile, cell, 1)
-        most = run.N**2 if run.task == "associations" else models.parameter_count(run)
-        start = models.guaranteed(run)
-        return Bracket(best, bisect(memorizes, start, most).failed), needed
+        [run, *_] = self.probe(profile, cell, 1)
+        largest = run.N**2 if run.task == "associations" else models.parameter_count(run)
+        bracket = bisect(memorizes, models.guaranteed(run), largest)
+        return Bracket(best, bracket.failed), needed
+
+    def found(self, profile: str, rows: Rows) -> pd.DataFrame:
+        """A line for each completed cell, as :func:`found` says."""
+        self.configs(profile)
+        lines = []
+        for cell in self.cells[profile]:
+            bracket, needed = self.bracket(profile, cell, rows)
+            if needed:
+                continue
+            [run, *_] = self.probe(profile, cell, 1)
+            sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
+            theory = {"bound": models.guaranteed(run), "parameters": models.parameter_count(run)}
+            lines.append(sizes | bracket._asdict() | theory)
+        return pd.DataFrame(lines)
 
     def say(self, rows: Sequence[Row]) -> str:
         run, _ = rows[0]
-        verb = "memorized" if any(o.accuracy == 1 for _, o in rows) else "not memorized"
-        return f"{name_of(run)}, restart {run.seed}, {verb}"
+        memorized = any(outcome.accuracy == 1 for _, outcome in rows)
+        result = "memorized" if memorized else "not memorized"
+        return f"{name_of(run)}, restart {run.seed}, {result}"
 
 
 SEARCHES: dict[str, Search] = from_grids(Search, search=True)
 
 
-def bisect(memorizes: Callable[[int], bool | None], start: int, most: int) -> Bracket:
+def bisect(memorizes: Callable[[int], bool | None], start: int, largest: int) -> Bracket:
     """Double from ``start`` until a size fails, then halve the gap to 2% of what is memorized.
 
     Where a size beyond one that fails would not fail, this is the smaller answer. ``memorizes``
     gives None for a size that is not known yet, which ends it there.
     """
-    low, high = 0, most + 1
-    size = min(start, most)
+    low, high = 0, largest + 1
+    size = min(start, largest)
     while high - low > max(1, low // 50):
-        known = memorizes(size)
-        if known is None:
+        memorized = memorizes(size)
+        if memorized is None:
             break
-        low, high = (size, high) if known else (low, size)
-        size = min(2 * low, most) if high > most else (low + high) // 2
-    return Bracket(low, high if high <= most else None)
-
-
-def probe(name: str, profile: str, cell: dict[str, Any], size: int) -> list[Run]:
-    """The restarts that decide whether ``size`` examples are memorized by a search's cell."""
-    sizes = cell | {"T": size, "batch": cell["batch"] or size}  # associations are taken all at once
-    sizes |= {"experiment": name, "profile": profile}
-    return [Run(seed=seed, **sizes) for seed in range(SEARCHES[name].seeds[profile])]
+        if memorized:
+            low = size
+        else:
+            high = size
+        size = min(2 * low, largest) if high > largest else (low + high) // 2
+    return Bracket(low, high if high <= largest else None)
 
 
 def found(name: str, profile: str, rows: Rows | None = None) -> pd.DataFrame:
@@ -115,14 +136,6 @@ def found(name: str, profile: str, rows: Rows | None = None) -> pd.DataFrame:
     It has the cell's sizes, ``memorized`` and ``failed`` (missing if everything was memorized),
     ``bound`` (by the paper's theorem) and ``parameters`` of the model.
     """
-    search, lines = SEARCHES[name], []
-    search.configs(profile)
-    rows = store.known(name, profile) if rows is None else rows
-    for cell in search.cells[profile]:
-        ends, needed = search.bracket(profile, cell, rows)
-        if not needed:
-            [run, *_] = probe(name, profile, cell, 1)
-            sizes = {field: cell[field] for field in ("N", "n", "d", "d_h", "H", "steps")}
-            theory = {"bound": models.guaranteed(run), "parameters": models.parameter_count(run)}
-            lines.append(sizes | ends._asdict() | theory)
-    return pd.DataFrame(lines)
+    search = SEARCHES[name]
+    search.check_profile(profile)
+    return search.found(profile, store.known(name, profile) if rows is None else rows)

@@ -30,7 +30,7 @@ from ..checks import refuse
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = PACKAGE / "measurements"
 DIGESTS = "DIGESTS"  # the file beside shipped rows that says what they were (tools/digests.py)
-_PATIENCE = 5.0, 55.0  # seconds for which a lock is waited for in silence, and after saying so
+PATIENCE = 5.0, 55.0  # seconds for which a lock is waited for in silence, and after saying so
 UNKNOWN = "unknown"  # the commit of rows that come from a copy of the files without its repository
 
 Row = tuple[Any, Any]  # a configuration and its result
@@ -54,7 +54,8 @@ class Configuration:
     @property
     def key(self) -> str:
         """Hash of all fields that are not ``None``. It identifies the row, and seeds a run."""
-        text = json.dumps({k: v for k, v in vars(self).items() if v is not None}, sort_keys=True)
+        fields = {name: value for name, value in vars(self).items() if value is not None}
+        text = json.dumps(fields, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -202,8 +203,9 @@ _RESULTS: dict[type[Configuration], type] = {Run: Outcome, Check: Finding, Fitti
 def _columns(config: type[Configuration]) -> dict[str, tuple[type, bool]]:
     columns = {}
     for name, hint in (get_type_hints(config) | get_type_hints(_RESULTS[config])).items():
-        [known, *_] = [one for one in get_args(hint) or [hint] if one is not NoneType]
-        columns[name] = get_origin(known) or known, NoneType in get_args(hint)
+        alternatives = get_args(hint) or (hint,)
+        value_type = next(type_ for type_ in alternatives if type_ is not NoneType)
+        columns[name] = get_origin(value_type) or value_type, NoneType in alternatives
     return columns
 
 
@@ -216,15 +218,24 @@ _BY_HEADER = {header: config for config, header in HEADERS.items()}
 # --- reading --------------------------------------------------------------------------------------
 
 
-def known(experiment: str, profile: str, *, recompute: bool = False) -> dict[str, Row]:
-    """Rows by key, those shipped and those measured here since; with ``recompute`` these only."""
-    shipped, own = SHIPPED.resolve(), writable_root().resolve()
-    if recompute and own == shipped:
+def known(
+    experiment: str, profile: str, *, recompute: bool = False, root: Path | None = None
+) -> dict[str, Row]:
+    """Rows by key, those shipped and those measured here since; with ``recompute`` these only.
+
+    The folder of the latter is ``root``, by default :func:`writable_root`.
+    """
+    shipped, measured = SHIPPED.resolve(), (root or writable_root()).resolve()
+    if recompute and measured == shipped:
         folder = "a folder for the new rows, named by the environment variable"
         refuse("recompute", "True", f"{folder} ATTNMEM_MEASUREMENTS, such as _build/rows")
-    roots = [own] if recompute else dict.fromkeys([shipped, own])
-    files = [read(root / experiment / f"{profile}.csv") for root in roots]
-    return dict(row for rows in files for row in rows.items())
+    file = Path(experiment) / f"{profile}.csv"
+    rows = {}
+    if not recompute:
+        rows = read(shipped / file)
+    if recompute or measured != shipped:
+        rows |= read(measured / file)
+    return rows
 
 
 def read(path: Path) -> dict[str, Row]:
@@ -243,10 +254,11 @@ def read(path: Path) -> dict[str, Row]:
             if end:
                 number = len(lines) + 1
                 raise ValueError("cut off before its end")
-            if (kind := _BY_HEADER.get(lines.pop(0) if lines else "")) is None:
+            header = lines.pop(0) if lines else ""
+            if header not in _BY_HEADER:
                 raise ValueError("the header is not that of a results file")
         for number, line in enumerate(lines, start=2):  # noqa: B007  (the error names it)
-            config, result = _parse(line, kind)
+            config, result = _parse(line, _BY_HEADER[header])
             if (config.experiment, config.profile) != (path.parent.name, path.stem):
                 raise ValueError(f"it belongs to {config.experiment}/{config.profile}")
             if config.key in rows:
@@ -267,8 +279,8 @@ def _check_whole(path: Path, lines: list[str], written: int) -> None:
             if path.match(file) and digest(lines[: int(count)]) != shipped:
                 raise ValueError(f"its first {count} rows are not those that {listed} lists")
     elif path.exists() and len(lines) < written:  # who begins again may delete the file alone
-        own = f"if you took some out yourself, delete {path.stem}.count"
-        raise ValueError(f"{written} rows were written, {len(lines)} are there; {own}")
+        advice = f"if you took some out yourself, delete {path.stem}.count"
+        raise ValueError(f"{written} rows were written, {len(lines)} are there; {advice}")
 
 
 def digest(lines: list[str]) -> str:
@@ -276,28 +288,30 @@ def digest(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _parse(line: str, kind: type[Configuration]) -> Row:
+def _parse(line: str, config_type: type[Configuration]) -> Row:
     body, _, checksum = line.rpartition(",")
     if checksum != format(zlib.crc32(body.encode() + b"\n"), "08x"):
         raise ValueError("its checksum does not fit its text")
     [[*texts, key]] = csv.reader([body])
     values = {}
-    for (name, (type_, optional)), text in zip(COLUMNS[kind].items(), texts, strict=True):
+    columns = COLUMNS[config_type].items()
+    for (name, (value_type, optional)), text in zip(columns, texts, strict=True):
         try:
-            values[name] = None if optional and not text else _value(text, type_)
+            values[name] = None if optional and not text else _value(text, value_type)
         except (ValueError, KeyError):
             raise ValueError(f"{name} = {text!r} cannot be read") from None
-    result = _RESULTS[kind](**{name: values.pop(name) for name in _RESULTS[kind].__annotations__})
-    config = kind(**values)
+    result_type = _RESULTS[config_type]
+    result = result_type(**{name: values.pop(name) for name in result_type.__annotations__})
+    config = config_type(**values)
     if config.key != key:
         raise ValueError("its key is not the hash of its configuration")
     return config, result
 
 
-def _value(text: str, kind: type) -> Any:
-    if kind is bool:
+def _value(text: str, value_type: type) -> Any:
+    if value_type is bool:
         return {"True": True, "False": False}[text]
-    value = tuple(map(float, text.split(" "))) if kind is tuple else kind(text)
+    value = tuple(map(float, text.split(" "))) if value_type is tuple else value_type(text)
     if not text or not _finite(value):
         raise ValueError
     return value
@@ -330,25 +344,27 @@ def append(rows: Iterable[Row], root: Path | None = None) -> int:
 
 
 def _append(path: Path, rows: list[Row]) -> int:
-    kind = type(rows[0][0])
+    config_type = type(rows[0][0])
+    result_type = _RESULTS[config_type]
     for row in rows:
-        if (type(row[0]), type(row[1])) != (kind, _RESULTS[kind]):
-            expected = f"{kind.__name__} with {_RESULTS[kind].__name__}"
+        if (type(row[0]), type(row[1])) != (config_type, result_type):
+            expected = f"{config_type.__name__} with {result_type.__name__}"
             refuse("rows", f"{row}", f"{expected}, as the others of {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
-        have, lines = read(path), []
+        stored, lines = read(path), []
         for config, result in rows:
-            if config.key not in have:
-                have[config.key] = config, result
+            if config.key not in stored:
+                stored[config.key] = config, result
                 lines.append(_line(config, result))
-        before = path.read_bytes() if path.exists() else f"{HEADERS[kind]}\n".encode()
-        if before.decode("utf-8-sig").splitlines()[0] != HEADERS[kind]:
+        header = HEADERS[config_type]
+        before = path.read_bytes() if path.exists() else f"{header}\n".encode()
+        if before.decode("utf-8-sig").splitlines()[0] != header:
             raise DamagedResultsError(f"{path}, line 1: not the header of such rows")
         _replace(path, before + "".join(lines).encode())
         if not (path.parents[1] / DIGESTS).exists():
             with contextlib.suppress(OSError):  # the rows are there, and the last count holds
-                _replace(path.with_suffix(".count"), f"{len(have)}\n".encode())
+                _replace(path.with_suffix(".count"), f"{len(stored)}\n".encode())
     return len(lines)
 
 
@@ -365,44 +381,47 @@ def _replace(path: Path, content: bytes) -> None:
 def _locked(path: Path) -> AcquireReturnProxy:
     """The lock of a file, as a ``with`` block; who waits for it says so, and not for ever."""
     lock = FileLock(path.with_suffix(".lock"))
+    in_silence, after_saying_so = PATIENCE
     with contextlib.suppress(Timeout):
-        return lock.acquire(timeout=_PATIENCE[0])
-    said = f"waiting for {lock.lock_file}, which another process holds, for up to a minute"
-    print(said, file=sys.stderr, flush=True)
-    return lock.acquire(timeout=_PATIENCE[1])
+        return lock.acquire(timeout=in_silence)
+    message = f"waiting for {lock.lock_file}, which another process holds, for up to a minute"
+    print(message, file=sys.stderr, flush=True)
+    return lock.acquire(timeout=after_saying_so)
 
 
 def _line(config: Configuration, result: Any) -> str:
     values, texts = vars(config) | vars(result), []
-    for name, (kind, optional) in COLUMNS[type(config)].items():
+    for name, (value_type, optional) in COLUMNS[type(config)].items():
         value = values[name]
         if not _finite(value):
             refuse(name, f"{value} for {config}", "finite numbers")
         if value is None and optional:
             texts.append("")
-        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            refuse(name, f"{value!r} for {config}", f"a value of type {kind.__name__}")
-        elif kind is str and (not value or "\n" in value or "\r" in value):
+        elif not isinstance(value, value_type) or (value_type is int and isinstance(value, bool)):
+            refuse(name, f"{value!r} for {config}", f"a value of type {value_type.__name__}")
+        elif value_type is str and (not value or "\n" in value or "\r" in value):
             refuse(name, f"{value!r} for {config}", "one line of text")
-        elif kind is tuple:
+        elif value_type is tuple:
             texts.append(" ".join(f"{x:.4f}" for x in value))
+        elif value_type is float:
+            texts.append(repr(float(value)))
         else:
-            texts.append(repr(float(value)) if kind is float else str(value))
+            texts.append(str(value))
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow([*texts, config.key])
     return f"{line.getvalue()[:-1]},{zlib.crc32(line.getvalue().encode()):08x}\n"
 
 
-def check_writable(config: Configuration) -> None:
+def check_writable(config: Configuration, root: Path | None = None) -> None:
     """Raise OSError before a row is measured that could not be stored; warn if it has no commit."""
-    path = writable_root() / config.experiment / f"{config.profile}.csv"
+    path = (root or writable_root()) / config.experiment / f"{config.profile}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         if path.exists():
             path.open("ab").close()
     if commit() == UNKNOWN:
-        said = "git tells none of this copy, and ATTNMEM_COMMIT is not set"
-        warnings.warn(f"rows will name no commit: {said}", stacklevel=2)
+        reason = "git tells none of this copy, and ATTNMEM_COMMIT is not set"
+        warnings.warn(f"rows will name no commit: {reason}", stacklevel=2)
 
 
 # --- where rows go, and which code made them ------------------------------------------------------
@@ -411,8 +430,9 @@ def check_writable(config: Configuration) -> None:
 def _in_checkout(package: Path) -> bool:
     """Whether a package lies in a source tree, whose measurements it then extends."""
     project = package.parent.parent / "pyproject.toml"
-    ours = project.exists() and b'name = "attnmem"' in project.read_bytes()
-    return ours and package.parent.name == "lib"
+    if package.parent.name != "lib" or not project.exists():
+        return False
+    return b'name = "attnmem"' in project.read_bytes()
 
 
 _DEFAULT_ROOT = SHIPPED if _in_checkout(PACKAGE) else Path("measurements")
@@ -435,15 +455,18 @@ def commit(package: Path = PACKAGE) -> str:
     # Git's hooks have variables that lead to their own repository.
     hooks = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
     environment = {name: value for name, value in os.environ.items() if name not in hooks}
-    where = {"env": environment, "stderr": subprocess.DEVNULL, "cwd": package}
-    git = functools.partial(subprocess.check_output, **where)
+
+    def git(*arguments: str) -> bytes:
+        options = {"env": environment, "stderr": subprocess.DEVNULL, "cwd": package}
+        return subprocess.check_output(["git", *arguments], **options)
+
     try:  # the last of these three is the folder as the commit has it
-        found = git(["git", "rev-parse", "--show-toplevel", "HEAD", "HEAD:./"])
-        what = ["--untracked-files=no", "--", ".", ":!*.csv"]
-        changes = git(["git", "status", "--porcelain", *what])
-        top, name, _ = os.fsdecode(found).splitlines()
+        names = git("rev-parse", "--show-toplevel", "HEAD", "HEAD:./")
+        code = ("--untracked-files=no", "--", ".", ":!*.csv")
+        changes = git("status", "--porcelain", *code)
+        top, name, _ = os.fsdecode(names).splitlines()
         if not (_in_checkout(package) and os.path.samefile(top, package.parent.parent)):
             return UNKNOWN
     except (OSError, subprocess.CalledProcessError):
         return UNKNOWN
-    return name[:12] + "+" * bool(changes)
+    return f"{name[:12]}+" if changes else name[:12]

@@ -44,7 +44,7 @@ class Place(NamedTuple):
     limited: bool = False
 
 
-class _Named(dict):
+class ByName(dict):
     """Studies by name; a name that is not among them is refused."""
 
     def __missing__(self, name: str) -> NoReturn:
@@ -90,16 +90,17 @@ class Study:
 
     def missing(self, profile: str, selection: Selection, rows: Rows) -> list[Any]:
         """The configurations that could be measured now and have no row."""
-        return [one for one in self.configs(profile, selection) if one.key not in rows]
+        configs = self.configs(profile, selection)
+        return [config for config in configs if config.key not in rows]
 
     def done(self, profile: str, selection: Selection, rows: Rows) -> tuple[int, int]:
         """How many rows (of a search: complete cells) are stored, of how many."""
         configs = self.configs(profile, selection)
-        return sum(one.key in rows for one in configs), len(configs)
+        return sum(config.key in rows for config in configs), len(configs)
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterable[Unit]:
         """What is missing, in units. Rows may grow between two of them."""
-        return [[one] for one in self.missing(profile, selection, rows)]
+        return [[config] for config in self.missing(profile, selection, rows)]
 
     def curve_of(self, config: Any) -> Any:
         """The value of the field ``curves``, or None if the study has one curve."""
@@ -111,39 +112,44 @@ class Study:
         By rows of its own cell; else by the time of a step in this cell on other curves, as if it
         did not stop early; else by the time of a step in all rows.
         """
-        times: dict[Any, list[float]] = {}
+        times: dict[Any, list[float]] = {}  # seconds a step, of the rows of each cell
         timed = [row for row in rows.values() if row[1].device == "cpu"] or rows.values()
         for config, result in timed:
-            steps = made = getattr(config, "steps", 1)
+            steps = steps_done = getattr(config, "steps", 1)
             if getattr(config, "early_stop", False) and result.accuracy == 1:
-                made = result.best_step or steps
-            own, *others = self._cells(config)
-            times.setdefault(own, []).append(result.wall_s / steps)
-            for cell in others:
-                times.setdefault(cell, []).append(result.wall_s / made)
-        return [
-            getattr(one, "steps", 1)
-            * mean(next((times[c] for c in self._cells(one) if c in times), [math.nan]))
-            for one in configs
-        ]
+                steps_done = result.best_step or steps
+            cell, *wider_cells = self._cells(config)
+            times.setdefault(cell, []).append(result.wall_s / steps)
+            for wider in wider_cells:
+                times.setdefault(wider, []).append(result.wall_s / steps_done)
+        prices = []
+        for config in configs:
+            of_narrowest = [times[cell] for cell in self._cells(config) if cell in times][:1]
+            seconds = mean(of_narrowest[0]) if of_narrowest else math.nan
+            prices.append(getattr(config, "steps", 1) * seconds)
+        return prices
 
     def _cells(self, config: Any) -> tuple[tuple[Any, ...], ...]:
         """Its cell, all seeds; the same place on all curves; and the whole study."""
-        own = tuple(pair for pair in vars(config).items() if pair[0] != "seed")
-        return own, tuple(pair for pair in own if pair[0] not in ("steps", self.curves)), ()
+        cell = tuple(pair for pair in vars(config).items() if pair[0] != "seed")
+        place = tuple(pair for pair in cell if pair[0] not in ("steps", self.curves))
+        return cell, place, ()
 
-    def perform(self, unit: Unit, device: str) -> list[Row]:
-        """Measure a unit, in any process: one row for each configuration."""
+    def perform(self, unit: Unit, device: str, root: Path | None = None) -> list[Row]:
+        """Measure a unit, in any process: one row for each configuration.
+
+        What is under way is kept in the folder of rows, by default that of the process.
+        """
         store.commit()  # asked now, since the checkout may change before the end
-        checkpoints = store.writable_root() / CHECKPOINTS
+        checkpoints = (root or store.writable_root()) / CHECKPOINTS
         outcomes = training.train(unit, device=device, checkpoints=checkpoints)
         return list(zip(unit, outcomes, strict=True))
 
     def say(self, rows: Sequence[Row]) -> str:
         """A few words on the rows of one unit, for whoever waits."""
-        lost = sum(outcome.diverged is not None for _, outcome in rows)
+        n_diverged = sum(outcome.diverged is not None for _, outcome in rows)
         name = name_of(rows[0][0])
-        return f"{name}, {lost} of {len(rows)} diverged" if lost else name
+        return f"{name}, {n_diverged} of {len(rows)} diverged" if n_diverged else name
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         """Rows with a column for each field of the store, and those that this kind adds.
@@ -151,9 +157,9 @@ class Study:
         Of a training that diverged, ``accuracy`` and ``loss`` are missing; of others ``diverged``.
         A column without any value is one of NaN, as where others have some.
         """
-        values = [vars(config) | vars(result) for config, result in rows]
-        table = pd.DataFrame(values, columns=[*COLUMNS[self.config]])
-        empty = table.columns[table.isna().all()] if values else []
+        records = [vars(config) | vars(result) for config, result in rows]
+        table = pd.DataFrame(records, columns=[*COLUMNS[self.config]])
+        empty = table.columns[table.isna().all()] if records else []
         return table.astype(dict.fromkeys(empty, float))
 
 
@@ -186,31 +192,36 @@ class Experiment(Study):
             if field not in cells[0]:
                 numbers = [f for f, x in cells[0].items() if isinstance(x, (int, float))]
                 refuse("where", f"the field {field!r}", f"one of {', '.join(numbers)}")
-            known = ", ".join(map(str, dict.fromkeys(cell[field] for cell in cells)))
-            if not (cells := [cell for cell in cells if cell[field] == value]):
-                refuse("where", where, f"a part of {self.name}, with {field} among {known}")
-        own = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
-        return [
-            Run(experiment=self.name, profile=profile, seed=seed, **cell | own)
-            for cell in cells
-            for seed in range(seeds or self.seeds[profile])
-        ]
+            choices = dict.fromkeys(cell[field] for cell in cells)
+            cells = [cell for cell in cells if cell[field] == value]
+            if not cells:
+                listed = ", ".join(map(str, choices))
+                refuse("where", where, f"a part of {self.name}, with {field} among {listed}")
+        settings = {"variant": variant or self.variants[0], "products": "tf32" if tf32 else None}
+        runs = []
+        for cell in cells:
+            for seed in range(seeds or self.seeds[profile]):
+                fields = cell | settings | {"seed": seed}
+                runs.append(Run(experiment=self.name, profile=profile, **fields))
+        return runs
 
     def units(self, profile: str, selection: Selection, rows: Rows, place: Place) -> Iterator[Unit]:
         runs = self.missing(profile, selection, rows)
-        parts = [runs]
-        if place.limited:
-            seconds: dict[Any, list[float]] = {}
-            for run, price in zip(runs, self.prices(runs, rows), strict=True):
-                size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
-                each = seconds.setdefault(self.curve_of(run), [])
-                each.append(size if math.isnan(price) else price)
-            runs.sort(key=lambda run: mean(seconds[self.curve_of(run)]))
-            # On a GPU a step of all seeds takes hardly longer than a step of one.
-            if not place.device.startswith("cuda"):
-                parts = [[r for r in runs if not r.seed], [r for r in runs if r.seed]]
-        for part in parts:
-            yield from training.stacks(part)
+        if not place.limited:
+            yield from training.stacks(runs)
+            return
+        costs: dict[Any, list[float]] = {}  # of each curve
+        for run, seconds in zip(runs, self.prices(runs, rows), strict=True):
+            size = run.steps * run.batch * run.d * max(run.H * run.d_h, run.width or 0)
+            of_curve = costs.setdefault(self.curve_of(run), [])
+            of_curve.append(size if math.isnan(seconds) else seconds)
+        runs.sort(key=lambda run: mean(costs[self.curve_of(run)]))
+        # On a GPU a step of all seeds takes hardly longer than a step of one.
+        if place.device.startswith("cuda"):
+            yield from training.stacks(runs)
+        else:
+            yield from training.stacks([run for run in runs if run.seed == 0])
+            yield from training.stacks([run for run in runs if run.seed > 0])
 
     def table(self, rows: Iterable[Row]) -> pd.DataFrame:
         rows = [*rows]
@@ -222,77 +233,98 @@ def name_of(run: Run) -> str:
     """The cell of a training in a few words: its experiment, variant and sizes."""
     name = run.experiment if run.variant == "code" else f"{run.experiment}, {run.variant}"
     sizes = {field: getattr(run, field) for field in SIZES}
-    return " ".join([name, *(f"{field}={x}" for field, x in sizes.items() if x is not None)])
+    words = [f"{field}={size}" for field, size in sizes.items() if size is not None]
+    return " ".join([name, *words])
 
 
 # --- grids.toml, whose head says how it is read ---------------------------------------------------
 
-_FILE = Path(__file__).with_name("grids.toml")
+GRIDS = Path(__file__).with_name("grids.toml")
 _ENTRY = ("title", "ours", *PROFILES, "curves", "variants", "search")
 _FIELDS = [f.name for f in fields(Run) if f.name not in ("experiment", "profile", "seed")]
 _NEEDED = ("seeds", *(field for field in _FIELDS if not COLUMNS[Run][field][1]))
-_KINDS = {field: COLUMNS[Run][field][0] for field in _FIELDS}
-_KINDS |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
+_TYPES = {field: COLUMNS[Run][field][0] for field in _FIELDS}
+_TYPES |= dict.fromkeys(("seeds", "batches", "epochs", "least_steps", "width_per_d"), int)
 
 
-def from_grids(kind: type[Study], *, search: bool = False) -> dict[str, Any]:
+def from_grids(study_type: type[Study], *, search: bool = False) -> dict[str, Any]:
     """All experiments, or all searches, by name. A bad entry is refused by its name and field."""
-    tables = tomllib.loads(_FILE.read_text("utf-8"))
-    settings, studies = tables.pop("settings"), _Named()
+    tables = tomllib.loads(GRIDS.read_text("utf-8"))
+    settings, studies = tables.pop("settings"), ByName()
     for name, entry in tables.items():
-        at, (paper, *_) = f"grids.toml, {name}", name.split("-")
-        for field in {*entry} - {*_ENTRY}:
-            refuse(at, f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
-        if ("title" in entry) == ("ours" in entry) or not {*PROFILES} <= {*entry}:
-            refuse(at, ", ".join(entry), "title or ours, and paper and quick")
-        if paper not in papers():
-            refuse(at, repr(paper), f"a name with one of {', '.join(papers())}")
-        if entry.get("curves", "d") not in _FIELDS:
-            refuse(f"{at}, curves", entry["curves"], f"one of {', '.join(_FIELDS)}")
-        if entry.get("search", False) == search:
-            what = entry.get("title") or f"{entry['ours']} (not in the paper)"
-            cells, seeds = {}, {}
-            for profile in PROFILES:
-                cells[profile] = _cells(f"{at}, {profile}", entry[profile], settings, search)
-                [seeds[profile], *others] = {cell.pop("seeds") for cell in cells[profile]}
-                if others or seeds[profile] < 1:
-                    refuse(f"{at}, {profile}, seeds", seeds[profile], "one number, at least 1")
-            more = {key: entry[key] for key in ("curves", "variants") if key in entry}
-            studies[name] = kind(name, paper, what, cells, seeds, **more)
+        _check_entry(name, entry)
+        if entry.get("search", False) != search:
+            continue
+        cells, seeds = {}, {}
+        for profile in PROFILES:
+            place = f"grids.toml, {name}, {profile}"
+            cells[profile] = _cells(place, entry[profile], settings, search)
+            numbers = {cell.pop("seeds") for cell in cells[profile]}
+            seeds[profile] = numbers.pop()
+            if numbers or seeds[profile] < 1:
+                refuse(f"{place}, seeds", seeds[profile], "one number, at least 1")
+        options = {key: entry[key] for key in ("curves", "variants") if key in entry}
+        title = entry.get("title") or f"{entry['ours']} (not in the paper)"
+        studies[name] = study_type(name, _paper_of(name), title, cells, seeds, **options)
     return studies
 
 
-def _cells(at: str, grids: Any, settings: dict[str, Any], search: bool) -> Cells:
+def _paper_of(name: str) -> str:
+    return name.split("-")[0]
+
+
+def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
+    place = f"grids.toml, {name}"
+    for field in {*entry} - {*_ENTRY}:
+        refuse(place, f"the field {field!r}", f"one of {', '.join(_ENTRY)}")
+    if ("title" in entry) == ("ours" in entry) or not {*PROFILES} <= {*entry}:
+        refuse(place, ", ".join(entry), "title or ours, and paper and quick")
+    if _paper_of(name) not in papers():
+        refuse(place, repr(_paper_of(name)), f"a name with one of {', '.join(papers())}")
+    if entry.get("curves", "d") not in _FIELDS:
+        refuse(f"{place}, curves", entry["curves"], f"one of {', '.join(_FIELDS)}")
+
+
+def _cells(place: str, grids: Any, settings: dict[str, Any], search: bool) -> Cells:
     """Every combination of the values of a grid, or of several grids."""
     cells = []
     for grid in grids if isinstance(grids, list) else [grids]:
         axes = {}
-        for field, given in with_settings(at, grid, settings).items():
-            kind, where = _KINDS.get(field), f"{at}, {field}"
-            if kind is None:
-                refuse(where, "a field that nothing reads", f"one of {', '.join(_KINDS)}")
-            axes[field] = given if isinstance(given, list) else [given]
-            if not axes[field] or not all(isinstance(value, kind) for value in axes[field]):
-                refuse(where, repr(given), f"one or several of type {kind.__name__}")
-        points = itertools.product(*axes.values())
-        cells += [_cell(at, dict(zip(axes, point, strict=True)), search) for point in points]
-    return cells or refuse(at, grids, "one grid or several")
+        for field, value in with_settings(place, grid, settings).items():
+            axes[field] = _axis(f"{place}, {field}", field, value)
+        for point in itertools.product(*axes.values()):
+            cells.append(_cell(place, dict(zip(axes, point, strict=True)), search))
+    if not cells:
+        refuse(place, grids, "one grid or several")
+    return cells
 
 
-def with_settings(at: str, grid: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _axis(place: str, field: str, value: Any) -> list[Any]:
+    if field not in _TYPES:
+        refuse(place, "a field that nothing reads", f"one of {', '.join(_TYPES)}")
+    axis = value if isinstance(value, list) else [value]
+    if not axis or not all(isinstance(entry, _TYPES[field]) for entry in axis):
+        refuse(place, repr(value), f"one or several of type {_TYPES[field].__name__}")
+    return axis
+
+
+def with_settings(
+    place: str, grid: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """The settings that a grid names, then its own, which override them."""
-    merged, like = {}, grid.get("like", [])
-    for name in [like] if isinstance(like, str) else like:
+    names = grid.get("like", [])
+    inherited = {}
+    for name in [names] if isinstance(names, str) else names:
         if name not in settings:
-            refuse(f"{at}, like", repr(name), f"one of {', '.join(settings)}")
-        merged |= with_settings(at, settings[name], settings)
-    before = {field: value for field, value in merged.items() if field not in grid}
+            refuse(f"{place}, like", repr(name), f"one of {', '.join(settings)}")
+        inherited |= with_settings(place, settings[name], settings)
+    before = {field: value for field, value in inherited.items() if field not in grid}
     return before | {field: value for field, value in grid.items() if field != "like"}
 
 
-def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
+def _cell(place: str, point: dict[str, Any], search: bool) -> dict[str, Any]:
     """A training's fields, with those that follow from others, and ``seeds``."""
-    cell = {"variant": "code", "d_h": given.get("d", 0)} | given
+    cell = {"variant": "code", "d_h": point.get("d", 0)} | point
     if "batches" in cell:
         cell["T"] = cell["batches"] * cell.get("batch", 0)
     if "epochs" in cell:
@@ -302,7 +334,7 @@ def _cell(at: str, given: dict[str, Any], search: bool) -> dict[str, Any]:
         cell["width"] = cell["width_per_d"] * cell.get("d", 0)
     for field in _NEEDED:
         if field not in cell and not (search and field in ("T", "batch")):  # found later
-            refuse(f"{at}, {field}", "nothing", "a value")
+            refuse(f"{place}, {field}", "nothing", "a value")
     return {field: cell.get(field) for field in ("seeds", *_FIELDS)}
 
 

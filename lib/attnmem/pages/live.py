@@ -1,11 +1,9 @@
 """A chapter's figures trained again on this machine, for some minutes, beside the stored rows."""
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
-from unittest import mock
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -146,10 +144,10 @@ def train(
     many = {"workers": 1 if device == "cpu" else _STREAMS, "limit_minutes": minutes}
     many["report"] = lambda p: print(f"{p.seconds:.0f} s, {p.said}", file=sys.stderr)
     jobs = [experiments.Job(name, profile, Selection(variant=variant)) for name in names]
-    own = mock.patch.dict(os.environ, ATTNMEM_MEASUREMENTS=str((root / "live").absolute()))
-    with own, experiments.pool(many["workers"], device) as executor:
-        added = experiments.run_jobs(jobs, device, executor, recompute=True, **many)
-        found = {name: store.known(name, profile, recompute=True) for name in names}
+    place = {"root": (root / "live").absolute(), "recompute": True}
+    with experiments.pool(many["workers"], device) as executor:
+        added = experiments.run_jobs(jobs, device, executor, **place, **many)
+    found = {name: experiments.rows(name, profile, **place) for name in names}
     rows = {}
     for name, part in found.items():  # an earlier run may have left another variant's
         read = variant or next(iter(experiments.STUDIES[name].variants), None)

@@ -43,7 +43,7 @@ def test_language_features_are_those_of_the_encoders(kind):
     study = TESTS[f"assumptions-{kind}"]
     assert experiments.run(study.name, "quick") == len(study.configs("quick"))
     rows = experiments.table(study.name, "quick")
-    seen = assumptions._features(study.tiers["quick"], "float64", "cpu")
+    seen = assumptions.features_of(study.tiers["quick"], "float64", "cpu")
     assert [*seen] == ["random L0", "random L1"]
     found = assumptions.by_precision(rows, "ranks").float64
     positions = numerical_rank(seen["random L0"].positions)
@@ -53,9 +53,7 @@ def test_language_features_are_those_of_the_encoders(kind):
 
 
 @pytest.mark.parametrize("kind", ["vision", "bert", "gpt2"])
-def test_the_published_tier_runs_on_folders_in_place_of_a_hub(
-    kind, tmp_path, changed, save_words, save_data
-):
+def test_the_published_tier_runs_without_a_hub(kind, tmp_path, changed, save_words, save_data):
     random, hub = np.random.default_rng(0), str(tmp_path / "model")
     pixels = random.integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
     texts = [" ".join(map(str, random.integers(100, size=25))) for _ in range(40)]
@@ -87,16 +85,14 @@ def test_rows_of_a_run_are_what_the_features_say():
     assert experiments.run(NAME, "quick") == 26
     assert experiments.run(NAME, "quick") == 0
     table = experiments.table(NAME, "quick").set_index(["map", "dtype", "vectors", "size"])
-    for name, seen in assumptions._features(VISION.tiers["quick"], "float64", "cpu").items():
+    for name, seen in assumptions.features_of(VISION.tiers["quick"], "float64", "cpu").items():
         row = table.loc[name, "float64", "contexts", 17]
         assert row.dependent == int((seen.ranks < 17).sum())
     row = table.loc["random L0", "float64", "queries", 17]
     assert (row.dependent, row.most_rank) == (200, 1), "one and the same query in every image"
 
 
-def test_a_tier_may_have_several_data_and_the_first_is_the_one_that_tables_show(
-    changed, monkeypatch
-):
+def test_tables_show_the_first_data_of_a_tier(changed, monkeypatch):
     monkeypatch.setattr(pretrained, "digits_vit", untrained)
     first = VISION.tiers["quick"]
     weights = {"random": False, "trained": "digits_vit", "least": 0.0, "curves": ()}
@@ -131,9 +127,7 @@ def test_images_are_given_to_a_model_as_it_reads_them(changed):
         ({"trained": "digits_vit", "least": 0.97}, "untrained: got 0.5000 on data held out"),
     ],
 )
-def test_no_rows_come_from_other_data_or_from_a_model_that_did_not_learn(
-    changed, fields, said, monkeypatch
-):
+def test_bad_features_give_no_rows(changed, fields, said, monkeypatch):
     monkeypatch.setattr(pretrained, "digits_vit", untrained)
     changed(NAME, "quick", **fields)
     with pytest.raises(ValueError, match=f"^{said}"):
@@ -167,22 +161,22 @@ T = 30
         ("photograph_crops", "nowhere", "'nowhere'"),
     ],
 )
-def test_a_case_that_does_not_fit_is_refused_by_its_place_and_name(old, new, said):
-    [study] = assumptions._studies(GOOD)
+def test_a_bad_case_is_refused_by_its_place_and_name(old, new, said):
+    study = assumptions.studies_in(GOOD)["assumptions-new"]
     assert (study.profiles, study.tiers["quick"].also[0].n) == (("quick",), 17)
     with pytest.raises(
         ValueError, match=rf"^assumptions-new.quick\S* cannot be read as .*: {said}"
     ):
-        [*assumptions._studies(GOOD.replace(old, new))]
+        assumptions.studies_in(GOOD.replace(old, new))
 
 
-def test_a_test_counts_dependent_subsets_and_their_ranks():
+def test_independence_counts_subsets_and_their_ranks():
     [asked, *_] = [a for a in VISION.configs("quick") if (a.vectors, a.size) == ("relaxed", 17)]
     for rank in (12, 5):
         vectors = torch.randn(40, 12, dtype=torch.float64)
         vectors[:, rank:] = 0
         seen = Seen(vectors, vectors * 2, torch.full((40,), 7))
-        found = assumptions._found(seen, dataclasses.replace(asked, size=8))
+        found = assumptions.independence(seen, dataclasses.replace(asked, size=8))
         assert (found.dependent, found.ranked) == (200 * (rank < 8), 20)
         assert found.most_rank == min(rank, 8)
 

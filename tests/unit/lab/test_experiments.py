@@ -78,7 +78,7 @@ def test_no_unit_starts_after_the_time_limit(clock, minutes, units):
     assert len(experiments.rows("dana-exp2", "paper")) == units
 
 
-def test_limits_in_which_nothing_can_be_done_are_refused():
+def test_run_refuses_limits_in_which_nothing_is_done():
     for name, value in (("limit_minutes", 0), ("limit_minutes", math.nan), ("workers", 0)):
         with pytest.raises(ValueError, match=rf"^{name}: got {value}; expected "):
             experiments.run("dana-exp6", "quick", "cpu", **{name: value})
@@ -112,7 +112,7 @@ def held(monkeypatch, instant):
     return pool
 
 
-def test_no_more_units_are_given_out_than_there_are_workers(held):
+def test_units_in_flight_are_at_most_the_workers(held):
     for name, workers, units in (("dana-exp2", 3, 10), ("dana-exp6", 2, 6)):
         held.most = 0
         assert experiments.run(name, "paper", "cpu", held, seeds=1, workers=workers) == units
@@ -120,7 +120,7 @@ def test_no_more_units_are_given_out_than_there_are_workers(held):
     assert experiments.run("dana-exp3", "paper", "cpu", held, seeds=1) == held.most == 11, "all"
 
 
-def test_a_limit_on_an_executor_asks_for_its_workers_and_keeps_units_in_flight(clock, held):
+def test_a_limit_on_an_executor_asks_for_its_workers(clock, held):
     with pytest.raises(ValueError, match=r"^workers: got None; expected how many units"):
         experiments.run("dana-exp6", "quick", "cpu", held, limit_minutes=1)
     options = {"limit_minutes": 1.5, "workers": 3}
@@ -128,7 +128,7 @@ def test_a_limit_on_an_executor_asks_for_its_workers_and_keeps_units_in_flight(c
     assert len(clock) - 1 == 4, "three at the start, one after a minute"
 
 
-def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(held, monkeypatch):
+def test_only_workers_elsewhere_may_have_another_gpu(held, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match=r"^device: got .cuda:1.; expected a GPU that"):
         experiments.choose_device("cuda:1")
@@ -141,7 +141,7 @@ def test_only_workers_elsewhere_may_have_a_gpu_that_is_not_here(held, monkeypatc
 
 
 @pytest.mark.parametrize("what", ["training", "storing"])
-def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(monkeypatch, instant, what):
+def test_an_error_keeps_the_rows_in_flight(monkeypatch, instant, what):
     """Of all that are given out no other is, and none is cancelled."""
 
     def breaks(runs):
@@ -157,20 +157,20 @@ def test_an_error_in_a_unit_keeps_the_rows_of_those_in_flight(monkeypatch, insta
         around(monkeypatch, breaks)
     else:
         append = storage.append
-        monkeypatch.setattr(storage, "append", lambda r: breaks([r[0][0]]) or append(r))
+        monkeypatch.setattr(storage, "append", lambda r, to: breaks([r[0][0]]) or append(r, to))
     with ThreadPoolExecutor(2) as pool, pytest.raises(RuntimeError, match="out of memory"):
         experiments.run("dana-exp6", "paper", "cpu", pool, workers=3)
     assert heads("dana-exp6") == [5, 9], "the three first"
 
 
-def test_a_store_that_cannot_be_written_to_is_said_before_anything_is_measured(held, store):
+def test_run_refuses_an_unwritable_store_at_once(held, store):
     store.touch()
     with pytest.raises(OSError, match=str(store)):
         experiments.run("dana-exp6", "quick", "cpu", held)
     assert held.given == []
 
 
-def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeypatch):
+def test_an_interrupt_keeps_the_rows_in_flight(instant, monkeypatch):
     """Of three units, two have begun when the caller wants no more; the third is cancelled."""
     begun, go, as_completed = threading.Barrier(3), threading.Event(), futures.as_completed
     around(monkeypatch, lambda runs: (begun.wait(), go.wait()))
@@ -190,17 +190,22 @@ def test_who_is_interrupted_has_the_rows_of_the_units_in_flight(instant, monkeyp
     assert heads("dana-exp6") == [1, 5]
 
 
-def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store):
+def test_a_state_is_kept_until_the_rows_are_stored(monkeypatch, store, tmp_path):
     """The store breaks while a training ends: the next process has its state to go on from."""
     monkeypatch.setattr(training.Checkpoint, "interval", 0.0)
-    left = store / ".checkpoints"
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "append", lambda rows: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1})
-    assert len([*left.iterdir()]) == 1
-    experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1})
-    assert not [*left.iterdir()]
+
+    def run(root):
+        experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 1}, root=root)
+
+    for root, folder in ((None, store), (tmp_path / "named", tmp_path / "named")):
+        with monkeypatch.context() as patch:
+            patch.setattr(storage, "append", lambda rows, root: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(root)
+        assert len([*(folder / ".checkpoints").iterdir()]) == 1
+        run(root)
+        assert not [*(folder / ".checkpoints").iterdir()]
+        assert len(experiments.table("dana-exp6", "quick", root=root)) == 1
 
 
 def test_workers_train_what_one_process_trains(store):
@@ -224,7 +229,7 @@ def test_a_gpu_has_no_more_workers_than_streams():
         experiments.pool(32, "cuda")
 
 
-def test_what_is_in_flight_is_not_given_out_again_in_other_groups(held, monkeypatch):
+def test_what_is_in_flight_is_not_given_out_again(held, monkeypatch):
     """Groups depend on the rows that are there, so they may change while some are trained."""
     sizes = itertools.cycle([2, 3, 2])
 
@@ -240,7 +245,7 @@ def test_what_is_in_flight_is_not_given_out_again_in_other_groups(held, monkeypa
 
 
 @pytest.mark.usefixtures("instant")
-def test_recomputing_trains_what_was_shipped_again_and_its_rows_count(monkeypatch):
+def test_recompute_trains_what_was_shipped_again(monkeypatch):
     shipped = [run for run in of("dana-exp6") if run.seed < 2]
     storage.append([(run, outcome(loss=-1.0)) for run in shipped], storage.SHIPPED)
     again = {"seeds": 2, "recompute": True}
@@ -257,7 +262,7 @@ HAS_DASK = importlib.util.find_spec("distributed") is not None
 
 
 @pytest.mark.skipif(not HAS_DASK, reason="needs the extra 'cluster', which make test installs")
-def test_a_dask_worker_killed_in_mid_sweep_loses_nothing(tmp_path):
+def test_a_dask_worker_killed_in_a_sweep_loses_nothing(tmp_path):
     from distributed import Client, LocalCluster
 
     with (
@@ -287,7 +292,7 @@ def said(capsys):
     return lambda: capsys.readouterr().out
 
 
-def test_rows_of_the_other_profile_stand_in_and_that_is_said(said):
+def test_stored_says_that_another_profile_stands_in(said):
     with pytest.raises(ValueError, match=r"^name: got 'dana-exp6'; expected an experiment with"):
         experiments.stored("dana-exp6", "paper")
     put(of("dana-exp6", "quick"))
@@ -306,7 +311,7 @@ def test_rows_of_the_other_profile_stand_in_and_that_is_said(said):
     assert done == [(25, 120), (0, 50)]
 
 
-def test_whole_curves_of_a_grid_with_holes_are_enough_if_asked_for():
+def test_stored_takes_whole_curves_if_asked_for():
     put(of("mahdavi-fig2a", "quick", 1))
     put(of("mahdavi-fig2a", seeds=1, where={"T": 20_000}))
     put(of("mahdavi-fig2a", seeds=1, where={"T": 30_000, "H": 5}))
@@ -319,7 +324,7 @@ def test_whole_curves_of_a_grid_with_holes_are_enough_if_asked_for():
         experiments.stored("mahdavi-fig2a", "paper", curves="batch")
 
 
-def test_seeds_that_are_under_way_do_not_count_on_whole_curves():
+def test_stored_leaves_seeds_under_way_out_of_curves():
     def seeds(most=None):
         table, profile = experiments.stored("mahdavi-fig2a", "paper", most, curves="T")
         assert profile == "paper"
@@ -335,7 +340,7 @@ def test_seeds_that_are_under_way_do_not_count_on_whole_curves():
     assert seeds()[30_000] == [0, 1], "a curve that no seed has alone is that of all of them"
 
 
-def test_a_column_without_any_value_is_of_numbers_that_are_missing():
+def test_a_column_without_values_is_of_floats():
     put(of("dana-exp5-aot", "quick"))
     width = experiments.stored("dana-exp5-aot", "quick")[0].width
     assert width.dtype == float
@@ -361,7 +366,7 @@ def test_a_stored_training_can_be_repeated():
         experiments.repeat("dana-exp6", "quick", variant="paper")
 
 
-def test_published_points_stand_beside_the_mean_of_the_seeds_of_the_grid():
+def test_beside_published_takes_the_seeds_of_the_grid():
     put(of("dana-exp6", seeds=23))  # three more than the grid has
     put(of("dana-exp6", seeds=5, variant="paper"))  # another model
     found = experiments.beside_published("dana-exp6")
@@ -373,7 +378,7 @@ def test_published_points_stand_beside_the_mean_of_the_seeds_of_the_grid():
     assert found.error.iloc[0] == pytest.approx(0.1 * (35 / 20) ** 0.5)  # variance of 0..19 is 35
 
 
-def test_trainings_that_diverged_are_done_stay_in_tables_and_count_in_no_mean(monkeypatch, said):
+def test_diverged_trainings_are_rows_but_in_no_mean(monkeypatch, said):
     """At nine heads the seeds 1 and 3 diverge, at 21 all of them."""
 
     def train(runs, *, device, checkpoints):
@@ -401,7 +406,7 @@ def test_trainings_that_diverged_are_done_stay_in_tables_and_count_in_no_mean(mo
     assert experiments.by_seed(table, "H").isna().loc[9].to_list() == [0, 1, 0, 1, 0]
 
 
-def test_the_fewest_seeds_of_any_training_count_and_measurements_stand_by_seed():
+def test_fewest_seeds_and_by_seed():
     put([*of("dana-exp6", seeds=3, where={"H": 5}), *of("dana-exp6", seeds=2, where={"H": 9})])
     table = experiments.table("dana-exp6", "paper")
     assert experiments.fewest_seeds(table) == 2
@@ -418,7 +423,7 @@ def test_epochs_to_nine_tenths_of_the_last_accuracy(curve, epochs):
     assert experiments.epochs_to(curve) == epochs
 
 
-def test_spans_say_the_least_and_the_largest_and_refuse_holes():
+def test_spans_refuse_holes():
     rows = pd.DataFrame({"T": [20_000, 550, 1000], "n": [7, 7, 7], "width": [1, None, 2]})
     assert experiments.spans(rows, "n", "T") == "n = 7, T = 550 to 20,000"
     for field in ("width", "H"):

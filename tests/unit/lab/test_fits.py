@@ -103,8 +103,8 @@ def test_the_bounds_of_a_shape():
     assert shared.floor == bounds.shared_context_floor(**sizes)
 
 
-def test_networks_of_a_family_have_equal_weights_and_the_wide_ones_nearly_the_ceiling():
-    wide = fits._named(fits.Network, "wide-4", "wide-8")
+def test_networks_of_a_family_have_equal_weights():
+    wide = fits.named_sizes(fits.Network, "wide-4", "wide-8")
     every = {DEEP.sizes_of(fit) for fit in DEEP.fittings("paper")} - {*wide}
     for d in {net.d for net in every}:
         nets = sorted(net for net in every if net.d == d)
@@ -120,7 +120,7 @@ def test_networks_of_a_family_have_equal_weights_and_the_wide_ones_nearly_the_ce
 
 
 @pytest.mark.parametrize("context", ["own", "shared"])
-def test_optimizers_and_coordinates_share_data_and_start(context):
+def test_optimizers_and_coordinates_share_data(context):
     [asked, *_] = [fit for fit in LAYER.fittings("quick") if fit.context == context]
     balanced = LAYER.examples(asked)
     raw = LAYER.examples(dataclasses.replace(asked, optimizer="adam", coordinates="raw"))
@@ -136,7 +136,7 @@ def test_optimizers_and_coordinates_share_data_and_start(context):
     assert not torch.equal(other.weights.mu, balanced.weights.mu)
 
 
-def test_a_layer_starts_with_logits_of_the_size_that_it_says():
+def test_a_layer_starts_with_the_spread_of_its_logits():
     asked = dataclasses.replace(next(iter(LAYER.fittings("paper"))), H=50, n=5, d=16, d_h=9, T=300)
     given = LAYER.examples(asked)
     keys = torch.einsum("tnd,hdk->thnk", given.contexts, given.weights.W_K)
@@ -147,7 +147,7 @@ def test_a_layer_starts_with_logits_of_the_size_that_it_says():
 
 
 @pytest.mark.parametrize(("d_h", "d_v", "H"), [(9, 2, 40), (1, 12, 3)])
-def test_networks_start_with_logits_and_values_of_the_size_that_their_rows_say(d_h, d_v, H):
+def test_networks_start_with_the_spreads_of_their_rows(d_h, d_v, H):
     """Whatever the widths: of the logits of both layers' maps, and of what the heads add."""
     asked = next(iter(DEEP.fittings("paper")))
     for logits, values in ((asked.logits, asked.values), (6.0, 0.2)):
@@ -216,7 +216,7 @@ def test_fits_become_rows_and_resume(study, said, ways, shape):
 
 
 @pytest.mark.usefixtures("store")
-def test_ways_are_named_by_what_differs_from_the_published_protocol():
+def test_ways_are_named_by_their_difference():
     [asked, *_] = [fit for fit in LAYER.fittings("paper") if fit.optimizer == "adam"]
     published = dataclasses.replace(asked, **fits.AS_PUBLISHED)
     changes = ({}, {"coordinates": "balanced"}, {"lr": 1e-2}, {"optimizer": "lm", "lr": None})
@@ -234,7 +234,7 @@ def test_ways_are_named_by_what_differs_from_the_published_protocol():
 
 @BOTH
 @pytest.mark.usefixtures("store")
-def test_what_was_reached_is_read_off_fraction_by_fraction(study):
+def test_reached_is_read_off_fraction_by_fraction(study):
     """All seeds up to the first; of the larger ones a seed met the third, and none the last."""
     by_place = {
         (study.sizes_of(fit), fraction, fit.seed): fit

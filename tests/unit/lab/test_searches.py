@@ -1,5 +1,7 @@
 """Bisection finds the edge, from rows alone, and resumes."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ DIVERGED = Outcome(None, None, 0.0, "cpu", "2", "abc", diverged=3)
 @pytest.mark.parametrize("start", [1, 50, 3000])
 def test_a_bisection_ends_at_the_known_edge(edge, start):
     tried = []
-    low, high = searches.bisect(lambda T: tried.append(T) or edge >= T, start, most=2500)
+    low, high = searches.bisect(lambda T: tried.append(T) or edge >= T, start, largest=2500)
     assert 1 <= min(tried) <= max(tried) <= 2500
     assert len(tried) == len(set(tried)) <= 25
     if edge >= 2500:
@@ -79,7 +81,7 @@ def test_a_search_resumes_and_its_rows_tell_all(trained, monkeypatch, device, at
     assert SEARCH.done("quick", ALL, {k: r for k, r in rows.items() if r[0].H == 1}) == (1, 2)
 
 
-def test_examples_of_mahdavi_are_searched_by_their_own_protocol(trained):
+def test_a_search_keeps_to_the_protocol_of_its_paper(trained):
     trained(second_restart)
     experiments.run("mahdavi-capacity", "quick", "cpu")
     table = searches.found("mahdavi-capacity", "quick")
@@ -91,7 +93,7 @@ def test_examples_of_mahdavi_are_searched_by_their_own_protocol(trained):
     }
 
 
-def test_a_processor_tries_no_restart_after_one_that_got_there(trained):
+def test_a_cpu_tries_no_restart_after_a_success(trained):
     calls = trained(lambda run: run.T <= 10, nearly=DIVERGED)
     said = []
     experiments.run("dana-capacity", "quick", "cpu", report=lambda p: said.append(p.said))
@@ -108,7 +110,7 @@ def test_a_processor_tries_no_restart_after_one_that_got_there(trained):
 def test_weights_that_have_a_set_have_its_subsets(trained):
     """A row beyond the first size that fails is not passed over, nor is a smaller size tried."""
     calls = trained(second_restart)
-    lucky = searches.probe("dana-capacity", "quick", SEARCH.cells["quick"][0], 15)[0]
+    lucky = SEARCH.probe("quick", SEARCH.cells["quick"][0], 15)[0]
     storage.append([(lucky, WHOLE)])
     experiments.run("dana-capacity", "quick", "cpu")
     one, two = searches.found("dana-capacity", "quick").itertuples()
@@ -117,7 +119,7 @@ def test_weights_that_have_a_set_have_its_subsets(trained):
     assert min(T for call in calls for H, T, _ in call if H == 1) > 15
 
 
-def test_what_is_memorized_whole_has_no_size_that_fails(trained):
+def test_a_table_memorized_whole_has_no_failed_size(trained):
     trained(lambda run: True)
     experiments.run("dana-capacity", "quick", "cpu")
     table = searches.found("dana-capacity", "quick")
@@ -125,6 +127,16 @@ def test_what_is_memorized_whole_has_no_size_that_fails(trained):
     assert table.failed.isna().all()
     assert table[["N", "n", "d", "d_h", "steps"]].to_numpy().tolist() == [[10, 2, 3, 3, 500]] * 2
     assert table.parameters.tolist() == [2 * 10 * 3 + 2 * 3 + 4 * H * 3 * 3 for H in (1, 2)]
+
+
+def test_a_search_is_asked_without_being_listed():
+    search = dataclasses.replace(SEARCH, name="new", cells={"quick": SEARCH.cells["quick"][:1]})
+    rows = {}
+    while runs := search.missing("quick", ALL, rows):
+        assert {run.experiment for run in runs} == {"new"}
+        rows |= {run.key: (run, WHOLE if second_restart(run) else ALMOST) for run in runs}
+    assert search.done("quick", ALL, rows) == (1, 1)
+    assert search.found("quick", rows).memorized.tolist() == [10]
 
 
 @pytest.mark.parametrize("arguments", [("dana-size", "paper"), ("dana-capacity", "full")])

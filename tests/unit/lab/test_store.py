@@ -86,14 +86,14 @@ def test_any_outcome_is_read_as_it_was_written(tmp_path_factory, fields, early_s
     assert stored(root / "trial" / "quick.csv") == written
 
 
-def test_a_row_is_added_once_and_the_first_of_two_counts(tmp_path, path):
+def test_append_adds_a_row_once_and_the_first_counts(tmp_path, path):
     again = (RUN, dataclasses.replace(OUTCOME, loss=2.0))
     assert storage.append([*made(1), again, *made(3)], tmp_path) == 3
     assert storage.append([again, *made(2)], tmp_path) == 0
     assert stored(path) == made(3)
 
 
-def test_tests_of_assumptions_are_rows_and_kinds_are_not_mixed(tmp_path, path):
+def test_kinds_of_rows_are_not_mixed(tmp_path, path):
     bare = dataclasses.replace(FINDING, ranked=0, least_rank=None, most_rank=None)
     written = [(CHECK, FINDING), (dataclasses.replace(CHECK, size=5), bare)]
     for mixed in ([(RUN, FINDING)], [(RUN, OUTCOME), (CHECK, FINDING)]):
@@ -116,7 +116,7 @@ def test_the_key_is_the_configuration_and_nothing_else():
     "file",
     ["mahdavi-fig3/quick", "dana-exp6/paper", "assumptions-vision/quick", "answer-training/paper"],
 )
-def test_what_is_shipped_is_written_byte_for_byte_as_today(tmp_path, file):
+def test_shipped_files_are_written_byte_for_byte(tmp_path, file):
     path = storage.SHIPPED / f"{file}.csv"
     storage.append(stored(path), tmp_path)
     assert (tmp_path / f"{file}.csv").read_bytes() == path.read_bytes()
@@ -183,7 +183,7 @@ def test_no_damage_is_accepted_in_silence(tmp_path, path, damage, written):
 
 
 @pytest.mark.parametrize("what", OTHER_SYSTEMS)
-def test_what_another_system_makes_of_a_file_is_read_and_written_on(tmp_path, path, what):
+def test_files_of_other_systems_are_read_and_extended(tmp_path, path, what):
     storage.append(made(4), tmp_path)
     path.write_bytes(OTHER_SYSTEMS[what](path.read_bytes()))
     assert storage.append(made(6), tmp_path) == 2
@@ -278,7 +278,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path, path):
     assert sorted(run.seed for run, _ in stored(path)) == list(range(80))  # each once
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_rows(tmp_path, path):
+def test_a_killed_writer_leaves_whole_rows(tmp_path, path):
     fork, rng = multiprocessing.get_context("fork"), random.Random(0)
     for _ in range(20):
         have = stored(path)
@@ -300,7 +300,7 @@ def write_within(most, root):
 
 
 @pytest.mark.parametrize("room", [-1, 0, 1, 100, 300])
-def test_rows_that_the_disk_has_no_room_for_leave_the_file_as_it_was(tmp_path, path, room):
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, path, room):
     storage.append(made(1), tmp_path)
     before = path.read_bytes()
     limits = len(before) + room, tmp_path
@@ -313,7 +313,7 @@ def test_rows_that_the_disk_has_no_room_for_leave_the_file_as_it_was(tmp_path, p
     assert stored(path) == made(4)
 
 
-def test_a_writer_waits_for_the_lock_and_a_reader_does_not(tmp_path, path):
+def test_a_writer_waits_for_the_lock_a_reader_does_not(tmp_path, path):
     storage.append(made(2), tmp_path)
     writer = threading.Thread(target=storage.append, args=(made(3), tmp_path))
     with FileLock(path.with_suffix(".lock")):
@@ -327,7 +327,7 @@ def test_a_writer_waits_for_the_lock_and_a_reader_does_not(tmp_path, path):
 def test_who_waits_for_a_lock_says_so_and_not_for_ever(tmp_path, path, monkeypatch, capfd):
     """A process that was stopped holds it; what can be read without it is read."""
     storage.append(made(2), tmp_path)
-    monkeypatch.setattr(storage, "_PATIENCE", (0.05, 0.1))
+    monkeypatch.setattr(storage, "PATIENCE", (0.05, 0.1))
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     capfd.readouterr()
     for wait in (lambda: storage.append(made(3), tmp_path), lambda: storage.check_writable(RUN)):
@@ -407,7 +407,7 @@ def test_a_count_that_cannot_be_written_loses_no_row(tmp_path, path, monkeypatch
 # --- where rows go --------------------------------------------------------------------------------
 
 
-def test_rows_go_to_the_folder_that_is_named_or_into_the_checkout(tmp_path, monkeypatch):
+def test_writable_root_is_named_or_the_checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for named, folder in [(" ~/rows\n", tmp_path / "rows"), (" ", storage.SHIPPED)]:
         monkeypatch.setenv("ATTNMEM_MEASUREMENTS", named)
@@ -417,13 +417,17 @@ def test_rows_go_to_the_folder_that_is_named_or_into_the_checkout(tmp_path, monk
         storage.writable_root()
 
 
-def test_rows_measured_here_come_after_those_shipped_and_replace_them(store, tmp_path):
+def test_known_takes_new_rows_for_those_shipped(store, tmp_path):
     storage.append(made(2), tmp_path / "shipped")
     newer = [(run, dataclasses.replace(outcome, tf32=True)) for run, outcome in made(3)[1:]]
     storage.append(newer)
     assert (store / "trial" / "quick.csv").exists()
     assert list(storage.known("trial", "quick").values()) == [made(1)[0], *newer]
     assert list(storage.known("trial", "quick", recompute=True).values()) == newer
+    assert list(storage.known("trial", "quick", root=tmp_path / "none").values()) == made(2)
+    assert storage.known("trial", "quick", recompute=True, root=tmp_path / "none") == {}
+    storage.check_writable(RUN, tmp_path / "none")
+    assert (tmp_path / "none" / "trial").is_dir()
 
 
 # --- the commit -----------------------------------------------------------------------------------
@@ -468,7 +472,7 @@ def head(package):
     return git(package, "rev-parse", "HEAD")[:12]
 
 
-def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(checkout, monkeypatch):
+def test_commit_says_whether_the_code_has_changed(checkout, monkeypatch):
     assert commit(checkout) == head(checkout)
     (checkout / "rows.csv").write_text("2\n")
     (checkout / "new.py").write_text("2\n")
@@ -480,7 +484,7 @@ def test_rows_carry_the_commit_of_the_code_and_whether_it_has_changed_since(chec
     assert commit(checkout) == commit(checkout.parent) == "0123456789ab"
 
 
-def test_variables_of_hooks_lead_to_no_other_repository(checkout, tmp_path, monkeypatch):
+def test_commit_ignores_the_variables_of_hooks(checkout, tmp_path, monkeypatch):
     """Git tells its hooks so which repository they belong to, and of which files."""
     own = head(checkout)
     git(tmp_path, "init", "-q", "thesis")
@@ -524,13 +528,13 @@ FOREIGN = (below_another_repository, part_of_another_project)
 
 
 @pytest.mark.parametrize("case", [no_git, no_repository, installed, *FOREIGN])
-def test_rows_never_name_the_commit_of_another_repository(checkout, monkeypatch, case):
+def test_commit_is_not_that_of_another_repository(checkout, monkeypatch, case):
     assert commit(checkout) == head(checkout)
     assert commit(case(checkout, monkeypatch.setenv)) == storage.UNKNOWN
 
 
 @pytest.mark.usefixtures("store")
-def test_that_rows_will_name_no_commit_is_said_before_they_are_measured(monkeypatch):
+def test_check_writable_warns_of_rows_without_commit(monkeypatch):
     monkeypatch.setattr(storage, "commit", lambda: storage.UNKNOWN)
     with pytest.warns(UserWarning, match="ATTNMEM_COMMIT is not set"):
         storage.check_writable(RUN)

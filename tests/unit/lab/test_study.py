@@ -67,7 +67,7 @@ def test_variants_differ_by_their_name_only():
             assert [dataclasses.replace(run, variant="code") for run in theirs] == of(name)
 
 
-def test_a_part_of_a_grid_is_chosen_by_values_that_its_cells_have():
+def test_runs_of_a_part_are_chosen_by_values():
     part = experiments.runs("dana-exp1", "paper", 2, where={"d": 10, "H": 6})
     assert [(run.d, run.H, run.seed) for run in part] == [(10, 6, 0), (10, 6, 1)]
     assert set(part) < set(of("dana-exp1"))
@@ -123,7 +123,7 @@ def test_the_learning_rates_are_those_of_the_sheet():
             assert run.steps == 64 * (run.T // run.batch)
 
 
-def test_parameters_that_are_compared_are_equal_by_the_papers_count():
+def test_compared_parameters_are_equal_in_number():
     for aot, mlp in zip(of("dana-exp5-aot"), of("dana-exp5-mlp"), strict=True):
         assert (aot.d, aot.seed) == (mlp.d, mlp.seed)
         assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
@@ -178,15 +178,15 @@ def test_bad_arguments_are_named(name, profile, options, refused):
     ],
 )
 def test_a_bad_entry_is_refused_by_its_name_and_field(was, now, refused, monkeypatch, tmp_path):
-    text = study._FILE.read_text()
+    text = study.GRIDS.read_text()
     assert was in text
     (tmp_path / "grids.toml").write_text(text.replace(was, now))
-    monkeypatch.setattr(study, "_FILE", tmp_path / "grids.toml")
+    monkeypatch.setattr(study, "GRIDS", tmp_path / "grids.toml")
     with pytest.raises(ValueError, match=rf"^grids\.toml, {refused}"):
         study.from_grids(study.Experiment)
 
 
-def test_a_model_family_is_one_entry_and_an_experiment_another(store, monkeypatch, capsys):
+def test_a_new_family_and_experiment_are_two_entries(store, monkeypatch, capsys):
     """Nothing else has to know of them to run, read and list them."""
     monkeypatch.setitem(models.MODELS, "new", models.MODELS["aot"])
     cells = [cell | {"model": "new"} for cell in EXPERIMENTS["dana-exp6"].cells["quick"]]
