@@ -179,3 +179,25 @@ def test_a_reader_that_has_seen_enough_is_no_error(command):
     process.join()
     os.close(writing)
     assert process.exitcode == 0
+
+
+def test_status_adds_the_prices_of_each_curve(capsys):
+    """Of a cell with a row by this row, of others by the same number of heads, of none by all."""
+    storage.append(
+        (run, outcome(36.0 * run.H))
+        for run in experiments.runs("mahdavi-fig2a", "quick")
+        if run.T != 1000 and run.H < run.T / 100
+    )
+    assert cli.main(["status", "--profile", "quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [i for i, line in enumerate(lines) if " mahdavi-fig2a " in line]
+    said = "quick mahdavi-fig2a code 10 of 24 in part 20.4 min"
+    assert " ".join(lines[at].split()) == said
+    mean = (2 * (1 + 2) + 2 * (1 + 2 + 4)) / 10  # heads of the rows that there are
+    minutes = [36 / 60 * 2 * heads for heads in (4 + mean, mean, 1 + 2 + 4 + mean)]
+    assert [line.strip() for line in lines[at + 1 : at + 4]] == [
+        f"T = 250: 4 missing {minutes[0]:.1f} min",
+        f"T = 500: 2 missing {minutes[1]:.1f} min",
+        f"T = 1000: 8 missing {minutes[2]:.1f} min",
+    ]
+    assert sum(minutes) == pytest.approx(20.4)

@@ -8,8 +8,8 @@ import torch
 from attnmem import __main__ as cli
 from attnmem.lab import data, experiments, models, study
 from attnmem.lab.experiments import EXPERIMENTS, STUDIES
-
-from plain import READINGS
+from attnmem.lab.store import Outcome
+from attnmem.lab.study import ALL
 
 
 def of(name, profile="paper"):
@@ -53,10 +53,6 @@ def test_every_published_experiment_has_every_run_once():
         for run in experiments.runs(name, profile, variant=variant)
     ]
     assert len(set(keys)) == len(keys) > sum(COUNTS.values())
-
-
-def test_variants_are_read_as_they_are_written_down():
-    assert {name: tuple(variant) for name, variant in models.VARIANTS.items()} == READINGS
 
 
 def test_variants_differ_by_their_name_only():
@@ -127,9 +123,6 @@ def test_compared_parameters_are_equal_in_number():
     for aot, mlp in zip(of("dana-exp5-aot"), of("dana-exp5-mlp"), strict=True):
         assert (aot.d, aot.seed) == (mlp.d, mlp.seed)
         assert 4 * aot.d**2 * aot.H == 4 * mlp.d**2 * mlp.H + 2 * mlp.d * mlp.width
-    runs = experiments.runs("dana-budget", "paper", variant="paper")
-    assert {run.d_h for run in runs} == {1, 2, 5, 10}
-    assert len({models.parameter_count(run) for run in runs}) == 1
 
 
 def test_the_protocol_of_the_memorization_grids():
@@ -200,3 +193,35 @@ def test_a_new_family_and_experiment_are_two_entries(store, monkeypatch, capsys)
     assert cli.main(["status", "--profile", "quick"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["quick", "dana-new", "code", "6", "of", "6", "complete"] in lines
+
+
+# --- prices ---------------------------------------------------------------------------------------
+
+
+def outcome_in(seconds, **changes):
+    return dataclasses.replace(Outcome(0.5, 0.1, seconds, "cpu", "2", "abc"), **changes)
+
+
+def test_a_curve_without_rows_is_priced_by_its_steps():
+    """A step takes H milliseconds here, on a GPU none of them; some stop after half of the steps.
+
+    A cell with rows costs what they took; others are priced as if nothing stopped early.
+    """
+    study = STUDIES["mahdavi-fig4-heads"]
+    runs = study.configs("paper")
+    rows = []
+    for run in runs:
+        if run.T == 30_000 and run.seed < 2 and run.H < 60:
+            steps = run.steps // 2 if run.H >= 30 else run.steps
+            early = {"accuracy": 1.0, "best_step": steps} if run.H >= 30 else {}
+            rows.append((run, outcome_in(1e-3 * run.H * steps, **early)))
+        if run.T == 130_000 and run.seed == 0:
+            rows.append((run, outcome_in(1.0, device="H100")))
+    stored = {run.key: (run, result) for run, result in rows}
+    missing = study.missing("paper", ALL, stored)
+    assert len(missing) == len(runs) - len(rows)
+    rates = [1e-3 * H for H in (1, 5, 10, 20, 30, 40, 50) for _ in range(2)]
+    for run, price in zip(missing, study.prices(missing, stored), strict=True):
+        steps = run.steps // 2 if run.T == 30_000 and 30 <= run.H < 60 else run.steps
+        rate = 1e-3 * run.H if run.H < 60 else sum(rates) / len(rates)
+        assert price == pytest.approx(rate * steps), run
