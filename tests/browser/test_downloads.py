@@ -27,7 +27,8 @@ def home(tmp_path_factory):
 
 
 @pytest.mark.parametrize("chapter", chapters())
-def test_a_notebook_is_that_of_the_button_and_has_no_markup_of_the_book(home, chapter):
+def test_a_download_is_the_notebook_without_markup(home, chapter):
+    """A notebook is that of the button and has no markup of the book."""
     path = home / f"{chapter.replace('/', '-')}.ipynb"
     button = HTML / "_sources" / "book" / "notebooks" / f"{chapter}.ipynb"
     assert button.read_bytes() == path.read_bytes()
@@ -40,7 +41,7 @@ def test_a_notebook_is_that_of_the_button_and_has_no_markup_of_the_book(home, ch
         assert text.count("<details>") == text.count("</details>")
 
 
-def test_a_downloaded_notebook_runs_in_a_fresh_environment_beside_the_wheel(home, tmp_path):
+def test_a_download_runs_in_a_fresh_environment(home, tmp_path):
     """Its first cell installs the library; what that needs comes from the environment of the tests.
 
     The fresh one is empty but for a path to those packages, among which the library is none.

@@ -54,7 +54,8 @@ def test_an_answer_is_judged_in_words(visit, chapter):
 
 
 @pytest.mark.parametrize("chapter", EXERCISES)
-def test_the_page_says_of_each_answer_what_the_notebook_says(visit, chapter):
+def test_answers_are_judged_as_in_the_notebook(visit, chapter):
+    """The page says of each answer what the notebook says."""
     page = visit(f"book/notebooks/{chapter}.html")
     known = json.loads(page.locator(".attempt").get_attribute("data-answers"))
     if isinstance(known, str):

@@ -42,7 +42,8 @@ def wide(request, opened):
     page.context.close()
 
 
-def test_a_page_is_complete_asks_for_nothing_outside_and_fits(wide, visit, site, overhang):
+def test_a_page_is_complete_and_fits(wide, visit, site, overhang):
+    """It asks for nothing outside, and nothing in it is wider than the page."""
     for page in (wide, visit(wide.name, 390)):
         assert page.faults == []
         assert [url for url in page.loaded if not url.startswith((site, "data:", "blob:"))] == []
@@ -58,7 +59,8 @@ def test_a_page_is_complete_asks_for_nothing_outside_and_fits(wide, visit, site,
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_nothing_but_trifles_stands_in_the_way_of_any_reader(wide, theme):
+def test_a_page_is_accessible(wide, theme):
+    """Nothing but trifles stands in the way of any reader."""
     if theme == "dark" and wide.name.split("/")[-2] not in ARGUMENT:
         pytest.skip("colours are the same on all pages, and the argument has the pictures")
     wide.add_style_tag(content="* { transition: none !important }")  # colours would still fade
@@ -132,7 +134,9 @@ def test_punctuation_stays_with_the_formula_before_it(wide):
     assert wide.locator("article .glue").evaluate_all(BROKEN) == 0
 
 
-def test_a_page_says_what_it_is_once_and_has_an_icon_and_a_card(wide):
+def test_a_page_has_a_title_an_icon_and_a_card(wide):
+    """A page says what it is once, and has an icon and a card."""
+
     def said(name, of="content"):
         (tag,) = wide.locator(f"head {name}").all()
         return tag.get_attribute(of)
@@ -161,7 +165,8 @@ def test_pages_that_sphinx_makes_fit_a_phone(visit, overhang, name, site):
         assert page.locator("nav li a").count() > 10
 
 
-def test_links_lead_somewhere_buttons_to_the_repository_and_the_download_to_a_notebook(wide, site):
+def test_links_and_buttons_lead_somewhere(wide, site):
+    """Buttons lead to the repository, and the download to a notebook."""
     links = wide.eval_on_selector_all("a[href]", HREFS)
     for url in {link for link in links if link.startswith(site)}:
         target, fragment = on_disk(url), urllib.parse.urlparse(url).fragment
@@ -180,7 +185,8 @@ def test_links_lead_somewhere_buttons_to_the_repository_and_the_download_to_a_no
 NUMBER = "figcaption .caption-number, caption .caption-number"
 
 
-def test_every_picture_and_every_table_has_a_numbered_caption(wide):
+def test_pictures_and_tables_have_numbered_captions(wide):
+    """Every picture and every table has a numbered caption."""
     shown = wide.locator("article :is(img, table):not(.explored *)")
     captioned = shown.filter(has=wide.locator(NUMBER)).count()
     framed = wide.locator("article figure", has=wide.locator(NUMBER)).locator("img, table").count()
@@ -195,7 +201,8 @@ MODULES = {name for _, name, _ in pkgutil.walk_packages(attnmem.__path__, "attnm
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_every_public_name_of_the_library_is_documented(name):
+def test_public_names_are_documented(name):
+    """Every public name of the library is documented."""
     page = "".join(path.read_text() for path in (HTML / "book").glob("library*.html"))
     room = importlib.import_module(".".join(name.split(".")[:2]))
     whole = hasattr(room, "__all__")  # what it offers, wherever it is defined

@@ -16,7 +16,8 @@ EXPLORER = "book/notebooks/beyond/explorer.html"
 CLAIMS = "book/claims.html"
 
 
-def test_search_finds_a_word_of_the_book_shows_it_and_quotes_sentences(visit):
+def test_search_finds_a_word_and_quotes_sentences(visit):
+    """Search finds a word of the book, shows it and quotes sentences."""
     page = visit("search.html?q=Kruskal", 390)
     page.wait_for_selector("#search-results li .context")
     titles = page.locator("#search-results li a").all_inner_texts()
@@ -27,13 +28,15 @@ def test_search_finds_a_word_of_the_book_shows_it_and_quotes_sentences(visit):
     assert not any("Contents" in words for words in quoted)
 
 
-def test_search_finds_the_page_of_known_models_by_their_name(visit):
+def test_search_finds_known_models_by_name(visit):
+    """Search finds the page of known models by their name."""
     page = visit("search.html?q=GPT-2")
     page.wait_for_selector("#search-results li a[href*=your-model]")
 
 
 @pytest.mark.parametrize("name", ["your-data", "your-model", "explorer"])
-def test_no_output_and_no_command_of_a_tool_is_wider_than_its_box(visit, name):
+def test_outputs_and_commands_fit_their_boxes(visit, name):
+    """No output and no command of a tool is wider than its box."""
     page = visit(f"book/notebooks/beyond/{name}.html")
     wide = "boxes => boxes.filter(b => b.scrollWidth > b.clientWidth + 1).map(b => b.textContent)"
     assert page.locator("pre").evaluate_all(wide) == []
@@ -46,7 +49,8 @@ def shown(page):
     return page.locator("details.claim:visible")
 
 
-def test_claims_can_be_filtered_and_the_address_keeps_what_is_asked(visit):
+def test_claims_are_filtered_and_the_address_keeps_it(visit):
+    """Claims can be filtered, and the address keeps what is asked."""
     page, verdicts, all_claims = visit(CLAIMS), recorded(), claims.claims().values()
     known = {claim.key: claims.facets(claim, verdicts.get(claim.key)) for claim in all_claims}
     assert shown(page).count() == len(known)
@@ -70,7 +74,8 @@ def test_claims_can_be_filtered_and_the_address_keeps_what_is_asked(visit):
     assert shown(visit(f"{CLAIMS}?kind=none")).count() == len(known)
 
 
-def test_claims_can_be_searched_also_by_what_is_folded_and_in_formulas(visit):
+def test_claims_are_searched_also_where_folded(visit):
+    """Claims can be searched, also by what is folded and in formulas."""
     page, known = visit(CLAIMS), claims.claims()
     for words in ("kruskal", "sign of the ENTROPY", "H d_h", "dana-exp1/paper"):
         page.fill("[name=text]", words)
@@ -90,7 +95,8 @@ def in_view(page, key):
     return 0 <= top < 400
 
 
-def test_an_address_with_a_claim_opens_and_shows_it_and_an_unfolded_one_is_in_it(visit):
+def test_an_address_with_a_claim_unfolds_it(visit):
+    """An address with a claim opens and shows it, and an unfolded claim is in the address."""
     page = visit(f"{CLAIMS}#claim-dana-corollary-1")
     for key in ("dana-corollary-1", "mahdavi-theorem-1"):
         page.evaluate(f"location.hash = '#claim-{key}'")
@@ -108,7 +114,8 @@ def test_an_address_with_a_claim_opens_and_shows_it_and_an_unfolded_one_is_in_it
         assert page.url.endswith(end)
 
 
-def test_the_claims_are_short_while_folded_and_a_list_without_script(visit, chromium, site):
+def test_claims_are_short_and_a_list_without_script(visit, chromium, site):
+    """The claims are short while folded, and a list without script."""
     page = visit(CLAIMS)
     assert page.locator("details.claim[open]").count() == 0
     assert page.evaluate("document.scrollingElement.scrollHeight") <= TALL * len(claims.claims())
@@ -135,7 +142,8 @@ WIDE = """boxes => boxes.filter((box) => [...box.querySelectorAll("text")].some(
 
 
 @pytest.mark.parametrize(("width", "least"), [(1280, 6), (390, 1)])
-def test_the_graph_opens_on_boxes_that_can_be_read_and_lead_to_their_claims(visit, width, least):
+def test_the_graph_has_legible_boxes_with_links(visit, width, least):
+    """The graph opens on boxes that can be read and lead to their claims."""
     page = visit(CLAIMS, width)
     graph, drawn = page.locator(".graph"), page.locator('.graph a[href^="#claim-"]')
     linked = {node for edge in edges(read(), recorded()) for node in edge[:2]}
@@ -221,7 +229,8 @@ MODELS = {
 }
 
 
-def test_known_models_and_the_widest_layer_have_the_counts_of_the_library_and_a_sentence(visit):
+def test_explorer_has_the_counts_of_the_library(visit):
+    """Known models and the widest layer have the counts of the library and a sentence."""
     page = visit(EXPLORER)
     said = page.locator("#result")
     assert said.inner_text() == (
@@ -252,7 +261,8 @@ def test_known_models_and_the_widest_layer_have_the_counts_of_the_library_and_a_
     assert said == ("Your layer: at least 34 numbers, at most 64, in 80 weights with one output.")
 
 
-def test_the_explorer_works_with_the_keyboard_and_remembers_sizes_in_its_address(visit):
+def test_explorer_works_with_the_keyboard(visit):
+    """The explorer works with the keyboard and remembers sizes in its address."""
     page = visit(EXPLORER)
     heads, slider = page.locator("#size-H"), page.locator("input:has(+ #size-H)")
     slider.focus()
@@ -270,7 +280,8 @@ def test_the_explorer_works_with_the_keyboard_and_remembers_sizes_in_its_address
     assert page.input_value("#size-d") == "8128", "far out a slider stops less often"
 
 
-def test_on_a_phone_the_bars_stay_in_view_while_any_slider_moves(visit):
+def test_explorer_bars_stay_in_view_on_a_phone(visit):
+    """On a phone the bars stay in view while any slider moves."""
     page = visit(EXPLORER, 390)
     for slider in page.locator("form#explorer [type=range]").all():
         slider.scroll_into_view_if_needed()
@@ -293,12 +304,14 @@ DRAG = """slider => {
 }"""
 
 
-def test_a_drag_is_answered_within_a_frame_also_at_many_heads(visit):
+def test_explorer_answers_a_drag_within_a_frame(visit):
+    """A drag is answered within a frame, also at many heads."""
     page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&L=128")
     assert page.locator("input:has(+ #size-d)").evaluate(DRAG) < 1000 / 60
 
 
-def test_numbers_are_in_one_piece_and_bars_end_on_the_axis_at_the_largest_sizes(visit):
+def test_explorer_shows_the_largest_sizes(visit):
+    """Numbers are in one piece, and bars end on the axis at the largest sizes."""
     page = visit(f"{EXPLORER}#H=128&d=8192&d_h=1024&n=131072&L=128&S=131072&N=262144")
     numbers, drawn = ends(page, "own_context_floor deep")
     layers = bounds.deep_ceiling([128] * 128, 1024, 1024, 8192)
@@ -324,7 +337,8 @@ def refused(page):
     return said.locator("output").inner_text() if said.is_visible() else None
 
 
-def test_the_explorer_follows_its_address_and_refuses_sizes_that_it_cannot_show(visit):
+def test_explorer_follows_its_address(visit):
+    """The explorer follows its address and refuses sizes that it cannot show."""
     for sizes, said in {
         "d=8193&n=0": "d = 8193 (its slider: 2 to 8192), n = 0 (its slider: 1 to 131072)",
         "H=2.5": "H = 2.5 (its slider: 1 to 128)",
@@ -346,7 +360,8 @@ def test_the_explorer_follows_its_address_and_refuses_sizes_that_it_cannot_show(
     assert refused(page) == "d = 1 (its slider: 2 to 8192)"
 
 
-def test_a_near_point_of_a_measured_size_is_that_point_and_far_ones_are_not_shown(visit):
+def test_explorer_shows_measured_points_nearby(visit):
+    """A point near a measured size is that point, and far ones are not shown."""
     page = visit(EXPLORER)
     points = json.loads(page.locator("#measured").text_content())["points"]
     page.evaluate("for (const part of document.querySelectorAll('.explored')) part.open = true")
@@ -373,7 +388,8 @@ def ends(page, name):
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_chart_draws_floor_and_ceiling_on_its_axis_from_each_start(visit, width):
+def test_the_chart_draws_floor_and_ceiling(visit, width):
+    """The chart draws floor and ceiling on its axis from each start."""
     page = visit(EXPLORER, width)
     starts = page.locator(".presets button:visible")
     assert starts.count() == 8
@@ -395,7 +411,8 @@ def test_the_chart_draws_floor_and_ceiling_on_its_axis_from_each_start(visit, wi
     assert (chart["x"] > form["x"]) == (width > 800)
 
 
-def test_what_this_book_refutes_is_not_called_a_theorem(visit):
+def test_what_is_refuted_is_not_called_a_theorem(visit):
+    """What this book refutes is not called a theorem."""
     page = visit(EXPLORER)
     groups = {}
     for row in page.locator("#capacities tbody tr").all():

@@ -72,7 +72,8 @@ def test_the_still_is_what_the_script_draws_first(drawn, name):
 
 
 @pytest.mark.parametrize("width", [360, 720])
-def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn, width):
+def test_the_ruler_marks_counts_without_overlap(drawn, width):
+    """The ruler has a mark for each count, and no two labels overlap."""
     page = drawn("ruler", width)
     data = json.loads(page.locator('script[type="application/json"]').text_content())
     for heads in range(1, 65):
@@ -92,7 +93,8 @@ def test_the_ruler_has_a_mark_for_each_count_and_no_two_labels_overlap(drawn, wi
             assert apart or one[3] <= two[2] + 3 or two[3] <= one[2] + 3, heads
 
 
-def test_xor_has_three_corners_with_one_head_and_four_with_two_by_keyboard(drawn):
+def test_xor_needs_two_heads(drawn):
+    """Xor has three corners with one head and four with two, also by keyboard."""
     page = drawn("xor")
     right = page.locator(".corner.right")
     assert right.count() == 3
@@ -125,7 +127,8 @@ def test_dials_of_growth_count_as_the_library_does(drawn):
     assert page.faults == []
 
 
-def test_the_valley_is_walked_with_two_step_sizes_and_left_with_a_third(drawn):
+def test_the_valley_is_left_with_a_third_step_size(drawn):
+    """The valley is walked with two step sizes, and left with a third."""
     page = drawn("getting-there")
     for size, steps, words in ((0.9, 20, "48% in the flat direction, 0%"), (1.8, 40, "5% in")):
         slide(page, "#valley-size", size)
@@ -145,7 +148,8 @@ def test_a_walk_over_the_fold_turns_round_at_it(drawn):
     assert places == [367.5, 400, 367.5]
 
 
-def test_a_push_moves_the_free_head_and_hardly_the_saturated_one(drawn):
+def test_a_push_moves_the_free_head(drawn):
+    """A push moves the free head and hardly the saturated one."""
     page = drawn("trained-turns")
     slide(page, "#turns-push", 2.5)
     moved = []
@@ -162,7 +166,8 @@ def test_a_push_moves_the_free_head_and_hardly_the_saturated_one(drawn):
     assert 0 < moved[1] < 1
 
 
-def test_the_staircase_plays_until_a_reader_steps_and_is_complete_on_paper(drawn):
+def test_the_staircase_plays_and_is_whole_on_paper(drawn):
+    """The staircase plays until a reader steps, and is complete on paper."""
     page = drawn("staircase")
     free = page.locator(".cell.free")
     assert free.count() == 9
@@ -183,7 +188,8 @@ def test_the_staircase_plays_until_a_reader_steps_and_is_complete_on_paper(drawn
     assert free.count() == 9
 
 
-def test_a_head_looks_away_from_the_query_that_is_orthogonal_to_v(drawn):
+def test_a_head_looks_away_from_an_orthogonal_query(drawn):
+    """A head looks away from the query that is orthogonal to v."""
     page = drawn("looking-away")
     dot = page.locator(".query .dot").nth(0)
     slide(page, "#away-v", 110)
@@ -218,7 +224,8 @@ def amounts_of_one_head(e, *amounts):
     return AoTWeights(embedding, positions, asks / two, asks, reads, writes.mT, W_U)
 
 
-def test_each_combination_of_four_switches_shows_its_curve_or_says_that_it_has_none(drawn):
+def test_four_switches_show_their_curve_or_say_none(drawn):
+    """Each combination of four switches shows its curve or says that it has none."""
     page = drawn("suspects")
     boxes = page.locator("[type=checkbox]").all()
     trained = {"0000", "1000", "0100", "0010", "0001", "1110", "1111"}
@@ -231,7 +238,8 @@ def test_each_combination_of_four_switches_shows_its_curve_or_says_that_it_has_n
         ]
 
 
-def test_heads_nod_or_refuse_as_the_library_proves_and_what_balances_cancels(drawn):
+def test_heads_nod_or_refuse_as_is_proved(drawn):
+    """Heads nod or refuse as the library proves, and what balances cancels."""
     page, (cube, _) = drawn("cube"), every_parity(3)
     needed = {2: [0] * 4, 3: [0] * 4}
     for size, rows in ((2, cube[::2]), (3, cube)):
@@ -279,7 +287,8 @@ def test_heads_nod_or_refuse_as_the_library_proves_and_what_balances_cancels(dra
     assert page.faults == []
 
 
-def test_the_microscope_shows_what_float32_stores_and_what_its_rank_says(drawn):
+def test_the_microscope_shows_float32_and_its_rank(drawn):
+    """The microscope shows what float32 stores, and what its rank says."""
     page = drawn("features")
     told = {0: "stored as one vector", 1: "taken for one direction", 2: "two directions"}
     for k in range(15):
@@ -434,7 +443,8 @@ def filled(page, ended=False):
     [(T, seed, "met") for T, seed in ((1, 1), (5, 9), (20, 1), (20, 4), (33, 2), (34, 3), (48, 5))]
     + [(48, 1, "met"), (70, 1, ""), (80, 2, "")],
 )
-def test_a_layer_of_80_weights_learns_in_the_page_as_in_the_library(drawn, T, seed, end):
+def test_a_layer_learns_as_in_the_library(drawn, T, seed, end):
+    """A layer of 80 weights learns in the page as in the library."""
     page = drawn("fill", reduced_motion="reduce", hash=f"T={T}&by=lm&seed={seed}")
     start, *data, state = filled(page)
     answers = torch.tensor(state["answers"], dtype=torch.float64)
@@ -457,7 +467,8 @@ def test_a_layer_of_80_weights_learns_in_the_page_as_in_the_library(drawn, T, se
     assert page.evaluate("location.hash") == f"#T={T}&by=lm&seed={seed}"
 
 
-def test_silent_twins_answer_nothing_and_magnified_steps_reach_any_labels(drawn):
+def test_silent_twins_reach_labels_by_magnified_steps(drawn):
+    """Silent twins answer nothing, and magnified steps reach any labels."""
     page = drawn("fill", hash="T=24&by=twins")
     slide(page, "#fill-eps", 8)
     heads, *data, state = filled(page)
@@ -472,7 +483,8 @@ def test_silent_twins_answer_nothing_and_magnified_steps_reach_any_labels(drawn)
     assert (torch.tensor(filled(page)[-1]["answers"]) - data[2]).abs().max() < 1e-5
 
 
-def test_adam_learns_in_the_page_too_and_a_second_press_draws_other_labels(drawn):
+def test_adam_learns_and_a_second_press_draws_labels(drawn):
+    """Adam learns in the page, too, and a second press draws other labels."""
     page = drawn("fill", hash="T=12&by=adam&seed=2")
     page.click("button")
     first = filled(page, ended=True)
@@ -484,7 +496,8 @@ def test_adam_learns_in_the_page_too_and_a_second_press_draws_other_labels(drawn
     assert "All 12 labels fit" in page.locator("p").text_content()
 
 
-def test_a_new_label_slides_the_crossing_along_the_other_line(drawn):
+def test_a_new_label_slides_the_crossing(drawn):
+    """A new label slides the crossing along the other line."""
     page = drawn("independent-rows")
     for label in (2, 4.5, 8):
         slide(page, "#rows-label", label)
@@ -503,7 +516,8 @@ def test_a_new_label_slides_the_crossing_along_the_other_line(drawn):
     assert page.faults == []
 
 
-def test_one_more_keeps_sixteen_facts_and_fades_without_memory(drawn):
+def test_one_more_keeps_sixteen_facts_or_fades(drawn):
+    """One more keeps sixteen facts with a memory, and fades without."""
     page = drawn("one-more")
     full = page.locator('.fact[fill-opacity="1.0"]')
     assert full.count() == 10
@@ -525,7 +539,8 @@ def test_one_more_keeps_sixteen_facts_and_fades_without_memory(drawn):
     assert page.faults == []
 
 
-def test_a_choice_of_labels_has_an_arc_and_survives_in_so_many_bits_as_a_dot_of_it_needs(drawn):
+def test_a_choice_of_labels_has_an_arc_and_its_bits(drawn):
+    """A choice of labels has an arc, and survives in so many bits as a dot of it needs."""
     page = drawn("arcs")
     features = [(1, 0), (0, 1), (1, 1), (1, -2), (-3, 4), (-1, -20)]
     rows = page.locator(".row").evaluate_all("all => all.map((row) => row.getAttribute('d'))")

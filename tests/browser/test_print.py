@@ -36,7 +36,8 @@ def printed(visit, tmp_path):
     return on_paper
 
 
-def test_a_dark_page_is_printed_as_a_light_one_and_dark_again_afterwards(printed):
+def test_a_dark_page_is_printed_as_a_light_one(printed):
+    """A dark page is printed as a light one, and is dark again afterwards."""
     page, dark = printed(PROOFS, DARK)
     _, light = printed(PROOFS, LIGHT)
     drawn = [[sheet.get_contents().get_data() for sheet in sheets] for sheets in (dark, light)]
@@ -48,7 +49,8 @@ FOLDED = """() => [...document.querySelectorAll(".bd-article details.sd-dropdown
   ({ childNodes }) => [...childNodes].find((part) => part.nodeType === 3)?.data ?? "")"""
 
 
-def test_proofs_and_solutions_unfold_and_folded_code_leaves_no_stub(printed):
+def test_proofs_and_solutions_unfold_in_print(printed):
+    """Proofs and solutions unfold, and folded code leaves no stub."""
     page, sheets = printed(PROOFS)
     text = letters("".join(sheet.extract_text() for sheet in sheets))
     folded = [letters(words) for words in page.evaluate(FOLDED)]
@@ -71,7 +73,8 @@ RIGHT = """() => [...document.querySelectorAll(
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_and_formulas_are_whole_whatever_the_window(printed, visit, name, width):
+def test_tables_and_formulas_are_whole_in_print(printed, visit, name, width):
+    """Tables and formulas are whole, whatever the window."""
     page = visit(f"{name}.html", width)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
@@ -91,7 +94,8 @@ def titles(outline, level=0):
             yield level, item.title
 
 
-def test_the_book_has_bookmarks_page_numbers_and_links_within(chromium, tmp_path):
+def test_the_pdf_has_bookmarks_numbers_and_links(chromium, tmp_path):
+    """The printed book has bookmarks, page numbers and links within."""
     parts = [
         ("", ["book/notebooks/front/overview"]),
         ("Part", [PROOFS, "book/notebooks/answer/weights"]),

@@ -55,7 +55,7 @@ def first_steps(runs, device, steps, *, captured):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_captured_steps_are_the_single_ones_and_those_of_a_cpu(name):
+def test_captured_steps_are_single_ones_and_a_cpus(name):
     """The single ones to the last bit; a CPU's within the rounding of float32, grown by training.
 
     A cross-entropy is rounded like its logits, however small it is.
@@ -83,7 +83,7 @@ def test_a_training_repeats_to_the_last_bit(name):
         ("classes", {"T": 4, "batch": 4, "lr": 1e-2, "steps": 1200}),
     ],
 )
-def test_runs_that_are_done_change_nothing_for_the_others(name, other):
+def test_finished_runs_change_nothing_for_others(name, other):
     """What they do afterwards is ignored."""
     run = dataclasses.replace(RUNS[name], early_stop=True, **other)
     together = training.train(seeds(run), device="cuda")
@@ -92,7 +92,7 @@ def test_runs_that_are_done_change_nothing_for_the_others(name, other):
         assert (single.accuracy, single.best_step) == (outcome.accuracy, outcome.best_step)
 
 
-def test_a_training_that_has_all_49_right_says_so_and_stops():
+def test_a_training_with_all_49_right_stops():
     """49 times 1 / 49 is less than 1."""
     run = association_run(d=8, d_h=8, H=8, T=49, batch=49, steps=2000, lr=1e-2, early_stop=True)
     [outcome] = training.train([run], device="cuda")
@@ -163,7 +163,8 @@ def test_a_killed_training_goes_on(tmp_path, monkeypatch):
     assert results_of(training.train(stack, device="cuda", checkpoints=tmp_path)) == whole
 
 
-def test_the_gradient_of_a_look_up_is_that_of_a_cpu_and_repeats():
+def test_the_gradient_of_a_look_up_is_that_of_a_cpu():
+    """And it repeats to the last bit."""
     table, tokens = torch.randn(3, 5, 7), torch.randint(7, (3, 100))
     weight = torch.randn(3, 5, 100)
 
