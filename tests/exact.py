@@ -12,6 +12,8 @@ import torch
 from torch import einsum
 from torch.nn.functional import one_hot, relu, silu
 
+from oracles import rank_modulo
+
 PRIME = 2**23 - 21  # 3 modulo 4: a root is a power; a sum of 128 products is exact in float64
 F64 = {"dtype": torch.float64}
 
@@ -310,25 +312,7 @@ class Network:
     def rank(self, contexts):
         """Of this derivative: modulo the prime, or in float64 with the gap of singular values."""
         J = self.jacobian(contexts)
-        return rank_in_float(J) if self.real else rank_modulo(J)
-
-
-def rank_modulo(J):
-    rank, J = 0, J.clone()
-    for column in range(J.shape[1]):
-        found = J[rank:, column].nonzero()
-        if not len(found):
-            continue
-        row = rank + found[0].item()
-        J[[rank, row]] = J[[row, rank]]
-        top = torch.remainder(J[rank, column:] * pow(int(J[rank, column]), -1, PRIME), PRIME)
-        below = J[rank + 1 :, column:]
-        below -= torch.remainder(torch.outer(below[:, 0], top), PRIME)
-        below += PRIME * (below < 0)
-        rank += 1
-        if rank == len(J):
-            break
-    return rank
+        return rank_in_float(J) if self.real else rank_modulo(J, PRIME)
 
 
 def rank_in_float(J):

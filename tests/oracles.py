@@ -1,4 +1,4 @@
-"""Oracles that share no code with the library: integers, fractions and balls, entry by entry.
+"""Oracles that share no code with the library: plain loops, integers, fractions and balls.
 
 ``softmax2`` is a softmax in base 2: integer logits have attention weights that are fractions, and
 a layer with the map ``W log 2`` has them as its true attention. So the features of real layers are
@@ -8,8 +8,119 @@ known without a rounding error, and with them their ranks.
 import itertools
 from fractions import Fraction
 
+import numpy as np
 import torch
-from flint import arb, arb_mat, ctx, fmpq, fmpq_mat
+from flint import arb, arb_mat, ctx, fmpq, fmpq_mat, nmod_mat
+
+F64 = {"dtype": torch.float64}
+PRIME = 67_108_859  # so that sums of 2,000 products are exact in 64 bits
+
+
+# --- float64 --------------------------------------------------------------------------------------
+
+
+def gaussian(seed, *shape):
+    """Standard normal numbers, of a seed or of a generator that goes on."""
+    return torch.randn(*shape, generator=_generator(seed), **F64)
+
+
+def uniform(seed, *shape):
+    """Numbers between 0 and 1, of a seed or of a generator that goes on."""
+    return torch.rand(*shape, generator=_generator(seed), **F64)
+
+
+def _generator(seed):
+    if isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator().manual_seed(seed)
+
+
+def attend(query, tokens, W_Q, W_K, W_V, W_O):
+    """What the heads of a layer write for one query ``(d,)`` and its tokens ``(n, d)``."""
+    written = 0
+    for Q, K, V, O in zip(W_Q, W_K, W_V, W_O, strict=True):
+        alpha = torch.softmax(torch.stack([(token @ K) @ (query @ Q) for token in tokens]), dim=0)
+        for weight, token in zip(alpha, tokens, strict=True):
+            written = written + weight * (token @ V @ O)
+    return written
+
+
+def deep_output(layers, tokens, *, skip=True, causal=False):
+    """The last token of one sequence behind layers of such heads."""
+    stream = [*tokens]
+    for layer in layers:
+        after = []
+        for position, query in enumerate(stream):
+            seen = stream[: position + 1] if causal else stream
+            written = attend(query, seen, *layer)
+            after.append(query + written if skip else written)
+        stream = after
+    return stream[-1]
+
+
+def derivative(outputs, weights):
+    """Of a function of all weights whose result is a vector: a row for each of its entries."""
+    blocks = torch.func.jacrev(outputs, argnums=tuple(range(len(weights))))(*weights)
+    return torch.cat([block.flatten(1) for block in blocks], dim=1)
+
+
+def rank_in_float(J, tolerance=1e-10):
+    """Singular values above the tolerance, of columns that are scaled to length one."""
+    values = torch.linalg.svdvals(J / J.norm(dim=0).clamp(min=1e-30))
+    return int((values > tolerance * values[0]).sum())
+
+
+def partitions(total, largest=None):
+    """All ways to write a number as a sum, the largest summands first."""
+    if not total:
+        yield []
+    for first in range(min(total, largest or total), 0, -1):
+        for rest in partitions(total - first, first):
+            yield [first, *rest]
+
+
+# --- integers modulo a prime ----------------------------------------------------------------------
+
+
+def rank_modulo(matrix, prime=PRIME):
+    """The rank of whole numbers, a tensor or an array, modulo a prime."""
+    residues = np.asarray(matrix).astype(np.int64) % prime
+    return nmod_mat(*residues.shape, residues.flatten().tolist(), prime).rank()
+
+
+def product(A, B):
+    """Of arrays of residues."""
+    return A @ B % PRIME
+
+
+def shares(powers):
+    """What sums to one in each row, in proportion."""
+    totals = powers.sum(-1, keepdims=True) % PRIME
+    inverses = [pow(int(total), -1, PRIME) for total in totals.flat]
+    return powers * np.reshape(inverses, totals.shape) % PRIME
+
+
+def through(X, dX, W, columns):
+    """X W, and how it changes with all weights, of which the next columns are those of W."""
+    change = product(dX, W)
+    for (i, j), column in zip(np.ndindex(*W.shape), columns, strict=False):
+        change[:, column, :, j] += X[..., i]
+    return product(X, W), change % PRIME
+
+
+def written(X, dX, maps, A, columns):
+    """What a head of attention A writes by its maps to Q, K, V and back, and how it changes."""
+    (Q, dQ), (K, dK), (V, dV) = (through(X, dX, W, columns) for W in maps[:3])
+    logits = product(dQ, K.swapaxes(1, 2)[:, None])
+    logits += product(Q[:, None], dK.swapaxes(2, 3))
+    logits %= PRIME
+    means = (A[:, None] * logits % PRIME).sum(-1, keepdims=True)
+    dA = A[:, None] * ((logits - means) % PRIME) % PRIME
+    changed = (product(dA, V[:, None]) + product(A[:, None], dV)) % PRIME
+    return through(product(A, V), changed, maps[3], columns)
+
+
+# --- fractions ------------------------------------------------------------------------------------
 
 
 def rows_of(matrix):

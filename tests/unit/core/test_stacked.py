@@ -17,7 +17,7 @@ from attnmem.core import bounds
 from attnmem.theory.tangents import deep_tangents, jacobian
 
 import oracles
-from modular import PRIME, product, rank, shares, written
+from oracles import PRIME, product, rank_modulo, shares, through, written
 
 
 def rank_of_layers(
@@ -53,7 +53,7 @@ def rank_of_layers(
         X, dX = new, d_new
     changes = through(X, dX, W_D, columns)[1]
     changes = changes.transpose(0, 2, 3, 1)  # example, token, output, weight
-    return rank((changes if everywhere else changes[:, -1]).reshape(-1, weights))
+    return rank_modulo((changes if everywhere else changes[:, -1]).reshape(-1, weights))
 
 
 # d_h, d_v, d
@@ -130,7 +130,7 @@ def unseen(heads, d_h, d_v, d, outputs, causal):
         tangent = np.concatenate(turns, 1)  # to the matrices of rank d_h, at Q K^T
         asked = [x + delta] if causal else [x, x + delta]
         logits = np.concatenate([t[:, :, None] % PRIME * delta[:, None] % PRIME for t in asked])
-        seen = rank(product(logits.reshape(-1, m * m), tangent))
+        seen = rank_modulo(product(logits.reshape(-1, m * m), tangent))
         lost += H * (len(Q[0]) * (2 * m - len(Q[0])) - seen)
         new = np.zeros((2, len(x), after), int)
         for _ in range(H):
@@ -274,7 +274,7 @@ def rank_of_offers(pairs, heads, head_dim, dim):
         share = g.integers(0, PRIME, (len(tokens),) * 2)[first, last, None]
         attended = (ends + share * (starts - ends)) % PRIME
         blocks.append(product(attended, g.integers(0, PRIME, (dim, head_dim))))
-    return rank(np.concatenate(blocks, axis=1))
+    return rank_modulo(np.concatenate(blocks, axis=1))
 
 
 @pytest.mark.hostile("dana-finding-told-apart")

@@ -12,21 +12,9 @@ from attnmem.core import bounds
 from attnmem.theory.near import memorize_by_depth
 from attnmem.theory.solutions import certified_deep_solution
 
-from modular import PRIME, product, rank, shares, written
+from oracles import PRIME, gaussian, partitions, product, rank_modulo, shares, written
 
 F64 = {"dtype": torch.float64}
-
-
-def gaussian(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
-
-
-def partitions(total, largest=None):
-    if not total:
-        yield []
-    for first in range(min(total, largest or total), 0, -1):
-        for rest in partitions(total - first, first):
-            yield [first, *rest]
 
 
 # --- the floor ------------------------------------------------------------------------------------
@@ -184,7 +172,7 @@ def rank_at_silent_weights(sizes, d_h, d_v, d, n, T, *, causal):
         dX = new
     assert not output.any()
     d_output[:, -m:] += X[:, -1]  # the read-out
-    return rank(d_output)
+    return rank_modulo(d_output)
 
 
 @pytest.mark.hostile("mahdavi-finding-two-layers")
