@@ -15,7 +15,17 @@ from jaxtyping import Float, Int
 
 import attnmem
 from attnmem.checks import Range, Seed, checked, refuse
-from attnmem.theory import associations, independence, sequence_ranks, tiny
+from attnmem.core import memorize
+from attnmem.theory import (
+    associations,
+    fitting,
+    impossible,
+    independence,
+    near,
+    sequence_ranks,
+    tiny,
+)
+from attnmem.theory.tangents import ScalarHeads
 
 DRAWN = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PAIRS = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -25,6 +35,9 @@ HEADS = DRAWN[:2, :, :3], DRAWN[:2, :, 1:4]
 MHA = attnmem.MHAWeights(*HEADS, DRAWN[:2, :, :1], DRAWN[0, :2], DRAWN[1, :, :1])
 SIDES = [DRAWN[:2, :3]] * 3
 AOT = attnmem.AoTWeights(DRAWN[0], DRAWN[0, :2], *SIDES, DRAWN[:2, :, :3], DRAWN[1])
+TASK_OF_REALS = DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4, 0]
+START = ScalarHeads(DRAWN[:2, :, :2], DRAWN[1:, :, :2], DRAWN[:2, 0])
+DEEP = {"heads": (1, 1), "head_dim": 1, "value_dim": 1, "seed": 0}
 SEEDED = [
     (attnmem.memorize_mha, (DRAWN[0, :3], DRAWN[1, :4], DRAWN[2, :4]), {"heads": 2, "head_dim": 3}),
     (attnmem.random_mha, (2, 5, 3), {}),
@@ -46,20 +59,20 @@ def _parts(result):
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8])
-@pytest.mark.parametrize(("function", "arguments", "options"), SEEDED)
-def test_a_seed_of_numpy_is_the_same_seed(function, arguments, options, kind):
-    results = [function(*arguments, **options, seed=seed) for seed in (3, kind(3))]
-    assert _parts(results[0]) == _parts(results[1])
+def test_seed_of_numpy_is_the_same_seed(kind):
+    seeds = 3, kind(3)
+    one, other = (attnmem.random_mha(2, 5, 3, seed=seed) for seed in seeds)
+    assert _parts(one) == _parts(other)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, np.uint64(2**63), True, np.True_, 1.0, None])
-@pytest.mark.parametrize(("function", "arguments", "options"), SEEDED)
-def test_what_seeds_no_generator_is_refused_by_name(function, arguments, options, seed):
+def test_seed_that_no_generator_takes_is_refused(seed):
     with pytest.raises(ValueError, match=r"^seed: got "):
-        function(*arguments, **options, seed=seed)
+        attnmem.random_mha(2, 5, 3, seed=seed)
 
 
-def test_every_checked_seed_is_one_that_a_generator_takes():
+def test_seed_is_checked_by_every_function():
+    """Each is annotated as that of the two tests above is."""
     marked = checked(lambda: None).__code__
     for place in pkgutil.walk_packages(attnmem.__path__, "attnmem."):
         if "__main__" not in place.name:
@@ -83,10 +96,35 @@ PLACED = [
     (attnmem.mha_attention, (MHA, DRAWN[2], DRAWN[1]), {}),
     (attnmem.aot, (AOT, PAIRS), {}),
     (attnmem.aot_features, (AOT, PAIRS), {}),
+    (memorize.serve, (6, 2), {}),
+    (near.memorize_by_difference, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
+    (near.memorize_by_cancellation, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
+    (near.memorize_scalars, TASK_OF_REALS, {"heads": 1}),
+    (near.memorize_by_depth, (DRAWN, DRAWN[0, 0, :3]), DEEP),
+    (
+        associations.memorize_next_tokens,
+        (PAIRS, PAIRS.sum(1) % 3),
+        TABLE | {"groups": (2, 2), "seed": 0},
+    ),
+    (impossible.every_parity, (2,), {}),
+    (impossible.parity_by_heads, (3,), {}),
+    (associations.circle, (5,), {}),
+    (associations.spread_tokens, (5, 3, 0), {}),
+    (impossible.impossible_subset, (*impossible.every_parity(2), 1), {}),
+    (sequence_ranks.dependent_subset, (PAIRS, 1, 2, 2), {}),
+    (sequence_ranks.jacobian_rank, (PAIRS, 1, 2, 2), {}),
+    (sequence_ranks.cancelling_rank, (PAIRS, (2,), 2, 2), {}),
+    (fitting.levenberg_marquardt, (START, *TASK_OF_REALS), {"steps": 2}),
+    (fitting.lbfgs, (START, *TASK_OF_REALS), {"steps": 2}),
+    (fitting.adam, (START, *TASK_OF_REALS), {"steps": 2, "batch": 3, "rate": lambda _: 0.1}),
+    (fitting.limits, (START, *TASK_OF_REALS), {}),
 ]
 
 
-@pytest.mark.parametrize(("function", "arguments", "options"), PLACED)
+@pytest.mark.parametrize(
+    ("function", "arguments", "options"),
+    [pytest.param(*row, id=f"{row[0].__name__}-{number}") for number, row in enumerate(PLACED)],
+)
 def test_results_do_not_depend_on_the_default_device(function, arguments, options):
     results = []
     for device in ("cpu", "meta"):
