@@ -1,6 +1,5 @@
 """The capacity of one layer, attacked: ranks of the derivative, weights for every label, proofs."""
 
-import functools
 import itertools
 import math
 
@@ -14,73 +13,61 @@ from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.solutions import certified_solution, enclosed_derivative
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, solved, tangents
 
+from oracles import F64, attend, derivative, gaussian, rank_in_float, uniform
+
 BUILDERS = [memorize_by_difference, memorize_by_cancellation]
 CONTEXTS = ["own", "shared", "self"]
 
 
-def data(kind, T, n, d, seed=0, draw=torch.randn):
+def data(kind, T, n, d, seed=0, draw=gaussian):
+    """Contexts and queries: each example has tokens of its own, all share them, or ask by one."""
     g = torch.Generator().manual_seed(seed)
-    E = draw(*((n, d) if kind == "shared" else (T, n, d)), generator=g, dtype=torch.float64)
+    E = draw(g, n, d) if kind == "shared" else draw(g, T, n, d)
     if kind == "self":
         return E, E[:, 0].clone()
-    return E, draw(T, d, generator=g, dtype=torch.float64)
-
-
-def labels(T, seed=1):
-    return torch.rand(T, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return E, draw(g, T, d)
 
 
 def plain(W_Q, W_K, mu, E, e):
     """The layer as the page writes it, one example and one head at a time."""
-    outputs = []
-    for t in range(len(e)):
-        tokens = E[t] if E.ndim == 3 else E
-        heads = zip(W_Q, W_K, mu, strict=True)
-        attended = (tokens.T @ torch.softmax(tokens @ K @ Q.T @ e[t], 0) @ m for Q, K, m in heads)
-        outputs.append(sum(attended))
-    return torch.stack(outputs)
+    ones = torch.ones(len(mu), 1, 1, **F64)
+    contexts = E if E.ndim == 3 else [E] * len(e)
+    heads = W_Q, W_K, mu[:, :, None], ones
+    return torch.cat([attend(*example, *heads) for example in zip(e, contexts, strict=True)])
 
 
 def jacobian(heads, E, e):
-    parts = torch.func.jacrev(lambda *w: plain(*w, E, e), argnums=(0, 1, 2))(*heads)
-    return [part.flatten(1) for part in parts]
+    return derivative(lambda *weights: plain(*weights, E, e), heads)
 
 
-def drawn(sizes, d, rank, seed=0):
+def drawn(sizes, d, width, seed=0):
     """Heads in groups of equal attention whose values sum to zero; 0 is a head on its own."""
     g = torch.Generator().manual_seed(seed)
-    normal = functools.partial(torch.randn, generator=g, dtype=torch.float64)
     W_Q, W_K, mu = [], [], []
     for size in sizes:
-        Q, K, values = normal(d, rank), 1.5 * normal(d, rank) / d, normal(max(size, 1), d)
+        Q, K = gaussian(g, d, width), 1.5 * gaussian(g, d, width) / d
+        values = gaussian(g, max(size, 1), d)
         W_Q += [Q] * len(values)
         W_K += [K] * len(values)
         mu.append(values - values.mean(0) if size else values)
     return ScalarHeads(torch.stack(W_Q), torch.stack(W_K), torch.cat(mu))
 
 
-def rank(J):
-    s = torch.linalg.svdvals(J / J.norm(dim=0).clamp(min=1e-30))
-    return int((s > 1e-10 * s[0]).sum())
-
-
 # --- the derivative -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "block"), [("own", 1), ("shared", 4), ("self", 100)])
-def test_the_derivative_is_that_of_the_layer_written_plainly(kind, block, monkeypatch):
+def test_derivative_is_that_of_a_plain_layer(kind, block, monkeypatch):
     """Products of rows are the same in blocks of any size."""
     monkeypatch.setattr("attnmem.theory.tangents._BLOCK", block)
     heads = drawn([0, 2, 3], 4, 2)
     E, e = data(kind, 9, 3, 4)
     at = tangents(heads, E, e)
-    parts = jacobian(heads, E, e)
-    J, rows = torch.cat(parts, 1), labels(9)
+    J, rows = jacobian(heads, E, e), uniform(1, 9)
     torch.testing.assert_close(at.outputs, plain(*heads, E, e))
     torch.testing.assert_close(scalar_outputs(heads, E, e), plain(*heads, E, e))
     torch.testing.assert_close(mha(heads.layer(), E, e)[:, 0], plain(*heads, E, e))
-    for got, wanted in zip(at.parts(), parts, strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(torch.cat([*at.parts()], 1), J)
     K = at.gram()
     torch.testing.assert_close(K, J @ J.T)
     K.diagonal().add_(1.0)
@@ -96,10 +83,11 @@ SINGLE += [("shared", 2, 4, 3, 3), ("shared", 2, 6, 3, 2), ("shared", 2, 4, 2, 1
 
 @pytest.mark.hostile("mahdavi-finding-answer")
 @pytest.mark.parametrize(("kind", "H", "n", "d", "d_h"), SINGLE)
-def test_rank_of_the_derivative_of_own_and_of_long_shared_contexts(kind, H, n, d, d_h):
+def test_rank_of_heads_on_their_own(kind, H, n, d, d_h):
+    """On own contexts, and on shared ones that are long."""
     ceiling = bounds.own_context_ceiling(H, d_h, d)
-    J = torch.cat(jacobian(drawn([0] * H, d, d_h), *data(kind, ceiling + 4, n, d)), 1)
-    assert rank(J) == ceiling
+    J = jacobian(drawn([0] * H, d, d_h), *data(kind, ceiling + 4, n, d))
+    assert rank_in_float(J) == ceiling
 
 
 GROUPED = [
@@ -126,21 +114,21 @@ def test_rank_where_groups_cancel(kind, sizes, n, d, d_h):
     heads = drawn(sizes, d, d_h)
     E, e = data(kind, wanted + 4, n, d)
     assert plain(*heads, E, e).abs().max() < 1e-12
-    assert rank(torch.cat(jacobian(heads, E, e), 1)) == wanted
+    assert rank_in_float(jacobian(heads, E, e)) == wanted
 
 
-def test_where_the_theorem_says_nothing_the_rank_is_smaller():
+def test_rank_is_smaller_outside_the_theorem():
     """Equal or opposite logits without cancelling values, one token, queries on a line."""
     twice = ScalarHeads(*(w.repeat(2, *[1] * (w.ndim - 1)) for w in drawn([0], 3, 2)))
     full = bounds.own_context_ceiling(2, 2, 3)
     E, e = data("own", full + 4, 3, 3)
-    assert rank(torch.cat(jacobian(twice, E, e), 1)) < full
+    assert rank_in_float(jacobian(twice, E, e)) < full
     heads = drawn([0, 0], 3, 2)
-    assert rank(torch.cat(jacobian(heads, E[:, :1], e), 1)) == 3
+    assert rank_in_float(jacobian(heads, E[:, :1], e)) == 3
     line = e[:, :1] * e[0]
-    assert rank(torch.cat(jacobian(heads, E, line), 1)) < full
+    assert rank_in_float(jacobian(heads, E, line)) < full
     opposite = twice._replace(W_K=twice.W_K * torch.tensor([1.0, -1.0])[:, None, None], mu=heads.mu)
-    ranks = [rank(torch.cat(jacobian(opposite, *data("own", full + 4, n, 3)), 1)) for n in (2, 3)]
+    ranks = [rank_in_float(jacobian(opposite, *data("own", full + 4, n, 3))) for n in (2, 3)]
     assert ranks == [full - 2, full]  # the solution of an exercise: less by d_h
 
 
@@ -148,7 +136,7 @@ def test_where_the_theorem_says_nothing_the_rank_is_smaller():
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 8, 32, 200])
-def test_the_share_that_is_missed_is_bounded_as_proved(d):
+def test_the_missed_share_is_bounded_as_proved(d):
     def share(H, d_h):
         return bounds.own_context_floor(H, d_h, d) / bounds.own_context_ceiling(H, d_h, d)
 
@@ -160,15 +148,16 @@ def test_the_share_that_is_missed_is_bounded_as_proved(d):
 
 
 @pytest.mark.hostile("mahdavi-finding-wider")
-def test_where_wider_heads_are_proven_to_help():
+@pytest.mark.parametrize("H", [20, 40])
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_wider_heads_are_proven_to_help(d, H):
     """At n = d / 2 with enough heads; with two heads, or n near d, the counts decide nothing."""
-    for d, H in itertools.product((32, 64, 128), (20, 40)):
-        assert bounds.own_context_floor(H, d, d) > bounds.own_context_ceiling(H, d // 2, d)
-        assert bounds.own_context_floor(2, d, d) < bounds.own_context_ceiling(2, d // 2, d)
-        assert bounds.own_context_floor(H, d, d) < bounds.own_context_ceiling(H, d - 1, d)
-        shared = {bounds.shared_context_ceiling(H, d // 2, k, d) for k in range(d // 2 - 1, d + 1)}
-        assert len(shared) == 1
-        assert bounds.shared_context_ceiling(H, d // 2, d // 2 - 2, d) < min(shared)
+    assert bounds.own_context_floor(H, d, d) > bounds.own_context_ceiling(H, d // 2, d)
+    assert bounds.own_context_floor(2, d, d) < bounds.own_context_ceiling(2, d // 2, d)
+    assert bounds.own_context_floor(H, d, d) < bounds.own_context_ceiling(H, d - 1, d)
+    shared = {bounds.shared_context_ceiling(H, d // 2, k, d) for k in range(d // 2 - 1, d + 1)}
+    assert len(shared) == 1
+    assert bounds.shared_context_ceiling(H, d // 2, d // 2 - 2, d) < min(shared)
 
 
 # --- weights for every label ----------------------------------------------------------------------
@@ -206,13 +195,12 @@ BUILT += [(memorize_by_cancellation, *sizes) for sizes in CANCELLATIONS]
 
 @pytest.mark.hostile("mahdavi-finding-answer")
 @pytest.mark.parametrize(("build", "kind", "H", "n", "d", "d_h", "T"), BUILT)
-@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
-def test_every_label_is_met_up_to_the_count_and_one_more_example_refused(
-    build, kind, H, n, d, d_h, T, draw
-):
+@pytest.mark.parametrize("draw", [uniform, gaussian])
+def test_every_label_is_met_up_to_the_count(build, kind, H, n, d, d_h, T, draw):
+    """And one more example is refused."""
     E, e = data(kind, T + 1, n, d, draw=draw)
     few = E if kind == "shared" else E[:T]
-    y = labels(T + 1)
+    y = uniform(1, T + 1)
     weights = build(few, e[:T], y[:T], heads=H, head_dim=d_h, seed=0)
     assert weights.W_Q.shape == weights.W_K.shape == (H, d, d_h)
     assert missed(weights, few, e[:T], y[:T]) <= 1e-8
@@ -222,20 +210,19 @@ def test_every_label_is_met_up_to_the_count_and_one_more_example_refused(
 
 @pytest.mark.hostile("mahdavi-finding-answer")
 @pytest.mark.parametrize("build", BUILDERS)
-@pytest.mark.parametrize("signs", [*itertools.product((-1.0, 1.0), repeat=4)])
-def test_every_sign_pattern_of_the_cube(build, signs):
-    """Parity, and all other labels, of the four corners that two tokens of one bit can form."""
-    bits = torch.tensor([*itertools.product((0.0, 1.0), repeat=2)], dtype=torch.float64)
-    E = torch.stack([bits, 1 - bits], dim=1)
-    E, e = torch.cat([E, torch.ones(4, 2, 1).double()], -1), torch.ones(4, 3).double()
-    e[:, :2] = bits
-    y = torch.tensor(signs, dtype=torch.float64)
+@pytest.mark.parametrize("signs", [(-1, 1, 1, -1), (-1, 1, 1, 1), (1, 1, 1, 1)])
+def test_signs_of_the_corners_of_a_square_are_met(build, signs):
+    """Parity, one corner and equal labels, of the corners that two tokens of one bit can form."""
+    bits = torch.tensor([*itertools.product((0.0, 1.0), repeat=2)], **F64)
+    E = torch.cat([torch.stack([bits, 1 - bits], dim=1), torch.ones(4, 2, 1, **F64)], -1)
+    e = torch.cat([bits, torch.ones(4, 1, **F64)], 1)
+    y = torch.tensor(signs, **F64)
     assert missed(build(E, e, y, heads=4, head_dim=2, seed=0), E, e, y) <= 1e-8
 
 
 def test_several_outputs_and_single_precision():
     E, e = (x.float() for x in data("own", 30, 3, 4))
-    y = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+    y = uniform(0, 30, 2).float()
     weights = memorize_by_difference(E, e, y, heads=9, head_dim=3, seed=0)
     assert weights.W_D.shape == (2, 2)
     assert missed(weights, E.double(), e.double(), y) <= 1e-8
@@ -243,27 +230,31 @@ def test_several_outputs_and_single_precision():
 
 def test_scales_of_the_data_do_not_matter():
     E, e = data("own", 40, 3, 4)
-    scales = torch.tensor([1e-3, 1.0, 10.0, 1e3], dtype=torch.float64)
-    y = 1e6 * labels(40)
+    scales = torch.tensor([1e-3, 1.0, 10.0, 1e3], **F64)
+    y = 1e6 * uniform(1, 40)
     weights = memorize_by_difference(E * scales, e / scales, y, heads=4, head_dim=4, seed=0)
     assert missed(weights, E * scales, e / scales, y) <= 1e-8 * 1e6
 
 
 @pytest.mark.hostile("mahdavi-finding-answer")
+@pytest.mark.parametrize("kind", ["queries on a line", "equal tokens"])
 @pytest.mark.parametrize("build", BUILDERS)
-def test_queries_on_a_line_and_equal_tokens_are_refused(build):
+def test_degenerate_data_are_refused(build, kind):
     E, e = data("own", 10, 3, 4)
-    for contexts, queries in ((E, e[:, :1] * e[0]), (E[:, :1].expand(-1, 3, -1).clone(), e)):
-        with pytest.raises(ValueError, match=r"contexts: got data .*; expected"):
-            build(contexts, queries, labels(10), heads=2, head_dim=1, seed=0)
+    if kind == "queries on a line":
+        e = e[:, :1] * e[0]
+    else:
+        E = E[:, :1].expand(-1, 3, -1).clone()
+    with pytest.raises(ValueError, match=r"^contexts: got data"):
+        build(E, e, uniform(1, 10), heads=2, head_dim=1, seed=0)
 
 
 @pytest.mark.hostile("mahdavi-finding-answer")
 def test_one_head_misses_some_labels_of_tight_contexts():
     """Contexts of a few close tokens: one head's labels lie near a space of dimension d."""
     T, d = 5, 4
-    centres, e = data("own", T, 1, d)[0], torch.randn(T, d).double()
-    E = centres + 1e-3 * data("own", T, 3, d, seed=1)[0]
+    centres, e = gaussian(0, T, 1, d), gaussian(2, T, d)
+    E = centres + 1e-3 * gaussian(1, T, 3, d)
     out = torch.linalg.svd(centres[:, 0])[0][:, -1]  # orthogonal to all labels of the centres
     for seed in range(50):
         heads = random_mha(1, d, d, seed=seed, spread=5)
@@ -281,16 +272,15 @@ def test_the_enclosed_derivative_contains_the_derivative(kind):
     heads = drawn([0, 2], 3, 2)
     E, e = data(kind, 4, 3, 3)
     balls = enclosed_derivative(heads.layer(), E, e)(128)
-    J = torch.cat(jacobian(heads, E, e), 1)
     got = torch.tensor([[float(x.mid()) for x in row] for row in balls.tolist()]).double()
-    torch.testing.assert_close(got, J)
+    torch.testing.assert_close(got, jacobian(heads, E, e))
     assert max(float(x.rad()) for x in balls.entries()) < 1e-30
 
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
 def test_exact_weights_are_proven_near_built_ones(kind):
     E, e = data(kind, 20, 4, 4)
-    y = labels(20)
+    y = uniform(1, 20)
     weights = memorize_by_difference(E, e, y, heads=5, head_dim=2, seed=0)  # one head is idle
     proof = certified_solution(weights, E, e, y)
     assert proof.proven
@@ -301,7 +291,7 @@ def test_exact_weights_are_proven_near_built_ones(kind):
 
 def test_single_precision_weights_are_taken_as_they_are():
     E, e = data("own", 6, 3, 4)
-    weights = memorize_by_difference(E, e, labels(6), heads=4, head_dim=4, seed=0)
+    weights = memorize_by_difference(E, e, uniform(1, 6), heads=4, head_dim=4, seed=0)
     weights = MHAWeights(*(w.float() for w in weights))
     y = mha(weights, E.float(), e.float())[:, 0]
     proof = certified_solution(weights, E.float(), e.float(), y)
@@ -313,7 +303,7 @@ def test_single_precision_weights_are_taken_as_they_are():
 def test_nothing_is_proven_where_nothing_is_true():
     """Labels far away; one example twice with two labels; fewer directions than examples."""
     E, e = data("own", 12, 3, 4)
-    y = labels(12)
+    y = uniform(1, 12)
     weights = memorize_by_difference(E, e, y, heads=4, head_dim=2, seed=0)
     assert not certified_solution(weights, E, e, y + 100, most_bits=128).proven
     E[1], e[1] = E[0], e[0]
@@ -331,20 +321,20 @@ CERTIFIED = [([2, 2], 2, 2, 1), ([3], 3, 4, 2), ([0], 2, 1, 1), ([0, 0], 2, 3, 1
 
 @pytest.mark.hostile("mahdavi-finding-answer")
 @pytest.mark.parametrize(("sizes", "n", "d", "d_h"), CERTIFIED)
-def test_certified_rank_of_single_heads_and_where_groups_cancel_exactly(sizes, n, d, d_h):
+def test_certified_rank_where_groups_cancel_exactly(sizes, n, d, d_h):
     """Values that sum to zero but for rounding errors would be certified to have more."""
     single = bounds.own_context_ceiling(1, d_h, d)
     wanted = sum(bounds.group_rank(size, d, d, d_h) if size else single for size in sizes)
-    heads, E_and_e = drawn(sizes, d, d_h), data("own", wanted + 1, n, d)
-    exact, at = (heads.mu * 2**20).round() / 2**20, 0
+    heads, examples = drawn(sizes, d, d_h), data("own", wanted + 1, n, d)
+    exact, end = (heads.mu * 2**20).round() / 2**20, 0
     for size in sizes:
-        at += max(size, 1)
+        end += max(size, 1)
         if size:
-            exact[at - 1] = -exact[at - size : at - 1].sum(0)
-    balls = enclosed_derivative(heads._replace(mu=exact).layer(), *E_and_e)
+            exact[end - 1] = -exact[end - size : end - 1].sum(0)
+    balls = enclosed_derivative(heads._replace(mu=exact).layer(), *examples)
     assert certified_rank(balls, target=wanted).rank == wanted
     assert certified_rank(balls, target=wanted + 1, most_bits=256).rank == 0
     if any(sizes):
         exact[0, 0] += 2**-20
-        off = enclosed_derivative(heads._replace(mu=exact).layer(), *E_and_e)
+        off = enclosed_derivative(heads._replace(mu=exact).layer(), *examples)
         assert certified_rank(off, target=wanted + 1).rank == wanted + 1
