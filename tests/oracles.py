@@ -6,6 +6,7 @@ known without a rounding error, and with them their ranks.
 """
 
 import itertools
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -213,6 +214,64 @@ def corner_rank(contexts, heads):
     for context in contexts.tolist():
         rows += [[*itertools.chain(*c)] for c in itertools.product(context, repeat=heads)]
     return rank(rows)
+
+
+def centred(logits):
+    """In whole numbers: times the number of tokens."""
+    return logits.shape[1] * logits - logits.sum(dim=1, keepdim=True)
+
+
+class ExactTransformer:
+    """A transformer of integers or fractions, with rank-one attention in base 2.
+
+    Of head ``h``, ``queries[h]`` and ``keys[h]`` are vectors, ``values[h]`` a matrix ``(d_h, d)``.
+    """
+
+    def __init__(self, embedding, positions, queries, keys, values):
+        self.embedding, self.positions = embedding, positions
+        self.queries, self.keys, self.values = queries, keys, values
+
+    @classmethod
+    def drawn(cls, seed, vocab, length, dim, head_dim, heads, size=2):
+        shapes = ((vocab, dim), (length, dim), (heads, dim), (heads, dim), (heads, head_dim, dim))
+        parts = []
+        for i, shape in enumerate(shapes):
+            g = torch.Generator().manual_seed(seed + i)
+            parts.append(torch.randint(-size, size + 1, shape, generator=g).tolist())
+        return cls(*parts)
+
+    def embedded(self, sequence):
+        return [
+            [a + b for a, b in zip(self.embedding[token], place, strict=True)]
+            for token, place in zip(sequence, self.positions, strict=True)
+        ]
+
+    def offers(self, sequence):
+        """``[x(t, S); W_V^1 A^1(t); ...]``, as fractions."""
+        x = self.embedded(sequence)
+        row = [Fraction(entry) for entry in x[-1]]
+        for q, k, V in zip(self.queries, self.keys, self.values, strict=True):
+            asked = dot(q, x[-1])
+            logits = [asked * dot(k, token) for token in x]
+            assert all(Fraction(logit).denominator == 1 for logit in logits)
+            A = averages(softmax2(logits), rows_of(x))
+            row += [dot(line, A) for line in V]
+        return row
+
+    def offered(self, sequences):
+        return [self.offers(sequence) for sequence in sequences]
+
+    def weights(self, W_O=None, W_U=None):
+        """The same tensors as for a softmax in base e, in the order of the library's fields."""
+        W_V = torch.tensor(self.values, **F64)
+        W_Q, W_K = torch.zeros_like(W_V), torch.zeros_like(W_V)
+        W_Q[:, 0] = math.log(2) * torch.tensor(self.queries, **F64)
+        W_K[:, 0] = torch.tensor(self.keys, **F64)
+        embedding = torch.tensor(self.embedding, **F64)
+        W_O = torch.zeros_like(W_V.mT) if W_O is None else W_O
+        W_U = embedding if W_U is None else W_U
+        positions = torch.tensor(self.positions, **F64)
+        return embedding, positions, W_Q, W_K, W_V, W_O, W_U
 
 
 # --- balls ----------------------------------------------------------------------------------------
