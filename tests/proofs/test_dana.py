@@ -187,7 +187,7 @@ def test_theorem_2_simple_by_one_strength_for_all(N, C, same_g, seed):
 
 @pytest.mark.hostile("dana-section-6-coefficient")
 @pytest.mark.parametrize("N", [3, 4, 5, 12])
-def test_section_6_the_printed_factor_fails_on_a_square(N):
+def test_section_6_printed_factor_fails_on_a_square(N):
     """Twice the greatest product's bound holds, for every lattice distribution and every g."""
     W = [(math.cos(x), math.sin(x)) for x in (2 * math.pi * i / N for i in range(N))]
     products = [[oracles.dot(a, b) for b in W] for a in W]

@@ -268,7 +268,7 @@ def test_one_head_misses_some_labels_of_tight_contexts():
 
 
 @pytest.mark.parametrize("kind", CONTEXTS)
-def test_the_enclosed_derivative_contains_the_derivative(kind):
+def test_enclosed_derivative_contains_the_derivative(kind):
     heads = drawn([0, 2], 3, 2)
     E, e = data(kind, 4, 3, 3)
     balls = enclosed_derivative(heads.layer(), E, e)(128)
@@ -289,7 +289,7 @@ def test_exact_weights_are_proven_near_built_ones(kind):
     assert missed(weights, E, e, y) <= proof.error + 1e-12
 
 
-def test_single_precision_weights_are_taken_as_they_are():
+def test_single_precision_weights_are_taken_as_is():
     E, e = data("own", 6, 3, 4)
     weights = memorize_by_difference(E, e, uniform(1, 6), heads=4, head_dim=4, seed=0)
     weights = MHAWeights(*(w.float() for w in weights))
