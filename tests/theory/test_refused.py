@@ -11,7 +11,7 @@ import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
 from attnmem.core import memorize
-from attnmem.theory import associations, balls, fitting, near, sequence_ranks
+from attnmem.theory import associations, balls, fitting, near, sequence_ranks, solutions
 from attnmem.theory import certificates as proofs
 from attnmem.theory import independence as ranks
 from attnmem.theory.tangents import ScalarHeads
@@ -183,8 +183,8 @@ TABLE = [
     (fitting.limits, {"weights": START, **DATA}, LIMITS),
     (proofs.certified_memorization, GIVEN | {"labels": y[:, None]}, [*ENCLOSED, *MEMORIZED]),
     (proofs.enclosed_features, GIVEN, ENCLOSED),
-    (proofs.certified_solution, GIVEN | {"labels": y}, [*ENCLOSED, *SOLVED]),
-    (proofs.enclosed_derivative, GIVEN, [*ENCLOSED, TWO_OUTPUTS]),
+    (solutions.certified_solution, GIVEN | {"labels": y}, [*ENCLOSED, *SOLVED]),
+    (solutions.enclosed_derivative, GIVEN, [*ENCLOSED, TWO_OUTPUTS]),
     (
         proofs.certified_associations,
         OFFER | {"next_tokens": torch.arange(4)},
