@@ -20,7 +20,7 @@ from scipy.stats import norm
 from attnmem import MHAWeights, mha, mha_features, random_mha
 from attnmem.core import bounds
 from attnmem.theory import fitting
-from attnmem.theory.near import memorize_by_cancellation
+from attnmem.theory.cancelling import memorize_by_cancellation
 from attnmem.theory.rounding import certified_digits, certified_rounding
 from attnmem.theory.tangents import ScalarHeads
 from attnmem_yours import memorize

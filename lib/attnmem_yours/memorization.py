@@ -22,8 +22,8 @@ from attnmem.core import bounds
 from attnmem.core.layers import MHAWeights
 from attnmem.core.memorize import memorize_mha
 from attnmem.terminal import wrapped
+from attnmem.theory.cancelling import linearized, near
 from attnmem.theory.fitting import CHUNK, MET, lbfgs_steps
-from attnmem.theory.near import linearized, near
 from attnmem.theory.tangents import ScalarHeads, attended
 
 from . import layer

@@ -12,7 +12,8 @@ from attnmem.core.bounds import own_context_floor
 from attnmem.examples import unit
 from attnmem.theory import impossible, sequence_ranks
 from attnmem.theory.associations import memorize_aot, memorize_next_tokens
-from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference, memorize_scalars
+from attnmem.theory.cancelling import memorize_by_cancellation, memorize_by_difference
+from attnmem.theory.scalars import memorize_scalars
 from attnmem.theory.tangents import balancing_map
 
 from oracles import F64, gaussian, uniform

@@ -8,8 +8,8 @@ import torch
 
 from attnmem import MHAWeights, mha, random_mha
 from attnmem.core import bounds
+from attnmem.theory.cancelling import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.independence import certified_rank
-from attnmem.theory.near import memorize_by_cancellation, memorize_by_difference
 from attnmem.theory.solutions import certified_solution, enclosed_derivative
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, solved, tangents
 

@@ -15,7 +15,7 @@ from attnmem import MHAWeights, mha, mha_features, random_mha
 from attnmem.core import bounds
 from attnmem.theory.certificates import enclosed_features
 from attnmem.theory.independence import certified_rank, numerical_rank
-from attnmem.theory.near import memorize_scalars
+from attnmem.theory.scalars import memorize_scalars
 
 import hostile
 import oracles

@@ -11,7 +11,16 @@ import torch
 
 from attnmem import AoTWeights, MHAWeights, memorize_mha
 from attnmem.core import memorize
-from attnmem.theory import associations, balls, fitting, near, sequence_ranks, solutions
+from attnmem.theory import (
+    associations,
+    balls,
+    cancelling,
+    depth,
+    fitting,
+    scalars,
+    sequence_ranks,
+    solutions,
+)
 from attnmem.theory import certificates as proofs
 from attnmem.theory import independence as ranks
 from attnmem.theory.tangents import ScalarHeads
@@ -166,9 +175,9 @@ RANK = [
 ]
 TABLE = [
     (memorize_mha, {**DATA, **HEADS}, [*ANY_LAYER, *THEOREM_1]),
-    (near.memorize_by_difference, {**DATA, **HEADS}, [*ANY_LAYER, *DIFFERENCE]),
-    (near.memorize_by_cancellation, {**DATA, **HEADS}, [*ANY_LAYER, *CANCELLATION]),
-    (near.memorize_scalars, SCALAR, SCALARS),
+    (cancelling.memorize_by_difference, {**DATA, **HEADS}, [*ANY_LAYER, *DIFFERENCE]),
+    (cancelling.memorize_by_cancellation, {**DATA, **HEADS}, [*ANY_LAYER, *CANCELLATION]),
+    (scalars.memorize_scalars, SCALAR, SCALARS),
     (associations.memorize_aot, TASK | {"dim": 3, "heads": 2}, [*ASSOCIATIONS, *BY_THEOREM_1]),
     (
         associations.memorize_next_tokens,
@@ -234,11 +243,26 @@ def layer(build, **sizes):
 
 SMALL = {"heads": (2, 2), "head_dim": 1, "value_dim": 2}
 CONSTRUCTIONS = {  # with the module whose outputs it looks at, and its promise
-    "depth": (lambda X, y: near.memorize_by_depth(X, y, **SMALL), near, "deep", 1e-8),
-    "difference": (layer(near.memorize_by_difference, heads=4, head_dim=2), near, "mha", 1e-8),
-    "cancellation": (layer(near.memorize_by_cancellation, heads=3, head_dim=2), near, "mha", 1e-8),
+    "depth": (lambda X, y: depth.memorize_by_depth(X, y, **SMALL), depth, "deep", 1e-8),
+    "difference": (
+        layer(cancelling.memorize_by_difference, heads=4, head_dim=2),
+        cancelling,
+        "mha",
+        1e-8,
+    ),
+    "cancellation": (
+        layer(cancelling.memorize_by_cancellation, heads=3, head_dim=2),
+        cancelling,
+        "mha",
+        1e-8,
+    ),
     "theorem 1": (layer(memorize_mha, heads=7, head_dim=3), memorize, "mha", 1e-9),
-    "scalars": (lambda X, y: near.memorize_scalars(X[0], X[:, -1], y, heads=4), near, "mha", 1e-8),
+    "scalars": (
+        lambda X, y: scalars.memorize_scalars(X[0], X[:, -1], y, heads=4),
+        scalars,
+        "mha",
+        1e-8,
+    ),
 }
 
 

@@ -18,10 +18,12 @@ from attnmem.checks import Range, Seed, checked, refuse
 from attnmem.core import memorize
 from attnmem.theory import (
     associations,
+    cancelling,
+    depth,
     fitting,
     impossible,
     independence,
-    near,
+    scalars,
     sequence_ranks,
     tiny,
 )
@@ -97,10 +99,10 @@ PLACED = [
     (attnmem.aot, (AOT, PAIRS), {}),
     (attnmem.aot_features, (AOT, PAIRS), {}),
     (memorize.serve, (6, 2), {}),
-    (near.memorize_by_difference, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
-    (near.memorize_by_cancellation, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
-    (near.memorize_scalars, TASK_OF_REALS, {"heads": 1}),
-    (near.memorize_by_depth, (DRAWN, DRAWN[0, 0, :3]), DEEP),
+    (cancelling.memorize_by_difference, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
+    (cancelling.memorize_by_cancellation, TASK_OF_REALS, {"heads": 2, "head_dim": 2, "seed": 0}),
+    (scalars.memorize_scalars, TASK_OF_REALS, {"heads": 1}),
+    (depth.memorize_by_depth, (DRAWN, DRAWN[0, 0, :3]), DEEP),
     (
         associations.memorize_next_tokens,
         (PAIRS, PAIRS.sum(1) % 3),

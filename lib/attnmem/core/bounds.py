@@ -85,7 +85,7 @@ def scalar_capacity(
     """Scalar labels that attention fitted to them memorizes: :math:`H (d - 1)`.
 
     On a shared context of ``3 <= n <= d`` independent tokens, with heads of width ``d_h >= 2`` and
-    queries in general position (:func:`attnmem.theory.near.memorize_scalars`).
+    queries in general position (:func:`attnmem.theory.scalars.memorize_scalars`).
     """
     return heads * (dim - 1)
 
@@ -518,6 +518,6 @@ def deep_floor(
         >>> deep_floor([12] * 12, 64, 64, 768)
         19370873
 
-    Source: :func:`attnmem.theory.near.memorize_by_depth`.
+    Source: :func:`attnmem.theory.depth.memorize_by_depth`.
     """
     return deep_groups(heads, head_dim, value_dim, dim, context=context).labels

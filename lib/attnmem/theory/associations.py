@@ -17,9 +17,9 @@ from ..core.layers import AoTWeights, aot, aot_features, look_up
 from ..core.memorize import read_out
 from ..core.random import gaussian, map_scale
 from ..examples import Sequences, check_distinct_sequences
+from .cancelling import closest, draw_base, linearized, near
 from .impossible import impossible_subset
 from .independence import numerical_rank
-from .near import closest, draw_base, linearized, near
 from .sequence_ranks import cancelling_rank, dependent_subset, offered_rank
 from .tangents import ScalarHeads, scalar_outputs, tangents
 
@@ -245,7 +245,7 @@ def _fitted(drawn, W_U, sequences, targets) -> tuple[AoTWeights, Tensor]:
 # largest where c_k is nearest to y / z, so token k is predicted if y = c_k z. The heads write along
 # one direction that r does not see, so the skip connection gives z, and
 #     y(t) = u^T x(t, S) + sum_h m_h^T A^h(t)
-# is to be met (attnmem.theory.near).
+# is to be met (attnmem.theory.cancelling).
 
 
 def _reach_every_labeling(sequences, next_tokens, vocab, dim, head_dim, groups) -> None:

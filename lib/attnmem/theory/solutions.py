@@ -265,7 +265,7 @@ def certified_solution(
     to ``most_bits``, until the proof is found.
 
     Example:
-        >>> from attnmem.theory.near import memorize_by_difference
+        >>> from attnmem.theory.cancelling import memorize_by_difference
         >>> E, e, y = torch.rand(6, 3, 2), torch.rand(6, 2), torch.rand(6)
         >>> weights = memorize_by_difference(E, e, y, heads=2, head_dim=2, seed=0)
         >>> certified_solution(weights, E, e, y).proven

@@ -9,7 +9,7 @@ import torch
 
 from attnmem import random_deep
 from attnmem.core import bounds
-from attnmem.theory.near import memorize_by_depth
+from attnmem.theory.depth import memorize_by_depth
 from attnmem.theory.solutions import certified_deep_solution
 
 from oracles import PRIME, gaussian, partitions, product, rank_modulo, shares, written
