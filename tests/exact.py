@@ -47,7 +47,8 @@ class Network:
     def __init__(self, model, n, outputs=1, *, causal=False, seed=0, real=False, eps=0.0):
         self.model, self.n, self.causal, self.real, self.eps = model, n, causal, real, eps
         self.generator = torch.Generator().manual_seed(seed)
-        self.centred = model.blocks[0].attention.m < model.blocks[0].attention.dim  # LayerNorm
+        sizes = model.blocks[0].attention
+        self.centred = sizes.token_dim < sizes.dim  # LayerNorm
         self.tied = outputs is None and model.tied
         self.weights = {name: self.draw(*shape) for name, shape in self.shapes(outputs)}
         if real:  # of a size that keeps the singular values apart
@@ -93,7 +94,7 @@ class Network:
             yield "offsets", (model.blocks[0].attention.heads, 2 * n - 1)
         for i, block in enumerate(model.blocks):
             file, q = block.attention, block.units
-            G, g, e, v = file.groups, file.each, file.head_dim, file.value_dim
+            G, g, e, v = file.groups, file.heads_per_group, file.head_dim, file.value_dim
             maps = {"q": (G, g, d, e), "k": (G, d, e), "v": (G, d, v), "o": (G, g, v, d)}
             biases = {"q": (G, g, e), "k": (G, e), "v": (G, v), "o": (d,)}
             for x, shape in maps.items():
@@ -226,11 +227,11 @@ class Network:
         logits = self.ein("tikge,tjke->tikgj", q, k)
         if "offsets" in w:
             offsets = torch.arange(n) - torch.arange(n)[:, None] + n - 1
-            b = w["offsets"][:, :, offsets].unflatten(1, (file.groups, file.each))
+            b = w["offsets"][:, :, offsets].unflatten(1, (file.groups, file.heads_per_group))
             logits = self.reduce(logits + b.permute(0, 3, 1, 2, 4))
         seen = torch.ones(n, n, **F64)
         seen = (seen.tril() if self.causal else seen)[:, None, None]
-        noise = self.next(file.groups, file.each, n)
+        noise = self.next(file.groups, file.heads_per_group, n)
         if self.real:
             A = logits.masked_fill(seen == 0, -math.inf).softmax(-1)
         else:

@@ -44,7 +44,17 @@ def read(given: Mapping[str, Any], part: str = "") -> Model:
         marks = [row["mark"] if step and i % step == 0 else "" for i in range(1, layers + 1)]
     if not isinstance(marks, list) or len(marks) != layers:
         file.refuse(row["unturned"], f"a list of {layers}")
-    layer = LayerSizes(d, m, groups, each, head, head, turned, row["bias"], row["qk"])
+    layer = LayerSizes(
+        dim=d,
+        token_dim=m,
+        groups=groups,
+        heads_per_group=each,
+        head_dim=head,
+        value_dim=head,
+        turned=turned,
+        bias=row["bias"],
+        normed=row["qk"],
+    )
     turns = {x: dataclasses.replace(layer, turned=x) for x in (0, turned)}
     kinds = {x: row[x] for x in _BLOCK} | {"homogeneous": "relu" in act}
     kinds |= {"units": (units * 2 // 3 + 7) // 8 * 8 if row["thirds"] else units}

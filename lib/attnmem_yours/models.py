@@ -164,8 +164,8 @@ def _adapter(given: Mapping[str, Any]) -> tuple[int, str]:
 
 def _adapters(model: Model, rank: int, adapted: str) -> Iterator[Part]:
     for block, times in Counter(model.blocks).items():
-        layer, m = block.attention, block.attention.m
+        layer, m = block.attention, block.attention.token_dim
         # Behind a norm with a bias, a map of frozen bias reads d dimensions.
-        read = dataclasses.replace(layer, m=layer.dim) if block.shift else layer
+        read = dataclasses.replace(layer, token_dim=layer.dim) if block.shift else layer
         numbers = rank * sum(sum(layer.shapes(layer.dim)[x]) for x in adapted)
         yield Part(f"adapters of {adapted}", numbers, read.shown(m, rank, adapted), times=times)

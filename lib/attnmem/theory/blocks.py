@@ -46,40 +46,111 @@ class Block:
     parallel: bool = False
     layer_scale: bool = False
 
+    @property
+    def branches(self) -> int:
+        """The attention, and the MLP if there is one."""
+        return 2 if self.units else 1
+
+    @property
+    def normed_behind(self) -> bool:
+        """Whether a norm stands behind each branch, and is counted as a part of it."""
+        return self.place in ("both", "out")
+
+    @property
+    def numbers_of_a_norm(self) -> int:
+        """Its weights and its biases."""
+        numbers = 0
+        if self.affine:
+            numbers += self.attention.dim
+        if self.shift:
+            numbers += self.attention.dim
+        return numbers
+
     def parts(self) -> Iterator[Part]:
         """The numbers of each branch, and of the norms."""
-        layer, d, m = self.attention, self.attention.dim, self.attention.m
+        yield self._queries_and_keys()
+        yield self._values_and_outputs()
+        if self.units:
+            yield self._mlp()
+        yield self._norms()
+
+    def _seen(self) -> LayerSizes:
         # A map W behind a norm with weight g and bias b acts by diag(g) W, and b adds W^T b: so g
         # and b count nothing, and each map behind b has a bias of its own.
-        seen = dataclasses.replace(layer, bias=layer.bias + "qkv" * self.shift)
-        constants = [seen.constants(m), m * self.mlp_bias]
-        if self.parallel and self.place == "pre":  # both add to one sum
-            constants = [min(m, sum(constants)), 0]
-        if self.place == "post" and self.shift:  # so does the bias of the norm before
-            constants = [m, m]
-        behind = int(self.place in ("both", "out"))  # what stands behind a branch is part of it
-        scale = d * (self.layer_scale + behind * self.affine)
-        yield Part("queries and keys", layer.numbers("qk"), seen.logits(), seen.scales)
-        values = layer.groups * low_rank_dim(layer.value_dim, m, layer.each * m) + constants[0]
-        values += self._behind(layer.heads * min(layer.value_dim, m) + ("o" in layer.bias))
-        yield Part("values and outputs", layer.numbers("vo") + scale, values, behind)
-        if self.units:
-            inner = 1 + self.gated
-            # A unit of ReLU or with a gate does not change when its maps trade a factor.
-            each = inner * (m + (self.shift or self.mlp_bias)) + m - self.gated - self.homogeneous
-            shown = self.units * each + constants[1] + self._behind(self.units + self.mlp_bias)
-            maps = (inner + 1) * self.units * d + self.mlp_bias * (inner * self.units + d)
-            yield Part("MLP", maps + scale, shown, behind)
-        # The next norm ignores the scale of a sum, and with it that of the norm before.
-        branches = (1 + bool(self.units)) * (self.place == "post") * self.affine
-        norms = (self.norms - behind * (1 + bool(self.units))) * d * (self.affine + self.shift)
-        yield Part("norms", norms, branches * (d - 1), branches)
+        layer = self.attention
+        return dataclasses.replace(layer, bias=layer.bias + "qkv") if self.shift else layer
 
-    def _behind(self, rows: int) -> int:
+    def _queries_and_keys(self) -> Part:
+        seen = self._seen()
+        numbers = self.attention.numbers("qk")
+        return Part("queries and keys", numbers, seen.logits(), seen.ignored_scales)
+
+    def _values_and_outputs(self) -> Part:
+        layer, m = self.attention, self.attention.token_dim
+        maps = low_rank_dim(layer.value_dim, m, layer.heads_per_group * m)
+        rows = layer.heads * min(layer.value_dim, m)
+        if "o" in layer.bias:
+            rows += 1
+        attention_constants, _ = self._constants()
+        matter = layer.groups * maps + attention_constants + self._shown_behind(rows)
+        numbers = layer.numbers("vo") + self._weights_behind()
+        return Part("values and outputs", numbers, matter, int(self.normed_behind))
+
+    def _mlp(self) -> Part:
+        d, m = self.attention.dim, self.attention.token_dim
+        inner_maps = 2 if self.gated else 1
+        inputs = m + 1 if self.shift or self.mlp_bias else m
+        shown_of_a_unit = inner_maps * inputs + m
+        # A unit of ReLU or with a gate does not change when its maps trade a factor.
+        if self.gated:
+            shown_of_a_unit -= 1
+        if self.homogeneous:
+            shown_of_a_unit -= 1
+        rows, numbers = self.units, (inner_maps + 1) * self.units * d
+        if self.mlp_bias:
+            rows += 1
+            numbers += inner_maps * self.units + d
+        _, mlp_constants = self._constants()
+        matter = self.units * shown_of_a_unit + mlp_constants + self._shown_behind(rows)
+        return Part("MLP", numbers + self._weights_behind(), matter, int(self.normed_behind))
+
+    def _norms(self) -> Part:
+        alone = self.norms
+        if self.normed_behind:
+            alone -= self.branches
+        # The next norm ignores the scale of a sum, and with it that of the norm before.
+        sums = self.branches if self.place == "post" and self.affine else 0
+        matter = sums * (self.attention.dim - 1)
+        return Part("norms", alone * self.numbers_of_a_norm, matter, sums)
+
+    def _constants(self) -> tuple[int, int]:
+        """What the biases show of the attention, and of the MLP."""
+        m = self.attention.token_dim
+        attention, mlp = self._seen().constants(m), m if self.mlp_bias else 0
+        if self.parallel and self.place == "pre":  # both add to one sum
+            return min(m, attention + mlp), 0
+        if self.place == "post" and self.shift:  # so does the bias of the norm before
+            return m, m
+        return attention, mlp
+
+    def _weights_behind(self) -> int:
+        """Numbers of a layer scale and of a norm behind a branch, which are part of it."""
+        weights = 0
+        if self.layer_scale:
+            weights += self.attention.dim
+        if self.normed_behind and self.affine:
+            weights += self.attention.dim
+        return weights
+
+    def _shown_behind(self, rows: int) -> int:
+        """What a norm behind a branch adds, whose outer map has so many rows."""
         # A norm behind a map M shows M diag(g), and M M^T up to a scale, which is linear in g^-2.
-        weighed = self.affine or self.layer_scale
-        shown = weighed * min(self.attention.dim, rows * (rows + 1) // 2) - 1
-        return shown if self.place in ("both", "out") else 0
+        if not self.normed_behind:
+            return 0
+        forms = 0
+        if self.affine or self.layer_scale:
+            forms = min(self.attention.dim, rows * (rows + 1) // 2)
+        return forms - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,53 +170,111 @@ class Model:
     tied: bool | None = None  # whether the own read-out is that of the words; None: it has none
     read_bias: bool = False
 
+    @property
+    def learned(self) -> int:
+        """Trained vectors of words, or rows of the map of patches."""
+        return self.words or self.patch
+
     def parts(self, outputs: int | None = 1) -> Iterator[Part]:
         """All numbers, in the order of the computation; None is the model's own read-out."""
-        block = self.blocks[0]
-        d, m = block.attention.dim, block.attention.m
-        post, norm = block.place == "post", d * (block.affine + block.shift)
-        tied, biased = outputs is None and bool(self.tied), self.read_bias and outputs is None
-        yield from self._embedding(d, m, tied, biased)
-        if self.first:  # its scale is that of the stream
-            own = block.affine and not post
-            # Orthogonal maps of trained inputs and of the stream leave only its singular values.
-            turned = block.place == "pre" and not tied and (self.words or self.patch)
-            kept = own * ((m if turned else d) - 1) + m * (block.shift and not post)
-            yield Part("first norm", norm, kept, int(own))
-        if self.offsets[0]:  # a constant of each head is not seen
-            heads, (stored, seen) = block.attention.heads, self.offsets
-            yield Part("relative positions", heads * stored, heads * max(0, seen - 1))
-        for equal, times in Counter(self.blocks).items():
-            for part in equal.parts():
+        tied = outputs is None and bool(self.tied)
+        biased = outputs is None and self.read_bias
+        if self.learned:
+            yield self._vectors(tied, biased)
+        if self.rows or self.types:
+            numbers = (self.rows + self.types) * self.blocks[0].attention.dim
+            yield Part("positions", numbers, self._places(tied))
+        if self.first:
+            yield self._first_norm(tied)
+        if self.offsets[0]:
+            yield self._relative_positions()
+        for block, times in Counter(self.blocks).items():
+            for part in block.parts():
                 yield part._replace(times=times)
-        if tied or not post:  # a tied read-out shows it, unless own biases absorb its bias
-            shown = tied * (norm - d * (block.shift and biased))
-            yield Part("last norm", norm * (not post), shown)
-        o, bias = outputs or self.words, biased or (block.shift and not tied)
-        read = Part("read-out", o * (d + biased), o * (m + bias))
-        yield read._replace(numbers=o * biased, matter=o * biased) if tied else read
+        if tied or self.blocks[0].place != "post":
+            yield self._last_norm(tied, biased)
+        yield self._read_out(outputs or self.words, tied, biased)
 
-    def _embedding(self, d: int, m: int, tied: bool, biased: bool) -> Iterator[Part]:
-        block, rows = self.blocks[0], self.rows + self.types
-        lost, learned = 0, self.words or self.patch
-        shared = bool(self.positions or (self.words and not tied))  # they absorb one type
-        places = (self.positions + max(0, self.types - shared)) * m
-        if learned:
-            # Norms ignore the scale of the stream; or that of each token, if it is normed alone.
-            scales = (self.words or 1) if self.first and not places and not tied else 1
-            # A shift of words and back of positions; a tied read-out does not show one by 1 / g, as
-            # what LayerNorm leaves is orthogonal to 1. The orthogonal maps of a stream.
-            shifts = (d - m) * (biased or not block.shift) if tied else m
-            lost += shifts * bool(self.words and self.positions)
-            lost -= m * bool(self.patch and self.patch_bias and not self.positions)
-            if not tied:
-                layer = block.attention
-                writers = learned + layer.heads * min(layer.value_dim, m) + block.units
-                turned = block.place == "pre" and not self.first and min(writers, 2 * learned) >= m
-                lost += turned * m * (m - 1) // 2
-            size = self.words * d or (self.patch + self.patch_bias) * d
-            name = "word vectors" if self.words else "map of patches"
-            kept = learned * (d if tied else m) - lost - scales
-            yield Part(name, size, kept, scales)
-        if rows:
-            yield Part("positions", rows * d, places)
+    def _vectors(self, tied: bool, biased: bool) -> Part:
+        d, m = self.blocks[0].attention.dim, self.blocks[0].attention.token_dim
+        scales = self._scales(tied)
+        shown = self.learned * (d if tied else m) - scales
+        shown -= self._shifts(tied, biased) + self._turns(tied)
+        if self.patch and self.patch_bias and not self.positions:  # which would absorb it
+            shown += m
+        if self.words:
+            return Part("word vectors", self.words * d, shown, scales)
+        rows = self.patch + 1 if self.patch_bias else self.patch
+        return Part("map of patches", rows * d, shown, scales)
+
+    def _scales(self, tied: bool) -> int:
+        """Scales of the embeddings that norms ignore."""
+        # That of the stream; or that of each token, if it is normed alone.
+        if self.first and not self._places(tied) and not tied:
+            return self.words or 1
+        return 1
+
+    def _shifts(self, tied: bool, biased: bool) -> int:
+        """Dimensions in which words can be shifted, and positions back."""
+        if not (self.words and self.positions):
+            return 0
+        block = self.blocks[0]
+        if not tied:
+            return block.attention.token_dim
+        # A tied read-out does not show a shift by 1 / g, as what LayerNorm leaves is orthogonal
+        # to 1.
+        if biased or not block.shift:
+            return block.attention.dim - block.attention.token_dim
+        return 0
+
+    def _turns(self, tied: bool) -> int:
+        """Dimensions of the orthogonal maps of the stream."""
+        block, m = self.blocks[0], self.blocks[0].attention.token_dim
+        if tied or self.first or block.place != "pre":
+            return 0
+        writers = self.learned + block.attention.heads * min(block.attention.value_dim, m)
+        writers += block.units
+        return m * (m - 1) // 2 if min(writers, 2 * self.learned) >= m else 0
+
+    def _places(self, tied: bool) -> int:
+        """What positions and types show; positions, or words that are not tied, absorb one type."""
+        absorbed = 1 if self.positions or (self.words and not tied) else 0
+        vectors = self.positions + max(0, self.types - absorbed)
+        return vectors * self.blocks[0].attention.token_dim
+
+    def _first_norm(self, tied: bool) -> Part:
+        block, m = self.blocks[0], self.blocks[0].attention.token_dim
+        if block.place == "post":
+            return Part("first norm", block.numbers_of_a_norm)
+        matter, scales = 0, 0
+        if block.affine:
+            # Orthogonal maps of trained inputs and of the stream leave only its singular values.
+            turned = block.place == "pre" and not tied and self.learned
+            matter += (m if turned else block.attention.dim) - 1
+            scales = 1  # that of the stream
+        if block.shift:
+            matter += m
+        return Part("first norm", block.numbers_of_a_norm, matter, scales)
+
+    def _relative_positions(self) -> Part:
+        heads, (stored, seen) = self.blocks[0].attention.heads, self.offsets
+        shown = max(0, seen - 1)  # a constant of each head is not seen
+        return Part("relative positions", heads * stored, heads * shown)
+
+    def _last_norm(self, tied: bool, biased: bool) -> Part:
+        block = self.blocks[0]
+        matter = 0
+        if tied:  # a tied read-out shows it, unless own biases absorb its bias
+            matter = block.numbers_of_a_norm
+            if block.shift and biased:
+                matter -= block.attention.dim
+        numbers = 0 if block.place == "post" else block.numbers_of_a_norm
+        return Part("last norm", numbers, matter)
+
+    def _read_out(self, outputs: int, tied: bool, biased: bool) -> Part:
+        layer, biases = self.blocks[0].attention, outputs if biased else 0
+        if tied:
+            return Part("read-out", biases, biases)
+        constants = outputs if biased or self.blocks[0].shift else 0
+        matter = outputs * layer.token_dim + constants
+        return Part("read-out", outputs * layer.dim + biases, matter)

@@ -13,11 +13,10 @@ from ..core import bounds
 from ..core.bounds import low_rank_dim
 from ..terminal import wrapped
 
-_COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
-_EVERY = frozenset("qkvo")
+_MAPS = "qkvo"  # to queries, keys and values, and back
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Capacity:
     """The counts of one attention layer, for examples of one query with a context of its own.
 
@@ -25,34 +24,29 @@ class Capacity:
     """
 
     name: str
+    layer: LayerSizes
+    adapted: str = ""  # the maps that have adapters
     parameters: int
     trained: int  # all, or those of the adapters
     effective: int  # those of them that the layer's function shows, over all outputs
     one_output: int  # those of one output: beyond so many examples almost no real labels are met
     floor: int | None
-    proved: str  # what is proved of both counts, and what is only compared
-    floor_proved: str
     layers: int = 1
     deep: int | None = None  # a ceiling of so many layers, for one output at the last token
 
+    @property
+    def proved(self) -> str:
+        """What is proved of both counts, and what is only compared."""
+        return _evidence_of_counts(self.layer, self.adapted)
+
+    @property
+    def floor_proved(self) -> str:
+        """What is proved of the floor."""
+        return _evidence_of_floor(self.layer, self.adapted)
+
     def __str__(self) -> str:
         """A report that a person reads."""
-        lines = [
-            f"{self.parameters:>13,} parameters, of which {self.trained:,} are trained",
-            f"{self.effective:>13,} of these matter at most ({self.effective / self.trained:.3f})",
-            f"{self.one_output:>13,} matter for one output, a ceiling of its real labels",
-            f"{'':12}({self.proved})",
-            f"{'no' if self.floor is None else f'{self.floor:,}':>13} floor of these labels",
-            f"{'':12}({self.floor_proved})",
-        ]
-        if self.floor:
-            signs = "signs (two classes): at least half of all choices of so many"
-            lines.insert(-1, f"{2 * self.floor:>13,} {signs} are met")
-        if self.deep is not None:
-            where = "such layers, a ceiling (proved)"
-            lines.append(f"{self.deep:>13,} matter for one output of {self.layers} {where}")
-            lines.append(f"{'':12}(with skip connections and a read-out, unlike above; no norm)")
-        return wrapped([self.name, *lines])
+        return _report(self)
 
 
 @checked
@@ -95,85 +89,146 @@ def capacity(
     check_integer("dim", dim, least=3 if norm else 1)
     check_number("rope", int(rope) if isinstance(rope, bool) else rope, least=0, most=1)
     for which, letters in (("bias", bias), ("adapted", adapted)):
-        if not _EVERY.issuperset(letters):
+        if not set(letters) <= set(_MAPS):
             refuse(which, repr(letters), "letters of 'qkvo'")
     if adapter and not adapted:
         refuse("adapted", "no map", "at least one letter of 'qkvo'")
     head_dim = head_dim or _divided("heads", heads, "dim", dim)
-    value_dim = value_dim or head_dim
     groups = kv_heads or heads
-    each = _divided("kv_heads", groups, "heads", heads)
-    m, turned = dim - norm, round(rope * head_dim)
-    layer = LayerSizes(dim, m, groups, each, head_dim, value_dim, turned, bias)
-    if turned % 2 or (turned and head_dim > m):
-        refuse("head_dim", head_dim, f"at most {m} and turned in pairs with rotary positions")
+    layer = LayerSizes(
+        dim=dim,
+        token_dim=dim - 1 if norm else dim,
+        groups=groups,
+        heads_per_group=_divided("kv_heads", groups, "heads", heads),
+        head_dim=head_dim,
+        value_dim=value_dim or head_dim,
+        turned=round(rope * head_dim),
+        bias=bias,
+    )
+    if layer.turned % 2 or (layer.turned and head_dim > layer.token_dim):
+        expected = f"at most {layer.token_dim} and turned in pairs with rotary positions"
+        refuse("head_dim", head_dim, expected)
+    name = name or f"{heads} heads of width {head_dim}, {groups} of keys and values, d = {dim}"
     if layers > 1 and (bias or norm or adapter or not layer.plain):
         refuse("layers", layers, "1 for this kind of layer; several are counted for plain heads")
-    name = name or f"{heads} heads of width {head_dim}, {groups} of keys and values, d = {dim}"
-    deep = bounds.deep_ceiling([heads] * layers, head_dim, value_dim, dim) if layers > 1 else None
-    return layer.counted(name, outputs or dim, adapter, adapted if adapter else "", layers, deep)
+    counts = layer.counted(name, outputs or dim, adapter, adapted if adapter else "")
+    if layers == 1:
+        return counts
+    deep = bounds.deep_ceiling([heads] * layers, head_dim, layer.value_dim, dim)
+    return dataclasses.replace(counts, layers=layers, deep=deep)
 
 
-def _divided(name: str, parts: int, whole_name: str, whole: int) -> int:
-    if whole % parts:
-        refuse(name, parts, f"a divisor of {whole_name} = {whole}")
-    return whole // parts
+def _divided(name: str, parts: int, total_name: str, total: int) -> int:
+    if total % parts:
+        refuse(name, parts, f"a divisor of {total_name} = {total}")
+    return total // parts
 
 
-@dataclasses.dataclass(frozen=True)
+# --- the counts -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """The sizes of one layer: ``each`` heads of a group share their keys and values."""
+    """The sizes of one attention layer, and how many numbers of its weights its outputs show.
+
+    Attributes:
+        dim: Width ``d`` of the tokens, which the maps read.
+        token_dim: Dimensions in which tokens vary, ``m`` of the chapter on whole models: ``d``, or
+            ``d - 1`` behind a LayerNorm.
+        groups: Groups of heads that share their keys and values, ``G``.
+        heads_per_group: Heads of a group, ``g``, each with queries of its own.
+        head_dim: Width ``d_h`` of queries and keys.
+        value_dim: Width ``d_v`` of values.
+        turned: Coordinates of a head that rotary positions turn.
+        bias: The maps that have a bias, letters of ``qkvo``.
+        normed: An RMSNorm of queries and keys: of each ``head``, or of ``all`` heads together.
+    """
 
     dim: int
-    m: int  # the dimensions in which tokens vary
+    token_dim: int
     groups: int
-    each: int
+    heads_per_group: int
     head_dim: int
     value_dim: int
-    turned: int = 0  # coordinates of a head that positions turn
+    turned: int = 0
     bias: str = ""
-    normed: str = ""  # an RMSNorm of queries and keys: of each ``head``, or of ``all`` together
+    normed: str = ""
 
     @property
     def heads(self) -> int:
         """All query heads."""
-        return self.groups * self.each
+        return self.groups * self.heads_per_group
 
     @property
-    def asked(self) -> int:
+    def plain(self) -> bool:
+        """Whether this is the layer of the book, up to biases and the data."""
+        return self.heads_per_group == 1 and not self.turned
+
+    @property
+    def queries_dim(self) -> int:
         """Coordinates of a group's queries: a bias is one more, which is always one."""
-        return self.each * (self.m + ("q" in self.bias))
+        inputs = self.token_dim + 1 if "q" in self.bias else self.token_dim
+        return self.heads_per_group * inputs
 
     @property
-    def norms(self) -> int:
+    def norm_weights(self) -> int:
         """Weights of the norms of queries and keys."""
-        each = {"": 0, "head": 2, "all": self.heads + self.groups}[self.normed]
-        return each * self.head_dim
+        if self.normed == "head":  # shared by all heads
+            return 2 * self.head_dim
+        if self.normed == "all":
+            return (self.heads + self.groups) * self.head_dim
+        return 0
 
     @property
-    def scales(self) -> int:
+    def ignored_scales(self) -> int:
         """Scales of the maps that the norms of queries and keys ignore."""
-        return {"": 0, "head": self.heads + self.groups, "all": 2}[self.normed]
+        if self.normed == "head":
+            return self.heads + self.groups
+        if self.normed == "all":
+            return 2
+        return 0
 
     def shapes(self, outputs: int) -> dict[str, tuple[int, int]]:
         """Rows and columns of the four maps."""
         keys, values = self.groups * self.head_dim, self.groups * self.value_dim
-        maps = {"q": (self.dim, self.each * keys), "k": (self.dim, keys)}
-        return maps | {"v": (self.dim, values), "o": (self.each * values, outputs)}
+        return {
+            "q": (self.dim, self.heads_per_group * keys),
+            "k": (self.dim, keys),
+            "v": (self.dim, values),
+            "o": (self.heads_per_group * values, outputs),
+        }
 
     def numbers(self, maps: str, outputs: int | None = None) -> int:
         """Parameters of some maps and their biases, with norms of queries and keys."""
-        shapes = {x: shape for x, shape in self.shapes(outputs or self.dim).items() if x in maps}
-        total = sum(d_out * (d + (x in self.bias)) for x, (d, d_out) in shapes.items())
-        return total + self.norms * ("q" in maps)
+        shapes, total = self.shapes(outputs or self.dim), 0
+        for name in maps:
+            rows, columns = shapes[name]
+            total += rows * columns
+            if name in self.bias:
+                total += columns
+        if "q" in maps:
+            total += self.norm_weights
+        return total
 
-    def counted(self, name, outputs, adapter, adapted, *several) -> Capacity:
-        """The counts of a layer with these sizes, in words and numbers."""
-        shapes, total = self.shapes(outputs), self.numbers("qkvo", outputs)
-        trained = sum(adapter * sum(shapes[x]) for x in {*adapted}) if adapter else total
-        shown = [self.shown(seen, adapter, adapted) for seen in (outputs, 1)]
-        floor = None if adapter else self.floor()
-        return Capacity(name, total, trained, *shown, floor, *self.evidence(adapted), *several)
+    def counted(
+        self, name: str, outputs: int, adapter: int | None = None, adapted: str = ""
+    ) -> Capacity:
+        """The counts of a layer with these sizes, or of its adapters."""
+        shapes, parameters = self.shapes(outputs), self.numbers(_MAPS, outputs)
+        if adapter is None:
+            trained = parameters
+        else:
+            trained = adapter * sum(sum(shapes[name]) for name in set(adapted))
+        return Capacity(
+            name=name,
+            layer=self,
+            adapted=adapted,
+            parameters=parameters,
+            trained=trained,
+            effective=self.shown(outputs, adapter, adapted),
+            one_output=self.shown(1, adapter, adapted),
+            floor=None if adapter else self.floor(),
+        )
 
     # The last token x' of a context asks, and the softmax ignores what all tokens add alike. So the
     # outputs depend on the weights only through the logits of each group, its values, and constants
@@ -183,23 +238,33 @@ class LayerSizes:
         """Numbers of the weights, or of the adapters, that so many outputs show."""
         if adapter is None:
             return self.logits() + self.values(outputs)
-        # An adapter adds a matrix of this rank to one map. The others show it up to their own
+        shown = dict.fromkeys(_MAPS, 0)
+        for name, (rows, columns) in self.shapes_around(outputs).items():
+            if name in adapted:
+                shown[name] = low_rank_dim(adapter, rows, columns)
+        # Both factors of one product overlap; the product itself is the other bound.
+        logits = min(shown["q"] + shown["k"], self.logits())
+        return logits + min(shown["v"] + shown["o"], self.values(outputs))
+
+    def shapes_around(self, outputs: int) -> dict[str, tuple[int, int]]:
+        """Rows and columns of an adapter of each map that the frozen maps around it show."""
+        # An adapter adds a matrix of its rank to one map. The others show it up to their own
         # ranks: each head's K shows min(d_h, m) columns of Q, the queries of a group show columns
         # of K, its W show columns of V, and its V shows rows of W. The bias of the values shows one
         # more row of W where V has a kernel.
-        heads, d_v = self.heads, self.value_dim
-        shows = self.head_dim if self.turned or self.normed else min(self.head_dim, self.m)
-        beside = "v" in self.bias and d_v > self.m
-        seen = {
-            "q": (self.m, heads * shows),
-            "k": (self.m, self.groups * min(self.head_dim, self.asked)),
-            "v": (self.m, self.groups * min(d_v, self.each * outputs)),
-            "o": (heads * min(d_v, self.m) + beside, outputs),
+        m, d_v = self.token_dim, self.value_dim
+        through_keys = self.head_dim
+        if not (self.turned or self.normed):
+            through_keys = min(self.head_dim, m)
+        through_values = self.heads * min(d_v, m)
+        if "v" in self.bias and d_v > m:
+            through_values += 1
+        return {
+            "q": (m, self.heads * through_keys),
+            "k": (m, self.groups * min(self.head_dim, self.queries_dim)),
+            "v": (m, self.groups * min(d_v, self.heads_per_group * outputs)),
+            "o": (through_values, outputs),
         }
-        own = {x: low_rank_dim(adapter, *seen[x]) if x in adapted else 0 for x in seen}
-        # Both factors of one product overlap; the product itself is the other bound.
-        logits = min(own["q"] + own["k"], self.logits())
-        return logits + min(own["v"] + own["o"], self.values(outputs))
 
     def logits(self) -> int:
         """Numbers that the logits show."""
@@ -210,63 +275,101 @@ class LayerSizes:
         # t, so each pair shows its complex matrix k q^* of rank one, twice as many real numbers.
         # Its bias of the keys is one more coordinate, as it is turned too. The coordinates that
         # are not turned are as before.
-        keys = self.m + ("k" in self.bias)
+        keys_dim = self.token_dim + 1 if "k" in self.bias else self.token_dim
         if self.normed:
             # Norms ignore scales of the maps. Of the norms' weights g and g' the logits show g g'
             # at each coordinate, and of each turned pair three numbers.
-            maps = self.groups * self.head_dim * (self.asked + keys) - self.scales
-            shared = 1 if self.normed == "head" else self.groups
-            return maps + self.norms - shared * (self.head_dim - self.turned // 2)
-        turned = self.turned * low_rank_dim(1, keys, self.asked)
-        return self.groups * (
-            turned + low_rank_dim(self.head_dim - self.turned, self.m, self.asked)
-        )
+            maps = self.groups * self.head_dim * (self.queries_dim + keys_dim) - self.ignored_scales
+            norms = 1 if self.normed == "head" else self.groups
+            return maps + self.norm_weights - norms * (self.head_dim - self.turned // 2)
+        turned = self.turned * low_rank_dim(1, keys_dim, self.queries_dim)
+        still = low_rank_dim(self.head_dim - self.turned, self.token_dim, self.queries_dim)
+        return self.groups * (turned + still)
 
     def values(self, outputs: int) -> int:
         """Numbers that the values show."""
         # V [W_1 .. W_g] of a group has the shape (m, g o), and its rank is at most d_v.
-        maps = self.groups * low_rank_dim(self.value_dim, self.m, self.each * outputs)
+        columns = self.heads_per_group * outputs
+        maps = self.groups * low_rank_dim(self.value_dim, self.token_dim, columns)
         return maps + self.constants(outputs)
 
     def constants(self, outputs: int) -> int:
         """Numbers that constants show, which attention passes on."""
         # The bias of the outputs is one vector. Those of the values reach b (W_1 + .. + W_g) of
         # each group, G d_v dimensions; if d_v > m, W_h also moves b W_h where V W_h stays.
-        if "o" in self.bias or ("v" in self.bias and self.value_dim > self.m):
+        if "o" in self.bias or ("v" in self.bias and self.value_dim > self.token_dim):
             return outputs
         return min(outputs, self.groups * self.value_dim) if "v" in self.bias else 0
-
-    @property
-    def plain(self) -> bool:
-        """Whether this is the layer of the book, up to biases and the data."""
-        return self.each == 1 and not self.turned
 
     def floor(self) -> int | None:
         """Examples whose labels are all met, if a floor is known."""
         if self.plain:
-            return bounds.own_context_floor(self.groups, self.head_dim, self.m)
+            return bounds.own_context_floor(self.groups, self.head_dim, self.token_dim)
         # Two groups of equal logits and opposite values cancel. There the derivative is that of one
         # of them, so it has the rank that half of the groups show.
         half = self.groups // 2
         return dataclasses.replace(self, groups=half).shown(1) if half else None
 
-    def evidence(self, adapted: str) -> tuple[str, str]:
-        """What is proved of the counts, and of the floor."""
-        normed = self.m < self.dim
-        kinds = {"shared keys and values": self.each > 1}
-        kinds |= {"rotary positions (from 3 tokens on)": self.turned, "biases": self.bias}
-        kinds |= {"a LayerNorm whose shift biases undo": normed, "adapters": adapted}
-        unlike = ", ".join(kind for kind, found in kinds.items() if found)
-        above = f"proved from above; with {unlike}, equality only"
-        counts = f"{above if unlike else 'one output: proved; several:'} {_COMPARED}"
-        if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
-            counts = "upper bounds: adapters of both factors of a product overlap"
-        if adapted:
-            return counts, "not known with adapters"
-        if self.plain:
-            where = "where queries are tokens" + (" behind a LayerNorm" if normed else "")
-            return counts, f"proved for free tokens and queries; {where}, only {_COMPARED}"
-        if self.groups < 2:
-            return counts, "not known for a single group of keys and values"
-        least = " (from 3 tokens on)" if self.turned else ""
-        return counts, f"not proved, groups cancel in pairs{least}; {_COMPARED}"
+
+# --- in words -------------------------------------------------------------------------------------
+
+_COMPARED = "compared with ranks at d = 3 and 4, up to 4 heads, contexts of 3 tokens"
+
+
+def _differences(layer: LayerSizes, adapted: str) -> list[str]:
+    """In what a layer is not the layer of the book."""
+    differences = []
+    if layer.heads_per_group > 1:
+        differences.append("shared keys and values")
+    if layer.turned:
+        differences.append("rotary positions (from 3 tokens on)")
+    if layer.bias:
+        differences.append("biases")
+    if layer.token_dim < layer.dim:
+        differences.append("a LayerNorm whose shift biases undo")
+    if adapted:
+        differences.append("adapters")
+    return differences
+
+
+def _evidence_of_counts(layer: LayerSizes, adapted: str) -> str:
+    if {"q", "k"} <= set(adapted) or {"v", "o"} <= set(adapted):
+        return "upper bounds: adapters of both factors of a product overlap"
+    differences = ", ".join(_differences(layer, adapted))
+    if differences:
+        return f"proved from above; with {differences}, equality only {_COMPARED}"
+    return f"one output: proved; several: {_COMPARED}"
+
+
+def _evidence_of_floor(layer: LayerSizes, adapted: str) -> str:
+    if adapted:
+        return "not known with adapters"
+    if layer.plain:
+        tokens = "tokens behind a LayerNorm" if layer.token_dim < layer.dim else "tokens"
+        return f"proved for free tokens and queries; where queries are {tokens}, only {_COMPARED}"
+    if layer.groups < 2:
+        return "not known for a single group of keys and values"
+    fewest = " (from 3 tokens on)" if layer.turned else ""
+    return f"not proved, groups cancel in pairs{fewest}; {_COMPARED}"
+
+
+def _report(counts: Capacity) -> str:
+    lines = [
+        counts.name,
+        f"{counts.parameters:>13,} parameters, of which {counts.trained:,} are trained",
+        f"{counts.effective:>13,} of these matter at most "
+        f"({counts.effective / counts.trained:.3f})",
+        f"{counts.one_output:>13,} matter for one output, a ceiling of its real labels",
+        f"{'':12}({counts.proved})",
+    ]
+    floor = "no" if counts.floor is None else f"{counts.floor:,}"
+    lines.append(f"{floor:>13} floor of these labels")
+    if counts.floor:
+        signs = "signs (two classes): at least half of all choices of so many"
+        lines.append(f"{2 * counts.floor:>13,} {signs} are met")
+    lines.append(f"{'':12}({counts.floor_proved})")
+    if counts.deep is not None:
+        layers = f"{counts.layers} such layers, a ceiling (proved)"
+        lines.append(f"{counts.deep:>13,} matter for one output of {layers}")
+        lines.append(f"{'':12}(with skip connections and a read-out, unlike above; no norm)")
+    return wrapped(lines)
