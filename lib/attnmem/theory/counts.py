@@ -14,10 +14,15 @@ from ..checks import Range, checked, refuse
 from ..core.bounds import AtLeast2, UpToDim, low_rank_dim
 
 _Classes = Annotated[int, Range(2, 10**12)]  # the quadrature fails from 10^15 on
+_NODES = 400  # of the quadrature, in each of two dimensions: errors are as class_price says
+_WIDEST = 8.5  # standard deviations: a normal number is beyond them with probability 1e-17
+_FASTEST = 9.0  # frequency: the transform of the normal law is below 1e-17 beyond
+_SURE = 9  # standard deviations of a sum by which it is never exceeded
 
 
 def _so_many_bigrams_exist(heads: int, head_dim: int, dim: int, vocab: int) -> None:
-    if (count := heads * head_dim + dim) > vocab**2:
+    count = heads * head_dim + dim
+    if count > vocab**2:
         least = math.isqrt(count - 1) + 1
         refuse("vocab", vocab, f"at least {least}, so that {count} bigrams exist")
 
@@ -30,20 +35,19 @@ def random_bigrams_risk(heads: int, head_dim: UpToDim, dim: int, vocab: int) -> 
     """
     H, d_h, d, N, T = heads, head_dim, dim, vocab, heads * head_dim + dim
 
-    def term(choices: int, marked: int, most: int) -> float:
-        """At most ``choices`` times the chance to draw more than ``most`` of ``marked`` bigrams."""
-        log_tail = float(scipy.stats.hypergeom.logsf(most, N * N, marked, T))
+    def risk(choices: int, marked: int, room: int) -> float:
+        """At most ``choices`` times the chance to draw more than ``room`` of ``marked`` bigrams."""
+        log_tail = float(scipy.stats.hypergeom.logsf(room, N * N, marked, T))
         return math.exp(min(0.0, math.log(choices) + log_tail))
 
     # L last tokens end more than H d_h + L of the bigrams.
-    few_last = sum(term(math.comb(N, L), N * L, H * d_h + L) for L in range(1, min(d - 1, N) + 1))
+    last_tokens = range(1, min(d - 1, N) + 1)
+    few_last = sum(risk(math.comb(N, L), N * L, H * d_h + L) for L in last_tokens)
     # m tokens hold more than H ceil(m / 2) - spare of them, or more than d + spare are (a, a).
-    tokens = range(2, min(2 * d_h - 2, N) + 1)
-    crowded = [
-        sum(term(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare) for m in tokens)
-        + term(1, N, d + spare)
-        for spare in range(H + 1)
-    ]
+    tokens, crowded = range(2, min(2 * d_h - 2, N) + 1), []
+    for spare in range(H + 1):
+        held = sum(risk(math.comb(N, m), m * m, H * ((m + 1) // 2) - spare) for m in tokens)
+        crowded.append(held + risk(1, N, d + spare))
     return min(1.0, few_last + min(crowded))
 
 
@@ -96,14 +100,17 @@ def aot_dimension(
     """
     d, r = dim, min(head_dim, dim)
     if shared_maps:  # at d_h = d both are equal
-        seen = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
-        seen += head_dim * (1 if position_in_skip else 2)
+        attention = 2 * head_dim * (d - head_dim) + 2 * heads * head_dim**2
+        positions = head_dim if position_in_skip else 2 * head_dim
     else:
-        seen = 2 * heads * low_rank_dim(r, d, d) + min(d, 2 * heads * r)
-        seen += 0 if position_in_skip else min(d, heads * r)
+        attention = 2 * heads * low_rank_dim(r, d, d)
+        positions = min(d, 2 * heads * r)
+        if not position_in_skip:
+            positions += min(d, heads * r)
+    tables = (2 * vocab - 1) * d - d**2
     k = d if width else min(d, heads * r)
-    most = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
-    return min(most, (2 * vocab - 1) * d - d**2 + seen + width * (2 * d + 1))
+    ceiling = vocab**2 * k + (vocab + k) * (d - k) + (vocab - 1) * d - d**2
+    return min(ceiling, tables + attention + positions + width * (2 * d + 1))
 
 
 def _is_not_half_precision(**arguments: Any) -> None:
@@ -145,21 +152,32 @@ def class_price(classes: _Classes) -> float:
         >>> round(class_price(classes=10), 6)
         1.992089
     """
-    N = classes
-    # A rival at b is lowered if a + S < b: the right output and what exceeds b of N - 2 others.
-    # By Gil-Pelaez that is 1/2 - 1/pi int_0 Im E exp(i t (a + S - b)) / t dt, with, for each other,
-    # E exp(i t (x - b)_+) = Phi(b) + int_0 exp(i t u) phi(b + u) du, a Faddeeva function.
-    nodes, weights = np.polynomial.legendre.leggauss(400)
-    b, t = 8.5 * nodes[:, None], 4.5 * (nodes + 1)  # where the law and its transform do not vanish
+    # A rival at b is lowered if a + S < b: the right output a and what exceeds b of the N - 2
+    # others, S. The integral over b, by Gauss's quadrature as that over the frequency t.
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    b = _WIDEST * nodes[:, None]
+    density = np.exp(-b * b / 2) / math.sqrt(2 * math.pi)
+    lowered = _chance_to_be_lowered(classes - 2, b, nodes, weights)
+    return (classes - 1) * _WIDEST * float(weights * density[:, 0] @ lowered)
+
+
+def _chance_to_be_lowered(
+    others: int, b: np.ndarray, nodes: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """The probability of a + S < b for each level b, a column."""
+    t = _FASTEST / 2 * (nodes + 1)
     bell, above = np.exp(-b * b / 2), scipy.special.ndtr(-b)
-    other = scipy.special.ndtr(b) + bell / 2 * scipy.special.wofz((t + 1j * b) / math.sqrt(2))
-    turns = np.exp((N - 2) * np.log(other) - t * t / 2 - 1j * t * b).imag / t
+    # By Gil-Pelaez it is 1/2 - 1/pi int_0 Im E exp(i t (a + S - b)) / t dt, with, for each other x,
+    # E exp(i t (x - b)_+) = Phi(b) + int_0 exp(i t u) phi(b + u) du, a Faddeeva function.
+    transform = scipy.special.ndtr(b) + bell / 2 * scipy.special.wofz((t + 1j * b) / math.sqrt(2))
+    turns = np.exp(others * np.log(transform) - t * t / 2 - 1j * t * b).imag / t
+    chance = 0.5 - turns @ weights * (_FASTEST / 2) / math.pi
+    # Where S exceeds b for certain, the integrand turns too fast.
     density = bell / math.sqrt(2 * math.pi)
     mean = density - b * above  # of what exceeds b
-    spread = np.sqrt(1 + (N - 2) * ((1 + b * b) * above - b * density - mean**2))
-    never = b < (N - 2) * mean - 9 * spread  # there the integrand turns too fast
-    lowered = np.where(never[:, 0], 0, 0.5 - turns @ weights * 4.5 / math.pi)
-    return (N - 1) * 8.5 * float(weights * density[:, 0] @ lowered)
+    spread = np.sqrt(1 + others * ((1 + b * b) * above - b * density - mean**2))
+    never = b < others * mean - _SURE * spread
+    return np.where(never[:, 0], 0, chance)
 
 
 @checked
@@ -185,7 +203,7 @@ def unequal_class_capacity(rank: int, sizes: Sequence[int]) -> tuple[float, int]
     """
     if len(sizes) < 2:
         refuse("sizes", sizes, "those of two classes or more")
-    largest = sorted(sizes, reverse=True)
+    largest, total = sorted(sizes, reverse=True), sum(sizes)
     # Among equal classes it rises, then falls, as class_capacity is concave: ends are enough.
     ends = {2, len(sizes)} | {k for k in range(3, len(sizes)) if largest[k] < largest[k - 1]}
-    return min((class_capacity(rank, k) * sum(largest) / sum(largest[:k]), k) for k in ends)
+    return min((class_capacity(rank, k) * total / sum(largest[:k]), k) for k in ends)

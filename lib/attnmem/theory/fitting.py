@@ -29,12 +29,19 @@ from .tangents import DeepTangents, ScalarHeads, Tangents
 
 __all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits", "signs"]
 
-MET = 1e-6  # of the largest label
-_SMALLEST, _LARGEST = 1e-70, 1e70  # of largest labels; squared gradients are of fourth order
-DAMPING, _LOWEST, HIGHEST = 1e-2, 1e-14, 1e8  # in units of the mean squared row
+# What the studies' stored rows are made with; other values would make other rows.
+MET = 1e-6  # error, of the largest label, within which labels count as met
+# Largest labels that are accepted: squared gradients are of fourth order in them, and float64 holds
+# numbers from 1e-308 to 1e308.
+_SMALLEST, _LARGEST = 1e-70, 1e70
+# Damping of Levenberg-Marquardt, in units of the mean squared row: at the start; where rounding of
+# J J^T damps as much; and where a step is so short that none is hoped for.
+DAMPING, _LOWEST, HIGHEST = 1e-2, 1e-14, 1e8
 FALL, RISE = 5.0, 4.0  # factors of the damping after a step that helped, and one that did not
 CHUNK = 20  # steps of L-BFGS between two looks at the largest error
-_EVERY = 500  # steps of Adam between two looks
+_SEARCH = 25  # points that a line search of torch looks at, at most
+_HISTORY = 50  # steps that L-BFGS remembers
+_EVERY = 500  # steps of Adam between two looks, as in Mahdavi et al. 2024, Appendix I
 
 _Labels = Float[Tensor, " T"]
 _Queries = Float[Tensor, "T d"] | None
@@ -59,6 +66,7 @@ def _is_a_layer(layer: Layer, contexts: Float[Tensor, "T n d"]) -> None:
 
 def _can_be_fitted(weights, contexts, queries, labels) -> None:
     """Finite data, of which float64 holds squared gradients."""
+    data = {"contexts": contexts}
     if isinstance(weights, DeepWeights):
         if queries is not None:
             refuse("queries", type(queries).__name__, "None, since the last token asks")
@@ -66,9 +74,10 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
             _is_a_layer(layer, contexts)
         if weights.W_D.shape[1] != 1:
             refuse("weights.W_D", f"shape {(*weights.W_D.shape,)}", "one output, shape (d, 1)")
-    elif queries is None:
-        refuse("queries", "None", "one for each example")
-    data = {"contexts": contexts} | ({} if queries is None else {"queries": queries})
+    else:
+        if queries is None:
+            refuse("queries", "None", "one for each example")
+        data["queries"] = queries
     check_data(**data, labels=labels, **tangents.named(weights))
     largest = float(labels.abs().max())
     if largest and not _SMALLEST <= largest <= _LARGEST:
@@ -81,9 +90,10 @@ def _can_be_fitted(weights, contexts, queries, labels) -> None:
         refuse("weights", got, "finite outputs")
 
 
-def _copied(weights: Weights, grad: bool = False) -> Weights:  # in float64
-    tensors = (w.detach().clone(memory_format=torch.contiguous_format) for w in weights.tensors)
-    return weights.like(tuple(w.double().requires_grad_(grad) for w in tensors))
+def _copied(weights: Weights, grad: bool = False) -> Weights:
+    """The same in float64, with tensors of their own."""
+    tensors = (W.detach().clone(memory_format=torch.contiguous_format) for W in weights.tensors)
+    return weights.like(tuple(W.double().requires_grad_(grad) for W in tensors))
 
 
 class _Problem:
@@ -107,42 +117,49 @@ class _Problem:
             return tangents.deep_tangents(weights, self.contexts)
         return tangents.tangents(weights, self.contexts, self.queries)
 
+    def residual(self, weights: Weights) -> _Labels:
+        return self.outputs(weights) - self.labels
+
     def loss(self, weights: Weights) -> Tensor:
         """The mean squared error; of one layer its gradient is put beside the weights."""
         if self.queries is None:
-            return (self.outputs(weights) - self.labels).square().mean()
+            return self.residual(weights).square().mean()
         with torch.no_grad():
-            at = self.tangents(weights)
-            residual = at.outputs - self.labels
-            gradients = at.transposed(2 * residual / len(self.labels))
-            for w, gradient in zip(weights, gradients, strict=True):
-                w.grad = gradient.contiguous()
+            derivative = self.tangents(weights)
+            residual = derivative.outputs - self.labels
+            gradients = derivative.transposed(2 * residual / len(self.labels))
+            for W, gradient in zip(weights, gradients, strict=True):
+                W.grad = gradient.contiguous()
             return residual.square().mean()
 
     def attention(self, weights: Weights) -> list[Tensor]:
         """The attention weights of all heads on all examples, of each layer token by token."""
-        asking = [(weights, self.contexts, self.queries)]
-        if self.queries is None:
-            pairs = zip(weights.layers, streams(weights, self.contexts), strict=False)
-            asking = [(layer, X, query) for layer, X in pairs for query in X.unbind(1)]
-            del asking[-self.contexts.shape[1] : -1]  # the last layer is read at the last token
-        return [attention_weights(at.W_Q, at.W_K, X, query) for at, X, query in asking]
+        if self.queries is not None:
+            return [attention_weights(weights.W_Q, weights.W_K, self.contexts, self.queries)]
+        *inputs, _ = streams(weights, self.contexts)
+        asking = [*inputs[:-1], inputs[-1][:, -1:]]  # the last layer is read at the last token
+        attention = []
+        for layer, X, tokens in zip(weights.layers, inputs, asking, strict=True):
+            for query in tokens.unbind(1):
+                attention.append(attention_weights(layer.W_Q, layer.W_K, X, query))
+        return attention
 
-    def some(self, chosen: slice | Tensor) -> _Problem:
+    def subset(self, rows: slice | Tensor) -> _Problem:
         """The same with some of the examples."""
-        contexts = self.contexts if self.contexts.ndim == 2 else self.contexts[chosen]
-        queries = None if self.queries is None else self.queries[chosen]
-        return _Problem(contexts, queries, self.labels[chosen], self.tolerance)
+        contexts = self.contexts if self.contexts.ndim == 2 else self.contexts[rows]
+        queries = None if self.queries is None else self.queries[rows]
+        return _Problem(contexts, queries, self.labels[rows], self.tolerance)
 
     def error(self, residual: _Labels) -> float:
         """The largest, in units of the largest label."""
         return float(residual.abs().max()) / self.largest
 
-    def fit(self, weights: Weights, *end: Any) -> Fit:
-        """What to return, given steps, why there are no more of them, and the damping."""
-        error = self.error(self.outputs(weights) - self.labels)
-        fit = Fit(weights, error, *end)
-        return fit._replace(stop="met") if error <= self.tolerance else fit
+    def fit(self, weights: Weights, steps: int, stop: str, damping: float | None = None) -> Fit:
+        """What to return; ``stop`` says why there are no more steps if labels are not met."""
+        error = self.error(self.residual(weights))
+        if error <= self.tolerance:
+            stop = "met"
+        return Fit(weights=weights, error=error, steps=steps, stop=stop, damping=damping)
 
 
 # --- Levenberg-Marquardt --------------------------------------------------------------------------
@@ -169,12 +186,17 @@ def levenberg_marquardt(
     """
     problem = _Problem(contexts, queries, labels, tolerance)
 
-    def done(made: int, residual: _Labels) -> bool:
-        return problem.error(residual) <= tolerance or made == steps
+    def done(n_steps: int, residual: _Labels) -> bool:
+        return problem.error(residual) <= tolerance or n_steps == steps
 
     start = _copied(weights)
-    made, weights, damping = newton(start, problem.outputs, problem.tangents, problem.labels, done)
-    return problem.fit(weights, made, "stuck" if damping > HIGHEST else "steps", damping)
+    n_steps, end, damping = newton(start, problem.outputs, problem.tangents, problem.labels, done)
+    return problem.fit(end, n_steps, _reason(damping), damping)
+
+
+def _reason(damping: float) -> str:
+    """Why Levenberg-Marquardt ended, if not since labels are met."""
+    return "stuck" if damping > HIGHEST else "steps"
 
 
 def newton(
@@ -188,26 +210,43 @@ def newton(
 
     A damping above the highest says that no step lowers the squared error.
     """
-    made, damping = 0, DAMPING
+    n_steps, damping = 0, DAMPING
     while True:
-        at = derivative(weights)
-        residual = at.outputs - labels
-        if done(made, residual):
-            return made, weights, damping
-        K = at.gram()  # J J^T
-        diagonal = K.diagonal().clone()
-        s, squared = float(diagonal.mean()), float(residual.square().sum())
-        while damping <= HIGHEST:
-            K.diagonal().copy_(diagonal + damping * s)
-            factor, failed = torch.linalg.cholesky_ex(K)
-            if not failed:
-                moved = weights.moved(at.transposed(tangents.solved(factor, residual)), -1.0)
-                if float((outputs(moved) - labels).square().sum()) < squared:
-                    break
-            damping *= RISE
-        else:
-            return made, weights, damping
-        made, weights, damping = made + 1, moved, max(damping / FALL, _LOWEST)
+        tangent = derivative(weights)
+        residual = tangent.outputs - labels
+        if done(n_steps, residual):
+            return n_steps, weights, damping
+        moved, damping = _damped_step(weights, tangent, residual, outputs, labels, damping)
+        if moved is None:
+            return n_steps, weights, damping
+        weights, n_steps, damping = moved, n_steps + 1, max(damping / FALL, _LOWEST)
+
+
+def _damped_step(
+    weights: Any,
+    tangent: Tangents | DeepTangents,
+    residual: _Labels,
+    outputs: Callable[[Any], _Labels],
+    labels: _Labels,
+    damping: float,
+) -> tuple[Any, float]:
+    """Weights with a smaller squared error, or None, and the damping that was enough, or too much.
+
+    The step is ``J^T (J J^T + damping s)^-1 r``, where ``s`` is the mean squared row of ``J``.
+    """
+    K = tangent.gram()  # J J^T
+    diagonal = K.diagonal().clone()
+    s, squared = float(diagonal.mean()), float(residual.square().sum())
+    while damping <= HIGHEST:
+        K.diagonal().copy_(diagonal + damping * s)
+        factor, failed = torch.linalg.cholesky_ex(K)
+        if not failed:
+            step = tangent.transposed(tangents.solved(factor, residual))
+            moved = weights.moved(step, -1.0)
+            if float((outputs(moved) - labels).square().sum()) < squared:
+                return moved, damping
+        damping *= RISE
+    return None, damping
 
 
 def _are_signs(weights, contexts, queries, labels) -> None:
@@ -228,23 +267,27 @@ def signs(
     problem = _Problem(contexts, queries, labels)
     y = problem.labels
 
-    def margins(at: ScalarHeads) -> _Labels:
-        return (problem.outputs(at) * y).clamp(max=1)
+    def margins(heads: ScalarHeads) -> _Labels:
+        return (problem.outputs(heads) * y).clamp(max=1)
 
-    def derivative(at: ScalarHeads) -> Tangents:  # nothing is asked beyond the margin
-        rows = problem.tangents(at)
+    def derivative(heads: ScalarHeads) -> Tangents:  # nothing is asked beyond the margin
+        rows = problem.tangents(heads)
         pull = (y * (rows.outputs * y < 1))[:, None]
-        pulled = {name: pull * getattr(rows, name) for name in ("attended", "pulls", "keyed")}
-        return rows._replace(outputs=(rows.outputs * y).clamp(max=1), **pulled)
+        return rows._replace(
+            outputs=(rows.outputs * y).clamp(max=1),
+            attended=pull * rows.attended,
+            pulls=pull * rows.pulls,
+            keyed=pull * rows.keyed,
+        )
 
-    def done(made: int, short: _Labels) -> bool:
-        return made == steps or bool((short > -1).all())
+    def done(n_steps: int, residual: _Labels) -> bool:  # all margins are above zero
+        return n_steps == steps or bool((residual > -1).all())
 
     start, ones = _copied(weights), torch.ones_like(y)
-    made, weights, damping = newton(start, margins, derivative, ones, done)
-    wrong = float((margins(weights) <= 0).double().mean())
-    ended = "stuck" if damping > HIGHEST else "steps"
-    return Fit(weights, wrong, made, ended if wrong else "met", damping)
+    n_steps, end, damping = newton(start, margins, derivative, ones, done)
+    wrong = float((margins(end) <= 0).double().mean())
+    stop = _reason(damping) if wrong else "met"
+    return Fit(weights=end, error=wrong, steps=n_steps, stop=stop, damping=damping)
 
 
 # --- L-BFGS and Adam ------------------------------------------------------------------------------
@@ -259,28 +302,36 @@ def lbfgs(
     Every 20 steps the errors are looked at; it is ``stuck`` if the squared one is no lower.
     """
     problem = _Problem(contexts, queries, labels)
-    weights, made, before = _copied(weights, grad=True), 0, math.inf
-    for made, _ in lbfgs_steps(lambda: problem.loss(weights), weights.tensors, steps):
+    weights, n_steps, before = _copied(weights, grad=True), 0, math.inf
+    for n_steps, _ in lbfgs_steps(lambda: problem.loss(weights), weights.tensors, steps):
         with torch.no_grad():
-            residual = problem.outputs(weights) - problem.labels
+            residual = problem.residual(weights)
         squared = float(residual.square().sum())
         if problem.error(residual) <= MET or not squared < before:
-            return problem.fit(_copied(weights), made, "stuck")
+            return problem.fit(_copied(weights), n_steps, "stuck")
         before = squared
-    return problem.fit(_copied(weights), made, "steps")
+    return problem.fit(_copied(weights), n_steps, "steps")
 
 
 def lbfgs_steps(
-    loss: Callable[[], Tensor], leaves: Iterable[Tensor], steps: int, evaluations: int = 25 * CHUNK
+    loss: Callable[[], Tensor],
+    leaves: Iterable[Tensor],
+    steps: int,
+    evaluations: int = _SEARCH * CHUNK,
 ) -> Iterator[tuple[int, Tensor]]:
     """:func:`~attnmem.core.descent.adam_steps` by L-BFGS, told after every 20 steps.
 
     The loss is that before these steps, which look at so many points at most, or one search more.
     """
     leaves = [*leaves]
-    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # who is told decides when to stop
-    search = {"max_eval": evaluations, "line_search_fn": "strong_wolfe"}
-    optimizer, made = torch.optim.LBFGS(leaves, history_size=50, **search, **never), 0
+    optimizer = torch.optim.LBFGS(
+        leaves,
+        max_eval=evaluations,
+        history_size=_HISTORY,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=0.0,  # who is told decides when to stop
+        tolerance_change=0.0,
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -289,11 +340,12 @@ def lbfgs_steps(
             value.backward()
         return value.detach()
 
-    while made < steps:
-        optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - made)
+    n_steps = 0
+    while n_steps < steps:
+        optimizer.param_groups[0]["max_iter"] = min(CHUNK, steps - n_steps)
         before = optimizer.step(closure)
-        made = optimizer.state[leaves[0]]["n_iter"]
-        yield made, before
+        n_steps = optimizer.state[leaves[0]]["n_iter"]
+        yield n_steps, before
 
 
 @checked(also=_can_be_fitted)
@@ -316,28 +368,34 @@ def adam(
     """
     problem = _Problem(contexts, queries, labels)
     weights = _copied(weights, grad=True)
-    losses = (problem.some(part).loss(weights) for part in _batches(len(labels), batch, seed))
-    loss, rates = partial(next, losses), partial(LambdaLR, lr_lambda=rate)  # which lr multiplies
+    batches = (problem.subset(rows) for rows in _batches(len(labels), batch, seed))
+    rates = partial(LambdaLR, lr_lambda=rate)  # which lr multiplies
     best, least = _copied(weights), math.inf
-    for made, _ in adam_steps(loss, weights.tensors, steps, rates, lr=1.0, fused=True):
-        if made % _EVERY and made < steps:
+
+    def loss() -> Tensor:
+        return next(batches).loss(weights)
+
+    for n_steps, _ in adam_steps(loss, weights.tensors, steps, rates, lr=1.0, fused=True):
+        if n_steps % _EVERY and n_steps < steps:
             continue
-        now = _copied(weights)
-        residual = problem.outputs(now) - problem.labels
-        if (squared := float(residual.square().sum())) < least:
-            best, least = now, squared
+        current = _copied(weights)
+        residual = problem.residual(current)
+        squared = float(residual.square().sum())
+        if squared < least:
+            best, least = current, squared
         if problem.error(residual) <= MET:
-            return problem.fit(now, made, "met")
+            return problem.fit(current, n_steps, "met")
     return problem.fit(best, steps, "steps")
 
 
 def _batches(T: int, batch: int | None, seed: int) -> Iterator[slice | Tensor]:
     """Examples of one step after the other; the last batch of an epoch may be short."""
-    g, whole = torch.Generator().manual_seed(seed), batch is None or batch >= T
+    if batch is None or batch >= T:
+        while True:
+            yield slice(None)
+    generator = torch.Generator().manual_seed(seed)
     while True:
-        yield from (
-            [slice(None)] if whole else torch.randperm(T, generator=g, device="cpu").split(batch)
-        )
+        yield from torch.randperm(T, generator=generator, device="cpu").split(batch)
 
 
 # --- what limits training ------------------------------------------------------------------------
@@ -362,18 +420,19 @@ def limits(weights: Weights, contexts: Contexts, queries: _Queries, labels: _Lab
     Singular values are roots of eigenvalues: rounding hides those below ``1e-8`` of the largest.
     """
     problem, weights = _Problem(contexts, queries, labels), _copied(weights)
-    at = problem.tangents(weights)
-    residual = at.outputs - problem.labels
-    values = torch.linalg.eigvalsh(at.gram()).clamp(min=0).sqrt()
-    down = at.transposed(residual).tensors
-    gradient = math.sqrt(sum(float(w.square().sum()) for w in down))
+    derivative = problem.tangents(weights)
+    residual = derivative.outputs - problem.labels
+    singular = torch.linalg.eigvalsh(derivative.gram()).clamp(min=0).sqrt()
+    least, largest = float(singular[0]), float(singular[-1])
+    downhill = derivative.transposed(residual).tensors  # J^T r
+    gradient = math.sqrt(sum(float(W.square().sum()) for W in downhill))
     size = float(residual.norm())
     tops = torch.cat([alpha.amax(-1).flatten() for alpha in problem.attention(weights)])
     return Limits(
         rms=size / len(labels) ** 0.5 / problem.largest,
-        gradient=gradient / (float(values[-1]) * size) if size else 0.0,
-        least=float(values[0]),
-        largest=float(values[-1]),
+        gradient=gradient / (largest * size) if size else 0.0,
+        least=least,
+        largest=largest,
         saturated=float((tops > SATURATED).to(torch.float64).mean()),
-        weight=max(float(w.abs().max()) for w in weights.tensors),
+        weight=max(float(W.abs().max()) for W in weights.tensors),
     )

@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.func import jacrev, vmap
 
 from ..core.layers import MHAWeights, attend
-from ..core.stacked import DeepWeights, Layer, deep
+from ..core.stacked import DeepWeights, deep
 from ..examples import unit
 
 _BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
+# Least second moment that is balanced, of the largest: directions that hardly any row has are
+# stretched by a thousand at most, so that what rounding left in them does not become large.
+_LEAST_MOMENT = 1e-6
 
 
 class ScalarHeads(NamedTuple):
@@ -86,16 +89,18 @@ class Tangents(NamedTuple):
 
     def gram(self) -> Float[Tensor, "T T"]:
         """Products of all pairs of rows of the derivative: the neural tangent kernel."""
-        T = len(self.query)
-        K = self.query.new_empty(T, T)
+        T, e = len(self.query), self.query
+        K = e.new_empty(T, T)
+        # Of all heads together; e is the same for each of them.
         z, k = (x.transpose(0, 1).flatten(1) for x in (self.attended, self.keyed))
-        for start in range(0, T, _BLOCK):
-            rows, until = slice(start, start + _BLOCK), slice(start + _BLOCK)  # half of all pairs
-            part = z[rows] @ z[until].T
-            part.addcmul_(self.query[rows] @ self.query[until].T, k[rows] @ k[until].T)
+        for start in range(0, T, _BLOCK):  # products up to the diagonal, half of all pairs
+            rows, columns = slice(start, start + _BLOCK), slice(start + _BLOCK)
+            products = z[rows] @ z[columns].T
+            products.addcmul_(e[rows] @ e[columns].T, k[rows] @ k[columns].T)
             for c, q in zip(self.pulls, self.asked, strict=True):
-                part.addcmul_(c[rows] @ c[until].T, q[rows] @ q[until].T)
-            K[rows, until], K[until, rows] = part, part.T
+                products.addcmul_(c[rows] @ c[columns].T, q[rows] @ q[columns].T)
+            K[rows, columns] = products
+            K[columns, rows] = products.T
         return K
 
     def transposed(self, rows: Float[Tensor, " T"]) -> ScalarHeads:
@@ -162,10 +167,9 @@ class DeepTangents(NamedTuple):
 
     def transposed(self, rows: Float[Tensor, " T"]) -> DeepWeights:
         """The derivative's transpose, applied to one number for each example."""
-        flat = rows @ self.rows
-        sizes = [W.numel() for W in self.weights.tensors]
-        parts = zip(flat.split(sizes), self.weights.tensors, strict=True)
-        return self.weights.like(tuple(part.view_as(W) for part, W in parts))
+        tensors = self.weights.tensors
+        flat = (rows @ self.rows).split([W.numel() for W in tensors])
+        return self.weights.like(tuple(x.view_as(W) for x, W in zip(flat, tensors, strict=True)))
 
 
 def deep_tangents(weights: DeepWeights, tokens: Float[Tensor, "T n d"]) -> DeepTangents:
@@ -181,16 +185,19 @@ def jacobian(
     def outputs(tensors, x):
         return deep(weights.like(tensors), x, skip=skip, causal=causal)
 
-    parts = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
-    return torch.cat([part.flatten(0, 1).flatten(1) for part in parts], 1)
+    derivatives = vmap(jacrev(outputs), (None, 0))(weights.tensors, tokens)
+    return torch.cat([J.flatten(0, 1).flatten(1) for J in derivatives], 1)
 
 
 def named(weights: tuple) -> dict[str, Tensor]:
     """All weights of one layer or of several, by the names that errors have for them."""
     if not isinstance(weights, DeepWeights):
         return {f"weights.{name}": W for name, W in weights._asdict().items()}
-    names = (f"layers[{i}].{name}" for i in range(len(weights.layers)) for name in Layer._fields)
-    return {f"weights.{name}": W for name, W in zip([*names, "W_D"], weights.tensors, strict=True)}
+    tensors = {}
+    for i, layer in enumerate(weights.layers):
+        for name, W in layer._asdict().items():
+            tensors[f"weights.layers[{i}].{name}"] = W
+    return tensors | {"weights.W_D": weights.W_D}
 
 
 # --- coordinates ----------------------------------------------------------------------------------
@@ -207,8 +214,8 @@ class Coordinates(NamedTuple):
         cls, contexts: Float[Tensor, "*T n d"], queries: Float[Tensor, "T d"]
     ) -> Coordinates:
         """Those of second moments one; of own contexts about the mean, as attention sees them."""
-        own = contexts.ndim == 3
-        return cls(balancing_map(contexts.flatten(0, -2), centred=own), balancing_map(queries))
+        tokens = balancing_map(contexts.flatten(0, -2), centred=contexts.ndim == 3)
+        return cls(tokens, balancing_map(queries))
 
     def outward(self, heads: ScalarHeads) -> ScalarHeads:
         """Weights on the data that compute what ``heads`` compute on the changed data."""
@@ -220,6 +227,8 @@ def balancing_map(rows: Float[Tensor, "N d"], centred: bool = False) -> Float[Te
     """A symmetric matrix after which rows have second moments of one, but where hardly any are."""
     size = unit(rows)
     rows = rows / size
-    rows = rows - rows.mean(0) if centred else rows
-    values, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
-    return (axes / values.clamp(min=1e-6 * float(values[-1])).sqrt()) @ axes.T / size
+    if centred:
+        rows = rows - rows.mean(0)
+    moments, axes = torch.linalg.eigh(rows.T @ rows / len(rows))
+    least = _LEAST_MOMENT * float(moments[-1])
+    return (axes / moments.clamp(min=least).sqrt()) @ axes.T / size

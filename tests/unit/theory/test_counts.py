@@ -55,8 +55,8 @@ def dimension_of(run):
 
 def predictions(run):
     """All log-odds, from weights."""
-    every = torch.arange(run.N)
-    pairs = torch.cartesian_prod(every, every)[None]
+    tokens = torch.arange(run.N)
+    pairs = torch.cartesian_prod(tokens, tokens)[None]
 
     def of(P):
         logits = models.aot_logits(P, run, pairs)[0]
@@ -66,7 +66,7 @@ def predictions(run):
 
 
 @pytest.mark.parametrize("run", TRANSFORMERS, ids=lambda run: f"{run.variant}-{run.H}-{run.d_h}")
-def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
+def test_dimension_is_the_rank_of_all_predictions(run):
     assert numerical_rank(jacobian(run, predictions(run)), rtol=1e-11) == dimension_of(run)
 
 
@@ -78,6 +78,6 @@ def test_dimension_of_transformers_is_the_rank_of_all_predictions(run):
         (transformer(4, 3, 1, 1, width=1), 31),  # more than without the feed-forward layer
     ],
 )
-def test_dimension_of_transformers_with_few_tokens(run, dimension):
-    found = jacobian(run, predictions(run), normal=True)
-    assert numerical_rank(found, rtol=1e-11) == dimension_of(run) == dimension
+def test_dimension_with_few_tokens(run, dimension):
+    J = jacobian(run, predictions(run), normal=True)
+    assert numerical_rank(J, rtol=1e-11) == dimension_of(run) == dimension

@@ -14,7 +14,6 @@ from scipy.optimize import linprog
 
 from attnmem.core import bounds
 from attnmem.core.layers import attend
-from attnmem.theory import fitting
 from attnmem.theory.counts import class_capacity, class_price, unequal_class_capacity
 from attnmem.theory.independence import regions
 from attnmem.theory.tangents import ScalarHeads, scalar_outputs, tangents
@@ -46,14 +45,14 @@ def met(Z):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 7, 40])
-def test_all_labels_up_to_the_rank_and_exactly_half_at_twice_the_rank(rank):
+def test_sign_vectors_at_and_twice_the_rank(rank):
     assert all(bounds.sign_vectors(T, rank) == 2**T for T in range(1, rank + 1))
     assert bounds.sign_vectors(2 * rank, rank) == 2 ** (2 * rank - 1)
     shares = [bounds.sign_vectors(T, rank) / 2**T for T in range(1, 4 * rank)]
     assert shares == sorted(shares, reverse=True)
 
 
-def test_the_count_is_that_of_adding_one_example():
+def test_sign_vectors_of_one_more_example():
     for T, R in [*itertools.product(range(1, 12), range(2, 12)), (3000, 1500), (9, 10**12)]:
         more = bounds.sign_vectors(T, R) + bounds.sign_vectors(T, R - 1)
         assert bounds.sign_vectors(T + 1, R) == more
@@ -106,26 +105,26 @@ ARRANGEMENTS = {  # with the number by hand, or by linear programs of the trial
 
 @pytest.mark.hostile("mahdavi-finding-signs")
 @pytest.mark.parametrize("name", ARRANGEMENTS)
-def test_regions_are_those_of_exact_ranks_and_of_linear_programs(name):
+def test_regions_by_subsets_and_linear_programs(name):
     Z, number = ARRANGEMENTS[name]
     assert regions(Z) == regions(Z, seed=1) == by_subsets(Z) == number
     assert len(met(Z)) == number
 
 
 @pytest.mark.parametrize(("T", "m"), [(1, 1), (6, 1), (8, 3), (9, 5), (5, 9)])
-def test_regions_in_general_position_are_covers_count(T, m):
+def test_regions_in_general_position(T, m):
     Z = torch.randn(T, m, generator=torch.Generator().manual_seed(T), dtype=torch.float64)
     assert regions(Z) == bounds.sign_vectors(T, m)
 
 
-def test_another_draw_of_tokens_and_attention_gives_the_same_count():
+def test_regions_of_bigrams_are_the_same_at_any_draw():
     assert {regions(bigrams(3, 3, seed=seed)) for seed in range(20)} == {56}
     # By hand: features of {i, j} lie in one plane, four in each of three planes; three regions
     # and their opposites are lost in each.
     assert bounds.sign_vectors(9, 3) - 3 * 6 == 56
 
 
-def test_rounded_features_have_lost_their_relations():
+def test_rounded_features_lose_their_relations():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 3, generator=g, dtype=torch.float64)
     pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -168,7 +167,7 @@ RANDOM = [  # contexts, H, n, d, d_h, T, rank, rank with a bias
 @pytest.mark.hostile("mahdavi-finding-signs")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("kind", "H", "n", "d", "d_h", "T", "rank", "with_bias"), RANDOM)
-def test_random_attention_meets_exactly_covers_count(kind, H, n, d, d_h, T, rank, with_bias, bias):
+def test_random_attention_meets_covers_count(kind, H, n, d, d_h, T, rank, with_bias, bias):
     (W_Q, W_K), E, e, _ = drawn(kind, H, n, d, d_h, T)
     Z = attend(W_Q, W_K, E, e)[1].flatten(1)
     Z = torch.cat([Z, torch.ones(T, int(bias), dtype=Z.dtype)], 1)
@@ -183,7 +182,7 @@ SILENT += [("own", 1, 2, 3, 2, 7, 3), ("own", 3, 2, 2, 1, 9, 7)]
 
 
 @pytest.mark.parametrize(("kind", "H", "n", "d", "d_h", "T", "floor"), SILENT)
-def test_near_silent_weights_a_layer_meets_covers_count_of_the_floor(kind, H, n, d, d_h, T, floor):
+def test_near_silent_weights_count_of_the_floor(kind, H, n, d, d_h, T, floor):
     (W_Q, W_K), E, e, g = drawn(kind, H, n, d, d_h, T)
     few = kind == "shared" and n <= d
     m = n - 1 if few else d
@@ -210,7 +209,7 @@ def test_near_silent_weights_a_layer_meets_covers_count_of_the_floor(kind, H, n,
 # --- classes --------------------------------------------------------------------------------------
 
 
-def test_prices_of_two_three_and_four_classes_in_closed_form():
+def test_prices_in_closed_form():
     # Four: 3 rivals; v_1 = 3/2 E Phi(x / sqrt 2)^2, v_2 = 1/4, v_3 a corner of a tetrahedron.
     closed = {2: 1 / 2, 3: 5 / 6, 4: 5 / 4 - 3 / (2 * math.pi) * math.asin(1 / 3)}
     for classes, price in closed.items():
@@ -218,7 +217,7 @@ def test_prices_of_two_three_and_four_classes_in_closed_form():
 
 
 @pytest.mark.parametrize(("classes", "draws"), [(5, 400_000), (30, 200_000), (400, 20_000)])
-def test_the_price_is_the_mean_number_of_rivals_and_the_mean_squared_distance(classes, draws):
+def test_price_is_the_mean_of_rivals_and_distances(classes, draws):
     g = np.random.default_rng(0).standard_normal((draws, classes))
     right, rivals = g[:, :1], -np.sort(-g[:, 1:], axis=1)
     levels = np.cumsum(np.hstack([right, rivals]), 1) / np.arange(1, classes + 1)
@@ -230,7 +229,7 @@ def test_the_price_is_the_mean_number_of_rivals_and_the_mean_squared_distance(cl
         assert abs(form.mean() - class_price(classes)) < 4 * error
 
 
-def test_prices_rise_like_twice_the_logarithm_and_fall_for_each_rival():
+def test_prices_rise_and_fall_for_each_rival():
     sizes = [2, 3, 10, 100, 10**4, 10**6]
     prices = [class_price(C) for C in sizes]
     assert prices == sorted(prices)
@@ -242,7 +241,7 @@ def test_prices_rise_like_twice_the_logarithm_and_fall_for_each_rival():
 
 
 @pytest.mark.parametrize("classes", [10**9, 10**12])
-def test_prices_of_very_many_classes_are_those_of_draws_of_the_largest_rivals(classes):
+def test_prices_of_very_many_classes(classes):
     g = np.random.default_rng(0)  # of so many, the largest are the points of a Poisson process
     rivals = -scipy.special.ndtri(np.cumsum(g.exponential(size=(20_000, 160)), 1) / (classes - 1))
     above = np.hstack([g.standard_normal((20_000, 1)), rivals[:, :-1]])
@@ -252,7 +251,7 @@ def test_prices_of_very_many_classes_are_those_of_draws_of_the_largest_rivals(cl
 
 
 @pytest.mark.parametrize("classes", [1, 2.0, True, None, 10**12 + 1])
-def test_numbers_of_classes_out_of_range_are_named(classes):
+def test_numbers_of_classes_out_of_range(classes):
     for call in (class_price, functools.partial(class_capacity, 3)):
         with pytest.raises(ValueError, match=rf"^classes: got {classes}; expected an integer"):
             call(classes)
@@ -262,7 +261,7 @@ def test_two_classes_are_signs():
     assert class_capacity(24, 2) == pytest.approx(48, abs=1e-9)
 
 
-def test_unequal_classes_have_the_least_limit_of_their_largest():
+def test_unequal_classes_by_all_their_largest():
     """Of all, in any order and proportion; equal ones are what they were."""
     rng = random.Random(0)
     alone = {k: (k - 1) * 5 / class_price(k) for k in range(2, 30)}
@@ -286,7 +285,7 @@ UNEQUAL = {
 
 
 @pytest.mark.parametrize("sizes", UNEQUAL.values(), ids=UNEQUAL)
-def test_about_half_of_all_draws_of_unequal_classes_are_met(sizes):
+def test_about_half_of_unequal_draws_are_met(sizes):
     limit, _ = unequal_class_capacity(10, sizes)
     assert draws_met(sizes, round(0.7 * limit)) >= 10 > draws_met(sizes, round(1.5 * limit))
 
@@ -306,39 +305,6 @@ def draws_met(sizes, T, mean=0.0):
     return met
 
 
-def test_one_large_class_is_met_more_often_where_features_have_a_mean():
+def test_one_large_class_where_features_have_a_mean():
     assert unequal_class_capacity(10, [9, 1])[0] == pytest.approx(20)
     assert draws_met([9, 1], 30) < 10 < draws_met([9, 1], 30, mean=3.0)
-
-
-# --- training -------------------------------------------------------------------------------------
-
-
-def start(H, d, d_h, T, seed):
-    maps, E, e, g = drawn("own", H, 3, d, d_h, T, seed)
-    mu = torch.randn(H, d, generator=g, dtype=torch.float64)
-    labels = torch.randint(2, (T,), generator=g) * 2.0 - 1
-    return ScalarHeads(*(W / 4 for W in maps), mu / 2), E, e, labels.double()
-
-
-def test_training_meets_more_signs_than_there_are_dimensions():
-    H, d, d_h = 8, 4, 4
-    T = 3 * bounds.own_context_ceiling(H, d_h, d) // 2
-    weights, E, e, labels = start(H, d, d_h, T, seed=0)
-    fit = fitting.signs(weights, E, e, labels, steps=300)
-    assert (fit.stop, fit.error) == ("met", 0.0)
-    assert (scalar_outputs(fit.weights, E, e) * labels > 0).all()
-
-
-def test_a_fit_of_signs_that_ends_early_says_what_is_wrong():
-    weights, E, e, labels = start(1, 3, 1, 40, seed=0)
-    fit = fitting.signs(weights, E, e, labels, steps=5)
-    wrong = float((scalar_outputs(fit.weights, E, e) * labels <= 0).double().mean())
-    assert fit.stop in ("steps", "stuck")
-    assert fit.error == wrong > 0
-
-
-def test_labels_other_than_signs_are_refused():
-    weights, E, e, labels = start(1, 3, 1, 4, seed=0)
-    with pytest.raises(ValueError, match=r"^labels: got "):
-        fitting.signs(weights, E, e, labels / 2, steps=5)
