@@ -11,7 +11,6 @@ Leading ``*runs`` axes are layers side by side; examples are the axis ``B``.
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import torch
@@ -57,7 +56,8 @@ _Queries = Float[Tensor, "*data B d"]
 _Attention = Float[Tensor, "*allruns B H n"]
 
 
-def _widest(*tensors: Tensor) -> list[Tensor]:  # all in the most precise dtype among them
+def _widest(*tensors: Tensor) -> list[Tensor]:
+    """All in the most precise dtype among them."""
     dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return [tensor.to(dtype) for tensor in tensors]
 
@@ -135,13 +135,12 @@ def mha(
     Source: Mahdavi et al. 2024, Sec. 3; with ``skip``, Appendix C.
     """
     W_Q, W_K, W_V, W_O, W_D, context, query = _widest(*weights, context, query)
-    alpha = attention_weights(W_Q, W_K, context, query)  # Sec. 3, steps 1 and 2
-    # Steps 3 and 4: what each head sees, and its values. They stand side by side.
-    values = head_values(alpha, context, W_V, token_axes(context, query)).flatten(-2)
-    # Steps 5 and 6: all pass W_O, and the read-out W_D.
-    first = _product_first(values.shape[-2], W_O.shape[-2], W_O.shape[-1], W_D.shape[-1])
-    outputs = values @ (W_O @ W_D) if first else values @ W_O @ W_D
-    return outputs + query @ W_D if skip else outputs
+    _, z = attend(W_Q, W_K, context, query)  # Sec. 3, steps 1 to 3
+    values = torch.einsum("...bhd,...hdv->...bhv", z, W_V)  # step 4
+    o = values.flatten(-2) @ W_O  # step 5: the heads' values side by side pass W_O
+    if skip:
+        o = o + query
+    return o @ W_D  # step 6
 
 
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
@@ -180,21 +179,28 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
     embedding, positions, W_Q, W_K, W_V, W_O, W_U = _widest(*weights)
     x = look_up(embedding, tokens) + positions[..., None, :, :]
     last = x[..., -1, :]
-    _, z = attend(W_Q.mT, W_K.mT, x, last)
-    return (last + _add_heads(z, W_V, W_O)) @ W_U.mT
+    _, A = attend(W_Q.mT, W_K.mT, x, last)
+    values = torch.einsum("...bhd,...hkd->...bhk", A, W_V)
+    return (last + torch.einsum("...bhk,...hdk->...bd", values, W_O)) @ W_U.mT
 
 
-# --- what both layers share: softmax attention, in the cheapest order of products -----------------
-
-# A product of three matrices costs as much as the order makes it. The functions below count the
-# multiplications of each order and take the least. That changes rounding only.
-
-OWN, SHARED = "...bnd", "...nd"  # einsum axes of contexts
+# --- what both layers share: softmax attention ----------------------------------------------------
 
 
-def token_axes(context: Tensor, query: Tensor) -> str:
-    """Whether examples have contexts of their own ``(*data, B, n, d)`` or one for all."""
-    return OWN if context.ndim == query.ndim + 1 else SHARED
+def by_example(context: _Tokens, query: _Queries) -> Float[Tensor, "*data B_or_one n d"]:
+    """The context of every example; one that all share gets an axis of size one for them."""
+    own = context.ndim == query.ndim + 1
+    return context if own else context.unsqueeze(-3)
+
+
+def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries) -> _Attention:
+    """Every head's softmax over the tokens of ``E W_K W_Q^T e``."""
+    # From right to left, so that each product is one of a matrix and a vector: of all orders this
+    # one alone never needs more memory than z_h. theory.products has the fastest one for each size.
+    q = torch.einsum("...bd,...hdk->...bhk", query, W_Q)  # W_Q^T e
+    asked = torch.einsum("...bhk,...hdk->...bhd", q, W_K)  # W_K W_Q^T e
+    logits = torch.einsum("...bnd,...bhd->...bhn", by_example(context, query), asked)
+    return logits.softmax(-1)
 
 
 def attend(
@@ -202,69 +208,7 @@ def attend(
 ) -> tuple[_Attention, Float[Tensor, "*allruns B H d"]]:
     """Every head's attention weights, and the mean ``z_h = E^T alpha_h`` of the tokens."""
     alpha = attention_weights(W_Q, W_K, context, query)
-    return alpha, torch.einsum(f"...bhn,{token_axes(context, query)}->...bhd", alpha, context)
-
-
-def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries) -> _Attention:
-    """The softmax over the tokens of ``E W_K W_Q^T e``, for every head."""
-    tokens = token_axes(context, query)
-    (B, d), (H, d_h), n = query.shape[-2:], W_Q.shape[-3::2], context.shape[-2]
-    orders = {  # multiplications for each head
-        "vector by vector": B * (2 * d * d_h + n * d),  # E (W_K (W_Q^T e))
-        "head product first": d * d * d_h + B * (d * d + n * d),  # E ((W_K W_Q^T) e)
-    }
-    if tokens == SHARED:  # (E W_K W_Q^T) e
-        orders["shared keys first"] = min(d * d_h * d + n * d * d, 2 * n * d * d_h) + B * n * d
-    # Examples or heads stay last in the softmax: on a CPU it is several times slower along a last
-    # axis of fewer than 16 entries.
-    match min(orders, key=orders.__getitem__):
-        case "shared keys first":
-            E = context[..., None, :, :]
-            first = _product_first(n, d, d_h, d)
-            asked = E @ (W_K @ W_Q.mT) if first else (E @ W_K) @ W_Q.mT
-            logits = asked.flatten(-3, -2) @ query.mT  # (*allruns, H n, B)
-            return logits.unflatten(-2, (H, n)).softmax(dim=-2).movedim(-1, -3)
-        case "head product first":
-            product = torch.einsum("...hdk,...hek->...dhe", W_Q, W_K)
-            key = torch.einsum("...bd,...dhe->...bhe", query, product)
-        case _:
-            key = torch.einsum("...bd,...hdk->...bhk", query, W_Q)
-            key = torch.einsum("...bhk,...hdk->...bhd", key, W_K)
-    return torch.einsum(f"{tokens},...bhd->...bnh", context, key).softmax(dim=-2).mT
-
-
-def head_values(
-    alpha: Float[Tensor, "*data B H n"], context: _Tokens, W_V: _Maps, tokens: str
-) -> Float[Tensor, "*allruns B H d_v"]:
-    """The heads' values ``W_V^T z_h``; those of the tokens are formed first where it is cheaper."""
-    (B, _, n), (d, d_v) = alpha.shape[-3:], W_V.shape[-2:]
-    if (n if tokens == SHARED else B * n) * d * d_v + B * n * d_v >= B * (n * d + d * d_v):
-        z = torch.einsum(f"...bhn,{tokens}->...bhd", alpha, context)
-        return torch.einsum("...bhd,...hdv->...bhv", z, W_V)
-    if tokens == SHARED:
-        values = context[..., None, :, :] @ W_V  # (*allruns, H, n, d_v)
-        return (values.mT @ alpha.movedim(-3, -1)).movedim(-1, -3)
-    values = torch.einsum("...bnd,...hdv->...bnhv", context, W_V)
-    return (alpha.mT[..., None] * values).sum(dim=-3)
-
-
-def _product_first(B: int, a: int, b: int, c: int) -> bool:
-    """Whether ``B`` vectors pass matrices ``(a, b)`` and ``(b, c)`` cheaper by their product."""
-    return a * b * c + B * a * c < B * b * (a + c)
-
-
-def _add_heads(
-    z: Float[Tensor, "*data B H d"],
-    W_V: Float[Tensor, "*runs H d_h d"],
-    W_O: Float[Tensor, "*runs H d_o d_h"],
-) -> Float[Tensor, "*allruns B d_o"]:
-    """``sum_h W_O^h W_V^h z_h``; the product of the two is formed first where that is cheaper."""
-    B, (d_h, d), d_o = z.shape[-3], W_V.shape[-2:], W_O.shape[-2]
-    if _product_first(B, d, d_h, d_o):
-        product = torch.einsum("...hkd,...hok->...hdo", W_V, W_O)
-        return torch.einsum("...bhd,...hdo->...bo", z, product)
-    values = torch.einsum("...bhd,...hkd->...bhk", z, W_V)
-    return torch.einsum("...bhk,...hok->...bo", values, W_O)
+    return alpha, torch.einsum("...bhn,...bnd->...bhd", alpha, by_example(context, query))
 
 
 # --- tables of embeddings -------------------------------------------------------------------------
@@ -274,10 +218,7 @@ def look_up(
     embedding: Float[Tensor, "*runs N d"], tokens: Int[Tensor, "*data B S"]
 ) -> Float[Tensor, "*allruns B S d"]:
     """The embedding of every token, each run from its own table."""
+    (B, S), d = tokens.shape[-2:], embedding.shape[-1]
     runs = torch.broadcast_shapes(embedding.shape[:-2], tokens.shape[:-2])
-    (N, d), many = embedding.shape[-2:], math.prod(runs)
-    # The tables are put one below the other. F.embedding's gradient might wait for the host.
-    table = embedding.expand(*runs, N, d).reshape(many * N, d)
-    first = N * torch.arange(many, device=tokens.device).view(*runs, 1, 1)
-    rows = table.index_select(0, (tokens + first).flatten())
-    return rows.view(*runs, *tokens.shape[-2:], d)
+    rows = tokens.long().flatten(-2)[..., None].expand(*runs, B * S, d)
+    return embedding.expand(*runs, -1, d).gather(-2, rows).unflatten(-2, (B, S))

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from ..core import bounds
-from ..core.layers import OWN, attention_weights, head_values, token_axes
+from ..theory.products import OWN, attention_weights, head_values, token_axes
 from .data import generator
 from .store import Run
 

@@ -20,11 +20,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, checked, refuse
 from ..core.descent import adam_steps
-from ..core.layers import attention_weights
 from ..core.memorize import SATURATED
 from ..core.stacked import DeepWeights, Layer, deep, streams
 from ..examples import Contexts, check_data
 from . import tangents
+from .products import attention_weights
 from .tangents import DeepTangents, ScalarHeads, Tangents
 
 __all__ = ["MET", "Fit", "Limits", "adam", "lbfgs", "levenberg_marquardt", "limits", "signs"]

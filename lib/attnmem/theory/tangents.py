@@ -18,9 +18,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.func import jacrev, vmap
 
-from ..core.layers import MHAWeights, attend
+from ..core.layers import MHAWeights
 from ..core.stacked import DeepWeights, deep
 from ..examples import unit
+from .products import attend
 
 _BLOCK = 256  # rows of a matrix of products that are made at once, so that they stay in the cache
 # Least second moment that is balanced, of the largest: directions that hardly any row has are
