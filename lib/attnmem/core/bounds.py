@@ -14,10 +14,9 @@ there; others raise ``ValueError``. Formulas without a source are this book's.
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from ..checks import Range, checked, refuse
 
@@ -50,7 +49,9 @@ def mha_capacity(heads: int, context: int, head_dim: int, query_rank: int | None
 
     Source: Mahdavi et al. 2024, Theorem 1 and Remark 1.
     """
-    return heads * (min(context, head_dim, query_rank or context) - 1) + 1
+    if query_rank is None:
+        query_rank = context
+    return heads * (min(context, head_dim, query_rank) - 1) + 1
 
 
 @checked
@@ -121,7 +122,9 @@ def affine_span_rank(
     ``span`` is its dimension ``a``. Almost all weights reach it with enough examples of at least
     two tokens. It contains Propositions 2 (``a = n - 1``) and 5 (``a = d - 1``) of Mahdavi et al.
     """
-    return heads * span + (not through_origin)
+    if through_origin:
+        return heads * span
+    return heads * span + 1
 
 
 @checked
@@ -194,8 +197,10 @@ def shared_context_ceiling(
     in ``r`` numbers of each head and adds :math:`\min(d, H r)`.
     """
     # A softmax sees differences of logits only; of the values one constant is left, for all heads.
-    origin = min(dim, heads * min(head_dim, context - 1)) if embedded else 0
-    return context_ceiling(heads, head_dim, context - 1, dim, 1) + origin
+    ceiling = context_ceiling(heads, head_dim, context - 1, dim, 1)
+    if embedded:
+        ceiling += min(dim, heads * min(head_dim, context - 1))
+    return ceiling
 
 
 @checked
@@ -246,11 +251,11 @@ def group_sizes(heads: int, groups: int) -> list[int]:
     return [small + 1] * larger + [small] * (groups - larger)
 
 
-def _sum_of_ranks(heads: int, groups: int, *sizes: int) -> int:
+def sum_of_ranks(heads: int, groups: int, *sizes: int) -> int:
     """The ranks of so many groups whose sizes differ by one head at most."""
     small, larger = divmod(heads, groups)
-    more, fewer = (_group_rank(size, *sizes) for size in (small + 1, small))
-    return larger * more + (groups - larger) * fewer
+    of_large, of_small = (_group_rank(size, *sizes) for size in (small + 1, small))
+    return larger * of_large + (groups - larger) * of_small
 
 
 def most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
@@ -262,7 +267,7 @@ def most_ranks(heads: int, *sizes: int, fewest: int = 1) -> tuple[int, int]:
     """
 
     def ranks(groups: int) -> int:
-        return _sum_of_ranks(heads, groups, *sizes)
+        return sum_of_ranks(heads, groups, *sizes)
 
     falls = bisect.bisect_left(range(fewest, heads), True, key=lambda G: ranks(G + 1) <= ranks(G))
     return ranks(fewest + falls), fewest + falls
@@ -365,159 +370,24 @@ def deep_ceiling(
     return total
 
 
-def _ceiling_without_skip(heads, head_dim: int, value_dim: int, dim: int, outputs: int) -> int:
+def _ceiling_without_skip(
+    heads: Heads, head_dim: int, value_dim: int, dim: int, outputs: int
+) -> int:
     """The same without skip connections, by what one layer writes and the next one reads."""
     # e[l] dimensions are both written by layer l and read by layer l + 1: the largest solution.
     L, o = len(heads), min(outputs, dim)
     e, before = [dim] * L + [o], None
     while e != before:
         before = e.copy()
-        for i in range(1, L + 1):
-            written = heads[i - 1] * min(value_dim, e[i - 1])
+        for layer in range(1, L + 1):
+            written = heads[layer - 1] * min(value_dim, e[layer - 1])
             read = o
-            if i < L:
-                read = heads[i] * (2 * min(head_dim, e[i]) + min(value_dim, e[i], e[i + 1]))
-            e[i] = min(e[i], written, read)
+            if layer < L:  # by the logits of the next layer, and by its values
+                values = min(value_dim, e[layer], e[layer + 1])
+                read = heads[layer] * (2 * min(head_dim, e[layer]) + values)
+            e[layer] = min(e[layer], written, read)
     # An invertible map of these dimensions changes both layers and no output: e^2 directions.
     total = e[L] * outputs - sum(x * x for x in e[1:])
     for H, a, b in zip(heads, e, e[1:], strict=False):
         total += H * (low_rank_dim(head_dim, a, a) + low_rank_dim(value_dim, a, b))
     return total
-
-
-class DeepGroups(NamedTuple):
-    """How the heads of all layers are grouped, and the labels that :func:`deep_floor` counts."""
-
-    labels: int
-    sizes: list[list[int]]  # of each layer, its heads in each group; an idle layer has none
-    carried: int | None  # None if groups span the layers, else c, and groups are of one layer each
-
-
-@checked
-def carried_rank(size: int, dim: int) -> int:
-    r"""Values of a group that a second layer sees for each dimension that it reads.
-
-    It is :math:`\kappa(k) = (p + 1) d - \binom p2`, with the largest even ``p`` up to ``k - 1`` and
-    ``d``: all heads' sum, and ``p`` of them whose attention differs, unseen by the output.
-    """
-    p = min(size - 1, dim) // 2 * 2
-    return (p + 1) * dim - math.comb(p, 2)
-
-
-def _dealt(heads: Heads, groups: int) -> list[list[int]]:
-    """The heads of all layers dealt out to the groups in turn: all sizes are nearly equal."""
-    starts = itertools.pairwise([0, *itertools.accumulate(heads)])
-    return [[(g - a) // groups - (g - b) // groups for g in range(groups)] for a, b in starts]
-
-
-def _counted(heads: Heads, groups: int, worth: Sequence[int]) -> list[int]:
-    """Layers of the largest total worth that have all groups up to the first, between and behind.
-
-    Dealt out in turn, as many heads as there are groups are one of each.
-    """
-    ends = [*itertools.accumulate(heads)]
-    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]  # by the last layer, and where it ends
-    for layer, end in enumerate(ends):
-        before = [(total, layers) for total, last, layers in best if end - last >= groups]
-        if before and ends[-1] - end >= groups:
-            total, layers = max(before)
-            best.append((total + worth[layer], end, [*layers, layer]))
-    return max(best)[2]
-
-
-def _spanning(heads: Heads, groups: int, r: int, value_dim: int, m: int, context: int) -> int:
-    """Labels of groups that span the layers, read in ``m = d - 1`` dimensions."""
-    labels = m + _sum_of_ranks(sum(heads), groups, m, m, r)
-    if context < 3 or m < 2:  # nothing is proved of what layers carry
-        return labels
-    # What each group of each layer can write, for all that the groups of later layers read.
-    written = [[min(a * value_dim, m) for a in layer] for layer in _dealt(heads, groups)]
-    counted = [written[i] for i in _counted(heads, groups, [*map(sum, written)])]
-    counted = sorted(counted, key=sum)[-(m if r * groups >= m else m - r + 1) :]
-    logits = min(m, 2 * r * groups)
-    values = min(groups, m - logits)
-    labels += logits * sum(map(sum, counted))
-    return labels + values * sum(min(m, sum(group)) for group in zip(*counted, strict=True))
-
-
-def _within(H1: int, H2: int, head_dim: int, value_dim: int, d: int, most: int):
-    """For each ``c`` the most labels of groups within each of two layers, and these groups."""
-    for c in range(min(value_dim - 1, d - 2, H2) + 1):
-        gain = {
-            k: _group_rank(k, d, d, min(head_dim, d)) + c * carried_rank(k, d)
-            for k in range(1, min(H1, most) + 1)
-        }
-        best: list[tuple[int, list[int]]] = [(0, [])]  # for each number of heads
-        for h in range(1, H1 + 1):
-            total, k = max((best[h - k][0] + gain[k], k) for k in gain if k <= h)
-            best.append((total, [*best[h - k][1], k]))
-        e, fewest = d - 1 - c, max(c, 1, -(-H2 // most))
-        total, groups = most_ranks(H2, e, e, min(head_dim, e), fewest=fewest)
-        yield best[H1][0] + total + d - 1, c, best[H1][1], group_sizes(H2, groups)
-
-
-@checked
-def deep_groups(
-    heads: Heads,
-    head_dim: int,
-    value_dim: int,
-    dim: AtLeast2,
-    *,
-    context: AtLeast2 = 3,
-    most: int | None = None,
-) -> DeepGroups:
-    """The groups, of at most ``most`` heads each, with which :func:`deep_floor` is largest."""
-    m, most = dim - 1, most or sum(heads)
-    sizes = min(head_dim, m), value_dim, m, context
-    fewest = -(-sum(heads) // most)
-    # With more groups than these all terms fall.
-    enough = most_ranks(sum(heads), m, m, sizes[0], fewest=fewest)[1]
-    enough = min(sum(heads), max(enough, *heads, -(-m // (2 * sizes[0]))))
-    numbers = range(fewest, max(fewest, enough) + 1)
-    labels, groups = max((_spanning(heads, groups, *sizes), groups) for groups in numbers)
-    tried = [DeepGroups(labels, _dealt(heads, groups), None)]
-    # The last layer alone, in all dimensions. (The first of two is counted with the second.)
-    fewest = -(-heads[-1] // most)
-    labels, groups = most_ranks(heads[-1], dim, dim, min(head_dim, dim), fewest=fewest)
-    alone = [[] for _ in heads[1:]] + [group_sizes(heads[-1], groups)]
-    tried.append(DeepGroups(labels + m, alone, None))
-    # Two layers, while others are idle. Of equal pairs one is enough.
-    pairs = {(heads[i], heads[j]): (i, j) for j in range(len(heads)) for i in range(j)}
-    for (H1, H2), (i, j) in pairs.items():
-        for labels, c, first, second in _within(H1, H2, head_dim, value_dim, dim, most):
-            layers: list[list[int]] = [[] for _ in heads]
-            layers[i], layers[j] = first, second
-            tried.append(DeepGroups(labels, layers, c))
-    return max(tried, key=lambda groups: groups.labels)
-
-
-@checked
-def deep_floor(
-    heads: Heads, head_dim: int, value_dim: int, dim: AtLeast2, *, context: AtLeast2 = 3
-) -> int:
-    r"""Examples with own contexts whose real labels all layers together meet, for almost all data.
-
-    The layers have skip connections and one output, full or causal attention, and ``context``
-    tokens. Groups of heads span the layers, with :math:`n_g` heads in all and :math:`a_{lg}` in
-    layer ``l``. With ``m = d - 1``, ``r = min(d_h, m)``, the :math:`\rho_m` of
-    :func:`group_rank` in ``m`` dimensions, and :math:`u_{lg} = \min(a_{lg} d_v, m)` it is the
-    largest
-
-    .. math:: \sum_g \rho_m(n_g) + m + \omega \sum_g \sum_l u_{lg}
-              + \gamma \sum_g \min \bigl( m, \sum_l u_{lg} \bigr)
-
-    for ``G`` groups with :math:`\omega = \min(m, 2 r G)`, :math:`\gamma = \min(G, m - \omega)`
-    (theorem ``thm-depth-span``). The sums over ``l`` run over at most ``m`` layers, or ``m - r +
-    1`` if ``r G < m``, such that each group has heads up to the first, between each two, and behind
-    the last. There are none for two tokens and for ``d = 2``. It is at least the floor of one layer
-    alone, and that of two by theorem ``thm-depth-floor``.
-
-    Example:
-        >>> own_context_ceiling(144, 64, 768) + 768  # all heads of GPT-2 in one layer, at most
-        13677312
-        >>> deep_floor([12] * 12, 64, 64, 768)
-        19370873
-
-    Source: :func:`attnmem.theory.depth.memorize_by_depth`.
-    """
-    return deep_groups(heads, head_dim, value_dim, dim, context=context).labels

@@ -14,7 +14,7 @@ both write along the last one, ``w``, where the values of a group cancel in each
 :math:`\tau = \sigma^3`, and in a group of three or more heads also differ by :math:`\sigma^2`.
 
 Both are theorems of the chapter on the weights of several layers; how many labels they meet is
-:func:`attnmem.core.bounds.deep_floor`.
+:func:`attnmem.theory.deep_bounds.deep_floor`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from torch.nn.functional import normalize, pad
 from .. import examples
 from ..checks import Seed, construction, refuse
 from ..core import memorize
-from ..core.bounds import DeepGroups, deep_floor, deep_groups
 from ..core.random import gaussian
 from ..core.stacked import DeepWeights, Layer, deep
 from ..examples import check_data, unit
 from .cancelling import closest, draw_base, stepped
+from .deep_bounds import DeepGroups, deep_floor, deep_groups
 from .tangents import ScalarHeads, balancing_map
 
 __all__ = ["memorize_by_depth"]
@@ -86,8 +86,8 @@ def memorize_by_depth(
 ) -> DeepWeights:
     """Build layers, with skip connections, that meet all labels at the last token.
 
-    There may be as many examples as :func:`attnmem.core.bounds.deep_floor` says, of at least two
-    tokens and dimensions. Errors are as for
+    There may be as many examples as :func:`~attnmem.theory.deep_bounds.deep_floor` says, of at
+    least two tokens and dimensions. Errors are as for
     :func:`~attnmem.theory.cancelling.memorize_by_difference`, or ``ValueError`` says why not: the
     data may lie in the exceptional set, or near it (chapter on the weights).
     """
@@ -122,7 +122,7 @@ def smallest_groups(
     T, n, d = tokens.shape
     floor = deep_floor(heads, head_dim, value_dim, d, context=n)
     if floor < T:
-        room = f"at most {floor}, the floor of these layers for {n} tokens, bounds.deep_floor"
+        room = f"at most {floor}, the floor of these layers for {n} tokens, deep_floor"
         refuse("labels", f"T = {T} examples", room)
     sizes = range(1, sum(heads) + 1)
     grouped = (deep_groups(heads, head_dim, value_dim, d, context=n, most=size) for size in sizes)
