@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from ..checks import need, on_cpu
-from ..core.descent import adam_steps
 from . import corpora
 from .corpora import MASK, normalized
 from .encoders import ARCHITECTURES, initial_model
@@ -154,7 +153,11 @@ def library_bert(folder: str | Path, *, seed: int, steps: int = 2500, batch: int
 def _train(
     model: nn.Module, loss: Callable[[], Tensor], steps: int, rate: float, folder: str | Path
 ) -> None:
-    cycle = partial(OneCycleLR, max_lr=rate, total_steps=steps, pct_start=0.05)
-    for _ in adam_steps(loss, model.parameters(), steps, cycle, torch.optim.AdamW, lr=rate):
-        pass
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    cycle = OneCycleLR(optimizer, max_lr=rate, total_steps=steps, pct_start=0.05)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+        cycle.step()
     model.save_pretrained(folder)

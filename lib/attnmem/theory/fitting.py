@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..checks import Range, Seed, checked, refuse
-from ..core.descent import adam_steps
 from ..core.memorize import SATURATED
 from ..core.stacked import DeepWeights, Layer, deep, streams
 from ..examples import Contexts, check_data
@@ -319,9 +318,10 @@ def lbfgs_steps(
     steps: int,
     evaluations: int = _SEARCH * CHUNK,
 ) -> Iterator[tuple[int, Tensor]]:
-    """:func:`~attnmem.core.descent.adam_steps` by L-BFGS, told after every 20 steps.
+    """Minimize a loss over its leaves by L-BFGS; after every 20 steps their number, and the loss.
 
     The loss is that before these steps, which look at so many points at most, or one search more.
+    It may put the gradients beside the leaves itself: then it needs no gradient.
     """
     leaves = [*leaves]
     optimizer = torch.optim.LBFGS(
@@ -346,6 +346,28 @@ def lbfgs_steps(
         before = optimizer.step(closure)
         n_steps = optimizer.state[leaves[0]]["n_iter"]
         yield n_steps, before
+
+
+def adam_steps(
+    loss: Callable[[], Tensor],
+    leaves: Iterable[Tensor],
+    steps: int,
+    schedule: Callable[[torch.optim.Optimizer], LambdaLR],
+) -> Iterator[int]:
+    """Minimize a loss over its leaves by Adam; after each step the number of steps.
+
+    The loss may put the gradients beside the leaves itself: then it needs no gradient.
+    """
+    optimizer = torch.optim.Adam(leaves, lr=1.0, fused=True)  # times the rate of the schedule
+    rates = schedule(optimizer)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        value = loss()
+        if value.requires_grad:
+            value.backward()
+        optimizer.step()
+        rates.step()
+        yield step
 
 
 @checked(also=_can_be_fitted)
@@ -375,7 +397,7 @@ def adam(
     def loss() -> Tensor:
         return next(batches).loss(weights)
 
-    for n_steps, _ in adam_steps(loss, weights.tensors, steps, rates, lr=1.0, fused=True):
+    for n_steps in adam_steps(loss, weights.tensors, steps, rates):
         if n_steps % _EVERY and n_steps < steps:
             continue
         current = _copied(weights)
