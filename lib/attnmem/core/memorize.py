@@ -29,20 +29,24 @@ from torch import Tensor
 from ..checks import Seed, checked, construction, on_cpu, refuse
 from ..examples import Contexts, Labels, Queries, check_data, check_distinct_examples, unit
 from .bounds import mha_capacity
-from .layers import MHAWeights, attend, mha
+from .layers import MHAWeights, attend, by_example, mha
 from .random import gaussian
 
 _Keys = Float[Tensor, "H d k"]  # for each head, one column for each example that it serves
 _Served = Int[Tensor, "H k"]  # their numbers
 
 EPS = torch.finfo(torch.float64).eps
-SATURATED = 0.99  # a head is saturated for an example if one of its attention weights is above
-_PEAK = 4.0  # logit of the token that a head prefers on a served example; the others are near 0
-_SPREAD = 0.5  # standard deviation of those others: generic, so that no coincidence lowers the rank
+# A head is saturated for an example if one of its attention weights is above (Appendix H).
+SATURATED = 0.99
+# On a served example the token that a head prefers has this logit, exp(4) = 55 times the weight of
+# each other. Theirs are normal numbers of this deviation, so that no coincidence lowers the rank.
+_PEAK, _SPREAD = 4.0, 0.5
 _CANDIDATES = 64  # random directions among which the best one is kept
 _DRAWS = 5  # constructions tried before the data are called degenerate
 _TOLERANCE = 1e-9  # of the labels' spread: a tenth of the error that the book claims
-_SCALED_TOLERANCE = 1e-12  # of the largest label, between a layer and the one in other units
+# Of the largest label, between a layer and the one in other units. Units are powers of four, so
+# both differ by the rounding of sums alone, unless numbers leave the range of float64.
+_SCALED_TOLERANCE = 1e-12
 
 
 # --- Step 1: what each head attends to ------------------------------------------------------------
@@ -71,8 +75,8 @@ def dual_basis(queries: Queries, served: _Served) -> tuple[_Keys, Float[Tensor, 
     U, sigma, Vh = torch.linalg.svd(queries[served], full_matrices=True)
     weak = sigma[:, -1:] <= max(queries.shape) * EPS * sigma[:, :1]
     if weak.any():
-        few = served[int(weak.nonzero()[0, 0]), :6].tolist()
-        _refuse_queries(f"dependent ones among examples {few}...", slots)
+        examples = served[int(weak.nonzero()[0, 0]), :6].tolist()
+        _refuse_queries(f"dependent ones among examples {examples}...", slots)
     # The pseudoinverse V S^-1 U^T of the head's queries; the rest of V is orthogonal to them.
     duals = (Vh[:, :slots].mT / sigma[:, None, :]) @ U.mT
     return duals, Vh[:, slots:].mT
@@ -120,8 +124,12 @@ def interpolating_keys(
 ) -> _Keys:
     """Vectors ``x_s`` with ``E^(s) x_s = log_alpha_s``, for any attention (Claim 1)."""
     inverses = torch.linalg.pinv(contexts)  # each context has rank n (Assumption 2)
-    inverses = inverses[served] if contexts.ndim == 3 else inverses
-    return torch.einsum("...dn,...n->...d", inverses, log_alpha).mT
+    return torch.einsum("...dn,...n->...d", _of_examples(inverses, served, 2), log_alpha).mT
+
+
+def _of_examples(values: Tensor, examples: Tensor, ndim: int) -> Tensor:
+    """What has ``ndim`` axes for each example, of some of them; what all share stays one."""
+    return values[examples] if values.ndim > ndim else values
 
 
 def saturating_scale(
@@ -148,7 +156,7 @@ def saturating_scale(
     top = signed.argmax(dim=-1, keepdim=True)
     below = signed.gather(-1, top) - signed  # |v . e| |m_top - m_i|
     mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)  # sum_s (f_s . e) x_s
-    b = torch.einsum(f"thd,{'t' * (contexts.ndim == 3)}nd->thn", mixed, contexts)
+    b = torch.einsum("thd,tnd->thn", mixed, by_example(contexts, queries))
     others = max(contexts.shape[-2] - 1, 1)
     scale = (math.log(others / tail) + (b - b.gather(-1, top))) / below
     scale.scatter_(-1, top, 0.0)  # the top token asks for nothing, nor do served examples
@@ -156,20 +164,23 @@ def saturating_scale(
     return scale.amax(dim=(0, 2))
 
 
-def _attention_maps(contexts, queries, heads, generator) -> tuple[Tensor, Tensor]:
+def _attention_maps(
+    contexts: Contexts, queries: Queries, heads: int, generator: torch.Generator
+) -> tuple[_Keys, _Keys]:
     """The maps ``W_Q`` and ``W_K`` of all heads, of width ``k + 1``."""
     served = serve(len(queries), heads).to(queries.device)
     duals, free = dual_basis(queries, served)
     u = separating_direction(contexts, generator)
     v = orthogonal_direction(free, queries, served, generator)
-    # Saturated heads look at the top token of u, or the bottom one where v . e < 0. Slot j prefers
-    # the one ranked j + 1: that keeps the rows far from dependent.
+    # The attention on served examples is free, but for coincidences. Saturated heads look at the
+    # top token of u, or at the bottom one where v . e < 0. So slot j prefers the token ranked j + 1
+    # along u: that keeps the rows of Z far from dependent.
     slots = served.shape[1]
     noise = _SPREAD * gaussian(generator, heads, slots, contexts.shape[-2]).to(contexts.device)
-    order = (contexts @ u).argsort(dim=-1, descending=True)
-    order = order[served] if order.ndim == 2 else order.expand(heads, slots, -1)
-    rank = 1 + torch.arange(slots, device=order.device).expand(heads, -1)[..., None]
-    preferred = order.gather(-1, rank)
+    ranked = (contexts @ u).argsort(dim=-1, descending=True)  # tokens from the top of u
+    ranked = _of_examples(ranked, served, 1).expand(heads, slots, -1)
+    place = 1 + torch.arange(slots, device=ranked.device).expand(heads, -1)[..., None]
+    preferred = ranked.gather(-1, place)
     log_alpha = noise.scatter_add_(-1, preferred, torch.full_like(noise, _PEAK))
     keys = interpolating_keys(contexts, served, log_alpha)
     root = saturating_scale(contexts, queries, served, duals, keys, u, v).sqrt()[:, None]
@@ -205,7 +216,11 @@ def _factor(M: Tensor, value_dim: int, W_D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def build_in_units(
-    build: Callable[..., MHAWeights], contexts: Tensor, queries: Tensor, labels: Tensor, skip=False
+    build: Callable[..., MHAWeights],
+    contexts: Contexts,
+    queries: Queries,
+    labels: Labels,
+    skip: bool = False,
 ) -> MHAWeights:
     """Build a layer on data that are divided by their units, then adapt it to the data.
 
@@ -215,13 +230,13 @@ def build_in_units(
     data = [x.to(torch.float64) for x in (contexts, queries, labels.reshape(len(queries), -1))]
     a, b, c = (unit(x) for x in data)
     E, e, y = (x / size for x, size in zip(data, (a, b, c), strict=True))
-    built = build(E, e, y)
+    in_units = build(E, e, y)
     # Queries meet W_Q, and tokens meet W_K and W_V. So those maps take the units of their data.
     inner = b if skip else c  # the unit of what W_D reads
-    W_Q, W_K, W_V, W_O, W_D = built
+    W_Q, W_K, W_V, W_O, W_D = in_units
     weights = MHAWeights(W_Q / b, W_K / a, W_V * (inner / a), W_O, W_D * (c / inner))
-    moved = mha(weights, E * a, e * b, skip=skip) / c - mha(built, E, e, skip=skip)
-    if not moved.abs().max() <= _SCALED_TOLERANCE:
+    change = mha(weights, E * a, e * b, skip=skip) / c - mha(in_units, E, e, skip=skip)
+    if not change.abs().max() <= _SCALED_TOLERANCE:
         sizes = ", ".join(f"{float(x.abs().max()):.0e}" for x in data)
         got = f"largest entries {sizes}, with which the layer's numbers leave the range of float64"
         refuse("contexts, queries, labels", got, "scales nearer to one")
@@ -257,8 +272,8 @@ def _satisfies_theorem_1(contexts, queries, labels, heads, head_dim, value_dim, 
     E = contexts.double()
     ranks = torch.linalg.matrix_rank(E / unit(E, (-2, -1))).reshape(-1)
     if (ranks < n).any():
-        poor = int((ranks < n).nonzero()[0])
-        refuse("contexts", f"rank {int(ranks[poor])} in context {poor}", f"rank n = {n}")
+        example = int((ranks < n).nonzero()[0])
+        refuse("contexts", f"rank {int(ranks[example])} in context {example}", f"rank n = {n}")
 
 
 @construction(also=_satisfies_theorem_1)
@@ -299,9 +314,12 @@ def memorize_mha(
     def build(contexts: Tensor, queries: Tensor, labels: Tensor) -> MHAWeights:
         # Appendix C leaves W_D free. It has the scale of the labels, so that no digits cancel.
         d_out = labels.shape[1]
-        W_D = torch.eye(queries.shape[1] if skip else d_out, d_out).to(queries)
-        W_D = W_D * (labels.abs().max() / queries.abs().max() if skip else 1.0)
+        W_D = torch.eye(d_out).to(queries)
+        if skip:
+            W_D = torch.eye(queries.shape[1], d_out).to(queries)
+            W_D = W_D * (labels.abs().max() / queries.abs().max())
         generator = torch.Generator().manual_seed(seed)
+        backwards = torch.arange(len(queries), device=queries.device).flip(0)
         error = math.inf
         for _ in range(_DRAWS):
             maps = _attention_maps(contexts, queries, heads, generator)
@@ -311,8 +329,8 @@ def memorize_mha(
             M = read_out(Z.flatten(-2), rest).unflatten(0, Z.shape[1:])
             weights = MHAWeights(W_Q, W_K, *_factor(M, value_dim or d_out, W_D), W_D)
             # In reverse order, so that shared rounding errors hide nothing.
-            reverse = contexts.flip(0) if contexts.ndim == 3 else contexts
-            outputs = mha(weights, reverse, queries.flip(0), skip=skip).flip(0)
+            reverse = _of_examples(contexts, backwards, 2), queries[backwards]
+            outputs = mha(weights, *reverse, skip=skip)[backwards]
             error = float((outputs - labels).abs().max())
             if error <= _TOLERANCE * label_spread(labels):
                 return weights
