@@ -50,10 +50,11 @@ def random_mha(
     ``spread`` is the standard deviation of the logits for standard normal tokens and queries (the
     chapter on generic layers).
     """
-    g = torch.Generator().manual_seed(seed)
-    W_Q, W_K = random_maps(g, heads, dim, head_dim, spread)
-    W_V, W_O = gaussian(g, heads, dim, value_dim), gaussian(g, heads * value_dim, 1)
-    return MHAWeights(W_Q, W_K, W_V, W_O, torch.ones(1, 1, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(seed)
+    W_Q, W_K = random_maps(generator, heads, dim, head_dim, spread)
+    W_V = gaussian(generator, heads, dim, value_dim)
+    W_O = gaussian(generator, heads * value_dim, 1)
+    return MHAWeights(W_Q, W_K, W_V, W_O, W_D=torch.ones(1, 1, dtype=torch.float64))
 
 
 def random_deep(
@@ -75,6 +76,7 @@ def random_deep(
     layers = []
     for H in heads:
         W_Q, W_K = random_maps(generator, H, dim, head_dim, logits)
+        # A value is the sum of d products of a token's entry and one of W_V: of variance one.
         W_V = gaussian(generator, H, dim, value_dim) / math.sqrt(dim)
         # A token gets the sum of H d_v products of a value and an entry of W_O.
         W_O = gaussian(generator, H, value_dim, dim) * values / math.sqrt(H * value_dim)
@@ -86,10 +88,16 @@ def random_deep(
 def xavier(heads: int, dim: int, head_dim: int, outputs: int, *, seed: Seed) -> MHAWeights:
     """Random weights to start from, uniform with Xavier's bounds; ``d_v = 1`` and ``d_o = d``.
 
-    They are in torch's default dtype.
+    They are in torch's default dtype. Source: Glorot and Bengio 2010, equation (16).
     """
-    g = torch.Generator().manual_seed(seed)
-    shapes = [(heads, dim, head_dim)] * 2 + [(heads, dim, 1), (heads, dim), (dim, outputs)]
-    drawn = [2 * torch.rand(*shape, generator=g) - 1 for shape in shapes]
-    bounds = [math.sqrt(6 / sum(shape[-2:])) for shape in shapes]
-    return MHAWeights(*(W * bound for W, bound in zip(drawn, bounds, strict=True)))
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:  # the last two axes are read and written
+        drawn = 2 * torch.rand(*shape, generator=generator) - 1
+        return drawn * math.sqrt(6 / (shape[-2] + shape[-1]))
+
+    W_Q = uniform(heads, dim, head_dim)
+    W_K = uniform(heads, dim, head_dim)
+    W_V = uniform(heads, dim, 1)
+    W_O = uniform(heads, dim)  # heads side by side, each of d_v = 1
+    return MHAWeights(W_Q, W_K, W_V, W_O, W_D=uniform(dim, outputs))

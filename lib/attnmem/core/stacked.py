@@ -44,9 +44,8 @@ class DeepWeights(NamedTuple):
 
     def like(self, tensors: Sequence[Tensor]) -> DeepWeights:
         """The same network with other tensors, in the order of :attr:`tensors`."""
-        *inner, W_D = tensors
-        layers = (Layer(*inner[i : i + 4]) for i in range(0, len(inner), 4))
-        return DeepWeights(tuple(layers), W_D)
+        layers = [Layer(*tensors[i : i + 4]) for i in range(0, len(tensors) - 1, 4)]
+        return DeepWeights(tuple(layers), W_D=tensors[-1])
 
     def moved(self, step: DeepWeights, size: float = 1.0) -> DeepWeights:
         """The weights after a step of some size in a direction."""
@@ -66,11 +65,17 @@ def streams(
     weights: DeepWeights, tokens: _Tokens, *, skip: bool = True, causal: bool = False
 ) -> Iterator[_Tokens]:
     """The tokens before the first layer and after every layer."""
-    yield (X := tokens)
-    # Added to the logits: a causal token sees none of those after it.
-    hidden = X.new_full(X.shape[-2:-1] * 2, -math.inf if causal else 0.0).triu(1)
+    X, n = tokens, tokens.shape[-2]
+    hidden = X.new_zeros(n, n)  # added to the logits
+    if causal:  # a token sees none of those after it
+        hidden = X.new_full((n, n), -math.inf).triu(1)
+    yield X
     for layer in weights.layers:
-        Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in layer[:3])
+        maps = layer.W_Q, layer.W_K, layer.W_V
+        Q, K, V = (torch.einsum("...nd,hdk->...hnk", X, W) for W in maps)
         A = torch.softmax(Q @ K.mT + hidden, -1)  # row i: where token i looks
         Y = torch.einsum("...hnv,hvd->...nd", A @ V, layer.W_O)  # summed over the heads
-        yield (X := X + Y if skip else Y)
+        if skip:
+            Y = X + Y
+        X = Y
+        yield X
