@@ -77,81 +77,104 @@ def checked(function: Any = None, *, also: Callable[..., None] | None = None) ->
 def _checked(function: Callable[..., Any], also: Callable[..., None] | None) -> Any:
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
-    pairs = {name: _check_of(hints.get(name, Any)) for name in signature.parameters}
+    hints = {name: hints.get(name, Any) for name in signature.parameters}
     # An argument that bounds another one is checked first.
-    checks = {name: pairs[name][1] for name in sorted(pairs, key=lambda name: pairs[name][0])}
+    names = sorted(hints, key=lambda name: _is_bounded(hints[name]))
+    checks = {name: _check_of(hints[name]) for name in names}
     related = inspect.signature(also).parameters if also else {}
-    if any(p.kind is p.VAR_KEYWORD for p in related.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in related.values()):
         related = checks
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
         bound, sizes = signature.bind(*args, **kwargs), {}
         bound.apply_defaults()
-        given = bound.arguments
+        arguments = bound.arguments
         for name, check in checks.items():
-            given[name] = check(name, given[name], given, sizes)
+            arguments[name] = check(name, arguments[name], arguments, sizes)
         if also:
-            also(**{name: value for name, value in given.items() if name in related})
+            also(**{name: value for name, value in arguments.items() if name in related})
         return function(*bound.args, **bound.kwargs)
 
     return checking
 
 
-def _check_of(hint: Any) -> tuple[bool, _Check]:
-    """Whether another argument bounds one of this annotation, and its check."""
-    kind, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else [hint]
-    union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    every = typing.get_args(kind) if union else (kind,)
-    members = tuple(member for member in every if member is not type(None))
-    free = Range(-math.inf) if float in members else Range()
-    [ends] = [extra for extra in extras if isinstance(extra, Range)] or [free]
-    one_class = len(members) == 1 and inspect.isclass(members[0]) and members[0] is not Any
+def _ends(hint: Any) -> Range | None:
+    """The :class:`Range` of an annotation, if it has one."""
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, Range):
+            return extra
+    return None
+
+
+def _is_bounded(hint: Any) -> bool:
+    """Whether another argument bounds one of this annotation."""
+    return any(isinstance(end, str) for end in _ends(hint) or ())
+
+
+def _check_of(hint: Any) -> _Check:
+    """The check of an argument of this annotation."""
+    ends = _ends(hint)
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    members = (hint,)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = typing.get_args(hint)
+    types_but_none = tuple(member for member in members if member is not types.NoneType)
+    check = _check_of_members(types_but_none, ends)
+    if len(types_but_none) == len(members):
+        return check
+    return lambda name, value, *rest: None if value is None else check(name, value, *rest)
+
+
+def _check_of_members(members: tuple[Any, ...], ends: Range | None) -> _Check:
+    """The check of an argument that one of these types is to fit."""
+    first = members[0]
     if any(hasattr(member, "dim_str") for member in members):
-        check = functools.partial(_check_array, _arrays(members))
-    elif set(members) <= {int, float}:
-        test = check_number if float in members else check_integer
-        check = functools.partial(_check_within, test, ends)
-    elif typing.get_origin(members[0]) is Literal:
-        check = functools.partial(_check_choice, typing.get_args(members[0]))
-    elif members == (Sequence[int],):
-        check = _check_integers
-    elif one_class or all(hasattr(member, "_fields") for member in members):
-        check = functools.partial(_check_instance, members, {m: _fields(m) for m in members})
-    else:
-        check = _check_nothing
-    bounded = any(isinstance(end, str) for end in ends)
-    if len(members) == len(every):
-        return bounded, check
-    return bounded, lambda name, value, *rest: None if value is None else check(name, value, *rest)
+        return functools.partial(_check_array, _arrays(members))
+    if members == (int,):
+        return functools.partial(_check_within, check_integer, ends or Range())
+    if set(members) <= {int, float}:
+        return functools.partial(_check_within, check_number, ends or Range(-math.inf))
+    if typing.get_origin(first) is Literal:
+        return functools.partial(_check_choice, typing.get_args(first))
+    if members == (Sequence[int],):
+        return _check_integers
+    is_class = len(members) == 1 and inspect.isclass(first) and first is not Any
+    if is_class or all(hasattr(member, "_fields") for member in members):
+        fields = {member: _fields(member) for member in members}
+        return functools.partial(_check_instance, members, fields)
+    return _check_nothing
 
 
-def _check_nothing(name, value, given, sizes):
+def _check_nothing(name, value, arguments, sizes):
     return plain(value)
 
 
-def _check_within(test, ends, name, value, given, sizes):
-    least, most = (given[end] if isinstance(end, str) else end for end in ends)
-    return test(name, value, least=least, most=most)
+def _check_within(check, ends, name, value, arguments, sizes):
+    least, most = (arguments[end] if isinstance(end, str) else end for end in ends)
+    return check(name, value, least=least, most=most)
 
 
-def _check_integers(name, value, given, sizes):
+def _check_integers(name, value, arguments, sizes):
     if not isinstance(value, (Sequence, np.ndarray)) or isinstance(value, str) or not len(value):
         refuse(name, f"{value!r:.60}", "a sequence of integers, one or more")
     return [check_integer(f"{name}[{i}]", member) for i, member in enumerate(value)]
 
 
-def _check_choice(choices, name, value, given, sizes):
+def _check_choice(choices, name, value, arguments, sizes):
     if value not in choices:
         refuse(name, repr(plain(value)), f"one of {', '.join(map(str, choices))}")
     return value
 
 
-def _check_instance(members, fields, name, value, given, sizes):
+def _check_instance(members, fields, name, value, arguments, sizes):
     value = plain(value)
     if not isinstance(value, members):
-        words = " or ".join(member.__name__ for member in members)
-        refuse(name, _named(value), "True or False" if bool in members else words)
+        expected = " or ".join(member.__name__ for member in members)
+        if bool in members:
+            expected = "True or False"
+        refuse(name, _named(value), expected)
     for field, arrays in fields.get(type(value), {}).items():  # of a tuple of weights
         _check_array(arrays, f"{name}.{field}", getattr(value, field), name, sizes)
     return value
@@ -164,68 +187,120 @@ def _named(value: Any) -> str:
 # --- arrays ---------------------------------------------------------------------------------------
 
 
+class _Axis(NamedTuple):
+    """An axis of an annotation: its size is a number times the sizes of some letters."""
+
+    text: str
+    factor: int
+    letters: list[str]
+
+
+_FREE = _Axis(text="", factor=1, letters=["*"])  # of any size, since no letter is called so
+
+
+class _Shape(NamedTuple):
+    """The shape of an annotation."""
+
+    before: list[_Axis]  # the axes before ``*runs``, or all
+    has_runs: bool
+    after: list[_Axis]
+
+
 class _Arrays(NamedTuple):
     """The arrays that an annotation accepts."""
 
-    # Of each shape the axes before and after ``*runs``, and whether those are there. An axis is its
-    # text, and its size: a number times the sizes of some letters.
-    shapes: list[tuple[list[tuple[str, int, list[str]]], bool, list[tuple[str, int, list[str]]]]]
-    words: str  # the shapes, for an error
+    shapes: list[_Shape]
+    text: str  # the shapes, for an error
     dtypes: tuple[torch.dtype, ...]  # () is all
-    others: Any  # what is no tensor: arrays of numpy, which are converted, or what makes one
+    no_tensors: Any  # also accepted: arrays of numpy, which are converted, or what makes a tensor
 
 
-_FREE = ("", 1, ["*"])  # an axis of any size, since no letter is called so
-
-
-def _fields(kind: type) -> dict[str, _Arrays]:
-    hints = typing.get_type_hints(kind) if hasattr(kind, "_fields") else {}
+def _fields(weights: type) -> dict[str, _Arrays]:
+    """The arrays of a tuple of weights, by field."""
+    if not hasattr(weights, "_fields"):
+        return {}
+    hints = typing.get_type_hints(weights)
     return {name: _arrays((hint,)) for name, hint in hints.items() if hasattr(hint, "dim_str")}
 
 
 def _arrays(members: tuple[Any, ...]) -> _Arrays:
     arrays = [member for member in members if hasattr(member, "dim_str")]
-    texts, shapes = [array.dim_str.split() for array in arrays], []
-    for text in texts:
-        axes = [(x, int(x), []) if x.isdecimal() else (x, 1, x.split("*")) for x in text]
-        runs = next((i for i, axis in enumerate(text) if axis[0] in "*."), len(text))
-        shapes.append((axes[:runs], runs < len(text), axes[runs + 1 :]))
-    words = " or ".join(f"({', '.join(text)}{',' * (len(text) == 1)})" for text in texts)
+    texts = [array.dim_str.split() for array in arrays]
+    no_tensors = [array.array_type for array in arrays]
+    if len(arrays) < len(members):
+        no_tensors.append(Callable)
+    return _Arrays(
+        shapes=[_shape(text) for text in texts],
+        text=" or ".join(map(_in_parentheses, texts)),
+        dtypes=_dtypes(arrays),
+        no_tensors=tuple(no_tensors),
+    )
+
+
+def _shape(text: list[str]) -> _Shape:
+    axes = [_axis(word) for word in text]
+    for i, word in enumerate(text):
+        if word[0] in "*.":
+            return _Shape(axes[:i], has_runs=True, after=axes[i + 1 :])
+    return _Shape(axes, has_runs=False, after=[])
+
+
+def _axis(word: str) -> _Axis:
+    if word.isdecimal():
+        return _Axis(word, factor=int(word), letters=[])
+    return _Axis(word, factor=1, letters=word.split("*"))
+
+
+def _in_parentheses(text: list[str]) -> str:
+    return f"({text[0]},)" if len(text) == 1 else f"({', '.join(text)})"
+
+
+def _dtypes(arrays: list[Any]) -> tuple[torch.dtype, ...]:
+    """The dtypes that annotations such as ``Float[...]`` accept; any, if they differ."""
     names = {name for array in arrays if isinstance(array.dtypes, tuple) for name in array.dtypes}
-    reals, whole = "float32" in names, "int32" in names
-    dtypes = () if reals == whole else FLOATS if reals else _INTEGERS
     if len(names) == 1:
-        dtypes = (getattr(torch, *names),)
-    callables = [Callable] * (len(arrays) < len(members))
-    return _Arrays(shapes, words, dtypes, (*(array.array_type for array in arrays), *callables))
+        return (getattr(torch, *names),)
+    if "float32" in names and "int32" not in names:
+        return FLOATS
+    if "int32" in names and "float32" not in names:
+        return _INTEGERS
+    return ()
 
 
 def _check_array(arrays, name, value, weights, sizes):
+    """Check an array, in a tuple of weights of the name ``weights``, or by itself."""
     if not isinstance(value, Tensor):
-        if isinstance(value, arrays.others):
+        if isinstance(value, arrays.no_tensors):
             return value
-        check_tensor(name, value, arrays.words, 0)
+        check_tensor(name, value, arrays.text, 0)
     shape = tuple(value.shape)
-    for before, many, after in arrays.shapes:
+    for before, has_runs, after in arrays.shapes:
         spare = len(shape) - len(before) - len(after)
-        runs = max(spare, 0) if many else 0
-        if many and isinstance(weights, str):  # as many in all tensors of these weights
+        runs = max(spare, 0) if has_runs else 0
+        if has_runs and isinstance(weights, str):  # as many in all tensors of these weights
             runs, _ = sizes.setdefault(f"*{weights}", (runs, name))
         if spare == runs:
             break
     else:
-        refuse(name, f"shape {shape}", f"shape {arrays.words}")
+        refuse(name, f"shape {shape}", f"shape {arrays.text}")
     if arrays.dtypes and value.dtype not in arrays.dtypes:
         refuse(name, f"dtype {value.dtype}", " or ".join(map(str, arrays.dtypes)))
-    for (axis, factor, letters), size in zip(before + [_FREE] * runs + after, shape, strict=True):
-        if letters == [axis]:
-            sizes.setdefault(axis, (size, name))
-        if all(letter in sizes for letter in letters):
-            known = factor * math.prod(sizes[letter][0] for letter in letters)
-            if size != known:
-                where = f", as in {sizes[axis][1]}" if axis in sizes else ""
-                refuse(name, f"{axis} = {size} (shape {shape})", f"{axis} = {known}{where}")
+    axes = [*before, *[_FREE] * runs, *after]
+    for axis, size in zip(axes, shape, strict=True):
+        if axis.letters == [axis.text]:
+            sizes.setdefault(axis.text, (size, name))
+        if all(letter in sizes for letter in axis.letters):
+            expected = axis.factor * math.prod(sizes[letter][0] for letter in axis.letters)
+            if size != expected:
+                _refuse_size(name, axis.text, size, shape, expected, sizes)
     return value
+
+
+def _refuse_size(name, axis, size, shape, expected, sizes) -> NoReturn:
+    text = f"{axis} = {expected}"
+    if axis in sizes:
+        text = f"{text}, as in {sizes[axis][1]}"
+    refuse(name, f"{axis} = {size} (shape {shape})", text)
 
 
 # --- what checks and functions use ----------------------------------------------------------------
@@ -236,16 +311,17 @@ def plain(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     if type(value) is dict:
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     scalar = isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0
     return value.item() if scalar and value.dtype.kind in "biuf" else value
 
 
 def refuse(name: str, got: object, expected: str) -> NoReturn:
     """Raise the ``ValueError`` that every check of this library raises."""
-    said = str(got)
-    said = said if len(said) <= 200 else f"{said[:160]}... of {len(said)} letters"
-    raise ValueError(f"{name}: got {said}; expected {expected}")
+    text = str(got)
+    if len(text) > 200:  # an error is read in a terminal
+        text = f"{text[:160]}... of {len(text)} letters"
+    raise ValueError(f"{name}: got {text}; expected {expected}")
 
 
 def check_integer(name: str, value: Any, *, least: int = 1, most: float = math.inf) -> int:
@@ -254,8 +330,10 @@ def check_integer(name: str, value: Any, *, least: int = 1, most: float = math.i
     if isinstance(value, (bool, Tensor, np.ndarray)) or not hasattr(value, "__index__"):
         refuse(name, repr(value), "an integer")
     if not least <= value <= most:
-        above = f" and at most {most}" if most < math.inf else ""
-        refuse(name, value, f"an integer of at least {least}{above}")
+        expected = f"an integer of at least {least}"
+        if most < math.inf:
+            expected = f"{expected} and at most {most}"
+        refuse(name, value, expected)
     return operator.index(value)
 
 
@@ -333,8 +411,8 @@ def need(package: str) -> Any:
             return importlib.import_module(package)
     except ImportError as error:
         top = package.partition(".")[0]
-        other = {"flint": "python-flint", "skimage": "scikit-image", "sklearn": "scikit-learn"}
-        raise ImportError(f"{package} is missing: pip install {other.get(top, top)}") from error
+        projects = {"flint": "python-flint", "skimage": "scikit-image", "sklearn": "scikit-learn"}
+        raise ImportError(f"{package} is missing: pip install {projects.get(top, top)}") from error
 
 
 @contextlib.contextmanager

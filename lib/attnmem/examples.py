@@ -22,16 +22,17 @@ def unit(x: Tensor, axes: tuple[int, ...] = ()) -> Tensor:
 
     That entry is sought over ``axes``, which are kept, by default over all; zeros have unit one.
     """
-    top = x.detach().abs().amax(axes, keepdim=bool(axes))
-    mantissa, exponent = torch.frexp(top)  # top = mantissa 2^exponent, the mantissa from 1/2 to 1
-    power = top / (mantissa * torch.where(exponent % 2 == 1, 2, 4))
+    largest = x.detach().abs().amax(axes, keepdim=bool(axes))
+    mantissa, exponent = torch.frexp(largest)  # mantissa 2^exponent, the mantissa from 1/2 to 1
+    power = largest / (mantissa * torch.where(exponent % 2 == 1, 2, 4))
     # The least subnormal of float32 is no power of four; it is its own unit.
-    return torch.where(power > 0, power, torch.where(top > 0, top, 1))
+    return torch.where(power > 0, power, torch.where(largest > 0, largest, 1))
 
 
 def check_data(**data: Tensor) -> None:
     """Accept tensors of finite entries, at least one in each, on the device of the first."""
-    first, device = next((name, tensor.device) for name, tensor in data.items())
+    first = next(iter(data))
+    device = data[first].device
     for name, tensor in data.items():
         check_finite(name, tensor)
         if tensor.device != device:
@@ -50,13 +51,17 @@ def check_distinct(
     name: str, rows: Sequence[Hashable], answers: Sequence[object], what: str = "labels"
 ) -> None:
     """Accept rows of which no two are equal; of repeats, two with different answers are named."""
-    first: dict[Hashable, int] = {}
+    first: dict[Hashable, int] = {}  # where each row stands first
     pairs = [(first.setdefault(row, t), t) for t, row in enumerate(rows)]
     repeats = [(s, t) for s, t in pairs if s < t]
     conflicts = [(s, t) for s, t in repeats if answers[s] != answers[t]]
-    for s, t in (conflicts or repeats)[:1]:
-        differ = f", with different {what}" if conflicts else f" (repeats in all: {len(repeats)})"
-        refuse(name, f"{s} and {t} equal{differ}", "distinct ones")
+    if conflicts:
+        s, t = conflicts[0]
+        refuse(name, f"{s} and {t} equal, with different {what}", "distinct ones")
+    if repeats:
+        s, t = repeats[0]
+        got = f"{s} and {t} equal (repeats in all: {len(repeats)})"
+        refuse(name, got, "distinct ones")
 
 
 def check_distinct_examples(contexts: Tensor, queries: Tensor, labels: Tensor) -> None:

@@ -66,13 +66,12 @@ def _widest(*tensors: Tensor) -> list[Tensor]:
 
 
 def _fit_together(context, query) -> None:
-    own = context.ndim == query.ndim + 1
-    if not own and context.ndim != query.ndim:
+    if context.ndim not in (query.ndim, query.ndim + 1):
         shape = "(*runs, B, n, d) or (*runs, n, d), with the run axes of the query"
         refuse("context", f"shape {tuple(context.shape)}", f"shape {shape}")
     if not context.shape[-2]:
         refuse("context", f"shape {tuple(context.shape)}", "at least one token")
-    if own:
+    if context.ndim == query.ndim + 1:
         check_size("context", context, -3, query.shape[-2], "the number of queries")
 
 
@@ -189,8 +188,9 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
 
 def by_example(context: _Tokens, query: _Queries) -> Float[Tensor, "*data B_or_one n d"]:
     """The context of every example; one that all share gets an axis of size one for them."""
-    own = context.ndim == query.ndim + 1
-    return context if own else context.unsqueeze(-3)
+    if context.ndim == query.ndim:
+        return context.unsqueeze(-3)
+    return context
 
 
 def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries) -> _Attention:

@@ -157,8 +157,8 @@ def saturating_scale(
     below = signed.gather(-1, top) - signed  # |v . e| |m_top - m_i|
     mixed = torch.einsum("td,hdk,hxk->thx", queries, duals, keys)  # sum_s (f_s . e) x_s
     b = torch.einsum("thd,tnd->thn", mixed, by_example(contexts, queries))
-    others = max(contexts.shape[-2] - 1, 1)
-    scale = (math.log(others / tail) + (b - b.gather(-1, top))) / below
+    tokens_below = max(contexts.shape[-2] - 1, 1)
+    scale = (math.log(tokens_below / tail) + (b - b.gather(-1, top))) / below
     scale.scatter_(-1, top, 0.0)  # the top token asks for nothing, nor do served examples
     scale[served, torch.arange(len(v), device=v.device)[:, None]] = 0.0
     return scale.amax(dim=(0, 2))
