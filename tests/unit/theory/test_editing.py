@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from attnmem import MHAWeights, mha, mha_features, random_mha
 from attnmem.core import bounds
-from attnmem_yours import Memory
+from attnmem.theory.editing import Memory
 
 
 def data(seed, T, n, d, shared=False):
@@ -50,7 +50,7 @@ SIZES += [(4, 5, 8, 2, "shared"), (3, 9, 4, 2, "shared"), (5, 4, 3, 1, "self"), 
 
 @pytest.mark.hostile("mahdavi-finding-edits")
 @pytest.mark.parametrize(("H", "n", "d", "d_h", "kind"), SIZES)
-def test_as_many_facts_fit_as_the_rank_and_the_next_is_refused(H, n, d, d_h, kind):
+def test_facts_fit_up_to_the_rank(H, n, d, d_h, kind):
     E, e, y = data(H, 10 * H * d, n, d, kind == "shared")
     if kind == "self":
         e = E[:, 0].clone()
@@ -71,7 +71,7 @@ def test_as_many_facts_fit_as_the_rank_and_the_next_is_refused(H, n, d, d_h, kin
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_as_many_facts_fit_that_are_a_hundredth_apart(seed):
+def test_facts_a_hundredth_apart_fit(seed):
     """What a fact has of its own is then smaller than what rounding leaves of the others."""
     E, e, y = data(seed, 528, 3, 6)
     memory = Memory(random_mha(8, 6, 6, seed=seed), E[48:], e[48:])
@@ -80,7 +80,7 @@ def test_as_many_facts_fit_that_are_a_hundredth_apart(seed):
     torch.testing.assert_close(mha(memory.layer(), E, e)[:, 0], y[:48], rtol=0, atol=1e-8)
 
 
-def test_the_change_is_the_least_on_the_sample_and_the_price_is_its_square(ten):
+def test_change_is_least_and_price_its_square(ten):
     memory, layer, E, e, y = ten
     Z = mha_features(layer, E, e)
     others, facts = Z[20:], Z[:10]
@@ -93,7 +93,7 @@ def test_the_change_is_the_least_on_the_sample_and_the_price_is_its_square(ten):
     assert memory.price == pytest.approx(float(added[20:].square().mean()), rel=1e-9)
 
 
-def test_the_order_does_not_matter(ten):
+def test_order_does_not_matter(ten):
     memory, layer, E, e, y = ten
     turned = Memory(layer, E[20:], e[20:])
     for t in reversed(range(10)):
@@ -103,7 +103,7 @@ def test_the_order_does_not_matter(ten):
 
 
 @pytest.mark.parametrize("number", [0, 4, 9])
-def test_forgetting_gives_the_weights_without_the_fact_to_the_last_bit(ten, number):
+def test_forgetting_gives_the_weights_without_it(ten, number):
     memory, layer, E, e, y = ten
     never = Memory(layer, E[20:], e[20:])
     for t in range(10):
@@ -120,7 +120,7 @@ def test_forgetting_gives_the_weights_without_the_fact_to_the_last_bit(ten, numb
     assert memory.write(E[number], e[number], 0.0) == 10  # numbers are not used twice
 
 
-def test_the_step_of_forgetting_has_rank_one_along_what_only_this_fact_has(ten):
+def test_forgetting_moves_this_fact_alone(ten):
     memory, layer, E, e, _ = ten
     Z = mha_features(layer, E[:10], e[:10])
     whole = memory.layer().W_V.flatten()
@@ -131,7 +131,7 @@ def test_the_step_of_forgetting_has_rank_one_along_what_only_this_fact_has(ten):
     assert off[[t for t in range(10) if t != 3]].max() < 1e-10
 
 
-def test_a_repeat_costs_nothing_and_a_contradiction_is_named(ten):
+def test_repeat_is_free_and_contradiction_named(ten):
     memory, _, E, e, y = ten
     room, price = memory.room, memory.price
     again = E[3][[2, 0, 1]]  # tokens in another order are the same context
@@ -150,7 +150,7 @@ def test_a_repeat_costs_nothing_and_a_contradiction_is_named(ten):
 
 
 @pytest.mark.hostile("mahdavi-finding-edits")
-def test_facts_on_contexts_of_one_repeated_token_are_as_many_as_its_dimension():
+def test_facts_on_contexts_of_one_repeated_token():
     """All heads see the same token there, though the sample has more room."""
     E, e, y = data(1, 200, 3, 4)
     E[:10] = E[:10, :1]
@@ -161,7 +161,7 @@ def test_facts_on_contexts_of_one_repeated_token_are_as_many_as_its_dimension():
     assert "(room for 8)" in unfit(memory, E[5], e[5], 1.0)
 
 
-def test_when_there_is_no_room_what_follows_is_taken_and_the_rest_refused(ten):
+def test_without_room_what_follows_is_taken(ten):
     memory, _, E, e, y = ten
     assert fill(memory, E[10:], e[10:], y[10:], 9) == 6
     said = unfit(memory, E[17], e[17], 1.0)
@@ -171,7 +171,7 @@ def test_when_there_is_no_room_what_follows_is_taken_and_the_rest_refused(ten):
     assert memory.room == 0
 
 
-def test_kept_inputs_keep_their_answers_and_take_their_room():
+def test_kept_inputs_keep_answers_and_take_room():
     E, e, y = data(2, 300, 3, 4)
     layer = random_mha(4, 4, 2, seed=2)
     kept = (E[100:105], e[100:105])
@@ -184,7 +184,7 @@ def test_kept_inputs_keep_their_answers_and_take_their_room():
     assert "by fact kept 2 (" in unfit(full, E[102], e[102], 9.0)
 
 
-def test_outputs_are_several_and_a_bias_is_a_token_coordinate_of_one():
+def test_several_outputs_and_a_bias_as_a_coordinate():
     E, e, _ = data(3, 200, 3, 4)
     g = torch.Generator().manual_seed(3)
     maps = (torch.randn(2, 5, k, generator=g).double() for k in (2, 2, 3))
@@ -208,7 +208,7 @@ def test_features_of_zeros_answer_as_ever():
     assert memory.room == 6
 
 
-def test_single_precision_is_read_and_its_rounding_is_no_room():
+def test_rounding_of_single_precision_is_no_room():
     """Tokens of one sum, rounded: in double precision they would seem to span one more."""
     E, e, y = data(5, 200, 3, 4)
     E[..., -1] = 1 - E[..., :-1].sum(-1)
@@ -219,7 +219,7 @@ def test_single_precision_is_read_and_its_rounding_is_no_room():
     assert (out - y[:10]).abs().max() < 1e-6
 
 
-def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
+def test_refused_facts_change_nothing(ten):
     memory, layer, E, e, _ = ten
     bad = torch.full((4,), float("nan"), dtype=torch.float64)
     cases = [
@@ -258,7 +258,7 @@ def test_what_is_no_fact_is_refused_and_changes_nothing(ten):
         Memory(runs, E, e)
 
 
-def test_a_refusal_of_a_label_with_many_numbers_is_short():
+def test_refusal_of_a_label_of_many_numbers_is_short():
     E, e, _ = data(40, 40, 3, 48)
     layer = random_mha(2, 48, 2, seed=6)._replace(W_D=torch.randn(2, 99))
     layer = MHAWeights(*(W.double() for W in layer))
@@ -286,7 +286,7 @@ def test_of_a_small_sample_the_room_is_its_number():
     assert fill(memory, E, e, y, 12) == 10
 
 
-def test_forgetting_all_gives_the_first_weights_and_all_fit_again(ten):
+def test_forgetting_all_gives_the_first_weights(ten):
     memory, layer, E, e, y = ten
     with pytest.raises(ValueError, match="label: got"):
         memory.write(E[4], e[4], y[4] + 1)
@@ -297,7 +297,7 @@ def test_forgetting_all_gives_the_first_weights_and_all_fit_again(ten):
     assert memory.write(E[4], e[4], y[4] + 1) == 10  # nobody contradicts it now
 
 
-def test_a_large_label_hides_no_contradiction_of_small_ones(ten):
+def test_large_label_hides_no_small_contradiction(ten):
     memory, _, E, e, y = ten
     memory.write(E[10], e[10], 1e9)
     assert "by fact 3" in unfit(memory, E[3], e[3], y[3] + 0.01)
@@ -310,7 +310,7 @@ def test_a_large_label_hides_no_contradiction_of_small_ones(ten):
     assert (out - y[:20]).abs().max() < 1e-4
 
 
-def test_nothing_is_forgotten_that_another_fact_needs_in_float64():
+def test_a_fact_that_another_needs_is_not_forgotten():
     """B is hardly apart from A, and its own label needs what C adds to it."""
     _, e, _ = data(12, 60, 1, 5)
     A, C, *others = torch.eye(5, dtype=torch.float64).repeat(12, 1)[:, None] + 0.1 * e[:, None]
@@ -327,7 +327,7 @@ def test_nothing_is_forgotten_that_another_fact_needs_in_float64():
     assert memory.room == 4
 
 
-def test_neither_given_nor_returned_weights_are_shared():
+def test_weights_are_shared_with_nobody():
     E, e, _ = data(13, 60, 3, 4)
     layer = random_mha(2, 4, 2, seed=0)
     layer = MHAWeights(*(W.double() for W in layer))
@@ -346,7 +346,7 @@ def test_a_fact_in_single_precision_is_the_same_fact(ten):
     assert memory.room == 6
 
 
-def test_outputs_of_unlike_sizes_are_judged_each_by_itself():
+def test_outputs_are_judged_each_by_itself():
     E, e, _ = data(42, 100, 3, 4)
     layer = random_mha(2, 4, 2, seed=0)
     layer = layer._replace(W_D=torch.cat([layer.W_D, -layer.W_D], dim=1))
@@ -384,7 +384,7 @@ def test_what_float64_would_miss_is_refused():
     assert fill(Memory(sharp, E[210:], e[210:]), E, e, y, 200) > 175
 
 
-def test_near_facts_are_taken_apart_at_a_price_or_refused():
+def test_near_facts_have_a_price_or_are_refused():
     E, e, _ = data(8, 100, 3, 4)
     for apart, taken in ((1e-3, True), (1e-8, False)):
         memory = Memory(random_mha(4, 4, 2, seed=8), E[10:], e[10:])
@@ -397,7 +397,7 @@ def test_near_facts_are_taken_apart_at_a_price_or_refused():
             assert "by fact 0 (room for 15)" in unfit(memory, *near)
 
 
-def test_answers_as_they_are_can_all_be_written_for_nothing():
+def test_answers_as_they_are_cost_nothing():
     E, e, _ = data(9, 100, 3, 4)
     layer = random_mha(4, 4, 2, seed=9)
     memory, out = Memory(layer, E[30:], e[30:]), mha(layer, E, e)[:, 0]
