@@ -17,7 +17,8 @@ def drawn(shape, own, spread, seed):
     draw = lambda *size: torch.randn(*size, generator=g, dtype=torch.float64)  # noqa: E731
     maps = spread * draw(H, d, d_h), spread * draw(H, d, d_h), draw(H, d, d_v)
     weights = MHAWeights(*maps, draw(H * d_v, o), draw(o, o))
-    return weights, draw(*[3] * own, 3, d), draw(3, d)
+    contexts = draw(3, 3, d) if own else draw(3, d)
+    return weights, contexts, draw(3, d)
 
 
 def layers(weights, rows):
@@ -33,7 +34,7 @@ SHAPES = (1, 2, 1, 1, 1), (1, 2, 2, 1, 1), (2, 2, 1, 1, 1), (1, 2, 1, 2, 2)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("spread", [0.5, 6.0])
-def test_no_corner_of_the_balls_is_further_than_proven(shape, own, spread):
+def test_no_corner_is_further_than_proven(shape, own, spread):
     """And with many digits some corner is nearly as far; the first order alone is exceeded."""
     weights, E, e = drawn(shape, own, spread, seed=1)
     y, flat = mha(weights, E, e), torch.cat([W.flatten() for W in weights])
@@ -54,7 +55,7 @@ def test_no_corner_of_the_balls_is_further_than_proven(shape, own, spread):
     assert proven < 1.001 * far  # with 28 digits
 
 
-def test_digits_keep_the_labels_and_one_less_is_not_proven():
+def test_digits_are_the_least_that_are_proven():
     g = torch.Generator().manual_seed(0)
     E, e, y = (torch.rand(*size, generator=g) for size in [(3, 4), (5, 4), (5, 1)])
     weights = memorize_mha(E, e, y, heads=2, head_dim=3, seed=0)
@@ -72,12 +73,12 @@ def test_digits_keep_the_labels_and_one_less_is_not_proven():
     assert certified_rounding(huge, E, e, y, digits=0) > 1  # infinite, or at least no proof
 
 
-def test_a_linear_layer_moves_by_the_sum_of_its_radii():
+@pytest.mark.parametrize("digits", [0, 3, 9, 20])
+def test_linear_layer_moves_by_the_sum_of_its_radii(digits):
     """Zeros are not rounded, so attention is constant, and the output a product of three."""
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     weights = MHAWeights(0 * one, 0 * one, 3 * one, -5 * one[0], 7 * one[0])
-    for digits in (0, 3, 9, 20):
-        u = 2.0 ** -(digits + 1)
-        proven = certified_rounding(weights, one[0], one[0], -105 * one[0], digits=digits)
-        assert 105 * ((1 + u) ** 3 - 1) < proven
-        assert math.isclose(proven, 105 * 3 * u * (1 + u) ** 2, rel_tol=1e-7)
+    u = 2.0 ** -(digits + 1)
+    proven = certified_rounding(weights, one[0], one[0], -105 * one[0], digits=digits)
+    assert 105 * ((1 + u) ** 3 - 1) < proven
+    assert math.isclose(proven, 105 * 3 * u * (1 + u) ** 2, rel_tol=1e-7)

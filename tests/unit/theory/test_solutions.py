@@ -46,7 +46,7 @@ def slopes(q, k, mu):
 
 
 @pytest.mark.parametrize("gap", [0.001, 0.01, 0.1, -0.1, 0.177, 0.1773, 0.3, -0.3, 0.4])
-def test_contraction_and_distance_of_three_equal_weights(gap):
+def test_box_of_three_equal_weights(gap):
     """All three grow alike, so no shorter step than the one in closed form meets the label."""
     label = (1 - gap) * output(1, 1, 1)
     labels = torch.tensor([label], **F64)
@@ -66,13 +66,13 @@ def test_contraction_and_distance_of_three_equal_weights(gap):
         assert (output(*w) - label) * gap < 0  # beyond the label
 
 
-def test_of_two_labels_for_one_example_nothing_is_proven():
+@pytest.mark.parametrize("gap", [1e-3, 1e-9, 1e-15])
+def test_two_labels_of_one_example_are_not_proven(gap):
     """Steps can only meet the mean of both: the rows of ``I - G'`` are 1/2 and -1/2."""
     E, e, y = spread([1.0]), ONE.expand(2, 1), torch.tensor([1, -1.0], **F64)
-    for gap in (1e-3, 1e-9, 1e-15):
-        proof = certified_solution(layer(1, 1, 1), E, e, output(1, 1, 1) + gap * y, most_bits=128)
-        assert (proof.proven, proof.distance) == (False, math.inf)
-        assert proof.contraction >= 1
+    proof = certified_solution(layer(1, 1, 1), E, e, output(1, 1, 1) + gap * y, most_bits=128)
+    assert (proof.proven, proof.distance) == (False, math.inf)
+    assert proof.contraction >= 1
 
 
 # --- the error ------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ def test_of_two_labels_for_one_example_nothing_is_proven():
 
 @pytest.mark.parametrize("worst", [0, 1, 2])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
-    """Attention that is uniform: outputs in fractions."""
+def test_error_is_that_of_the_worst_example(worst, sign):
+    """Rounded up; attention is uniform, and outputs are fractions."""
     g = torch.Generator().manual_seed(worst)
     E, e = torch.randn(3, 3, 2, generator=g, **F64), torch.randn(3, 2, generator=g, **F64)
     K, V = torch.randn(2, 1, 2, 1, generator=g, **F64)
@@ -102,7 +102,7 @@ def test_the_error_is_that_of_the_worst_example_rounded_up(worst, sign):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_error_counts_what_the_balls_do_not_know(seed):
+def test_error_counts_what_balls_do_not_know(seed):
     """Two heads of equal attention cancel, but at 128 bits only up to 1e-9: outputs are zero."""
     g = torch.Generator().manual_seed(seed)
     E, e = torch.randn(1, 3, 2, generator=g, **F64), torch.randn(1, 2, generator=g, **F64)
@@ -120,7 +120,7 @@ def test_an_error_counts_what_the_balls_do_not_know(seed):
         assert 2.0**-power < proof.shift * pivot * (1 + 1e-12) < 2.0**-power + 1e-6
 
 
-def test_a_correction_counts_how_little_is_known_of_the_features():
+def test_correction_counts_what_balls_do_not_know():
     """Logits ``L`` and ``L + u``: 128 bits hold their difference with an error of up to 2^-67.
 
     Attention is ``1/2, 1/2`` for one query and ``s(-u), s(u)`` for the other. Labels 0 and 1 take a
@@ -137,32 +137,34 @@ def test_a_correction_counts_how_little_is_known_of_the_features():
 
 # --- every scale ----------------------------------------------------------------------------------
 
-SCALES = [2.0**-1000, 2.0**-660, 2.0**-500, 2.0**500, 2.0**660, 2.0**1000]
 
-
-@pytest.mark.parametrize("s", SCALES)
-def test_weights_and_labels_of_every_scale_are_proven_alike(s):
+@pytest.mark.parametrize("power", [-1000, -660, -500, 500, 660, 1000])
+@pytest.mark.parametrize(
+    "powers",  # of W_Q, W_K, W_V, W_O, W_D, the query and the label
+    [
+        (0, 0, -1, 1, 0, 0, 0),
+        (0, 0, -1, 0, 1, 0, 0),
+        (0, 0, 0, -1, 1, 0, 0),
+        (1, -1, 0, 0, 0, 0, 0),
+        (-1, 0, 0, 0, 0, 1, 0),
+        (0, 0, 1, 0, 0, 0, 1),
+        (0, 0, 0, 1, 0, 0, 1),
+    ],
+)
+def test_every_scale_is_proven_alike(power, powers):
     """Powers of two that cancel change neither the outputs nor the proof."""
-    q, k, mu = (torch.full((1, 1, 1), x, **F64) for x in (1.0, 1.0, 1.0))
-    E, e = spread([1.0]), ONE
+    scales = [2.0 ** (power * exponent) for exponent in powers]
+    weights = layer(1, 1, 1)
     y = torch.tensor([0.99 * output(1, 1, 1)], **F64)
-    wanted = certified_solution(MHAWeights(q, k, mu, ONE, ONE), E, e, y)
-    for weights, query, label in [
-        (MHAWeights(q, k, mu / s, ONE * s, ONE), e, y),
-        (MHAWeights(q, k, mu / s, ONE, ONE * s), e, y),
-        (MHAWeights(q, k, mu, ONE / s, ONE * s), e, y),
-        (MHAWeights(q * s, k / s, mu, ONE, ONE), e, y),
-        (MHAWeights(q / s, k, mu, ONE, ONE), e * s, y),
-        (MHAWeights(q, k, mu * s, ONE, ONE), e, y * s),
-        (MHAWeights(q, k, mu, ONE * s, ONE), e, y * s),
-    ]:
-        proof = certified_solution(weights, E, query, label)
-        assert proof.proven
-        assert proof.contraction == pytest.approx(wanted.contraction, rel=1e-6)
-        assert proof.error / wanted.error == pytest.approx(float(label / y), rel=1e-6, abs=0)
+    plain = certified_solution(weights, spread([1.0]), ONE, y)
+    weights = MHAWeights(*(W * s for W, s in zip(weights, scales[:5], strict=True)))
+    proof = certified_solution(weights, spread([1.0]), ONE * scales[5], y * scales[6])
+    assert proof.proven
+    assert proof.contraction == pytest.approx(plain.contraction, rel=1e-6)
+    assert proof.error / plain.error == pytest.approx(scales[6], rel=1e-6, abs=0)
 
 
-def test_of_products_that_no_float_holds_balls_know_the_size():
+def test_products_that_no_float_holds_are_enclosed():
     tiny = MHAWeights(*layer(1, 1, 1)[:3], ONE * 1e-200, ONE * 1e-200)
     proof = certified_solution(tiny, spread([1.0]), ONE, ONE * 0)
     assert (proof.error, proof.distance) == (5e-324, math.inf)  # no float is as small as the output
@@ -171,7 +173,7 @@ def test_of_products_that_no_float_holds_balls_know_the_size():
 
 
 @pytest.mark.parametrize("zero", ["W_V", "W_O", "W_D"])
-def test_zeros_are_proven_where_values_can_change_the_outputs(zero):
+def test_zeros_are_proven_where_values_matter(zero):
     weights = layer(1, 1, 1)
     weights = weights._replace(**{zero: 0 * getattr(weights, zero)})
     for label in (0.0, 1.0):

@@ -25,13 +25,10 @@ def draw(seed, *shape):
 def positive(heads, d_h, d_v, d, seed=0):
     """A network whose weights are all positive, each kind of a size of its own."""
     sizes = itertools.cycle((0.7, 0.2, 0.5, 0.3))
-    layers, kinds = [], ((d, d_h), (d, d_h), (d, d_v), (d_v, d))
+    layers, shapes = [], ((d, d_h), (d, d_h), (d, d_v), (d_v, d))
     for layer, H in enumerate(heads):
-        tensors = [
-            size * (0.1 + draw(seed + 10 * layer + i, H, *shape))
-            for i, (size, shape) in enumerate(zip(sizes, kinds, strict=False))
-        ]
-        layers.append(Layer(*tensors))
+        drawn = [0.1 + draw(seed + 10 * layer + i, H, *shapes[i]) for i in range(4)]
+        layers.append(Layer(*(size * W for size, W in zip(sizes, drawn, strict=False))))
     return DeepWeights(tuple(layers), 0.1 + draw(seed + 99, d, 1))
 
 
@@ -84,7 +81,7 @@ def reaching(contraction, wanted):
 @pytest.mark.parametrize(
     ("heads", "d", "T"), [((1,), 1, 1), ((2, 1), 2, 1), ((1, 2), 2, 2), ((1, 1, 1), 3, 3)]
 )
-def test_contraction_and_distance_of_layers_on_one_token(heads, d, T, wanted, skip):
+def test_box_of_layers_on_one_token(heads, d, T, wanted, skip):
     """In the box every weight moves, the read-out too; of several examples rows are summed."""
     weights = positive(heads, 2, 2, d)
     no_logits = [W._replace(W_Q=0 * W.W_Q, W_K=0 * W.W_K) for W in weights.layers]
@@ -124,7 +121,7 @@ def test_contraction_and_distance_of_layers_on_one_token(heads, d, T, wanted, sk
 
 
 @pytest.mark.parametrize("labels", [[0.5, float("nan")], [0.5, float("inf")], [0.5]])
-def test_labels_that_no_network_can_meet_are_refused(labels):
+def test_impossible_labels_are_refused(labels):
     weights, X = positive((1, 1), 1, 1, 2), draw(3, 2, 2, 2)
     with pytest.raises(ValueError, match=r"^labels: got"):
         certified_deep_solution(weights, X, torch.tensor(labels, **F64))
@@ -132,7 +129,7 @@ def test_labels_that_no_network_can_meet_are_refused(labels):
 
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_derivatives_of_layers_are_enclosed_at_few_bits(skip, causal):
+def test_derivatives_are_enclosed_at_few_bits(skip, causal):
     weights = random_deep((2, 1), 2, 2, 3, torch.Generator().manual_seed(0), outputs=2)
     X = draw(1, 2, 3, 3)
     enclosed = enclosed_jacobian(weights, X, skip=skip, causal=causal)
