@@ -31,11 +31,13 @@ class Reduced(torch.autograd.Function):
 
 
 def power(x, exponent):
-    found = torch.ones_like(x)
+    """By squaring, digit by digit of the exponent."""
+    result = torch.ones_like(x)
     for digit in f"{exponent:b}":
-        found = torch.remainder(found * found, PRIME)
-        found = torch.remainder(found * x, PRIME) if digit == "1" else found
-    return found
+        result = torch.remainder(result * result, PRIME)
+        if digit == "1":
+            result = torch.remainder(result * x, PRIME)
+    return result
 
 
 class Network:
@@ -47,13 +49,13 @@ class Network:
     def __init__(self, model, n, outputs=1, *, causal=False, seed=0, real=False, eps=0.0):
         self.model, self.n, self.causal, self.real, self.eps = model, n, causal, real, eps
         self.generator = torch.Generator().manual_seed(seed)
-        sizes = model.blocks[0].attention
-        self.centred = sizes.token_dim < sizes.dim  # LayerNorm
+        self.centred = model.blocks[0].attention.m < model.blocks[0].attention.dim  # LayerNorm
         self.tied = outputs is None and model.tied
         self.weights = {name: self.draw(*shape) for name, shape in self.shapes(outputs)}
         if real:  # of a size that keeps the singular values apart
             for name, w in self.weights.items():
-                w *= 1.3 / w.shape[-2] ** 0.5 if w.ndim > 1 and name != "words" else 1
+                if w.ndim > 1 and name != "words":
+                    w *= 1.3 / w.shape[-2] ** 0.5
         pairs = max(b.attention.turned for b in model.blocks) // 2
         self.angles = self.turns(pairs)
 
@@ -72,14 +74,16 @@ class Network:
     def ein(self, spec, *factors):
         return self.reduce(einsum(spec, *factors))
 
-    def shapes(self, outputs):
+    def shapes(self, outputs_or_none):
         """Names and shapes of all weights."""
         model, n = self.model, self.n
         d = model.blocks[0].attention.dim
 
-        def norm(name):
-            block = model.blocks[0]
-            return [(name, (d,))] * block.affine + [(f"{name}_b", (d,))] * block.shift
+        def norm(name, block=model.blocks[0]):
+            if block.affine:
+                yield name, (d,)
+            if block.shift:
+                yield f"{name}_b", (d,)
 
         if model.words or model.patch:
             yield "words", (model.words or model.patch, d)
@@ -89,35 +93,56 @@ class Network:
             yield "places", (n, d)
         if model.types:
             yield "types", (model.types, d)
-        yield from norm("first") * model.first
+        if model.first:
+            yield from norm("first")
         if model.offsets[0]:
             yield "offsets", (model.blocks[0].attention.heads, 2 * n - 1)
         for i, block in enumerate(model.blocks):
-            file, q = block.attention, block.units
-            G, g, e, v = file.groups, file.heads_per_group, file.head_dim, file.value_dim
-            maps = {"q": (G, g, d, e), "k": (G, d, e), "v": (G, d, v), "o": (G, g, v, d)}
-            biases = {"q": (G, g, e), "k": (G, e), "v": (G, v), "o": (d,)}
-            for x, shape in maps.items():
+            yield from self.shapes_of_attention(f"{i}", block.attention)
+            if block.place != "out":
+                yield from norm(f"{i}attend")
+            if block.place in ("both", "out"):
+                yield from norm(f"{i}attended")
+            if not block.units:
+                continue
+            for x, shape in self.shapes_of_units(block).items():
                 yield f"{i}{x}", shape
-                yield from [(f"{i}{x}_b", biases[x])] * (x in file.bias)
-            for x in "qk" if file.normed else "":
-                every = file.normed == "all"
-                yield f"{i}{x}_norm", biases[x] if every else (*[1] * len(biases[x][1:]), e)
-            yield from norm(f"{i}attend") * (block.place != "out")
-            yield from norm(f"{i}attended") * (block.place in ("both", "out"))
-            if q:
-                for x, shape in {"gate": (d, q), "up": (d, q), "down": (q, d)}.items():
-                    if x != "gate" or block.gated:
-                        yield f"{i}{x}", shape
-                        yield from [(f"{i}{x}_b", shape[1:])] * block.mlp_bias
-                yield from norm(f"{i}feed") * (block.place != "out")
-                yield from norm(f"{i}feeded") * (block.place in ("both", "out"))
-        yield from norm("last") * (model.blocks[0].place != "post")
-        o = outputs or model.words
+                if block.mlp_bias:
+                    yield f"{i}{x}_b", shape[1:]
+            if block.place != "out":
+                yield from norm(f"{i}feed")
+            if block.place in ("both", "out"):
+                yield from norm(f"{i}feeded")
+        if model.blocks[0].place != "post":
+            yield from norm("last")
+        outputs = outputs_or_none or model.words
         if not self.tied:
-            yield "read", (d, o)
-        if model.read_bias and outputs is None:
-            yield "read_b", (o,)
+            yield "read", (d, outputs)
+        if model.read_bias and outputs_or_none is None:
+            yield "read_b", (outputs,)
+
+    @staticmethod
+    def shapes_of_attention(block, file):
+        G, g, d = file.groups, file.heads_per_group, file.dim
+        e, v = file.head_dim, file.value_dim
+        maps = {"q": (G, g, d, e), "k": (G, d, e), "v": (G, d, v), "o": (G, g, v, d)}
+        biases = {"q": (G, g, e), "k": (G, e), "v": (G, v), "o": (d,)}
+        for x, shape in maps.items():
+            yield f"{block}{x}", shape
+            if x in file.bias:
+                yield f"{block}{x}_b", biases[x]
+        if file.normed == "all":
+            yield f"{block}q_norm", biases["q"]
+            yield f"{block}k_norm", biases["k"]
+        elif file.normed:
+            yield f"{block}q_norm", (1, 1, e)
+            yield f"{block}k_norm", (1, e)
+
+    @staticmethod
+    def shapes_of_units(block):
+        d, units = block.attention.dim, block.units
+        shapes = {"up": (d, units), "down": (units, d)}
+        return {"gate": (d, units), **shapes} if block.gated else shapes
 
     def turns(self, pairs):
         """Cosines and sines of each position's angles."""
@@ -220,24 +245,26 @@ class Network:
         k = self.biased(self.ein("tnd,tkde->tnke", z, w[f"{i}k"]), f"{i}k")
         v = self.biased(self.ein("tnd,tkde->tnke", z, w[f"{i}v"]), f"{i}v")
         if file.normed:
-            every = file.normed == "all"
-            q = self.weighed(self.unit(q, [-3, -2, -1] if every else [-1]), f"{i}q_norm")
-            k = self.weighed(self.unit(k, [-2, -1] if every else [-1]), f"{i}k_norm")
+            all_heads = file.normed == "all"  # in one norm
+            q = self.weighed(self.unit(q, [-3, -2, -1] if all_heads else [-1]), f"{i}q_norm")
+            k = self.weighed(self.unit(k, [-2, -1] if all_heads else [-1]), f"{i}k_norm")
         q, k = self.turned(q, file.turned), self.turned(k, file.turned)
         logits = self.ein("tikge,tjke->tikgj", q, k)
         if "offsets" in w:
             offsets = torch.arange(n) - torch.arange(n)[:, None] + n - 1
             b = w["offsets"][:, :, offsets].unflatten(1, (file.groups, file.heads_per_group))
             logits = self.reduce(logits + b.permute(0, 3, 1, 2, 4))
-        seen = torch.ones(n, n, **F64)
-        seen = (seen.tril() if self.causal else seen)[:, None, None]
+        mask = torch.ones(n, n, **F64)
+        if self.causal:
+            mask = mask.tril()
+        mask = mask[:, None, None]
         noise = self.next(file.groups, file.heads_per_group, n)
         if self.real:
-            A = logits.masked_fill(seen == 0, -math.inf).softmax(-1)
+            A = logits.masked_fill(mask == 0, -math.inf).softmax(-1)
         else:
-            total = self.reduce((noise * seen).sum(-1, keepdim=True))
+            total = self.reduce((noise * mask).sum(-1, keepdim=True))
             self.unmet.append((self.stage, (total == 0).flatten(2).any(-1)))
-            A = self.reduce(noise * seen * power(total, PRIME - 2))
+            A = self.reduce(noise * mask * power(total, PRIME - 2))
             moved = self.reduce(A * self.reduce(logits - logits.detach()))
             A = self.reduce(A + moved - self.reduce(A * moved.sum(-1, keepdim=True)))
         u = self.ein("tikgj,tjke->tikge", A, v)
@@ -271,17 +298,17 @@ class Network:
         """Data of so many contexts, and free numbers such that all norms have their roots."""
         kinds, sizes = zip(*self.sizes(), strict=True)
         noise = [self.draw(count, self.n, size) for size in sizes]
-        left, passes = torch.arange(0 if self.real else count), 0
+        unready, passes = torch.arange(0 if self.real else count), 0  # contexts without some root
         relus = any(block.homogeneous for block in self.model.blocks)
-        while len(left):
+        while len(unready):
             passes += 1
             if relus and not passes % 40:  # these have few states: there may be no root
-                for part, size in zip(noise, sizes, strict=True):
-                    part[left] = self.draw(len(left), self.n, size)
-            self.outputs(self.copies(len(left)), [part[left] for part in noise])
-            unmet = torch.zeros(len(kinds), len(left), self.n, dtype=torch.bool)
-            for stage, found in self.unmet:
-                unmet[stage] |= found
+                for numbers, size in zip(noise, sizes, strict=True):
+                    numbers[unready] = self.draw(len(unready), self.n, size)
+            self.outputs(self.copies(len(unready)), [numbers[unready] for numbers in noise])
+            unmet = torch.zeros(len(kinds), len(unready), self.n, dtype=torch.bool)
+            for stage, tokens in self.unmet:
+                unmet[stage] |= tokens
             first = unmet.any(2).long().argmax(0)
             for stage in range(len(kinds)):
                 rows, tokens = (unmet[stage] & (first == stage)[:, None]).nonzero().T
@@ -290,9 +317,9 @@ class Network:
                     moved = max(s for s in range(stage + 1) if kinds[s] != "attention")
                     free[tokens == 0] = moved
                 for s in range(stage + 1):
-                    at, token = left[rows[free == s]], tokens[free == s]
-                    noise[s][at, token] = self.draw(len(at), sizes[s])
-            left = left[unmet.flatten(2).any(2).any(0)]
+                    context, token = unready[rows[free == s]], tokens[free == s]
+                    noise[s][context, token] = self.draw(len(context), sizes[s])
+            unready = unready[unmet.flatten(2).any(2).any(0)]
         return noise
 
     def copies(self, count):
@@ -304,10 +331,10 @@ class Network:
         leaves = {name: w.clone().requires_grad_() for name, w in self.copies(contexts).items()}
         rows = []
         for output in self.outputs(leaves, noise)[:, -1].unbind(-1):
-            parts = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 output.sum(), leaves.values(), retain_graph=True, materialize_grads=True
             )
-            rows.append(torch.cat([part.flatten(1) for part in parts], 1))
+            rows.append(torch.cat([gradient.flatten(1) for gradient in gradients], 1))
         return self.reduce(torch.cat(rows)).detach()
 
     def rank(self, contexts):
@@ -319,8 +346,8 @@ class Network:
 def rank_in_float(J):
     """The rank, and by which factor the least singular value is above what counts as zero."""
     norms = J.norm(dim=0)
-    seen = norms > 1e-12 * norms.max()
-    values = torch.linalg.svdvals(J[:, seen] / norms[seen])
+    counted = norms > 1e-12 * norms.max()
+    values = torch.linalg.svdvals(J[:, counted] / norms[counted])
     rank = int((values > 1e-10 * values[0]).sum())
     rest = values[rank].item() if rank < len(values) else 0.0
     return rank, values[rank - 1].item() / max(rest, 1e-17)

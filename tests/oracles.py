@@ -52,8 +52,8 @@ def deep_output(layers, tokens, *, skip=True, causal=False):
     for layer in layers:
         after = []
         for position, query in enumerate(stream):
-            seen = stream[: position + 1] if causal else stream
-            written = attend(query, seen, *layer)
+            keys = stream[: position + 1] if causal else stream
+            written = attend(query, keys, *layer)
             after.append(query + written if skip else written)
         stream = after
     return stream[-1]
@@ -162,7 +162,7 @@ def kruskal(vectors):
     """The Kruskal rank by its definition: every subset is looked at."""
     rows = rows_of(vectors)
     for size in range(1, rank(rows) + 1):
-        if any(rank(list(part)) < size for part in itertools.combinations(rows, size)):
+        if any(rank(list(subset)) < size for subset in itertools.combinations(rows, size)):
             return size - 1
     return rank(rows)
 

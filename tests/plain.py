@@ -70,15 +70,15 @@ class BigramModel(nn.Module):
         _, position_in_skip, _, _, tied = READINGS[run.variant]
         x = P["embedding"][tokens]
         for layer in range(run.layers):
-            at = 0 if tied else layer
-            positions = P[f"positions_{at}"][:S]
+            table = 0 if tied else layer
+            positions = P[f"positions_{table}"][:S]
             if position_in_skip:
                 x = x + positions
-            a = F.linear(x, P[f"down_{at}"]) if f"down_{at}" in P else x
+            a = F.linear(x, P[f"down_{table}"]) if f"down_{table}" in P else x
             if not position_in_skip:
                 a = a + positions
             out = sum(self.head(layer, h, a) for h in range(run.H))
-            x = x + (F.linear(out, P[f"up_{at}"]) if f"up_{at}" in P else out)
+            x = x + (F.linear(out, P[f"up_{table}"]) if f"up_{table}" in P else out)
             if run.width:
                 hidden = F.gelu(F.linear(x, P[f"W_1_{layer}"], P[f"b_1_{layer}"]))
                 last = P.get(f"b_2_{layer}", None)
@@ -101,9 +101,15 @@ class Memorizer(nn.Module):
         super().__init__()
         self.run = run
         self.P = nn.ParameterDict({k: nn.Parameter(x) for k, x in P.items()})
-        wave = lambda s, i: (math.cos if i % 2 else math.sin)(s / 10000 ** (i // 2 * 2 / run.d))  # noqa: E731
-        waves = [[wave(s, i) for i in range(run.d)] for s in range(run.n + 1)]
-        self.places = torch.tensor(waves, dtype=P["W_E"].dtype)
+        self.places = torch.tensor(
+            [[self.wave(s, i) for i in range(run.d)] for s in range(run.n + 1)],
+            dtype=P["W_E"].dtype,
+        )
+
+    def wave(self, place, i):
+        """The sinusoids of Vaswani et al.: sines and cosines in turn."""
+        angle = place / 10000 ** (i // 2 * 2 / self.run.d)
+        return math.cos(angle) if i % 2 else math.sin(angle)
 
     def attention(self, contexts, queries):
         P = self.P
@@ -119,6 +125,12 @@ class Memorizer(nn.Module):
         return F.linear(torch.cat(o, dim=-1) @ P["W_O"], P["W_D"], P["b_D"])
 
 
+def mha_outputs(P, run, contexts, queries):
+    """What is decoded from :func:`attnmem.lab.models.mha_heads`, of stacked weights."""
+    _, values = models.mha_heads(P, run, contexts, queries)
+    return values @ P["W_O"] @ P["W_D"].mT + P["b_D"][:, None]
+
+
 # --- trainings ------------------------------------------------------------------------------------
 
 
@@ -130,9 +142,9 @@ class Path(NamedTuple):
     reported: dict
 
 
-def _start(run, kind):
+def _start(run, module):
     initial = models.MODELS[run.model].initial
-    model = kind(run, initial(run, data.generator(run, "weights")))
+    model = module(run, initial(run, data.generator(run, "weights")))
     return model, torch.optim.Adam(model.parameters(), lr=run.lr)
 
 
@@ -158,13 +170,13 @@ def train_bigrams(run) -> Path:
     everything = torch.cartesian_prod(torch.arange(run.N), torch.arange(run.N))
     path, right, curve = Path([], [], {}), [], []
     for _ in range(run.steps // batches):
-        for part in torch.randperm(run.T, generator=order).split(run.batch):
-            logits = model(tokens[part])
-            right.append((logits.argmax(-1) == answers[part]).double().mean().item())
-            _step(optimizer, None, F.cross_entropy(logits, answers[part]), path)
+        for batch in torch.randperm(run.T, generator=order).split(run.batch):
+            logits = model(tokens[batch])
+            right.append((logits.argmax(-1) == answers[batch]).double().mean().item())
+            _step(optimizer, None, F.cross_entropy(logits, answers[batch]), path)
         schedule.step()
-        known = model(everything).argmax(-1) == table.flatten()
-        curve.append(known.double().mean().item())
+        hits = model(everything).argmax(-1) == table.flatten()
+        curve.append(hits.double().mean().item())
     last = slice(-101, -1)
     path.reported["accuracy"] = sum(right[last]) / len(right[last])
     path.reported["loss"] = sum(path.losses[last]) / len(right[last])
@@ -208,13 +220,13 @@ def train_memorization(run) -> Path:
         return run.lr_end + (1 - run.lr_end) * (1 + math.cos(half_circle)) / 2
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    parts = _parts(run)
+    batches = _batches(run)
     path, best = Path([], [], {}), None
     evaluated = 0
     for step in range(1, run.steps + 1):
-        part = next(parts)
-        outputs = model(contexts[part], queries[part])
-        _step(optimizer, schedule, _loss(outputs, labels[part]), path)
+        batch = next(batches)
+        outputs = model(contexts[batch], queries[batch])
+        _step(optimizer, schedule, _loss(outputs, labels[batch]), path)
         if step % run.evaluate_every == 0 or step == run.steps:
             evaluated += 1
             with torch.no_grad():
@@ -232,7 +244,7 @@ def train_memorization(run) -> Path:
     return path
 
 
-def _parts(run):
+def _batches(run):
     """Batches without end: epochs on end, or each with what is left as its last batch."""
     order = data.generator(run, "order")
     epochs = (torch.randperm(run.T, generator=order).tolist() for _ in itertools.count())
@@ -254,7 +266,7 @@ def saturation(model, contexts, queries) -> dict:
     """At the end: of pairs of an example and a head, of examples, of numbers of free heads."""
     with torch.no_grad():
         _, alpha = model.attention(contexts, queries)
-    free = [sum(float(head.max()) <= 0.99 for head in one) for one in alpha]
+    free = [sum(float(head.max()) <= 0.99 for head in heads) for heads in alpha]
     H, T = alpha.shape[1], len(free)
     return {
         "saturated": 1 - sum(free) / (H * T),

@@ -60,17 +60,17 @@ def test_forgetting_is_a_step_along_the_own_part(t):
 def test_the_weights_show_their_facts():
     """If there are as many outputs as facts, all different, and room is left."""
     Z, Y = integers(8, 4, 6, 4)
-    other = [Fraction(k * k - 3) for k in range(6)]
+    outside = [Fraction(k * k - 3) for k in range(6)]
     W = least(Z, Y)
     assert rank(Y) == rank(W) == rank([*W, *Z]) == 4
-    assert rank([*W, other]) == 5
+    assert rank([*W, outside]) == 5
     few_outputs = least(Z, [y[:3] for y in Y])  # no fact lies in the span
     assert [rank([*few_outputs, z]) for z in Z] == [4] * 4
     alike = least(Z, [Y[0], Y[0], *Y[2:]])  # two facts have one change: again, no fact does
     assert rank(alike) == 3
     assert [rank([*alike, z]) for z in Z] == [4] * 4
     full_Z, full_Y = integers(9, 6, 6, 6)  # no room left: everything lies in the span
-    assert rank([*least(full_Z, full_Y), other]) == rank(full_Z) == 6
+    assert rank([*least(full_Z, full_Y), outside]) == rank(full_Z) == 6
 
 
 R, T = 24, 12

@@ -46,9 +46,9 @@ def test_proposition_3_circle_in_closed_form(N):
     exact = 2 * math.sin(math.pi / N) ** 2  # 1 - cos(2 pi / N), without cancellation
     torch.testing.assert_close(lead, torch.full((N,), exact, **F64), rtol=1e-6, atol=1e-15)
     scale = 50 / exact
-    others = sum(math.exp(-scale * 2 * math.sin(math.pi * j / N) ** 2) for j in range(1, N))
+    rest = sum(math.exp(-scale * 2 * math.sin(math.pi * j / N) ** 2) for j in range(1, N))
     paid = -float((scale * logits[0]).log_softmax(0)[0])  # the divergence
-    assert paid == pytest.approx(math.log1p(others), abs=1e-9)
+    assert paid == pytest.approx(math.log1p(rest), abs=1e-9)
     for dim in (2, 3, 5):  # any unit vectors that differ: far more tokens than dimensions
         rows = associations.spread_tokens(min(N, 97), dim, seed=0)
         assert (associations.margins(rows @ rows.T, torch.arange(len(rows))) > 0).all()
@@ -73,8 +73,8 @@ def test_section_3_dependent_distributions_are_exact(d, more, seed):
     assert torch.equal(logits, exact.to(**F64))
     assert len(torch.unique(centred(exact), dim=0)) == N > d
     assert certified_rank(centred(exact)).rank <= d
-    others = centred(torch.eye(d + 1, N, dtype=torch.int64))
-    assert certified_rank(others).rank == d + 1, "logits W E have rank d at most"
+    unit_rows = centred(torch.eye(d + 1, N, dtype=torch.int64))
+    assert certified_rank(unit_rows).rank == d + 1, "logits W E have rank d at most"
 
 
 @pytest.mark.hostile("dana-footnote-1")
@@ -91,8 +91,10 @@ def test_footnote_1_a_head_as_wide_as_a_token(d, more, scale, seed):
         W_V=torch.einsum("hdk, hke -> hde", weights.W_O, weights.W_V),
         W_O=torch.eye(d, **F64).expand(H, d, d),
     )
-    every = torch.cartesian_prod(*[torch.arange(N)] * S)
-    torch.testing.assert_close(aot(narrow, every), aot(weights, every), rtol=1e-9, atol=1e-9)
+    sequences = torch.cartesian_prod(*[torch.arange(N)] * S)
+    torch.testing.assert_close(
+        aot(narrow, sequences), aot(weights, sequences), rtol=1e-9, atol=1e-9
+    )
 
 
 @pytest.mark.hostile("dana-section-5-1")
@@ -103,8 +105,8 @@ def test_section_5_1_rank_two_stores_any_associations(N):
     memory = torch.stack([2 * tokens, -(tokens**2)], dim=1) @ torch.stack([tokens, tokens**0])
     assert torch.equal(memory.argmax(0), tokens)
     assert certified_rank(memory).rank == 2
-    one = (tokens - N // 2)[:, None] * torch.tensor([[-5, -1, 1, 5]])
-    assert certified_rank(one).rank == 1 < len(one.argmax(0).unique())
+    on_a_line = (tokens - N // 2)[:, None] * torch.tensor([[-5, -1, 1, 5]])
+    assert certified_rank(on_a_line).rank == 1 < len(on_a_line.argmax(0).unique())
 
 
 @pytest.mark.hostile("dana-remark-1")
