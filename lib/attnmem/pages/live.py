@@ -39,16 +39,19 @@ class Live(NamedTuple):
     ) -> None:
         """Draw the means of a study as open circles; of the published curves some, as ``d=[4]``."""
         rows = self.table(name)
-        for field, values in only.items() if self.profile == "paper" else ():
-            rows = rows[rows[field].isin(values)]
-        if len(rows):
-            sizes = [field for field in SIZES if field in rows and rows[field].notna().all()]
-            x, y = ((v(rows) if callable(v) else rows[v]).astype(float) for v in (x, y))
-            means = rows.assign(x=x, y=y).groupby(sizes)[["x", "y"]].mean()
-            label = "trained here" + ", quick" * (self.profile == "quick")
-            seen = label in ax.get_legend_handles_labels()[1]
-            ax.plot(*means.T.values, "ok", zorder=3, fillstyle="none", label="_" * seen + label)
-            ax.legend()
+        if self.profile == "paper":
+            for field, values in only.items():
+                rows = rows[rows[field].isin(values)]
+        if rows.empty:
+            return
+        sizes = [field for field in SIZES if field in rows and rows[field].notna().all()]
+        points = rows.assign(x=_column(rows, x), y=_column(rows, y))
+        means = points.groupby(sizes)[["x", "y"]].mean()
+        label = "trained here" if self.profile == "paper" else "trained here, quick"
+        if label in ax.get_legend_handles_labels()[1]:
+            label = f"_{label}"  # which a legend leaves out
+        ax.plot(*means.T.values, "ok", zorder=3, fillstyle="none", label=label)
+        ax.legend()
 
     def report(self, judges: Mapping[str, _Judge] | None = None) -> None:
         """Show what was trained here beside stored and published points, and judge both.
@@ -57,64 +60,88 @@ class Live(NamedTuple):
         fits have so far; None if that cannot tell. Rows of ``quick`` are not judged.
         """
         if not self.rows:
-            return print(self.said)
-        told = [self._beside(name) for name, rows in self.rows.items() if rows]
-        asked = (judges or {}) if self.profile == "paper" else {}
-        said = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in asked.items()]
-        told.append("\n".join(f"- {line}." for line in (*said, self.said)))
-        show("\n\n".join(told), {"trained": sum(map(len, self.rows.values()))})
+            print(self.said)
+            return
+        blocks = [self._beside_stored(name) for name, rows in self.rows.items() if rows]
+        lines = []
+        if judges and self.profile == "paper":
+            lines = [f"`{name}`: {self._verdict(name, judge)}" for name, judge in judges.items()]
+        lines.append(self.said)
+        blocks.append("\n".join(f"- {line}." for line in lines))
+        n_rows = sum(len(rows) for rows in self.rows.values())
+        show("\n\n".join(blocks), {"trained": n_rows})
 
     def _curves(self, name: str, rows: _Rows) -> dict[object, pd.DataFrame]:
         """Tables of whole curves by what tells them apart; a search and fits are one curve."""
         field = experiments.STUDIES[name].curves
         if name in experiments.EXPERIMENTS:
             runs = experiments.runs(name, self.profile, variant=self.variant)
-            usable, whole = experiments.usable({run.key: run for run in runs}, rows, field)
-            rows = {run.key: (run, result) for run, result in usable if whole}
+            usable, complete = experiments.usable({run.key: run for run in runs}, rows, field)
+            rows = {run.key: (run, result) for run, result in usable if complete}
         table = self.table(name, rows)
-        return {} if table.empty else dict([*table.groupby(field)] if field else [("", table)])
+        if table.empty:
+            return {}
+        return dict(list(table.groupby(field))) if field else {"": table}
 
     def _verdict(self, name: str, judge: _Judge) -> str:
         """On how many of the whole curves a claim holds, and on how many of the same as stored."""
-        here, then = (self._curves(name, rows) for rows in (self.rows[name], self._stored(name)))
-        now = [judge(curve) for curve in here.values()]
-        if now.count(None) == len(now):
-            part = Selection(variant=self.variant)
-            what = "cells" if name in searches.SEARCHES else "trainings"
-            have, of = experiments.STUDIES[name].done(self.profile, part, self.rows[name])
-            return f"cannot be judged yet: {have} of {of} {what}"
-        before = [judge(then[key]) for key in here if key in then]
-        what = "whole curves" if name in experiments.EXPERIMENTS else "tables"
-        told = f"the claim holds on {now.count(True)} of {len(now)} {what} trained here"
-        return f"{told}, and on {before.count(True)} of {len(before)} of the same as stored"
+        trained = self._curves(name, self.rows[name])
+        stored = self._curves(name, self._stored(name))
+        answers = [judge(curve) for curve in trained.values()]
+        if answers.count(None) == len(answers):
+            selection = Selection(variant=self.variant)
+            have, total = experiments.STUDIES[name].done(self.profile, selection, self.rows[name])
+            units = "cells" if name in searches.SEARCHES else "trainings"
+            return f"cannot be judged yet: {have} of {total} {units}"
+        before = [judge(stored[key]) for key in trained if key in stored]
+        curves = "whole curves" if name in experiments.EXPERIMENTS else "tables"
+        return (
+            f"the claim holds on {answers.count(True)} of {len(answers)} {curves} trained here, "
+            f"and on {before.count(True)} of {len(before)} of the same as stored"
+        )
 
     def _stored(self, name: str) -> _Rows:
         """The stored rows of what was trained here; of a search all."""
-        known, here = store.known(name, self.profile), self.rows[name]
-        return known if name in searches.SEARCHES else {k: known[k] for k in known if k in here}
+        stored = store.known(name, self.profile)
+        if name in searches.SEARCHES:
+            return stored
+        return {key: row for key, row in stored.items() if key in self.rows[name]}
 
-    def _beside(self, name: str) -> str:
+    def _beside_stored(self, name: str) -> str:
         """A line for each cell that was trained here."""
-        here, then = self.table(name), self.table(name, self._stored(name))
-        if here.empty:
+        trained, stored = self.table(name), self.table(name, self._stored(name))
+        if trained.empty:
             return f"No cell of {name} is complete."
-        known = self.table(name, store.known(name, self.profile))
-        value = next(field for field in ("memorized", "met", "accuracy") if field in here)
-        if "task" in here and (here.task == "reals").all():
+        value = next(field for field in ("memorized", "met", "accuracy") if field in trained)
+        if "task" in trained and (trained.task == "reals").all():
             value = "loss"
-        axes = [f for f in ("way", "shape", "fraction", "lr", "table", *SIZES) if f in here]
-        every = {f: {*here[f].dropna(), *known.get(f, here[f]).dropna()} for f in axes}
-        axes = [f for f in axes if len(every[f]) > 1] or ["H"]
-        groups = here.astype({value: float}).groupby(axes)[value]
-        now = pd.DataFrame({"rows": groups.size(), "here": groups.mean()})
-        if len(then):
-            now["stored"] = then.astype({value: float}).groupby(axes)[value].mean()
-            now["difference"] = now.here - now.stored
+        axes = self._axes(name, trained)
+        groups = trained.astype({value: float}).groupby(axes)[value]
+        means = pd.DataFrame({"rows": groups.size(), "here": groups.mean()})
+        if len(stored):
+            means["stored"] = stored.astype({value: float}).groupby(axes)[value].mean()
+            means["difference"] = means.here - means.stored
         if name in experiments.DANA and self.profile == "paper" and not self.variant:
-            now["published"] = experiments.beside_published(name).set_index(axes).published
-        cells = now.reset_index().map(lambda x: f"{x:.4g}" if isinstance(x, float) else x)
-        what = f"Mean {value} of what was trained here: {name}, profile {self.profile}."
-        return titled_table(what, f"tab-live-{name}", [[*cells], *cells.itertuples(index=False)])
+            means["published"] = experiments.beside_published(name).set_index(axes).published
+        cells = means.reset_index().map(lambda x: f"{x:.4g}" if isinstance(x, float) else x)
+        title = f"Mean {value} of what was trained here: {name}, profile {self.profile}."
+        return titled_table(title, f"tab-live-{name}", [[*cells], *cells.itertuples(index=False)])
+
+    def _axes(self, name: str, trained: pd.DataFrame) -> list[str]:
+        """The fields that tell cells apart: those with several values, trained here or stored."""
+        stored = self.table(name, store.known(name, self.profile))
+        axes = []
+        for field in ("way", "shape", "fraction", "lr", "table", *SIZES):
+            if field in trained:
+                values = {*trained[field].dropna(), *stored.get(field, trained[field]).dropna()}
+                if len(values) > 1:
+                    axes.append(field)
+        return axes or ["H"]
+
+
+def _column(rows: pd.DataFrame, value: _Value) -> pd.Series:
+    column = value(rows) if callable(value) else rows[value]
+    return column.astype(float)
 
 
 def train(
@@ -136,8 +163,8 @@ def train(
         experiments.STUDIES[name].check_profile(profile)
     device, root = experiments.choose_device(device), store.writable_root()
     if device == "cpu" and profile == "paper":
-        said = f"stored trainings only; device = 'cuda' adds its own, for {minutes:g} minutes"
-        return Live(profile, variant, {}, said)
+        summary = f"stored trainings only; device = 'cuda' adds its own, for {minutes:g} minutes"
+        return Live(profile, variant, {}, summary)
     if root.resolve() == store.SHIPPED.resolve():
         root = store.PACKAGE.parents[1] / "_build" / "runs"
     print(f"profile {profile} is trained now on {device}, for {minutes:g} minutes at most")
@@ -149,13 +176,17 @@ def train(
         added = experiments.run_jobs(jobs, device, executor, **place, **many)
     found = {name: experiments.rows(name, profile, **place) for name in names}
     rows = {}
-    for name, part in found.items():  # an earlier run may have left another variant's
-        read = variant or next(iter(experiments.STUDIES[name].variants), None)
-        kept = {k: row for k, row in part.items() if read in (None, getattr(row[0], "variant", 0))}
-        rows[name] = kept
-    devices = {result.device for part in rows.values() for _, result in part.values()}
-    where = " and ".join(sorted(devices))
-    said = f"{added} rows were measured now, begun within {minutes:g} minutes; all are from {where}"
+    for name, measured in found.items():  # an earlier run may have left another variant's
+        chosen = variant or next(iter(experiments.STUDIES[name].variants), None)
+        rows[name] = dict(measured)
+        if chosen is not None:
+            for key, (config, _) in measured.items():
+                if getattr(config, "variant", None) != chosen:
+                    del rows[name][key]
+    results = [result for of_study in rows.values() for _, result in of_study.values()]
+    devices = " and ".join(sorted({result.device for result in results}))
+    summary = f"{added} rows were measured now, begun within {minutes:g} minutes; "
+    summary += f"all are from {devices}"
     if profile == "quick":
-        said += "; profile quick, a smoke test and not a result, which judges no claim"
-    return Live(profile, variant, rows, said)
+        summary += "; profile quick, a smoke test and not a result, which judges no claim"
+    return Live(profile, variant, rows, summary)

@@ -4,7 +4,6 @@ Both are stored in the notebook's outputs, so the book quotes and judges only wh
 """
 
 import html
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -91,27 +90,34 @@ def grade_for(claim: Claim, checks: Iterable[Graded], curves: int | None = None)
     and on how many of the published ``curves`` the main ones hold; without curves, how many of all
     checks hold, if the claim is true in part: such as ``measured, 1 of 4 curves, 6 seeds``.
     """
-    checks, words = [*checks], WORDS.get(claim.kind, CLAIMED)
+    checks = [*checks]
+    _, some_hold, none_holds = WORDS.get(claim.kind, CLAIMED)
     word = word_for(claim, checks, curves)
     held = sum(check.holds is True for check in checks if check.main or not curves)
-    counts = f"{held} of {curves} curves" if curves else f"{held} of {len(checks)} checks"
-    if word == words[-1]:
+    n_checks = len(checks)
+    if word == none_holds:
         checks = [check for check in checks if not check.holds]
     telling = [check for check in checks if check.holds is not None]
-    order = sorted(telling, key=lambda check: GRADES.index(check.grade))
-    decisive = order[0 if claim.universal else -1].grade
-    grade, _, seeds = _grade_of(c for c in order if c.grade == decisive).partition(", ")
-    counts *= bool(curves) or (word == words[1] and decisive == GRADES[-1])
-    return ", ".join(filter(None, (grade, counts, seeds)))
+    ranked = sorted((check.grade for check in telling), key=GRADES.index)
+    decisive = ranked[0] if claim.universal else ranked[-1]
+    grade, *seeds = _grade_of([c for c in telling if c.grade == decisive]).split(", ")
+    counts = []
+    if curves:
+        counts = [f"{held} of {curves} curves"]
+    elif word == some_hold and decisive == "measured":
+        counts = [f"{held} of {n_checks} checks"]
+    return ", ".join([grade, *counts, *seeds])
 
 
 def _grade_of(checks: Iterable[Graded]) -> str:
     """The grade of checks that have the same one, with the fewest seeds if it is ``measured``."""
-    least = min(checks, key=lambda check: check.seeds or 0)
-    if least.grade != "measured":
-        return least.grade
-    of = "" if least.of is None else f" of {least.of}"
-    return f"measured, {least.seeds}{of} seed{'s' * ((least.of or least.seeds) != 1)}"
+    weakest = min(checks, key=lambda check: check.seeds or 0)
+    if weakest.grade != "measured":
+        return weakest.grade
+    noun = "seed" if (weakest.of or weakest.seeds) == 1 else "seeds"
+    if weakest.of is None:
+        return f"measured, {weakest.seeds} {noun}"
+    return f"measured, {weakest.seeds} of {weakest.of} {noun}"
 
 
 def glue(key: str, value: str | int) -> None:
@@ -151,31 +157,35 @@ def verdict(
         if not isinstance(check, Graded):
             grades = "(dis)proved(...), certified(...), tried(...), measured(...)"
             refuse(name, f"{check!r} for {evidence!r}", f"what it rests on: one of {grades}")
-    aside = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
-    checks = {**checks, **aside}
-    lines = [f"- {marked(*pair)}" for pair in checks.items()]
+    secondary = {evidence: check._replace(main=False) for evidence, check in (also or {}).items()}
+    checks = {**checks, **secondary}
+    lines = [f"- {marked(evidence, check)}" for evidence, check in checks.items()]
     if not checks and not claim.needs:
         refuse(name, "no checks", "at least one")
     if all(check.holds is None for check in checks.values()):
-        missing = [f"- missing: {claim.needs}"] if claim.needs else []
-        return show("\n".join([f"**{claim.label}: {NOT_YET}**", "", *lines, *missing]))
+        if claim.needs:
+            lines.append(f"- missing: {claim.needs}")
+        show("\n".join([f"**{claim.label}: {NOT_YET}**", "", *lines]))
+        return
     if sizes is None and any(check.grade == "measured" for check in checks.values()):
         refuse(name, "no sizes", "sizes: what was measured, since some checks are")
     word = word_for(claim, checks.values(), curves)
     if claim.universal and word == "contradicted" and instead is None:
         refuse(name, "no instead", "the label of what is true, as it is contradicted")
     grade = grade_for(claim, checks.values(), curves)
-    # A list, since notebooks sort the keys of a dict.
-    each = [[evidence, *check] for evidence, check in checks.items()]
     entry = {"claim": key, "verdict": word, "grade": grade, "sizes": sizes, "instead": instead}
-    entry |= {"checks": each, "curves": curves}
+    # A list, since notebooks sort the keys of a dict.
+    entry["checks"] = [[evidence, *check] for evidence, check in checks.items()]
+    entry["curves"] = curves
     head = " · ".join(filter(None, [f"**{claim.label}: {word}**", grade, sizes]))
     show("\n".join([head, "", *lines]), {METADATA: entry})
 
 
 def marked(evidence: str, check: Graded) -> str:
     """One line about a check: whether it supports the claim, its evidence and what it rests on."""
-    mark = "· cannot tell:" if check.holds is None else "✗✓"[check.holds]
+    mark = "✓" if check.holds else "✗"
+    if check.holds is None:
+        mark = "· cannot tell:"
     return f"{mark} {evidence} *({_grade_of([check])})*"
 
 
@@ -211,25 +221,38 @@ def attempt(
         return
     print("no answer yet")
     if among:
-        named = isinstance(among, str)
-        table = [] if named else [[case, _judged(case, check)] for case in among]
-        alike = itertools.groupby(table, lambda one: one if isinstance(one[0], str) else one[1])
-        spans = [[*group] for _, group in alike]
-        known = json.dumps(among if named else [[s[0][0], s[-1][0], s[0][1]] for s in spans])
-        field = f'<div class="attempt" hidden data-answers="{html.escape(known)}"></div>'
+        answers = json.dumps(among if isinstance(among, str) else _spans(among, check))
+        field = f'<div class="attempt" hidden data-answers="{html.escape(answers)}"></div>'
         _display({"text/html": field, "text/plain": ""}, {})
 
 
+def _spans(among: Iterable[Any], check: Callable[[Any], bool | str]) -> list[list]:
+    """First and last of answers in a row that get the same line, and the line; a string alone."""
+    spans: list[list] = []
+    for answer in among:
+        line = _judged(answer, check)
+        if spans and spans[-1][2] == line and not isinstance(answer, str):
+            spans[-1][1] = answer
+        else:
+            spans.append([answer, answer, line])
+    return spans
+
+
 def _judged(answer: Any, check: Callable[[Any], bool | str]) -> str:
-    whole = isinstance(answer, float) and answer.is_integer()
+    """The line that an answer gets."""
+    number = answer
+    if isinstance(answer, float) and answer.is_integer():
+        number = int(answer)
     try:
-        found = check(int(answer) if whole else answer)
+        result = check(number)
     except Exception as error:  # of any kind, since an answer may be anything
         why = (str(error) or type(error).__name__).splitlines()[0]
         return f"not yet: {answer!r} cannot be checked ({why})"
-    if isinstance(found, str):
-        return f"not yet: {found}"
-    return "right" if found else f"not yet: try another answer than {answer!r}"
+    if isinstance(result, str):
+        return f"not yet: {result}"
+    if result:
+        return "right"
+    return f"not yet: try another answer than {answer!r}"
 
 
 def _display(data: dict[str, str], metadata: dict) -> None:

@@ -25,8 +25,8 @@ class _Law(NamedTuple):
     """A function of ``x`` with named coefficients."""
 
     names: tuple[str, ...]
-    basis: Callable[..., _Array]  # of x, and of what is tried: what linear coefficients multiply
-    scan: Callable[[_Array], _Array] | None = None  # what is tried as the last coefficient, rising
+    basis: Callable[..., _Array]  # what linear coefficients multiply: of x, and of the last one
+    scan: Callable[[_Array], _Array] | None = None  # values of the last coefficient, rising
 
     def value(self, x: _Array, *coefficients: float) -> _Array:
         linear = len(coefficients) - (self.scan is not None)
@@ -64,20 +64,20 @@ def _least_squares(law: _Law, x: _Array, y: _Array) -> _Array:
     if law.scan is None:
         return _linear(law.basis(x), y)
 
-    # The last coefficient is the best one near the best that is tried.
-    def beside(last: float) -> _Array:
+    # The last coefficient is the best one near the best of those that are scanned.
+    def coefficients(last: float) -> _Array:
         return np.append(_linear(law.basis(x, last), y), last)
 
     def residual(last: float) -> float:
-        return ((y - law.value(x, *beside(last))) ** 2).sum()
+        return ((y - law.value(x, *coefficients(last))) ** 2).sum()
 
-    def near(shift: float) -> float:
-        return np.interp(best + shift, range(len(tried)), tried)
+    def neighbour(shift: float) -> float:
+        return np.interp(best + shift, range(len(scanned)), scanned)
 
-    tried = law.scan(x)
-    best = int(np.argmin([residual(last) for last in tried]))
-    beneath = scipy.optimize.minimize_scalar(lambda shift: residual(near(shift)), bounds=(-1, 1))
-    return beside(min(tried[best], near(beneath.x), key=residual))
+    scanned = law.scan(x)
+    best = int(np.argmin([residual(last) for last in scanned]))
+    least = scipy.optimize.minimize_scalar(lambda shift: residual(neighbour(shift)), bounds=(-1, 1))
+    return coefficients(min(scanned[best], neighbour(least.x), key=residual))
 
 
 def _linear(columns: _Array, y: _Array) -> _Array:
@@ -100,15 +100,15 @@ class FittedLaw(NamedTuple):
         return LAWS[self.law].value(np.asarray(x, dtype=float), *self.coefficients.values())
 
 
-def _are_points(x: ArrayLike, y: ArrayLike, of: str = "") -> None:
+def _are_points(x: ArrayLike, y: ArrayLike, prefix: str = "") -> None:
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     if x.ndim != 1:
-        refuse(f"{of}x", f"shape {x.shape}", "one value a point")
+        refuse(f"{prefix}x", f"shape {x.shape}", "one value a point")
     if y.shape[:1] != x.shape:
-        refuse(f"{of}y", f"shape {y.shape}", f"{len(x)} points along its first axis")
+        refuse(f"{prefix}y", f"shape {y.shape}", f"{len(x)} points along its first axis")
     for name, values in (("x", x), ("y", y)):
         if not np.isfinite(values).all():
-            refuse(f"{of}{name}", "NaN or infinite values", "finite values")
+            refuse(f"{prefix}{name}", "NaN or infinite values", "finite values")
 
 
 def fit(law: str, x: ArrayLike, y: ArrayLike) -> FittedLaw:
@@ -171,14 +171,16 @@ def follows(law: str, x: ArrayLike, y: ArrayLike) -> tuple[bool | None, str]:
     """
     keep = unsaturated(x, y)
     x, y = np.asarray(x, dtype=float)[keep], _means(y)[keep]
-    [other] = {"linear", "square"} - {law}
+    rival, degree = ("square", 1) if law == "linear" else ("linear", 2)
     fitted, power = fit(law, x, y), exponent(y, x)
-    lead = fit(other, x, y).aicc - fitted.aicc
-    [_, factor], degree = fitted.coefficients.values(), 1 if law == "linear" else 2
-    leads = factor > 0 and fitted.r2 >= 0.98 and lead >= 10
-    holds = bool(leads and abs(power - degree) < 0.5) if fitted.aicc < math.inf else None
+    lead = fit(rival, x, y).aicc - fitted.aicc
+    factor = fitted.coefficients[f"x^{degree}"]
+    holds = None
+    if fitted.aicc < math.inf:
+        leads = factor > 0 and fitted.r2 >= 0.98 and lead >= 10
+        holds = bool(leads and abs(power - degree) < 0.5)
     names = {"linear": "a line", "square": "a square with a constant"}
-    text = f"{names[law]} has R2 {fitted.r2:.3f} (0.98 asked) and leads {names[other]} by "
+    text = f"{names[law]} has R2 {fitted.r2:.3f} (0.98 asked) and leads {names[rival]} by "
     text += f"{lead:.0f} in AICc (10 asked); exponent {power:.2f} (rounded to {degree} asked)"
     return holds, text
 
@@ -191,18 +193,23 @@ def mean_difference(
     Between its points the other sweep is taken to be a straight line, and beyond them its last
     value. Both have rising ``x`` and at least two seeds.
     """
-    for of, points, values in (("", x, y), ("other_", other_x, other_y)):
-        _are_points(points, values, of)
-        if (np.diff(np.asarray(points, dtype=float)) <= 0).any():
-            refuse(f"{of}x", "values that do not rise", "rising values")
+    for prefix, places, values in (("", x, y), ("other_", other_x, other_y)):
+        _are_points(places, values, prefix)
+        if (np.diff(np.asarray(places, dtype=float)) <= 0).any():
+            refuse(f"{prefix}x", "values that do not rise", "rising values")
         if np.ndim(values) != 2 or np.shape(values)[1] < 2:
-            refuse(f"{of}y", f"shape {np.shape(values)}", "(points, seeds) with at least 2 seeds")
+            got = f"shape {np.shape(values)}"
+            refuse(f"{prefix}y", got, "(points, seeds) with at least 2 seeds")
     y, other_y = np.asarray(y, dtype=float), np.asarray(other_y, dtype=float)
-    errors = (z.std(axis=1, ddof=1) / math.sqrt(z.shape[1]) for z in (y, other_y))
-    (error, other_error), other_mean = errors, other_y.mean(axis=1)
-    shares = [np.interp(x, other_x, one) for one in np.eye(len(other_mean))]  # of each other point
-    between = np.sqrt(other_error**2 @ np.square(shares))
-    return y.mean(axis=1) - other_mean @ np.asarray(shares), np.hypot(error, between)
+    error, other_error, other_mean = _standard_error(y), _standard_error(other_y), _means(other_y)
+    units = np.eye(len(other_mean))
+    shares = np.asarray([np.interp(x, other_x, unit) for unit in units])  # of each other point
+    error_between = np.sqrt(other_error**2 @ np.square(shares))
+    return _means(y) - other_mean @ shares, np.hypot(error, error_between)
+
+
+def _standard_error(y: _Array) -> _Array:
+    return y.std(axis=1, ddof=1) / math.sqrt(y.shape[1])
 
 
 class Interval(NamedTuple):
@@ -225,13 +232,12 @@ def bootstrap(
     """
     if np.ndim(y) != 2 or not np.shape(y)[1]:
         refuse("y", f"shape {np.shape(y)}", "(points, seeds) with at least one seed")
-    y, random = np.asarray(y, dtype=float), np.random.default_rng(seed)
-    drawn = []
-    for _ in range(draws):
-        index = random.integers(y.shape[1], size=y.shape)
-        drawn.append(np.atleast_1d(statistic(np.take_along_axis(y, index, axis=1))))
-    low, high = np.percentile(np.stack(drawn), [2.5, 97.5], axis=0)
-    return [Interval(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+    y = np.asarray(y, dtype=float)
+    seeds = np.random.default_rng(seed).integers(y.shape[1], size=(draws, *y.shape))
+    samples = (np.take_along_axis(y, index, axis=1) for index in seeds)
+    values = np.stack([np.atleast_1d(statistic(sample)) for sample in samples])
+    low, high = np.percentile(values, [2.5, 97.5], axis=0)
+    return [Interval(*map(float, ends)) for ends in zip(low, high, strict=True)]
 
 
 def unsaturated(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
@@ -254,7 +260,9 @@ def unsaturated_gains(x: ArrayLike, y: ArrayLike) -> _Array:
 
 def all_rise(gains: _Array) -> bool | None:
     """Whether all :func:`unsaturated_gains` are positive; None on a curve that has none."""
-    return bool(gains.min() > 0) if len(gains) else None
+    if len(gains) == 0:
+        return None
+    return bool(gains.min() > 0)
 
 
 def unsaturated_line(x: ArrayLike, y: ArrayLike) -> FittedLaw:
@@ -267,4 +275,6 @@ def unsaturated_line(x: ArrayLike, y: ArrayLike) -> FittedLaw:
 
 def rises_on_a_line(line: FittedLaw) -> bool | None:
     """Whether a line through at least three points rises and explains 98% of the variance."""
-    return line.coefficients["x^1"] > 0 and line.r2 >= 0.98 if line.points > 2 else None
+    if line.points <= 2:
+        return None
+    return line.coefficients["x^1"] > 0 and line.r2 >= 0.98
