@@ -28,13 +28,15 @@ def chapters() -> list[str]:
 def contents() -> list[tuple[str, list[str]]]:
     """The parts of the table of contents with their pages; the first is the front page alone."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
-    parts = {part["caption"]: [page["file"] for page in part["chapters"]] for part in toc["parts"]}
-    return [("", [toc["root"]]), *parts.items()]
+    parts = [("", [toc["root"]])]
+    for part in toc["parts"]:
+        parts.append((part["caption"], [page["file"] for page in part["chapters"]]))
+    return parts
 
 
 def pages() -> list[str]:
     """Every page of the table of contents, such as ``book/notation``, in its order."""
-    return [page for _, part in contents() for page in part]
+    return [page for _, pages_of_part in contents() for page in pages_of_part]
 
 
 def text_path(chapter: str) -> Path:
@@ -94,7 +96,9 @@ def colab_cell(sha256: str = "") -> nbformat.NotebookNode:
     address, branch = repository()
     place = f"git+{address}@{branch}" if address else ""
     if site := (config().get("html") or {}).get("baseurl"):
-        place = below(site, f"downloads/{wheel_name()}") + (f"#sha256={sha256}" if sha256 else "")
+        place = below(site, f"downloads/{wheel_name()}")
+        if sha256:
+            place += f"#sha256={sha256}"
     source = (BOOK / "fragments" / "install.ipy").read_text("utf-8").rstrip()
     source = source.replace("<address>", place).replace("<sha256>", sha256)
     tags = [COLAB, "remove-cell"]
@@ -130,8 +134,8 @@ def ranges(chapter: str) -> dict[str, tuple[str, str | None]]:
     those above it.
     """
     bounded = r"^(\w+) = .*  # ([\w.]+(?: \+ \d+)?) (?:or more|to ([\w.]+))$"
-    found = re.findall(bounded, _parameters_cell(chapter), re.M)
-    return {name: (least, most or None) for name, least, most in found}
+    lines = re.findall(bounded, _parameters_cell(chapter), re.M)
+    return {name: (least, largest or None) for name, least, largest in lines}
 
 
 def _parameters_cell(chapter: str) -> str:

@@ -58,29 +58,31 @@ def totals(verdicts: Mapping[str, Recorded], paper: str | None = None) -> str:
         for key, claim in claims().items()
         if paper is None or (paper in (claim.paper, "papers") and claim.kind != "finding")
     ]
-    words = Counter(word_of(*pair) for pair in asked)
-    counts = [f"**{words[word]}** {word}" for word in ORDER if words[word] or word in CLAIMED]
-    grades = Counter(_grade(entry) for _, entry in asked if entry and entry.verdict == CLAIMED[0])
-    rest = ", ".join(f"{grades[grade]} {grade}" for grade in GRADES if grades[grade])
-    counts[0] += f" ({rest})" * bool(rest)
+    n_word = Counter(word_of(claim, entry) for claim, entry in asked)
+    parts = [f"**{n_word[word]}** {word}" for word in ORDER if n_word[word] or word in CLAIMED]
+    confirmed = [entry for _, entry in asked if entry and entry.verdict == CLAIMED[0]]
+    n_grade = Counter(_grade(entry) for entry in confirmed)
+    grades = [f"{n_grade[grade]} {grade}" for grade in GRADES if n_grade[grade]]
+    if grades:
+        parts[0] += f" ({', '.join(grades)})"
     whose = " of the two papers" if paper == "papers" else ""
-    return f"Of **{len(asked)}** claims{whose}: {', '.join(counts)}.\n"
+    return f"Of **{len(asked)}** claims{whose}: {', '.join(parts)}.\n"
 
 
 def coverage(paper: str, names: Mapping[str, Experiment]) -> str:
     """How many trainings of published grids are stored, and how many ran on a GPU, as a table."""
     counts = []
-    for name, each in names.items():
-        stored, of = each.done("paper", ALL, experiments.rows(name, "paper"))
-        on_gpu = f"device != 'cpu' and variant == {each.variants[0]!r}"
-        counts.append((of, stored, len(experiments.table(name, "paper").query(on_gpu))))
-    sources = [each.source for each in names.values()]
-    counts.append(tuple(map(sum, zip(*counts, strict=True))))
+    for name, experiment in names.items():
+        stored, total = experiment.done("paper", ALL, experiments.rows(name, "paper"))
+        on_gpu = f"device != 'cpu' and variant == {experiment.variants[0]!r}"
+        counts.append((total, stored, len(experiments.table(name, "paper").query(on_gpu))))
+    counts.append(tuple(sum(column) for column in zip(*counts, strict=True)))
+    sources = [experiment.source for experiment in names.values()]
     title = f"Published trainings of {AUTHORS[paper]}, how many are stored, and made on what"
     head = ("Figure or experiment", "trainings", "stored", "of these on a GPU")
     pairs = zip([*sources, "all"], counts, strict=True)
-    lines = [[source, *map("{:,}".format, line)] for source, line in pairs]
-    return titled_table(title, f"tab-report-{paper}", [head, *lines]) + "\n"
+    rows = [[source, *map("{:,}".format, row)] for source, row in pairs]
+    return titled_table(title, f"tab-report-{paper}", [head, *rows]) + "\n"
 
 
 def files(claim: Claim) -> list[str]:
@@ -108,7 +110,7 @@ def _grade(judged: Recorded | None) -> str:
 def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple]:
     """Claims that a verdict, or a confirmed finding, speaks against: evidence, verdict, finding."""
     rows = []
-    for claim, entry in ((claims()[key], verdicts[key]) for key in claims() if key in verdicts):
+    for claim, entry in _judged(verdicts):
         failing = [pair for pair in entry.checks if pair[1].holds is False]
         if entry.verdict == CLAIMED[-1]:  # the strongest of the failing checks decides
             evidence, _ = min(failing, key=lambda pair: GRADES.index(pair[1].grade))
@@ -116,6 +118,11 @@ def _contradicted(verdicts: Mapping[str, Recorded]) -> list[tuple]:
         elif entry.verdict == CLAIMED[0] and claim.against:
             rows.append((claims()[claim.against], claim.says, entry, claim))
     return rows
+
+
+def _judged(verdicts: Mapping[str, Recorded]) -> list[tuple[Claim, Recorded]]:
+    """The claims that have a verdict, in their order."""
+    return [(claim, verdicts[key]) for key, claim in claims().items() if key in verdicts]
 
 
 def _marked(evidence: str, check: Graded) -> str:
@@ -126,12 +133,12 @@ def _marked(evidence: str, check: Graded) -> str:
 
 def _menus(occurring: list[dict[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """For each facet the values that occur, with their names, in a fixed order."""
-    order = dict.fromkeys([*AUTHORS, *(each["kind"] for each in occurring), *ORDER, *GRADES])
-    used = {menu: {each[menu] for each in occurring} for menu in occurring[0]}
-    return {
-        menu: [(value, AUTHORS.get(value, value)) for value in order if value in values]
-        for menu, values in used.items()
-    }
+    order = dict.fromkeys([*AUTHORS, *(entry["kind"] for entry in occurring), *ORDER, *GRADES])
+    menus = {}
+    for menu in occurring[0]:
+        values = {entry[menu] for entry in occurring}
+        menus[menu] = [(value, AUTHORS.get(value, value)) for value in order if value in values]
+    return menus
 
 
 # --- For programs ---------------------------------------------------------------------------------
@@ -146,7 +153,10 @@ def claims_json(verdicts: Mapping[str, Recorded]) -> str:
 
 def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
     names = files(claim)
-    tables = [pd.read_csv(SHIPPED / f"{name}.csv", usecols=["commit"]) for name in names]
+    commits: set[str] = set()
+    for name in names:
+        table = pd.read_csv(SHIPPED / f"{name}.csv", usecols=["commit"])
+        commits.update(map(str, table.commit.dropna()))
     entry: dict[str, Any] = {
         "id": claim.key,
         "source": papers()[claim.paper].source(claim.label),
@@ -154,41 +164,43 @@ def _entry(claim: Claim, judged: Recorded | None) -> dict[str, Any]:
         "statement": claim.says,
         "verdict": word_of(claim, judged),
         "rows": [f"{name}.csv" for name in names],
-        "commits": sorted({str(each) for table in tables for each in table.commit.dropna()}),
+        "commits": sorted(commits),
         "address": f"claims.html#claim-{claim.key}",
     }
     if judged:
         entry["grade"] = _grade(judged)
-        for what, form in {"seeds": r"(?:of (\d+) )?seeds?", "curves": r"of (\d+) curves"}.items():
+        for unit, form in {"seeds": r"(?:of (\d+) )?seeds?", "curves": r"of (\d+) curves"}.items():
             if counts := re.search(rf"(\d+) {form}", judged.grade):
-                entry[what] = int(counts[1])
-                entry[f"{what}_of_the_paper"] = int(counts[2]) if counts[2] else None
+                entry[unit] = int(counts[1])
+                entry[f"{unit}_of_the_paper"] = int(counts[2]) if counts[2] else None
         entry["sizes"] = judged.sizes
-        entry["checks"] = [
-            {"evidence": evidence, "holds": check.holds, "grade": check.grade}
-            | ({"proof": check.by} if check.by else {})
-            | ({} if check.main else {"main": False})
-            for evidence, check in judged.checks
-        ]
+        entry["checks"] = [_check(evidence, check) for evidence, check in judged.checks]
         entry["cell"] = f"notebooks/{judged.chapter}.html#verdict-{claim.key}"
     return {name: value for name, value in entry.items() if value not in (None, [])}
 
 
+def _check(evidence: str, check: Graded) -> dict[str, Any]:
+    fields: dict[str, Any] = {"evidence": evidence, "holds": check.holds, "grade": check.grade}
+    if check.by:
+        fields["proof"] = check.by
+    if not check.main:
+        fields["main"] = False
+    return fields
+
+
 def findings_bib(verdicts: Mapping[str, Recorded]) -> str:
     """An entry for each finding of this book that a cell has judged."""
-    found = [(c, verdicts[c.key]) for c in claims().values() if c.key in verdicts]
-    found = [(claim, judged) for claim, judged in found if claim.kind == "finding"]
-    return render("findings.bib.jinja", {"braced": "{{{}}}".format}, cited=CITED, found=found)
+    findings = [pair for pair in _judged(verdicts) if pair[0].kind == "finding"]
+    return render("findings.bib.jinja", {"braced": "{{{}}}".format}, cited=CITED, findings=findings)
 
 
 def parameters_table() -> str:
     """A line for each chapter that has parameters."""
-    texts = {chapter: text_path(chapter).read_text("utf-8") for chapter in chapters()}
-    labels = {chapter: re.search(r"^\((.+)\)=$", text, re.M)[1] for chapter, text in texts.items()}
-    known = {
-        chapter: (label, parameters(chapter), ranges(chapter)) for chapter, label in labels.items()
-    }
-    return render("parameters.md.jinja", {"repr": repr}, chapters=known)
+    lines = {}
+    for chapter in chapters():
+        label = re.search(r"^\((.+)\)=$", text_path(chapter).read_text("utf-8"), re.M)[1]
+        lines[chapter] = label, parameters(chapter), ranges(chapter)
+    return render("parameters.md.jinja", {"repr": repr}, chapters=lines)
 
 
 def products() -> dict[str, str]:

@@ -18,8 +18,8 @@ def shipped() -> list[Path]:
     """The files of rows that git knows, or will know with the next commit; without git, all."""
     command, options = ["git", "ls-files", "--", "*/*.csv"], {"stderr": subprocess.DEVNULL}
     try:
-        said = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8", **options)
-        names = said.split()
+        listing = subprocess.check_output(command, cwd=store.SHIPPED, encoding="utf-8", **options)
+        names = listing.split()
     except (OSError, subprocess.CalledProcessError):  # an archive of the repository
         files = store.SHIPPED.glob("*/*.csv")
         names = [path.relative_to(store.SHIPPED).as_posix() for path in files]

@@ -8,7 +8,7 @@ names the one that is true instead. A theorem that states a claim of a paper is 
 
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 from textwrap import wrap
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import networkx as nx
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from attnmem.pages.reporting import METADATA, NOT_YET, WORDS, Graded
+from attnmem.pages.reporting import CLAIMED, METADATA, NOT_YET, WORDS, Graded
 from attnmem.papers import Claim, claims, papers
 
 from .chapters import chapters, notebook_path, render, text_path
@@ -75,18 +75,22 @@ def recorded() -> dict[str, Recorded]:
     verdicts: dict[str, Recorded] = {}
     for chapter in chapters():
         cells = nbformat.read(notebook_path(chapter), 4).cells
-        for output in (output for cell in cells for output in cell.get("outputs", [])):
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        for output in outputs:
             if entry := {**output.get("metadata", {}).get(METADATA, {})}:
                 if (claim := entry.pop("claim")) in verdicts:
                     raise ValueError(f"{chapter} judges {claim} a second time")
-                entry["checks"] = [(said, Graded(*check)) for said, *check in entry["checks"]]
+                checks = entry["checks"]
+                entry["checks"] = [(evidence, Graded(*check)) for evidence, *check in checks]
                 verdicts[claim] = Recorded(chapter, **entry)
     return verdicts
 
 
 def word_of(claim: Claim, judged: Recorded | None) -> str:
     """The word of the verdict on a claim, or what it is called without one."""
-    return judged.verdict if judged else LEFT_OUT if claim.left_out else NOT_YET
+    if judged:
+        return judged.verdict
+    return LEFT_OUT if claim.left_out else NOT_YET
 
 
 class Statement(NamedTuple):
@@ -103,18 +107,25 @@ class Statement(NamedTuple):
         ``Dana et al., Lemmas 1 and 5`` names two. ``Dana et al., Lemma 2 (Step 2)`` states the
         claims Lemma 2 and Step 2, unless there is one of the whole name.
         """
-        several = re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", self.name)
-        numbers = [*several[2].split(", "), several[3]] if several else []
-        names = [f"{several[1]} {number}" for number in numbers] or [self.name]
+        names = [self.name]
+        if several := re.fullmatch(r"(.*\w)s (\w+(?:, \w+)*) and (\w+)", self.name):
+            numbers = [*several[2].split(", "), several[3]]
+            names = [f"{several[1]} {number}" for number in numbers]
         return [key for name in names for key in _stated(name)]
 
 
 def _stated(name: str) -> list[str]:
+    """The keys of the claims of a name: exactly those, or else those of which it is a part."""
     author, _, label = name.partition(", ")
-    known = [c for c in claims().values() if c.kind != "finding" and AUTHORS[c.paper] == author]
-    parts = {claim: claim.label.removesuffix(")").split(" (") for claim in known}
-    exact = [claim.key for claim in known if label in (claim.label, ", ".join(parts[claim]))]
-    return exact or [claim.key for claim in known if label in parts[claim]]
+    exact, by_part = [], []
+    for claim in claims().values():
+        if claim.kind != "finding" and AUTHORS[claim.paper] == author:
+            parts = claim.label.removesuffix(")").split(" (")
+            if label in (claim.label, ", ".join(parts)):
+                exact.append(claim.key)
+            if label in parts:
+                by_part.append(claim.key)
+    return exact or by_part
 
 
 class References(NamedTuple):
@@ -159,22 +170,29 @@ def tone(claim: Claim, word: str) -> str:
     """The colour of a verdict."""
     if word in (NOT_YET, LEFT_OUT):
         return "open"
-    words = WORDS.get(claim.kind, ("confirmed", "in part", "contradicted"))
-    return ("holds", "part", "fails")[words.index(word)]
+    tones = dict(zip(WORDS.get(claim.kind, CLAIMED), ("holds", "part", "fails"), strict=True))
+    return tones[word]
 
 
 def edges(book: References, verdicts: Mapping[str, Recorded]) -> list[tuple[str, str, str]]:
     """Source, target and kind of all edges, one for each pair: *rests* where both kinds join it."""
-    found = [(key, v.instead, "instead") for key, v in verdicts.items() if v.instead]
-    used = [*book.proofs.items(), *((key, v.rests_on) for key, v in verdicts.items())]
-    found += [(source, target, "rests") for source, targets in used for target in targets]
-
-    def nodes(key: str) -> list[str]:
-        """The claims of papers that a statement is, if it states any."""
-        return (key in book.statements and book.statements[key].claims) or [key]
-
-    kinds = {(a, b): kind for x, y, kind in found for a in nodes(x) for b in nodes(y) if a != b}
+    links = [(key, verdict.instead, "instead") for key, verdict in verdicts.items()]
+    grounds = [*book.proofs.items(), *((key, v.rests_on) for key, v in verdicts.items())]
+    links += [(source, target, "rests") for source, targets in grounds for target in targets]
+    kinds = {}
+    for source, target, kind in links:
+        if target is not None:
+            for pair in product(_nodes(source, book), _nodes(target, book)):
+                if pair[0] != pair[1]:
+                    kinds[pair] = kind
     return sorted((*pair, kind) for pair, kind in kinds.items())
+
+
+def _nodes(key: str, book: References) -> list[str]:
+    """The claims of papers that a statement is, if it states any, or else itself."""
+    if key in book.statements:
+        return book.statements[key].claims or [key]
+    return [key]
 
 
 def figure(book: References, verdicts: Mapping[str, Recorded]) -> str:
@@ -200,33 +218,42 @@ def _box(key: str, book: References, verdicts: Mapping[str, Recorded]) -> dict[s
     """What a box says in short and in full, its colour, where it leads from the claims page."""
     if key in claims():
         claim, judged = claims()[key], verdicts.get(key)
-        word, author, link = word_of(claim, judged), AUTHORS[claim.paper], f"#claim-{key}"
-        says = f"{word} · {judged.grade}" if judged else word
-        title, shade = f"{author}: {claim.label} ({says})", tone(claim, word)
-        name, subject = "Finding of this book", claim.label
-        if claim.kind != "finding":
-            label, aside = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
-            stated = [each.subject for each in book.statements.values() if each.claims == [key]]
-            name = f"{author.removesuffix(' et al.')}, {label}"
-            subject = (stated or [aside.strip("()")])[0]
+        word, link = word_of(claim, judged), f"#claim-{key}"
+        outcome = f"{word} · {judged.grade}" if judged else word
+        title, shade = f"{AUTHORS[claim.paper]}: {claim.label} ({outcome})", tone(claim, word)
+        name, subject = _heading(claim, book)
     else:
         statement = book.statements[key]
         name, subject = statement.name.replace(" et al.", ""), statement.subject
         title, shade = f"{statement.name}: {subject}", "proof" if key in book.proofs else "plain"
         link = f"notebooks/{statement.chapter}.html#{key}"
     cut = {"placeholder": " …"}  # whole words, an ellipsis for those without room
-    first = wrap(f"{MARKS[shade]} {plain(name)}".strip(), NAME, max_lines=2, **cut)
-    rest = wrap(plain(subject), SUBJECT, max_lines=LINES - len(first), **cut)
-    lines = [("name", line) for line in first] + [("subject", line) for line in rest]
+    names = wrap(f"{MARKS[shade]} {plain(name)}".strip(), NAME, max_lines=2, **cut)
+    subjects = wrap(plain(subject), SUBJECT, max_lines=LINES - len(names), **cut)
+    lines = [("name", line) for line in names] + [("subject", line) for line in subjects]
     return {"lines": lines, "title": title, "tone": shade, "link": link}
+
+
+def _heading(claim: Claim, book: References) -> tuple[str, str]:
+    """The name of a claim in short, and its subject, if one statement alone is the claim."""
+    if claim.kind == "finding":
+        return "Finding of this book", claim.label
+    label, remark = re.fullmatch(r"([^,(]*[^,( ]),? ?(.*)", claim.label).groups()
+    subjects = [s.subject for s in book.statements.values() if s.claims == [claim.key]]
+    subject = subjects[0] if subjects else remark.strip("()")
+    return f"{AUTHORS[claim.paper].removesuffix(' et al.')}, {label}", subject
 
 
 def _curve(points: list[Point]) -> str:
     """A line through points in SVG, level where it leaves them."""
     path = "M{:.0f} {:.0f}".format(*points[0])
     for (x, y), (u, v) in pairwise(points):
-        bent = f"C{(x + u) / 2:.0f} {y:.0f} {(x + u) / 2:.0f} {v:.0f} "
-        path += f"{'L' if y == v else bent}{u:.0f} {v:.0f}"
+        middle = (x + u) / 2
+        if y == v:
+            path += "L"
+        else:
+            path += f"C{middle:.0f} {y:.0f} {middle:.0f} {v:.0f} "
+        path += f"{u:.0f} {v:.0f}"
     return path
 
 
@@ -251,14 +278,13 @@ def draw(
     """
     places, routes, x, y, right, bottom = {}, {}, 0.0, 0.0, 0.0, 0.0
     edges = sorted(set(edges), key=str)
-    parts = nx.connected_components(nx.Graph(edges))
-    parts = sorted(parts, key=lambda part: (-len(part), str(min(part, key=str))))
-    drawn = [_part([edge for edge in edges if edge[0] in part], frame) for part in parts]
-    for own, paths in drawn:
-        width = max(left for left, _ in own.values()) + frame.width
+    components = nx.connected_components(nx.Graph(edges))
+    for nodes in sorted(components, key=lambda nodes: (-len(nodes), str(min(nodes, key=str)))):
+        places_of_part, paths = _part([edge for edge in edges if edge[0] in nodes], frame)
+        width = max(start for start, _ in places_of_part.values()) + frame.width
         if x and x + width > max(frame.page, right):
             x, y = 0.0, bottom + 2 * frame.above
-        places |= {node: (x + a, y + b) for node, (a, b) in own.items()}
+        places |= {node: (x + a, y + b) for node, (a, b) in places_of_part.items()}
         routes |= {edge: [(x + a, y + b) for a, b in path] for edge, path in paths.items()}
         right = max(right, x + width)
         points = [*places.values(), *(point for path in routes.values() for point in path)]
@@ -275,20 +301,20 @@ def _part(edges: list[tuple[Node, Node]], frame: Frame) -> tuple[dict, dict]:
     steps, column, paths = nx.Graph(), dict(depth), {}
     for edge in edges:  # from left to right, with a point for each column that it crosses
         source, target = sorted(edge, key=lambda node: -depth[node])
-        between = {(edge, i): i for i in range(depth[source] - 1, depth[target], -1)}
-        paths[edge], column = [source, *between, target], column | between
+        crossed = {(edge, i): i for i in range(depth[source] - 1, depth[target], -1)}
+        paths[edge], column = [source, *crossed, target], column | crossed
         nx.add_path(steps, paths[edge])
     nodes, last = sorted(column, key=str), max(column.values())
     columns = [[n for n in nodes if column[n] == i] for i in range(last + 1)]  # from the right
     rooms = {node: frame.height if node in depth else frame.above for node in nodes}
     height = _heights(columns, steps, rooms, frame)
-    left = {node: (last - i) * (frame.width + frame.aside) for node, i in column.items()}
+    start = {node: (last - i) * (frame.width + frame.aside) for node, i in column.items()}
     routes = {}
     for edge, path in paths.items():
-        points = [(x, height[n]) for n in path for x in (left[n], left[n] + frame.width)]
+        points = [(x, height[n]) for n in path for x in (start[n], start[n] + frame.width)]
         points = points[1:-1]  # from the right of the first box to the left of the last
         routes[edge] = points if path[0] == edge[0] else points[::-1]
-    return {node: (left[node], height[node]) for node in depth}, routes
+    return {node: (start[node], height[node]) for node in depth}, routes
 
 
 def _heights(columns: list[list[Node]], steps: nx.Graph, rooms: dict, frame: Frame) -> dict:
@@ -300,8 +326,10 @@ def _heights(columns: list[list[Node]], steps: nx.Graph, rooms: dict, frame: Fra
     for sweep in range(SWEEPS):
         before = {}
         for column in columns[::-1] if sweep % 2 else columns:
-            known = before if sweep < SORTING else height
-            near = {n: [known[m] for m in steps[n] if m in known] or [height[n]] for n in column}
+            placed = before if sweep < SORTING else height
+            near = {}
+            for node in column:
+                near[node] = [placed[n] for n in steps[node] if n in placed] or [height[node]]
             column.sort(key=lambda node: fmean(near[node]))
             gaps = [(rooms[a] + rooms[b]) / 2 + frame.above for a, b in pairwise(column)]
             least = np.cumsum([0.0, *gaps])

@@ -57,14 +57,14 @@ def tests_of(module: str) -> list[str]:
 @functools.cache
 def imported(path: Path) -> set[str]:
     """The modules of the library that a file imports, or that define a name which it imports."""
-    found = set()
+    modules = set()
     for module, name in _imports(ast.parse(path.read_text("utf-8"))):
         if module.partition(".")[0] in ("attnmem", "attnmem_yours"):
-            found |= {module, _home(module, name)}
+            modules |= {module, _home(module, name)}
         helper = HELPERS / f"{module}.py"
         if helper.exists():
-            found |= imported(helper)
-    return found
+            modules |= imported(helper)
+    return modules
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
@@ -94,25 +94,25 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", help="files of tests (default: those that import it)")
     parser.add_argument("--sample", type=int, default=-1, help="how many mistakes (default: all)")
     parser.add_argument("--live", type=float, default=100, help="per cent that may stay unseen")
-    given = parser.parse_args()
-    if not (ROOT / "lib" / given.module).is_file():
-        parser.error(f"MODULE: got {given.module!r}; expected a file below lib")
-    tests = given.tests or tests_of(given.module)
+    options = parser.parse_args()
+    if not (ROOT / "lib" / options.module).is_file():
+        parser.error(f"MODULE: got {options.module!r}; expected a file below lib")
+    tests = options.tests or tests_of(options.module)
     if not tests:
-        parser.error(f"no test imports {given.module}: name files of tests (--tests)")
-    print(f"{given.module}, by {len(tests)} files:", *tests, flush=True)
+        parser.error(f"no test imports {options.module}: name files of tests (--tests)")
+    print(f"{options.module}, by {len(tests)} files:", *tests, flush=True)
     shutil.rmtree(COPY, ignore_errors=True)
     subprocess.run(["git", "clone", "-q", ROOT, COPY], check=True)
-    said = CONFIGURATION.format(module=given.module, python=sys.executable, tests=" ".join(tests))
-    (COPY / "ray.toml").write_text(said, "utf-8")
+    values = {"module": options.module, "python": sys.executable, "tests": " ".join(tests)}
+    (COPY / "ray.toml").write_text(CONFIGURATION.format(**values), "utf-8")
     _ray("cosmic-ray", "init", "ray.toml", "ray.sqlite")
     _ray("cr-filter-operators", "ray.sqlite", "ray.toml")
     with contextlib.closing(sqlite3.connect(COPY / "ray.sqlite")) as session:
-        session.executescript(SAMPLED.format(sample=given.sample))
+        session.executescript(SAMPLED.format(sample=options.sample))
     _ray("cosmic-ray", "baseline", "ray.toml")
     _ray("cosmic-ray", "exec", "ray.toml", "ray.sqlite")
     _ray("cr-report", "--surviving-only", "--show-diff", "ray.sqlite")
-    _ray("cr-rate", "--estimate", "--fail-over", str(given.live), "ray.sqlite")
+    _ray("cr-rate", "--estimate", "--fail-over", str(options.live), "ray.sqlite")
     return 0
 
 

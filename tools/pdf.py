@@ -57,25 +57,26 @@ class _Book:
         """Add pages, without their links; those wait until every place is known."""
         before = len(self.writer.pages)
         self.places[address] = before, float(printed.pages[0].mediabox.top)
-        for name, there in printed.named_destinations.items():
-            number = before + printed.get_destination_page_number(there)
-            self.places[f"{address}#{unquote(name[1:])}"] = number, float(there.top)
+        for name, destination in printed.named_destinations.items():
+            number = before + printed.get_destination_page_number(destination)
+            self.places[f"{address}#{unquote(name[1:])}"] = number, float(destination.top)
         for number, page in enumerate(printed.pages, before):
-            for link in (each.get_object() for each in page.pop("/Annots", [])):
+            for annotation in page.pop("/Annots", []):
+                link = annotation.get_object()
                 inside = f"{address}#{str(link.get('/Dest', ''))[1:]}"
                 target = unquote(link.get("/A", {}).get("/URI", inside))
                 self.links.append((number, link["/Rect"], target))
             self.writer.add_page(page)
 
-    def bookmark(self, headings: list[tuple[int, str, str]], address: str, part: object) -> None:
-        """Add bookmarks below that of the part, nested as the headings are."""
-        parents = {0: part}
-        for level, words, name in headings:
-            number, top = self.places.get(f"{address}#{name}", self.places[address])
+    def bookmark(self, headings: list[tuple[int, str, str]], address: str, top: object) -> None:
+        """Add bookmarks below that of a part, nested as the headings are."""
+        parents = {0: top}
+        for level, title, name in headings:
+            number, height = self.places.get(f"{address}#{name}", self.places[address])
             parents = {above: item for above, item in parents.items() if above < level}
-            where = {"parent": parents[max(parents)], "fit": Fit.xyz(top=top)}
+            place = {"page_number": number, "fit": Fit.xyz(top=height)}
             parents[level] = self.writer.add_outline_item(
-                title=words, page_number=number, is_open=False, **where
+                title=title, parent=parents[max(parents)], is_open=False, **place
             )
 
     def link(self) -> None:
@@ -83,8 +84,9 @@ class _Book:
         for number, rectangle, target in self.links:
             place = self.places.get(target) or self.places.get(target.partition("#")[0])
             if place:
-                there = {"target_page_index": place[0], "fit": Fit.xyz(top=place[1])}
-                self.writer.add_annotation(number, Link(rect=rectangle, **there))
+                page, height = place
+                link = Link(rect=rectangle, target_page_index=page, fit=Fit.xyz(top=height))
+                self.writer.add_annotation(number, link)
             elif target.startswith("http"):
                 self.writer.add_annotation(number, Link(rect=rectangle, url=target))
 
@@ -94,14 +96,14 @@ def build(browser: Browser, parts: list[tuple[str, list[str]]], out: Path) -> No
     book = _Book()
     with tempfile.TemporaryDirectory() as folder:
         for caption, names in parts:
-            part = None
+            outline_item = None
             for name in names:
                 address, before = (HTML / f"{name}.html").as_uri(), len(book.writer.pages)
                 headings = _print(browser, address, Path(folder, "page.pdf"), before + 1)
                 book.add(PdfReader(Path(folder, "page.pdf")), address)
-                if caption and not part:
-                    part = book.writer.add_outline_item(title=caption, page_number=before)
-                book.bookmark(headings, address, part)
+                if caption and not outline_item:
+                    outline_item = book.writer.add_outline_item(title=caption, page_number=before)
+                book.bookmark(headings, address, outline_item)
                 print(f"{before + 1:5}  {headings[0][1]}", flush=True)
     book.link()
     book.writer.add_metadata({"/Title": config()["title"], "/Author": config()["author"]})
@@ -111,7 +113,7 @@ def build(browser: Browser, parts: list[tuple[str, list[str]]], out: Path) -> No
 
 if __name__ == "__main__":
     with sync_playwright() as playwright:
-        found = shutil.which("chromium")
-        chromium = playwright.chromium.launch(executable_path=found, args=CHROMIUM)
+        binary = shutil.which("chromium")
+        chromium = playwright.chromium.launch(executable_path=binary, args=CHROMIUM)
         build(chromium, contents(), ROOT / "_build" / "book.pdf")
         chromium.close()

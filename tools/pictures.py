@@ -14,19 +14,15 @@ SIDE = 24  # of a thumbnail
 TOLERANCE = 18
 
 
-def settle(now: nbformat.NotebookNode, stored: nbformat.NotebookNode) -> None:
+def settle(fresh: nbformat.NotebookNode, stored: nbformat.NotebookNode) -> None:
     """Give a notebook the stored pictures that its own look like, and words for the others."""
-    for cell, before in zip(now.cells, stored.cells, strict=False):
-        settle_cell(cell.get("outputs", []), before.get("outputs", []))
+    for cell, stored_cell in zip(fresh.cells, stored.cells, strict=False):
+        settle_cell(cell.get("outputs", []), stored_cell.get("outputs", []))
 
 
-def settle_cell(now: list[nbformat.NotebookNode], stored: list[nbformat.NotebookNode]) -> None:
+def settle_cell(fresh: list[nbformat.NotebookNode], stored: list[nbformat.NotebookNode]) -> None:
     """The same for the outputs of a cell."""
-    drawn, before = (
-        [output.data for output in outputs if "image/png" in output.get("data", {})]
-        for outputs in (now, stored)
-    )
-    for new, old in zip(drawn, before, strict=False):
+    for new, old in zip(_drawn(fresh), _drawn(stored), strict=False):
         apart = difference(new["image/png"], old["image/png"])
         if apart <= TOLERANCE:
             new["image/png"] = old["image/png"]
@@ -34,9 +30,13 @@ def settle_cell(now: list[nbformat.NotebookNode], stored: list[nbformat.Notebook
             new["image/png"] = f"another picture, by {apart} of 255 grey values of a thumbnail"
 
 
-def difference(one: str, other: str) -> int:
+def _drawn(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    return [output.data for output in outputs if "image/png" in output.get("data", {})]
+
+
+def difference(first: str, second: str) -> int:
     """By how much the grey values of two pictures' thumbnails differ where they differ most."""
-    return int(np.abs(_thumbnail(one) - _thumbnail(other)).max())
+    return int(np.abs(_thumbnail(first) - _thumbnail(second)).max())
 
 
 def _thumbnail(png: str) -> np.ndarray:

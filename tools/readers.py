@@ -6,7 +6,6 @@ citations and glued values are words there already.
 
 import base64
 import html
-import itertools
 import re
 import textwrap
 from collections import defaultdict
@@ -31,18 +30,23 @@ class _Markdown:
         self.formats, self.numbers, self.address = formats, numbers, address
 
     def __call__(self, node: nodes.Node) -> str:
-        kinds = (kind.__name__ for kind in type(node).__mro__)
-        return next(getattr(self, kind) for kind in kinds if hasattr(self, kind))(node)
+        for ancestor in type(node).__mro__:
+            if write := getattr(self, ancestor.__name__, None):
+                return write(node)
+        raise TypeError(f"no Markdown for {type(node).__name__}")
 
-    def number(self, node: nodes.Element, kind: str) -> str:
+    def number(self, node: nodes.Element, element: str) -> str:
         """Such as 2.1, or nothing."""
-        found = [self.numbers.get(kind, {}).get(name) for name in node["ids"]]
-        return ".".join(map(str, next(filter(None, found), ())))
+        for name in node["ids"]:
+            if number := self.numbers.get(element, {}).get(name):
+                return ".".join(map(str, number))
+        return ""
 
-    def named(self, node: nodes.Element, kind: str, caption: nodes.Element) -> str:
+    def named(self, node: nodes.Element, element: str, caption: nodes.Element) -> str:
         """A caption, behind such as Fig. 2.1."""
-        number = self.number(node, kind)
-        return (f"**{self.formats[kind] % number}.** " if number else "") + self(caption)
+        if number := self.number(node, element):
+            return f"**{self.formats[element] % number}.** {self(caption)}"
+        return self(caption)
 
     # --- What stands in a line ---
 
@@ -70,11 +74,11 @@ class _Markdown:
     rubric = strong
 
     def reference(self, node: nodes.Element) -> str:
-        words = self.TextElement(node)
+        text = self.TextElement(node)
         target = node.get("refuri") or "#" + node.get("refid", "")
         if re.match(r"\w+:", target):
-            return f"<{target}>" if node.astext() == target else f"[{words}]({target})"
-        return f"[{words}]({urljoin(self.address, target)})" if self.address else words
+            return f"<{target}>" if node.astext() == target else f"[{text}]({target})"
+        return f"[{text}]({urljoin(self.address, target)})" if self.address else text
 
     download_reference = TextElement
 
@@ -98,8 +102,9 @@ class _Markdown:
             return formula
         if r"\\" in formula:
             formula = f"\\begin{{split}}\n{formula}\n\\end{{split}}"
-        tag = self.number(node, "displaymath") or node.get("number")
-        return f"$$\n{formula}" + (f" \\tag{{{tag}}}" if tag else "") + "\n$$"
+        if tag := self.number(node, "displaymath") or node.get("number"):
+            formula += f" \\tag{{{tag}}}"
+        return f"$$\n{formula}\n$$"
 
     def literal_block(self, node: nodes.Element) -> str:
         return f"````{node.get('language', '')}\n{node.astext()}\n````"
@@ -120,11 +125,10 @@ class _Markdown:
 
     def dropdown_main(self, node: nodes.Element) -> str:
         title, *body = node.children
-        words = (
-            f"${text}$" if isinstance(text.parent, nodes.math) else html.escape(text)
-            for text in title.findall(nodes.Text)
-        )
-        head = f"<details>\n<summary>{''.join(words)}</summary>"
+        summary = ""
+        for text in title.findall(nodes.Text):
+            summary += f"${text}$" if isinstance(text.parent, nodes.math) else html.escape(text)
+        head = f"<details>\n<summary>{summary}</summary>"
         return "\n\n".join([head, self.Element(nodes.container("", *body)), "</details>"])
 
     def container(self, node: nodes.Element) -> str:
@@ -134,10 +138,11 @@ class _Markdown:
         return self.Element(node.children[0])
 
     def bullet_list(self, node: nodes.Element) -> str:
-        numbered = isinstance(node, nodes.enumerated_list)
-        marks = (f"{i}. " if numbered else "- " for i in itertools.count(node.get("start", 1)))
-        items = zip(marks, map(self.Element, node.children), strict=False)
-        return "\n".join(m + textwrap.indent(text, " " * len(m)).lstrip() for m, text in items)
+        items = []
+        for number, item in enumerate(node.children, node.get("start", 1)):
+            mark = f"{number}. " if isinstance(node, nodes.enumerated_list) else "- "
+            items.append(mark + textwrap.indent(self.Element(item), " " * len(mark)).lstrip())
+        return "\n".join(items)
 
     enumerated_list = bullet_list
 
@@ -172,8 +177,8 @@ class _Markdown:
             return source
         name = re.search(r'<figure[^>]*\bid="([^"]+)"', source)
         styles = "".join(re.findall(r"<style>.*?</style>", source, re.S))
-        found = re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S)
-        shown = [_still(svg, name[1], styles) for svg in found]
+        drawings = re.finditer(r'<svg[^>]*viewBox="(.*?)".*?</svg>', source, re.S)
+        shown = [_still(svg, name[1], styles) for svg in drawings]
         shown += re.findall(r"<figcaption>(.*?)</figcaption>", source, re.S)
         if re.search(r"<(script|form)", source):
             shown.append("*In the book this part moves; a notebook cannot show that.*")
@@ -203,7 +208,7 @@ def _texts(page: nodes.document, markdown: _Markdown) -> dict[int, list[str]]:
 
     def walk(section: nodes.Element, depth: int, cell: int) -> int:
         for node in section.children:
-            lines = (part.line for part in node.findall() if getattr(part, "line", None))
+            lines = (inner.line for inner in node.findall() if getattr(inner, "line", None))
             cell = max(cell, next(lines, 0) // LINES - 1)
             if isinstance(node, nodes.section):
                 cell = walk(node, depth + 1, cell)

@@ -58,7 +58,8 @@ def run(chapter: str, values: dict[str, object], force: bool = False) -> str:
         if not kept:
             scratch.replace(target)
         stamp.write_text(f"{read} {_digest([target])}", "utf-8")
-    return f"{time.perf_counter() - start:5.1f} s{KEPT * kept}"
+    seconds = f"{time.perf_counter() - start:5.1f} s"
+    return seconds + KEPT if kept else seconds
 
 
 def execute(chapter: str, path: Path, values: dict[str, object]) -> None:
@@ -80,9 +81,9 @@ def trained(chapter: str) -> tuple[str, int]:
     """What the last run with other parameters trained, in its own words, and how many rows."""
     cells = nbformat.read(RUNS / f"{chapter}.ipynb", 4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    told = [output for output in outputs if "trained" in output.get("metadata", {})]
-    words = "\n\n".join(output.data["text/plain"] for output in told)
-    return words, sum(output.metadata["trained"] for output in told)
+    reports = [output for output in outputs if "trained" in output.get("metadata", {})]
+    text = "\n\n".join(output.data["text/plain"] for output in reports)
+    return text, sum(output.metadata["trained"] for output in reports)
 
 
 def _edited(chapter: str) -> bool:
@@ -94,20 +95,20 @@ def _edited(chapter: str) -> bool:
         return True
 
 
-def _only_pictures_differ(one: Path, other: Path) -> bool:
+def _only_pictures_differ(fresh_path: Path, stored_path: Path) -> bool:
     """And these show the same."""
-    now, stored = (nbformat.read(path, 4) for path in (one, other))
-    pictures.settle(now, stored)
-    return now == stored and one.read_bytes() != other.read_bytes()
+    fresh, stored = nbformat.read(fresh_path, 4), nbformat.read(stored_path, 4)
+    pictures.settle(fresh, stored)
+    return fresh == stored and fresh_path.read_bytes() != stored_path.read_bytes()
 
 
 def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Drop what changes from run to run and says nothing: time stamps, versions, empty tags."""
     notebook.metadata.get("language_info", {}).pop("version", None)
-    for each in (notebook, *notebook.cells):
-        each.metadata.pop("papermill", None)
+    notebook.metadata.pop("papermill", None)
     for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
+        for key in ("papermill", "execution"):
+            cell.metadata.pop(key, None)
         if not cell.metadata.get("tags", True):
             del cell.metadata["tags"]
         for output in cell.get("outputs", []):
@@ -126,13 +127,15 @@ def _stamp(chapter: str) -> Path:
 
 
 def _up_to_date(chapter: str) -> bool:
-    now, stamp = f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}", _stamp(chapter)
-    return stamp.exists() and stamp.read_text("utf-8") == now
+    stamp = _stamp(chapter)
+    digests = f"{_inputs(chapter)} {_digest([notebook_path(chapter)])}"
+    return stamp.exists() and stamp.read_text("utf-8") == digests
 
 
 def _inputs(chapter: str) -> str:
     """A digest of all that a run of the chapter reads: its text, the library, data and tools."""
-    library = [path for kind in ("py", "toml", "csv") for path in (ROOT / "lib").rglob(f"*.{kind}")]
+    endings = {".py", ".toml", ".csv"}
+    library = [path for path in (ROOT / "lib").rglob("*.*") if path.suffix in endings]
     return _digest([text_path(chapter), *(ROOT / name for name in READ), *sorted(library)])
 
 
@@ -176,6 +179,16 @@ def _run_all(names: list[str], arguments: argparse.Namespace) -> int:
     return len(failures)
 
 
+def _check_values(parser: argparse.ArgumentParser, chapter: str, values: dict[str, object]) -> None:
+    """End with an error where a chapter has no such parameter, or would train nothing."""
+    names = parameters(chapter)
+    for name in values.keys() - names:
+        listed = ", ".join(names) or "none"
+        parser.error(f"{chapter} has no parameter {name!r}; it has: {listed}")
+    if "device" in values and (reason := refusal(chapter, values)):
+        parser.error(reason)
+
+
 def main() -> int:
     """Run what the command line asks for; the exit status is 1 if a chapter failed."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -186,19 +199,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
     pair = {"nargs": 2, "metavar": ("NAME", "VALUE"), "dest": "values"}
     parser.add_argument("-p", action="append", default=[], **pair)
-    arguments, known = parser.parse_args(), chapters()
+    arguments = parser.parse_args()
     values = arguments.values = {name: yaml.safe_load(value) for name, value in arguments.values}
     for chapter in arguments.chapters:
-        if chapter not in known:
-            parser.error(f"no chapter {chapter!r}; there are: {', '.join(known)}")
-    names = arguments.chapters or known
-    for chapter in names if values else []:  # papermill would run on with a mistyped name
-        there = parameters(chapter)
-        for name in values.keys() - there:
-            said = ", ".join(there) or "none"
-            parser.error(f"{chapter} has no parameter {name!r}; it has: {said}")
-        if "device" in values and (said := refusal(chapter, values)):
-            parser.error(said)
+        if chapter not in chapters():
+            parser.error(f"no chapter {chapter!r}; there are: {', '.join(chapters())}")
+    names = arguments.chapters or chapters()
+    if values:  # papermill would run on with a mistyped name
+        for chapter in names:
+            _check_values(parser, chapter, values)
     if not (arguments.force or values):
         changed = [name for name in names if not _up_to_date(name)]
         if skipped := len(names) - len(changed):
@@ -210,11 +219,13 @@ def main() -> int:
     failed = _run_all(names, arguments) if names else 0
     if values and not failed:
         print(f"notebooks with other parameters are in {RUNS.relative_to(ROOT)}")
-    for chapter in names if "device" in values and not failed else []:
-        words, rows = trained(chapter)
-        print(f"\n{chapter}\n\n{words or 'nothing was trained'}")
-        failed += rows == 0
-    return int(failed > 0)
+    if "device" in values and not failed:
+        for chapter in names:
+            text, rows = trained(chapter)
+            print(f"\n{chapter}\n\n{text or 'nothing was trained'}")
+            if rows == 0:
+                failed += 1
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ MACHINES = {
     "busy": {},
 }
 BUSY = "while True: pass"
-SEEN = """
+PROBE = """
 import hashlib, warnings
 import numpy, threadpoolctl, torch
 def digest(*found):
@@ -65,29 +65,33 @@ def differing(chapter: str, machine: str) -> tuple[int, list[str]]:
         execute(chapter, path, {})
     except Exception as error:
         return 0, [f"{chapter} failed: {error}"]
-    stored, now = nbformat.read(notebook_path(chapter), 4), cleaned(nbformat.read(path, 4))
-    pictures.settle(now, stored)
-    return compared(chapter, stored, now)
+    stored, fresh = nbformat.read(notebook_path(chapter), 4), cleaned(nbformat.read(path, 4))
+    pictures.settle(fresh, stored)
+    return compared(chapter, stored, fresh)
 
 
 def compared(
-    chapter: str, stored: nbformat.NotebookNode, now: nbformat.NotebookNode
+    chapter: str, stored: nbformat.NotebookNode, fresh: nbformat.NotebookNode
 ) -> tuple[int, list[str]]:
     """The number of cells of code, counted from 0 as nbval does, and what differs in which."""
-    said, cells = [], [cell for cell in now.cells if cell.cell_type == "code"]
-    before = [cell for cell in stored.cells if cell.cell_type == "code"]
-    for position, (one, other) in enumerate(zip(before, cells, strict=False)):
-        if lines := _changed(one, other):
-            begins = other.source.strip().splitlines()[:1]
-            said.append("\n    ".join([f"{chapter}, cell {position}: {' '.join(begins)}", *lines]))
-    if not said and stored != now:
-        said.append(f"{chapter}: cells or metadata differ, is the notebook that of this text?")
-    return len(cells), said
+    cells, stored_cells = _code_cells(fresh), _code_cells(stored)
+    reports = []
+    for position, (old, new) in enumerate(zip(stored_cells, cells, strict=False)):
+        if lines := _changed(old, new):
+            first_line = "".join(new.source.strip().splitlines()[:1])
+            reports.append("\n    ".join([f"{chapter}, cell {position}: {first_line}", *lines]))
+    if not reports and stored != fresh:
+        reports.append(f"{chapter}: cells or metadata differ, is the notebook that of this text?")
+    return len(cells), reports
 
 
-def _changed(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> list[str]:
+def _code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _changed(old: nbformat.NotebookNode, new: nbformat.NotebookNode) -> list[str]:
     """Lines that only one of two cells has."""
-    texts = [json.dumps(x, indent=1, sort_keys=True, ensure_ascii=False) for x in (one, other)]
+    texts = [json.dumps(x, indent=1, sort_keys=True, ensure_ascii=False) for x in (old, new)]
     lines = [text.replace("\\n", "\n").splitlines() for text in texts]
     return [x for x in list(difflib.unified_diff(*lines, n=0))[2:] if not x.startswith("@@")]
 
@@ -95,11 +99,11 @@ def _changed(one: nbformat.NotebookNode, other: nbformat.NotebookNode) -> list[s
 @contextlib.contextmanager
 def working(count: int) -> Iterator[list[subprocess.Popen]]:
     """So many processes that never wait, as long as this lasts."""
-    beside = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
-        yield beside
+        yield processes
     finally:
-        for process in beside:
+        for process in processes:
             process.kill()
 
 
@@ -114,27 +118,29 @@ def main() -> int:
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help="e.g. foundations/attention")
     parser.add_argument("--on", default=",".join(MACHINES), help="machines (default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
-    given, known, differ = parser.parse_args(), chapters(), 0
-    names, machines = given.chapters or known, given.on.split(",")
-    for asked, there in ((names, known), (machines, MACHINES)):
-        if missing := [name for name in asked if name not in there]:
-            parser.error(f"no {', '.join(missing)}; there are: {', '.join(there)}")
+    options, n_differ = parser.parse_args(), 0
+    names, machines = options.chapters or chapters(), options.on.split(",")
+    for asked, available in ((names, chapters()), (machines, MACHINES)):
+        if missing := [name for name in asked if name not in available]:
+            parser.error(f"no {', '.join(missing)}; there are: {', '.join(available)}")
     for machine in machines:
         changed = {"TQDM_DISABLE": "1", **ALONE, **MACHINES[machine]}
-        environment, loops = {**os.environ, **changed}, given.jobs * (machine == "busy")
-        look = [sys.executable, "-c", SEEN]
-        seen = subprocess.check_output(look, env=environment, encoding="utf-8")
-        print(f"{machine}: {seen.strip()}", flush=True)
+        probe = [sys.executable, "-c", PROBE]
+        environment = {**os.environ, **changed}
+        libraries = subprocess.check_output(probe, env=environment, encoding="utf-8")
+        print(f"{machine}: {libraries.strip()}", flush=True)
         begin = {"initializer": _become, "initargs": (changed,)}
-        with working(loops), ProcessPoolExecutor(given.jobs, **begin) as pool:
-            found = list(pool.map(differing, names, [machine] * len(names)))
-        lines = [line for _, each in found for line in each]
-        differ += len(lines)
-        print(*(f"  {line}" for line in lines), sep="\n", end="\n" * bool(lines), flush=True)
-    cells = sum(count for count, _ in found)
-    what = f"{len(names)} chapters, {cells} cells of code, {len(machines)} machines"
-    print(f"compared {what}: {differ} outputs differ")
-    return int(differ > 0)
+        n_loops = options.jobs if machine == "busy" else 0
+        with working(n_loops), ProcessPoolExecutor(options.jobs, **begin) as pool:
+            results = list(pool.map(differing, names, [machine] * len(names)))
+        for _, reports in results:
+            n_differ += len(reports)
+            for report in reports:
+                print(f"  {report}", flush=True)
+    n_cells = sum(count for count, _ in results)
+    compared_cells = f"{len(names)} chapters, {n_cells} cells of code, {len(machines)} machines"
+    print(f"compared {compared_cells}: {n_differ} outputs differ")
+    return 1 if n_differ else 0
 
 
 if __name__ == "__main__":

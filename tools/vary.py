@@ -39,53 +39,59 @@ def run_with(chapter: str, values: dict[str, object], refused: str | None = None
 
     Where a parameter has to be ``refused``, a line if it is not, or not by its name.
     """
-    said = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    path = VARIED / re.sub(r"[^\w=.-]+", "_", said) / f"{chapter}.ipynb"
+    choice = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    path = VARIED / re.sub(r"[^\w=.-]+", "_", choice) / f"{chapter}.ipynb"
     try:
         execute(chapter, path, values)
     except Exception as error:
         lines = str(error).strip().splitlines() or [repr(error)]
         by_name = re.match(rf"ValueError: {refused}: got .*; expected ", lines[-1])
-        return [] if by_name and not words(path) else [f"{chapter}, {said}: {lines[-1]}"]
+        if by_name and not verdicts(path):
+            return []
+        return [f"{chapter}, {choice}: {lines[-1]}"]
     if refused:
-        return [f"{chapter}, {said}: ran to the end; expected that {refused} is refused"]
-    stored, now = words(notebook_path(chapter)), words(path)
-    return [f"{chapter}, {said}: {line}" for line in differences(stored, now)]
+        return [f"{chapter}, {choice}: ran to the end; expected that {refused} is refused"]
+    lines = differences(verdicts(notebook_path(chapter)), verdicts(path))
+    return [f"{chapter}, {choice}: {line}" for line in lines]
 
 
-def words(path: Path) -> dict[str, str]:
+def verdicts(path: Path) -> dict[str, str]:
     """The word of each verdict in a notebook and the marks of its checks, by its claim."""
     cells = nbformat.read(path, 4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     entries = [output.get("metadata", {}).get(METADATA) for output in outputs]
-    found = {}
+    by_claim = {}
     for entry in filter(None, entries):
         marks = "".join(MARKS[holds] for _, holds, *_ in entry["checks"])
-        found[entry["claim"]] = f"{entry['verdict']} {marks}"
-    return found
+        by_claim[entry["claim"]] = f"{entry['verdict']} {marks}"
+    return by_claim
 
 
-def differences(stored: dict[str, str], now: dict[str, str]) -> list[str]:
+def differences(stored: dict[str, str], fresh: dict[str, str]) -> list[str]:
     """A line for each claim whose verdicts differ, or that only one of two notebooks judges."""
-    return [
-        f"{claim}: stored {stored.get(claim, 'no verdict')!r}, now {now.get(claim, 'no verdict')!r}"
-        for claim in {**stored, **now}
-        if stored.get(claim) != now.get(claim)
-    ]
+    lines = []
+    for claim in {**stored, **fresh}:
+        old, new = (verdicts.get(claim, "no verdict") for verdicts in (stored, fresh))
+        if old != new:
+            lines.append(f"{claim}: stored {old!r}, now {new!r}")
+    return lines
 
 
 def small(chapter: str) -> list[tuple[dict[str, object], str | None]]:
     """Values to run a chapter with, and which of them it has to refuse, if one."""
-    given, ends, least = parameters(chapter), ranges(chapter), {}
+    defaults, ends, least = parameters(chapter), ranges(chapter), {}
     for name, (low, _) in ends.items():
         least[name] = eval(low, {}, least)
-    outside = [(name, eval(low, {}, given) - 1) for name, (low, _) in ends.items()]
-    outside += [(name, eval(high, {}, given) + 1) for name, (_, high) in ends.items() if high]
-    words = [name for name, value in given.items() if value is None or isinstance(value, str)]
-    outside += [(name, "no such") for name in words if name not in OF_TRAINING]
-    within = least | (QUICK if "profile" in given else {})
-    tried = [(within, None)] if within else []
-    return tried + [({name: value}, name) for name, value in outside]
+    outside = [(name, eval(low, {}, defaults) - 1) for name, (low, _) in ends.items()]
+    outside += [(name, eval(high, {}, defaults) + 1) for name, (_, high) in ends.items() if high]
+    names = [name for name, value in defaults.items() if value is None or isinstance(value, str)]
+    outside += [(name, "no such") for name in names if name not in OF_TRAINING]
+    if "profile" in defaults:
+        least |= QUICK
+    choices: list[tuple[dict[str, object], str | None]] = []
+    if least:
+        choices.append((least, None))
+    return choices + [({name: value}, name) for name, value in outside]
 
 
 def changed_since(commit: str) -> list[str]:
@@ -105,29 +111,29 @@ def main() -> int:
     which.add_argument("--small", action="store_true", help="the least values, and those outside")
     parser.add_argument("--since", metavar="COMMIT", help="only chapters whose text changed since")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="chapters at a time")
-    given, known = parser.parse_args(), chapters()
-    if missing := [name for name in given.chapters if name not in known]:
-        parser.error(f"no {', '.join(missing)}; there are: {', '.join(known)}")
-    names = given.chapters or known
-    if given.since:
-        changed = changed_since(given.since)
+    options = parser.parse_args()
+    if missing := [name for name in options.chapters if name not in chapters()]:
+        parser.error(f"no {', '.join(missing)}; there are: {', '.join(chapters())}")
+    names = options.chapters or chapters()
+    if options.since:
+        changed = changed_since(options.since)
         names = [name for name in names if name in changed]
-    if given.small:
-        asked = [(name, *one) for name in names for one in small(name)]
+    if options.small:
+        runs = [(name, *choice) for name in names for choice in small(name)]
     else:
         with_seed = [name for name in names if "seed" in parameters(name)]
-        asked = [(name, {"seed": seed}) for name in with_seed for seed in given.seeds]
-    varied = len({name for name, *_ in asked})
-    print(f"{len(names) - varied} of {len(names)} chapters have nothing to vary", flush=True)
+        runs = [(name, {"seed": seed}) for name in with_seed for seed in options.seeds]
+    n_varied = len({name for name, *_ in runs})
+    print(f"{len(names) - n_varied} of {len(names)} chapters have nothing to vary", flush=True)
     os.environ.update({"TQDM_DISABLE": "1", **ALONE})  # kernels inherit it
-    differ = 0
-    with ProcessPoolExecutor(given.jobs) as pool:
-        for run in as_completed([pool.submit(run_with, *one) for one in asked]):
-            differ += len(run.result())
-            for line in run.result():
+    n_differ = 0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for future in as_completed([pool.submit(run_with, *arguments) for arguments in runs]):
+            n_differ += len(future.result())
+            for line in future.result():
                 print(f"  {line}", flush=True)
-    print(f"{varied} chapters ran with {len(asked)} choices of values: {differ} differences")
-    return int(differ > 0)
+    print(f"{n_varied} chapters ran with {len(runs)} choices of values: {n_differ} differences")
+    return 1 if n_differ else 0
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ def build_wheel(folder: Path) -> Path:
 
 def _committed() -> str:
     """Seconds of the last commit, if one is known."""
-    asked = ["git", "log", "-1", "--format=%ct"]
+    command, options = ["git", "log", "-1", "--format=%ct"], {"stderr": subprocess.DEVNULL}
     try:
-        told = subprocess.check_output(asked, cwd=ROOT, stderr=subprocess.DEVNULL, encoding="utf-8")
+        seconds = subprocess.check_output(command, cwd=ROOT, encoding="utf-8", **options)
     except (OSError, subprocess.CalledProcessError):
         return FIRST
-    return told.strip() or FIRST
+    return seconds.strip() or FIRST
 
 
 if __name__ == "__main__":
