@@ -22,31 +22,31 @@ PAGE, EXTRA = BOOK / "claims.md", BOOK / "extra" / "book"
 DATA = json.loads((EXTRA / "claims.json").read_text())
 
 
-def test_what_is_made_from_the_chapters_is_up_to_date():
+def test_what_is_made_from_chapters_is_fresh():
     made = claims.products()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
-    assert stale == [], "make run renews them"
+    assert stale == [], "`python -m tools.claims` renews these files, commit them"
 
 
 def test_the_report_says_which_rows_a_gpu_made():
     text = claims.coverage("mahdavi", experiments.MAHDAVI)
-    total = [0, 0]
+    n_stored = n_on_gpu = 0
     for name, experiment in experiments.MAHDAVI.items():
-        head, *lines = csv.reader((store.SHIPPED / name / "paper.csv").open())
-        on_gpu = sum("NVIDIA" in line[head.index("device")] for line in lines)
-        row = rf"^\| {experiment.source} \| \d+ \| {len(lines)} \| {on_gpu} \|$"
-        assert re.search(row, text, re.M)
-        total = [total[0] + len(lines), total[1] + on_gpu]
-    assert total[1] > 0
-    assert re.search(rf"^\| all \| 2,052 \| {total[0]:,} \| {total[1]} \|$", text, re.M)
+        devices = [row["device"] for row in rows(name)]
+        on_gpu = sum("NVIDIA" in device for device in devices)
+        assert re.search(rf"\| {experiment.source} \| \d+ \| {len(devices)} \| {on_gpu} \|\n", text)
+        n_stored, n_on_gpu = n_stored + len(devices), n_on_gpu + on_gpu
+    assert n_on_gpu > 0
+    assert f"| all | 2,052 | {n_stored:,} | {n_on_gpu} |\n" in text
 
 
 ENTRY = re.compile(r"(?m)^::::\{dropdown\} (.*)\n:name: claim-(.*)\n:class-container: (.*)\n")
 
 
-def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold():
+def test_every_claim_has_an_entry_with_its_verdict():
+    """Before the fold."""
     entries = {key: (title, facets) for title, key, facets in ENTRY.findall(PAGE.read_text())}
-    assert [*entries] == [*papers.claims()]
+    assert [*entries] == [*papers.claims()], "`python -m tools.claims` renews the page"
     for key, claim in papers.claims().items():
         title, facets = entries[key]
         judged = RECORDED.get(key)
@@ -54,10 +54,18 @@ def test_every_claim_has_an_entry_with_an_anchor_and_its_verdict_before_the_fold
         sizes = judged.sizes or "" if judged else ""
         assert all(part in title for part in (claim.label, claim.says, f">{word}<", sizes))
         assert {f"paper-{claim.paper}", f"kind-{claim.kind}"} < {*facets.split()}
-        reasons = bool(claim.needs) + bool(claim.left_out)  # for what is missing
-        assert reasons == 1 or judged, f"{key}: judged, or needs, or left_out"
-        assert not (judged and claim.left_out), key
-        assert not (judged and claim.needs) or judged.verdict == "in part", key
+
+
+@pytest.mark.parametrize("claim", papers.claims().values(), ids=lambda claim: claim.key)
+def test_a_claim_is_judged_or_says_what_it_needs(claim):
+    judged, entry = RECORDED.get(claim.key), f"[{claim.key}] in claims.toml"
+    assert not (claim.needs and claim.left_out), f"{entry} has `needs` and `left_out`: only one"
+    if judged is None:
+        remedy = f"judge it by `verdict({claim.key!r}, ...)` in a chapter and run that"
+        assert claim.needs or claim.left_out, f"{remedy}, or say in {entry} what it `needs`"
+    elif judged.verdict != "in part":
+        assert not claim.needs, f"it is judged: take `needs` out of {entry}"
+    assert not (judged and claim.left_out), f"it is judged: take `left_out` out of {entry}"
 
 
 def made_up(word, grade, instead=None, *checks):
@@ -83,7 +91,8 @@ def test_totals_count_each_word_and_what_the_confirmed_rest_on():
     assert f"**{len(papers.claims()) - 3 - left_out}** not yet, **{left_out}** left out" in said
 
 
-def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_instead():
+def test_what_we_contradict_names_the_strongest_check():
+    """And what is true instead."""
     checks = [
         ("agrees", reporting.certified(True)),
         ("one seed fails", reporting.measured(False, 1)),
@@ -100,7 +109,7 @@ def test_what_we_contradict_names_the_strongest_failing_check_and_what_is_true_i
     assert instead.startswith("{prf:ref}`prop-affine`")
 
 
-def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeypatch):
+def test_a_finding_against_a_claim_contradicts_it(monkeypatch):
     key = "dana-finding-shared-subspace"
     finding = papers.claims()[key]._replace(against="dana-experiment-2")
     monkeypatch.setattr(claims, "claims", lambda: {**papers.claims(), key: finding})
@@ -110,44 +119,56 @@ def test_a_confirmed_finding_against_a_claim_is_among_what_we_contradict(monkeyp
     assert contradicted({key: made_up("in part", "certified")}) == []
 
 
-@pytest.mark.parametrize("claim", [c for c in papers.claims().values() if c.rows])
-def test_the_rows_behind_a_claim_are_there_and_its_chapter_reads_them(claim):
+ON_ROWS = [claim for claim in papers.claims().values() if claim.rows]
+
+
+@pytest.mark.parametrize("claim", ON_ROWS, ids=lambda claim: claim.key)
+def test_the_rows_behind_a_claim_are_read(claim):
     for name in claim.rows:
         experiment, profile = name.split("/")
-        files = [path.stem for path in (store.SHIPPED / experiment).glob("*.csv")]
-        wanted = files if profile == "*" else [profile]
-        assert wanted, f"no rows of {experiment}"
-        assert set(wanted) <= set(files)
-        assert {f"{experiment}/{each}" for each in wanted} <= set(claims.files(claim))
+        files = {path.stem for path in (store.SHIPPED / experiment).glob("*.csv")}
+        profiles = files if profile == "*" else {profile}
+        assert files, f"[{claim.key}] in claims.toml: {experiment} has no rows"
+        assert profiles <= files, f"[{claim.key}] in claims.toml names rows that are not there"
+        assert {f"{experiment}/{p}" for p in profiles} <= {*claims.files(claim)}
         if claim.key in RECORDED:
             text = text_path(RECORDED[claim.key].chapter).read_text()
-            words = set(re.findall(r"[a-z0-9]+", text))
             every = experiment in experiments.DANA and "in experiments.DANA" in text
-            named = set(experiment.split("-")) <= words
-            assert every or named, f"{claim.key} does not rest on {experiment}"
+            named = {*experiment.split("-")} <= {*re.findall(r"[a-z0-9]+", text)}
+            assert every or named, f"{RECORDED[claim.key].chapter} does not read {experiment}"
 
 
 @pytest.mark.parametrize("key", sorted(RECORDED))
-def test_a_verdict_follows_from_its_checks_has_a_target_and_says_seeds_and_sizes(key):
-    found, claim = RECORDED[key], papers.claims()[key]
-    checks = [check for _, check in found.checks]
+def test_a_verdict_follows_from_its_checks(key):
+    judged, claim = RECORDED[key], papers.claims()[key]
+    checks = [check for _, check in judged.checks]
     assert checks
-    assert found.verdict == reporting.word_for(claim, checks, found.curves)
-    assert found.grade == reporting.grade_for(claim, checks, found.curves)
-    assert found.instead or not (claim.universal and found.verdict == "contradicted")
-    assert f"(verdict-{key})=" in text_path(found.chapter).read_text()
+    assert judged.verdict == reporting.word_for(claim, checks, judged.curves)
+    assert judged.grade == reporting.grade_for(claim, checks, judged.curves)
+    assert judged.instead or not (claim.universal and judged.verdict == "contradicted")
     if any(check.grade == "measured" for check in checks):
-        assert found.sizes
-        assert claim.thresholds or claim.kind not in ("figure", "table")
-    assert re.match(r"(?!measured)|.*\d+ (of \d+ )?seed", found.grade)
-    assert found.curves is None or f"of {found.curves} curves" in found.grade
+        assert judged.sizes
+        said = claim.thresholds or claim.kind not in ("figure", "table")
+        assert said, f"[{key}] in claims.toml: say what decides as `thresholds`"
+    assert re.match(r"(?!measured)|.*\d+ (of \d+ )?seed", judged.grade)
+    assert judged.curves is None or f"of {judged.curves} curves" in judged.grade
+
+
+@pytest.mark.parametrize("key", sorted(RECORDED))
+def test_a_verdict_has_its_anchor(key):
+    chapter = RECORDED[key].chapter
+    there = f"\n(verdict-{key})=\n" in text_path(chapter).read_text()
+    where = f"in book/text/{chapter}.md, above the cell that judges it"
+    assert there, f"add the line `(verdict-{key})=` {where}"
 
 
 @pytest.mark.parametrize("chapter", chapters())
-def test_a_verdict_is_an_output_of_its_cell_and_other_targets_need_more(chapter):
+def test_a_verdict_is_an_output_of_its_cell(chapter):
     for key in re.findall(r"^\(verdict-(.*)\)=$", text_path(chapter).read_text(), re.M):
-        judged = RECORDED.get(key)
-        assert judged.chapter == chapter if judged else papers.claims()[key].needs
+        judged, line = RECORDED.get(key), f"`(verdict-{key})=` stands in {chapter}"
+        assert key in papers.claims(), f"{line}, but claims.toml has no [{key}]"
+        assert judged or papers.claims()[key].needs, f"{line}: run `make run CHAPTER={chapter}`"
+        assert not judged or judged.chapter == chapter, f"{line}, but {judged.chapter} judges it"
     for cell in nbformat.read(notebook_path(chapter), 4).cells:
         for output in cell.get("outputs", []):
             entry = output.get("metadata", {}).get(reporting.METADATA)
@@ -168,27 +189,25 @@ def test_claims_follow_their_schema_and_a_spoiled_one_does_not():
             jsonschema.validate(DATA | {"claims": [DATA["claims"][0] | spoiled]}, schema)
 
 
-def test_every_claim_is_there_with_its_verdict_its_seeds_and_an_address_that_exists():
+def test_data_have_each_claim_with_its_verdict():
+    """With its seeds and curves as numbers, and its rows."""
     by_id = {entry["id"]: entry for entry in DATA["claims"]}
-    assert [*by_id] == [*papers.claims()]
+    assert [*by_id] == [*papers.claims()], "`python -m tools.claims` renews the file"
     for key, entry in by_id.items():
         judged = RECORDED.get(key)
         assert entry["verdict"] == graph.word_of(papers.claims()[key], judged)
         assert ("cell" in entry) == (judged is not None)
         if judged:
-            page, anchor = entry["cell"].split("#")
-            chapter = page.removeprefix("notebooks/").removesuffix(".html")
-            assert f"({anchor})=" in text_path(chapter).read_text()
+            assert entry["cell"] == f"notebooks/{judged.chapter}.html#verdict-{key}"
             assert len(entry["checks"]) == len(judged.checks)
         if entry.get("grade") == "measured":
-            assert f", {entry['seeds']} " in judged.grade
-            seeds = judged.grade.rpartition(", ")[2]
+            grade, seeds = judged.grade, judged.grade.rpartition(", ")[2]
+            assert f", {entry['seeds']} " in grade
             assert f"of {entry.get('seeds_of_the_paper')} seed" in seeds or " of " not in seeds
-            curves = judged.curves
-            assert entry.get("curves_of_the_paper") == curves
-            assert curves is None or f", {entry['curves']} of {curves} curves" in judged.grade
-        for name in entry.get("rows", []):
-            assert (store.SHIPPED / name).exists()
+            assert entry.get("curves_of_the_paper") == judged.curves
+            if judged.curves:
+                assert f", {entry['curves']} of {judged.curves} curves" in grade
+        assert all((store.SHIPPED / name).exists() for name in entry.get("rows", []))
 
 
 def test_each_judged_finding_has_one_entry_for_citations():
@@ -216,19 +235,18 @@ def rows(name):
         return [*csv.DictReader(file)]
 
 
-def test_what_five_tokens_give_is_the_mean_over_all_stored_seeds():
-    found = [
-        float(row["accuracy"])
-        for row in rows("mahdavi-fig4-context")
-        if (row["T"], row["n"]) == ("20000", "5")
-    ]
-    assert len(found) > 1
-    said = quoted("training/growth")
-    assert said["growth-five"] == f"{statistics.mean(found):.2f}"
-    assert said["growth-five-seeds"] == f"{min(found):.2f} to {max(found):.2f}"
+def test_what_five_tokens_give_is_the_mean_of_seeds():
+    table = [row for row in rows("mahdavi-fig4-context") if (row["T"], row["n"]) == ("20000", "5")]
+    accuracies = [float(row["accuracy"]) for row in table]
+    assert len(accuracies) > 1
+    numbers = quoted("training/growth")
+    assert numbers["growth-five"] == f"{statistics.mean(accuracies):.2f}"
+    ends = f"{min(accuracies):.2f} to {max(accuracies):.2f}"
+    assert numbers["growth-five-seeds"] == ends
 
 
-def test_seconds_beside_steps_are_medians_at_97_percent_of_the_ceiling():
+def test_seconds_beside_steps_are_medians():
+    """At 97 per cent of the ceiling."""
     shapes = {"own": (4, 4, 8, 8), "shared": (4, 6, 8, 5)}  # H, n, d, d_h
     ceilings = {"own": 4 * (8 * (2 * 8 - 8) + 8), "shared": 4 * (5 * (5 + 8 - 5) + 5) + 1}
     spent = {"lm": [], "adam": []}
@@ -242,9 +260,9 @@ def test_seconds_beside_steps_are_medians_at_97_percent_of_the_ceiling():
         if tuned and chosen and balanced and abs(asked - 0.97) < 0.005:
             spent[way].append(float(row["wall_s"]))
     assert [len(each) for each in spent.values()] == [6, 6]
-    said = quoted("training/capacity")
-    assert said["there-newton-seconds"] == f"{statistics.median(spent['lm']):.1f}"
-    assert said["there-adam-seconds"] == f"{statistics.median(spent['adam']):.0f}"
+    numbers = quoted("training/capacity")
+    assert numbers["there-newton-seconds"] == f"{statistics.median(spent['lm']):.1f}"
+    assert numbers["there-adam-seconds"] == f"{statistics.median(spent['adam']):.0f}"
 
 
 def test_means_on_one_table_stand_for_published_ones():
