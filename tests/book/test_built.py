@@ -161,7 +161,7 @@ PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()  # no more than that is 
 
 
 @pytest.mark.parametrize("kind", [ROLE, DIRECTIVE])
-def test_the_sample_has_each_role_and_directive_of_the_chapters(kind):
+def test_sample_has_each_role_and_directive(kind):
     paths = [*TEXT.rglob("*.md"), *BOOK.glob("fragments/*.md")]
     used = {name for path in paths for name in re.findall(kind, path.read_text("utf-8"))}
     assert used - {CODE} <= set(re.findall(kind, SAMPLE))
@@ -232,7 +232,7 @@ def words(page):
     return " ".join(re.sub(r"<[^>]+>", "", article).split())
 
 
-def test_without_an_address_no_page_leads_to_a_repository_and_help_says_how_to_run(closed):
+def test_no_address_no_door(closed):
     pages = list(closed.rglob("*.html"))
     assert len(pages) >= 5
     for page in pages:
@@ -249,7 +249,7 @@ def test_without_an_address_no_page_leads_to_a_repository_and_help_says_how_to_r
     assert 'id="one-notebook"' in target.read_text()
 
 
-def test_with_an_address_buttons_lead_to_files_of_that_branch_and_to_issues(opened):
+def test_address_opens_files_of_that_branch(opened):
     chapter, file = opened / f"{NOTEBOOK}.html", f"{NOTEBOOK}.ipynb"
     assert {url for url in outside(chapter) if "/issues/" not in url} == {
         f"https://mybinder.org/v2/gh/someone/somewhere/{BRANCH}?urlpath=lab/tree/{file}",
@@ -278,7 +278,7 @@ def text(site):
     return "\n\n".join(c.source for c in downloaded(site).cells if c.cell_type == "markdown")
 
 
-def test_everything_is_plain_markdown_and_links_within_the_book_are_words(closed):
+def test_downloads_are_plain_markdown(closed):
     found = text(closed)
     for part in PLAIN:
         assert part in found, found
@@ -291,7 +291,7 @@ def test_everything_is_plain_markdown_and_links_within_the_book_are_words(closed
     assert {child.tag.rpartition("}")[2] for child in drawing} == {"style", "svg"}
 
 
-def test_cells_keep_their_order_and_the_first_one_is_new(closed):
+def test_downloads_keep_cells_but_the_first(closed):
     found = downloaded(closed).cells
     kinds = "".join(cell.cell_type[0] for cell in found)
     assert kinds == "mcccmm"  # below the picture its caption
@@ -300,7 +300,7 @@ def test_cells_keep_their_order_and_the_first_one_is_new(closed):
     assert found[3].outputs[0].data["image/png"].strip() == PIXEL
 
 
-def test_with_an_address_links_lead_to_the_built_pages(opened):
+def test_downloads_link_to_the_built_pages(opened):
     found, site = text(opened), SITE["html"]["baseurl"]
     assert f"[On Colab]({site}/book/colab.html#ch-colab)" in found
     assert f"[a file]({site}/downloads/{wheel_name()})" in found
@@ -310,7 +310,7 @@ def test_with_an_address_links_lead_to_the_built_pages(opened):
     assert f'"{wheel}"' in downloaded(opened).cells[1].source
 
 
-def test_the_button_the_zip_and_the_page_of_downloads_give_the_same(closed):
+def test_downloads_are_the_same_by_each_way(closed):
     ours = (closed / "downloads" / "foundations-attention.ipynb").read_bytes()
     assert (closed / "_sources" / f"{NOTEBOOK}.ipynb").read_bytes() == ours
     with zipfile.ZipFile(closed / "downloads" / "attnmem-notebooks.zip") as archive:
@@ -358,7 +358,7 @@ FROM = {
 
 @pytest.mark.parametrize("colab", [True, False])
 @pytest.mark.parametrize("place", FROM)
-def test_the_first_cell_does_nothing_or_installs_or_says_what_is_needed(first_cell, colab, place):
+def test_first_cell_installs_or_says_how(first_cell, colab, place):
     settings, source = FROM[place]
     assert first_cell(installed=True, colab=colab, **settings) == ("", [])
     error, asked = first_cell(colab=colab, **settings)
@@ -371,7 +371,7 @@ def test_the_first_cell_does_nothing_or_installs_or_says_what_is_needed(first_ce
 
 
 @pytest.mark.parametrize("place", FROM)
-def test_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, place):
+def test_first_cell_installs_the_newest_wheel(first_cell, tmp_path, place):
     """Also if a browser named it as a second download."""
     (tmp_path / "attnmem-0.1.0-py3-none-any (1).whl").touch()
     (tmp_path / "attnmem-0.2.0-py3-none-any.whl").touch()
@@ -382,7 +382,7 @@ def test_it_installs_the_newest_wheel_beside_it(first_cell, tmp_path, place):
     assert error == ""
 
 
-def test_of_the_wheels_beside_it_only_the_published_one_is_installed(first_cell, tmp_path, capsys):
+def test_first_cell_installs_the_published_wheel(first_cell, tmp_path, capsys):
     again, later = tmp_path / "attnmem-0.1.0-py3-none-any (1).whl", tmp_path / "attnmem-9.0.whl"
     again.write_bytes(b"the library")
     later.write_bytes(b"another")
@@ -401,7 +401,7 @@ def test_of_the_wheels_beside_it_only_the_published_one_is_installed(first_cell,
     assert f"{later.name} {other} not checked" in capsys.readouterr().out
 
 
-def test_the_library_has_the_same_bytes_wherever_it_is_built(closed, opened, tmp_path, monkeypatch):
+def test_wheel_has_the_same_bytes_everywhere(closed, opened, tmp_path, monkeypatch):
     one, other = published(closed), published(opened)
     assert one == other
     monkeypatch.setenv("SOURCE_DATE_EPOCH", FIRST)  # as in an archive of the repository
@@ -414,6 +414,6 @@ def test_the_library_has_the_same_bytes_wherever_it_is_built(closed, opened, tmp
 @pytest.mark.parametrize(
     ("url", "read"), [(None, ""), ("", ""), (f"{ADDRESS}/", ADDRESS), (f"{ADDRESS}.git", ADDRESS)]
 )
-def test_an_address_is_read_in_every_form(monkeypatch, url, read):
+def test_repository_reads_every_form(monkeypatch, url, read):
     monkeypatch.setattr(chapters, "config", lambda: {"repository": {"url": url}})
     assert chapters.repository() == (read, "main")

@@ -79,7 +79,7 @@ def contradicted(recorded):
     return [row.split("\n  - ") for row in table.split("\n* - ")[2:]]
 
 
-def test_totals_count_each_word_and_what_the_confirmed_rest_on():
+def test_totals_count_words_and_grades():
     made = {
         "mahdavi-theorem-1": made_up("confirmed", "proved"),
         "mahdavi-lemma-1": made_up("confirmed", "certified"),
@@ -181,7 +181,7 @@ def test_two_verdicts_on_one_claim_are_refused(monkeypatch):
         graph.recorded()
 
 
-def test_claims_follow_their_schema_and_a_spoiled_one_does_not():
+def test_data_follow_their_schema():
     schema = json.loads((EXTRA / "claims.schema.json").read_text())
     jsonschema.validate(DATA, schema)
     for spoiled in ({"verdict": "true"}, {"grade": "sure"}, {"seeds": 0}, {"note": "new"}):
@@ -210,7 +210,7 @@ def test_data_have_each_claim_with_its_verdict():
         assert all((store.SHIPPED / name).exists() for name in entry.get("rows", []))
 
 
-def test_each_judged_finding_has_one_entry_for_citations():
+def test_a_judged_finding_has_an_entry_to_cite():
     found = [key for key in RECORDED if papers.claims()[key].kind == "finding"]
     entries = (EXTRA / "findings.bib").read_text()
     assert entries.count("@misc{") == len(found)

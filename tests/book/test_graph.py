@@ -52,7 +52,7 @@ def judged(instead=None, *checks):
     return Recorded("a/chapter", "confirmed", "proved", None, instead, [*checks])
 
 
-def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
+def test_edges_join_proofs_and_verdicts():
     found = graph.read({"a/chapter": MADE_UP})
     assert [*found.statements] == ["ass-both", "lem-small", "thm-one"]
     verdicts = {
@@ -77,7 +77,7 @@ def test_edges_join_the_proofs_and_the_verdicts_of_a_made_up_chapter():
     )
 
 
-def test_whatever_is_named_is_in_the_book_whatever_is_called_proved_has_a_proof():
+def test_what_is_named_is_there_and_proved():
     by = {label for entry in RECORDED.values() for label in entry.rests_on}
     instead = {entry.instead for entry in RECORDED.values() if entry.instead}
     assert by.union(instead, *FOUND.proofs.values()) - {*FOUND.statements} == set()
@@ -103,7 +103,7 @@ GRAPHS = st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), min_size=1,
 
 
 @given(GRAPHS.map(lambda pairs: [(a, b) for a, b in pairs if a != b] or [(0, 1)]), st.booleans())
-def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, ordered):
+def test_draw_boxes_apart_lines_to_the_right(edges, ordered):
     if ordered:  # without a circle
         edges = [(max(pair), min(pair)) for pair in edges]
     places, routes, (width, height) = drawn = graph.draw(edges, FRAME)
@@ -123,7 +123,7 @@ def test_boxes_do_not_overlap_lines_join_them_and_lead_to_the_right(edges, order
             assert points[0][0] < points[-1][0]
 
 
-def test_parts_stand_side_by_side_lines_do_not_cross_and_neighbours_are_level():
+def test_draw_parts_side_by_side():
     pairs = [("a", "b"), ("c", "d"), ("e", "f")]  # a column is 15 wide, the page 60
     places, _, size = graph.draw(pairs, FRAME)
     assert [places[node] for node in "ace"] == [(0, 2), (30, 2), (0, 10)]

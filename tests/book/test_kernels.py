@@ -51,7 +51,7 @@ def kernel(folder):
         manager.shutdown_kernel(now=True)
 
 
-def test_a_forked_kernel_is_as_a_new_one_and_can_be_interrupted_and_killed(tmp_path, monkeypatch):
+def test_a_forked_kernel_is_as_a_new_one(tmp_path, monkeypatch):
     with kernel(tmp_path) as (_, client):
         plain, expected = printed(client, STATE)
     monkeypatch.setenv("MPLBACKEND", kernels.BACKEND)

@@ -7,6 +7,7 @@ import json
 import re
 
 import jupytext
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,16 @@ def tensor(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def floats(texts):
+    """Numbers that a picture has as text, in lists as they are."""
+    return torch.from_numpy(np.asarray(texts, dtype=float))
+
+
+def near(found, expected, apart=0.06):
+    """As near as numbers are that a picture rounds to a tenth."""
+    torch.testing.assert_close(found, expected, atol=apart, rtol=0)
+
+
 def same(found, expected):
     """Equal; fractions within 1e-3, as they are printed, since other machines round otherwise."""
     if isinstance(expected, dict):
@@ -55,7 +66,7 @@ def same(found, expected):
     return found == expected or (isinstance(expected, float) and abs(found - expected) < 1e-3)
 
 
-def test_numbers_are_as_the_library_computes_them_today():
+def test_numbers_are_the_librarys():
     made = make()
     for name, data in {
         "teach": made.example(),
@@ -65,7 +76,7 @@ def test_numbers_are_as_the_library_computes_them_today():
         assert same(numbers(name), data), name
 
 
-def test_five_labels_follow_from_the_printed_attention_and_read_out():
+def test_teach_labels_follow_from_attention():
     data = numbers("teach")
     alpha, tokens, features = (tensor(data[key]) for key in ("attention", "tokens", "features"))
     torch.testing.assert_close((alpha @ tokens).flatten(1), features)
@@ -90,7 +101,7 @@ def variables(chapter, first_line):
     return names
 
 
-def test_the_first_chapters_compute_the_picture_with_vectors_chosen_by_hand(double):
+def test_teach_is_computed_by_the_first_chapters(double):
     names = variables("idea/by-hand", r"E = |def head")
     data = numbers("teach")
     for key, name in {"tokens": "E", "queries": "e", "labels": "y"}.items():
@@ -101,7 +112,7 @@ def test_the_first_chapters_compute_the_picture_with_vectors_chosen_by_hand(doub
     torch.testing.assert_close(Z, tensor(data["features"]))
 
 
-def test_what_the_first_chapter_draws_is_the_layer_that_was_taught():
+def test_teach_is_drawn_by_the_first_chapter():
     data = numbers("teach")
     shown = page("equations")
     values = itertools.chain(*data["features"], data["read_out"], data["labels"])
@@ -116,10 +127,10 @@ def test_what_the_first_chapter_draws_is_the_layer_that_was_taught():
     corners = tensor([[350, 48], [295, 158], [405, 158]])
     for lead, mark in zip([0, 1, 2, 3, 5], marks, strict=True):
         expected = tensor([0, lead, 0]).softmax(0) @ corners
-        torch.testing.assert_close(tensor([*map(float, mark)]), expected, atol=0.06, rtol=0)
+        near(floats(mark), expected)
 
 
-def test_read_outs_of_two_rows_meet_their_labels_where_the_lines_cross():
+def test_independent_rows_meet_where_lines_cross():
     data = numbers("independent-rows")
     rows, labels = (tensor(data["independent"][key]) for key in ("rows", "labels"))
     torch.testing.assert_close(
@@ -134,21 +145,21 @@ def test_read_outs_of_two_rows_meet_their_labels_where_the_lines_cross():
     )
     drawn = [*zip([[2, 1], [1, 2], [2, 1], [4, 2]], [4, 5, 4, 5], lines, strict=True)]
     for row, label, ends in drawn:
-        points = (tensor([*map(float, ends)]).view(2, 2) - tensor([67.3, 213.5])) / unit
+        points = (floats(ends).view(2, 2) - tensor([67.3, 213.5])) / unit
         assert ((points @ tensor(row) - label).abs() < 0.01).all()
 
 
-def test_knobs_are_columns_of_the_pseudoinverse_and_near_rows_meet_far_away():
+def test_knobs_are_columns_of_the_pseudoinverse():
     data = numbers("teach")
     knobs = torch.linalg.pinv(tensor(data["features"]))
     paths = re.findall(r'class="bars( sum)?" d="(.*?)"', page("knobs"))
     heights = [tensor([-float(h) for h in re.findall(r"v(\S+?)h", path)]) for _, path in paths]
-    torch.testing.assert_close(torch.stack(heights[:5]) / 12, knobs.T, atol=0.01, rtol=0)
-    torch.testing.assert_close(heights[5] / 8, tensor(data["read_out"]), atol=0.01, rtol=0)
+    near(torch.stack(heights[:5]) / 12, knobs.T, 0.01)
+    near(heights[5] / 8, tensor(data["read_out"]), 0.01)
     met = re.findall(r'class="met" cx="(\S+)" cy="(\S+)"', page("near"))
     for gap, place in zip([1, 1 / 2, 1 / 4], met, strict=True):
         read_out = torch.linalg.solve(tensor([[1, 1], [1, 1 + gap]]), tensor([0, 1]))
-        assert tensor([*map(float, place)]).tolist() == [
+        assert floats(place).tolist() == [
             322 + 62 * read_out[0],
             292 - 62 * read_out[1],
         ]
@@ -159,7 +170,7 @@ def test_knobs_are_columns_of_the_pseudoinverse_and_near_rows_meet_far_away():
     assert [int(k) for k in re.findall(r"rank 2, Kruskal rank (\d)", page("kruskal"))] == rank
 
 
-def test_what_was_trained_stands_on_the_ruler_only_where_every_run_met_its_labels():
+def test_ruler_shows_what_every_run_met():
     rows = experiments.table(fits.LAYER.name, "paper")
     rows = rows[(rows.n == 32) & (rows.d == 64) & (rows.d_h == 64) & (rows.context == "own")]
     largest = {}
@@ -170,7 +181,7 @@ def test_what_was_trained_stands_on_the_ruler_only_where_every_run_met_its_label
     assert numbers("ruler")["trained"] == largest
 
 
-def test_the_weights_on_the_ruler_are_computed_by_a_chapter():
+def test_ruler_shows_what_a_chapter_builds():
     chapter = (BOOK / "text" / "answer" / "weights.md").read_text(encoding="utf-8")
     ((heads, count),) = numbers("ruler")["built"].items()
     assert f"\nlabels = {count}  # " in chapter
@@ -178,7 +189,7 @@ def test_the_weights_on_the_ruler_are_computed_by_a_chapter():
     assert count <= bounds.own_context_floor(int(heads), 64, 64)
 
 
-def test_outputs_of_a_head_lie_in_the_triangles_of_their_tokens():
+def test_growth_outputs_lie_in_their_triangles():
     shown = page("growth")
     triangles = re.findall(r'class="hull" d="M([\d .]+)L([\d .]+)L([\d .]+)Z"', shown)
     outputs = re.findall(r'class="out" cx="(\d+)" cy="(\d+)"', shown)
@@ -196,7 +207,7 @@ def test_outputs_of_a_head_lie_in_the_triangles_of_their_tokens():
     assert bounds.shared_context_rank(1, 3) == 1 + 2
 
 
-def test_the_dials_start_at_the_counts_of_the_layer_of_80_weights():
+def test_growth_dials_start_at_the_counts():
     shown = page("growth-dials")
     found = [int(count) for count in re.findall(r'count".*?>(\d+)<', shown)]
     assert found == [bounds.shared_context_ceiling(4, 4, 2, 4), bounds.own_context_ceiling(4, 2, 4)]
@@ -204,7 +215,7 @@ def test_the_dials_start_at_the_counts_of_the_layer_of_80_weights():
     assert widths == [2.5 * count for count in found for _ in range(2)]
 
 
-def test_a_head_mixes_and_a_unit_cuts_as_the_picture_says():
+def test_mlp_mixes_and_cuts():
     shown = page("mlp")
     assert ">z = (3, 0.5)<" in shown
     inputs = re.findall(r">\((\d), (\d)\): (\d)<", shown)
@@ -213,7 +224,7 @@ def test_a_head_mixes_and_a_unit_cuts_as_the_picture_says():
 
 
 @pytest.mark.parametrize("name", FRAGMENTS)
-def test_a_fragment_stands_alone_and_says_what_it_shows(name):
+def test_a_fragment_stands_alone(name):
     text = page(name)
     assert f'id="pic-{name}"' in text
     assert text.count("<figure") == text.count("</figure>") == text.count("<figcaption>") == 1
@@ -225,15 +236,7 @@ def test_a_fragment_stands_alone_and_says_what_it_shows(name):
         assert svg.count("<text") > 5  # the still is drawn, without a script
 
 
-def test_all_scripts_of_the_book_together_have_at_most_60_kilobytes():
-    files = [*PICTURES.parent.glob("*.js"), *PICTURES.parent.glob("scripts/*.js")]
-    scripts = [path.read_bytes() for path in files]
-    for fragment in [*PICTURES.glob("*.html"), *(BOOK / "fragments").glob("*.html")]:
-        scripts += re.findall(rb"<script>(.*?)</script>", fragment.read_bytes(), re.S)
-    assert sum(map(len, scripts)) <= 60 * 1024
-
-
-def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
+def test_most_draws_the_parameters_that_matter():
     drawn = page("most").split("<title")[1]
     stored, seen = drawn.count('class="free"'), drawn.count('class="follows"')
     dim, head_dim = 4, 2
@@ -245,7 +248,7 @@ def test_so_many_cells_of_a_head_are_drawn_as_parameters_matter():
     assert f"only {4 * matter} of the {4 * weights} weights" in drawn
 
 
-def test_two_answers_of_one_parameter_draw_the_curve_and_miss_the_ring(double):
+def test_sheet_draws_the_curve_beside_the_ring(double):
     drawn = page("sheet")
     at = re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", re.search(r'class="curve" d="(.*?)"', drawn)[1])
     outputs = []
@@ -254,13 +257,13 @@ def test_two_answers_of_one_parameter_draw_the_curve_and_miss_the_ring(double):
         queries = torch.tensor([[1.6], [0.5]])
         outputs.append(scalar_outputs(heads, torch.tensor([[-1.0], [1.0]]), queries))
     places = torch.stack(outputs) * 90 * torch.tensor([1, -1]) + torch.tensor([130, 122])
-    found = tensor([[float(x) for x in pair] for pair in at])
-    torch.testing.assert_close(found, places, atol=0.06, rtol=0)
+    found = floats(at)
+    near(found, places)
     ring = tensor([float(x) for x in re.search(r'want" cx="(\S+)" cy="(\S+)"', drawn).groups()])
     assert (found - ring).norm(dim=1).min() > 20
 
 
-def test_twins_are_silent_and_ten_times_a_small_step_is_the_labels(double):
+def test_twins_are_silent_and_step_to_the_labels(double):
     drawn, data = page("twins"), numbers("twins")
     E, e, y, q, k, mu = (
         tensor(data[name]) for name in ("tokens", "queries", "labels", "W_Q", "W_K", "mu")
@@ -276,10 +279,10 @@ def test_twins_are_silent_and_ten_times_a_small_step_is_the_labels(double):
     single = [scalar_outputs(ScalarHeads(*(w[h : h + 1] for w in moved)), E, e) for h in (0, 1)]
     for kind, alone in zip(("one", "two"), single, strict=True):
         high = re.findall(rf'class="{kind}" [^>]*height="([\d.]+)"', drawn)[3:]
-        torch.testing.assert_close(tensor([*map(float, high)]), 26 * alone.abs(), atol=0.06, rtol=0)
+        near(floats(high), 26 * alone.abs())
 
 
-def test_dots_in_the_valley_are_gradient_steps_and_the_line_a_newton_step():
+def test_getting_there_is_steps_of_gradient_and_newton():
     drawn = page("getting-there").split("<script>")[0]
     dots = [
         tuple(map(float, at)) for at in re.findall(r'<circle cx="(\S+)" cy="(\S+)" r="2.6"', drawn)
@@ -290,11 +293,11 @@ def test_dots_in_the_valley_are_gradient_steps_and_the_line_a_newton_step():
     at = tensor(start)
     assert len(dots) == 21
     for dot in dots:
-        torch.testing.assert_close(tensor(dot), at, atol=0.06, rtol=0)  # printed to a tenth
+        near(tensor(dot), at)  # printed to a tenth
         at = at - rate * values**2 * (at - lowest)
 
 
-def test_the_fold_is_drawn_where_a_singular_value_is_zero():
+def test_fold_is_where_a_singular_value_is_zero():
     drawn = page("fold")
     v, shown = torch.tensor(0.5), float(re.search(r"smallest singular value: (\S+)<", drawn)[1])
     J = torch.func.jacrev(lambda u, v: torch.stack([-(v**2), u + 0.4 * v]), argnums=(0, 1))
@@ -308,21 +311,21 @@ def test_the_fold_is_drawn_where_a_singular_value_is_zero():
 def points(name, mark):
     """Centres of the circles of a class, in their order."""
     circle = rf'<circle class="{mark}" cx="([\d.]+)" cy="([\d.]+)"'
-    return tensor([[float(x) for x in found] for found in re.findall(circle, page(name))])
+    return floats(re.findall(circle, page(name)))
 
 
-def test_nine_steps_of_the_prism_span_three_dimensions_and_heads_stop_on_one_of_them():
+def test_apart_steps_span_three_dimensions():
     below, above = points("apart", "token").unflatten(0, (2, 3))
     torch.testing.assert_close(above - below, (above - below)[:1].expand(3, 2))
     start, end = below[1], above[0]  # the pair (a, b)
     for stop in points("apart", "share"):
         share = (stop - start) @ (end - start) / (end - start).square().sum()
-        torch.testing.assert_close(start + share * (end - start), stop, atol=0.1, rtol=0)
+        near(start + share * (end - start), stop, 0.1)
     nine = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     assert [offered_rank(nine, heads, 10, 10) for heads in (1, 2)] == [3 + 3, 3 + 3 + 3]
 
 
-def test_four_pairs_go_through_all_maps_to_the_tokens_of_xor():
+def test_offers_maps_four_pairs_to_xor():
     """As drawn: rows of F in two parts, their factors, and the sums whose sign is the token."""
     shown = page("offers").replace("−", "-")
     vectors = re.findall(r">\(([^()]+)\)</text>", shown)
@@ -345,7 +348,7 @@ def test_four_pairs_go_through_all_maps_to_the_tokens_of_xor():
     assert torch.equal(half[0] + half[3], half[1] + half[2])
 
 
-def test_pairs_to_blame_and_lines_of_labels_are_the_librarys():
+def test_blame_and_pairs_are_the_librarys():
     blamed = re.findall(r'class="blamed".*?>([abc])([abc])<', page("blame"))
     pairs = torch.tensor([["abc".index(token) for token in pair] for pair in blamed])
     nine = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -363,25 +366,23 @@ def test_pairs_to_blame_and_lines_of_labels_are_the_librarys():
         assert heights == pytest.approx([float(at.split()[1]) for at in drawn], abs=0.06)
     rows = searches.found("dana-capacity", "paper").query("d == 10 and d_h == 10")
     crosses = re.findall(r"M([\d.]+) ([\d.]+)l10 10", shown)
-    at = tensor([[float(x) for x in cross] for cross in crosses])
+    at = floats(crosses)
     expected = [
         [52 + 36 * (H - 1) - 5, 227 - T / 7] for H, T in zip(rows.H, rows.memorized, strict=True)
     ]
-    torch.testing.assert_close(at, tensor(expected), atol=0.06, rtol=0)
+    near(at, tensor(expected))
 
 
-def test_a_target_on_the_circle_is_ahead_of_its_neighbours_by_what_is_said():
+def test_circle_leads_by_what_it_says():
     W_U = circle(10)
     lead = 1 - (W_U @ W_U[2]).sort().values[-2]
     assert f"the lead is {lead:.2f}" in page("circle")
     drawn = re.findall(r'class="(?:token|right)" cx="([\d.]+)" cy="([\d.]+)"', page("circle"))
     expected = tensor([150, 146]) + 108 * W_U * tensor([1, -1])
-    torch.testing.assert_close(
-        tensor([[float(x) for x in at] for at in drawn]), expected, atol=0.06, rtol=0
-    )
+    near(floats(drawn), expected)
 
 
-def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
+def test_code_tokens_fall_on_the_lines():
     own, shared = points("code", "token").unflatten(0, (2, 2))
     assert torch.equal(own, shared)
     origin = tensor([150, 150])
@@ -389,7 +390,7 @@ def test_heads_see_the_two_tokens_where_they_fall_on_their_lines():
     for line, found in zip(tensor([[1, 0], [1, -1], [1, 1]]), feet, strict=True):  # y is down
         unit = line / line.norm()
         expected = origin + ((own - origin) @ unit)[:, None] * unit
-        torch.testing.assert_close(found, expected, atol=0.1, rtol=0)
+        near(found, expected, 0.1)
     torch.testing.assert_close(points("code", "same").expand(2, 2), feet[0])
 
 
@@ -398,7 +399,7 @@ def percent(name, variant):
     return 100 * rows.groupby("d_h").accuracy.mean()
 
 
-def test_switches_show_the_stored_curves_of_all_trained_combinations_and_no_others():
+def test_suspects_show_the_stored_curves():
     """A switch is on where a model differs from the published code."""
     shown = page("suspects")
     drawn = dict(re.findall(r'data-key="(\d+)">.*?Z"/><path d="M([^"]+)"', shown))
@@ -416,7 +417,7 @@ def test_switches_show_the_stored_curves_of_all_trained_combinations_and_no_othe
     assert drawn == {}
 
 
-def test_what_heads_cost_and_buy_is_drawn_as_counted_and_trained():
+def test_parameters_and_budget_are_as_stored():
     for kind, variant in (("own", "paper"), ("shared", "code")):
         runs = experiments.runs("dana-exp2", "paper", 1, variant=variant)
         counted = {}
@@ -432,7 +433,7 @@ def test_what_heads_cost_and_buy_is_drawn_as_counted_and_trained():
     assert [int(words) for _, words in bars] == [round(y) for y in expected]
 
 
-def test_one_plane_for_all_heads_leaves_28_weights_that_count_of_64(double):
+def test_one_plane_leaves_28_weights_that_count(double):
     """As the chapter says of the layer of 80 weights: the rank of its derivative."""
     draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0))
     X, e = draw(99, 4, 4), draw(99, 4)
@@ -450,7 +451,7 @@ def test_one_plane_for_all_heads_leaves_28_weights_that_count_of_64(double):
     assert count(2, draw(4, 2)) == bounds.own_context_ceiling(4, 2, 2) + 2 * (4 - 2) == 28
 
 
-def test_a_saturated_head_hardly_moves_and_is_above_the_limit_of_the_trainings():
+def test_trained_turns_push_a_saturated_head():
     """Both heads get one push: the logit of token 1 rises by 1. Dots are averages of corners."""
     corners = tensor([[80, 48], [18, 152], [142, 152]])
     before_saturation = {}
@@ -466,20 +467,18 @@ def test_a_saturated_head_hardly_moves_and_is_above_the_limit_of_the_trainings()
         assert (pushed - weights[1]).abs().max() < (6e-3 if kind == "free" else 6e-4)
         for moment, exact in (("before", weights[0]), ("after", pushed)):
             at = re.search(rf'class="{moment}" cx="([\d.]+)" cy="([\d.]+)"', group).groups()
-            torch.testing.assert_close(
-                tensor([*map(float, at)]), exact @ corners, atol=0.06, rtol=0
-            )
+            near(floats(at), exact @ corners)
     assert before_saturation["full"] > SATURATED > before_saturation["free"]
 
 
-def test_dependent_queries_cost_the_layer_of_80_weights_what_the_picture_says():
+def test_failures_cost_what_they_say():
     """With one query each head shows a vector of logits and one of values; a plane has d - 1."""
     shown = re.findall(r'class="holds"[^>]*>(\d+) labels<', page("failures"))
     assert [*map(int, shown)] == [4 * (4 + 4), bounds.own_context_ceiling(4, 2, 4 - 1)]
     assert f"whose ceiling is {bounds.own_context_ceiling(4, 2, 4)}," in page("failures")
 
 
-def test_two_heads_cross_twice_so_their_difference_has_the_signs_of_xor():
+def test_xor_heads_differ_by_the_signs_of_xor():
     shown = page("xor-heads")
     for ones in range(3):
         first, second = (20 * 2 * ones / (3 + ones), 18 * 4 * ones / (3 + 3 * ones))
@@ -489,7 +488,7 @@ def test_two_heads_cross_twice_so_their_difference_has_the_signs_of_xor():
         assert words.replace("-", "−") in shown
 
 
-def test_terms_that_leave_a_bit_out_cancel_on_the_cube_and_queries_frame_their_pairs():
+def test_xor_terms_cancel_and_queries_frame():
     drawn = page("xor-cancel").split(">−</text>"), page("xor-cancel").split(">+</text>")
     assert [len(parts) - 1 for parts in drawn] == [2 + 1 + 1, 2 + 1]
     cube = list(itertools.product((0, 1), repeat=3))
@@ -504,14 +503,14 @@ def test_terms_that_leave_a_bit_out_cancel_on_the_cube_and_queries_frame_their_p
     assert inside == [{0, 1}, {1}, {0}]
 
 
-def test_two_heads_are_heard_by_as_many_numbers_as_depth_counts():
+def test_audience_counts_as_depth():
     shown = page("audience")
     for heads, total in (([2], "2 · (5 + 3) + 3 = 19"), ([1, 1], "5 + 5 + 5 + 3 + 3 = 21")):
         assert f">{total}<" in shown
         assert bounds.deep_ceiling(heads, 1, 1, 3) == int(total[-2:])
 
 
-def test_lines_of_examples_cut_the_circle_as_cover_counts():
+def test_arcs_are_as_many_as_cover_counts():
     shown = page("arcs")
     arcs = re.findall(r'class="arc([^"]*)" data-signs="([+−]*)"', shown)
     for T in range(1, 7):
@@ -521,7 +520,7 @@ def test_lines_of_examples_cut_the_circle_as_cover_counts():
     assert all((lit == " lit") == signs.startswith("+++") for lit, signs in arcs)
 
 
-def test_a_flat_sheet_misses_the_label_that_a_fold_reaches():
+def test_flat_misses_the_label_of_the_fold():
     """Oblique drawing: the third input lies at the sum of the first two, its label one higher."""
     dots = {mark: points("flat", mark) for mark in ("dot", "got", "want")}
     first, second = dots["dot"][:2]
@@ -531,7 +530,7 @@ def test_a_flat_sheet_misses_the_label_that_a_fold_reaches():
     assert dots["want"][0, 1] < dots["got"][0, 1]
 
 
-def test_a_head_has_as_many_wishes_as_its_width_but_one_and_serves_as_many_examples():
+def test_silence_serves_width_minus_one():
     heads = re.split('class="start name"', page("silence").split("<svg")[1])[1:]
     widths = [(head.count('class="wish"'), head.count('class="silence"')) for head in heads]
     assert widths == [(3, 1), (1, 1), (0, 1)]

@@ -77,7 +77,7 @@ def book(first_run):
     return first_run[0]
 
 
-def test_a_failing_chapter_is_named_with_its_traceback_and_the_others_finish(first_run):
+def test_a_failing_chapter_is_named(first_run):
     book, done = first_run
     assert done.returncode == 1
     assert re.search(r"part/bad +FAILED", done.stdout)
@@ -91,7 +91,7 @@ def test_a_failing_chapter_is_named_with_its_traceback_and_the_others_finish(fir
     assert "image/png" in record
 
 
-def test_a_notebook_changes_only_where_its_chapter_did(book):
+def test_a_notebook_changes_as_its_chapter_does(book):
     notebook = book.notebook("good")
     before = notebook.read_bytes()
     assert "1 chapters unchanged" in book.run("part/good").stdout
@@ -108,7 +108,7 @@ def test_a_notebook_changes_only_where_its_chapter_did(book):
     book.write("good", GOOD)
 
 
-def test_what_is_edited_while_a_chapter_runs_is_run_again(book, monkeypatch):
+def test_an_edit_during_a_run_is_run_again(book, monkeypatch):
     """And a chapter reads the rows of whoever runs it, though it runs in another folder."""
     rows = 'import os\nprint(os.environ["ATTNMEM_MEASUREMENTS"])'
     edit = "_ = open('../../text/part/edited.md', 'a').write('More.')"
@@ -125,7 +125,7 @@ def picture(colour):
     return base64.b64encode(out.getvalue()).decode()
 
 
-def test_in_a_fresh_copy_a_notebook_stays_where_pictures_look_alike(book):
+def test_a_fresh_copy_keeps_pictures_that_look_alike(book):
     book.write("drawn", chapter(DRAWN.replace("PICTURE", picture("#a00000"))))
     assert book.run("part/drawn").returncode == 0
     notebook = book.notebook("drawn")
@@ -169,7 +169,7 @@ QUICK = "on a CPU say `-p device cpu -p profile quick`; to make, `DEVICE=cpu PRO
         ({"device": "gpu", "profile": "quick"}, "device: got 'gpu'; expected auto, cpu"),
     ],
 )
-def test_what_would_train_nothing_is_refused_before_it_runs(book, values, message):
+def test_what_trains_nothing_is_refused(book, values, message):
     book.write("trains", chapter(TRAINS, "raise RuntimeError('this chapter runs')"))
     given = [word for pair in values.items() for word in ("-p", *pair)]
     refused = book.run("part/trains", *given)

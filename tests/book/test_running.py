@@ -39,7 +39,7 @@ def untried():
 HERE = sorted({re.sub("^python ", ".venv/bin/python ", c) for c in commands() - BY_CI - untried()})
 
 
-def test_what_is_listed_stands_on_a_page_once_and_ci_runs_what_it_is_said_to_run():
+def test_lists_of_commands_agree():
     assert untried() | BY_CI <= commands()
     assert not untried() & BY_CI
     assert len(HERE) >= 6

@@ -61,7 +61,7 @@ def picture(grey):
     return base64.b64encode(out.getvalue()).decode() + "\n"
 
 
-def test_the_last_line_counts_and_a_difference_is_an_error(monkeypatch, capsys):
+def test_main_counts_differences(monkeypatch, capsys):
     found = {"dana/parity": (3, ["dana/parity, cell 1"]), "idea/turns": (2, [])}
     monkeypatch.setattr(steady, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(steady, "_become", lambda _: None)

@@ -28,7 +28,7 @@ def shipped(name):
 
 
 @pytest.mark.parametrize(("name", "variant"), EVERY)
-def test_the_store_is_complete_but_for_what_is_listed(name, variant):
+def test_grids_are_complete_but_for_what_is_listed(name, variant):
     have = shipped(name)
     missing = [r for r in experiments.runs(name, "paper", variant=variant) if r.key not in have]
     assert not missing or name in INCOMPLETE or not have, f"{len(missing)} runs are missing"
@@ -51,7 +51,7 @@ def test_the_list_of_shipped_rows_is_up_to_date():
     assert len(wanted) > 60
 
 
-def test_without_git_all_rows_that_are_there_are_listed(monkeypatch):
+def test_digests_list_all_rows_without_git(monkeypatch):
     known = digests.shipped()
     monkeypatch.setenv("PATH", "")
     assert {*known} <= {*digests.shipped()}
@@ -68,7 +68,7 @@ def test_every_row_says_where_it_comes_from(name):
 
 
 @pytest.mark.parametrize(("name", "tier"), CHECKED)
-def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier):
+def test_tests_of_assumptions_are_complete(name, tier):
     have = storage.read(storage.SHIPPED / name / f"{tier}.csv")
     listed = assumptions.TESTS[name].configs(tier)
     assert len({asked.key for asked in listed}) == len(listed)
@@ -83,7 +83,7 @@ def test_the_tests_of_assumptions_are_complete_but_for_what_is_listed(name, tier
 
 
 @pytest.mark.parametrize("study", [fits.LAYER, fits.DEEP])
-def test_every_fit_belongs_to_the_study_and_says_where_it_ended(study):
+def test_fits_belong_to_their_study(study):
     have, listed = shipped(study.name), study.fittings("paper")
     assert set(have) == {asked.key for asked in listed}
     for asked, found in have.values():

@@ -80,7 +80,7 @@ def test_a_value_is_refused_by_name_before_any_verdict(chapter, monkeypatch, err
     assert (vary.run_with("part/name", {"size": 0}, "size") == []) is right
 
 
-def test_the_least_values_are_those_of_the_comments_and_others_lie_outside(monkeypatch):
+def test_small_takes_the_ends_of_comments(monkeypatch):
     cell = """
 size = 5  # 2 or more
 dim = 9  # size + 1 or more
@@ -98,7 +98,7 @@ profile = "paper"
 
 
 @pytest.mark.parametrize("chapter", chapters())
-def test_every_parameter_has_a_range_or_is_tried_otherwise(chapter):
+def test_every_parameter_has_a_range(chapter):
     """Seeds by ``--seeds``; words and None by words that name nothing."""
     given, tried = parameters(chapter), {"seed", *vary.OF_TRAINING}
     tried |= {name for values, _ in vary.small(chapter) for name in values}
@@ -111,9 +111,7 @@ def test_an_error_is_told_by_its_last_line(chapter):
     assert vary.run_with("part/name", {"seed": 13}) == expected
 
 
-def test_chapters_without_a_seed_are_skipped_and_a_difference_is_an_error(
-    chapter, monkeypatch, capsys
-):
+def test_main_skips_chapters_without_a_seed(chapter, monkeypatch, capsys):
     monkeypatch.setattr(vary, "ProcessPoolExecutor", ThreadPoolExecutor)
     named = ["dana/parity", "training/growth"]  # the second one has no seed
     for seeds, status in (["3", "5"], 0), (["3", "13"], 1):
@@ -125,7 +123,7 @@ def test_chapters_without_a_seed_are_skipped_and_a_difference_is_an_error(
     assert said.endswith(f": singular\n{ran}: 1 differences\n")
 
 
-def test_chapters_are_those_whose_text_changed_since_a_commit(monkeypatch):
+def test_changed_since_names_chapters(monkeypatch):
     lines = "book/text/dana/parity.md\nbook/text/dana/no-more.md\n"
     monkeypatch.setattr(vary.subprocess, "check_output", lambda *_, **__: lines)
     assert vary.changed_since("HEAD~1") == ["dana/parity"]

@@ -484,7 +484,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=f"{case[0]}, {case[2]}") for case in CASES])
-def test_rows_that_make_a_claim_false_or_true_decide_its_word(judge, case):
+def test_rows_decide_the_word_of_a_claim(judge, case):
     key, word, _, change, *given = case
     assert judge(key, change, **(given or [{}])[0])["verdict"] == word
 
@@ -504,7 +504,7 @@ ALL = [(claim, files, None) for claim, files in OF_CURVES.items()]
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=f"{case[0]}, {case[2]}") for case in ONE + ALL]
 )
-def test_a_saturated_curve_cannot_tell_and_ends_no_chapter(judge, case):
+def test_a_saturated_curve_cannot_tell(judge, case):
     key, files, only = case
     paper, _, _ = key.partition("-")
     names = [f"{paper}-{file}" for file in files.split()]
@@ -522,7 +522,7 @@ def measured():
     }
 
 
-def test_every_measured_claim_has_rows_that_make_it_false():
+def test_measured_claims_have_rows_against_them():
     """Of a new claim, this table has to say what would contradict it."""
     now = {key: RECORDED[key].verdict if key in RECORDED else None for key, *_ in CASES}
     false = {key for key, word, *_ in CASES if word != now[key] or word == OUT}
@@ -538,7 +538,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize("key", QUICK)
-def test_the_rows_as_they_are_give_what_the_chapter_recorded(judge, key):
+def test_stored_rows_give_the_recorded_verdict(judge, key):
     """So the statements that run here judge as the chapter does."""
     now, then = judge(key), RECORDED[key]
     assert (now["verdict"], now["grade"]) == (then.verdict, then.grade)

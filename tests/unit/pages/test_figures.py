@@ -21,7 +21,7 @@ CALLS = {  # arguments, and the vertical values of the lines that are drawn
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_figure_draws_its_data_unchanged_on_the_given_axes(name):
+def test_a_figure_draws_its_data_on_the_given_axes(name):
     _, (ax, other) = plt.subplots(2)
     arguments, drawn = CALLS[name]
     assert getattr(figures, name)(*arguments, ("heads", "accuracy"), ax=ax) is ax

@@ -33,7 +33,7 @@ def own(monkeypatch, tmp_path):
     return own, data["text/plain"], metadata
 
 
-def test_rows_are_drawn_and_told_and_a_smoke_test_judges_nothing(own):
+def test_quick_rows_are_drawn_and_not_judged(own):
     own, told, metadata = own
     assert metadata == {"trained": 18}
     assert "| 3 | 3 | 1 | 2 |" in told
@@ -46,7 +46,7 @@ def test_rows_are_drawn_and_told_and_a_smoke_test_judges_nothing(own):
     assert sorted(line.get_ydata()) == pytest.approx(sorted(100 * means))
 
 
-def test_a_run_says_first_that_it_trains_and_for_how_long(monkeypatch, tmp_path, capsys):
+def test_train_says_first_for_how_long(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     monkeypatch.setattr(experiments, "run_jobs", lambda *_, **__: print("training") or 0)
     live.train(["dana-exp1"], minutes=3, profile="quick")
@@ -114,7 +114,7 @@ def test_what_cannot_be_is_refused_by_name(given, named, capsys):
 @pytest.mark.parametrize(
     "chapter", [c for c in chapters() if "live." in (TEXT / f"{c}.md").read_text()]
 )
-def test_chapters_that_train_do_not_unless_asked_and_read_rows_of_the_published_grids(chapter):
+def test_chapters_train_only_if_asked(chapter):
     """The profile says what is trained, and is no other cell's: a smoke test judges no claim."""
     given, text = parameters(chapter), (TEXT / f"{chapter}.md").read_text()
     assert (given["device"], given["minutes"], given["profile"]) == ("cpu", 10, "paper")

@@ -46,7 +46,7 @@ def test_protocol_of_a_known_experiment(shown):
         ("mahdavi-fig5-random-heads", "the rate"),
     ],
 )
-def test_what_is_stored_is_what_the_store_has_and_rates_are_said(shown, name, rate):
+def test_record_counts_stored_rows_and_says_rates(shown, name, rate):
     grid, rows = experiments.runs(name, "paper"), experiments.rows(name, "paper")
     [said] = shown(name, None)
     stored = f"{sum(run.key in rows for run in grid):,} of {len(grid):,} trainings"
@@ -54,7 +54,7 @@ def test_what_is_stored_is_what_the_store_has_and_rates_are_said(shown, name, ra
     assert rate in said
 
 
-def test_curves_have_the_means_of_the_rows_and_equal_sizes_share_a_name(shown):
+def test_record_shows_means_and_joins_equal_sizes(shown):
     _, text = shown("dana-exp1", "H")
     rows = experiments.table("dana-exp1", "paper").query("d == 7")
     means = [f"{x:.3f}".rstrip("0") for x in rows.groupby("H").accuracy.mean()]
@@ -68,7 +68,7 @@ def test_variants_are_not_mixed(shown):
     assert f"| ours | {round(least, 3)} |" in shown("dana-exp2", "d_h")[-1]
 
 
-def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monkeypatch, tmp_path):
+def test_record_leaves_out_curves_with_holes(shown, monkeypatch, tmp_path):
     monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     outcome = next(iter(store.known("mahdavi-fig4-context", "paper").values()))[1]
     most = {"T": 60_000}  # examples: the curve that takes longest
@@ -87,7 +87,7 @@ def test_curves_with_holes_and_begun_seeds_are_left_out_and_counted(shown, monke
 
 
 @pytest.mark.usefixtures("store")
-def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_test(shown):
+def test_record_says_that_quick_is_a_smoke_test(shown):
     with pytest.raises(ValueError, match=r"run dana-exp6, in full or with --profile quick"):
         record("dana-exp6", "H")
     runs = experiments.runs("dana-exp6", "quick")
@@ -105,6 +105,6 @@ def test_where_only_quick_rows_are_stored_they_are_shown_and_said_to_be_a_smoke_
 
 
 @pytest.mark.parametrize("axis", ["width", "seed", "heads"])
-def test_an_axis_that_the_experiment_does_not_have_is_refused(axis):
+def test_record_refuses_another_axis(axis):
     with pytest.raises(ValueError, match=r"^axis: got .* expected a size of dana-exp1"):
         record("dana-exp1", axis)

@@ -37,7 +37,7 @@ BESIDE = LOST._replace(main=False)
 
 
 @pytest.mark.parametrize("check", [reporting.proved, reporting.disproved])
-def test_an_instance_that_misses_what_is_proved_is_an_error(check):
+def test_proved_refuses_an_instance_against_it(check):
     """It moves no word."""
     with pytest.raises(AssertionError, match="an instance misses what thm-x proves"):
         check(False, by="thm-x")
@@ -76,13 +76,13 @@ def test_an_instance_that_misses_what_is_proved_is_an_error(check):
         (5, [MUTE, ASIDE], "in part", "proved, 0 of 5 curves"),
     ],
 )
-def test_word_and_grade_follow_from_the_checks_and_the_published_curves(kind, checks, word, grade):
+def test_word_and_grade_follow_from_checks(kind, checks, word, grade):
     kind, curves = (kind, None) if isinstance(kind, str) else ("figure", kind)
     assert reporting.word_for(claim(kind), checks, curves) == word
     assert reporting.grade_for(claim(kind), checks, curves) == grade
 
 
-def test_a_universal_claim_of_any_kind_falls_by_one_counterexample():
+def test_a_universal_claim_falls_by_one_check():
     assert reporting.word_for(claim("table", universal=True), [SEEN, BALLS]) == "contradicted"
     assert reporting.word_for(claim("table"), [SEEN, BALLS]) == "in part"
 
@@ -115,7 +115,7 @@ def test_a_verdict_is_shown_and_stored(displayed):
     assert entry["attnmem"]["checks"] == [["half", True, "measured", None, 1, 6, True]]
 
 
-def test_what_a_claim_adds_is_shown_and_cannot_carry_it(displayed):
+def test_also_is_shown_and_cannot_carry(displayed):
     also = {"an offset": ONE}
     reporting.verdict("dana-experiment-6", {"slope": LOST}, also=also, sizes="N = 10", curves=3)
     [(data, metadata)] = displayed
@@ -128,7 +128,7 @@ def test_what_a_claim_adds_is_shown_and_cannot_carry_it(displayed):
 
 
 @pytest.mark.parametrize("key", ["mahdavi-figure-3", "mahdavi-table-1"])
-def test_a_claim_that_nothing_can_tell_is_not_judged_yet(displayed, key):
+def test_a_claim_is_not_judged_where_none_can_tell(displayed, key):
     reporting.verdict(key, {"one curve": MUTE})
     if needs := papers.claims()[key].needs:
         reporting.verdict(key, {})

@@ -26,7 +26,7 @@ LITERAL = {  # coefficients by name, and the values at 2 and 3
 
 
 @pytest.mark.parametrize("law", scaling.LAWS)
-def test_a_law_is_what_its_coefficients_say_and_a_fit_finds_them(law):
+def test_fit_finds_the_coefficients_of_a_law(law):
     coefficients, values = LITERAL[law]
     assert scaling.LAWS[law].names == tuple(coefficients)
     found = scaling.FittedLaw(law, coefficients, 1.0, 0.0, 2)
@@ -50,7 +50,7 @@ def test_linear_fit_against_the_textbook_formulas():
     assert scaling.fit("linear", X, seeds) == found, "of the means over seeds"
 
 
-def test_too_few_points_have_a_fit_but_cannot_be_compared():
+def test_fit_of_too_few_points_has_no_aicc():
     assert scaling.fit("linear", [1, 2, 3, 4], [1, 2, 3, 5]).aicc == math.inf
     five = scaling.fit("linear", [1, 2, 3, 4, 5], [1, 2, 3, 5, 4])  # residual 1.9
     assert five.aicc == pytest.approx(5 * math.log(1.9 / 5) + 6 + 24 / 1)
@@ -64,7 +64,7 @@ def test_too_few_points_have_a_fit_but_cannot_be_compared():
 
 @pytest.mark.parametrize("unit", [1e-20, 1e-6, 1.0, 3e4, 1e8, 1e20])
 @pytest.mark.parametrize("law", scaling.LAWS)
-def test_a_fit_does_not_depend_on_the_unit_of_the_places(law, unit):
+def test_fit_does_not_depend_on_the_unit(law, unit):
     """Powers of large numbers fill the digits of a float unless they are scaled."""
     y = np.array([0.9, 0.8, 0.75, 0.4, 0.35, 0.2, 0.05])
     one, other = scaling.fit(law, X, y), scaling.fit(law, unit * X, y)
@@ -101,7 +101,7 @@ def test_places_may_be_far_apart_or_zero():
 
 
 @pytest.mark.parametrize("curve", [3.0, -0.5])
-def test_the_quadratic_term_is_the_square_times_its_coefficient(curve):
+def test_quadratic_term_is_at_the_largest_place(curve):
     x = np.array([0.0, 1, 2, 4])
     assert scaling.quadratic_term(7 - 2 * x + curve * x**2, x) == pytest.approx(16 * curve)
 
@@ -117,7 +117,7 @@ def test_columns_of_objects_count_as_numbers():
     assert scaling.bootstrap(np.mean, y, draws=1, seed=0)
 
 
-def test_intervals_are_percentiles_of_draws_from_each_points_own_seeds_with_replacement():
+def test_bootstrap_draws_seeds_of_each_point():
     y = np.arange(5.0) + np.array([[0.0], [10.0]])
     seen = []
 
@@ -141,7 +141,7 @@ def test_intervals_are_percentiles_of_draws_from_each_points_own_seeds_with_repl
     assert together == pytest.approx(1 / 5, abs=0.05)  # 2,000 pairs: six standard deviations
 
 
-def test_what_is_unsaturated_ends_at_the_first_point_that_reaches_the_ceiling_in_any_order():
+def test_unsaturated_ends_at_the_first_high_point():
     accuracy = np.array([0.25, 0.5, 1.0, 0.75, 1.0])
     assert scaling.unsaturated(np.arange(5), accuracy).tolist() == [True, True, False, False, False]
     assert scaling.unsaturated_gains(np.arange(5), accuracy).tolist() == [0.25, 0.5]
@@ -156,7 +156,7 @@ def test_what_is_unsaturated_ends_at_the_first_point_that_reaches_the_ceiling_in
 
 
 @pytest.mark.parametrize("y", [[0.2, 0.4, 0.96], [0.2, 0.96, 1.0], [0.96, 1.0, 1.0], [1, 1, 1]])
-def test_a_curve_with_too_few_points_below_saturation_cannot_tell_and_ends_nothing(y):
+def test_a_saturated_curve_cannot_tell(y):
     x, seeds = np.arange(1.0, 4.0), np.repeat(np.array(y)[:, None], 2, axis=1)
     line = scaling.unsaturated_line(x, seeds)
     assert math.isnan(line.r2)
@@ -187,7 +187,7 @@ def test_a_curve_with_too_few_points_below_saturation_cannot_tell_and_ends_nothi
         (lambda x: np.minimum(0.1 + 1.7 * x, 1), {"linear"}),
     ],
 )
-def test_a_line_and_a_square_are_told_apart_on_the_unsaturated_part(y, of):
+def test_follows_tells_a_line_from_a_square(y, of):
     """A law needs its exponent, too, so a cubic is no square, though nearer to it than to a line.
 
     Small noise keeps the criterion from comparing residuals of rounding.
@@ -204,7 +204,7 @@ def test_an_exponent_is_that_beside_a_constant():
     assert scaling.exponent(0.3 - 0.2 * X**-0.5, X) == pytest.approx(-0.5, abs=1e-6)
 
 
-def test_a_difference_is_that_of_means_with_the_error_of_both():
+def test_mean_difference_has_the_error_of_both():
     random = np.random.default_rng(0)
     x, y = np.arange(1.0, 6.0), random.normal(size=(5, 400)) + 3
     other = random.normal(scale=2.0, size=(5, 100)) + np.arange(1.0, 6.0)[:, None]
@@ -241,7 +241,7 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
         (scaling.mean_difference, ([1, 2], ONES, [1, 2], np.ones((3, 3))), {}, "other_y"),
     ],
 )
-def test_bad_arguments_are_named(function, arguments, options, name):
+def test_scaling_refuses_bad_arguments(function, arguments, options, name):
     with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
         function(*arguments, **options)
 
