@@ -251,9 +251,6 @@ def test_the_argument_fits_an_afternoon():
 
 ENTRIES = parse_file(BOOK / "references.bib").entries
 CITED = re.compile(r"\{cite(?::[a-z]+)?\}`([^`]+)`")
-ARXIV = re.compile(r"\barXiv[: ]*(\d{4}\.\d{4,5})")
-VENUES = {"journal", "booktitle", "publisher"}
-LIBRARY = sorted(path for kind in ("py", "toml") for path in (ROOT / "lib").rglob(f"*.{kind}"))
 
 
 def cited(text):
@@ -264,21 +261,3 @@ def test_entries_are_those_that_pages_cite():
     used = set().union(*(cited(source(page).read_text()) for page in pages()))
     assert used - {*ENTRIES} == set(), "add entries to book/references.bib"
     assert {*ENTRIES} - used == set(), "no page cites these: delete them from book/references.bib"
-
-
-def test_numbers_of_arxiv_have_entries():
-    named = [page for page in pages() if ARXIV.search(source(page).read_text())]
-    assert named == [], "write {cite:t}`key` instead of the number"
-    notes = " ".join(entry.fields.get("note", "") for entry in ENTRIES.values())
-    for path in (ROOT / "README.md", *LIBRARY):
-        assert {*ARXIV.findall(path.read_text())} <= {*ARXIV.findall(notes)}, path
-
-
-@pytest.mark.parametrize("key", ENTRIES)
-def test_an_entry_has_full_names_and_a_venue(key):
-    """Or says what was seen."""
-    entry = ENTRIES[key]
-    authors, note = entry.persons.get("author", []), entry.fields.get("note", "")
-    assert all(author.first_names and author.last_names for author in authors)
-    assert authors or "without the names" in note
-    assert VENUES & set(entry.fields) or re.search("abstract|Software", note)

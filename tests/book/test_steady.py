@@ -75,8 +75,6 @@ def test_main_counts_differences(monkeypatch, capsys):
 
 
 def test_work_beside_the_busy_machine_ends_with_it():
-    with steady.working(2) as beside:
-        assert [each.poll() for each in beside] == [None, None]
-    assert all(each.wait(10) for each in beside)
-    with steady.working(0) as beside:
-        assert not beside
+    with steady.working(2) as processes:
+        assert [process.poll() for process in processes] == [None, None]
+    assert all(process.wait(10) for process in processes)

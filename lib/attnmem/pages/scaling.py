@@ -169,6 +169,8 @@ def follows(law: str, x: ArrayLike, y: ArrayLike) -> tuple[bool | None, str]:
     variance and leads the other by ten in AICc; and the exponent of the best power with a constant,
     rounded, is one or two. None where too few points are below saturation.
     """
+    if law not in ("linear", "square"):
+        refuse("law", repr(law), "linear or square")
     keep = unsaturated(x, y)
     x, y = np.asarray(x, dtype=float)[keep], _means(y)[keep]
     rival, degree = ("square", 1) if law == "linear" else ("linear", 2)

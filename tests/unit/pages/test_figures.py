@@ -20,6 +20,18 @@ CALLS = {  # arguments, and the vertical values of the lines that are drawn
 }
 
 
+def test_label_ends_names_each_line_apart():
+    _, ax = plt.subplots()
+    for name, end in (("AoT", 0.5), ("MLP", 0.5), ("_hidden", 0.1)):
+        ax.plot([1, 2, 3], [0.1, end, np.nan], label=name)
+    figures.label_ends(ax)
+    assert [note.get_text() for note in ax.texts] == ["AoT", "MLP"]
+    assert [note.xy for note in ax.texts] == [(2, 0.5)] * 2
+    low, high = (note.xyann[1] for note in ax.texts)
+    assert high - low >= plt.rcParams["font.size"]
+    plt.close("all")
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_figure_draws_its_data_on_the_given_axes(name):
     _, (ax, other) = plt.subplots(2)

@@ -21,14 +21,20 @@ profile = "paper"  # or "quick"
 JUDGES = {"dana-exp1": lambda rows: rows.accuracy.mean() > 0, "dana-exp6": lambda rows: None}
 
 
-@pytest.fixture
-def own(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.fixture(scope="module")
+def own(folder):
     """The smoke test of two experiments, and what its report shows."""
-    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(tmp_path))
     shown = []
-    monkeypatch.setattr(reporting, "_display", lambda *data: shown.append(data))
-    own = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
-    own.report({"dana-exp1": JUDGES["dana-exp1"]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ATTNMEM_MEASUREMENTS", str(folder))
+        patch.setattr(reporting, "_display", lambda *data: shown.append(data))
+        own = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
+        own.report({"dana-exp1": JUDGES["dana-exp1"]})
     [(data, metadata)] = shown
     return own, data["text/plain"], metadata
 
@@ -65,14 +71,15 @@ def test_whole_curves_are_judged(own, name, said):
     assert own[0]._verdict(name, JUDGES[name]).startswith(said)
 
 
-def test_a_second_run_goes_on_and_rows_stay_apart(own, tmp_path):
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*.csv")}
-    assert {path.parents[1] for path in before} == {tmp_path / "live"}
+def test_a_second_run_goes_on_and_rows_stay_apart(own, folder, monkeypatch):
+    monkeypatch.setenv("ATTNMEM_MEASUREMENTS", str(folder))
+    before = {path: path.read_bytes() for path in folder.rglob("*.csv")}
+    assert {path.parents[1] for path in before} == {folder / "live"}
     assert not store.known("dana-exp1", "quick")
     again = live.train(["dana-exp1", "dana-exp6"], minutes=ENDLESS, profile="quick")
     assert again.said.startswith("0 rows")
     assert again.rows == own[0].rows
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*.csv")} == before
+    assert {path: path.read_bytes() for path in folder.rglob("*.csv")} == before
     other = live.train(["dana-exp6"], minutes=ENDLESS, profile="quick", variant="paper")
     assert {run.variant for run, _ in other.rows["dana-exp6"].values()} == {"paper"}
     again = live.train(["dana-exp6"], minutes=ENDLESS, profile="quick")
@@ -97,17 +104,11 @@ def test_by_default_nothing_is_trained(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"minutes": 0}, "minutes"),
-        ({"minutes": "ten"}, "minutes"),
-        ({"device": "gpu"}, "device"),
-        ({"profile": "large"}, "profile"),
-    ],
+    ("name", "value"), [("minutes", 0), ("minutes", "ten"), ("device", "gpu"), ("profile", "large")]
 )
-def test_what_cannot_be_is_refused_by_name(given, named, capsys):
-    with pytest.raises(ValueError, match=f"^{named}: "):
-        live.train(["dana-exp1"], **given)
+def test_what_cannot_be_is_refused_by_name(name, value, capsys):
+    with pytest.raises(ValueError, match=f"^{name}: got {value!r}"):
+        live.train(["dana-exp1"], **{name: value})
     assert not capsys.readouterr().out
 
 

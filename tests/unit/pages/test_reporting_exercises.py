@@ -1,9 +1,14 @@
 """Answers of every natural kind get words: right, not yet with a reason, and never a traceback."""
 
+import html
+import json
+import re
+
 import pytest
 import torch
 
 from attnmem.core import bounds
+from attnmem.pages import reporting
 from attnmem.pages.reporting import attempt
 
 
@@ -30,6 +35,24 @@ def test_an_answer_gets_one_line(capsys, answer, check, said):
     out = capsys.readouterr().out
     assert out.startswith(said)
     assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("among", "spans"),
+    [
+        (range(1, 6), [[1, 2, "not yet: few"], [3, 5, "right"]]),
+        (["a", "b", "long"], [["a", "a", "right"], ["b", "b", "right"], ["long", "long", "right"]]),
+        ("judge", "judge"),
+    ],
+    ids=["numbers", "words", "function"],
+)
+def test_a_field_joins_numbers_of_one_line(monkeypatch, among, spans):
+    """A word is an answer by itself, a single string names a function."""
+    shown = []
+    monkeypatch.setattr(reporting, "_display", lambda data, _: shown.append(data["text/html"]))
+    attempt(None, lambda x: isinstance(x, str) or x >= 3 or "few", among)
+    [answers] = re.findall('data-answers="(.*?)"', shown[0])
+    assert json.loads(html.unescape(answers)) == spans
 
 
 def test_whoever_stops_a_check_stops_it():

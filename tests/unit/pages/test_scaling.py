@@ -224,31 +224,33 @@ INFINITE, MISSING = np.where(X == 5, math.inf, X), np.where(X == 5, math.nan, X)
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "options", "name"),
+    ("function", "arguments", "options", "name", "got"),
     [
-        (scaling.fit, ("cubic", X, X), {}, "law"),
-        (scaling.fit, ("linear", X, X[1:]), {}, "y"),
-        (scaling.fit, ("power", [0.0, 1, 2], [0.0, 1, 2]), {}, "x"),
-        (scaling.fit, ("linear", X, MISSING), {}, "y"),
-        (scaling.fit, ("linear", INFINITE, X), {}, "x"),
-        (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "draws": 0}, "draws"),
-        (scaling.bootstrap, (np.mean, X), {"seed": 0}, "y"),
-        (scaling.bootstrap, (np.mean, np.empty((3, 0))), {"seed": 0}, "y"),
-        (scaling.unsaturated_line, (COLUMN, X), {}, "x"),
-        (scaling.mean_difference, ([1, 1], ONES, [1, 2], ONES), {}, "x"),
-        (scaling.mean_difference, ([1, 2], ONES, [1, 1], ONES), {}, "other_x"),
-        (scaling.mean_difference, ([1, 2], ONES[:, :1], [1, 2], ONES), {}, "y"),
-        (scaling.mean_difference, ([1, 2], ONES, [1, 2], np.ones((3, 3))), {}, "other_y"),
+        (scaling.fit, ("cubic", X, X), {}, "law", "'cubic'"),
+        (scaling.follows, ("cubic", X, X), {}, "law", "'cubic'"),
+        (scaling.fit, ("linear", X, X[1:]), {}, "y", r"shape \(6,\)"),
+        (scaling.fit, ("power", [0.0, 1, 2], [0.0, 1, 2]), {}, "x", "a value of 0.0"),
+        (scaling.fit, ("linear", X, MISSING), {}, "y", "NaN"),
+        (scaling.fit, ("linear", INFINITE, X), {}, "x", "NaN or infinite"),
+        (scaling.bootstrap, (np.mean, COLUMN), {"seed": 0, "draws": 0}, "draws", "0"),
+        (scaling.bootstrap, (np.mean, X), {"seed": 0}, "y", r"shape \(7,\)"),
+        (scaling.bootstrap, (np.mean, np.empty((3, 0))), {"seed": 0}, "y", r"shape \(3, 0\)"),
+        (scaling.unsaturated_line, (COLUMN, X), {}, "x", r"shape \(7, 1\)"),
+        (scaling.mean_difference, ([1, 1], ONES, [1, 2], ONES), {}, "x", "values that do not rise"),
+        (scaling.mean_difference, ([1, 2], ONES, [1, 1], ONES), {}, "other_x", "values that do"),
+        (scaling.mean_difference, ([1, 2], ONES[:, :1], [1, 2], ONES), {}, "y", r"shape \(2, 1\)"),
+        (scaling.mean_difference, ([1, 2], ONES, [1, 2], ONES.T), {}, "other_y", r"shape \(3, 2\)"),
     ],
 )
-def test_scaling_refuses_bad_arguments(function, arguments, options, name):
-    with pytest.raises(ValueError, match=rf"^{name}: got .*; expected "):
+def test_scaling_refuses_bad_arguments(function, arguments, options, name, got):
+    with pytest.raises(ValueError, match=rf"^{name}: got {got}"):
         function(*arguments, **options)
 
 
 @pytest.mark.parametrize(
     ("y", "answer"),
     [([1, 2, 3.01], True), ([3, 2, 1], False), ([0, 0, 1], False), ([2, 2, 2], False)],
+    ids=["a line", "falls", "bends", "flat"],
 )
 def test_a_line_has_to_rise_and_to_explain(y, answer):
     assert scaling.rises_on_a_line(scaling.fit("linear", [1, 2, 3], y)) is answer
