@@ -125,12 +125,6 @@ class Memorizer(nn.Module):
         return F.linear(torch.cat(o, dim=-1) @ P["W_O"], P["W_D"], P["b_D"])
 
 
-def mha_outputs(P, run, contexts, queries):
-    """What is decoded from :func:`attnmem.lab.models.mha_heads`, of stacked weights."""
-    _, values = models.mha_heads(P, run, contexts, queries)
-    return values @ P["W_O"] @ P["W_D"].mT + P["b_D"][:, None]
-
-
 # --- trainings ------------------------------------------------------------------------------------
 
 
