@@ -3,10 +3,10 @@
 Read the files in this order:
 
 1. ``layers``: attention as one function of its weights, in the letters of each paper.
-2. ``deep``: such layers one after the other.
+2. ``stacked``: such layers one after the other.
 3. ``bounds``: how much they can memorize, by counting what their outputs show of the weights.
 4. ``memorize``: weights that memorize, written down as Theorem 1 of Mahdavi et al. proves them.
-5. ``descend``: other weights that memorize, found by gradient descent.
+5. ``descent``: other weights that memorize, found by gradient descent, in one loop.
 6. ``random``: weights drawn at random, which show what almost all weights do.
 
 ``checks`` and ``examples`` beside this folder refuse bad input; a reader may skip them.
