@@ -185,6 +185,9 @@ def aot(weights: AoTWeights, tokens: Int[Tensor, "*data B S"]) -> Float[Tensor, 
 
 # --- what both layers share: softmax attention ----------------------------------------------------
 
+# Letters of products: b is an example, n a token, h a head, d a dimension of tokens and queries, k
+# one of the head's maps, v one of its values; "..." are runs.
+
 
 def by_example(context: _Tokens, query: _Queries) -> Float[Tensor, "*data B_or_one n d"]:
     """The context of every example; one that all share gets an axis of size one for them."""
@@ -195,8 +198,8 @@ def by_example(context: _Tokens, query: _Queries) -> Float[Tensor, "*data B_or_o
 
 def attention_weights(W_Q: _Maps, W_K: _Maps, context: _Tokens, query: _Queries) -> _Attention:
     """Every head's softmax over the tokens of ``E W_K W_Q^T e``."""
-    # From right to left, so that each product is one of a matrix and a vector: of all orders this
-    # one alone never needs more memory than z_h. theory.products has the fastest one for each size.
+    # From right to left, so that each product is one of a matrix and a vector: nothing larger than
+    # alpha and z is formed, for own contexts and shared ones. theory.products has faster orders.
     q = torch.einsum("...bd,...hdk->...bhk", query, W_Q)  # W_Q^T e
     asked = torch.einsum("...bhk,...hdk->...bhd", q, W_K)  # W_K W_Q^T e
     logits = torch.einsum("...bnd,...bhd->...bhn", by_example(context, query), asked)
