@@ -9,7 +9,6 @@ from attnmem import aot
 from attnmem.theory import associations
 from attnmem.theory.associations import (
     circle,
-    fitted,
     margins,
     memorize_aot,
     memorize_next_tokens,
@@ -44,29 +43,6 @@ def test_draws_have_their_shapes_and_spread():
     x = e + pos[0]
     logits = torch.einsum("xd,hkd,hke,ye->hxy", x, W_Q, W_K, x)
     assert float(logits.std()) == pytest.approx(5, rel=0.3)
-
-
-def test_fitted_draw_has_the_logits_of_its_targets():
-    W_U = circle(4)
-    drawn = random_aot(4, 2, 2, 2, 7, spread=30.0, seed=0)
-    targets = W_U[TOKENS]
-    logits = aot(fitted(drawn, W_U, PAIRS, targets), PAIRS)
-    torch.testing.assert_close(logits, targets @ W_U.T, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_margin_is_nearly_the_exact_one(seed):
-    """Neighbours on a circle of four have the product 0; jitter costs less than its half."""
-    weights = memorize_aot(PAIRS, TOKENS, vocab=4, dim=2, head_dim=2, heads=7, seed=seed)
-    assert float(margins(aot(weights, PAIRS), TOKENS).min()) > 0.49
-
-
-@pytest.mark.parametrize("groups", [(2, 2), (3, 2), (2, 2, 1)])
-def test_heads_that_cancel_predict_every_token(groups):
-    weights = memorize_next_tokens(PAIRS, TOKENS, **SIZES, groups=groups, seed=0)
-    assert weights.W_O.shape == (sum(groups), 3, 2)
-    lead = margins(aot(weights, PAIRS), TOKENS)
-    assert float(lead.min()) > 0.8 * (2 / 3) ** 2  # of the exact margin (c_1 - c_0)^2
 
 
 @pytest.mark.parametrize("most", [9, 10])

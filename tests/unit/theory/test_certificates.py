@@ -61,7 +61,7 @@ def test_features_lie_in_small_balls(own):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
-def test_construction_is_certified_and_a_wrong_label_not(own, skip):
+def test_construction_is_certified_a_wrong_label_not(own, skip):
     layer, labels = small_task(own, skip)
     proof = certified_memorization(*layer, labels, skip=skip)
     assert proof.rank == 9

@@ -1,27 +1,12 @@
-"""Exact ranks of token sequences: by hand, and under changes that leave them as they are.
-
-More in tests/theory: against fractions, real exponentials and the layer's own derivative.
-"""
+"""Exact ranks of token sequences; more in tests/theory, against fractions and derivatives."""
 
 import pytest
 import torch
 
 from attnmem.theory.impossible import every_parity
-from attnmem.theory.sequence_ranks import (
-    cancelling_rank,
-    dependent_subset,
-    jacobian_rank,
-    offered_rank,
-)
+from attnmem.theory.sequence_ranks import cancelling_rank, jacobian_rank, offered_rank
 
 CUBE = every_parity(3)[0]
-
-
-@pytest.mark.parametrize(("heads", "rank"), [(1, 4), (2, 7), (3, 8)])
-def test_bits_behind_one_query(heads, rank):
-    """Polynomials of degree ``H`` in three bits, each bit at most once."""
-    assert offered_rank(CUBE, heads, 9, 9) == rank
-    assert offered_rank(CUBE, heads, 9, 9, skip=False) == rank  # its one last token adds nothing
 
 
 def test_skip_connection_adds_the_last_tokens():
@@ -43,11 +28,3 @@ def test_names_and_order_change_no_rank(seed):
 def test_pair_that_cancels_is_worth_a_head():
     assert cancelling_rank(CUBE, [2, 2], 1, 4) == jacobian_rank(CUBE, 2, 1, 4)
     assert cancelling_rank(CUBE, [1], 1, 4) == 4  # u and m alone move: a value of zero
-
-
-def test_dependent_subset_is_the_smallest_circuit_found():
-    """One head meets all of eight sequences apart but not the four of two bits."""
-    apart = torch.arange(20, 44).reshape(8, 3)
-    rows = torch.cat([apart[:3], every_parity(2)[0], apart[3:]])
-    assert dependent_subset(rows, 1, 10, 10).tolist() == [3, 4, 5, 6]
-    assert dependent_subset(apart, 1, 10, 10).tolist() == []
