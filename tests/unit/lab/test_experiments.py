@@ -347,14 +347,6 @@ def test_a_column_without_values_is_of_floats():
     assert width.isna().all()
 
 
-def test_parameters_are_counted_for_every_row():
-    put(of("dana-exp5-mlp", "quick"))
-    table, _ = experiments.stored("dana-exp5-mlp", "quick")
-    for row in table.itertuples():
-        N, d, w = row.N, row.d, row.width or 0
-        assert row.parameters == 2 * N * d + 2 * d + 4 * d * d + (2 * d * w + w if w else 0)
-
-
 def test_a_stored_training_can_be_repeated():
     experiments.run("dana-exp6", "quick", "cpu", seeds=1, where={"H": 5})
     now, then = experiments.repeat("dana-exp6", "quick", where={"H": 5})

@@ -61,20 +61,6 @@ def test_written_out_notices_arguments_changed_in_place(changed):
         after.backward()
 
 
-@pytest.mark.parametrize(("R", "N", "B"), [(1, 1, 1), (2, 5, 7), (3, 4, 50)])
-@pytest.mark.parametrize("size", [1.0, 300.0])
-def test_cross_entropy_is_torchs(R, N, B, size):
-    logits, answers = numbers(R, N, B), torch.randint(N, (R, B))
-    weights = torch.randn(R, 1, 1, dtype=torch.float64)
-    with torch.no_grad():
-        ours, gradient = gradients.cross_entropy_vjp(size * logits, answers)
-        g_logits = gradient(weights)
-    plain = F.cross_entropy(size * logits, answers, reduction="none")
-    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
-    [expected] = torch.autograd.grad(plain, logits, weights[:, 0].expand_as(plain))
-    torch.testing.assert_close(size * g_logits, expected, rtol=1e-10, atol=1e-10 * size)
-
-
 SIZES = [  # heads, their width, vocabulary and pairs; the second takes many heads
     {"H": 3, "d_h": 5, "N": 6, "B": 30},
     {"H": 7, "d_h": 3, "N": 2, "B": 9},
@@ -129,24 +115,10 @@ def test_heads_on_contexts_are_accelerated(context, N, sizes):
 def test_large_logits_have_finite_gradients(context):
     """Heads look at one token only, and one class has all the probability."""
     run, P, *batch = model_and_data(context, 7)
-    P = {name: 300 * W.detach() for name, W in P.items()}
+    P = {name: (300 * W).detach().requires_grad_() for name, W in P.items()}
     losses, outputs, gradient = gradients.mha_losses(P, run, *batch)
     torch.testing.assert_close(losses, F.cross_entropy(outputs, batch[-1], reduction="none"))
     assert all(g.isfinite().all() for g in gradient(torch.ones_like(losses)))
-
-
-@CONTEXTS
-def test_a_run_that_is_not_finite_leaves_the_others(context):
-    run, P, *batch = model_and_data(context, 7)
-    both = []
-    for first in (1.0, torch.nan):
-        with torch.no_grad():
-            P["W_Q"][0, 0, 0, 0] = first
-        losses, _, gradient = gradients.mha_losses(P, run, *batch)
-        both.append([losses, *gradient(torch.ones_like(losses))])
-    whole, broken = both
-    assert broken[0][0].isnan().all()
-    assert all(torch.equal(ours[1], theirs[1]) for ours, theirs in zip(broken, whole, strict=True))
 
 
 # --- without the file -----------------------------------------------------------------------------

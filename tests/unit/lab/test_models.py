@@ -90,6 +90,14 @@ def test_variants_are_read_as_they_are_written_down():
     assert {name: tuple(variant) for name, variant in models.VARIANTS.items()} == READINGS
 
 
+def test_parameters_are_counted_by_hand():
+    """The unused row of positions does not count."""
+    heads = 2 * 7 * 5 + 2 * 5 + 4 * 5 * 5 * 3
+    assert models.parameter_count(bigram_run()) == heads
+    mlp = bigram_run(model="mlp", width=11)
+    assert models.parameter_count(mlp) == heads + 2 * 5 * 11 + 11
+
+
 def test_heads_of_a_budget_have_as_many_parameters():
     runs = experiments.runs("dana-budget", "paper", variant="paper")
     assert {run.d_h for run in runs} == {1, 2, 5, 10}

@@ -1,6 +1,5 @@
 """The published trainings against plain loops over one model, step by step, and at their edges."""
 
-import copy
 import dataclasses
 import itertools
 import math
@@ -265,6 +264,7 @@ def poisoned(monkeypatch, key, model):
     [
         (bigram_run(T=64, batch=32, steps=8), 2),
         (association_run(), 7),
+        (memorization_run(), 7),
         (memorization_run(N=None, task="reals", context="random"), 7),
     ],
     ids=lambda x: getattr(x, "task", ""),
@@ -283,18 +283,6 @@ def test_neighbours_of_a_run_that_diverges_live(run, noticed, captured, monkeypa
         assert ours["accuracy"] == alone["accuracy"]
         assert ours.get("best_step") == alone.get("best_step")
         assert ours["loss"] == pytest.approx(alone["loss"], rel=1e-4)
-
-
-def test_a_run_that_is_done_stays_as_it_was():
-    """When its stack goes on, also from a state that was stored."""
-    run = memorization_run(T=9, lr=2e-2, steps=300, early_stop=True)
-    runs = [dataclasses.replace(run, seed=seed) for seed in range(2)]
-    whole, resumed = (Memorization(runs, CPU) for _ in range(2))
-    while not whole.finished:
-        whole.advance()
-    resumed.restore(copy.deepcopy(whole.state()))
-    assert finish(resumed).reached == finish(whole).reached
-    assert len(whole.reached) == 2
 
 
 # --- saturation -----------------------------------------------------------------------------------
