@@ -246,7 +246,8 @@ def guaranteed(run: Run) -> int:
 Gradient = Callable[[Tensor], Sequence[Tensor]]
 Losses = tuple[Float[Tensor, "R B"], Float[Tensor, "R N B"], Gradient]
 
-# By model and variant what stands in for by_autograd, equal to it up to rounding.
+# By model and variant what stands in for by_autograd, equal to it up to rounding. A new model or
+# variant has none.
 ACCELERATORS: dict[tuple[str, str], Callable[..., Losses]] = {}
 
 
@@ -260,7 +261,7 @@ def losses(P: Parameters, run: Run, *batch: Tensor) -> Losses:
 
 
 def by_autograd(P: Parameters, run: Run, *batch: Tensor) -> Losses:
-    """:func:`losses` of any model."""
+    """:func:`losses` of any model; on a GPU a look-up's gradient repeats up to rounding only."""
     *inputs, labels = batch
     outputs = MODELS[run.model].outputs(P, run, *inputs)
     if labels.is_floating_point():
