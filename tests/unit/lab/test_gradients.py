@@ -52,7 +52,7 @@ def test_written_out_has_no_second_derivative():
 
 
 @pytest.mark.parametrize("changed", [0, 4, 6])
-def test_written_out_notices_arguments_changed_in_place(changed):
+def test_written_out_notices_changed_arguments(changed):
     maps, *rest = layer()
     after = written_out(gradients.after_pairs_vjp, *maps, *rest).sum()
     with torch.no_grad():

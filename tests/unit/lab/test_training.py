@@ -75,7 +75,7 @@ def test_first_epochs_of_a_curve_are_its_beginning():
         assert training.first_epochs(run, epochs) == outcome.curve[:epochs]
 
 
-def test_outcomes_share_the_seconds_and_name_the_device(monkeypatch):
+def test_outcomes_share_seconds_and_name_the_device(monkeypatch):
     clock = itertools.count(0, 6)
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
     outcomes = training.train([bigram_run(steps=8, seed=seed) for seed in range(3)])
