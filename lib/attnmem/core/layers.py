@@ -136,10 +136,11 @@ def mha(
     W_Q, W_K, W_V, W_O, W_D, context, query = _widest(*weights, context, query)
     _, z = attend(W_Q, W_K, context, query)  # Sec. 3, steps 1 to 3
     values = torch.einsum("...bhd,...hdv->...bhv", z, W_V)  # step 4
-    o = values.flatten(-2) @ W_O  # step 5: the heads' values side by side pass W_O
+    # Steps 5 and 6: the heads' values side by side pass W_O, and the read-out W_D.
+    outputs = values.flatten(-2) @ W_O @ W_D
     if skip:
-        o = o + query
-    return o @ W_D  # step 6
+        outputs = outputs + query @ W_D
+    return outputs
 
 
 # --- Dana et al.: attention-only transformers over sequences of tokens ---------------------------
