@@ -74,16 +74,15 @@ class Block:
             yield self._mlp()
         yield self._norms()
 
-    def _seen(self) -> LayerSizes:
+    def _behind_biases(self) -> LayerSizes:
         # A map W behind a norm with weight g and bias b acts by diag(g) W, and b adds W^T b: so g
         # and b count nothing, and each map behind b has a bias of its own.
         layer = self.attention
         return dataclasses.replace(layer, bias=layer.bias + "qkv") if self.shift else layer
 
     def _queries_and_keys(self) -> Part:
-        seen = self._seen()
-        numbers = self.attention.numbers("qk")
-        return Part("queries and keys", numbers, seen.logits(), seen.ignored_scales)
+        layer, numbers = self._behind_biases(), self.attention.numbers("qk")
+        return Part("queries and keys", numbers, layer.logits(), layer.ignored_scales)
 
     def _values_and_outputs(self) -> Part:
         layer, m = self.attention, self.attention.token_dim
@@ -126,7 +125,7 @@ class Block:
     def _constants(self) -> tuple[int, int]:
         """What the biases show of the attention, and of the MLP."""
         m = self.attention.token_dim
-        attention, mlp = self._seen().constants(m), m if self.mlp_bias else 0
+        attention, mlp = self._behind_biases().constants(m), m if self.mlp_bias else 0
         if self.parallel and self.place == "pre":  # both add to one sum
             return min(m, attention + mlp), 0
         if self.place == "post" and self.shift:  # so does the bias of the norm before
@@ -257,8 +256,8 @@ class Model:
         return Part("first norm", block.numbers_of_a_norm, matter, scales)
 
     def _relative_positions(self) -> Part:
-        heads, (stored, seen) = self.blocks[0].attention.heads, self.offsets
-        shown = max(0, seen - 1)  # a constant of each head is not seen
+        heads, (stored, occurring) = self.blocks[0].attention.heads, self.offsets
+        shown = max(0, occurring - 1)  # a constant of each head is not seen
         return Part("relative positions", heads * stored, heads * shown)
 
     def _last_norm(self, tied: bool, biased: bool) -> Part:

@@ -70,10 +70,10 @@ class Memory:
         """Orthonormal axes of facts, and weights, once more are met that each add an axis."""
         for fact in facts:
             z = fact.features @ self._map
-            own = _remainder(z, axes)
-            size = torch.linalg.vector_norm(own)
+            remainder = _remainder(z, axes)  # what no other fact has
+            size = torch.linalg.vector_norm(remainder)
             if size > _OWN * torch.linalg.vector_norm(z):
-                axes = torch.cat([axes, own[None] / size])
+                axes = torch.cat([axes, remainder[None] / size])
                 missing = fact.answer - fact.features @ weights
                 weights = weights + torch.outer(self._map @ axes[-1], missing / size)
         return axes, weights
@@ -117,7 +117,7 @@ class Memory:
         """The facts of which this one is a combination."""
         if not self._facts:
             return "features of zeros"
-        Z = torch.stack([known.features for known in self._facts.values()]) @ self._map
+        Z = torch.stack([earlier.features for earlier in self._facts.values()]) @ self._map
         shares = (fact.features @ self._map @ torch.linalg.pinv(Z)).abs()
         causes = [f"fact {k}" for k, a in zip(self._facts, shares, strict=True) if a > _OWN]
         if not causes:
