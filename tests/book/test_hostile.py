@@ -30,5 +30,5 @@ def test_judged_theorems_have_hostile_tests():
     judged = [claim for key, claim in papers.claims().items() if key in verdicts]
     stated = {c.key for c in judged if c.kind in ("theorem", "remark") or c.universal}
     assert {"mahdavi-theorem-1", "dana-proposition-1"} <= stated
-    assert (stated | FINDINGS) - marked == set(), "no test has @pytest.mark.hostile of these"
-    assert marked - papers.claims().keys() == set()
+    assert (stated | FINDINGS) - marked == set(), "mark a test of each by @pytest.mark.hostile(key)"
+    assert marked - papers.claims().keys() == set(), "claims.toml has no such claims"

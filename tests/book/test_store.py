@@ -31,7 +31,8 @@ def shipped(name):
 def test_grids_are_complete_but_for_what_is_listed(name, variant):
     have = shipped(name)
     missing = [r for r in experiments.runs(name, "paper", variant=variant) if r.key not in have]
-    assert not missing or name in INCOMPLETE or not have, f"{len(missing)} runs are missing"
+    remedy = f"{len(missing)} runs are missing: `python -m attnmem run {name}` makes them"
+    assert not missing or name in INCOMPLETE or not have, remedy
 
 
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
@@ -42,7 +43,8 @@ def test_every_row_is_a_run_of_its_grid(name):
         for variant in experiments.EXPERIMENTS[name].variants
         for run in experiments.runs(name, "paper", more_seeds, variant=variant)
     }
-    assert set(shipped(name)) <= wanted
+    foreign = f"rows of no run in grids.toml: measure {name} again, or restore its entry"
+    assert set(shipped(name)) <= wanted, foreign
 
 
 def test_the_list_of_shipped_rows_is_up_to_date():
