@@ -22,6 +22,11 @@ PAGE, EXTRA = BOOK / "claims.md", BOOK / "extra" / "book"
 DATA = json.loads((EXTRA / "claims.json").read_text())
 
 
+def header(key):
+    """Where a claim stands."""
+    return f"[{key.replace('-', '.', 1)}] in lib/attnmem/claims.toml"
+
+
 def test_what_is_made_from_chapters_is_fresh():
     made = claims.products()
     stale = [name for name, text in made.items() if (ROOT / name).read_text() != text]
@@ -58,7 +63,7 @@ def test_every_claim_has_an_entry_with_its_verdict():
 
 @pytest.mark.parametrize("claim", papers.claims().values(), ids=lambda claim: claim.key)
 def test_a_claim_is_judged_or_says_what_it_needs(claim):
-    judged, entry = RECORDED.get(claim.key), f"[{claim.key}] in claims.toml"
+    judged, entry = RECORDED.get(claim.key), header(claim.key)
     assert not (claim.needs and claim.left_out), f"{entry} has `needs` and `left_out`: only one"
     if judged is None:
         remedy = f"judge it by `verdict({claim.key!r}, ...)` in a chapter and run that"
@@ -128,8 +133,8 @@ def test_the_rows_behind_a_claim_are_read(claim):
         experiment, profile = name.split("/")
         files = {path.stem for path in (store.SHIPPED / experiment).glob("*.csv")}
         profiles = files if profile == "*" else {profile}
-        assert files, f"[{claim.key}] in claims.toml: {experiment} has no rows"
-        assert profiles <= files, f"[{claim.key}] in claims.toml names rows that are not there"
+        assert files, f"{header(claim.key)}: {experiment} has no rows"
+        assert profiles <= files, f"{header(claim.key)} names rows that are not there"
         assert {f"{experiment}/{p}" for p in profiles} <= {*claims.files(claim)}
         if claim.key in RECORDED:
             text = text_path(RECORDED[claim.key].chapter).read_text()
@@ -149,7 +154,7 @@ def test_a_verdict_follows_from_its_checks(key):
     if any(check.grade == "measured" for check in checks):
         assert judged.sizes
         said = claim.thresholds or claim.kind not in ("figure", "table")
-        assert said, f"[{key}] in claims.toml: say what decides as `thresholds`"
+        assert said, f"{header(key)}: say what decides as `thresholds`"
     assert re.match(r"(?!measured)|.*\d+ (of \d+ )?seed", judged.grade)
     assert judged.curves is None or f"of {judged.curves} curves" in judged.grade
 
@@ -166,7 +171,7 @@ def test_a_verdict_has_its_anchor(key):
 def test_a_verdict_is_an_output_of_its_cell(chapter):
     for key in re.findall(r"^\(verdict-(.*)\)=$", text_path(chapter).read_text(), re.M):
         judged, line = RECORDED.get(key), f"`(verdict-{key})=` stands in {chapter}"
-        assert key in papers.claims(), f"{line}, but claims.toml has no [{key}]"
+        assert key in papers.claims(), f"{line}, but there is no {header(key)}"
         assert judged or papers.claims()[key].needs, f"{line}: run `make run CHAPTER={chapter}`"
         assert not judged or judged.chapter == chapter, f"{line}, but {judged.chapter} judges it"
     for cell in nbformat.read(notebook_path(chapter), 4).cells:
