@@ -144,7 +144,7 @@ def test_the_missed_share_is_bounded_as_proved(d):
     assert share(3 * k, d) >= 1 - math.sqrt(2 * d) / (d + 1)
     for d_h, k in itertools.product({1, min(3, d), max(1, d - 1), d}, range(1, min(d + 1, 30))):
         lost = 1 / k + k / (2 * d) + (1 + k * k / (2 * d)) / (d_h + 1)
-        assert share(2 * k, d_h) >= 1 - lost
+        assert share(2 * k, d_h) >= 1 - lost, (d_h, k)
 
 
 @pytest.mark.hostile("mahdavi-finding-wider")

@@ -164,11 +164,11 @@ def expected(H, n, d, kind):
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), GENERIC)
 @pytest.mark.parametrize("kind", ["shared", "own", "queries on one line, shared"])
 def test_finding_generic_at_the_edges(H, n, d, d_h, kind):
-    most = expected(H, n, d, kind)
-    for T in {1, max(1, most - 1), most, most + 2}:
+    largest = expected(H, n, d, kind)
+    for T in {1, max(1, largest - 1), largest, largest + 2}:
         best = 0
         for seed in range(40):
-            if best == min(T, most):
+            if best == min(T, largest):
                 break
             shape = (T, n, d) if kind == "own" else (n, d)
             E = hostile.integers(seed, *shape, size=5)
@@ -176,18 +176,18 @@ def test_finding_generic_at_the_edges(H, n, d, d_h, kind):
             if kind.startswith("queries"):
                 e = torch.arange(1, T + 1)[:, None] * hostile.integers(seed + 70, 1, d)
             Z = oracles.features2(hostile.maps(seed + 99, H, d, d_h), E, e)
-            assert oracles.rank(Z) <= most
+            assert oracles.rank(Z) <= largest
             best = max(best, oracles.rank(Z))
-        assert best == min(T, most)
+        assert best == min(T, largest), T
     if kind == "own" and n == 1:
         with pytest.raises(ValueError, match=r"^context: got 1"):
             bounds.own_context_rank(H, n, d)
     elif kind == "own":
-        assert bounds.own_context_rank(H, n, d) == most
+        assert bounds.own_context_rank(H, n, d) == largest
     elif n <= d:
-        assert bounds.shared_context_rank(H, n) == most
+        assert bounds.shared_context_rank(H, n) == largest
     else:
-        assert bounds.affine_span_rank(H, d) - 1 == most < bounds.shared_context_rank(H, n)
+        assert bounds.affine_span_rank(H, d) - 1 == largest < bounds.shared_context_rank(H, n)
 
 
 @pytest.mark.hostile("mahdavi-finding-capacity")
@@ -205,15 +205,16 @@ def test_finding_capacity_at_its_full_count(H, n, d, kind):
     e = e.double()
     if kind.startswith("lengths"):
         e = e * (2.0 ** torch.linspace(0, 10, T, **F64).round())[:, None]
-    one = torch.eye(T, **F64)
+    unit_rows = torch.eye(T, **F64)
     far = 2.0 ** torch.linspace(-20, 20, T, **F64)
-    shared = [torch.eye(d, **F64)[:n], 2 * torch.eye(d, **F64)[:n] - 1]
-    for E in shared[: 1 + (d > 3)]:
-        for y in (one[0], -one[-1], far, -far, one[0] * 0 + 3):
-            weights = memorize_scalars(E, e, y, heads=H)
-            assert weights.W_Q.shape == (H, d, 2)
-            error = oracles.ball_error(weights, E, e, y[:, None])
-            assert error <= 1e-8 * float(y.abs().max())
+    one_hot = torch.eye(d, **F64)[:n]
+    contexts = one_hot, 2 * one_hot - 1
+    labels = unit_rows[0], -unit_rows[-1], far, -far, torch.full((T,), 3.0, **F64)
+    for E, y in itertools.product(contexts, labels):
+        weights = memorize_scalars(E, e, y, heads=H)
+        assert weights.W_Q.shape == (H, d, 2)
+        error = oracles.ball_error(weights, E, e, y[:, None])
+        assert error <= 1e-8 * float(y.abs().max()), (E, y)
 
 
 @pytest.mark.parametrize(("H", "n", "d", "d_h"), [(4, 3, 5, 1), (3, 2, 4, 2), (6, 4, 3, 1)])
