@@ -1,9 +1,11 @@
 """Real modules of transformers at tiny sizes: their parameters, and ranks of their derivatives.
 
-test_models.py runs this file in a process of its own, in which :func:`main` leaves no float32. Each
-row of families.toml is built by the names of its own fields.
+``python tests/real.py llama`` compares the row of a family in families.toml with its module, which
+is built by the names of the row's own fields. test_families.py runs this file for all rows, with
+``--json``, in a process of its own, in which :func:`main` leaves no float32.
 """
 
+import difflib
 import json
 import sys
 
@@ -11,13 +13,15 @@ import torch
 from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
-from attnmem_yours.families import _TABLE, _row, read
+from attnmem.checks import refuse
+from attnmem_yours.families import TABLE, read, row_of
 
 N = 4  # tokens
 # Far more words than d: attention and MLPs that read few words, or words alone, show less.
 SIZES = {"width": 6, "layers": 1, "heads": 3, "groups": 1, "head": 2, "inner": 7, "vocab": 45}
 SIZES |= {"types": 2, "places": N, "image": 4, "patch": 2, "channels": 2, "registers": 1}
 SIZES |= {"buckets": 4, "turned": 2, "ratio": 1}
+# Settings that transformers needs to build the module of these sizes.
 OWN = {
     "codegen": {"n_embd": 8, "n_head": 4},
     "cohere2": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
@@ -67,7 +71,7 @@ def configuration(kind, own):
     """A tiny configuration of a row, and what its file says."""
     from transformers import AutoConfig
 
-    row, own = _row(kind), OWN.get(kind, {}) | own
+    row, own = row_of(kind), OWN.get(kind, {}) | own
     sizes = SIZES | {"places": N - min(0, row["more"]), "layers": 1 + bool(row["patch"])}
     given = {row[x]: size for x, size in sizes.items() if isinstance(row[x], str) and row[x]}
     pad = row["only"].get("pad_token_id", [0])[0]
@@ -158,7 +162,7 @@ def rank(kind, own):
     free["read-out"] = torch.randn(model.blocks[0].attention.dim)
     numbers = sum(x.numel() for x in free.values())
     T = int(1.15 * numbers) + 20
-    given = inputs(model, _row(kind), file, T)
+    given = inputs(model, row_of(kind), file, T)
     options = {} if model.tied is None else {"use_cache": False}
 
     def output(free, one):
@@ -186,15 +190,63 @@ def rank(kind, own):
 
 def flags():
     """Each row, and with each of its flags turned."""
-    for kind in _TABLE["family"]:
+    for kind in TABLE["family"]:
         yield kind, {}
-        for field, value, _ in _row(kind)["if"]:
-            if field not in _row(kind)["only"]:
+        for field, value, _ in row_of(kind)["if"]:
+            if field not in row_of(kind)["only"]:
                 yield kind, {field: value}
 
 
-def main(kinds):
-    """Print what is found for some rows, or for all."""
+def told(result):
+    """A comparison in a line; where numbers differ, all that were compared."""
+    case = " ".join([result["kind"], *(f"{x}={y}" for x, y in result["own"].items())])
+    found, counted = result["found"], result["counted"]
+    names = (
+        "numbers, and of these the rank" if "gap" in result else "numbers, without and with head"
+    )
+    if found == counted:
+        return f"equal      {case}: {names}: {found}"
+    config, file = configuration(result["kind"], result["own"])
+    module = built(config)
+    lines = [f"DIFFERENT  {case}: {names}: {found} in the module, {counted} by the row"]
+    for name, x in module.named_parameters():
+        uncounted = "" if name in trained(result["kind"], module) else "  (not counted)"
+        lines.append(f"    {x.numel():8}  {name}{uncounted}")
+    for part in read(file).parts(1):
+        lines.append(
+            f"    {part.times} x {part.numbers} counted, {part.matter} matter: {part.name}"
+        )
+    return "\n".join(lines)
+
+
+def check(kind):
+    """Refuse a family without a row or a module, a mistake in its row, and fields it has not."""
+    from transformers import CONFIG_MAPPING
+
+    if kind not in TABLE["family"]:
+        raise ValueError(f"no row [family.{kind}] in families.toml")
+    row = row_of(kind)
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"family.{kind}: transformers has no model of this type to compare with")
+    known = CONFIG_MAPPING[kind]
+    fields = {*known().to_dict(), *known.attribute_map}
+    for name in SIZES:
+        field = row[name]
+        own = isinstance(field, str) and field not in ("", TABLE["default"][name])
+        if own and field not in fields:
+            near = ", ".join(difflib.get_close_matches(field, fields, 3, 0))
+            expected = f"a field of {known.__name__}, such as {near}"
+            refuse(f"family.{kind}.{name}", repr(field), expected)
+
+
+def main(words):
+    """Compare some rows with their modules, or all."""
+    kinds = [word for word in words if word != "--json"]
+    try:
+        for kind in kinds:
+            check(kind)
+    except ValueError as error:
+        sys.exit(str(error))
     torch.float32 = torch.float = torch.float64  # modules upcast by these names
     torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)
@@ -205,10 +257,15 @@ def main(kinds):
     plain = F.layer_norm
     F.layer_norm = lambda x, shape, weight=None, bias=None, eps=0: plain(x, shape, weight, bias, 0)
     modeling_bloom.BloomGelu.forward = lambda self, x: F.gelu(x, approximate="tanh")
-    every = [(kind, {}) for kind in _TABLE["family"]] + OTHERS
-    found = {"ranks": [rank(*x) for x in every if not kinds or x[0] in kinds]}
-    found["parameters"] = [parameters(*x) for x in flags() if not kinds or x[0] in kinds]
-    print(json.dumps(found))
+    every = [(kind, {}) for kind in TABLE["family"]] + OTHERS
+    results = {
+        "parameters": [parameters(*x) for x in flags() if not kinds or x[0] in kinds],
+        "ranks": [rank(*x) for x in every if not kinds or x[0] in kinds],
+    }
+    if "--json" in words:
+        print(json.dumps(results))
+    else:
+        print(*map(told, [*results["parameters"], *results["ranks"]]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attnmem_yours.families import _TABLE, _row, read
+from attnmem_yours.families import TABLE, read, row_of
 from attnmem_yours.models import model_capacity
 
 HERE = Path(__file__).parents[1]
@@ -218,10 +218,10 @@ def test_a_part_that_is_not_there_is_refused():
 BAD = ["12", -1, True, 10**30, 0, None, 1.5, [], {}, {"a": 1}, float("nan"), float("inf"), [[1]]]
 
 
-@pytest.mark.parametrize("kind", _TABLE["family"])
+@pytest.mark.parametrize("kind", TABLE["family"])
 def test_no_file_breaks_the_reader(kind):
     """Each field that some row reads, with values of all kinds, one and three at a time."""
-    row, draw = _row(kind), random.Random(0)
+    row, draw = row_of(kind), random.Random(0)
     sizes = {"width": 12, "heads": 6, "groups": 6, "layers": 2, "inner": 12, "vocab": 9}
     sizes |= {"places": 8, "share": 1}
     good = {row[x]: size for x, size in sizes.items() if isinstance(row[x], str)}
@@ -230,7 +230,7 @@ def test_no_file_breaks_the_reader(kind):
     model = read(good)
     assert 0 < total(model, "matter") <= total(model, "numbers")
     fields = {x for x in row.values() if isinstance(x, str) and x}
-    fields |= {"rope_parameters", "attn_config", *row["absent"], *row["only"], *_TABLE["watched"]}
+    fields |= {"rope_parameters", "attn_config", *row["absent"], *row["only"], *TABLE["watched"]}
     fields |= {field for field, *_ in row["if"]}
     cases = [{field: bad} for field in sorted(fields) for bad in BAD]
     cases += [{x: draw.choice(BAD) for x in draw.sample(sorted(fields), 3)} for _ in range(100)]
@@ -258,11 +258,11 @@ def test_each_row_is_the_real_module():
     """Its parameters, and at most the rank of its derivative, which is the rank where not said."""
     pytest.importorskip("transformers", minversion="5")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "ignore", HERE.parent / "real.py"]
+    command = [sys.executable, "-W", "ignore", HERE.parent / "real.py", "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert {one["kind"] for one in found["ranks"]} == _TABLE["family"].keys()
+    assert {one["kind"] for one in found["ranks"]} == TABLE["family"].keys()
     for one in found["parameters"]:
         assert one["found"] == one["counted"], one
     met = set()
